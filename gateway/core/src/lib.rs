@@ -1,0 +1,35 @@
+//! One request's fate at the edge, decided without IO, clock or runtime.
+//!
+//! In the order in which a request meets them:
+//!
+//! 1. [`endpoint`] — method and path say what is asked for.
+//! 2. [`keys`] — who asks.
+//! 3. [`ask`] — what the headers ask for: time, place, narrower law.
+//! 4. [`body`] — the `model` that the JSON body names, found without building a tree.
+//! 5. [`health`] — what this gateway knows of each region, from reports and from its own attempts.
+//! 6. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
+//!    attempt can come to and [`budget`] what a second one costs.
+//! 7. [`timing`] — where the time went, for the client to read.
+//!
+//! The law (which regions may see the request at all) and the choice among them are in `regions`. Everything here
+//! takes the time as an argument; the Pingora shell in `gateway` does as it is told.
+
+pub mod ask;
+pub mod body;
+pub mod budget;
+pub mod endpoint;
+pub mod health;
+pub mod keys;
+pub mod outcome;
+pub mod plan;
+pub mod timing;
+
+/// Some instant for tests to count from.
+#[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "an Instant cannot be made from nothing, and no test looks at which it is"
+)]
+fn some_instant() -> std::time::Instant {
+    std::time::Instant::now()
+}

@@ -1,0 +1,102 @@
+//! `server-timing`: where the time of a request went (W3C Server Timing,
+//! <https://www.w3.org/TR/server-timing/>).
+//!
+//! Each process adds what only it can know. The replica says `queue`, `tokenize` and `engine`; the region's ingress
+//! adds `region`, all of its own time; the gateway subtracts that from what it waited and calls the rest `network`.
+//! What is left of the whole is the gateway's own.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+/// What the region said of itself, read from its answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegionTiming {
+    /// All of the time from head in to head out at the region's ingress.
+    pub region: Option<Duration>,
+    /// Waiting for a batch.
+    pub queue: Option<Duration>,
+    /// Turning text into tokens.
+    pub tokenize: Option<Duration>,
+    /// Computing.
+    pub engine: Option<Duration>,
+}
+
+impl RegionTiming {
+    /// Reads a header value; what cannot be read is as if it were absent.
+    pub fn parse(header: &str) -> RegionTiming {
+        let mut timing = RegionTiming::default();
+        for metric in header.split(',') {
+            let mut parts = metric.split(';').map(str::trim);
+            let name = parts.next().unwrap_or_default();
+            let duration = parts.find_map(|part| part.strip_prefix("dur=")).and_then(milliseconds);
+            match name {
+                "region" => timing.region = duration,
+                "queue" => timing.queue = duration,
+                "tokenize" => timing.tokenize = duration,
+                "engine" => timing.engine = duration,
+                _ => {}
+            }
+        }
+        timing
+    }
+
+    /// The gateway's header: of `total`, the last attempt waited `waited` for its first byte.
+    pub fn at_the_edge(&self, total: Duration, waited: Duration) -> String {
+        let mut header = String::with_capacity(112);
+        push(&mut header, "gateway", Some(total.saturating_sub(waited)));
+        push(&mut header, "network", self.region.map(|region| waited.saturating_sub(region)));
+        push(&mut header, "queue", self.queue);
+        push(&mut header, "tokenize", self.tokenize);
+        push(&mut header, "engine", self.engine);
+        header
+    }
+}
+
+/// The region's header: the replica's own metrics, and its ingress's time.
+pub fn at_the_region(replica: Option<&str>, region: Duration) -> String {
+    let mut header = String::with_capacity(96);
+    if let Some(replica) = replica {
+        header.push_str(replica);
+    }
+    push(&mut header, "region", Some(region));
+    header
+}
+
+fn push(header: &mut String, name: &str, duration: Option<Duration>) {
+    let Some(duration) = duration else { return };
+    let separator = if header.is_empty() { "" } else { ", " };
+    let dur = duration.as_secs_f64() * 1e3;
+    write!(header, "{separator}{name};dur={dur:.3}").expect("a String takes every write");
+}
+
+fn milliseconds(text: &str) -> Option<Duration> {
+    Duration::try_from_secs_f64(text.parse::<f64>().ok()? / 1e3).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_edge_tells_the_network_from_the_region() {
+        let replica = "queue;dur=1.000, tokenize;dur=2.000, engine;dur=3.000";
+        let region = at_the_region(Some(replica), 7 * MS);
+        assert_eq!(region, format!("{replica}, region;dur=7.000"));
+        assert_eq!(
+            RegionTiming::parse(&region).at_the_edge(100 * MS, 95 * MS),
+            "gateway;dur=5.000, network;dur=88.000, queue;dur=1.000, tokenize;dur=2.000, engine;dur=3.000"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_absent() {
+        for header in
+            ["", "region", "region;dur=x", "region;dur=-1", "region;dur=inf", "other;dur=1", ";;,,=;"]
+        {
+            assert_eq!(RegionTiming::parse(header), RegionTiming::default(), "{header}");
+        }
+        assert_eq!(at_the_region(None, 2 * MS), "region;dur=2.000");
+    }
+}

@@ -1,0 +1,252 @@
+//! `gateway.toml`, read once: what a person writes becomes what the edge can rely on, or a list of everything wrong.
+
+use gateway_core::keys::KeyRing;
+use regions::catalogue::Catalogue;
+use regions::geography::GeoPoint;
+use regions::id::{RegionId, TenantId};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The file, as written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawConfig {
+    listen: String,
+    operations: String,
+    place: String,
+    hub: String,
+    snapshot: PathBuf,
+    #[serde(default)]
+    trusted_peers: Vec<String>,
+    catalogue: Option<PathBuf>,
+    #[serde(default)]
+    tenant: Vec<RawTenant>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTenant {
+    name: String,
+    key_file: Option<PathBuf>,
+    key_env: Option<String>,
+}
+
+/// What an edge gateway needs to know.
+#[derive(Clone)]
+pub struct EdgeConfig {
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// Where operators connect.
+    pub operations: SocketAddr,
+    /// The region beside which this gateway stands; its name in reports.
+    pub place: RegionId,
+    /// Where that is on the globe.
+    pub point: GeoPoint,
+    /// Base URL of the hub.
+    pub hub: String,
+    /// Where the last good route table is kept.
+    pub snapshot: PathBuf,
+    /// Who is believed about a client's place.
+    pub trusted_peers: Vec<IpAddr>,
+    /// Who may come in.
+    pub keys: KeyRing,
+    /// Clouds and regions.
+    pub catalogue: Arc<Catalogue>,
+}
+
+impl EdgeConfig {
+    /// Reads the configuration `text`; `environment` are the variables that secrets may come from, and relative paths
+    /// are taken from `base`.
+    ///
+    /// # Errors
+    ///
+    /// Every problem at once, each naming the key, the value and what to write instead.
+    pub fn parse(
+        text: &str,
+        base: &Path,
+        environment: &BTreeMap<String, String>,
+    ) -> Result<EdgeConfig, Vec<String>> {
+        let raw: RawConfig = toml::from_str(text).map_err(|error| vec![error.to_string()])?;
+        let RawConfig { listen, operations, place, hub, snapshot, trusted_peers, catalogue, tenant } = raw;
+        let mut problems = Vec::new();
+        let catalogue = read_catalogue(catalogue.map(|path| base.join(path)), &mut problems);
+        let listen = address("listen", &listen, &mut problems);
+        let operations = address("operations", &operations, &mut problems);
+        let place = find_place(&place, catalogue.as_ref(), &mut problems);
+        if !hub.starts_with("http://") {
+            problems.push(format!("hub = \"{hub}\" is no URL; write \"http://HOST:PORT\""));
+        }
+        let trusted_peers =
+            trusted_peers.iter().filter_map(|peer| ip("trusted_peers", peer, &mut problems)).collect();
+        let keys = read_keys(tenant, base, environment, &mut problems);
+        match (listen, operations, place, catalogue) {
+            (Some(listen), Some(operations), Some((place, point)), Some(catalogue))
+                if problems.is_empty() =>
+            {
+                let (snapshot, catalogue) = (base.join(snapshot), Arc::new(catalogue));
+                Ok(EdgeConfig {
+                    listen,
+                    operations,
+                    place,
+                    point,
+                    hub,
+                    snapshot,
+                    trusted_peers,
+                    keys,
+                    catalogue,
+                })
+            }
+            _ => Err(problems),
+        }
+    }
+}
+
+fn read_catalogue(path: Option<PathBuf>, problems: &mut Vec<String>) -> Option<Catalogue> {
+    let Some(path) = path else {
+        return Some(Catalogue::builtin());
+    };
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| problems.push(format!("catalogue = \"{}\" cannot be read: {error}", path.display())))
+        .ok()?;
+    Catalogue::parse(&text)
+        .map_err(|found| {
+            problems.extend(found.iter().map(|problem| format!("{}: {problem}", path.display())))
+        })
+        .ok()
+}
+
+fn address(key: &str, value: &str, problems: &mut Vec<String>) -> Option<SocketAddr> {
+    value
+        .parse()
+        .map_err(|_| {
+            problems
+                .push(format!("{key} = \"{value}\" is no address; write \"IP:PORT\", as \"127.0.0.1:8080\""))
+        })
+        .ok()
+}
+
+fn ip(key: &str, value: &str, problems: &mut Vec<String>) -> Option<IpAddr> {
+    value.parse().map_err(|_| problems.push(format!("{key} has \"{value}\", which is no IP address"))).ok()
+}
+
+fn find_place(
+    value: &str,
+    catalogue: Option<&Catalogue>,
+    problems: &mut Vec<String>,
+) -> Option<(RegionId, GeoPoint)> {
+    let catalogue = catalogue?;
+    let known =
+        value.parse::<RegionId>().ok().and_then(|id| catalogue.get(&id).map(|region| (id, region.point)));
+    if known.is_none() {
+        problems.push(format!(
+            "place = \"{value}\" is no region of the catalogue; write one as \"aws/us-east-1\""
+        ));
+    }
+    known
+}
+
+fn read_keys(
+    tenants: Vec<RawTenant>,
+    base: &Path,
+    environment: &BTreeMap<String, String>,
+    problems: &mut Vec<String>,
+) -> KeyRing {
+    let mut keys = KeyRing::default();
+    for RawTenant { name, key_file, key_env } in tenants {
+        let Ok(tenant) = name.parse::<TenantId>() else {
+            problems
+                .push(format!("tenant name = \"{name}\" may have letters, digits, '.', '_' and '-' only"));
+            continue;
+        };
+        match read_key(&name, key_file.map(|path| base.join(path)), key_env, environment) {
+            Ok(key) if !keys.add(&key, tenant) => {
+                problems.push(format!("tenant \"{name}\" has the key of another tenant; give each its own"));
+            }
+            Ok(_) => {}
+            Err(problem) => problems.push(problem),
+        }
+    }
+    if keys.is_empty() && problems.is_empty() {
+        problems.push("no [[tenant]] has a key: nobody could use this gateway; add one".to_owned());
+    }
+    keys
+}
+
+/// Secrets come from a file or from the environment, never from the TOML.
+fn read_key(
+    tenant: &str,
+    file: Option<PathBuf>,
+    variable: Option<String>,
+    environment: &BTreeMap<String, String>,
+) -> Result<String, String> {
+    let key = match (file, variable) {
+        (Some(path), None) => std::fs::read_to_string(&path).map_err(|error| {
+            format!("tenant \"{tenant}\": key_file = \"{}\" cannot be read: {error}", path.display())
+        })?,
+        (None, Some(variable)) => environment.get(&variable).cloned().ok_or_else(|| {
+            format!("tenant \"{tenant}\": key_env = \"{variable}\" is not set in the environment")
+        })?,
+        _ => return Err(format!("tenant \"{tenant}\" needs one of key_file and key_env")),
+    };
+    let key = key.trim();
+    if key.is_empty() { Err(format!("tenant \"{tenant}\": the key is empty")) } else { Ok(key.to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<EdgeConfig, Vec<String>> {
+        let environment = [("DOCS_KEY".to_owned(), "s3cret".to_owned())].into();
+        EdgeConfig::parse(text, Path::new("/nowhere"), &environment)
+    }
+
+    #[test]
+    fn the_example_that_people_edit_is_a_valid_configuration() {
+        let text = include_str!("../../configs/gateway.toml");
+        let environment = [("MERIDIAN_KEY".to_owned(), "s3cret".to_owned())].into();
+        let config =
+            EdgeConfig::parse(text, Path::new("."), &environment).map_err(|problems| problems.join("\n"));
+        assert_eq!(config.map(|config| config.place.to_string()), Ok("aws/us-east-1".to_owned()));
+    }
+
+    #[test]
+    fn a_key_that_nobody_knows_is_refused_by_name() {
+        let text = include_str!("../../configs/gateway.toml").replace("snapshot =", "snapshott =");
+        let problems = parse(&text).err().expect("a wrong key").join("\n");
+        assert!(problems.contains("snapshott"), "{problems}");
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        let problems = parse(
+            r#"
+            listen = "8080"
+            operations = "localhost"
+            place = "aws/atlantis-1"
+            hub = "hub.internal"
+            snapshot = "routes"
+            trusted_peers = ["nobody"]
+            [[tenant]]
+            name = "docs team"
+            key_env = "DOCS_KEY"
+            [[tenant]]
+            name = "docs"
+            key_env = "NOT_SET"
+            [[tenant]]
+            name = "bare"
+            "#,
+        )
+        .err()
+        .expect("many problems");
+        for wanted in
+            ["listen", "operations", "place", "hub", "trusted_peers", "docs team", "NOT_SET", "key_file"]
+        {
+            assert!(problems.iter().any(|problem| problem.contains(wanted)), "{wanted} in {problems:#?}");
+        }
+        assert_eq!(problems.len(), 8, "{problems:#?}");
+    }
+}

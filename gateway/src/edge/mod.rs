@@ -1,0 +1,92 @@
+//! The edge: one door for clients, and what it keeps up to date behind it.
+//!
+//! ```text
+//!  client ──▶ forward ──▶ [allowed] ──▶ [order] ──▶ attempt ──▶ region … ──▶ client
+//!                │                        ▲
+//!                └── view  ◀── table      └── watch ◀── reports (5/s, from each region)
+//!                     (what, where)           (how well)
+//! ```
+//!
+//! [`table`] follows the hub's route table and survives without the hub; [`reports`] hears the regions; [`watch`] holds
+//! what is known of their health; [`forward`] serves a request from these two and waits for neither.
+
+mod forward;
+mod operations;
+mod refusals;
+mod reports;
+mod table;
+mod view;
+mod watch;
+
+use crate::config::EdgeConfig;
+use crate::intake::Intake;
+use crate::listener::Listener;
+use crate::upstream::Upstream;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch as channel;
+use tokio::task::JoinSet;
+
+/// How long requests in flight may go on after the edge was told to stop.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// Why an edge cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum EdgeError {
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; choose another port or stop whoever has it")]
+    Bind {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The client for the control plane cannot be made.
+    #[error("the control plane's HTTP client cannot be made: {0}")]
+    Client(#[from] reqwest::Error),
+}
+
+/// Runs an edge gateway until `shutdown`, then drains. Calls `ready` once, when clients can connect.
+///
+/// # Errors
+///
+/// When an address cannot be bound. Nothing that happens later ends it.
+pub async fn run(
+    config: EdgeConfig,
+    shutdown: impl Future<Output = ()>,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), EdgeError> {
+    let listener = bind(config.listen).await?;
+    let operations = tokio::net::TcpListener::bind(config.operations)
+        .await
+        .map_err(|source| EdgeError::Bind { address: config.operations, source })?;
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let config = Arc::new(config);
+    let views = channel::Sender::new(table::restore(&config));
+    let watch = Arc::new(watch::Watch::new(config.point, &config.catalogue));
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(table::follow(config.clone(), client.clone(), views.clone()));
+    tasks.spawn(reports::listen(config.clone(), client, views.subscribe(), watch.clone()));
+    tasks.spawn(watch.clone().look_for_silence());
+    tasks.spawn(operations::serve(operations, config.clone(), views.subscribe(), watch.clone()));
+
+    ready(listener.address());
+    let door = forward::Edge {
+        config,
+        views: views.subscribe(),
+        watch,
+        upstream: Upstream::new(),
+        intake: Intake::new(),
+    };
+    listener.serve(Arc::new(door), shutdown, DRAIN).await;
+    tasks.shutdown().await;
+    Ok(())
+}
+
+async fn bind(address: SocketAddr) -> Result<Listener, EdgeError> {
+    Listener::bind(address).await.map_err(|source| EdgeError::Bind { address, source })
+}

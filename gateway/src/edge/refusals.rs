@@ -1,0 +1,123 @@
+//! Every sentence with which the edge says no by itself: what is wrong, the limit, what to do.
+
+use super::view::View;
+use crate::respond::Refusal;
+use gateway_core::ask::{AskProblem, TIMEOUT_MAX};
+use gateway_core::body::{self, BodyProblem};
+use gateway_core::endpoint::{Endpoint, NotServed};
+use gateway_core::keys::KeyProblem;
+use regions::selection::Ineligible;
+use replica_core::wire::error::ErrorCode;
+use replica_core::wire::headers;
+use std::time::Duration;
+
+pub(super) fn not_served(problem: NotServed) -> Refusal {
+    match problem {
+        NotServed::Path => {
+            let served: Vec<_> = Endpoint::served().collect();
+            Refusal::new(ErrorCode::NotFound, format!("No such path; there are {}.", served.join(", ")))
+        }
+        NotServed::Method(wanted) => {
+            Refusal::new(ErrorCode::MethodNotAllowed, format!("This path is served with {wanted} only."))
+        }
+    }
+}
+
+pub(super) fn not_let_in(problem: KeyProblem) -> Refusal {
+    let message = match problem {
+        KeyProblem::Missing => "There is no API key; send the header 'authorization: Bearer KEY'.",
+        KeyProblem::NotBearer => "The header 'authorization' is not of the form 'Bearer KEY'.",
+        KeyProblem::Unknown => {
+            "This API key is not known here; check it, or ask whoever runs this gateway for one."
+        }
+    };
+    Refusal::new(ErrorCode::InvalidApiKey, message).of("authorization")
+}
+
+pub(super) fn no_table_yet() -> Refusal {
+    Refusal::new(
+        ErrorCode::NoCapacityInAllowedRegions,
+        "This gateway has no route table yet: it has just started and no hub has answered. Try again shortly.",
+    )
+}
+
+pub(super) fn unreadable_ask(problem: AskProblem) -> Refusal {
+    let (param, message) = match problem {
+        AskProblem::Timeout => (
+            headers::TIMEOUT_MS,
+            format!(
+                "{} is not a whole number of milliseconds from 1 to {}.",
+                headers::TIMEOUT_MS,
+                TIMEOUT_MAX.as_millis()
+            ),
+        ),
+        AskProblem::Residency(why) => {
+            (headers::RESIDENCY, format!("{} cannot be read: {why}.", headers::RESIDENCY))
+        }
+        AskProblem::ClientGeo(why) => {
+            (headers::CLIENT_GEO, format!("{} cannot be read: {why}.", headers::CLIENT_GEO))
+        }
+    };
+    Refusal::new(ErrorCode::InvalidHeader, message).of(param)
+}
+
+pub(super) fn unreadable_body(problem: BodyProblem) -> Refusal {
+    match problem {
+        BodyProblem::NotJson { at, expected } => Refusal::new(
+            ErrorCode::InvalidJson,
+            format!("The body is not a JSON object: at byte {at} there should be {expected}."),
+        ),
+        BodyProblem::TooDeep => Refusal::new(
+            ErrorCode::InvalidJson,
+            format!("The body nests deeper than {} levels.", body::NESTING_MAX),
+        ),
+        BodyProblem::NoModel => Refusal::new(
+            ErrorCode::MissingField,
+            "The field 'model' is missing; name one of those that GET /v1/models lists.",
+        )
+        .of("model"),
+        BodyProblem::ModelNotText => {
+            Refusal::new(ErrorCode::InvalidValue, "The field 'model' is not a string.").of("model")
+        }
+        BodyProblem::ModelTwice => {
+            Refusal::new(ErrorCode::InvalidValue, "The field 'model' is there more than once.").of("model")
+        }
+    }
+}
+
+/// How many names an unknown one is answered with.
+const NAMES_LISTED_MAX: usize = 20;
+
+pub(super) fn unknown_model(model: &str, view: &View) -> Refusal {
+    let model: String = model.chars().take(100).collect();
+    let mut known: Vec<_> =
+        view.deployments().take(NAMES_LISTED_MAX).map(|deployment| deployment.name.as_str()).collect();
+    if view.deployments().count() > NAMES_LISTED_MAX {
+        known.push("… (GET /v1/models lists all)");
+    }
+    Refusal::new(
+        ErrorCode::ModelNotFound,
+        format!("The model '{model}' does not exist; there are: {}.", known.join(", ")),
+    )
+    .of("model")
+}
+
+pub(super) fn deadline_passed(timeout: Duration) -> Refusal {
+    let message = format!(
+        "There was no answer within {} ms; give the request more time with {} (up to {}) or send fewer inputs.",
+        timeout.as_millis(),
+        headers::TIMEOUT_MS,
+        TIMEOUT_MAX.as_millis()
+    );
+    Refusal::new(ErrorCode::DeadlineExceeded, message)
+}
+
+/// Why a region could not take a request.
+pub(super) fn in_words(reason: Ineligible) -> &'static str {
+    match reason {
+        Ineligible::ForbiddenByResidency => "forbidden",
+        Ineligible::NotInRouteTable => "not registered",
+        Ineligible::NotDeployedThere => "no replica ready",
+        Ineligible::Down => "down",
+    }
+}

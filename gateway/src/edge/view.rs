@@ -1,0 +1,67 @@
+//! The route table as requests need it: names resolved, law worked out, once per table instead of once per request.
+
+use regions::catalogue::Catalogue;
+use regions::deployment::Deployment;
+use regions::id::DeploymentName;
+use regions::route::{Generation, RouteTable};
+use regions::set::{RegionIndex, RegionSet};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+/// A route table, worked out for one catalogue.
+pub(crate) struct View {
+    pub(crate) generation: Generation,
+    /// The regions of the table that the catalogue knows.
+    pub(crate) routed: RegionSet,
+    regions: BTreeMap<RegionIndex, SocketAddr>,
+    deployments: BTreeMap<DeploymentName, Lawful>,
+}
+
+/// Where a deployment may be served and where it is.
+pub(crate) struct Lawful {
+    pub(crate) deployment: Deployment,
+    /// The regions that its residency permits and that its list, if it has one, names.
+    pub(crate) allowed: RegionSet,
+    /// The regions that registered a ready replica for it when the table was made.
+    pub(crate) registered: RegionSet,
+}
+
+impl View {
+    /// Works out `table`. A region that the catalogue does not know is left out: without its jurisdictions nothing could
+    /// lawfully be sent there.
+    pub(crate) fn new(table: &RouteTable, catalogue: &Catalogue) -> View {
+        let mut regions = BTreeMap::new();
+        for (id, route) in &table.regions {
+            match catalogue.index_of(id) {
+                Some(index) => drop(regions.insert(index, route.endpoint)),
+                None => {
+                    tracing::warn!(region = %id, "the route table has a region that the catalogue does not know")
+                }
+            }
+        }
+        let lawful = |deployment: &Deployment| Lawful {
+            allowed: deployment.residency.permitted(catalogue).intersect(deployment.placed(catalogue)),
+            registered: table.serving(&deployment.name, catalogue),
+            deployment: deployment.clone(),
+        };
+        let deployments =
+            table.deployments.iter().map(|(name, entry)| (name.clone(), lawful(entry))).collect();
+        View { generation: table.generation, routed: table.routed(catalogue), regions, deployments }
+    }
+
+    pub(crate) fn deployment(&self, name: &str) -> Option<&Lawful> {
+        self.deployments.get(&name.parse::<DeploymentName>().ok()?)
+    }
+
+    pub(crate) fn deployments(&self) -> impl Iterator<Item = &Deployment> {
+        self.deployments.values().map(|lawful| &lawful.deployment)
+    }
+
+    pub(crate) fn address(&self, region: RegionIndex) -> Option<SocketAddr> {
+        self.regions.get(&region).copied()
+    }
+
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (RegionIndex, SocketAddr)> {
+        self.regions.iter().map(|(region, address)| (*region, *address))
+    }
+}

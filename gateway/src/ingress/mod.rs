@@ -1,0 +1,331 @@
+//! The regional ingress: the door of a region, and the only way to its replicas.
+//!
+//! It holds the law a second time: a request carries the residency under which it travels, and a region that is not part
+//! of it refuses before it has read the body. It asks [`Spoke`] which replica, passes the request on, and answers each
+//! edge's question for a report. `Spoke` is shared with the agent that speaks to the hub; neither waits for the other.
+
+mod probe;
+
+use crate::intake::{Intake, NoBody};
+use crate::listener::{AfterAnswer, Door, Listener};
+use crate::relay;
+use crate::respond::{self, Refusal};
+use crate::upstream::{Answer, Upstream};
+use bytes::Bytes;
+use gateway_core::outcome::Failure;
+use gateway_core::timing;
+use pingora::protocols::http::ServerSession;
+use regions::catalogue::Catalogue;
+use regions::id::{DeploymentName, RegionId};
+use regions::residency::ResidencyPolicy;
+use regions::set::RegionIndex;
+use replica_core::wire::error::ErrorCode;
+use replica_core::wire::headers;
+use scheduler_core::spoke::{self, Spoke};
+use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// Replicas stand beside the ingress: one that does not take a connection in this time takes none.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long a request may take when whoever sends it does not say.
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+/// How long an ingress that is told to stop still takes requests, while its reports say that it is draining: three
+/// reports, so that every edge has heard it.
+const LAME_DUCK: Duration = Duration::from_millis(700);
+/// How long requests in flight may go on after that.
+const DRAIN: Duration = Duration::from_secs(30);
+/// Bytes of JSON text a token, roughly; a first estimate of what a request costs, before anybody has tokenized it.
+const BYTES_PER_TOKEN: u64 = 4;
+
+/// What an ingress needs to know.
+pub struct IngressConfig {
+    /// Where edges connect.
+    pub listen: SocketAddr,
+    /// The region whose door this is.
+    pub region: RegionId,
+    /// The replicas behind it, as `Spoke` numbers them.
+    pub replicas: Vec<SocketAddr>,
+    /// Clouds and regions.
+    pub catalogue: Arc<Catalogue>,
+}
+
+/// Why an ingress cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum IngressError {
+    /// The region is in no catalogue.
+    #[error("region \"{0}\" is not in the catalogue, so nothing is known of its law")]
+    UnknownRegion(RegionId),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; choose another port or stop whoever has it")]
+    Bind {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The client that asks replicas for their status cannot be made.
+    #[error("the HTTP client for replicas cannot be made: {0}")]
+    Client(#[from] reqwest::Error),
+}
+
+/// Runs an ingress until `shutdown`, then drains. Calls `ready` once, when edges can connect.
+///
+/// # Errors
+///
+/// When the region is unknown or the address cannot be bound. Nothing that happens later ends it.
+pub async fn run(
+    config: IngressConfig,
+    spoke: Arc<Mutex<Spoke>>,
+    shutdown: impl Future<Output = ()>,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), IngressError> {
+    let IngressConfig { listen, region, replicas, catalogue } = config;
+    let here = catalogue.index_of(&region).ok_or_else(|| IngressError::UnknownRegion(region.clone()))?;
+    let listener =
+        Listener::bind(listen).await.map_err(|source| IngressError::Bind { address: listen, source })?;
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let mut tasks = JoinSet::new();
+    for (number, address) in replicas.into_iter().enumerate() {
+        tasks.spawn(probe::watch(number, address, client.clone(), spoke.clone()));
+    }
+    ready(listener.address());
+    let door = Ingress {
+        region,
+        here,
+        catalogue,
+        spoke: spoke.clone(),
+        upstream: Upstream::new(),
+        intake: Intake::new(),
+    };
+    let leave = async {
+        shutdown.await;
+        lock(&spoke).set_draining();
+        tokio::time::sleep(LAME_DUCK).await;
+    };
+    listener.serve(Arc::new(door), leave, DRAIN).await;
+    tasks.shutdown().await;
+    Ok(())
+}
+
+fn lock(spoke: &Mutex<Spoke>) -> MutexGuard<'_, Spoke> {
+    spoke.lock().expect("no decision panics while it holds the lock")
+}
+
+struct Ingress {
+    region: RegionId,
+    here: RegionIndex,
+    catalogue: Arc<Catalogue>,
+    spoke: Arc<Mutex<Spoke>>,
+    upstream: Upstream,
+    intake: Intake,
+}
+
+impl Door for Ingress {
+    async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
+        let arrived = Instant::now();
+        let head = session.req_header();
+        let path = head.uri.path();
+        let served = match (head.method.as_str(), path) {
+            ("POST", "/spoke/v1/exchange") => self.exchange(session).await,
+            ("POST", path) if path.starts_with("/v1/") => self.forward(session, arrived).await,
+            ("GET", "/livez") => return respond::ok(session, b"{\"status\":\"alive\"}".to_vec(), &[]).await,
+            ("GET", "/readyz") => self.ready(session).await,
+            _ => Err(Ended::Refused(Refusal::new(ErrorCode::NotFound, "An ingress has no such path."))),
+        };
+        match served {
+            Ok(after) => after,
+            Err(Ended::ClientGone) => AfterAnswer::Close,
+            Err(Ended::Refused(refusal)) => {
+                let region = [(headers::REGION, self.region.as_str())];
+                respond::refuse(session, &refusal, &region).await
+            }
+        }
+    }
+}
+
+/// Why a request has no answer from a replica.
+enum Ended {
+    Refused(Refusal),
+    ClientGone,
+}
+
+impl From<Refusal> for Ended {
+    fn from(refusal: Refusal) -> Ended {
+        Ended::Refused(refusal)
+    }
+}
+
+impl From<NoBody> for Ended {
+    fn from(none: NoBody) -> Ended {
+        match none {
+            NoBody::Refused(refusal) => Ended::Refused(refusal),
+            NoBody::ClientGone => Ended::ClientGone,
+        }
+    }
+}
+
+impl Ingress {
+    async fn ready(&self, session: &mut ServerSession) -> Result<AfterAnswer, Ended> {
+        if lock(&self.spoke).deployments_ready(Instant::now()).is_empty() {
+            return Err(Refusal::new(ErrorCode::NotReady, "No replica of this region is ready yet.").into());
+        }
+        Ok(respond::ok(session, b"{\"status\":\"ready\"}".to_vec(), &[]).await)
+    }
+
+    async fn exchange(&self, session: &mut ServerSession) -> Result<AfterAnswer, Ended> {
+        let body = self.intake.body(session).await?;
+        let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
+            Refusal::new(ErrorCode::InvalidJson, format!("No exchange request: {error}."))
+        })?;
+        let report = lock(&self.spoke).report(question.sequence, Instant::now());
+        let body = serde_json::to_vec(&ReportV1::from(report)).expect("a report serialises to JSON");
+        Ok(respond::ok(session, body, &[]).await)
+    }
+
+    async fn forward(&self, session: &mut ServerSession, arrived: Instant) -> Result<AfterAnswer, Ended> {
+        self.lawful(session)?;
+        let deployment = deployment(session)?;
+        let deadline = arrived + timeout(session)?;
+        let body = self.intake.body(session).await?;
+        let mut tried = 0;
+        let (answer, mut sent) = loop {
+            tried += 1;
+            let mut sent = self.choose(&deployment, body.bytes.len())?;
+            match self.ask(session, sent.choice.endpoint, body.bytes.clone(), deadline).await {
+                Ok(answer) => break (answer, sent),
+                Err(Failure::DeadlinePassed) => return Err(not_answered(Failure::DeadlinePassed).into()),
+                Err(failure) => {
+                    tracing::debug!(replica = %sent.choice.endpoint, ?failure, "a replica did not answer");
+                    sent.outcome = spoke::Outcome::Failed;
+                    if tried == TRIES_MAX {
+                        return Err(not_answered(failure).into());
+                    }
+                }
+            }
+        };
+        let told = answer.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
+        let timing = timing::at_the_region(told, arrived.elapsed());
+        let extra = [(headers::REGION, self.region.as_str()), (headers::SERVER_TIMING, timing.as_str())];
+        let after = relay::outward(session, answer, &self.upstream, &extra).await;
+        sent.outcome = spoke::Outcome::Answered;
+        Ok(after)
+    }
+
+    /// Invariant 1 (Lawful), at the receiving end: what must not be seen here is refused before its body is read.
+    fn lawful(&self, session: &ServerSession) -> Result<(), Refusal> {
+        let Some(policy) = text(session, headers::RESIDENCY)? else {
+            return Ok(());
+        };
+        let policy: ResidencyPolicy =
+            policy.parse().map_err(|error| unreadable(headers::RESIDENCY, &error))?;
+        if policy.permitted(&self.catalogue).contains(self.here) {
+            return Ok(());
+        }
+        tracing::error!(region = %self.region, %policy, "a request came here that must not be seen here");
+        let message =
+            format!("Region {} is not part of the residency '{policy}'; nothing was read.", self.region);
+        Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::RESIDENCY))
+    }
+
+    fn choose(&self, deployment: &DeploymentName, bytes: usize) -> Result<Sent, Refusal> {
+        let tokens = (bytes as u64 / BYTES_PER_TOKEN).max(1);
+        let chosen = lock(&self.spoke).choose(deployment, tokens, Instant::now());
+        let sent = |choice| Sent { choice, outcome: spoke::Outcome::GivenUp, spoke: self.spoke.clone() };
+        chosen.map(sent).map_err(|refusal| match refusal {
+            spoke::Refusal::UnknownHere => Refusal::new(
+                ErrorCode::NotReady,
+                format!("Region {} has no replica for '{deployment}'.", self.region),
+            ),
+            spoke::Refusal::NoneReady { .. } => Refusal::new(
+                ErrorCode::NotReady,
+                format!("No replica for '{deployment}' is ready in region {}.", self.region),
+            ),
+        })
+    }
+
+    async fn ask(
+        &self,
+        session: &ServerSession,
+        replica: SocketAddr,
+        body: Bytes,
+        deadline: Instant,
+    ) -> Result<Answer, Failure> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left_ms = left.as_millis().max(1).to_string();
+        let id = text(session, headers::REQUEST_ID).ok().flatten().unwrap_or_default();
+        let head =
+            relay::inward(session, &body, &[(headers::REQUEST_ID, id), (headers::TIMEOUT_MS, &left_ms)]);
+        // A pooled connection that the replica has closed has not brought it the request: once more, on another.
+        for _ in 0..2 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let asked = self.upstream.ask(replica, CONNECT_TIMEOUT, head.clone(), body.clone());
+            match tokio::time::timeout(left, asked).await {
+                Ok(Err(Failure::StaleConnection)) => {}
+                Ok(asked) => return asked,
+                Err(_) => return Err(Failure::DeadlinePassed),
+            }
+        }
+        Err(Failure::Unreachable)
+    }
+}
+
+/// A request that counts as pending at a replica, until this is dropped: also when whoever waited hung up.
+struct Sent {
+    choice: spoke::ReplicaChoice,
+    outcome: spoke::Outcome,
+    spoke: Arc<Mutex<Spoke>>,
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        lock(&self.spoke).finished(&self.choice, self.outcome, Instant::now());
+    }
+}
+
+/// Replicas that one request is offered to: one, and one more when the first is gone.
+const TRIES_MAX: u32 = 2;
+
+fn not_answered(failure: Failure) -> Refusal {
+    match failure {
+        Failure::DeadlinePassed => Refusal::new(
+            ErrorCode::DeadlineExceeded,
+            "The replica did not answer before the request's deadline.",
+        ),
+        Failure::StaleConnection | Failure::Unreachable | Failure::Elsewhere | Failure::Lost => Refusal::new(
+            ErrorCode::ReplicaUnreachable,
+            "The replica could not be reached or broke off before it answered.",
+        ),
+    }
+}
+
+fn deployment(session: &ServerSession) -> Result<DeploymentName, Refusal> {
+    let name = text(session, headers::DEPLOYMENT)?.ok_or_else(|| {
+        let message = format!("An ingress is reached through a gateway, which sets {}.", headers::DEPLOYMENT);
+        Refusal::new(ErrorCode::InvalidHeader, message).of(headers::DEPLOYMENT)
+    })?;
+    name.parse().map_err(|error| unreadable(headers::DEPLOYMENT, &error))
+}
+
+fn timeout(session: &ServerSession) -> Result<Duration, Refusal> {
+    let Some(value) = text(session, headers::TIMEOUT_MS)? else {
+        return Ok(TIMEOUT_DEFAULT);
+    };
+    value.parse().map(Duration::from_millis).map_err(|error| unreadable(headers::TIMEOUT_MS, &error))
+}
+
+fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Refusal> {
+    if session.req_header().headers.get_all(name).iter().count() > 1 {
+        return Err(unreadable(name, &"it is there more than once"));
+    }
+    let value = session.get_header(name);
+    value.map(|value| value.to_str().map_err(|error| unreadable(name, &error))).transpose()
+}
+
+fn unreadable(header: &'static str, error: &dyn std::fmt::Display) -> Refusal {
+    Refusal::new(ErrorCode::InvalidHeader, format!("{header} cannot be read: {error}.")).of(header)
+}

@@ -1,0 +1,129 @@
+//! Reads requests' bodies whole, each within its bound and all of them within another.
+//!
+//! A body is kept until its request is answered, because another region may have to be given it. So what is kept at
+//! once is bounded too: when there is no room left, a request is refused before its body is read, and the client is told
+//! to wait, instead of everybody being told nothing by a process that ran out of memory.
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, EXPECT};
+use pingora::protocols::http::ServerSession;
+use replica_core::wire::error::ErrorCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::respond::Refusal;
+
+/// The largest body that is taken: 2,048 inputs of 8,191 tokens, at two bytes a token. The field's gateways break
+/// between 32 KiB and 2 MiB.
+pub(crate) const BODY_BYTES_MAX: usize = 32 << 20;
+/// What all bodies together may take: sixteen of the largest, or some hundred thousand of the usual.
+const BODIES_BYTES_MAX: usize = 512 << 20;
+/// How long a body may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Room is given out in pieces of this size.
+const PIECE_BYTES: usize = 1 << 10;
+
+/// Where bodies are kept.
+pub(crate) struct Intake {
+    room: Arc<Semaphore>,
+}
+
+/// A body, and its place.
+pub(crate) struct Body {
+    pub(crate) bytes: Bytes,
+    _place: OwnedSemaphorePermit,
+}
+
+/// Why there is no body.
+#[derive(Debug)]
+pub(crate) enum NoBody {
+    /// Tell the client.
+    Refused(Refusal),
+    /// There is nobody to tell.
+    ClientGone,
+}
+
+impl Intake {
+    pub(crate) fn new() -> Intake {
+        Intake { room: Arc::new(Semaphore::new(BODIES_BYTES_MAX / PIECE_BYTES)) }
+    }
+
+    /// The body of the request whose head `session` has read.
+    pub(crate) async fn body(&self, session: &mut ServerSession) -> Result<Body, NoBody> {
+        let declared = session.get_header(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        if let Some(length) = declared.filter(|length| *length > BODY_BYTES_MAX) {
+            return Err(too_large(&format!("has {length} bytes")));
+        }
+        let place = self.place(declared.unwrap_or(0))?;
+        if session.get_header_bytes(EXPECT).eq_ignore_ascii_case(b"100-continue") {
+            session.write_continue_response().await.map_err(|_| NoBody::ClientGone)?;
+        }
+        let late = format!(
+            "The body did not arrive within {} s; send it faster or in smaller requests.",
+            BODY_TIMEOUT.as_secs()
+        );
+        tokio::time::timeout(BODY_TIMEOUT, self.read(session, declared.unwrap_or(0), place))
+            .await
+            .unwrap_or_else(|_| Err(NoBody::Refused(Refusal::new(ErrorCode::BodyTimeout, late))))
+    }
+
+    /// Reads until the end; a body whose length nobody declared takes its place as it comes.
+    async fn read(
+        &self,
+        session: &mut ServerSession,
+        declared: usize,
+        mut place: OwnedSemaphorePermit,
+    ) -> Result<Body, NoBody> {
+        let mut body = BytesMut::with_capacity(declared.min(1 << 20));
+        while let Some(chunk) = session.read_request_body().await.map_err(|_| NoBody::ClientGone)? {
+            if body.len() + chunk.len() > BODY_BYTES_MAX {
+                return Err(too_large("has more"));
+            }
+            body.extend_from_slice(&chunk);
+            let missing = body.len().saturating_sub(place.num_permits() * PIECE_BYTES);
+            if missing > 0 {
+                place.merge(self.place(missing)?);
+            }
+        }
+        Ok(Body { bytes: body.freeze(), _place: place })
+    }
+
+    fn place(&self, bytes: usize) -> Result<OwnedSemaphorePermit, NoBody> {
+        let pieces = u32::try_from(bytes.div_ceil(PIECE_BYTES)).expect("a body is no larger than its bound");
+        self.room.clone().try_acquire_many_owned(pieces).map_err(|_| {
+            let message =
+                format!("The bodies under way take {BODIES_BYTES_MAX} bytes, all that there is room for.");
+            NoBody::Refused(Refusal::new(ErrorCode::Overloaded, message))
+        })
+    }
+}
+
+fn too_large(given: &str) -> NoBody {
+    NoBody::Refused(Refusal::new(
+        ErrorCode::BodyTooLarge,
+        format!(
+            "A body may have {BODY_BYTES_MAX} bytes and this one {given}; split the inputs over several requests."
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_given_up_to_its_bound_and_comes_back() {
+        let intake = Intake::new();
+        let largest: Vec<_> =
+            (0..BODIES_BYTES_MAX / BODY_BYTES_MAX).map(|_| intake.place(BODY_BYTES_MAX)).collect();
+        assert!(largest.iter().all(Result::is_ok));
+        let refused = intake.place(1);
+        assert!(
+            matches!(&refused, Err(NoBody::Refused(refusal)) if refusal.code == ErrorCode::Overloaded),
+            "{refused:?}"
+        );
+        drop(largest);
+        assert!(intake.place(1).is_ok());
+    }
+}

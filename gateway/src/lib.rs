@@ -1,0 +1,20 @@
+//! The gateway: the one place that speaks Pingora, in two roles over the same parts.
+//!
+//! * [`edge`] stands where clients are. It authenticates, finds the deployment, decides which regions may see the
+//!   request and which of them shall, and goes from one to the next until there is an answer.
+//! * [`ingress`] stands at the door of a region. It refuses what may not be seen here, chooses a replica, and reports
+//!   to the edges five times a second.
+//!
+//! Both are thin: `gateway_core` decides a request's fate, `scheduler_core::spoke` a region's, and the code here does
+//! as it is told. In reading order: `listener` accepts, `intake` reads a body, `upstream` asks the next hop, `relay` passes its answer on,
+//! `respond` refuses.
+
+pub mod config;
+pub mod edge;
+pub mod ingress;
+
+mod intake;
+mod listener;
+mod relay;
+mod respond;
+mod upstream;

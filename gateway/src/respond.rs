@@ -1,0 +1,135 @@
+//! The only place that tells a client what went wrong, and that copies an answer's head.
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, StatusCode};
+use pingora::http::ResponseHeader;
+use pingora::protocols::http::ServerSession;
+use replica_core::wire::error::{ErrorBody, ErrorCode, Remedy};
+use replica_core::wire::headers;
+
+use crate::listener::AfterAnswer;
+
+/// A refusal, before it is an HTTP answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) code: ErrorCode,
+    /// One sentence: what is wrong, the limit, what to do.
+    pub(crate) message: String,
+    /// The field or header at fault.
+    pub(crate) param: Option<&'static str>,
+}
+
+impl Refusal {
+    pub(crate) fn new(code: ErrorCode, message: impl Into<String>) -> Refusal {
+        Refusal { code, message: message.into(), param: None }
+    }
+
+    pub(crate) fn of(mut self, param: &'static str) -> Refusal {
+        self.param = Some(param);
+        self
+    }
+}
+
+/// How long to wait where waiting helps and nothing better is known: as long as a lost region is watched before it is
+/// given up, and once more.
+const RETRY_AFTER_SECS: u64 = 3;
+/// How much of a body that was refused is still read, so that the client gets to see the answer: a client that is
+/// still writing when the connection closes sees a reset instead.
+const DISCARD_MAX: usize = 128 << 20;
+/// How long that may take.
+const DISCARD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Answers with a refusal.
+pub(crate) async fn refuse(
+    session: &mut ServerSession,
+    refusal: &Refusal,
+    extra: &[(&'static str, &str)],
+) -> AfterAnswer {
+    let body = ErrorBody::new(refusal.code, refusal.message.as_str(), refusal.param).to_json();
+    let mut head = head(refusal.code.status(), extra);
+    put(&mut head, headers::ERROR, refusal.code.as_str());
+    if refusal.code.remedy() == Remedy::Wait {
+        put(&mut head, RETRY_AFTER.as_str(), &RETRY_AFTER_SECS.to_string());
+    }
+    let after = json(session, head, body.into()).await;
+    if after == AfterAnswer::Reuse && !session.is_body_done() {
+        return discard(session).await;
+    }
+    after
+}
+
+/// Answers 200 with a JSON body.
+pub(crate) async fn ok(
+    session: &mut ServerSession,
+    body: Vec<u8>,
+    extra: &[(&'static str, &str)],
+) -> AfterAnswer {
+    json(session, head(200, extra), body.into()).await
+}
+
+/// Answers a head that could not be parsed; the connection is closed by the caller.
+pub(crate) async fn unreadable(session: &mut ServerSession) {
+    let body =
+        ErrorBody::new(ErrorCode::InvalidHeader, "The request is not HTTP/1.1 that can be read.", None)
+            .to_json();
+    let mut head = head(ErrorCode::InvalidHeader.status(), &[]);
+    put(&mut head, "connection", "close");
+    put(&mut head, headers::ERROR, ErrorCode::InvalidHeader.as_str());
+    json(session, head, body.into()).await;
+}
+
+/// A head with `extra` headers.
+pub(crate) fn head(status: u16, extra: &[(&'static str, &str)]) -> ResponseHeader {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+    let mut head =
+        ResponseHeader::build(status, Some(8 + extra.len())).expect("a status code is a valid status");
+    for (name, value) in extra {
+        put(&mut head, name, value);
+    }
+    head
+}
+
+/// Sets a header; a value that no header can have is left out.
+pub(crate) fn put(head: &mut ResponseHeader, name: &'static str, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        head.insert_header(HeaderName::from_static(name), value).expect("a valid name and value");
+    }
+}
+
+async fn json(session: &mut ServerSession, mut head: ResponseHeader, body: Bytes) -> AfterAnswer {
+    put(&mut head, CONTENT_TYPE.as_str(), "application/json");
+    put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
+    whole(session, head, body).await
+}
+
+/// Writes an answer that is whole.
+pub(crate) async fn whole(session: &mut ServerSession, head: ResponseHeader, body: Bytes) -> AfterAnswer {
+    let written = async {
+        session.write_response_header(Box::new(head)).await?;
+        session.write_response_body(body, true).await
+    };
+    match written.await {
+        Ok(()) => AfterAnswer::Reuse,
+        Err(error) => {
+            tracing::debug!(%error, "the client left before its answer");
+            AfterAnswer::Close
+        }
+    }
+}
+
+/// Reads what is left of a refused body and throws it away, within bounds.
+async fn discard(session: &mut ServerSession) -> AfterAnswer {
+    let mut read = 0;
+    let all = async {
+        while let Ok(Some(chunk)) = session.read_request_body().await {
+            read += chunk.len();
+            if read > DISCARD_MAX {
+                break;
+            }
+        }
+    };
+    // Whether it all came or not, the two sides may no longer agree on where the next request begins.
+    tokio::time::timeout(DISCARD_TIMEOUT, all).await.ok();
+    AfterAnswer::Close
+}

@@ -1,0 +1,333 @@
+//! An edge between a scripted hub and scripted regions: what a client gets, from whom, after how many attempts.
+//!
+//! The regions speak raw HTTP, so that they can break off wherever a case wants them to.
+
+#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+
+use gateway::config::EdgeConfig;
+use regions::residency::ResidencyPolicy;
+use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// What a region does with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Script {
+    Answers,
+    AnswersLarge,
+    SaysElsewhere,
+    SaysOverloaded,
+    HangsUp,
+    BreaksOffInTheHead,
+    BreaksOffInASmallBody,
+    BreaksOffInALargeBody,
+    /// Neither answers nor reports any more.
+    FallsSilent,
+}
+
+use Script::*;
+
+const AMERICA: &str = "aws/us-east-1";
+const EUROPE: &str = "gcp/europe-west4";
+const JAPAN: &str = "oci/ap-tokyo-1";
+/// More than is read whole before it is passed on.
+const LARGE: usize = 3 << 20;
+
+struct Region {
+    id: &'static str,
+    script: watch::Sender<Script>,
+    requests: AtomicU64,
+    silent: watch::Sender<bool>,
+}
+
+impl Region {
+    async fn start(id: &'static str, script: Script) -> (Arc<Region>, SocketAddr) {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let (script, silent) = (watch::Sender::new(script), watch::Sender::new(false));
+        let region = Arc::new(Region { id, script, requests: AtomicU64::new(0), silent });
+        let shared = region.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = socket.accept().await {
+                let region = shared.clone();
+                tokio::spawn(async move { region.serve(BufReader::new(stream)).await });
+            }
+        });
+        (region, address)
+    }
+
+    async fn serve(&self, mut stream: BufReader<TcpStream>) -> Option<()> {
+        loop {
+            let (path, body) = read_request(&mut stream).await?;
+            if self.silent.borrow().to_owned() {
+                std::future::pending::<()>().await;
+            }
+            if path == "/spoke/v1/exchange" {
+                let question: ExchangeRequestV1 = serde_json::from_slice(&body).ok()?;
+                write(&mut stream, "200 OK", "", &self.report(question.sequence)).await?;
+                continue;
+            }
+            self.requests.fetch_add(1, Ordering::SeqCst);
+            let script = *self.script.borrow();
+            let error = |code: &str| format!("x-meridian-error: {code}\r\n");
+            match script {
+                Answers => {
+                    write(&mut stream, "200 OK", "server-timing: region;dur=1\r\n", b"{\"served\":true}")
+                        .await?
+                }
+                AnswersLarge => write(&mut stream, "200 OK", "", &vec![b' '; LARGE]).await?,
+                SaysElsewhere => write(&mut stream, "503 No", &error("not_ready"), b"{}").await?,
+                SaysOverloaded => write(&mut stream, "429 No", &error("overloaded"), b"{}").await?,
+                HangsUp => return None,
+                BreaksOffInTheHead => return stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-le").await.ok(),
+                BreaksOffInASmallBody => {
+                    return stream
+                        .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"cut")
+                        .await
+                        .ok();
+                }
+                BreaksOffInALargeBody => {
+                    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {LARGE}\r\n\r\n");
+                    stream.write_all(head.as_bytes()).await.ok()?;
+                    return stream.write_all(&vec![b' '; LARGE / 2]).await.ok();
+                }
+                FallsSilent => {
+                    self.silent.send_replace(true);
+                    std::future::pending::<()>().await;
+                }
+            }
+        }
+    }
+
+    fn report(&self, sequence: u64) -> Vec<u8> {
+        let load =
+            |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "tokens_per_second": 0.0});
+        let report = json!({
+            "version": 1, "region": self.id, "boot_id": 1, "sequence": sequence, "draining": false,
+            "deployments": [load("anywhere"), load("locked")],
+        });
+        let wire: ReportV1 = serde_json::from_value(report).expect("a report as a spoke sends it");
+        serde_json::to_vec(&wire).unwrap()
+    }
+
+    fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
+    }
+}
+
+async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    let head = String::from_utf8(head).ok()?.to_lowercase();
+    let path = head.split(' ').nth(1)?.to_owned();
+    let length = head.split("content-length: ").nth(1)?.split("\r\n").next()?.parse().ok()?;
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.ok()?;
+    Some((path, body))
+}
+
+async fn write(stream: &mut BufReader<TcpStream>, status: &str, headers: &str, body: &[u8]) -> Option<()> {
+    let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n", body.len());
+    stream.write_all(head.as_bytes()).await.ok()?;
+    stream.write_all(body).await.ok()
+}
+
+/// An edge with three regions behind it.
+struct Scene {
+    url: String,
+    operations: String,
+    regions: BTreeMap<&'static str, Arc<Region>>,
+    client: reqwest::Client,
+    _dir: tempfile::TempDir,
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Scene {
+    async fn with(scripts: [(&'static str, Script); 3]) -> Scene {
+        Scene::trusting("127.0.0.1", scripts).await
+    }
+
+    async fn trusting(peer: &str, scripts: [(&'static str, Script); 3]) -> Scene {
+        let (mut regions, mut rows) = (BTreeMap::new(), Vec::new());
+        for (id, script) in scripts {
+            let (region, address) = Region::start(id, script).await;
+            regions.insert(id, region);
+            rows.push(
+                json!({"id": id, "endpoint": address.to_string(), "deployments": ["anywhere", "locked"]}),
+            );
+        }
+        let hub = hub(rows).await;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("key"), "k").unwrap();
+        let text = format!(
+            "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\nsnapshot = 'routes'\n\
+             trusted_peers = ['{peer}']\n[[tenant]]\nname = 'test'\nkey_file = 'key'",
+            free_address().await
+        );
+        let config =
+            EdgeConfig::parse(&text, dir.path(), &BTreeMap::new()).map_err(|problems| problems.join("\n"));
+        let config = config.unwrap();
+        let operations = format!("http://{}", config.operations);
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (ready, address) = tokio::sync::oneshot::channel();
+        let shutdown = async { drop(stopped.await) };
+        tokio::spawn(gateway::edge::run(config, shutdown, |address| {
+            ready.send(address).expect("somebody waits")
+        }));
+        let url = format!("http://{}/v1/embeddings", address.await.unwrap());
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let scene = Scene { url, operations, regions, client, _dir: dir, _stop: stop };
+        scene.until_all_healthy().await;
+        scene
+    }
+
+    async fn until_all_healthy(&self) {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the regions do not become healthy");
+            let Ok(answer) = self.client.get(format!("{}/routes", self.operations)).send().await else {
+                continue;
+            };
+            let routes: Value = answer.json().await.unwrap();
+            let regions = routes["regions"].as_array().cloned().unwrap_or_default();
+            if regions.len() == 3 && regions.iter().all(|region| region["health"] == "healthy") {
+                return;
+            }
+        }
+    }
+
+    async fn ask(&self, model: &str, headers: &[(&str, &str)]) -> reqwest::Result<reqwest::Response> {
+        let body = json!({"model": model, "input": "x"}).to_string();
+        let mut request = self.client.post(&self.url).bearer_auth("k").body(body);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.send().await
+    }
+
+    fn requests(&self) -> [u64; 3] {
+        [AMERICA, EUROPE, JAPAN].map(|id| self.regions[id].requests())
+    }
+}
+
+/// A hub with one table; it holds every later question.
+async fn hub(regions: Vec<Value>) -> SocketAddr {
+    let deployment = |name: &str, residency: Value| {
+        json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
+               "residency": residency, "regions": []})
+    };
+    let deployments = [deployment("anywhere", Value::Null), deployment("locked", json!("eu"))];
+    let table =
+        json!({"version": 1, "epoch": 1, "generation": 1, "regions": regions, "deployments": deployments});
+    let routes = move |query: axum::extract::RawQuery| async move {
+        if query.0.is_some_and(|query| query.contains("after=")) {
+            std::future::pending::<()>().await;
+        }
+        axum::Json(table)
+    };
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes));
+    tokio::spawn(axum::serve(socket, router).into_future());
+    address
+}
+
+async fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+/// What America, the nearest, does; what the client gets of `model`; and how often each region was asked.
+async fn check(america: Script, model: &str, status: u16, region: &str, attempts: &str, requests: [u64; 3]) {
+    let scene = Scene::with([(AMERICA, america), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let answer = scene.ask(model, &[]).await.unwrap();
+    let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+    let seen = (answer.status().as_u16(), header("x-meridian-region"), header("x-meridian-attempts"));
+    assert_eq!(seen, (status, region.to_owned(), attempts.to_owned()), "{america:?}, {model}");
+    assert_eq!(scene.requests(), requests, "{america:?}, {model}");
+}
+
+#[tokio::test]
+async fn each_way_to_fail_leads_to_the_next_region_or_to_the_client() {
+    check(Answers, "anywhere", 200, AMERICA, "1", [1, 0, 0]).await;
+    check(AnswersLarge, "anywhere", 200, AMERICA, "1", [1, 0, 0]).await;
+    check(SaysElsewhere, "anywhere", 200, EUROPE, "2", [1, 1, 0]).await;
+    check(SaysOverloaded, "anywhere", 429, AMERICA, "1", [1, 0, 0]).await;
+    check(HangsUp, "anywhere", 200, EUROPE, "2", [1, 1, 0]).await;
+    check(BreaksOffInTheHead, "anywhere", 200, EUROPE, "2", [1, 1, 0]).await;
+    check(BreaksOffInASmallBody, "anywhere", 200, EUROPE, "2", [1, 1, 0]).await;
+}
+
+#[tokio::test]
+async fn a_region_that_falls_silent_is_left_by_whoever_waits_for_it() {
+    let begun = Instant::now();
+    check(FallsSilent, "anywhere", 200, EUROPE, "2", [1, 1, 0]).await;
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
+#[tokio::test]
+async fn an_answer_that_has_begun_is_never_begun_again() {
+    let scene = Scene::with([(AMERICA, BreaksOffInALargeBody), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let answer = scene.ask("anywhere", &[]).await.unwrap();
+    assert_eq!(answer.status().as_u16(), 200);
+    assert!(answer.bytes().await.is_err(), "a cut answer looks cut");
+    assert_eq!(scene.requests(), [1, 0, 0]);
+}
+
+/// Invariant 1, Lawful: no failure of the only allowed region sends a byte to another.
+#[tokio::test]
+async fn no_failure_widens_where_a_locked_request_may_go() {
+    for europe in [SaysElsewhere, HangsUp, BreaksOffInTheHead, BreaksOffInASmallBody, FallsSilent] {
+        let scene = Scene::with([(AMERICA, Answers), (EUROPE, europe), (JAPAN, Answers)]).await;
+        let answer = scene.ask("locked", &[("x-meridian-timeout-ms", "4000")]).await.unwrap();
+        assert_eq!(answer.status().as_u16(), 503, "{europe:?}");
+        assert_eq!(scene.requests(), [0, 1, 0], "{europe:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_header_narrows_and_two_of_them_are_refused() {
+    let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let narrowed = scene.ask("anywhere", &[("x-meridian-residency", "jp")]).await.unwrap();
+    assert_eq!(narrowed.headers()["x-meridian-region"], JAPAN);
+    let nowhere = scene.ask("locked", &[("x-meridian-residency", "jp")]).await.unwrap();
+    assert_eq!(nowhere.headers()["x-meridian-error"], "region_not_permitted");
+    let twice = [("x-meridian-residency", "jp"), ("x-meridian-residency", "us")];
+    assert_eq!(scene.ask("anywhere", &twice).await.unwrap().headers()["x-meridian-error"], "invalid_header");
+    assert_eq!(scene.requests(), [0, 0, 1]);
+}
+
+#[tokio::test]
+async fn a_clients_place_is_believed_from_a_trusted_peer_alone() {
+    for (trusted, region) in [("127.0.0.1", JAPAN), ("192.0.2.1", AMERICA)] {
+        let scene = Scene::trusting(trusted, [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
+        let answer = scene.ask("anywhere", &[("x-meridian-client-geo", "34.69,135.50")]).await.unwrap();
+        assert_eq!(answer.headers()["x-meridian-region"], region, "{trusted} is trusted");
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_is_an_answer_too() {
+    let scene = Scene::with([(AMERICA, FallsSilent), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let begun = Instant::now();
+    let answer = scene.ask("anywhere", &[("x-meridian-timeout-ms", "200")]).await.unwrap();
+    assert_eq!(answer.headers()["x-meridian-error"], "deadline_exceeded");
+    assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
+}
+
+/// The scripted hub's law is the one that the tests speak of.
+#[test]
+fn the_lock_of_the_scene_permits_europe_alone() {
+    let catalogue = regions::catalogue::Catalogue::builtin();
+    let permitted = "eu".parse::<ResidencyPolicy>().unwrap().permitted(&catalogue);
+    let allowed = |id: &str| permitted.contains(catalogue.index_of(&id.parse().unwrap()).unwrap());
+    assert_eq!([AMERICA, EUROPE, JAPAN].map(allowed), [false, true, false]);
+}

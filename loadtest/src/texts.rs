@@ -1,0 +1,205 @@
+//! What is embedded: texts from a file, or generated ones that say so.
+//!
+//! A file gives one text per line; if its name ends in `.jsonl` or `.ndjson`, each line is an object with a string
+//! `text`. Which of the two holds is decided by the name and not by looking, so that a plain text which happens to
+//! begin with a brace stays a text. Empty lines are skipped.
+//!
+//! Texts are kept as the JSON strings that requests carry, so that a request is put together by copying.
+
+use std::fmt;
+use std::path::Path;
+
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use serde::Deserialize;
+
+/// The largest file of texts. It is held in memory, once as read and once as requests carry it.
+pub const FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// How many problems of one file are named before the rest is only counted.
+const PROBLEMS_NAMED_MAX: usize = 5;
+
+/// How many texts are generated when no file is given: enough that a cache of answers would not serve them all at once.
+const GENERATED: usize = 10_000;
+
+/// Words per generated text: the length of a search query or a sentence, 8 to 16 tokens.
+const GENERATED_WORDS: std::ops::RangeInclusive<usize> = 6..=12;
+
+/// Everyday words, so that a tokenizer sees whole words as it does in practice.
+const WORDS: &str = "account address agreement answer article balance battery board bridge budget camera canal card \
+    castle chapter city claim clock coast coffee colour contract copper course credit customer delay delivery desk \
+    detail distance doctor door energy engine error evening field filter flight forest garden glass harbour history \
+    hotel house idea insurance invoice island journey kitchen lake language laptop lesson letter library light limit \
+    market meeting message method minute mountain network notice office order package paper passenger password payment \
+    phone picture plant policy price printer problem product project question quick receipt record refund report result \
+    return river road room sample school screen season second service shipping signal small station storm story street \
+    subscription summer support table ticket today train travel update village warranty water weather window winter";
+
+/// The texts of a run; at least one.
+#[derive(Clone, Debug)]
+pub struct Texts {
+    encoded: Vec<Box<str>>,
+    source: String,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    text: String,
+}
+
+impl Texts {
+    /// Reads a file, or says what is wrong with it, all at once.
+    pub fn read(path: &Path) -> Result<Texts, Vec<String>> {
+        let shown = path.display();
+        let fail = |what: fmt::Arguments<'_>| vec![format!("--texts {shown}: {what}")];
+        let bytes =
+            std::fs::metadata(path).map_err(|error| fail(format_args!("cannot be read: {error}")))?.len();
+        if bytes > FILE_BYTES_MAX {
+            return Err(fail(format_args!("has {bytes} bytes; split it, at most {FILE_BYTES_MAX} are read")));
+        }
+        let content = std::fs::read(path).map_err(|error| fail(format_args!("cannot be read: {error}")))?;
+        let content = String::from_utf8(content).map_err(|error| {
+            let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+            fail(format_args!("line {line} is not UTF-8; convert the file to UTF-8"))
+        })?;
+
+        let jsonl = path.extension().is_some_and(|extension| extension == "jsonl" || extension == "ndjson");
+        let encoded = if jsonl { objects(&content) } else { Ok(lines(&content)) };
+        let encoded = encoded.map_err(|(mut problems, count)| {
+            if count > problems.len() {
+                problems.push(format!("and {} more lines like these", count - problems.len()));
+            }
+            problems.iter().flat_map(|problem| fail(format_args!("{problem}"))).collect::<Vec<_>>()
+        })?;
+        if encoded.is_empty() {
+            return Err(fail(format_args!("holds no text; write one per line")));
+        }
+        Ok(Texts { encoded, source: shown.to_string() })
+    }
+
+    /// Short texts of everyday words. Equal seeds give equal texts.
+    pub fn generated(seed: u64) -> Texts {
+        let words: Vec<&str> = WORDS.split_whitespace().collect();
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut text = || {
+            let length = rng.random_range(GENERATED_WORDS);
+            let chosen: Vec<&str> = (0..length).filter_map(|_| words.choose(&mut rng).copied()).collect();
+            encode(&chosen.join(" "))
+        };
+        let encoded = (0..GENERATED).map(|_| text()).collect();
+        Texts { encoded, source: format!("generated from seed {seed}") }
+    }
+
+    /// Where they came from, for the report.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.encoded.len()
+    }
+
+    /// The `inputs` texts of request `number` as JSON strings. Requests walk through the texts and start over.
+    pub fn of_request(&self, number: u64, inputs: usize) -> impl Iterator<Item = &str> {
+        let first = (u128::from(number) * inputs as u128 % self.encoded.len() as u128) as usize;
+        self.encoded.iter().cycle().skip(first).take(inputs).map(|text| &**text)
+    }
+}
+
+fn encode(text: &str) -> Box<str> {
+    serde_json::Value::from(text).to_string().into_boxed_str()
+}
+
+fn lines(content: &str) -> Vec<Box<str>> {
+    content.lines().filter(|line| !line.trim().is_empty()).map(encode).collect()
+}
+
+/// The texts, or the first problems and how many there are in all.
+fn objects(content: &str) -> Result<Vec<Box<str>>, (Vec<String>, usize)> {
+    let (mut texts, mut problems, mut wrong) = (Vec::new(), Vec::new(), 0);
+    for (number, line) in content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        match serde_json::from_str::<Line>(line) {
+            Ok(line) => texts.push(encode(&line.text)),
+            Err(error) => {
+                wrong += 1;
+                if problems.len() < PROBLEMS_NAMED_MAX {
+                    let number = number + 1;
+                    problems.push(format!("line {number} is not {{\"text\": \"…\"}}: {error}"));
+                }
+            }
+        }
+    }
+    if wrong == 0 { Ok(texts) } else { Err((problems, wrong)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(name: &str, content: &[u8], expected: Result<&[&str], &[&str]>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        match (Texts::read(&path), expected) {
+            (Ok(texts), Ok(expected)) => {
+                assert_eq!(texts.of_request(0, expected.len()).collect::<Vec<_>>(), expected);
+                assert_eq!(texts.count(), expected.len());
+            }
+            (Err(problems), Err(expected)) => {
+                assert_eq!(problems.len(), expected.len(), "{problems:?}");
+                for (problem, expected) in problems.iter().zip(expected) {
+                    assert!(problem.contains(name) && problem.contains(expected), "{problem}");
+                }
+            }
+            (got, _) => panic!("{name}: {got:?}"),
+        }
+    }
+
+    #[test]
+    fn a_line_is_a_text_also_when_it_looks_like_json() {
+        check("a.txt", b"one \"quoted\"\r\n\n{two}\n", Ok(&[r#""one \"quoted\"""#, r#""{two}""#]));
+    }
+
+    #[test]
+    fn a_line_of_jsonl_is_an_object_with_a_text() {
+        check(
+            "a.jsonl",
+            b"{\"text\": \"one\"}\n\n{\"id\": 2, \"text\": \"two\"}\n",
+            Ok(&[r#""one""#, r#""two""#]),
+        );
+    }
+
+    #[test]
+    fn every_wrong_line_is_counted_and_the_first_are_named() {
+        check("a.jsonl", b"{\"text\": \"one\"}\nplain\n{\"text\": 3}\n", Err(&["line 2", "line 3"]));
+        let eight = b"plain\n".repeat(8);
+        check("a.jsonl", &eight, Err(&["line 1", "line 2", "line 3", "line 4", "line 5", "and 3 more"]));
+    }
+
+    #[test]
+    fn a_file_without_texts_is_refused() {
+        check("a.txt", b"\n  \n", Err(&["holds no text"]));
+        check("a.txt", b"one\n\xff\n", Err(&["line 2 is not UTF-8"]));
+        let problems = Texts::read(Path::new("/no/such/file")).unwrap_err();
+        assert!(problems.len() == 1 && problems[0].contains("cannot be read"), "{problems:?}");
+    }
+
+    #[test]
+    fn requests_walk_through_the_texts_and_start_over() {
+        let texts = Texts { encoded: ["a", "b", "c"].map(Box::from).into(), source: String::new() };
+        let of = |number, inputs| texts.of_request(number, inputs).collect::<String>();
+        assert_eq!([of(0, 2), of(1, 2), of(2, 2), of(3, 1), of(0, 7)], ["ab", "ca", "bc", "a", "abcabca"]);
+    }
+
+    #[test]
+    fn generated_texts_come_from_their_seed_and_say_so() {
+        let texts = Texts::generated(5);
+        assert_eq!(texts.source(), "generated from seed 5");
+        let all = |texts: &Texts| texts.of_request(0, texts.count()).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(all(&texts), all(&Texts::generated(5)));
+        assert_ne!(all(&texts), all(&Texts::generated(6)));
+    }
+}

@@ -1,0 +1,191 @@
+//! The loop is open, bounded, and ends: shown against servers that stall, by conditions and not by the clock.
+
+use std::collections::BTreeSet;
+use std::future::pending;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::server::{Arrived, answer, options, rows, serve};
+use loadtest::client::{Client, Failure};
+use loadtest::pace::IntendedStart;
+use loadtest::record::Served;
+use loadtest::{CannotStart, run};
+use tokio::sync::watch;
+
+fn good() -> axum::response::Response {
+    answer(200, "aws/us-east-1", rows(&[&[0.6, 0.8]]))
+}
+
+/// The server answers nothing from the 51st request on until 150 more have arrived. At 500 requests a second it can have
+/// seen those only after 300 ms, so that long is how long the 51st caller waited, and the others accordingly less. A
+/// loop that waits for answers would never have sent them, and the gate would never have opened.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stall_shows_in_every_request_that_should_have_started_during_it() {
+    let (gate, open) = watch::channel(false);
+    let address = serve(move |arrived: Arrived| {
+        let (gate, mut open) = (gate.clone(), open.clone());
+        async move {
+            match arrived.number {
+                0..50 => {}
+                50..200 => drop(open.wait_for(|open| *open).await.expect("the gate outlives the request")),
+                _ => drop(gate.send_replace(true)),
+            }
+            good()
+        }
+    })
+    .await;
+
+    let report = run(options(address, "500", "1s"), |_| {}, pending()).await.expect("the server listens");
+
+    let total = report.record.total();
+    assert_eq!((total.requests(), report.failed()), (500, 0), "{}", report.table());
+    // Requests overtake each other on their way by a few places; a tenth is left for that and for rounding.
+    let max = total.latencies().max().expect("500 answers");
+    assert!(max >= Duration::from_millis(270), "the 51st caller waited 300 ms:\n{}", report.table());
+    // The fifty slowest of 500 are those of the first 100 ms of the stall, and waited 200 ms at least.
+    let p90 = total.latencies().quantile(0.9).expect("500 answers");
+    assert!(p90 >= Duration::from_millis(180), "the callers after it waited too:\n{}", report.table());
+}
+
+#[tokio::test]
+async fn what_a_late_generator_costs_is_counted_as_latency_and_against_the_time_out() {
+    let address = serve(|_| async { good() }).await;
+    let five_seconds_ago =
+        IntendedStart { number: 0, offset: Duration::ZERO, at: Instant::now() - Duration::from_secs(5) };
+    let mut options = options(address, "1", "1s");
+    let sample = Client::new(&options).send(five_seconds_ago).await;
+    assert_eq!(sample.outcome, Ok(()));
+    assert!(
+        sample.lag >= Duration::from_secs(5) && sample.latency >= Some(Duration::from_secs(5)),
+        "{sample:?}"
+    );
+
+    options.timeout = Duration::from_secs(5);
+    let sample = Client::new(&options).send(five_seconds_ago).await;
+    assert_eq!(sample.outcome, Err(Failure::Timeout));
+}
+
+/// Twenty requests to a server that answers none of them before the last should have been sent.
+async fn check_limit(in_flight_max: usize, not_sent: u64) {
+    let (gate, open) = watch::channel(false);
+    let address = serve(move |_| {
+        let mut open = open.clone();
+        async move {
+            drop(open.wait_for(|open| *open).await.expect("the gate outlives the request"));
+            good()
+        }
+    })
+    .await;
+    let mut options = options(address, "1000", "20ms");
+    options.in_flight_max = in_flight_max;
+
+    let mut most_in_flight = 0;
+    let open_once_none_is_left_to_send = |snapshot: &loadtest::Snapshot| {
+        most_in_flight = most_in_flight.max(snapshot.in_flight);
+        gate.send_replace(snapshot.in_flight + snapshot.not_sent + snapshot.ok == 20);
+    };
+    let report = run(options, open_once_none_is_left_to_send, pending()).await.expect("the server listens");
+
+    let total = report.record.total();
+    assert_eq!((total.requests(), report.failed()), (20, not_sent), "{}", report.table());
+    assert_eq!(total.outcomes.get(&Err(Failure::NotSent)).map_or(0, |tally| tally.count), not_sent);
+    assert_eq!(most_in_flight, 20 - not_sent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_beyond_the_limit_in_flight_is_reported_as_failed() {
+    check_limit(20, 0).await;
+    check_limit(19, 1).await;
+    check_limit(4, 16).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_an_answer_fails_at_its_time_out() {
+    let address = serve(|_| pending()).await;
+    let mut options = options(address, "100", "30ms");
+    options.timeout = Duration::from_millis(80);
+
+    let report = run(options, |_| {}, pending()).await.expect("the server listens");
+
+    let total = report.record.total();
+    let timeouts = &total.outcomes[&Err(Failure::Timeout)];
+    assert_eq!((timeouts.count, total.requests()), (3, 3), "{}", report.table());
+    assert!(timeouts.latencies.quantile(0.0).expect("three of them") >= Duration::from_millis(80));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_told_to_stop_starts_nothing_more_and_loses_nothing() {
+    let (seen, mut saw) = watch::channel(0);
+    let address = serve(move |arrived: Arrived| {
+        seen.send_replace(arrived.number + 1);
+        async { good() }
+    })
+    .await;
+
+    let mut watching = saw.clone();
+    let shutdown = async move { drop(watching.wait_for(|seen| *seen >= 5).await) };
+    let report = run(options(address, "200", "1h"), |_| {}, shutdown).await.expect("the server listens");
+
+    assert!(report.stopped_early && report.table().contains("stopped early"), "{}", report.table());
+    assert_eq!(
+        report.record.total().ok(),
+        *saw.borrow_and_update(),
+        "every request that arrived is in the report"
+    );
+    assert_eq!(report.failed(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_carry_what_was_asked_for_over_connections_that_are_kept() {
+    let all: Arc<Mutex<Vec<Arrived>>> = Arc::default();
+    let keep = Arc::clone(&all);
+    let address = serve(move |arrived: Arrived| {
+        let region = if arrived.number < 40 { "aws/us-east-1" } else { "gcp/europe-west4" };
+        let inputs = arrived.body["input"].as_array().map_or(0, Vec::len);
+        keep.lock().expect("no test thread panics here").push(arrived);
+        let mut response = answer(200, region, rows(&vec![&[0.6_f32, 0.8][..]; inputs]));
+        response.headers_mut().insert("x-meridian-attempts", "2".try_into().expect("a digit"));
+        async { response }
+    })
+    .await;
+    let mut options = options(address, "200", "500ms");
+    options.inputs = 3;
+
+    let report = run(options, |_| {}, pending()).await.expect("the server listens");
+
+    let counts: Vec<_> = report
+        .record
+        .regions()
+        .iter()
+        .map(|(served, region)| (served.to_string(), region.ok(), region.retried))
+        .collect();
+    assert_eq!(counts, [("aws/us-east-1".to_owned(), 40, 40), ("gcp/europe-west4".to_owned(), 60, 60)]);
+    assert!(!report.record.regions().contains_key(&Served::Unnamed));
+    let all = all.lock().expect("no test thread panics here");
+    for arrived in all.iter() {
+        assert_eq!(arrived.path, "/v1/embeddings");
+        assert_eq!(arrived.headers["authorization"], "Bearer local");
+        assert_eq!(arrived.headers["content-type"], "application/json");
+        assert_eq!(arrived.headers["x-meridian-client-geo"], "50.11,8.68");
+        assert_eq!(arrived.body["model"], "m");
+        assert_eq!(arrived.body["input"].as_array().map(Vec::len), Some(3));
+    }
+    let texts: BTreeSet<_> = all.iter().map(|arrived| arrived.body["input"].to_string()).collect();
+    assert_eq!(texts.len(), 100, "each request carries texts of its own");
+    let connections: BTreeSet<SocketAddr> = all.iter().map(|arrived| arrived.from).collect();
+    assert!(connections.len() < 50, "{} connections for 100 requests one after the other", connections.len());
+}
+
+#[tokio::test]
+async fn a_run_against_nobody_does_not_start() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("a bound listener has an address");
+    drop(listener);
+    match run(options(address, "1", "1h"), |_| {}, pending()).await {
+        Err(error @ CannotStart::Unreachable { .. }) => {
+            assert!(error.to_string().contains(&address.to_string()), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,18 @@
+//! Named invariants, as functions. What makes a decision asserts them, properties check them after each step, and a test
+//! breaks them on purpose.
+
+use crate::selection::Candidate;
+use crate::set::{RegionIndex, RegionSet};
+
+/// A region was chosen that may not see the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("region {} of the catalogue was chosen and may not see the request", .0.as_usize())]
+pub struct Unlawful(pub RegionIndex);
+
+/// **Lawful**: no byte of a request reaches a region outside its allowed set.
+pub fn lawful(allowed: &RegionSet, chosen: &[Candidate]) -> Result<(), Unlawful> {
+    match chosen.iter().find(|candidate| !allowed.contains(candidate.region)) {
+        Some(candidate) => Err(Unlawful(candidate.region)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,53 @@
+//! The facts, the law, the distance and the choice that everybody in Meridian shares.
+//!
+//! In reading order:
+//!
+//! - [`id`], [`geography`], [`jurisdiction`]: the nouns. A region has a name, a place, and laws that contain it.
+//! - [`catalogue`]: the facts, read from `configs/regions.toml`, checked, ordered and from then on immutable. In it a
+//!   region has an ordinal, and a [`RegionSet`] is a few machine words.
+//! - [`residency`]: the law. A policy names areas; what it permits is a set, and sets are only ever intersected.
+//! - [`latency`] (over [`ewma`]): the distance. A guess from the globe until measurements replace it.
+//! - [`deployment`], [`route`]: what is served, and where it was last known to be served.
+//! - [`selection`]: the choice. Forbid first, prefer second, pick last; [`invariants`] says what must hold of it.
+//!
+//! Everything here is pure: no IO, no clock, no runtime. Time and measurements are arguments, so that a test
+//! and the gateway run the same code.
+
+pub mod catalogue;
+pub mod deployment;
+mod document;
+pub mod ewma;
+pub mod geography;
+pub mod id;
+pub mod invariants;
+pub mod jurisdiction;
+pub mod latency;
+pub mod region_list;
+pub mod residency;
+pub mod route;
+pub mod selection;
+pub mod set;
+mod suggest;
+
+pub use catalogue::{Catalogue, Region};
+pub use deployment::{Deployment, EngineKind, EngineSpec, Precision, Task, parse_deployments};
+pub use document::Problem;
+pub use geography::GeoPoint;
+pub use id::{DeploymentName, RegionId, TenantId};
+pub use jurisdiction::Jurisdiction;
+pub use latency::LatencyModel;
+pub use region_list::parse_region_list;
+pub use residency::{Area, ResidencyPolicy};
+pub use route::{Generation, RegionRoute, RouteTable};
+pub use selection::{Candidate, Health, Ineligible, Score, Selection};
+pub use set::{RegionIndex, RegionSet};
+
+/// Some instant for tests to count from.
+#[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "an Instant cannot be made from nothing, and no test looks at which it is"
+)]
+fn some_instant() -> std::time::Instant {
+    std::time::Instant::now()
+}

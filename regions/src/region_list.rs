@@ -1,0 +1,95 @@
+//! A list of regions as a person types it: `aws/us-east-1,gcp/europe-west4`.
+
+use std::collections::BTreeSet;
+
+use crate::catalogue::Catalogue;
+use crate::id::RegionId;
+
+/// The regions of a comma-separated list, in the order given; or everything that is wrong with it.
+pub fn parse_region_list(text: &str, catalogue: &Catalogue) -> Result<Vec<RegionId>, Vec<String>> {
+    let mut regions: Vec<RegionId> = Vec::new();
+    let mut problems: Vec<String> = Vec::new();
+    let mut told: BTreeSet<&str> = BTreeSet::new();
+    for (place, item) in text.split(',').map(str::trim).enumerate() {
+        if item.is_empty() {
+            problems.push(format!(
+                "region {} of the list is empty: write cloud/name, such as gcp/europe-west4",
+                place + 1
+            ));
+            continue;
+        }
+        if !told.insert(item) {
+            problems.push(format!("`{item}` stands twice in the list: keep one"));
+            continue;
+        }
+        match known(item, catalogue) {
+            Ok(region) => regions.push(region),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    if problems.is_empty() { Ok(regions) } else { Err(problems) }
+}
+
+/// The region of this name, or why there is none and what may have been meant.
+pub(crate) fn known(text: &str, catalogue: &Catalogue) -> Result<RegionId, String> {
+    let parsed = text.parse::<RegionId>();
+    if let Ok(id) = &parsed
+        && catalogue.index_of(id).is_some()
+    {
+        return Ok(id.clone());
+    }
+    let near = catalogue.nearest_names(text);
+    Err(match parsed {
+        _ if !near.is_empty() => {
+            format!("no region `{text}` in the catalogue; did you mean {}?", near.join(" or "))
+        }
+        Ok(_) => {
+            format!("no region `{text}` in the catalogue; configs/regions.toml lists those that there are")
+        }
+        Err(error) => error.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expected: Result<&[&str], &[&str]>) {
+        let found = parse_region_list(text, &Catalogue::builtin());
+        match (found, expected) {
+            (Ok(regions), Ok(expected)) => {
+                let names: Vec<&str> = regions.iter().map(RegionId::as_str).collect();
+                assert_eq!(names, expected, "{text}");
+            }
+            (Err(problems), Err(expected)) => {
+                assert_eq!(problems.len(), expected.len(), "{text}: {problems:?}");
+                for (problem, part) in problems.iter().zip(expected) {
+                    assert!(problem.contains(part), "{text}: `{problem}` does not say `{part}`");
+                }
+            }
+            (found, expected) => panic!("{text}: {found:?} is not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn a_list_keeps_the_order_in_which_it_was_typed() {
+        check("oci/ap-tokyo-1, aws/us-east-1", Ok(&["oci/ap-tokyo-1", "aws/us-east-1"]));
+    }
+
+    #[test]
+    fn every_problem_of_a_list_is_told_at_once_with_what_was_probably_meant() {
+        check(
+            "aws/us-esat-1,,gcp/europe-west4,gcp/europe-west4,nowhere",
+            Err(&[
+                "did you mean aws/us-east-1",
+                "region 2 of the list is empty",
+                "`gcp/europe-west4` stands twice",
+                "write cloud/name",
+            ]),
+        );
+        check("", Err(&["region 1 of the list is empty"]));
+        check("europe-west4", Err(&["did you mean gcp/europe-west4?"]));
+        check("frankfurt", Err(&["did you mean aws/eu-central-1"]));
+        check("mars/olympus-mons", Err(&["configs/regions.toml lists those that there are"]));
+    }
+}

@@ -1,0 +1,80 @@
+//! "Did you mean …": the known words nearest to an unknown one.
+
+/// How many suggestions help; more is a list to search in again.
+pub(crate) const MAX_SUGGESTIONS: usize = 3;
+
+/// The words of `known` that are a slip of the finger away from `given`, nearest first, ties in the order of `known`.
+pub(crate) fn nearest<'k>(given: &str, known: impl IntoIterator<Item = &'k str>) -> Vec<&'k str> {
+    // A third of the letters wrong is no slip any more; two are allowed in the shortest of words that have three.
+    let tolerated = (given.chars().count() / 3).clamp(1, 4);
+    let mut near: Vec<(usize, &str)> = known
+        .into_iter()
+        .map(|word| (edits(given, word), word))
+        .filter(|(edits, _)| *edits <= tolerated)
+        .collect();
+    near.sort_by_key(|(edits, _)| *edits);
+    near.truncate(MAX_SUGGESTIONS);
+    near.into_iter().map(|(_, word)| word).collect()
+}
+
+/// `; did you mean a or b?`, or nothing where nothing is near.
+pub(crate) fn did_you_mean<'k>(given: &str, known: impl IntoIterator<Item = &'k str>) -> String {
+    match nearest(given, known).as_slice() {
+        [] => String::new(),
+        near => format!("; did you mean {}?", near.join(" or ")),
+    }
+}
+
+/// How many letters to insert, delete, replace or swap with their neighbour to get from one word to the other, whatever
+/// their case (optimal string alignment).
+fn edits(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) =
+        (a.to_lowercase().chars().collect(), b.to_lowercase().chars().collect());
+    let mut before_last: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i; b.len() + 1];
+        for j in 1..=b.len() {
+            let replaced = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            row[j] = replaced.min(last[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                row[j] = row[j].min(before_last[j - 2] + 1);
+            }
+        }
+        before_last = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_of_the_finger_finds_the_word_that_was_meant() {
+        let known = ["aws/us-east-1", "aws/us-west-1", "gcp/us-east1", "embed", "rerank"];
+        let cases = [
+            ("aws/us-east1", vec!["aws/us-east-1", "aws/us-west-1", "gcp/us-east1"]),
+            ("AWS/US-WEST-1", vec!["aws/us-west-1", "aws/us-east-1"]),
+            ("embde", vec!["embed"]),
+            ("classify", vec![]),
+            ("mebde", vec![]),
+        ];
+        for (given, expected) in cases {
+            assert_eq!(nearest(given, known), expected, "{given}");
+        }
+        assert_eq!(nearest("ue", ["de", "eea", "eu"]), ["de", "eu"]);
+        assert_eq!(did_you_mean("embd", known), "; did you mean embed?");
+        assert_eq!(did_you_mean("classify", known), "");
+    }
+
+    #[test]
+    fn letters_are_counted_as_inserted_deleted_replaced_or_swapped() {
+        for (a, b, expected) in
+            [("", "abc", 3), ("abc", "acb", 1), ("abc", "ABC", 0), ("kitten", "sitting", 3)]
+        {
+            assert_eq!(edits(a, b), expected, "{a} {b}");
+            assert_eq!(edits(b, a), expected, "{b} {a}");
+        }
+    }
+}

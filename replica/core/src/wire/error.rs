@@ -1,0 +1,232 @@
+//! Every way in which Meridian refuses or fails, as one closed list.
+//!
+//! An error has three readers. A *program* wants a stable code and a status; an *operator* wants to know whose fault
+//! it was; and whoever holds the request (a client library, or the gateway between two attempts) wants to know what
+//! would help: nothing, waiting, or going elsewhere. [`ErrorCode`] answers all three, and both the gateway and the
+//! replica speak through it, so a code means the same at every door. `docs/errors.md` is rendered from this file.
+//!
+//! The body is OpenAI's error object (<https://platform.openai.com/docs/guides/error-codes>), because the stock
+//! clients parse it; the code travels in the header `x-meridian-error` too, so that a proxy need not read a body.
+
+use serde::{Deserialize, Serialize};
+
+/// Whose fault an error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// The request itself cannot be served by anybody.
+    Caller,
+    /// The caller may not do this, or not this much of it.
+    Quota,
+    /// There is not enough room.
+    Capacity,
+    /// A replica broke.
+    Replica,
+    /// A machine between us and the replica could not be reached.
+    Network,
+    /// A rule forbids it; the rule is doing its work.
+    Policy,
+}
+
+/// What would help whoever holds the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Remedy {
+    /// The same request will fail again, everywhere.
+    Nothing,
+    /// The same request may succeed later; `retry-after` says when.
+    Wait,
+    /// The same request may succeed in another region, now.
+    Elsewhere,
+}
+
+macro_rules! error_codes {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $status:literal, $fault:ident, $remedy:ident;)+) => {
+        /// A stable error code. The text form is part of the API: codes are added, never changed.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum ErrorCode {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl ErrorCode {
+            /// Every code, in the order of the documentation.
+            pub const ALL: &'static [ErrorCode] = &[$(ErrorCode::$name,)+];
+
+            /// The code as clients see it, in `error.code` and in `x-meridian-error`.
+            pub fn as_str(self) -> &'static str {
+                match self { $(ErrorCode::$name => $text,)+ }
+            }
+
+            /// The HTTP status that carries this code.
+            pub fn status(self) -> u16 {
+                match self { $(ErrorCode::$name => $status,)+ }
+            }
+
+            /// Whose fault it is.
+            pub fn fault(self) -> Fault {
+                match self { $(ErrorCode::$name => Fault::$fault,)+ }
+            }
+
+            /// What would help.
+            pub fn remedy(self) -> Remedy {
+                match self { $(ErrorCode::$name => Remedy::$remedy,)+ }
+            }
+
+            fn meaning(self) -> &'static str {
+                match self { $(ErrorCode::$name => concat!($($doc),+),)+ }
+            }
+        }
+    };
+}
+
+error_codes! {
+    /// The body is not JSON, or not of the shape that this path takes.
+    InvalidJson = "invalid_json", 400, Caller, Nothing;
+    /// A field that this path needs is absent; `param` names it.
+    MissingField = "missing_field", 400, Caller, Nothing;
+    /// A field has a type or a value that this path does not take; `param` names it.
+    InvalidValue = "invalid_value", 400, Caller, Nothing;
+    /// A header that Meridian reads has a value that it cannot read; `param` names it.
+    InvalidHeader = "invalid_header", 400, Caller, Nothing;
+    /// An input is empty: there is nothing to embed.
+    EmptyInput = "empty_input", 400, Caller, Nothing;
+    /// An input has more tokens than the model reads.
+    InputTooLong = "input_too_long", 400, Caller, Nothing;
+    /// The request carries more inputs than one request may.
+    TooManyInputs = "too_many_inputs", 400, Caller, Nothing;
+    /// The body has more bytes than one request may.
+    BodyTooLarge = "body_too_large", 413, Caller, Nothing;
+    /// The body did not arrive within the time that a request may take to arrive.
+    BodyTimeout = "body_timeout", 408, Caller, Nothing;
+    /// No API key, or one that is not known here.
+    InvalidApiKey = "invalid_api_key", 401, Quota, Nothing;
+    /// No deployment of this name exists; the message lists those that do.
+    ModelNotFound = "model_not_found", 404, Caller, Nothing;
+    /// No such path.
+    NotFound = "not_found", 404, Caller, Nothing;
+    /// The path exists, with another method.
+    MethodNotAllowed = "method_not_allowed", 405, Caller, Nothing;
+    /// The residency rules of the deployment and of the request together permit no region at all.
+    RegionNotPermitted = "region_not_permitted", 403, Policy, Nothing;
+    /// A region was asked to see a request that it is not allowed to see, and refused.
+    NotResidentHere = "not_resident_here", 403, Policy, Elsewhere;
+    /// Every region that is allowed to see the request is out of reach; the others were not asked.
+    NoCapacityInAllowedRegions = "no_capacity_in_allowed_regions", 503, Capacity, Wait;
+    /// The queue is full.
+    Overloaded = "overloaded", 429, Capacity, Wait;
+    /// No replica for this deployment is ready in this region.
+    NotReady = "not_ready", 503, Capacity, Elsewhere;
+    /// The process is going away and takes no new work.
+    Draining = "draining", 503, Capacity, Elsewhere;
+    /// The deadline passed before there was an answer.
+    DeadlineExceeded = "deadline_exceeded", 504, Capacity, Nothing;
+    /// The region could not be reached, or broke off before it answered.
+    RegionUnreachable = "region_unreachable", 502, Network, Elsewhere;
+    /// The replica could not be reached by its region, or broke off before it answered.
+    ReplicaUnreachable = "replica_unreachable", 502, Replica, Elsewhere;
+    /// Something that cannot happen did; the request identifier finds it in the logs.
+    Internal = "internal", 500, Replica, Elsewhere;
+}
+
+impl ErrorCode {
+    /// The code of this text, as read from `x-meridian-error`.
+    pub fn parse(text: &str) -> Option<ErrorCode> {
+        ErrorCode::ALL.iter().copied().find(|code| code.as_str() == text)
+    }
+
+    /// OpenAI's coarse `error.type`, by which its clients choose the exception that they raise.
+    pub fn openai_type(self) -> &'static str {
+        match self.fault() {
+            Fault::Caller => "invalid_request_error",
+            Fault::Quota => "authentication_error",
+            Fault::Policy => "permission_error",
+            Fault::Capacity if self.status() == 429 => "rate_limit_exceeded",
+            Fault::Capacity => "service_unavailable",
+            Fault::Replica | Fault::Network => "server_error",
+        }
+    }
+}
+
+/// `{"error": {...}}`, as OpenAI's clients read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// The one member.
+    pub error: ErrorObject,
+}
+
+/// OpenAI's error object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorObject {
+    /// One sentence for a person: the field, the limit, and what to do.
+    pub message: String,
+    /// [`ErrorCode::openai_type`].
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// [`ErrorCode::as_str`].
+    pub code: String,
+    /// The field or header that is wrong, where there is one.
+    pub param: Option<String>,
+}
+
+impl ErrorBody {
+    /// The body for `code`, with the sentence `message` about the field `param`.
+    pub fn new(code: ErrorCode, message: impl Into<String>, param: Option<&str>) -> ErrorBody {
+        ErrorBody {
+            error: ErrorObject {
+                message: message.into(),
+                kind: code.openai_type().to_owned(),
+                code: code.as_str().to_owned(),
+                param: param.map(str::to_owned),
+            },
+        }
+    }
+
+    /// The body as JSON bytes.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("strings serialise to JSON")
+    }
+}
+
+/// `docs/errors.md`, rendered.
+pub fn markdown() -> String {
+    let mut page = String::from(
+        "# Errors\n\n\
+         This page is rendered from `replica/core/src/wire/error.rs`; a test holds the two together.\n\n\
+         The body is `{\"error\": {\"message\", \"type\", \"code\", \"param\"}}`. The code stands in the header \
+         `x-meridian-error` as well. *Helps* says what whoever holds the request can do: nothing, wait (see \
+         `retry-after`), or go elsewhere (the gateway does this by itself, within the allowed regions).\n\n\
+         | code | status | fault | helps | meaning |\n|---|---|---|---|---|\n",
+    );
+    for code in ErrorCode::ALL {
+        let (text, status, meaning) = (code.as_str(), code.status(), code.meaning().trim());
+        let fault = format!("{:?}", code.fault()).to_lowercase();
+        let remedy = format!("{:?}", code.remedy()).to_lowercase();
+        page.push_str(&format!("| `{text}` | {status} | {fault} | {remedy} | {meaning} |\n"));
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_survives_the_header_it_travels_in() {
+        for code in ErrorCode::ALL {
+            assert_eq!(ErrorCode::parse(code.as_str()), Some(*code));
+        }
+        assert_eq!(ErrorCode::parse("no_such_code"), None);
+    }
+
+    #[test]
+    fn only_errors_of_the_server_side_send_a_request_elsewhere() {
+        for code in ErrorCode::ALL.iter().filter(|code| code.remedy() == Remedy::Elsewhere) {
+            assert!(code.fault() != Fault::Caller && code.fault() != Fault::Quota, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn the_page_of_errors_is_the_one_that_this_file_renders() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/errors.md");
+        let page = std::fs::read_to_string(path).expect("docs/errors.md");
+        assert_eq!(page, markdown(), "write the rendered page to docs/errors.md");
+    }
+}

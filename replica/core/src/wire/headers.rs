@@ -1,0 +1,22 @@
+//! The names of the headers that Meridian reads and writes, each in one place.
+
+/// The identifier of a request, ours or the client's; on every answer.
+pub const REQUEST_ID: &str = "x-request-id";
+/// In: how long the client is willing to wait, in milliseconds. Between processes: what is left of it.
+pub const TIMEOUT_MS: &str = "x-meridian-timeout-ms";
+/// In: narrows where the request may go. Between processes: the whole policy that the request travels under.
+pub const RESIDENCY: &str = "x-meridian-residency";
+/// In, from trusted peers only: `lat,lon` of the client; used for choosing, never for law.
+pub const CLIENT_GEO: &str = "x-meridian-client-geo";
+/// Out: the region that answered.
+pub const REGION: &str = "x-meridian-region";
+/// Out: how many attempts the answer took.
+pub const ATTEMPTS: &str = "x-meridian-attempts";
+/// Out, on errors: the [`crate::wire::error::ErrorCode`].
+pub const ERROR: &str = "x-meridian-error";
+/// Between processes: the deployment that the gateway read from the body, so that nobody reads it again.
+pub const DEPLOYMENT: &str = "x-meridian-deployment";
+/// Between processes: which attempt at the request this is, from 1.
+pub const ATTEMPT: &str = "x-meridian-attempt";
+/// Out: where the time went (W3C Server Timing).
+pub const SERVER_TIMING: &str = "server-timing";

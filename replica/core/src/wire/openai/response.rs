@@ -1,0 +1,217 @@
+//! The answers of `POST /v1/embeddings` and `GET /v1/models`.
+//!
+//! An answer is mostly numbers, so it is written straight from the engine's rows ([`EmbeddingsResponse::write`])
+//! without a copy per row; the owned types are for whoever reads one. A test holds the two together.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::ser::{SerializeSeq, Serializer};
+use serde::{Deserialize, Serialize};
+
+use super::request::Encoding;
+
+/// The answer of `POST /v1/embeddings`, as it is read.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct EmbeddingsResponse {
+    /// One vector per input, in the order of the inputs.
+    pub data: Vec<EmbeddingObject>,
+    /// The deployment that answered.
+    pub model: String,
+    /// What it cost.
+    pub usage: Usage,
+}
+
+/// One vector.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct EmbeddingObject {
+    /// The input that it belongs to.
+    pub index: usize,
+    /// The vector.
+    pub embedding: Embedding,
+}
+
+/// A vector, as it is written.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub enum Embedding {
+    /// A list of numbers.
+    Float(Vec<f32>),
+    /// Base64 of little-endian f32 numbers.
+    Base64(String),
+}
+
+impl Embedding {
+    /// The numbers; `None` where the base64 is none, or not of whole numbers.
+    pub fn values(&self) -> Option<Vec<f32>> {
+        match self {
+            Embedding::Float(values) => Some(values.clone()),
+            Embedding::Base64(text) => {
+                let bytes = STANDARD.decode(text).ok()?;
+                let (numbers, rest) = bytes.as_chunks::<4>();
+                rest.is_empty().then(|| numbers.iter().map(|number| f32::from_le_bytes(*number)).collect())
+            }
+        }
+    }
+}
+
+/// Tokens that were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Of the inputs, special tokens included: what the model computed.
+    pub prompt_tokens: u64,
+    /// The same; there is no output to count.
+    pub total_tokens: u64,
+}
+
+/// The engine's rows, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    values: &'a [f32],
+    dimensions: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// `values` are rows of `dimensions` numbers each.
+    pub fn new(values: &'a [f32], dimensions: usize) -> Rows<'a> {
+        assert!(dimensions > 0 && values.len().is_multiple_of(dimensions), "whole rows");
+        Rows { values, dimensions }
+    }
+
+    /// How many numbers there are.
+    pub fn numbers(&self) -> usize {
+        self.values.len()
+    }
+}
+
+impl EmbeddingsResponse {
+    /// The answer as JSON.
+    pub fn write(model: &str, rows: Rows<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
+        #[derive(Serialize)]
+        struct Answer<'a> {
+            object: &'static str,
+            data: Data<'a>,
+            model: &'a str,
+            usage: Usage,
+        }
+        // 12 bytes hold nearly every f32 of a unit vector and its comma; base64 needs 5.4.
+        let mut json = Vec::with_capacity(256 + rows.values.len() * 12);
+        let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
+        let answer = Answer { object: "list", data: Data { rows, encoding }, model, usage };
+        serde_json::to_writer(&mut json, &answer)
+            .expect("strings and numbers serialise, and a Vec takes them");
+        json
+    }
+}
+
+struct Data<'a> {
+    rows: Rows<'a>,
+    encoding: Encoding,
+}
+
+impl Serialize for Data<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Object<T> {
+            object: &'static str,
+            index: usize,
+            embedding: T,
+        }
+        let rows = self.rows.values.chunks_exact(self.rows.dimensions);
+        let mut data = serializer.serialize_seq(Some(rows.len()))?;
+        let mut bytes = Vec::new();
+        for (index, row) in rows.enumerate() {
+            match self.encoding {
+                Encoding::Float => {
+                    data.serialize_element(&Object { object: "embedding", index, embedding: row })?;
+                }
+                Encoding::Base64 => {
+                    bytes.clear();
+                    bytes.extend(row.iter().flat_map(|number| number.to_le_bytes()));
+                    let embedding = STANDARD.encode(&bytes);
+                    data.serialize_element(&Object { object: "embedding", index, embedding })?;
+                }
+            }
+        }
+        data.end()
+    }
+}
+
+/// The answer of `GET /v1/models`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelList {
+    /// `list`.
+    pub object: String,
+    /// The deployments.
+    pub data: Vec<ModelObject>,
+}
+
+/// One deployment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelObject {
+    /// Its name: what goes into `model`.
+    pub id: String,
+    /// `model`.
+    pub object: String,
+    /// Seconds since 1970 at which it began to be served.
+    pub created: u64,
+    /// `meridian`.
+    pub owned_by: String,
+}
+
+impl ModelList {
+    /// The list of `names`, served since `created`.
+    pub fn new<'a>(names: impl IntoIterator<Item = &'a str>, created: u64) -> ModelList {
+        let model = |name: &str| ModelObject {
+            id: name.to_owned(),
+            object: "model".to_owned(),
+            created,
+            owned_by: "meridian".to_owned(),
+        };
+        ModelList { object: "list".to_owned(), data: names.into_iter().map(model).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROWS: [f32; 6] = [0.25, -1.0e-7, 0.1, f32::MIN_POSITIVE, -0.333_333_34, 1.0];
+
+    fn read(encoding: Encoding) -> EmbeddingsResponse {
+        let json = EmbeddingsResponse::write("mini\"lm", Rows::new(&ROWS, 3), encoding, 17);
+        serde_json::from_slice(&json).expect("our own answer")
+    }
+
+    #[test]
+    fn every_number_survives_both_encodings() {
+        for encoding in [Encoding::Float, Encoding::Base64] {
+            let answer = read(encoding);
+            assert_eq!(answer.model, "mini\"lm");
+            assert_eq!(answer.usage, Usage { prompt_tokens: 17, total_tokens: 17 });
+            assert_eq!(answer.data.iter().map(|row| row.index).collect::<Vec<_>>(), [0, 1]);
+            let values: Vec<f32> =
+                answer.data.iter().flat_map(|row| row.embedding.values().expect("numbers")).collect();
+            assert_eq!(values, ROWS, "{encoding:?}");
+        }
+    }
+
+    #[test]
+    fn the_answer_has_the_members_that_stock_clients_read() {
+        let json = EmbeddingsResponse::write("m", Rows::new(&[1.0, 0.5], 2), Encoding::Float, 3);
+        let text = String::from_utf8(json).expect("JSON is UTF-8");
+        assert_eq!(
+            text,
+            concat!(
+                r#"{"object":"list","data":[{"object":"embedding","index":0,"embedding":[1.0,0.5]}],"#,
+                r#""model":"m","usage":{"prompt_tokens":3,"total_tokens":3}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn base64_of_half_a_number_is_not_a_vector() {
+        assert_eq!(Embedding::Base64(STANDARD.encode([0, 0, 128, 63, 1])).values(), None);
+        assert_eq!(Embedding::Base64("?".into()).values(), None);
+        assert_eq!(Embedding::Base64(STANDARD.encode([0, 0, 128, 63])).values(), Some(vec![1.0]));
+    }
+}

@@ -1,0 +1,36 @@
+//! `GET /status`: what a replica tells its region, many times a second.
+
+use serde::{Deserialize, Serialize};
+
+/// Where a replica stands in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateV1 {
+    /// The weights are being loaded.
+    Starting,
+    /// It takes work.
+    Ready,
+    /// It finishes what it has and takes nothing new.
+    Draining,
+}
+
+/// The answer of `GET /status`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StatusV1 {
+    /// 1.
+    pub version: u32,
+    /// The deployments that this replica answers to.
+    pub names: Vec<String>,
+    /// The model behind them, as configured.
+    pub model: String,
+    /// Where it stands in its life.
+    pub state: StateV1,
+    /// Tokens that wait or are being computed.
+    pub pending_tokens: u64,
+    /// Inputs that wait or are being computed.
+    pub pending_inputs: u64,
+    /// Requests for vectors since the start, refused ones included.
+    pub requests_total: u64,
+    /// Measured speed of the engine; 0 until it is known.
+    pub tokens_per_second: f64,
+}

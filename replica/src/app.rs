@@ -1,0 +1,137 @@
+//! What the routes share: the parts of the replica, where it stands in its life, and what it says of itself.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use replica_core::batch::Backlog;
+use replica_core::input::Readable;
+use replica_core::limits::Limits;
+use replica_core::wire::info::{EngineInfoV1, InfoV1, ModelInfoV1, QueueV1};
+use replica_core::wire::status::{StateV1, StatusV1};
+
+use crate::batcher::Batcher;
+use crate::body::BodyRoom;
+use crate::config::Config;
+use crate::counters::Counters;
+use crate::tokenize::TokenizerPool;
+
+/// Where the replica stands in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// The model is being loaded.
+    Starting,
+    /// It takes work.
+    Ready,
+    /// It finishes what it has.
+    Draining,
+}
+
+impl From<State> for StateV1 {
+    fn from(state: State) -> StateV1 {
+        match state {
+            State::Starting => StateV1::Starting,
+            State::Ready => StateV1::Ready,
+            State::Draining => StateV1::Draining,
+        }
+    }
+}
+
+/// The replica.
+pub(crate) struct App {
+    /// The deployments that it answers to.
+    pub(crate) names: Vec<String>,
+    /// The model behind them, as configured.
+    pub(crate) source: String,
+    pub(crate) limits: Limits,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) bodies: BodyRoom,
+    /// Seconds since 1970.
+    pub(crate) started_at: u64,
+    service: OnceLock<Service>,
+    draining: AtomicBool,
+}
+
+/// What serves, once the model is loaded.
+pub(crate) struct Service {
+    pub(crate) tokenizer: TokenizerPool,
+    pub(crate) batcher: Batcher,
+    pub(crate) readable: Readable,
+    pub(crate) dimensions: usize,
+    pub(crate) model: ModelInfoV1,
+    pub(crate) engine: EngineInfoV1,
+}
+
+impl App {
+    pub(crate) fn new(config: &Config) -> App {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        App {
+            names: config.names.iter().map(ToString::to_string).collect(),
+            source: config.model.to_string(),
+            limits: config.limits,
+            counters: Arc::default(),
+            bodies: BodyRoom::new(config.limits),
+            started_at: now.as_secs(),
+            service: OnceLock::new(),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// The model is loaded; from now on it takes work.
+    pub(crate) fn begin(&self, service: Service) {
+        assert!(self.service.set(service).is_ok(), "a replica begins once");
+    }
+
+    /// From now on it finishes what it has.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn life(&self) -> State {
+        match (self.draining.load(Ordering::Relaxed), self.service.get()) {
+            (true, _) => State::Draining,
+            (false, Some(_)) => State::Ready,
+            (false, None) => State::Starting,
+        }
+    }
+
+    pub(crate) fn service(&self) -> Option<&Service> {
+        self.service.get()
+    }
+
+    pub(crate) fn info(&self) -> InfoV1 {
+        let service = self.service.get();
+        InfoV1 {
+            version: 1,
+            names: self.names.clone(),
+            state: self.life().into(),
+            model: service.map(|service| service.model.clone()),
+            engine: service.map(|service| service.engine.clone()),
+            limits: self.limits.into(),
+            counters: self.counters.read(),
+            queue: self.queue(),
+        }
+    }
+
+    pub(crate) fn status(&self) -> StatusV1 {
+        let QueueV1 { pending_tokens, pending_inputs, tokens_per_second } = self.queue();
+        StatusV1 {
+            version: 1,
+            names: self.names.clone(),
+            model: self.source.clone(),
+            state: self.life().into(),
+            pending_tokens,
+            pending_inputs,
+            requests_total: self.counters.requests_total(),
+            tokens_per_second,
+        }
+    }
+
+    fn queue(&self) -> QueueV1 {
+        let batcher = self.service.get().map(|service| &service.batcher);
+        let Backlog { tokens, inputs } = batcher.map(Batcher::backlog).unwrap_or_default();
+        let tokens_per_second = batcher.map_or(0.0, Batcher::tokens_per_second);
+        QueueV1 { pending_tokens: tokens, pending_inputs: inputs, tokens_per_second }
+    }
+}

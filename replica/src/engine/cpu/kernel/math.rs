@@ -1,0 +1,178 @@
+//! Exponential, error function and the activations made of them, as polynomials.
+
+use super::Simd;
+use crate::model::Activation;
+
+/// `eˣ` within 2 units in the last place; 0 and infinity are cut off at the smallest and largest normal numbers.
+///
+/// `x = n·ln 2 + r` with `|r| ≤ ½·ln 2`, and `eʳ` by the minimax polynomial of Cephes (`expf.c`).
+#[inline(always)]
+pub(super) fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
+    let x = simd.max(simd.min(x, simd.splat(88.0)), simd.splat(-87.0));
+    let n = simd.round(simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
+    // ln 2 in two parts, the first with so few bits that n times it is exact.
+    let r = simd.mul_add(n, simd.splat(-0.693_359_4), x);
+    let r = simd.mul_add(n, simd.splat(2.121_944_4e-4), r);
+    let terms = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5];
+    let tail = polynomial(simd, r, terms);
+    let value = simd.add(simd.mul_add(simd.mul(r, r), tail, r), simd.splat(1.0));
+    simd.scale(value, n)
+}
+
+/// The error function within 4·10⁻⁷: the rational approximation of Eigen and XLA, odd over even in `x²`. Beyond 4 it
+/// is one but for 2·10⁻⁸.
+#[inline(always)]
+fn erf<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
+    let x = simd.max(simd.min(x, simd.splat(4.0)), simd.splat(-4.0));
+    let square = simd.mul(x, x);
+    let above = [
+        -2.726_142_3e-10,
+        2.770_681_4e-8,
+        -2.101_024e-6,
+        -5.692_506_4e-5,
+        -7.349_906_3e-4,
+        -2.954_6e-3,
+        -1.609_603_3e-2,
+    ];
+    let below = [-1.456_607_18e-5, -2.133_740_5e-4, -1.682_827e-3, -7.373_329_2e-3, -1.426_473_9e-2];
+    simd.div(simd.mul(x, polynomial(simd, square, above)), polynomial(simd, square, below))
+}
+
+/// The polynomial with these coefficients, the one of the highest power first.
+#[inline(always)]
+fn polynomial<S: Simd, const N: usize>(simd: S, x: S::Vector, coefficients: [f32; N]) -> S::Vector {
+    let mut value = simd.splat(coefficients[0]);
+    for coefficient in &coefficients[1..] {
+        value = simd.mul_add(value, x, simd.splat(*coefficient));
+    }
+    value
+}
+
+/// The activation of every lane.
+#[inline(always)]
+pub(super) fn activate<S: Simd>(simd: S, activation: Activation, x: S::Vector) -> S::Vector {
+    match activation {
+        Activation::Gelu => {
+            let half = simd.mul(x, simd.splat(0.5));
+            let erf = erf(simd, simd.mul(x, simd.splat(std::f32::consts::FRAC_1_SQRT_2)));
+            simd.mul_add(half, erf, half)
+        }
+        // ½x·(1 + tanh u) = x / (1 + e⁻²ᵘ), u = √(2/π)·(x + 0.044715·x³)
+        Activation::GeluTanh => {
+            let cube = simd.mul(simd.mul(x, x), x);
+            let inner = simd.mul_add(cube, simd.splat(0.044_715), x);
+            let power = simd.mul(inner, simd.splat(-2.0 * 0.797_884_6));
+            simd.div(x, simd.add(simd.splat(1.0), exp(simd, power)))
+        }
+        Activation::Relu => simd.max(x, simd.splat(0.0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Isa, Kernel};
+    use super::*;
+
+    enum Function {
+        Exp,
+        Erf,
+        Activate(Activation),
+    }
+
+    struct Apply<'a>(Function, &'a mut [f32]);
+
+    impl Kernel for Apply<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) {
+            for lanes in self.1.chunks_exact_mut(S::LANES) {
+                let x = simd.load(lanes);
+                let y = match self.0 {
+                    Function::Exp => exp(simd, x),
+                    Function::Erf => erf(simd, x),
+                    Function::Activate(activation) => activate(simd, activation, x),
+                };
+                simd.store(y, lanes);
+            }
+        }
+    }
+
+    /// Holds every instruction set to the reference, over `-limit..limit`.
+    fn check(function: impl Fn() -> Function, limit: f32, error: impl Fn(f64, f64) -> f64, tolerance: f64) {
+        let arguments: Vec<f32> = (0..8192).map(|i| limit * (i as f32 / 4096.0 - 1.0)).collect();
+        for isa in Isa::available() {
+            let mut values = arguments.clone();
+            isa.run(Apply(function(), &mut values));
+            for (x, value) in arguments.iter().zip(values) {
+                let wanted = reference(&function(), f64::from(*x));
+                let error = error(f64::from(value), wanted);
+                assert!(error <= tolerance, "{isa:?} at {x}: {value}, not {wanted} ({error:e})");
+            }
+        }
+    }
+
+    fn reference(function: &Function, x: f64) -> f64 {
+        match function {
+            Function::Exp => x.exp(),
+            Function::Erf => reference_erf(x),
+            Function::Activate(Activation::Gelu) => 0.5 * x * (1.0 + reference_erf(x * 0.5_f64.sqrt())),
+            Function::Activate(Activation::GeluTanh) => {
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                0.5 * x * (1.0 + inner.tanh())
+            }
+            Function::Activate(Activation::Relu) => x.max(0.0),
+        }
+    }
+
+    /// `2/√π·e^(−x²)·Σ 2ⁿx²ⁿ⁺¹/(2n+1)!!`, whose terms all have one sign, so that none of them cancel.
+    fn reference_erf(x: f64) -> f64 {
+        if x.abs() > 6.0 {
+            return x.signum();
+        }
+        let mut term = x;
+        let mut sum = x;
+        for n in 1..200 {
+            term *= 2.0 * x * x / f64::from(2 * n + 1);
+            sum += term;
+        }
+        sum * (-x * x).exp() * 2.0 / std::f64::consts::PI.sqrt()
+    }
+
+    fn absolute(value: f64, wanted: f64) -> f64 {
+        (value - wanted).abs()
+    }
+
+    fn relative(value: f64, wanted: f64) -> f64 {
+        ((value - wanted) / wanted).abs()
+    }
+
+    #[test]
+    fn the_exponential_is_exact_to_the_last_places() {
+        check(|| Function::Exp, 86.0, relative, 2.5e-7);
+        check(|| Function::Exp, 1.0, relative, 2.5e-7);
+    }
+
+    #[test]
+    fn the_exponential_of_minus_infinity_is_nothing_beside_one() {
+        for isa in Isa::available() {
+            let mut values = [f32::NEG_INFINITY; 16];
+            isa.run(Apply(Function::Exp, &mut values));
+            assert!(values.iter().all(|value| (0.0..1e-37).contains(value)), "{isa:?}: {values:?}");
+        }
+    }
+
+    #[test]
+    fn the_error_function_is_within_its_tolerance() {
+        check(|| Function::Erf, 6.0, absolute, 4e-7);
+    }
+
+    #[test]
+    fn the_activations_are_within_their_tolerance() {
+        // The error of erf times half the argument, and the rounding of the result.
+        let of_magnitude = |value: f64, wanted: f64| absolute(value, wanted) / (1.0 + wanted.abs());
+        check(|| Function::Activate(Activation::Gelu), 8.0, of_magnitude, 1e-6);
+        check(|| Function::Activate(Activation::GeluTanh), 8.0, of_magnitude, 5e-7);
+        check(|| Function::Activate(Activation::Relu), 8.0, absolute, 0.0);
+    }
+}

@@ -1,0 +1,170 @@
+//! The arithmetic, written once and compiled for each instruction set.
+//!
+//! A kernel is a value with a method that is generic over [`Simd`], the dozen operations that all instruction sets
+//! share. [`Isa::run`] enters a function that the compiler may fill with the instructions in question and runs the
+//! kernel there. So a formula stands in one place, the path that tests compare with is the same code with plain arrays
+//! for vectors, and `unsafe` is left to three short files: those that name instructions.
+//!
+//! What this asks of a kernel: everything between [`Kernel::run`] and the operations must be `#[inline(always)]`, and no
+//! closure may hold an operation. A function that stayed behind would be compiled without the instructions: correct, and
+//! slow.
+
+mod attention;
+mod math;
+mod portable;
+mod product;
+mod rows;
+mod throughput;
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "names AVX2 and FMA instructions")]
+mod x86_avx2;
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "names AVX-512 instructions")]
+mod x86_avx512;
+
+use std::fmt;
+
+pub(super) use attention::{Attention, AttentionScratch};
+pub(super) use product::{Finish, Product};
+pub(super) use rows::{Norm, Normalize, PoolRows};
+pub(super) use throughput::MultiplyAdd;
+
+/// An instruction set that this processor has. It can be had only from [`Isa::available`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Isa(Set);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Set {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(x86_avx512::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(x86_avx2::Avx2),
+    Portable(portable::Portable),
+}
+
+impl Isa {
+    /// What this processor has, the fastest first. The last one is always the portable path.
+    pub fn available() -> Vec<Isa> {
+        let mut sets = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            sets.extend(x86_avx512::Avx512::detect().map(Set::Avx512));
+            sets.extend(x86_avx2::Avx2::detect().map(Set::Avx2));
+        }
+        sets.push(Set::Portable(portable::Portable));
+        sets.into_iter().map(Isa).collect()
+    }
+
+    /// The fastest that this processor has.
+    pub fn best() -> Isa {
+        Isa::available()[0]
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(_) => "avx512f",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(_) => "avx2+fma",
+            Set::Portable(_) => "portable",
+        }
+    }
+
+    /// Runs the kernel with its instructions.
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(simd) => simd.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(simd) => simd.run(kernel),
+            Set::Portable(simd) => simd.run(kernel),
+        }
+    }
+}
+
+impl fmt::Debug for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A computation that does not say with which instructions.
+pub(super) trait Kernel {
+    /// What it comes to.
+    type Output;
+
+    /// Computes; implementations are `#[inline(always)]`.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// The operations of an instruction set. A value of this type is the proof that the processor has it.
+pub(super) trait Simd: Copy {
+    /// Some 32-bit floats on which one instruction works.
+    type Vector: Copy;
+
+    /// How many; a divisor of [`MAX_LANES`].
+    const LANES: usize;
+
+    /// Rows of the largest tile of a matrix product whose sums, [`TILE_VECTORS`] vectors per row, stay in registers.
+    const TILE_ROWS: usize;
+
+    /// Enters a function that is compiled with these instructions.
+    fn run<K: Kernel>(self, kernel: K) -> K::Output;
+
+    /// Has these numbers brought nearer, to the second-level cache, while other things are computed.
+    #[inline(always)]
+    fn prefetch(self, numbers: &[f32]) {
+        let _ = numbers;
+    }
+
+    fn splat(self, value: f32) -> Self::Vector;
+    /// The first [`Simd::LANES`] numbers of a slice.
+    fn load(self, from: &[f32]) -> Self::Vector;
+    /// Into the first [`Simd::LANES`] numbers of a slice.
+    fn store(self, vector: Self::Vector, to: &mut [f32]);
+    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn min(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `a·b + c`
+    fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// To the nearest whole number.
+    fn round(self, a: Self::Vector) -> Self::Vector;
+    /// `a·2ⁿ` for whole `n` between −126 and 127.
+    fn scale(self, a: Self::Vector, n: Self::Vector) -> Self::Vector;
+    /// The sum of all lanes, in an order that depends on nothing but [`Simd::LANES`].
+    fn sum(self, a: Self::Vector) -> f32;
+    /// The largest lane.
+    fn largest(self, a: Self::Vector) -> f32;
+}
+
+/// Lanes of the widest vector.
+pub(super) const MAX_LANES: usize = 16;
+
+/// Vectors of one row in a tile of a matrix product.
+pub(super) const TILE_VECTORS: usize = 2;
+
+/// A slice of at most one vector; lanes that it does not fill are `fill`.
+#[inline(always)]
+fn load_up_to<S: Simd>(simd: S, from: &[f32], fill: f32) -> S::Vector {
+    if from.len() == S::LANES {
+        return simd.load(from);
+    }
+    let mut lanes = [fill; MAX_LANES];
+    lanes[..from.len()].copy_from_slice(from);
+    simd.load(&lanes)
+}
+
+/// Into a slice of at most one vector; lanes for which it has no room are dropped.
+#[inline(always)]
+fn store_up_to<S: Simd>(simd: S, vector: S::Vector, to: &mut [f32]) {
+    if to.len() == S::LANES {
+        return simd.store(vector, to);
+    }
+    let mut lanes = [0.0; MAX_LANES];
+    simd.store(vector, &mut lanes);
+    to.copy_from_slice(&lanes[..to.len()]);
+}

@@ -1,0 +1,356 @@
+//! Matrices, and windows on them that different threads may write at the same time.
+//!
+//! A batch is computed by cutting each result into parts and giving every part to one thread. Part of a matrix is in
+//! general a rectangle, and the rows of two rectangles side by side alternate in memory, so a slice cannot stand for
+//! one. [`Tiles`] is the cut: it borrows the whole matrix mutably and hands out [`Window`]s that never overlap, each one
+//! at most once ([`Parts`]). With that, everything above is safe code: the borrow checker holds readers and writers of
+//! whole matrices apart, and the cut holds the writers of one matrix apart.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Bytes of a cache line, where rows of usual widths then begin.
+const LINE_BYTES: usize = 64;
+
+/// Numbers in rows, one row after another. Its memory only grows.
+#[derive(Debug, Default)]
+pub(super) struct Matrix {
+    data: Vec<f32>,
+    /// The first number that begins a cache line.
+    start: usize,
+    rows: usize,
+    width: usize,
+}
+
+impl Matrix {
+    /// Gives it this size. What was in it is lost.
+    pub(super) fn resize(&mut self, rows: usize, width: usize) {
+        let wanted = rows * width + LINE_BYTES / size_of::<f32>();
+        if self.data.len() < wanted {
+            self.data = vec![0.0; wanted];
+            self.start = self.data.as_ptr().align_offset(LINE_BYTES);
+        }
+        (self.rows, self.width) = (rows, width);
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// All numbers.
+    pub(super) fn data(&self) -> &[f32] {
+        &self.data[self.start..][..self.rows * self.width]
+    }
+
+    /// All numbers.
+    pub(super) fn data_mut(&mut self) -> &mut [f32] {
+        &mut self.data[self.start..][..self.rows * self.width]
+    }
+
+    /// One row.
+    pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
+        let width = self.width;
+        &mut self.data_mut()[index * width..][..width]
+    }
+
+    /// Some rows, for reading.
+    pub(super) fn view(&self, rows: Range<usize>) -> View<'_> {
+        View::new(&self.data()[rows.start * self.width..rows.end * self.width], self.width)
+    }
+
+    /// All of it, for writing by one thread.
+    pub(super) fn window(&mut self) -> Window<'_> {
+        let (rows, width) = (self.rows, self.width);
+        Window::new(self.data_mut(), rows, width)
+    }
+
+    /// Parts of it, for writing by several threads.
+    pub(super) fn tiles<'a>(&'a mut self, rows: Cut<'a>, columns: Cut<'a>) -> Tiles<'a> {
+        let width = self.width;
+        Tiles::new(self.data_mut(), width, rows, columns)
+    }
+}
+
+/// Rows for reading, or some columns of them.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    data: &'a [f32],
+    stride: usize,
+    first_column: usize,
+    width: usize,
+}
+
+impl<'a> View<'a> {
+    fn new(data: &'a [f32], width: usize) -> View<'a> {
+        View { data, stride: width, first_column: 0, width }
+    }
+
+    /// The same rows, of these columns.
+    pub(super) fn columns(self, columns: Range<usize>) -> View<'a> {
+        assert!(columns.end <= self.width, "columns of the view");
+        View { first_column: self.first_column + columns.start, width: columns.len(), ..self }
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.data.len() / self.stride
+    }
+
+    pub(super) fn width(&self) -> usize {
+        self.width
+    }
+
+    #[inline(always)]
+    pub(super) fn row(&self, index: usize) -> &'a [f32] {
+        &self.data[index * self.stride + self.first_column..][..self.width]
+    }
+}
+
+/// A rectangle of a matrix, for writing: whoever holds it is alone with it.
+pub(super) struct Window<'a> {
+    /// The corner of least row and column.
+    corner: NonNull<f32>,
+    stride: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    matrix: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a window is a mutable borrow of its numbers, like a `&mut [f32]`, and those may be sent.
+unsafe impl Send for Window<'_> {}
+
+impl<'a> Window<'a> {
+    fn new(data: &'a mut [f32], rows: usize, width: usize) -> Window<'a> {
+        assert!(rows * width <= data.len(), "a window lies in its matrix");
+        Window {
+            corner: NonNull::from(data).cast(),
+            stride: width,
+            rows: 0..rows,
+            columns: 0..width,
+            matrix: PhantomData,
+        }
+    }
+
+    /// Which rows of the matrix these are.
+    pub(super) fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// Which columns of the matrix these are.
+    pub(super) fn columns(&self) -> Range<usize> {
+        self.columns.clone()
+    }
+
+    /// A row of the window, by its place in the window.
+    #[inline(always)]
+    pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
+        assert!(index < self.rows.len(), "a row of the window");
+        // SAFETY: the rectangle lies in the matrix, as its constructors see to, and the index in the rectangle; nobody
+        // else reaches the rectangle while the window lives, and this borrow ends before the next one begins.
+        unsafe {
+            let first = self.corner.as_ptr().add(index * self.stride);
+            std::slice::from_raw_parts_mut(first, self.columns.len())
+        }
+    }
+
+    /// Its rows for reading, if they are whole rows.
+    pub(super) fn view(&self) -> View<'_> {
+        assert!(self.columns.len() == self.stride, "a view is of whole rows");
+        // SAFETY: whole rows are one piece of memory, inside the matrix; nobody else reaches it while the window lives,
+        // and the view borrows the window.
+        let data = unsafe { std::slice::from_raw_parts(self.corner.as_ptr(), self.rows.len() * self.stride) };
+        View::new(data, self.stride)
+    }
+}
+
+/// How rows or columns are cut into ranges that follow each other.
+#[derive(Clone, Copy)]
+pub(super) enum Cut<'a> {
+    /// `total` things in `parts` of nearly equal size, each but the last a multiple of `unit`.
+    Even { total: usize, parts: usize, unit: usize },
+    /// Between each of these and the next.
+    At(&'a [u32]),
+}
+
+impl Cut<'_> {
+    /// Not at all.
+    pub(super) fn whole(total: usize) -> Cut<'static> {
+        Cut::even(total, 1, total.max(1))
+    }
+
+    /// Into at most so many parts, of whole units.
+    pub(super) fn even(total: usize, parts: usize, unit: usize) -> Cut<'static> {
+        let parts = parts.clamp(1, total.div_ceil(unit).max(1));
+        Cut::Even { total, parts, unit }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Cut::Even { parts, .. } => *parts,
+            Cut::At(ends) => ends.len() - 1,
+        }
+    }
+
+    fn range(&self, index: usize) -> Range<usize> {
+        match *self {
+            Cut::Even { total, parts, unit } => {
+                let units = total.div_ceil(unit);
+                let end = |index: usize| (index * units / parts * unit).min(total);
+                end(index)..end(index + 1)
+            }
+            Cut::At(ends) => ends[index] as usize..ends[index + 1] as usize,
+        }
+    }
+
+    /// The end of the last range. The ranges before it must not overlap.
+    fn checked_end(&self) -> usize {
+        match self {
+            Cut::Even { total, .. } => *total,
+            Cut::At(ends) => {
+                assert!(ends.is_sorted(), "ranges follow each other");
+                ends.last().map_or(0, |end| *end as usize)
+            }
+        }
+    }
+}
+
+/// Work in parts that no two threads share.
+///
+/// # Safety
+/// Parts of different index have no memory in common that either could write.
+pub(super) unsafe trait Parts: Sync {
+    /// What one thread works on.
+    type Part;
+
+    /// Parts.
+    fn len(&self) -> usize;
+
+    /// One of them.
+    ///
+    /// # Safety
+    /// Each index is asked for at most once, and is below [`Parts::len`].
+    unsafe fn part(&self, index: usize) -> Self::Part;
+}
+
+/// A matrix, cut into windows.
+pub(super) struct Tiles<'a> {
+    first: NonNull<f32>,
+    stride: usize,
+    rows: Cut<'a>,
+    columns: Cut<'a>,
+    matrix: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: all that threads can do with a shared `Tiles` is to take windows, which may be sent.
+unsafe impl Sync for Tiles<'_> {}
+
+impl<'a> Tiles<'a> {
+    /// Cuts `data`, rows of `width` numbers.
+    pub(super) fn new(data: &'a mut [f32], width: usize, rows: Cut<'a>, columns: Cut<'a>) -> Tiles<'a> {
+        assert!(columns.checked_end() <= width, "the columns lie in the matrix");
+        assert!(rows.checked_end() * width <= data.len(), "the rows lie in the matrix");
+        Tiles { first: NonNull::from(data).cast(), stride: width, rows, columns, matrix: PhantomData }
+    }
+}
+
+// SAFETY: windows of different index differ in their row range or in their column range; `Tiles::new` has checked that
+// neither the row ranges nor the column ranges overlap.
+unsafe impl<'a> Parts for Tiles<'a> {
+    type Part = Window<'a>;
+
+    fn len(&self) -> usize {
+        self.rows.len() * self.columns.len()
+    }
+
+    unsafe fn part(&self, index: usize) -> Window<'a> {
+        let rows = self.rows.range(index / self.columns.len());
+        let columns = self.columns.range(index % self.columns.len());
+        // SAFETY: the ranges end inside the matrix, as `Tiles::new` has checked, and so does the sum.
+        let corner = unsafe { self.first.add(rows.start * self.stride + columns.start) };
+        Window { corner, stride: self.stride, rows, columns, matrix: PhantomData }
+    }
+}
+
+/// Parts of two matrices, pair by pair.
+// SAFETY: parts of different index have different indices in both.
+unsafe impl<A: Parts, B: Parts> Parts for (A, B) {
+    type Part = (A::Part, B::Part);
+
+    fn len(&self) -> usize {
+        assert!(self.0.len() == self.1.len(), "pairs of parts");
+        self.0.len()
+    }
+
+    unsafe fn part(&self, index: usize) -> Self::Part {
+        // SAFETY: as the caller promises, for both.
+        unsafe { (self.0.part(index), self.1.part(index)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes each part's number over all of it, and comes to the matrix.
+    fn paint(rows: usize, width: usize, row_cut: Cut<'_>, column_cut: Cut<'_>) -> Vec<f32> {
+        let mut matrix = Matrix::default();
+        matrix.resize(rows, width);
+        matrix.data_mut().fill(f32::NAN);
+        let tiles = matrix.tiles(row_cut, column_cut);
+        // SAFETY: each index once.
+        let mut windows: Vec<Window<'_>> =
+            (0..tiles.len()).map(|index| unsafe { tiles.part(index) }).collect();
+        for (number, window) in windows.iter_mut().enumerate() {
+            for row in 0..window.rows().len() {
+                window.row_mut(row).fill(number as f32);
+            }
+        }
+        matrix.data().to_vec()
+    }
+
+    #[test]
+    fn windows_cover_a_matrix_and_do_not_overlap() {
+        let painted = paint(3, 5, Cut::At(&[0, 1, 1, 3]), Cut::even(5, 2, 2));
+        let wanted = [[0., 0., 1., 1., 1.], [4., 4., 5., 5., 5.], [4., 4., 5., 5., 5.]];
+        assert_eq!(painted, wanted.as_flattened());
+    }
+
+    #[test]
+    fn parts_are_of_nearly_equal_size_and_whole_units() {
+        let check = |total, parts, unit, wanted: &[Range<usize>]| {
+            let cut = Cut::even(total, parts, unit);
+            let ranges: Vec<Range<usize>> = (0..cut.len()).map(|index| cut.range(index)).collect();
+            assert_eq!(ranges, wanted, "{total} in {parts} parts of units of {unit}");
+        };
+        check(10, 3, 1, &[0..3, 3..6, 6..10]);
+        check(70, 2, 32, &[0..32, 32..70]);
+        check(70, 9, 32, &[0..32, 32..64, 64..70]);
+        check(3, 4, 1, &[0..1, 1..2, 2..3]);
+        check(0, 4, 1, std::slice::from_ref(&(0..0)));
+    }
+
+    #[test]
+    #[should_panic(expected = "the rows lie in the matrix")]
+    fn a_cut_beyond_the_matrix_is_a_bug() {
+        paint(3, 5, Cut::At(&[0, 4]), Cut::whole(5));
+    }
+
+    #[test]
+    #[should_panic(expected = "ranges follow each other")]
+    fn a_cut_with_overlapping_ranges_is_a_bug() {
+        paint(3, 5, Cut::At(&[0, 2, 1, 3]), Cut::whole(5));
+    }
+
+    #[test]
+    fn rows_begin_where_a_cache_line_begins() {
+        let mut matrix = Matrix::default();
+        for rows in [1, 7, 3, 100] {
+            matrix.resize(rows, 32);
+            assert_eq!(matrix.row_mut(rows - 1).as_ptr().align_offset(LINE_BYTES), 0);
+        }
+    }
+}

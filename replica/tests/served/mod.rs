@@ -1,0 +1,262 @@
+//! A replica on loopback with a small model of its own, and a client that may be as rude as a test needs.
+//!
+//! The model is a real BERT of random weights, so the whole path is real: files, tokenizer, planner, engine. It is made
+//! here from a seed instead of being committed: what its numbers mean is the business of the golden tests.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use replica::{Config, ServeError};
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+
+pub(crate) const HIDDEN: usize = 64;
+const INNER: usize = 128;
+const LAYERS: usize = 2;
+pub(crate) const VOCABULARY: usize = 200;
+/// Tokens of the longest input. There are no special tokens: a text of `n` words has `n` tokens.
+pub(crate) const MAX_TOKENS: usize = 128;
+
+/// Writes a model into `folder`.
+pub(crate) fn write_model(folder: &Path) {
+    let config = json!({
+        "model_type": "bert", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4, "intermediate_size": INNER, "max_position_embeddings": MAX_TOKENS,
+        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    });
+    let words: serde_json::Map<String, Value> = (1..VOCABULARY)
+        .map(|id| (format!("w{id}"), json!(id)))
+        .chain([("[UNK]".to_owned(), json!(0))])
+        .collect();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": words},
+    });
+    fs::write(folder.join("config.json"), config.to_string()).expect("a file");
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).expect("a file");
+    fs::write(folder.join("model.safetensors"), weights()).expect("a file");
+}
+
+fn weights() -> Vec<u8> {
+    let mut shapes: Vec<(String, Vec<usize>)> = vec![
+        ("embeddings.word_embeddings.weight".to_owned(), vec![VOCABULARY, HIDDEN]),
+        ("embeddings.position_embeddings.weight".to_owned(), vec![MAX_TOKENS, HIDDEN]),
+        ("embeddings.token_type_embeddings.weight".to_owned(), vec![2, HIDDEN]),
+    ];
+    let mut module = |name: &str, rows: Option<usize>, columns: usize| {
+        shapes.push((format!("{name}.weight"), rows.into_iter().chain([columns]).collect()));
+        shapes.push((format!("{name}.bias"), vec![rows.unwrap_or(columns)]));
+    };
+    module("embeddings.LayerNorm", None, HIDDEN);
+    for layer in 0..LAYERS {
+        let layer = format!("encoder.layer.{layer}");
+        for part in ["self.query", "self.key", "self.value", "output.dense"] {
+            module(&format!("{layer}.attention.{part}"), Some(HIDDEN), HIDDEN);
+        }
+        module(&format!("{layer}.intermediate.dense"), Some(INNER), HIDDEN);
+        module(&format!("{layer}.output.dense"), Some(HIDDEN), INNER);
+        module(&format!("{layer}.attention.output.LayerNorm"), None, HIDDEN);
+        module(&format!("{layer}.output.LayerNorm"), None, HIDDEN);
+    }
+    let mut random = SmallRng::seed_from_u64(2);
+    let mut number = |_| (random.random::<f32>() - 0.5).to_le_bytes();
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
+        .into_iter()
+        .map(|(name, shape)| {
+            let bytes = (0..shape.iter().product()).flat_map(&mut number).collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).expect("a tensor"))
+    });
+    safetensors::serialize(views, None).expect("a file of tensors")
+}
+
+/// A running replica. Dropped, it is told to end, and has to.
+pub(crate) struct Served {
+    pub(crate) address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<Result<(), ServeError>>>,
+    /// Removed when the replica has ended.
+    model: Option<TempDir>,
+}
+
+impl Served {
+    /// Starts one with the small model; `toml` is added to its configuration.
+    pub(crate) fn start(toml: &str) -> Served {
+        let model = tempfile::tempdir().expect("a folder");
+        write_model(model.path());
+        let config = config("127.0.0.1:0", model.path(), toml);
+        let mut served = Served::with(config);
+        served.model = Some(model);
+        served
+    }
+
+    /// Starts one that is configured like this.
+    pub(crate) fn with(config: Config) -> Served {
+        let (told, address) = mpsc::channel();
+        let (stop, stopped) = oneshot::channel();
+        let thread =
+            thread::spawn(move || serve(config, stopped, move |address| told.send(address).expect("a test")));
+        match address.recv() {
+            Ok(address) => Served { address, stop: Some(stop), thread: Some(thread), model: None },
+            Err(_) => {
+                panic!("it does not become ready: {}", thread.join().expect("its end").expect_err("a reason"))
+            }
+        }
+    }
+
+    /// Tells it to end.
+    pub(crate) fn stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            // A replica that has ended by itself is found out when it is joined.
+            let _ = stop.send(());
+        }
+    }
+
+    /// What its `run` returned.
+    pub(crate) fn ended(&mut self) -> Result<(), ServeError> {
+        self.thread.take().expect("it ends once").join().expect("it does not panic")
+    }
+
+    /// A request over a connection of its own, and the answer.
+    pub(crate) fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let mut call = self.open(method, path, headers, Some(body.len()));
+        call.write_all(body).expect("to send the body");
+        Answer::read(call)
+    }
+
+    /// The head of a request; without a length the body that follows is chunked.
+    pub(crate) fn open(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        length: Option<usize>,
+    ) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).expect("a connection");
+        let length = match length {
+            Some(length) => format!("content-length: {length}"),
+            None => "transfer-encoding: chunked".to_owned(),
+        };
+        let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{length}\r\n");
+        headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
+        stream.write_all(format!("{head}\r\n").as_bytes()).expect("to send the head");
+        stream
+    }
+
+    pub(crate) fn embed(&self, body: &Value) -> Answer {
+        self.call("POST", "/v1/embeddings", &[], body.to_string().as_bytes())
+    }
+
+    /// The vectors of these texts, each asked for by the name `small`.
+    pub(crate) fn vectors(&self, texts: &[String]) -> Vec<Vec<f32>> {
+        let answer = self.embed(&json!({"model": "small", "input": texts}));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.vectors()
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Value {
+        serde_json::from_slice(&self.call("GET", path, &[], b"").body).expect("JSON")
+    }
+
+    /// Waits until `/status` is as wanted.
+    pub(crate) fn wait_until(&self, wanted: impl Fn(&Value) -> bool) {
+        while !wanted(&self.get("/status")) {
+            thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop();
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(thread::panicking() || matches!(ended, Ok(Ok(()))), "{ended:?}");
+        }
+        self.model = None;
+    }
+}
+
+/// A configuration for the model in `folder`, under the names `small` and `other`.
+pub(crate) fn config(listen: &str, folder: &Path, toml: &str) -> Config {
+    let folder = folder.to_str().expect("a path");
+    let cache = format!("{folder}/cache");
+    let text = format!(
+        "listen = {listen:?}\nnames = [\"small\", \"other\"]\nmodel = {folder:?}\ncache = {cache:?}\n{toml}"
+    );
+    text.parse().expect("a configuration")
+}
+
+/// Serves on a runtime of its own until it is stopped.
+pub(crate) fn serve(
+    config: Config,
+    stopped: oneshot::Receiver<()>,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), ServeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let shutdown = async move {
+        stopped.await.expect("a test stops what it started");
+    };
+    runtime.expect("a runtime").block_on(replica::run(config, shutdown, ready))
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn read(stream: TcpStream) -> Answer {
+        let mut stream = BufReader::new(stream);
+        let mut line = || {
+            let mut line = String::new();
+            stream.read_line(&mut line).expect("a line of the head");
+            line.trim_end().to_owned()
+        };
+        let status = line().split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        let mut headers = BTreeMap::new();
+        loop {
+            let line = line();
+            let Some((name, value)) = line.split_once(": ") else { break };
+            headers.insert(name.to_owned(), value.to_owned());
+        }
+        let length = headers.get("content-length").and_then(|length| length.parse().ok()).expect("a length");
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body).expect("the body");
+        Answer { status, headers, body }
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(String::as_str)
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).chars().take(500).collect()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).expect("JSON")
+    }
+
+    pub(crate) fn vectors(&self) -> Vec<Vec<f32>> {
+        let answer: replica_core::wire::openai::EmbeddingsResponse =
+            serde_json::from_slice(&self.body).expect("an answer with vectors");
+        answer.data.iter().map(|row| row.embedding.values().expect("numbers")).collect()
+    }
+}

@@ -1,0 +1,178 @@
+//! The hub: events in, commands out.
+//!
+//! What stands in the store arrives as events, and what is to be published leaves as a command. A table is *persisted*
+//! before it is *published*: a hub that dies between the two has shown nobody a generation that its successor would
+//! give out a second time. While one table is being persisted, changes gather, and the next table holds them all.
+//!
+//! The shell's loop is: wait for an event or for [`Hub::next_wakeup`], hand it in, then do what [`Hub::poll`] says until
+//! it says nothing.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::invariants;
+use crate::publish::publish;
+use crate::registry::{Registry, Standing};
+use regions::{Deployment, DeploymentName, RegionId, RouteTable};
+
+/// How long the hub waits before it asks a store again that did not take a table.
+pub const PERSIST_RETRY: Duration = Duration::from_secs(1);
+
+/// What the hub is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Everything that stands in the store, after the watch on it broke off.
+    Listed {
+        /// Every spoke.
+        spokes: Vec<Standing>,
+        /// Every deployment.
+        deployments: Vec<Deployment>,
+    },
+    /// A spoke registered, or said anew what is ready.
+    SpokeStands(Standing),
+    /// A spoke's lease ended, or the spoke ended it.
+    SpokeGone {
+        /// The region whose spoke it was.
+        region: RegionId,
+        /// Which of its starts.
+        boot_id: u64,
+    },
+    /// A deployment is new or has changed.
+    Deployed(Deployment),
+    /// A deployment was taken away.
+    Undeployed(DeploymentName),
+    /// The store holds this table: that of the last [`Command::Persist`], or of one before it of which the store said
+    /// that it might not hold it.
+    Persisted(RouteTable),
+    /// It has not, and is to be asked again.
+    NotPersisted,
+}
+
+/// What the hub wants done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Write this table to the store and say whether that succeeded.
+    Persist(RouteTable),
+    /// Give this table to whoever asks for one.
+    Publish(RouteTable),
+}
+
+/// What the hub finds in its store when it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Of the store.
+    pub epoch: u64,
+    /// The table that was published last, if one ever was.
+    pub table: Option<RouteTable>,
+    /// Every spoke that is registered.
+    pub spokes: Vec<Standing>,
+    /// Every deployment.
+    pub deployments: Vec<Deployment>,
+}
+
+/// The hub.
+#[derive(Debug)]
+pub struct Hub {
+    epoch: u64,
+    deployments: BTreeMap<DeploymentName, Deployment>,
+    registry: Registry,
+    /// The table in the store.
+    persisted: RouteTable,
+    writing: Writing,
+    /// [`Hub::persisted`] has not been given out yet.
+    to_publish: bool,
+}
+
+/// Where the next table stands on its way into the store.
+#[derive(Debug)]
+enum Writing {
+    Nothing,
+    UnderWay,
+    /// The store did not take one.
+    Again {
+        at: Instant,
+    },
+}
+
+impl Hub {
+    /// A hub that starts with what it finds. Regions of the last table have `lapsed_keep` to come forward.
+    pub fn new(found: Found, lapsed_keep: Duration, now: Instant) -> Hub {
+        let Found { epoch, table, spokes, deployments } = found;
+        let to_publish = table.is_some();
+        let persisted = table.unwrap_or_else(RouteTable::empty);
+        let registry = Registry::new(&persisted.regions, lapsed_keep, now);
+        let deployed = BTreeMap::new();
+        let writing = Writing::Nothing;
+        let mut hub = Hub { epoch, deployments: deployed, registry, persisted, writing, to_publish };
+        hub.handle(Event::Listed { spokes, deployments }, now);
+        hub
+    }
+
+    /// Takes note of what happened.
+    ///
+    /// # Panics
+    ///
+    /// When told that the store holds a table which does not supersede the one before it.
+    pub fn handle(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::Listed { spokes, deployments } => {
+                self.registry.replace(spokes, now);
+                let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
+                self.deployments = named.collect();
+            }
+            Event::SpokeStands(standing) => self.registry.put(standing),
+            Event::SpokeGone { region, boot_id } => self.registry.remove(&region, boot_id, now),
+            Event::Deployed(deployment) => {
+                self.deployments.insert(deployment.name.clone(), deployment);
+            }
+            Event::Undeployed(name) => {
+                self.deployments.remove(&name);
+            }
+            Event::Persisted(table) => {
+                invariants::monotone(self.persisted.generation, table.generation)
+                    .expect("the store is written by this hub alone, and this hub counts upwards");
+                self.persisted = table;
+                self.to_publish = true;
+                self.writing = Writing::Nothing;
+            }
+            Event::NotPersisted => self.writing = Writing::Again { at: now + PERSIST_RETRY },
+        }
+    }
+
+    /// What is to be done next, if anything.
+    pub fn poll(&mut self) -> Option<Command> {
+        if std::mem::take(&mut self.to_publish) {
+            return Some(Command::Publish(self.persisted.clone()));
+        }
+        match self.writing {
+            Writing::UnderWay | Writing::Again { .. } => None,
+            Writing::Nothing => {
+                let next = publish(&self.persisted, self.epoch, self.registry.routes(), &self.deployments)?;
+                self.writing = Writing::UnderWay;
+                Some(Command::Persist(next))
+            }
+        }
+    }
+
+    /// When [`Hub::handle_timeout`] wants to be called, at the latest.
+    pub fn next_wakeup(&self) -> Option<Instant> {
+        let again = match self.writing {
+            Writing::Again { at } => Some(at),
+            Writing::Nothing | Writing::UnderWay => None,
+        };
+        self.registry.next_expiry().into_iter().chain(again).min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.registry.expire(now);
+        if let Writing::Again { at } = self.writing
+            && at <= now
+        {
+            self.writing = Writing::Nothing;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! A hub's life, told as what happens to it.
+
+use super::*;
+use crate::registry::{LAPSED_KEEP, Registration};
+use crate::some_instant;
+use regions::{EngineKind, EngineSpec, Generation, Precision, ResidencyPolicy, Task};
+use std::collections::BTreeSet;
+
+const EUROPE: &str = "gcp/europe-west4";
+const AMERICA: &str = "aws/us-east-1";
+
+fn standing(region: &str, created: u64) -> Standing {
+    let registration = Registration {
+        region: region.parse().unwrap(),
+        endpoint: ([10, 0, 0, 1], 7100).into(),
+        boot_id: created,
+        deployments: BTreeSet::from(["minilm".parse().unwrap()]),
+    };
+    Standing { registration, created }
+}
+
+fn deployment(name: &str) -> Deployment {
+    Deployment {
+        name: name.parse().unwrap(),
+        task: Task::Embed,
+        model: "pypi://m".to_owned(),
+        engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
+        residency: ResidencyPolicy::Anywhere,
+        regions: Vec::new(),
+    }
+}
+
+/// A hub whose store takes every table, in a time that passes when the test says so.
+struct World {
+    hub: Hub,
+    now: Instant,
+    published: Vec<RouteTable>,
+}
+
+impl World {
+    fn start(table: Option<RouteTable>, epoch: u64, spokes: Vec<Standing>) -> World {
+        let now = some_instant();
+        let found = Found { epoch, table, spokes, deployments: vec![deployment("minilm")] };
+        World { hub: Hub::new(found, LAPSED_KEEP, now), now, published: Vec::new() }
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.hub.handle(event, self.now);
+    }
+
+    /// Does what the hub wants until it wants nothing.
+    fn settle(&mut self) {
+        while let Some(command) = self.hub.poll() {
+            match command {
+                Command::Persist(table) => self.tell(Event::Persisted(table)),
+                Command::Publish(table) => self.published.push(table),
+            }
+        }
+    }
+
+    /// Sleeps until the hub wants to be woken.
+    fn sleep(&mut self) {
+        self.now = self.hub.next_wakeup().expect("something to wait for");
+        self.hub.handle_timeout(self.now);
+    }
+
+    fn generations(&self) -> Vec<String> {
+        self.published.iter().map(|table| table.generation.to_string()).collect()
+    }
+
+    fn routed(&self) -> Vec<&str> {
+        self.published.last().expect("something was published").regions.keys().map(RegionId::as_str).collect()
+    }
+}
+
+#[test]
+fn a_region_is_published_when_it_registers_and_for_a_while_after_it_fell_silent() {
+    let mut world = World::start(None, 1, Vec::new());
+    world.settle();
+    assert_eq!(world.generations(), ["1.1"], "the deployments are news");
+    world.tell(Event::SpokeStands(standing(EUROPE, 5)));
+    world.settle();
+    assert_eq!((world.generations(), world.routed()), (vec!["1.1".into(), "1.2".into()], vec![EUROPE]));
+
+    world.tell(Event::SpokeGone { region: EUROPE.parse().unwrap(), boot_id: 5 });
+    world.settle();
+    assert_eq!(world.generations().len(), 2, "nothing has changed for a gateway");
+    let gone = world.now;
+    world.sleep();
+    world.settle();
+    assert_eq!(world.now - gone, LAPSED_KEEP);
+    assert_eq!((world.generations().len(), world.routed()), (3, vec![]));
+    assert_eq!(world.hub.next_wakeup(), None);
+}
+
+#[test]
+fn a_hub_that_starts_again_publishes_at_once_what_it_published_last() {
+    let mut before = World::start(None, 4, vec![standing(EUROPE, 1), standing(AMERICA, 2)]);
+    before.settle();
+    let last = before.published.pop();
+
+    let mut after = World::start(last.clone(), 4, Vec::new());
+    assert_eq!(after.hub.poll(), last.map(Command::Publish));
+    assert_eq!(after.hub.poll(), None, "no spoke has come forward, and no region is taken away for it");
+    after.tell(Event::SpokeStands(standing(AMERICA, 9)));
+    after.sleep();
+    after.settle();
+    assert_eq!((after.generations(), after.routed()), (vec!["4.2".into()], vec![AMERICA]));
+}
+
+#[test]
+fn a_store_that_was_restored_and_given_a_new_epoch_has_its_table_published_again() {
+    let mut before = World::start(None, 4, vec![standing(EUROPE, 1)]);
+    before.settle();
+    let mut after = World::start(before.published.pop(), 5, vec![standing(EUROPE, 1)]);
+    after.settle();
+    assert_eq!(after.generations(), ["4.1", "5.2"]);
+}
+
+#[test]
+fn nothing_is_published_before_it_is_persisted_and_changes_gather_meanwhile() {
+    let mut world = World::start(None, 1, Vec::new());
+    let Some(Command::Persist(first)) = world.hub.poll() else { panic!("the first table") };
+    world.tell(Event::SpokeStands(standing(EUROPE, 1)));
+    world.tell(Event::SpokeStands(standing(AMERICA, 2)));
+    world.tell(Event::Deployed(deployment("minilm-eu")));
+    assert_eq!(world.hub.poll(), None, "one table at a time");
+    world.tell(Event::Persisted(first.clone()));
+    assert_eq!(world.hub.poll(), Some(Command::Publish(first)));
+    world.settle();
+    assert_eq!((world.generations(), world.routed()), (vec!["1.2".into()], vec![AMERICA, EUROPE]));
+    assert_eq!(world.published[0].deployments.len(), 2);
+}
+
+#[test]
+fn a_store_that_does_not_take_a_table_is_asked_again_with_the_newest() {
+    let mut world = World::start(None, 1, Vec::new());
+    assert!(matches!(world.hub.poll(), Some(Command::Persist(_))));
+    world.tell(Event::NotPersisted);
+    world.tell(Event::SpokeStands(standing(EUROPE, 1)));
+    assert_eq!(world.hub.poll(), None);
+    let failed = world.now;
+    world.sleep();
+    assert_eq!(world.now - failed, PERSIST_RETRY);
+    world.settle();
+    let first = Generation { epoch: 1, number: 1 };
+    assert_eq!((world.published[0].generation, world.routed()), (first, vec![EUROPE]));
+}
+
+#[test]
+fn a_table_that_the_store_holds_after_all_is_published_and_then_superseded() {
+    let mut world = World::start(None, 1, Vec::new());
+    let Some(Command::Persist(first)) = world.hub.poll() else { panic!("the first table") };
+    world.tell(Event::NotPersisted);
+    world.tell(Event::SpokeStands(standing(EUROPE, 1)));
+    world.sleep();
+    assert!(matches!(world.hub.poll(), Some(Command::Persist(_))), "another table of the same generation");
+    world.tell(Event::Persisted(first));
+    world.settle();
+    assert_eq!((world.generations(), world.routed()), (vec!["1.1".into(), "1.2".into()], vec![EUROPE]));
+}
+
+#[test]
+#[should_panic(expected = "NotMonotone")]
+fn a_store_that_holds_an_older_table_breaks_monotone_plans() {
+    let mut world = World::start(None, 1, vec![standing(EUROPE, 1)]);
+    world.settle();
+    world.tell(Event::Persisted(RouteTable::empty()));
+}
+
+#[test]
+fn a_list_of_everything_stands_for_the_events_that_were_missed() {
+    let mut world = World::start(None, 1, vec![standing(EUROPE, 1)]);
+    world.settle();
+    let deployments = vec![deployment("minilm-eu")];
+    world.tell(Event::Listed { spokes: vec![standing(AMERICA, 2)], deployments });
+    world.settle();
+    assert_eq!(world.routed(), [AMERICA, EUROPE], "Europe has lapsed and keeps its route");
+    world.tell(Event::Undeployed("minilm-eu".parse().unwrap()));
+    world.settle();
+    assert!(world.published.last().unwrap().deployments.is_empty());
+}

@@ -1,0 +1,28 @@
+//! What the hub and the spokes decide, and what they and the gateways say to each other. Pure: the shells around it own
+//! the sockets, the files and the clock.
+//!
+//! In reading order:
+//!
+//! - [`spoke`]: a region by itself. Which replica takes a request, and what the region reports.
+//! - [`registry`]: the spokes that the hub knows, and for how long it remembers one that fell silent.
+//! - [`publish`]: from what is registered and what is deployed to the next route table, if it differs from the last.
+//! - [`hub`]: the machine around these two: events in, commands out.
+//! - [`wire`]: what crosses a process, each message with its version.
+//! - [`invariants`]: what must hold of it, as functions that the code and its tests share.
+
+pub mod hub;
+pub mod invariants;
+pub mod publish;
+pub mod registry;
+pub mod spoke;
+pub mod wire;
+
+/// Some instant for tests to count from.
+#[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "an Instant cannot be made from nothing, and no test looks at which it is"
+)]
+fn some_instant() -> std::time::Instant {
+    std::time::Instant::now()
+}

@@ -1,0 +1,104 @@
+//! From what is registered and what is deployed to the next route table.
+//!
+//! There is a next one only if it says something else than the last: generations are what gateways install, write to
+//! disk and log, and one that changes nothing would teach people to overlook the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::invariants;
+use regions::{Deployment, DeploymentName, Generation, RegionId, RegionRoute, RouteTable};
+
+/// The table that follows `previous`, if there is anything new to say. A region may serve names that are not deployed
+/// (yet, or any longer); the table leaves them out.
+///
+/// A higher `epoch` is news even where nothing else is: readers that know a higher number of the old epoch take no other.
+pub fn publish(
+    previous: &RouteTable,
+    epoch: u64,
+    mut regions: BTreeMap<RegionId, RegionRoute>,
+    deployments: &BTreeMap<DeploymentName, Deployment>,
+) -> Option<RouteTable> {
+    for route in regions.values_mut() {
+        route.deployments.retain(|name| deployments.contains_key(name));
+    }
+    let known = previous.generation;
+    if epoch == known.epoch && regions == previous.regions && *deployments == previous.deployments {
+        return None;
+    }
+    // The number goes on across epochs: nothing is gained by starting again, and a log reads better.
+    let generation = Generation { epoch, number: known.number + 1 };
+    invariants::monotone(known, generation).expect("an epoch never falls, and the number has just risen");
+    Some(RouteTable { generation, regions, deployments: deployments.clone() })
+}
+
+/// Names among `ready` that are not deployed.
+pub fn unknown<'a>(
+    ready: &'a BTreeSet<DeploymentName>,
+    deployments: &'a BTreeMap<DeploymentName, Deployment>,
+) -> impl Iterator<Item = &'a DeploymentName> {
+    ready.iter().filter(|name| !deployments.contains_key(*name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Task};
+
+    fn deployments(names: &[&str]) -> BTreeMap<DeploymentName, Deployment> {
+        let one = |name: &&str| {
+            let name: DeploymentName = name.parse().unwrap();
+            let engine = EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 };
+            let model = "pypi://m".to_owned();
+            let (task, residency, regions) = (Task::Embed, ResidencyPolicy::Anywhere, Vec::new());
+            (name.clone(), Deployment { name, task, model, engine, residency, regions })
+        };
+        names.iter().map(one).collect()
+    }
+
+    fn routes(region: &str, ready: &[&str]) -> BTreeMap<RegionId, RegionRoute> {
+        let ready = ready.iter().map(|name| name.parse().unwrap()).collect();
+        let route = RegionRoute { endpoint: ([10, 0, 0, 1], 1).into(), deployments: ready };
+        BTreeMap::from([(region.parse().unwrap(), route)])
+    }
+
+    #[test]
+    fn nothing_new_is_no_new_generation() {
+        let all = deployments(&["a"]);
+        let first = publish(&RouteTable::empty(), 1, routes("aws/us-east-1", &["a"]), &all).unwrap();
+        assert_eq!(first.generation.to_string(), "1.1");
+        assert_eq!(publish(&first, 1, routes("aws/us-east-1", &["a"]), &all), None);
+        let less = publish(&first, 1, routes("aws/us-east-1", &[]), &all).unwrap();
+        assert_eq!(less.generation.to_string(), "1.2");
+        let renewed = publish(&less, 2, routes("aws/us-east-1", &[]), &all).unwrap();
+        assert_eq!(renewed.generation.to_string(), "2.3");
+    }
+
+    #[test]
+    fn what_is_not_deployed_is_left_out_until_it_is() {
+        let ready = routes("aws/us-east-1", &["a", "b"]);
+        let first = publish(&RouteTable::empty(), 1, ready.clone(), &deployments(&["a"])).unwrap();
+        assert_eq!(first.regions, routes("aws/us-east-1", &["a"]));
+        let next = publish(&first, 1, ready, &deployments(&["a", "b"])).unwrap();
+        assert_eq!(next.regions, routes("aws/us-east-1", &["a", "b"]));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_happens_generations_rise(
+            steps in proptest::collection::vec((0..3usize, 0..3usize, any::<bool>()), 1..20)
+        ) {
+            let (regions, ready) = (["aws/us-east-1", "oci/ap-tokyo-1", "gcp/europe-west4"], ["a", "b", "c"]);
+            let mut table = RouteTable::empty();
+            let mut epoch = 1;
+            for (region, count, restored) in steps {
+                epoch += u64::from(restored);
+                let all = deployments(&ready[..count]);
+                if let Some(next) = publish(&table, epoch, routes(regions[region], &ready), &all) {
+                    prop_assert_eq!(invariants::monotone(table.generation, next.generation), Ok(()));
+                    table = next;
+                }
+            }
+        }
+    }
+}

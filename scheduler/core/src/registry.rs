@@ -1,0 +1,236 @@
+//! The spokes that the hub knows, as a view of what stands in the store under `spokes/`.
+//!
+//! A spoke stands there under its lease, so who is alive is the store's question and not asked here. Here it is decided
+//! what that means for routing:
+//!
+//! - Of several spokes of one region the one that registered last is routed to. During a rolling restart the new one
+//!   takes over as it registers; if it dies at once, the old one has it back. Neither has to know of the other.
+//! - A region whose last spoke is gone *lapses*: it keeps its route for [`LAPSED_KEEP`]. Gateways judge a region by its
+//!   own reports, five a second, and need the hub's opinion for nothing; whereas a store that stalls can revoke every
+//!   lease at once (etcd issue 15247), and a table without regions would turn that hiccup into an outage.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use regions::{DeploymentName, RegionId, RegionRoute};
+
+/// How long a region keeps its route after its last lease ended: a dozen leases' worth, in which every spoke that lives
+/// has come back, and after which a region that was given up is no longer asked for reports.
+pub const LAPSED_KEEP: Duration = Duration::from_secs(60);
+
+/// Spokes that one region may have at a time: an old and a new one, and room for a few failed starts whose leases run.
+pub const SPOKES_PER_REGION_MAX: usize = 8;
+
+/// What a spoke says of itself when it registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// The region whose spoke it is.
+    pub region: RegionId,
+    /// Where gateways reach it.
+    pub endpoint: SocketAddr,
+    /// Drawn anew whenever the spoke starts.
+    pub boot_id: u64,
+    /// The deployments that have a replica ready.
+    pub deployments: BTreeSet<DeploymentName>,
+}
+
+/// A registration that stands, and when it came to stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// What the spoke said.
+    pub registration: Registration,
+    /// The store's revision at which this spoke first registered; of two spokes the later has the higher.
+    pub created: u64,
+}
+
+/// The spokes that are registered, and the regions that were until lately.
+#[derive(Debug)]
+pub struct Registry {
+    lapsed_keep: Duration,
+    spokes: BTreeMap<(RegionId, u64), Standing>,
+    lapsed: BTreeMap<RegionId, Lapsed>,
+}
+
+#[derive(Debug)]
+struct Lapsed {
+    route: RegionRoute,
+    until: Instant,
+}
+
+impl Registry {
+    /// A registry that starts with the routes that were published last: each of these regions has `lapsed_keep` to
+    /// come forward.
+    pub fn new(published: &BTreeMap<RegionId, RegionRoute>, lapsed_keep: Duration, now: Instant) -> Registry {
+        let mut registry = Registry { lapsed_keep, spokes: BTreeMap::new(), lapsed: BTreeMap::new() };
+        for (region, route) in published {
+            registry.lapse(region.clone(), route.clone(), now);
+        }
+        registry
+    }
+
+    /// A spoke registered, or said anew what is ready.
+    pub fn put(&mut self, standing: Standing) {
+        let Registration { region, boot_id, .. } = &standing.registration;
+        self.lapsed.remove(region);
+        self.spokes.insert((region.clone(), *boot_id), standing);
+    }
+
+    /// A spoke's lease ended, or the spoke ended it.
+    pub fn remove(&mut self, region: &RegionId, boot_id: u64, now: Instant) {
+        let Some(last) = self.spokes.remove(&(region.clone(), boot_id)) else {
+            return;
+        };
+        if self.of(region).next().is_none() {
+            self.lapse(region.clone(), route(&last), now);
+        }
+    }
+
+    /// These are all the spokes there are.
+    pub fn replace(&mut self, all: Vec<Standing>, now: Instant) {
+        let key = |standing: &Standing| (standing.registration.region.clone(), standing.registration.boot_id);
+        let named: BTreeSet<_> = all.iter().map(key).collect();
+        all.into_iter().for_each(|standing| self.put(standing));
+        let gone: Vec<_> = self.spokes.keys().filter(|spoke| !named.contains(*spoke)).cloned().collect();
+        for (region, boot_id) in gone {
+            self.remove(&region, boot_id, now);
+        }
+    }
+
+    /// Forgets the regions that lapsed too long ago.
+    pub fn expire(&mut self, now: Instant) {
+        self.lapsed.retain(|_, lapsed| lapsed.until > now);
+    }
+
+    /// When [`Registry::expire`] next has something to do.
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.lapsed.values().map(|lapsed| lapsed.until).min()
+    }
+
+    /// Where each region is reached and what is ready there.
+    pub fn routes(&self) -> BTreeMap<RegionId, RegionRoute> {
+        let mut newest: BTreeMap<&RegionId, &Standing> = BTreeMap::new();
+        for ((region, _), standing) in &self.spokes {
+            let known = newest.entry(region).or_insert(standing);
+            if standing.created > known.created {
+                *known = standing;
+            }
+        }
+        let standing = newest.into_iter().map(|(region, standing)| (region.clone(), route(standing)));
+        let lapsed = self.lapsed.iter().map(|(region, lapsed)| (region.clone(), lapsed.route.clone()));
+        standing.chain(lapsed).collect()
+    }
+
+    fn of(&self, region: &RegionId) -> impl Iterator<Item = &Standing> {
+        self.spokes.range((region.clone(), 0)..=(region.clone(), u64::MAX)).map(|(_, standing)| standing)
+    }
+
+    fn lapse(&mut self, region: RegionId, route: RegionRoute, now: Instant) {
+        self.lapsed.insert(region, Lapsed { route, until: now + self.lapsed_keep });
+    }
+}
+
+fn route(standing: &Standing) -> RegionRoute {
+    let Registration { region: _, endpoint, boot_id: _, deployments } = &standing.registration;
+    RegionRoute { endpoint: *endpoint, deployments: deployments.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::some_instant;
+
+    const EUROPE: &str = "gcp/europe-west4";
+    const AMERICA: &str = "aws/us-east-1";
+
+    /// The spoke of `region` that is reached at `port`, which is its boot identifier too.
+    fn spoke(region: &str, port: u16, created: u64) -> Standing {
+        let registration = Registration {
+            region: region.parse().unwrap(),
+            endpoint: ([10, 0, 0, 1], port).into(),
+            boot_id: port.into(),
+            deployments: BTreeSet::new(),
+        };
+        Standing { registration, created }
+    }
+
+    fn empty(now: Instant) -> Registry {
+        Registry::new(&BTreeMap::new(), LAPSED_KEEP, now)
+    }
+
+    /// The ports that are routed to, in the order of their regions.
+    fn routed(registry: &Registry) -> Vec<(String, u16)> {
+        let routes = registry.routes().into_iter();
+        routes.map(|(region, route)| (region.to_string(), route.endpoint.port())).collect()
+    }
+
+    fn of(region: &str, port: u16) -> (String, u16) {
+        (region.to_owned(), port)
+    }
+
+    #[test]
+    fn a_region_is_reached_at_the_spoke_that_registered_last_and_falls_back_on_the_other() {
+        let now = some_instant();
+        let mut registry = empty(now);
+        registry.put(spoke(EUROPE, 9, 1));
+        registry.put(spoke(EUROPE, 3, 2));
+        assert_eq!(routed(&registry), [of(EUROPE, 3)]);
+        registry.put(spoke(EUROPE, 9, 1));
+        assert_eq!(routed(&registry), [of(EUROPE, 3)], "the old one said again what is ready");
+        registry.remove(&EUROPE.parse().unwrap(), 3, now);
+        assert_eq!(routed(&registry), [of(EUROPE, 9)]);
+    }
+
+    #[test]
+    fn a_region_without_a_spoke_keeps_its_route_for_a_while_and_not_for_longer() {
+        let now = some_instant();
+        let mut registry = empty(now);
+        registry.put(spoke(EUROPE, 1, 1));
+        registry.put(spoke(AMERICA, 2, 2));
+        registry.remove(&EUROPE.parse().unwrap(), 1, now);
+        registry.remove(&EUROPE.parse().unwrap(), 1, now + LAPSED_KEEP);
+        assert_eq!(registry.next_expiry(), Some(now + LAPSED_KEEP), "gone once is gone");
+
+        registry.expire(now + LAPSED_KEEP - Duration::from_nanos(1));
+        assert_eq!(routed(&registry), [of(AMERICA, 2), of(EUROPE, 1)]);
+        registry.expire(now + LAPSED_KEEP);
+        assert_eq!((routed(&registry), registry.next_expiry()), (vec![of(AMERICA, 2)], None));
+    }
+
+    #[test]
+    fn a_region_that_comes_back_has_not_lapsed() {
+        let now = some_instant();
+        let mut registry = empty(now);
+        registry.put(spoke(EUROPE, 1, 1));
+        registry.remove(&EUROPE.parse().unwrap(), 1, now);
+        registry.put(spoke(EUROPE, 2, 5));
+        registry.expire(now + 2 * LAPSED_KEEP);
+        assert_eq!(routed(&registry), [of(EUROPE, 2)]);
+    }
+
+    #[test]
+    fn a_hub_that_starts_gives_every_published_region_time_to_come_forward() {
+        let now = some_instant();
+        let mut before = empty(now);
+        before.put(spoke(EUROPE, 1, 1));
+        before.put(spoke(AMERICA, 2, 2));
+        let mut registry = Registry::new(&before.routes(), LAPSED_KEEP, now);
+        registry.put(spoke(AMERICA, 3, 9));
+        assert_eq!(routed(&registry), [of(AMERICA, 3), of(EUROPE, 1)]);
+        registry.expire(now + LAPSED_KEEP);
+        assert_eq!(routed(&registry), [of(AMERICA, 3)]);
+    }
+
+    #[test]
+    fn a_list_of_all_spokes_takes_away_those_that_it_does_not_name() {
+        let now = some_instant();
+        let mut registry = empty(now);
+        registry.put(spoke(EUROPE, 1, 1));
+        registry.put(spoke(EUROPE, 2, 2));
+        registry.put(spoke(AMERICA, 3, 3));
+        registry.replace(vec![spoke(EUROPE, 1, 1), spoke(EUROPE, 4, 4)], now);
+        assert_eq!(routed(&registry), [of(AMERICA, 3), of(EUROPE, 4)]);
+        registry.expire(now + LAPSED_KEEP);
+        assert_eq!(routed(&registry), [of(EUROPE, 4)]);
+    }
+}

@@ -1,0 +1,238 @@
+//! What a region decides by itself: which replica takes a request, and what the region tells others about itself.
+//!
+//! The region's ingress and its agent share one [`Spoke`]. The ingress feeds it with what it hears from replicas (their
+//! status, five times a second) and with what becomes of each request; it answers from that alone, so a region works for
+//! ever without the hub.
+//!
+//! A replica is chosen by *estimated finish*: what it has before it, plus the new request, divided by its measured
+//! speed. What it has before it is reckoned forward from its last word (see `replica`), so that a hundred requests
+//! which arrive between two words do not all go to whoever was idle at the first.
+//!
+//! The obvious other way, fewest requests in flight, counts a request of one word like one of two thousand texts.
+
+mod replica;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use regions::{DeploymentName, RegionId};
+use replica::Replica;
+pub use replica::STATUS_AGE_MAX;
+
+/// When to ask again where no replica is ready: by then every replica was asked five times how it is.
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What a replica says of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplicaObserved {
+    /// The deployments that it answers to.
+    pub names: BTreeSet<DeploymentName>,
+    /// It takes work.
+    pub ready: bool,
+    /// It finishes what it has and takes nothing new.
+    pub draining: bool,
+    /// Tokens that wait or are being computed.
+    pub pending_tokens: u64,
+    /// Its measured speed; 0 until it is known.
+    pub tokens_per_second: f64,
+}
+
+/// The replica that takes a request. Its tokens count as pending there until [`Spoke::finished`] is told how it ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ReplicaChoice {
+    /// Its number, by which [`Spoke::observe_replica`] knows it.
+    pub index: usize,
+    /// Where it is reached.
+    pub endpoint: SocketAddr,
+    tokens: u64,
+}
+
+/// Why no replica takes a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No replica of this region answers to the deployment.
+    UnknownHere,
+    /// There are some, or may be, and none takes work now.
+    NoneReady {
+        /// When to ask again.
+        retry_after: Duration,
+    },
+}
+
+/// How a request ended at a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was answered, whatever the answer was.
+    Answered,
+    /// The replica could not be reached or broke off. It is left alone until it is heard again.
+    Failed,
+    /// Whoever waited gave up first, which says nothing about the replica.
+    GivenUp,
+}
+
+/// What a region says of itself to a gateway.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Which region.
+    pub region: RegionId,
+    /// Drawn anew whenever the spoke starts.
+    pub boot_id: u64,
+    /// That of the question.
+    pub sequence: u64,
+    /// Every deployment that some replica answers to.
+    pub deployments: BTreeMap<DeploymentName, Load>,
+    /// The region takes nothing new.
+    pub draining: bool,
+}
+
+/// One deployment in a region, over those of its replicas that take work.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// How many they are.
+    pub ready: u32,
+    /// Tokens that wait or are being computed in them.
+    pub pending_tokens: u64,
+    /// What they compute together, as far as it is known.
+    pub tokens_per_second: f64,
+}
+
+/// A region's view of itself.
+#[derive(Debug)]
+pub struct Spoke {
+    region: RegionId,
+    boot_id: u64,
+    draining: bool,
+    replicas: Vec<Replica>,
+}
+
+/// How soon a replica would be done; less is better. **The order of the fields is the policy.**
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Score {
+    finish: Duration,
+    /// Among the equally quick the first, so that the same question has the same answer.
+    index: usize,
+}
+
+impl Spoke {
+    /// A region whose replicas are reached at `replicas` and have not been heard yet.
+    pub fn new(region: RegionId, boot_id: u64, replicas: Vec<SocketAddr>) -> Spoke {
+        Spoke { region, boot_id, draining: false, replicas: replicas.into_iter().map(Replica::new).collect() }
+    }
+
+    /// Drawn anew whenever the spoke starts.
+    pub fn boot_id(&self) -> u64 {
+        self.boot_id
+    }
+
+    /// A replica said how it is.
+    ///
+    /// # Panics
+    ///
+    /// When there is no replica of this number; numbers come from the list that the spoke was made with.
+    pub fn observe_replica(&mut self, index: usize, observed: ReplicaObserved, now: Instant) {
+        self.replicas[index].observe(observed, now);
+    }
+
+    /// A replica did not say how it is. It is left alone until it is heard again.
+    ///
+    /// # Panics
+    ///
+    /// As [`Spoke::observe_replica`].
+    pub fn replica_failed(&mut self, index: usize, now: Instant) {
+        self.replicas[index].fail(now);
+    }
+
+    /// The replica that takes a request of about `cost_tokens` for `deployment`, and counts as sent there from now on.
+    ///
+    /// # Errors
+    ///
+    /// When none does.
+    pub fn choose(
+        &mut self,
+        deployment: &DeploymentName,
+        cost_tokens: u64,
+        now: Instant,
+    ) -> Result<ReplicaChoice, Refusal> {
+        // Somebody whose speed nobody knows yet is taken for as fast as the fastest: given work, it will be known.
+        let speeds = self.serving(deployment, now).filter_map(|(_, replica)| replica.speed());
+        let fastest = speeds.fold(None, |fastest: Option<f64>, speed| {
+            Some(fastest.map_or(speed, |fastest| fastest.max(speed)))
+        });
+        let scores = self.serving(deployment, now).map(|(index, replica)| {
+            let tokens = replica.backlog_tokens().saturating_add(cost_tokens);
+            let seconds = tokens as f64 / replica.speed().or(fastest).unwrap_or(1.0);
+            Score { finish: Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX), index }
+        });
+        let Some(Score { index, .. }) = scores.min() else {
+            return Err(self.refusal(deployment));
+        };
+        let replica = &mut self.replicas[index];
+        replica.sent(cost_tokens);
+        Ok(ReplicaChoice { index, endpoint: replica.endpoint(), tokens: cost_tokens })
+    }
+
+    /// A request ended at the replica that was chosen for it.
+    pub fn finished(&mut self, choice: &ReplicaChoice, outcome: Outcome, now: Instant) {
+        let replica = &mut self.replicas[choice.index];
+        replica.ended(choice.tokens);
+        match outcome {
+            Outcome::Answered | Outcome::GivenUp => {}
+            Outcome::Failed => replica.fail(now),
+        }
+    }
+
+    /// What the region says of itself in answer to the question `sequence`.
+    pub fn report(&self, sequence: u64, now: Instant) -> Report {
+        let known = self.replicas.iter().flat_map(Replica::names);
+        let mut deployments: BTreeMap<_, _> = known.map(|name| (name.clone(), Load::default())).collect();
+        for (name, load) in &mut deployments {
+            for (_, replica) in self.serving(name, now) {
+                load.ready += 1;
+                load.pending_tokens = load.pending_tokens.saturating_add(replica.backlog_tokens());
+                load.tokens_per_second += replica.speed().unwrap_or(0.0);
+            }
+        }
+        Report {
+            region: self.region.clone(),
+            boot_id: self.boot_id,
+            sequence,
+            deployments,
+            draining: self.draining,
+        }
+    }
+
+    /// The deployments that somebody outside may count on: none while the region drains.
+    pub fn deployments_ready(&self, now: Instant) -> BTreeSet<DeploymentName> {
+        if self.draining {
+            return BTreeSet::new();
+        }
+        let names = self.replicas.iter().flat_map(Replica::names);
+        names.filter(|name| self.serving(name, now).next().is_some()).cloned().collect()
+    }
+
+    /// From now on the region says that it takes nothing new. It still serves what comes, from gateways that have not
+    /// heard it yet.
+    pub fn set_draining(&mut self) {
+        self.draining = true;
+    }
+
+    /// The replicas that take work for `deployment`, in the order of their numbers.
+    fn serving(&self, deployment: &DeploymentName, now: Instant) -> impl Iterator<Item = (usize, &Replica)> {
+        // When nobody was heard lately the likelier cause is this process (stopped, starved): the last state stands.
+        let deaf = !self.replicas.iter().any(|replica| replica.heard_lately(now));
+        let replicas = self.replicas.iter().enumerate();
+        replicas.filter(move |(_, replica)| replica.serves(deployment) && (deaf || replica.heard_lately(now)))
+    }
+
+    fn refusal(&self, deployment: &DeploymentName) -> Refusal {
+        if self.replicas.iter().any(|replica| replica.may_answer_to(deployment)) {
+            Refusal::NoneReady { retry_after: RETRY_AFTER }
+        } else {
+            Refusal::UnknownHere
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+//! What a spoke knows of one replica.
+//!
+//! Its backlog is dead reckoning, as at sea: the last fix is what the replica said, and from there on the spoke adds what
+//! it has sent and takes off what has ended. The fix counts everybody's requests in real tokens; the reckoning counts
+//! ours, at once, in tokens estimated before anybody has tokenised. An estimate that is off, or a request whose end
+//! nobody told, is forgotten at the next fix.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::ReplicaObserved;
+use regions::DeploymentName;
+
+/// How old a replica's last word may be: five that were due.
+pub const STATUS_AGE_MAX: Duration = Duration::from_secs(1);
+
+/// One replica, as its spoke sees it.
+#[derive(Debug)]
+pub(super) struct Replica {
+    endpoint: SocketAddr,
+    /// The last fix.
+    observed: Option<ReplicaObserved>,
+    /// When it last gave a sign, good or bad.
+    heard: Option<Instant>,
+    /// It failed and has not been observed since.
+    failed: bool,
+    /// Estimated tokens that were sent to it and have not ended.
+    outstanding: u64,
+    /// The same, at the last fix.
+    outstanding_at_fix: u64,
+}
+
+impl Replica {
+    pub(super) fn new(endpoint: SocketAddr) -> Replica {
+        Replica {
+            endpoint,
+            observed: None,
+            heard: None,
+            failed: false,
+            outstanding: 0,
+            outstanding_at_fix: 0,
+        }
+    }
+
+    pub(super) fn endpoint(&self) -> SocketAddr {
+        self.endpoint
+    }
+
+    pub(super) fn observe(&mut self, observed: ReplicaObserved, now: Instant) {
+        self.observed = Some(observed);
+        self.heard = Some(now);
+        self.failed = false;
+        self.outstanding_at_fix = self.outstanding;
+    }
+
+    pub(super) fn fail(&mut self, now: Instant) {
+        self.heard = Some(now);
+        self.failed = true;
+    }
+
+    pub(super) fn sent(&mut self, tokens: u64) {
+        self.outstanding = self.outstanding.saturating_add(tokens);
+    }
+
+    pub(super) fn ended(&mut self, tokens: u64) {
+        self.outstanding = self.outstanding.saturating_sub(tokens);
+    }
+
+    /// The deployments that it answers to, as far as it has said.
+    pub(super) fn names(&self) -> impl Iterator<Item = &DeploymentName> {
+        self.observed.iter().flat_map(|observed| &observed.names)
+    }
+
+    /// Whether it takes work for `deployment`, going by its last word.
+    pub(super) fn serves(&self, deployment: &DeploymentName) -> bool {
+        let willing = |observed: &ReplicaObserved| {
+            observed.ready && !observed.draining && observed.names.contains(deployment)
+        };
+        !self.failed && self.observed.as_ref().is_some_and(willing)
+    }
+
+    /// Whether it answers to `deployment` when it is well; nobody knows before it has spoken.
+    pub(super) fn may_answer_to(&self, deployment: &DeploymentName) -> bool {
+        self.observed.as_ref().is_none_or(|observed| observed.names.contains(deployment))
+    }
+
+    pub(super) fn heard_lately(&self, now: Instant) -> bool {
+        self.heard.is_some_and(|heard| now.saturating_duration_since(heard) <= STATUS_AGE_MAX)
+    }
+
+    /// Tokens that it has before it.
+    pub(super) fn backlog_tokens(&self) -> u64 {
+        let fix = self.observed.as_ref().map_or(0, |observed| observed.pending_tokens);
+        fix.saturating_add(self.outstanding).saturating_sub(self.outstanding_at_fix)
+    }
+
+    /// Tokens per second, once they were measured.
+    pub(super) fn speed(&self) -> Option<f64> {
+        let speed = self.observed.as_ref()?.tokens_per_second;
+        (speed.is_finite() && speed > 0.0).then_some(speed)
+    }
+}

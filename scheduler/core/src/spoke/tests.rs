@@ -1,0 +1,206 @@
+//! A region's decisions, told as what happens to it.
+
+use super::*;
+use crate::some_instant;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// A region in which time passes when the test says so.
+struct Region {
+    spoke: Spoke,
+    now: Instant,
+}
+
+fn name(text: &str) -> DeploymentName {
+    text.parse().unwrap()
+}
+
+fn well(pending_tokens: u64, tokens_per_second: f64) -> ReplicaObserved {
+    let names = BTreeSet::from([name("minilm")]);
+    ReplicaObserved { names, ready: true, draining: false, pending_tokens, tokens_per_second }
+}
+
+impl Region {
+    fn of(replicas: u16) -> Region {
+        let at = |port| SocketAddr::from(([10, 0, 0, 1], port));
+        let spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 7, (1..=replicas).map(at).collect());
+        Region { spoke, now: some_instant() }
+    }
+
+    /// One replica for each pair of pending tokens and tokens per second.
+    fn with(replicas: &[(u64, f64)]) -> Region {
+        let mut region = Region::of(replicas.len() as u16);
+        for (index, (pending, speed)) in replicas.iter().enumerate() {
+            region.says(index, well(*pending, *speed));
+        }
+        region
+    }
+
+    fn says(&mut self, index: usize, observed: ReplicaObserved) {
+        self.spoke.observe_replica(index, observed, self.now);
+    }
+
+    fn choose(&mut self, tokens: u64) -> Result<ReplicaChoice, Refusal> {
+        self.spoke.choose(&name("minilm"), tokens, self.now)
+    }
+
+    fn chosen(&mut self, tokens: u64) -> usize {
+        self.choose(tokens).expect("somebody is ready").index
+    }
+
+    fn finished(&mut self, choice: &ReplicaChoice, outcome: Outcome) {
+        self.spoke.finished(choice, outcome, self.now);
+    }
+
+    fn ready(&self) -> u32 {
+        self.spoke.report(1, self.now).deployments[&name("minilm")].ready
+    }
+}
+
+const NONE_READY: Refusal = Refusal::NoneReady { retry_after: RETRY_AFTER };
+
+#[test]
+fn a_request_goes_to_the_replica_that_would_be_done_first() {
+    let check = |replicas: &[(u64, f64)], tokens: u64, expected: usize| {
+        assert_eq!(Region::with(replicas).chosen(tokens), expected, "{replicas:?}, {tokens} tokens");
+    };
+    check(&[(500, 1000.0), (400, 1000.0)], 100, 1); // less before it
+    check(&[(500, 2000.0), (400, 1000.0)], 100, 0); // more before it, and faster
+    check(&[(0, 1000.0), (150, 2000.0)], 100, 0); // a short request: the idle one
+    check(&[(0, 1000.0), (150, 2000.0)], 1000, 1); // a long one: the fast one
+    check(&[(7, 1000.0), (7, 1000.0)], 100, 0); // a tie ends in the number
+    check(&[(200, 1000.0), (100, 0.0)], 100, 1); // of unknown speed: as fast as the fastest
+    check(&[(200, 0.0), (100, 0.0)], 100, 1); // nobody's is known: fewest tokens
+    check(&[(200, f64::NAN), (100, -1.0)], 100, 1); // nor is one that cannot be
+    check(&[(u64::MAX, 1000.0), (u64::MAX - 1, 1e-300)], u64::MAX, 0); // nothing overflows
+}
+
+#[test]
+fn a_burst_between_two_words_of_the_replicas_is_spread() {
+    let mut region = Region::with(&[(0, 1000.0), (0, 1000.0), (0, 2000.0)]);
+    let mut sent = [0; 3];
+    for _ in 0..40 {
+        sent[region.chosen(100)] += 1;
+    }
+    assert_eq!(sent, [10, 10, 20]);
+}
+
+#[test]
+fn what_has_ended_no_longer_counts() {
+    let mut region = Region::with(&[(0, 1000.0), (50, 1000.0)]);
+    let first = region.choose(100).unwrap();
+    assert_eq!((first.index, region.choose(100).unwrap().index), (0, 1));
+    region.finished(&first, Outcome::Answered);
+    assert_eq!(region.chosen(100), 0);
+}
+
+#[test]
+fn a_request_whose_end_nobody_told_is_forgotten_at_the_next_word() {
+    let mut region = Region::with(&[(0, 1000.0), (50, 1000.0)]);
+    drop(region.choose(1_000_000));
+    assert_eq!(region.chosen(1), 1);
+    region.says(0, well(0, 1000.0));
+    assert_eq!(region.chosen(1), 0);
+}
+
+#[test]
+fn a_replicas_word_and_our_own_count_are_not_added_up() {
+    let mut region = Region::with(&[(0, 1000.0)]);
+    let ours = region.choose(100).unwrap();
+    region.says(0, well(120, 1000.0)); // the same request, in real tokens
+    let pending =
+        |region: &Region| region.spoke.report(1, region.now).deployments[&name("minilm")].pending_tokens;
+    assert_eq!(pending(&region), 120);
+    region.finished(&ours, Outcome::Answered);
+    assert_eq!(pending(&region), 20, "reckoned forward from 120, by our estimate");
+    region.says(0, well(0, 1000.0));
+    assert_eq!(pending(&region), 0);
+}
+
+#[test]
+fn a_replica_that_failed_is_left_alone_until_it_is_heard_again() {
+    let mut region = Region::with(&[(0, 1000.0), (500, 1000.0)]);
+    let first = region.choose(100).unwrap();
+    region.finished(&first, Outcome::Failed);
+    assert_eq!((region.chosen(1), region.ready()), (1, 1));
+    region.spoke.replica_failed(1, region.now);
+    assert_eq!((region.choose(1), region.ready()), (Err(NONE_READY), 0));
+    region.says(0, well(0, 1000.0));
+    assert_eq!((region.chosen(1), region.ready()), (0, 1));
+}
+
+#[test]
+fn a_caller_who_gives_up_does_not_take_the_replica_from_others() {
+    let mut region = Region::with(&[(0, 1000.0)]);
+    let choice = region.choose(100).unwrap();
+    region.finished(&choice, Outcome::GivenUp);
+    assert_eq!((region.chosen(1), region.ready()), (0, 1));
+}
+
+#[test]
+fn a_replica_that_was_not_heard_for_too_long_is_not_ready() {
+    for (silence, ready) in [(STATUS_AGE_MAX, 2), (STATUS_AGE_MAX + MS, 1)] {
+        let mut region = Region::with(&[(0, 1000.0), (500, 1000.0)]);
+        region.now += silence;
+        region.says(1, well(500, 1000.0));
+        assert_eq!(region.ready(), ready, "{silence:?}");
+        assert_eq!(region.chosen(1), 2 - ready as usize);
+    }
+}
+
+#[test]
+fn when_nobody_was_heard_the_last_state_stands() {
+    let mut region = Region::with(&[(0, 1000.0), (500, 1000.0)]);
+    region.spoke.replica_failed(0, region.now);
+    region.now += 3600 * 1000 * MS;
+    assert_eq!((region.chosen(1), region.ready()), (1, 1));
+    // One bad sign is a sign: whoever gives it was heard, and so this process is not deaf.
+    region.spoke.replica_failed(0, region.now);
+    assert_eq!((region.choose(1), region.ready()), (Err(NONE_READY), 0));
+}
+
+#[test]
+fn only_a_replica_that_takes_work_is_ready() {
+    let starting = ReplicaObserved { ready: false, ..well(0, 0.0) };
+    let leaving = ReplicaObserved { draining: true, ..well(0, 1000.0) };
+    let other = ReplicaObserved { names: BTreeSet::from([name("other")]), ..well(0, 1000.0) };
+    for (observed, refusal) in [(starting, NONE_READY), (leaving, NONE_READY), (other, Refusal::UnknownHere)]
+    {
+        let mut region = Region::of(1);
+        region.says(0, observed.clone());
+        assert_eq!(region.choose(1), Err(refusal), "{observed:?}");
+    }
+    let mut unheard = Region::of(1);
+    assert_eq!(unheard.choose(1), Err(NONE_READY), "nobody knows yet what it answers to");
+    assert_eq!(Region::of(0).choose(1), Err(Refusal::UnknownHere));
+}
+
+#[test]
+fn a_report_names_everything_that_the_region_answers_to() {
+    let mut region = Region::with(&[(30, 1000.0), (12, 500.0), (0, 0.0)]);
+    let both = BTreeSet::from([name("minilm"), name("minilm-eu")]);
+    region.says(1, ReplicaObserved { names: both, ..well(12, 500.0) });
+    let starting = ReplicaObserved { names: BTreeSet::from([name("later")]), ready: false, ..well(0, 0.0) };
+    region.says(2, starting);
+
+    let load = |ready, pending_tokens, tokens_per_second| Load { ready, pending_tokens, tokens_per_second };
+    let deployments = BTreeMap::from([
+        (name("later"), load(0, 0, 0.0)),
+        (name("minilm"), load(2, 42, 1500.0)),
+        (name("minilm-eu"), load(1, 12, 500.0)),
+    ]);
+    let of = "aws/us-east-1".parse().unwrap();
+    let expected = Report { region: of, boot_id: 7, sequence: 3, deployments, draining: false };
+    assert_eq!(region.spoke.report(3, region.now), expected);
+    let ready = BTreeSet::from([name("minilm"), name("minilm-eu")]);
+    assert_eq!(region.spoke.deployments_ready(region.now), ready);
+}
+
+#[test]
+fn a_draining_region_says_so_and_still_serves_what_comes() {
+    let mut region = Region::with(&[(0, 1000.0)]);
+    region.spoke.set_draining();
+    assert!(region.spoke.report(1, region.now).draining);
+    assert!(region.spoke.deployments_ready(region.now).is_empty());
+    assert_eq!(region.chosen(1), 0);
+}

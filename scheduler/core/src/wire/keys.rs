@@ -1,0 +1,71 @@
+//! Under which key the hub's store keeps what.
+//!
+//! ```text
+//! meta/epoch                    decimal digits       raised when the store is replaced or restored
+//! deployments/{name}            StoredDeploymentV1   what there is to serve
+//! spokes/{region}/{boot id}     RegisterV1           under the spoke's lease
+//! routes                        RouteTableV1         what was published last
+//! ```
+
+use regions::{DeploymentName, RegionId};
+
+/// Counts the stores that have followed one another.
+pub const EPOCH: &str = "meta/epoch";
+/// Everything under which a deployment is kept.
+pub const DEPLOYMENTS: &str = "deployments/";
+/// Everything under which a spoke is kept.
+pub const SPOKES: &str = "spokes/";
+/// The route table that was published last.
+pub const ROUTES: &str = "routes";
+
+/// Where a deployment is kept.
+pub fn deployment(name: &DeploymentName) -> String {
+    format!("{DEPLOYMENTS}{name}")
+}
+
+/// Where a spoke is kept. Each start of a spoke has a key of its own, so that an old one that is still draining and the
+/// new one in its place do not overwrite each other.
+pub fn spoke(region: &RegionId, boot_id: u64) -> String {
+    format!("{}{boot_id:016x}", spokes_of(region))
+}
+
+/// Everything under which a spoke of this region is kept.
+pub fn spokes_of(region: &RegionId) -> String {
+    format!("{SPOKES}{region}/")
+}
+
+/// The deployment of this key.
+pub fn deployment_of(key: &str) -> Option<DeploymentName> {
+    key.strip_prefix(DEPLOYMENTS)?.parse().ok()
+}
+
+/// The spoke of this key.
+pub fn spoke_of(key: &str) -> Option<(RegionId, u64)> {
+    let (region, boot_id) = key.strip_prefix(SPOKES)?.rsplit_once('/')?;
+    Some((region.parse().ok()?, u64::from_str_radix(boot_id, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::any;
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_key_leads_back_to_what_it_was_made_for(region in any::region(), boot_id: u64, name in any::name()) {
+            let key = spoke(&region, boot_id);
+            prop_assert!(key.starts_with(&spokes_of(&region)));
+            prop_assert_eq!(spoke_of(&key), Some((region, boot_id)));
+            prop_assert_eq!(deployment_of(&deployment(&name)), Some(name));
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_of_ours_leads_nowhere() {
+        for key in ["spokes/", "spokes/aws/us-east-1", "spokes/aws/us-east-1/one", "routes", ""] {
+            assert_eq!(spoke_of(key), None, "{key}");
+        }
+        assert_eq!(deployment_of("deployments/a b"), None);
+    }
+}

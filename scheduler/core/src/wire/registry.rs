@@ -1,0 +1,156 @@
+//! What a spoke tells the hub: where gateways reach its region, and what is ready there.
+//!
+//! A registration stands for as long as its lease is kept alive. The same message is what the store keeps of a spoke, so
+//! that there is one form of it and not two.
+
+use serde::{Deserialize, Serialize};
+
+use super::{VERSION, WireError, endpoint, known_version, names, parsed, refuse_other_versions, texts};
+use crate::registry::Registration;
+
+/// `POST /v1/spokes`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegisterV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// The region whose spoke this is.
+    pub region: String,
+    /// Where gateways reach it.
+    pub endpoint: String,
+    /// Drawn anew whenever the spoke starts.
+    pub boot_id: u64,
+    /// The deployments that have a replica ready.
+    pub deployments: Vec<String>,
+}
+
+/// `POST /v1/leases/{lease}/keepalive`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeepAliveV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// The deployments that have a replica ready, all of them, as in the registration.
+    pub deployments: Vec<String>,
+}
+
+/// The answer to both: the registration stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// By which to keep it alive and to end it.
+    pub lease: u64,
+    /// For how long it stands without being kept alive.
+    pub ttl_ms: u64,
+    /// Deployments that were named and that the hub does not know. The route table leaves them out until it does.
+    pub unknown: Vec<String>,
+}
+
+impl From<&Registration> for RegisterV1 {
+    fn from(registration: &Registration) -> RegisterV1 {
+        let Registration { region, endpoint, boot_id, deployments } = registration;
+        RegisterV1 {
+            version: VERSION,
+            region: region.to_string(),
+            endpoint: endpoint.to_string(),
+            boot_id: *boot_id,
+            deployments: texts(deployments),
+        }
+    }
+}
+
+impl TryFrom<RegisterV1> for Registration {
+    type Error = WireError;
+
+    fn try_from(wire: RegisterV1) -> Result<Registration, WireError> {
+        let RegisterV1 { version, region, endpoint: at, boot_id, deployments } = wire;
+        refuse_other_versions(version)?;
+        Ok(Registration {
+            region: parsed("region", &region)?,
+            endpoint: endpoint("endpoint", &at)?,
+            boot_id,
+            deployments: names("deployments", &deployments)?,
+        })
+    }
+}
+
+impl KeepAliveV1 {
+    /// The message that says these are ready.
+    pub fn new(ready: &std::collections::BTreeSet<regions::DeploymentName>) -> KeepAliveV1 {
+        KeepAliveV1 { version: VERSION, deployments: texts(ready) }
+    }
+
+    /// What it says is ready.
+    ///
+    /// # Errors
+    ///
+    /// The first field that cannot be right.
+    pub fn ready(self) -> Result<std::collections::BTreeSet<regions::DeploymentName>, WireError> {
+        let KeepAliveV1 { version, deployments } = self;
+        refuse_other_versions(version)?;
+        names("deployments", &deployments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::any;
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    prop_compose! {
+        fn registration()(
+            region in any::region(), endpoint in any::endpoint(), boot_id: u64, deployments in any::names(),
+        ) -> Registration {
+            Registration { region, endpoint, boot_id, deployments }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_registration_comes_back_as_it_went(registration in registration()) {
+            let text = serde_json::to_string(&RegisterV1::from(&registration)).unwrap();
+            let wire: RegisterV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(Registration::try_from(wire), Ok(registration));
+        }
+
+        #[test]
+        fn what_is_ready_comes_back_as_it_went(ready in any::names()) {
+            let text = serde_json::to_string(&KeepAliveV1::new(&ready)).unwrap();
+            let wire: KeepAliveV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(wire.ready(), Ok(ready));
+        }
+    }
+
+    #[test]
+    fn a_registration_that_cannot_be_right_is_refused_by_its_field() {
+        let check = |field: &str, value: Value, named: &str| {
+            let mut message = json!({"version": 1, "region": "aws/us-east-1", "endpoint": "10.0.0.7:7100",
+                                     "boot_id": 1, "deployments": ["a"]});
+            message[field] = value;
+            let wire: RegisterV1 = serde_json::from_value(message).unwrap();
+            let error = Registration::try_from(wire).unwrap_err();
+            assert_eq!(error.field, named, "{error}");
+        };
+        check("region", json!("us-east-1"), "region");
+        check("endpoint", json!("0.0.0.0:7100"), "endpoint");
+        check("deployments", json!(["a", "b/c"]), "deployments[1]");
+        check("deployments", json!(["a", "a"]), "deployments[1]");
+    }
+
+    #[test]
+    fn a_message_of_another_version_is_refused_by_name() {
+        let other = json!({"version": 7});
+        let errors = [
+            serde_json::from_value::<RegisterV1>(other.clone()).unwrap_err(),
+            serde_json::from_value::<KeepAliveV1>(other.clone()).unwrap_err(),
+            serde_json::from_value::<LeaseV1>(other).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.to_string().starts_with("version 7 is not known here"), "{error}");
+        }
+    }
+}

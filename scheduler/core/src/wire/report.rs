@@ -1,0 +1,161 @@
+//! What a region tells a gateway, five times a second, when the gateway asks.
+//!
+//! The exchange is direct: neither hub nor store is asked or told. The answer has the same size in calm and in crisis,
+//! and repeats the number of its question, by which a gateway knows which answers are old.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{WireError, known_version, parsed, refuse_other_versions, refuse_too_many};
+use crate::spoke::{Load, Report};
+use regions::deployment::MAX_DEPLOYMENTS;
+
+/// The question, `POST /spoke/v1/exchange`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExchangeRequestV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Who asks: the place of the gateway.
+    pub gateway: String,
+    /// Counts the questions of this gateway to this region.
+    pub sequence: u64,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReportV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Who answers.
+    pub region: String,
+    /// Drawn anew whenever the spoke starts.
+    pub boot_id: u64,
+    /// That of the question.
+    pub sequence: u64,
+    /// What the region's replicas answer to.
+    pub deployments: Vec<DeploymentReportV1>,
+    /// The region takes nothing new.
+    pub draining: bool,
+}
+
+/// One deployment in a region.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeploymentReportV1 {
+    /// Which.
+    pub name: String,
+    /// Replicas that take its requests.
+    pub ready: u32,
+    /// Tokens that wait or are being computed in them.
+    pub pending_tokens: u64,
+    /// What they compute together; 0 until it is known.
+    pub tokens_per_second: f64,
+}
+
+impl From<Report> for ReportV1 {
+    fn from(report: Report) -> ReportV1 {
+        let Report { region, boot_id, sequence, deployments, draining } = report;
+        let each = deployments.into_iter().map(|(name, load)| {
+            let Load { ready, pending_tokens, tokens_per_second } = load;
+            DeploymentReportV1 { name: name.to_string(), ready, pending_tokens, tokens_per_second }
+        });
+        let region = region.to_string();
+        ReportV1 { version: super::VERSION, region, boot_id, sequence, deployments: each.collect(), draining }
+    }
+}
+
+impl TryFrom<ReportV1> for Report {
+    type Error = WireError;
+
+    fn try_from(wire: ReportV1) -> Result<Report, WireError> {
+        let ReportV1 { version, region, boot_id, sequence, deployments, draining } = wire;
+        refuse_other_versions(version)?;
+        refuse_too_many("deployments", deployments.len(), MAX_DEPLOYMENTS)?;
+        let mut loads = BTreeMap::new();
+        for (place, deployment) in deployments.into_iter().enumerate() {
+            let DeploymentReportV1 { name, ready, pending_tokens, tokens_per_second } = deployment;
+            let at = |field: &str| format!("deployments[{place}].{field}");
+            if !(tokens_per_second.is_finite() && tokens_per_second >= 0.0) {
+                let problem = format!("{tokens_per_second} is no speed: a number from 0 is wanted");
+                return Err(WireError::new(at("tokens_per_second"), problem));
+            }
+            let load = Load { ready, pending_tokens, tokens_per_second };
+            if loads.insert(parsed(at("name"), &name)?, load).is_some() {
+                return Err(WireError::new(at("name"), format!("`{name}` is reported twice")));
+            }
+        }
+        Ok(Report { region: parsed("region", &region)?, boot_id, sequence, deployments: loads, draining })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::any;
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    prop_compose! {
+        // Quarters, because serde_json reads a longer fraction to within one unit in the last place.
+        fn load()(ready: u32, pending_tokens: u64, quarters: u32) -> Load {
+            Load { ready, pending_tokens, tokens_per_second: f64::from(quarters) / 4.0 }
+        }
+    }
+
+    prop_compose! {
+        fn report()(
+            region in any::region(),
+            boot_id: u64,
+            sequence: u64,
+            deployments in proptest::collection::btree_map(any::name(), load(), 0..4),
+            draining: bool,
+        ) -> Report {
+            Report { region, boot_id, sequence, deployments, draining }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_report_comes_back_as_it_went(report in report()) {
+            let text = serde_json::to_string(&ReportV1::from(report.clone())).unwrap();
+            let wire: ReportV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(Report::try_from(wire), Ok(report));
+        }
+    }
+
+    fn message() -> Value {
+        let load =
+            |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 2, "tokens_per_second": 3.0});
+        let deployments = [load("a"), load("b")];
+        json!({"version": 1, "region": "aws/us-east-1", "boot_id": 1, "sequence": 2, "deployments": deployments,
+               "draining": false})
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_right_is_refused_by_its_field() {
+        let check = |pointer: &str, value: Value, field: &str| {
+            let mut message = message();
+            *message.pointer_mut(pointer).unwrap() = value;
+            let wire: ReportV1 = serde_json::from_value(message).unwrap();
+            assert_eq!(Report::try_from(wire).unwrap_err().field, field);
+        };
+        check("/region", json!("nowhere"), "region");
+        check("/deployments/1/name", json!("a"), "deployments[1].name");
+        check("/deployments/1/name", json!("b c"), "deployments[1].name");
+        check("/deployments/0/tokens_per_second", json!(-1.0), "deployments[0].tokens_per_second");
+        let one = message()["deployments"][0].clone();
+        check("/deployments", json!(vec![one; MAX_DEPLOYMENTS + 1]), "deployments");
+    }
+
+    #[test]
+    fn a_message_of_another_version_is_refused_by_name() {
+        let question: Result<ExchangeRequestV1, _> =
+            serde_json::from_value(json!({"version": 2, "question": "?"}));
+        assert!(question.unwrap_err().to_string().starts_with("version 2 is not known here"));
+        let report: ReportV1 = serde_json::from_value(message()).unwrap();
+        let error = Report::try_from(ReportV1 { version: 3, ..report }).unwrap_err();
+        assert!(error.to_string().contains("version 3 is not known here"), "{error}");
+    }
+}

@@ -1,0 +1,312 @@
+//! The route table and the deployments in it, as the hub publishes and keeps them.
+//!
+//! A reader takes a table whole or not at all: one entry that it cannot read, one that stands twice, and the table in
+//! hand stays. The residency of a deployment must be *there*: `null` is "anywhere" because somebody wrote it down, and
+//! a field that got lost frees nothing.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::{
+    VERSION, WireError, endpoint, known_version, names, parsed, refuse_other_versions, refuse_too_many, texts,
+};
+use regions::deployment::MAX_DEPLOYMENTS;
+use regions::set::MAX_REGIONS;
+use regions::{Deployment, EngineSpec, Generation, RegionRoute, ResidencyPolicy, RouteTable};
+
+/// The answer of `GET /v1/routes`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteTableV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Of the store.
+    pub epoch: u64,
+    /// Of the table, within the epoch.
+    pub generation: u64,
+    /// Where each region is reached.
+    pub regions: Vec<RegionRouteV1>,
+    /// What is deployed.
+    pub deployments: Vec<DeploymentV1>,
+}
+
+/// One region of a route table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionRouteV1 {
+    /// `cloud/name`.
+    pub id: String,
+    /// Where gateways reach it.
+    pub endpoint: String,
+    /// What had a replica ready there when the region last said so.
+    pub deployments: Vec<String>,
+}
+
+/// One deployment of a route table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeploymentV1 {
+    /// What clients put in `model`.
+    pub name: String,
+    /// What it does with a text.
+    pub task: String,
+    /// Where the model comes from.
+    pub model: String,
+    /// What runs it.
+    pub engine: EngineV1,
+    /// Which regions may see its requests; `null` is all of them.
+    #[serde(deserialize_with = "present")]
+    pub residency: Option<String>,
+    /// Where it should run; empty is wherever there is a spoke.
+    pub regions: Vec<String>,
+}
+
+/// An engine and how it is to be run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineV1 {
+    /// What runs the model.
+    pub kind: String,
+    /// The number format that it computes in.
+    pub precision: String,
+}
+
+/// One deployment as the store keeps it, under a key of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredDeploymentV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// The deployment.
+    pub deployment: DeploymentV1,
+}
+
+/// Reads an `Option` that must be there; serde's own reading takes an absent field for `None`.
+fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Option::deserialize(from)
+}
+
+impl From<&RouteTable> for RouteTableV1 {
+    fn from(table: &RouteTable) -> RouteTableV1 {
+        let RouteTable { generation: Generation { epoch, number }, regions, deployments } = table;
+        let regions = regions.iter().map(|(id, route)| {
+            let RegionRoute { endpoint, deployments } = route;
+            RegionRouteV1 {
+                id: id.to_string(),
+                endpoint: endpoint.to_string(),
+                deployments: texts(deployments),
+            }
+        });
+        RouteTableV1 {
+            version: VERSION,
+            epoch: *epoch,
+            generation: *number,
+            regions: regions.collect(),
+            deployments: deployments.values().map(DeploymentV1::from).collect(),
+        }
+    }
+}
+
+impl TryFrom<RouteTableV1> for RouteTable {
+    type Error = WireError;
+
+    fn try_from(wire: RouteTableV1) -> Result<RouteTable, WireError> {
+        let RouteTableV1 { version, epoch, generation: number, regions, deployments } = wire;
+        refuse_other_versions(version)?;
+        refuse_too_many("regions", regions.len(), MAX_REGIONS)?;
+        refuse_too_many("deployments", deployments.len(), MAX_DEPLOYMENTS)?;
+        let mut routes = BTreeMap::new();
+        for (place, region) in regions.into_iter().enumerate() {
+            let RegionRouteV1 { id, endpoint: reached, deployments } = region;
+            let at = |field: &str| format!("regions[{place}].{field}");
+            let route = RegionRoute {
+                endpoint: endpoint(at("endpoint"), &reached)?,
+                deployments: names(&at("deployments"), &deployments)?,
+            };
+            if routes.insert(parsed(at("id"), &id)?, route).is_some() {
+                return Err(WireError::new(at("id"), format!("`{id}` stands in the table twice")));
+            }
+        }
+        let mut deployed = BTreeMap::new();
+        for (place, deployment) in deployments.into_iter().enumerate() {
+            let deployment = read_deployment(&format!("deployments[{place}]"), deployment)?;
+            let name = deployment.name.clone();
+            if deployed.insert(name.clone(), deployment).is_some() {
+                let problem = format!("`{name}` stands in the table twice");
+                return Err(WireError::new(format!("deployments[{place}].name"), problem));
+            }
+        }
+        Ok(RouteTable { generation: Generation { epoch, number }, regions: routes, deployments: deployed })
+    }
+}
+
+impl From<&Deployment> for DeploymentV1 {
+    fn from(deployment: &Deployment) -> DeploymentV1 {
+        let Deployment { name, task, model, engine: EngineSpec { kind, precision }, residency, regions } =
+            deployment;
+        DeploymentV1 {
+            name: name.to_string(),
+            task: task.to_string(),
+            model: model.clone(),
+            engine: EngineV1 { kind: kind.to_string(), precision: precision.to_string() },
+            residency: match residency {
+                ResidencyPolicy::Anywhere => None,
+                ResidencyPolicy::Only(_) => Some(residency.to_string()),
+            },
+            regions: texts(regions),
+        }
+    }
+}
+
+fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireError> {
+    let DeploymentV1 { name, task, model, engine: EngineV1 { kind, precision }, residency, regions } = wire;
+    let at = |field: &str| format!("{what}.{field}");
+    refuse_too_many(&at("regions"), regions.len(), MAX_REGIONS)?;
+    let region = |(place, id): (usize, &String)| parsed(format!("{what}.regions[{place}]"), id);
+    Ok(Deployment {
+        name: parsed(at("name"), &name)?,
+        task: parsed(at("task"), &task)?,
+        model,
+        engine: EngineSpec {
+            kind: parsed(at("engine.kind"), &kind)?,
+            precision: parsed(at("engine.precision"), &precision)?,
+        },
+        residency: match residency {
+            None => ResidencyPolicy::Anywhere,
+            Some(text) => parsed(at("residency"), &text)?,
+        },
+        regions: regions.iter().enumerate().map(region).collect::<Result<_, _>>()?,
+    })
+}
+
+impl From<&Deployment> for StoredDeploymentV1 {
+    fn from(deployment: &Deployment) -> StoredDeploymentV1 {
+        StoredDeploymentV1 { version: VERSION, deployment: deployment.into() }
+    }
+}
+
+impl TryFrom<StoredDeploymentV1> for Deployment {
+    type Error = WireError;
+
+    fn try_from(wire: StoredDeploymentV1) -> Result<Deployment, WireError> {
+        let StoredDeploymentV1 { version, deployment } = wire;
+        refuse_other_versions(version)?;
+        read_deployment("deployment", deployment)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::any;
+    use super::*;
+    use proptest::collection::{btree_map, vec};
+    use proptest::prelude::*;
+    use proptest::sample::select;
+    use regions::{EngineKind, Precision, Task};
+    use serde_json::{Value, json};
+
+    prop_compose! {
+        fn deployment()(
+            name in any::name(),
+            task in select(Task::ALL),
+            model in "(pypi|hf)://[a-z/]{1,12}",
+            kind in select(EngineKind::ALL),
+            precision in select(Precision::ALL),
+            residency in select(vec!["anywhere", "eu", "de,eu,aws/us-east-1", "de,fr & eu"]),
+            regions in vec(any::region(), 0..3),
+        ) -> Deployment {
+            let engine = EngineSpec { kind, precision };
+            Deployment { name, task, model, engine, residency: residency.parse().unwrap(), regions }
+        }
+    }
+
+    prop_compose! {
+        fn route()(endpoint in any::endpoint(), deployments in any::names()) -> RegionRoute {
+            RegionRoute { endpoint, deployments }
+        }
+    }
+
+    prop_compose! {
+        fn table()(
+            epoch: u64,
+            number: u64,
+            regions in btree_map(any::region(), route(), 0..4),
+            deployments in vec(deployment(), 0..4),
+        ) -> RouteTable {
+            let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
+            RouteTable { generation: Generation { epoch, number }, regions, deployments: named.collect() }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_table_comes_back_as_it_went(table in table()) {
+            let text = serde_json::to_string(&RouteTableV1::from(&table)).unwrap();
+            let wire: RouteTableV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(RouteTable::try_from(wire), Ok(table));
+        }
+
+        #[test]
+        fn a_stored_deployment_comes_back_as_it_went(deployment in deployment()) {
+            let text = serde_json::to_string(&StoredDeploymentV1::from(&deployment)).unwrap();
+            let wire: StoredDeploymentV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(Deployment::try_from(wire), Ok(deployment));
+        }
+    }
+
+    fn message() -> Value {
+        let region = |id: &str| json!({"id": id, "endpoint": "10.0.0.7:7100", "deployments": ["minilm"]});
+        let deployment = |name: &str| {
+            let engine = json!({"kind": "cpu", "precision": "f32"});
+            json!({"name": name, "task": "embed", "model": "pypi://m", "engine": engine, "residency": null,
+                   "regions": ["aws/us-east-1"]})
+        };
+        let regions = [region("aws/us-east-1"), region("gcp/europe-west4")];
+        let deployments = [deployment("minilm"), deployment("minilm-eu")];
+        json!({"version": 1, "epoch": 1, "generation": 2, "regions": regions, "deployments": deployments})
+    }
+
+    #[test]
+    fn a_table_of_which_one_entry_cannot_be_read_is_refused_whole() {
+        let check = |pointer: &str, value: Value, field: &str| {
+            let mut message = message();
+            *message.pointer_mut(pointer).unwrap() = value;
+            let wire: RouteTableV1 = serde_json::from_value(message).unwrap();
+            assert_eq!(RouteTable::try_from(wire).unwrap_err().field, field);
+        };
+        check("/regions/1/id", json!("europe-west4"), "regions[1].id");
+        check("/regions/1/id", json!("aws/us-east-1"), "regions[1].id");
+        check("/regions/0/endpoint", json!("here"), "regions[0].endpoint");
+        check("/regions/0/deployments/0", json!(""), "regions[0].deployments[0]");
+        check("/deployments/1/name", json!("minilm"), "deployments[1].name");
+        check("/deployments/0/task", json!("embroider"), "deployments[0].task");
+        check("/deployments/0/engine/kind", json!("abacus"), "deployments[0].engine.kind");
+        check("/deployments/0/engine/precision", json!("f7"), "deployments[0].engine.precision");
+        check("/deployments/0/regions/0", json!("mars"), "deployments[0].regions[0]");
+        let one = message()["regions"][0].clone();
+        check("/regions", json!(vec![one; MAX_REGIONS + 1]), "regions");
+    }
+
+    #[test]
+    fn a_residency_that_got_lost_or_blanked_frees_nothing() {
+        let mut lost = message();
+        lost["deployments"][0].as_object_mut().unwrap().remove("residency");
+        let error = serde_json::from_value::<RouteTableV1>(lost).unwrap_err();
+        assert!(error.to_string().contains("missing field `residency`"), "{error}");
+
+        let mut blank = message();
+        blank["deployments"][0]["residency"] = json!("");
+        let wire: RouteTableV1 = serde_json::from_value(blank).unwrap();
+        assert_eq!(RouteTable::try_from(wire).unwrap_err().field, "deployments[0].residency");
+    }
+
+    #[test]
+    fn a_message_of_another_version_is_refused_by_name() {
+        let other = json!({"version": 2});
+        let errors = [
+            serde_json::from_value::<RouteTableV1>(other.clone()).unwrap_err(),
+            serde_json::from_value::<StoredDeploymentV1>(other).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.to_string().starts_with("version 2 is not known here"), "{error}");
+        }
+    }
+}

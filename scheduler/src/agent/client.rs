@@ -1,0 +1,74 @@
+//! The agent's three calls to the hub.
+
+use std::time::Duration;
+
+use reqwest::{RequestBuilder, Response, StatusCode};
+use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
+
+/// How long one call may take; less than half a lease, so that a lost one can be made up for.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of a refusal that are read and logged.
+const REASON_BYTES_MAX: usize = 512;
+
+/// The hub, as an agent asks it.
+pub(super) struct Client {
+    http: reqwest::Client,
+    hub: String,
+}
+
+/// Why there is no answer to work with.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoAnswer {
+    /// The hub could not be asked, or said something that is no answer.
+    #[error("{}", innermost(.0))]
+    Http(#[from] reqwest::Error),
+    /// It does not know what it was asked about.
+    #[error("not found: {0}")]
+    NotFound(String),
+    /// It refuses.
+    #[error("refused with {status}: {reason}")]
+    Refused { status: StatusCode, reason: String },
+}
+
+impl Client {
+    pub(super) fn new(hub: &str) -> Result<Client, reqwest::Error> {
+        let http = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build()?;
+        Ok(Client { http, hub: hub.to_owned() })
+    }
+
+    pub(super) async fn register(&self, message: &RegisterV1) -> Result<LeaseV1, NoAnswer> {
+        let request = self.http.post(format!("{}/v1/spokes", self.hub)).json(message);
+        Ok(answer(request).await?.json().await?)
+    }
+
+    pub(super) async fn keep_alive(&self, lease: u64, message: &KeepAliveV1) -> Result<LeaseV1, NoAnswer> {
+        let request = self.http.post(format!("{}/v1/leases/{lease}/keepalive", self.hub)).json(message);
+        Ok(answer(request).await?.json().await?)
+    }
+
+    pub(super) async fn leave(&self, lease: u64) -> Result<(), NoAnswer> {
+        answer(self.http.delete(format!("{}/v1/leases/{lease}", self.hub))).await.map(drop)
+    }
+}
+
+async fn answer(request: RequestBuilder) -> Result<Response, NoAnswer> {
+    let answer = request.send().await?;
+    let status = answer.status();
+    if status.is_success() {
+        return Ok(answer);
+    }
+    let reason = answer.text().await.unwrap_or_default().chars().take(REASON_BYTES_MAX).collect();
+    match status {
+        StatusCode::NOT_FOUND => Err(NoAnswer::NotFound(reason)),
+        status => Err(NoAnswer::Refused { status, reason }),
+    }
+}
+
+/// reqwest says that there was an error, and keeps which one it was inside.
+fn innermost(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

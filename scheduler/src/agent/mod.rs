@@ -1,0 +1,207 @@
+//! The agent: a region's voice at the hub.
+//!
+//! It registers, keeps the lease alive, says at once when something else is ready, and registers again when the hub has
+//! forgotten it. While the hub is away it tries again, with growing pauses, for ever; nothing in the region waits for
+//! it, and it says so in the log once and not at every attempt.
+//!
+//! The ingress of the same process owns the truth: both look at one [`Spoke`], which is locked for one question at a
+//! time and never across an await.
+
+mod backoff;
+mod client;
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use regions::DeploymentName;
+use scheduler_core::registry::Registration;
+use scheduler_core::spoke::Spoke;
+use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::config::SpokeConfig;
+use crate::events::{HubBack, HubLost, LeaseLost, NotDeployed, Registered};
+use client::{Client, NoAnswer};
+
+/// How often the agent looks whether something else is ready. A gateway hears of it in the next report anyway; the hub
+/// hears of it before that.
+const LOOK_PERIOD: Duration = Duration::from_millis(100);
+/// What part of its time a lease is let run before it is kept alive: of the usual 5 s every 1.5 s, so that two attempts
+/// in a row may fail.
+const KEEP_ALIVE_PART: f64 = 0.3;
+/// However short a lease is.
+const KEEP_ALIVE_PERIOD_MIN: Duration = Duration::from_millis(10);
+/// How long leaving may take. If the hub is away, the lease runs out by itself.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Why an agent cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The client that asks the hub cannot be made.
+    #[error("the HTTP client for the hub cannot be made: {0}")]
+    Client(#[from] reqwest::Error),
+}
+
+/// Speaks for a region until `shutdown`, then ends its lease.
+///
+/// # Errors
+///
+/// Before it starts. Nothing that happens later ends it.
+pub async fn run(
+    config: SpokeConfig,
+    spoke: Arc<Mutex<Spoke>>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), AgentError> {
+    let client = Client::new(&config.hub)?;
+    let mut agent = Agent { config, client, spoke, lease: None, lost: false, not_deployed: Vec::new() };
+    tokio::select! {
+        never = agent.speak() => match never {},
+        () = shutdown => {}
+    }
+    agent.leave().await;
+    Ok(())
+}
+
+/// A registration that stands.
+struct Standing {
+    lease: u64,
+    /// How often it is kept alive.
+    period: Duration,
+    /// What the hub was told is ready.
+    told: BTreeSet<DeploymentName>,
+}
+
+struct Agent {
+    config: SpokeConfig,
+    client: Client,
+    spoke: Arc<Mutex<Spoke>>,
+    lease: Option<u64>,
+    /// The hub did not answer, or refused, when it was last asked.
+    lost: bool,
+    /// What the hub did not know when it last answered.
+    not_deployed: Vec<DeploymentName>,
+}
+
+impl Agent {
+    async fn speak(&mut self) -> Infallible {
+        loop {
+            let standing = self.register().await;
+            self.keep_alive(standing).await;
+        }
+    }
+
+    /// Registers, however long it takes.
+    async fn register(&mut self) -> Standing {
+        let mut failures = 0;
+        loop {
+            let registration = self.registration();
+            match self.client.register(&RegisterV1::from(&registration)).await {
+                Ok(answer) => {
+                    let (region, hub, told) =
+                        (&self.config.region, &self.config.hub, registration.deployments);
+                    Registered { region, hub, lease: answer.lease }.emit();
+                    self.lease = Some(answer.lease);
+                    self.heard(&answer, &told);
+                    let period = Duration::from_millis(answer.ttl_ms).mul_f64(KEEP_ALIVE_PART);
+                    return Standing { lease: answer.lease, period: period.max(KEEP_ALIVE_PERIOD_MIN), told };
+                }
+                Err(error) => self.pause(&mut failures, &error).await,
+            }
+        }
+    }
+
+    /// Keeps a lease alive until the hub does not know it any longer.
+    async fn keep_alive(&mut self, Standing { lease, period, mut told }: Standing) {
+        let mut failures = 0;
+        loop {
+            if failures == 0 {
+                self.until_due(period, &told).await;
+            }
+            let ready = self.ready();
+            match self.client.keep_alive(lease, &KeepAliveV1::new(&ready)).await {
+                Ok(answer) => {
+                    self.heard(&answer, &ready);
+                    told = ready;
+                    failures = 0;
+                }
+                Err(NoAnswer::NotFound(_)) => {
+                    self.lease = None;
+                    return LeaseLost { lease }.emit();
+                }
+                Err(error) => self.pause(&mut failures, &error).await,
+            }
+        }
+    }
+
+    /// Waits until the lease is to be kept alive, or something else is ready than what was told.
+    async fn until_due(&self, period: Duration, told: &BTreeSet<DeploymentName>) {
+        let changed = async {
+            let mut look = interval(LOOK_PERIOD);
+            look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                look.tick().await;
+                if self.ready() != *told {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = changed => {}
+            () = sleep(period) => {}
+        }
+    }
+
+    /// Tells the hub that the region leaves. It does not wait for the hub for long.
+    async fn leave(self) {
+        if let Some(lease) = self.lease {
+            // Nobody to tell; the lease runs out.
+            tokio::time::timeout(LEAVE_TIMEOUT, self.client.leave(lease)).await.ok();
+        }
+    }
+
+    fn registration(&self) -> Registration {
+        let (boot_id, deployments) =
+            self.with_spoke(|spoke| (spoke.boot_id(), spoke.deployments_ready(Instant::now())));
+        Registration {
+            region: self.config.region.clone(),
+            endpoint: self.config.advertise,
+            boot_id,
+            deployments,
+        }
+    }
+
+    fn ready(&self) -> BTreeSet<DeploymentName> {
+        self.with_spoke(|spoke| spoke.deployments_ready(Instant::now()))
+    }
+
+    fn with_spoke<T>(&self, ask: impl FnOnce(&Spoke) -> T) -> T {
+        ask(&self.spoke.lock().expect("no decision panics while it holds the lock"))
+    }
+
+    /// The hub answered.
+    fn heard(&mut self, answer: &LeaseV1, told: &BTreeSet<DeploymentName>) {
+        if std::mem::take(&mut self.lost) {
+            HubBack { hub: &self.config.hub }.emit();
+        }
+        let unknown = |name: &&DeploymentName| answer.unknown.iter().any(|unknown| unknown == name.as_str());
+        let unknown: Vec<_> = told.iter().filter(unknown).cloned().collect();
+        if unknown != self.not_deployed {
+            if !unknown.is_empty() {
+                NotDeployed { names: &unknown }.emit();
+            }
+            self.not_deployed = unknown;
+        }
+    }
+
+    /// The hub did not answer, or refused. Waits before it is asked again.
+    async fn pause(&mut self, failures: &mut u32, error: &NoAnswer) {
+        *failures = failures.saturating_add(1);
+        if !std::mem::replace(&mut self.lost, true) {
+            HubLost { hub: &self.config.hub, error }.emit();
+        }
+        sleep(backoff::pause(*failures, rand::random())).await;
+    }
+}

@@ -1,0 +1,128 @@
+//! `hub.toml`.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use regions::{Catalogue, Deployment, parse_deployments};
+use scheduler_core::registry::LAPSED_KEEP;
+use serde::Deserialize;
+
+use super::{Problems, raw};
+
+/// How long a registration stands without being kept alive. etcd sees to leases twice a second at best, and keeps them
+/// for two seconds at least; below that a hiccup of either side ends them.
+pub const LEASE_TTL: Duration = Duration::from_secs(5);
+
+/// The file, as written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawConfig {
+    listen: Option<String>,
+    data: Option<PathBuf>,
+    deployments: Option<PathBuf>,
+    catalogue: Option<PathBuf>,
+}
+
+/// What a hub needs to know.
+#[derive(Clone, Debug)]
+pub struct HubConfig {
+    /// Where spokes and gateways connect.
+    pub listen: SocketAddr,
+    /// The folder of its store.
+    pub data: PathBuf,
+    /// What is deployed.
+    pub deployments: Vec<Deployment>,
+    /// Clouds and regions.
+    pub catalogue: Arc<Catalogue>,
+    /// How long a registration stands without being kept alive; [`LEASE_TTL`], and in tests whatever they can wait for.
+    pub lease_ttl: Duration,
+    /// How long a region keeps its route without a spoke; [`LAPSED_KEEP`], as above.
+    pub lapsed_keep: Duration,
+}
+
+impl HubConfig {
+    /// Reads the configuration `text` and the files that it names; relative paths are taken from `base`.
+    ///
+    /// # Errors
+    ///
+    /// Every problem at once, each naming the key, the value and what to write instead.
+    pub fn parse(text: &str, base: &Path) -> Result<HubConfig, Vec<String>> {
+        let RawConfig { listen, data, deployments, catalogue } = raw(text)?;
+        let mut problems = Problems::default();
+        let listen = problems.address("listen", listen);
+        let data = problems.need("data", data, "\"FOLDER\", where the hub keeps what it knows");
+        let catalogue = problems.catalogue(catalogue, base);
+        let deployments = problems.need("deployments", deployments, "\"FILE\", as \"deployments.toml\"");
+        let deployments = deployments.and_then(|path| {
+            let path = base.join(path);
+            let text = problems.file("deployments", &path)?;
+            parse_deployments(&text, catalogue.as_ref()?)
+                .map_err(|found| problems.in_file(&path, &found))
+                .ok()
+        });
+        match (listen, data, deployments, catalogue) {
+            (Some(listen), Some(data), Some(deployments), Some(catalogue)) if problems.0.is_empty() => {
+                Ok(HubConfig {
+                    listen,
+                    data: base.join(data),
+                    deployments,
+                    catalogue: Arc::new(catalogue),
+                    lease_ttl: LEASE_TTL,
+                    lapsed_keep: LAPSED_KEEP,
+                })
+            }
+            _ => Err(problems.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../../configs/hub.toml");
+
+    fn configs() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
+    }
+
+    #[test]
+    fn the_example_that_people_edit_is_a_valid_configuration() {
+        let config = HubConfig::parse(EXAMPLE, &configs()).map_err(|problems| problems.join("\n")).unwrap();
+        assert_eq!(config.listen.to_string(), "127.0.0.1:7000");
+        assert_eq!(config.data, configs().join("hub-data"));
+        assert!(!config.deployments.is_empty());
+    }
+
+    #[test]
+    fn a_key_that_nobody_knows_is_refused_by_name() {
+        let problems =
+            HubConfig::parse(&EXAMPLE.replace("data =", "dta ="), &configs()).unwrap_err().join("\n");
+        assert!(problems.contains("dta"), "{problems}");
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        let check = |text: &str, base: &Path, wanted: &[&str]| {
+            let problems = HubConfig::parse(text, base).expect_err(text);
+            assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
+            for (problem, part) in problems.iter().zip(wanted) {
+                assert!(problem.contains(part), "{part} in {problem}");
+            }
+        };
+        check("", &configs(), &["listen is missing", "data is missing", "deployments is missing"]);
+        let base = tempfile::tempdir().unwrap();
+        std::fs::write(base.path().join("wrong.toml"), "[[deployment]]\nname = \"a b\"\ntasc = \"embed\"\n")
+            .unwrap();
+        let text =
+            "listen = \"7000\"\ndata = \"d\"\ncatalogue = \"none.toml\"\ndeployments = \"gone.toml\"\n";
+        check(text, base.path(), &["listen = \"7000\"", "none.toml", "gone.toml"]);
+        let text = "listen = \"127.0.0.1:0\"\ndata = \"d\"\ndeployments = \"wrong.toml\"\n";
+        let problems = HubConfig::parse(text, base.path()).unwrap_err().join("\n");
+        for part in ["wrong.toml: line 2", "a b", "wrong.toml: line 3", "tasc", "model"] {
+            assert!(problems.contains(part), "{part} in {problems}");
+        }
+    }
+}

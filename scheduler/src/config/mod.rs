@@ -1,0 +1,78 @@
+//! `hub.toml` and `spoke.toml`, read once: what a person writes becomes what the roles can rely on, or a list of
+//! everything that is wrong.
+
+mod hub;
+mod spoke;
+
+pub use hub::{HubConfig, LEASE_TTL};
+pub use spoke::{REPLICAS_MAX, SpokeConfig};
+
+use regions::Catalogue;
+use serde::de::DeserializeOwned;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// The file as it stands, or what is wrong with its form.
+fn raw<T: DeserializeOwned>(text: &str) -> Result<T, Vec<String>> {
+    toml::from_str(text).map_err(|error: toml::de::Error| vec![error.to_string().trim_end().to_owned()])
+}
+
+/// What is wrong so far.
+#[derive(Default)]
+struct Problems(Vec<String>);
+
+impl Problems {
+    fn note(&mut self, problem: impl Into<String>) {
+        self.0.push(problem.into());
+    }
+
+    /// The value of a key that must be there.
+    fn need<T>(&mut self, key: &str, value: Option<T>, wanted: &str) -> Option<T> {
+        if value.is_none() {
+            self.note(format!("{key} is missing; write {key} = {wanted}"));
+        }
+        value
+    }
+
+    fn address(&mut self, key: &str, value: Option<String>) -> Option<SocketAddr> {
+        let value = self.need(key, value, "\"IP:PORT\"")?;
+        let address = value.parse().ok();
+        if address.is_none() {
+            self.note(format!("{key} = \"{value}\" is no address; write \"IP:PORT\", as \"127.0.0.1:7000\""));
+        }
+        address
+    }
+
+    /// An address at which somebody else can reach this process.
+    fn reachable(&mut self, key: &str, value: Option<String>) -> Option<SocketAddr> {
+        let address = self.address(key, value)?;
+        if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
+            self.note(format!(
+                "{key} = \"{address}\" cannot be reached by others; write an address that they can connect to, as \
+                 \"10.0.0.7:7100\""
+            ));
+            return None;
+        }
+        Some(address)
+    }
+
+    fn file(&mut self, key: &str, path: &Path) -> Option<String> {
+        let text = std::fs::read_to_string(path);
+        text.map_err(|error| self.note(format!("{key} = \"{}\" cannot be read: {error}", path.display())))
+            .ok()
+    }
+
+    /// The catalogue in this file, or the built-in one.
+    fn catalogue(&mut self, path: Option<PathBuf>, base: &Path) -> Option<Catalogue> {
+        let Some(path) = path.map(|path| base.join(path)) else {
+            return Some(Catalogue::builtin());
+        };
+        let text = self.file("catalogue", &path)?;
+        let parsed = Catalogue::parse(&text);
+        parsed.map_err(|found| self.in_file(&path, &found)).ok()
+    }
+
+    fn in_file(&mut self, path: &Path, found: &[regions::Problem]) {
+        self.0.extend(found.iter().map(|problem| format!("{}: {problem}", path.display())));
+    }
+}

@@ -1,0 +1,215 @@
+//! `spoke.toml`.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use regions::{Catalogue, RegionId};
+use scheduler_core::spoke::Spoke;
+use serde::Deserialize;
+
+use super::{Problems, raw};
+
+/// Replicas behind one spoke: each is asked for its status five times a second by one process.
+pub const REPLICAS_MAX: usize = 256;
+
+/// The file, as written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawConfig {
+    region: Option<String>,
+    listen: Option<String>,
+    advertise: Option<String>,
+    hub: Option<String>,
+    catalogue: Option<PathBuf>,
+    #[serde(default)]
+    replica: Vec<RawReplica>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawReplica {
+    endpoint: String,
+}
+
+/// What a spoke needs to know: its ingress and its agent.
+#[derive(Clone, Debug)]
+pub struct SpokeConfig {
+    /// The region whose spoke it is.
+    pub region: RegionId,
+    /// Where the ingress listens.
+    pub listen: SocketAddr,
+    /// Where gateways reach it.
+    pub advertise: SocketAddr,
+    /// Base URL of the hub, without a slash at its end.
+    pub hub: String,
+    /// Where its replicas are.
+    pub replicas: Vec<SocketAddr>,
+    /// Clouds and regions.
+    pub catalogue: Arc<Catalogue>,
+}
+
+impl SpokeConfig {
+    /// Reads the configuration `text`; relative paths are taken from `base`, and `region` is that of the command line,
+    /// which the file may leave out.
+    ///
+    /// # Errors
+    ///
+    /// Every problem at once, each naming the key, the value and what to write instead.
+    pub fn parse(text: &str, base: &Path, region: Option<&str>) -> Result<SpokeConfig, Vec<String>> {
+        let RawConfig { region: written, listen, advertise, hub, catalogue, replica } = raw(text)?;
+        let mut problems = Problems::default();
+        let catalogue = problems.catalogue(catalogue, base);
+        let region = problems.one_region(written, region);
+        let region = region.and_then(|region| problems.known_region(&region, catalogue.as_ref()?));
+        let listen = problems.address("listen", listen);
+        let advertise = problems.reachable("advertise", advertise);
+        let hub = problems.need("hub", hub, "\"http://HOST:PORT\"").and_then(|hub| problems.hub(&hub));
+        let replicas = problems.replicas(replica);
+        match (region, listen, advertise, hub, catalogue) {
+            (Some(region), Some(listen), Some(advertise), Some(hub), Some(catalogue))
+                if problems.0.is_empty() =>
+            {
+                let catalogue = Arc::new(catalogue);
+                Ok(SpokeConfig { region, listen, advertise, hub, replicas, catalogue })
+            }
+            _ => Err(problems.0),
+        }
+    }
+
+    /// The region's view of itself, before it has heard any replica. `boot_id` is drawn anew whenever a spoke starts.
+    pub fn spoke(&self, boot_id: u64) -> Spoke {
+        Spoke::new(self.region.clone(), boot_id, self.replicas.clone())
+    }
+}
+
+impl Problems {
+    fn one_region(&mut self, written: Option<String>, typed: Option<&str>) -> Option<String> {
+        if let (Some(written), Some(typed)) = (&written, typed)
+            && written != typed
+        {
+            self.note(format!(
+                "region = \"{written}\" but --region {typed}; give one of them, or both the same"
+            ));
+            return None;
+        }
+        let region = written.or_else(|| typed.map(str::to_owned));
+        self.need("region", region, "\"CLOUD/NAME\", as \"gcp/europe-west4\", or give --region")
+    }
+
+    fn known_region(&mut self, text: &str, catalogue: &Catalogue) -> Option<RegionId> {
+        let region = text.parse::<RegionId>().ok().filter(|region| catalogue.get(region).is_some());
+        if region.is_none() {
+            let near = catalogue.nearest_names(text);
+            let hint =
+                if near.is_empty() { String::new() } else { format!(", perhaps {}", near.join(" or ")) };
+            self.note(format!(
+                "region = \"{text}\" is no region of the catalogue; write one of its ids{hint}"
+            ));
+        }
+        region
+    }
+
+    fn hub(&mut self, text: &str) -> Option<String> {
+        let url = reqwest::Url::parse(text).ok();
+        let plain = url.filter(|url| {
+            url.scheme() == "http" && url.has_host() && url.path() == "/" && url.query().is_none()
+        });
+        if plain.is_none() {
+            self.note(format!("hub = \"{text}\" is no URL of a hub; write \"http://HOST:PORT\""));
+        }
+        plain.map(|_| text.trim_end_matches('/').to_owned())
+    }
+
+    fn replicas(&mut self, given: Vec<RawReplica>) -> Vec<SocketAddr> {
+        if given.len() > REPLICAS_MAX {
+            self.note(format!("{} [[replica]] are too many for one spoke; {REPLICAS_MAX} fit", given.len()));
+            return Vec::new();
+        }
+        let mut known = BTreeSet::new();
+        let mut replicas = Vec::new();
+        for (place, RawReplica { endpoint }) in given.into_iter().enumerate() {
+            let key = format!("endpoint of [[replica]] {}", place + 1);
+            let Some(address) = self.reachable(&key, Some(endpoint)) else { continue };
+            if known.insert(address) {
+                replicas.push(address);
+            } else {
+                self.note(format!("{key} = \"{address}\" is that of another replica; give it once"));
+            }
+        }
+        replicas
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../../configs/spoke.toml");
+
+    fn parse(text: &str, region: Option<&str>) -> Result<SpokeConfig, String> {
+        SpokeConfig::parse(text, Path::new("."), region).map_err(|problems| problems.join("\n"))
+    }
+
+    #[test]
+    fn the_example_that_people_edit_is_a_valid_configuration() {
+        let config = parse(EXAMPLE, Some("gcp/europe-west4")).unwrap();
+        assert_eq!(
+            (config.region.as_str(), config.hub.as_str()),
+            ("gcp/europe-west4", "http://127.0.0.1:7000")
+        );
+        assert_eq!((config.advertise.port(), config.replicas.len()), (7100, 1));
+        assert_eq!(config.spoke(7).boot_id(), 7);
+    }
+
+    #[test]
+    fn a_key_that_nobody_knows_is_refused_by_name() {
+        for (key, wrong) in [("advertise =", "advertize ="), ("endpoint =", "endpiont =")] {
+            let problems = parse(&EXAMPLE.replace(key, wrong), None).unwrap_err();
+            assert!(problems.contains(wrong.trim_end_matches(" =")), "{problems}");
+        }
+    }
+
+    #[test]
+    fn the_region_may_stand_in_the_file_or_on_the_command_line() {
+        let without = EXAMPLE.replace("region = \"gcp/europe-west4\"", "");
+        assert_eq!(parse(&without, Some("aws/us-east-1")).unwrap().region.as_str(), "aws/us-east-1");
+        assert!(parse(&without, None).unwrap_err().contains("region is missing"));
+        let problems = parse(EXAMPLE, Some("aws/us-east-1")).unwrap_err();
+        assert!(problems.contains("gcp/europe-west4") && problems.contains("aws/us-east-1"), "{problems}");
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        let check = |text: &str, wanted: &[&str]| {
+            let problems = SpokeConfig::parse(text, Path::new("."), None).expect_err(text);
+            assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
+            for (problem, part) in problems.iter().zip(wanted) {
+                assert!(problem.contains(part), "{part} in {problem}");
+            }
+        };
+        check("", &["region is missing", "listen is missing", "advertise is missing", "hub is missing"]);
+        check(
+            "region = \"aws/us-esat-1\"\nlisten = \"here\"\nadvertise = \"0.0.0.0:7100\"\nhub = \"hub:7000\"\n\
+             catalogue = \"/nowhere.toml\"\n",
+            &["/nowhere.toml", "here", "0.0.0.0:7100", "hub:7000"],
+        );
+        check(
+            "region = \"aws/us-esat-1\"\nlisten = \"0.0.0.0:7100\"\nadvertise = \"10.0.0.7:7100\"\n\
+             hub = \"https://hub\"\n[[replica]]\nendpoint = \"10.0.0.8:0\"\n[[replica]]\nendpoint = \"10.0.0.8:9\"\n\
+             [[replica]]\nendpoint = \"10.0.0.8:9\"\n",
+            &["perhaps aws/us-east-1", "https://hub", "[[replica]] 1", "[[replica]] 3"],
+        );
+    }
+
+    #[test]
+    fn as_many_replicas_as_there_may_be_are_taken_and_one_more_is_not() {
+        let text = |replicas: usize| {
+            let head = EXAMPLE.split("[[replica]]").next().unwrap().to_owned();
+            (1..=replicas).fold(head, |text, n| format!("{text}\n[[replica]]\nendpoint = \"10.0.0.8:{n}\"\n"))
+        };
+        assert_eq!(parse(&text(REPLICAS_MAX), None).unwrap().replicas.len(), REPLICAS_MAX);
+        assert!(parse(&text(REPLICAS_MAX + 1), None).unwrap_err().contains("too many"));
+    }
+}

@@ -1,0 +1,239 @@
+//! The hub's HTTP: reads what is asked, calls [`super::spokes`], holds long polls.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use regions::{Catalogue, Generation};
+use scheduler_core::registry::Registration;
+use scheduler_core::wire::WireError;
+use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
+use scheduler_store::{Lease, Store};
+use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, watch};
+
+use super::{Current, spokes, told};
+use crate::events::ReaderAhead;
+use crate::respond::{Code, Refusal};
+
+/// Bytes of one body: ten thousand deployments of the longest name.
+const BODY_BYTES_MAX: usize = 1 << 20;
+/// How long a question for routes is held at most, whatever it asks for.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// What answers have to do with.
+#[derive(Clone)]
+pub(super) struct Desk {
+    pub(super) store: Store,
+    pub(super) catalogue: Arc<Catalogue>,
+    pub(super) lease_ttl: Duration,
+    pub(super) current: watch::Receiver<Current>,
+    pub(super) polls: Arc<Semaphore>,
+    pub(super) stopping: watch::Receiver<bool>,
+    /// A gateway was seen to have a newer table than this hub. Told once: it asks again and again.
+    pub(super) reader_ahead: Arc<AtomicBool>,
+}
+
+pub(super) fn router(desk: Desk) -> Router {
+    Router::new()
+        .route("/v1/spokes", post(register))
+        .route("/v1/leases/{lease}/keepalive", post(keep_alive))
+        .route("/v1/leases/{lease}", delete(leave))
+        .route("/v1/routes", get(routes))
+        .route("/livez", get(async || "alive\n"))
+        .route("/readyz", get(ready))
+        .fallback(async || Refusal::new(Code::NotFound, "A hub has no such path."))
+        .method_not_allowed_fallback(async || {
+            Refusal::new(Code::MethodNotAllowed, "This path takes another method.")
+        })
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(desk)
+}
+
+async fn register(
+    State(desk): State<Desk>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<axum::Json<LeaseV1>, Refusal> {
+    let registration = Registration::try_from(json::<RegisterV1>(body)?).map_err(wrong)?;
+    spokes::register(&desk, registration).await.map(axum::Json)
+}
+
+async fn keep_alive(
+    State(desk): State<Desk>,
+    Path(lease): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<axum::Json<LeaseV1>, Refusal> {
+    let lease = number(&lease)?;
+    let ready = json::<KeepAliveV1>(body)?.ready().map_err(wrong)?;
+    spokes::keep_alive(&desk, lease, ready).await.map(axum::Json)
+}
+
+async fn leave(State(desk): State<Desk>, Path(lease): Path<String>) -> Result<StatusCode, Refusal> {
+    spokes::leave(&desk, number(&lease)?).await.map(|()| StatusCode::NO_CONTENT)
+}
+
+/// Answers with the table that follows the one in hand, as soon as there is one, or with 204 when there is none within
+/// the time that the question allows.
+async fn routes(State(desk): State<Desk>, RawQuery(query): RawQuery) -> Result<Response, Refusal> {
+    let Question { after, wait } = Question::read(query.as_deref().unwrap_or_default())?;
+    let held = desk.polls.try_acquire();
+    let Ok(_held) = held else {
+        return Err(Refusal::new(Code::Overloaded, "Too many questions for routes are held already."));
+    };
+    if let (Some(reader), Some(published)) = (after, &*desk.current.borrow())
+        && reader > published.table.generation
+        && !desk.reader_ahead.swap(true, Ordering::Relaxed)
+    {
+        ReaderAhead { reader, ours: published.table.generation }.emit();
+    }
+    let mut current = desk.current.clone();
+    let newer = |current: &Current| {
+        let generation = current.as_ref().map(|published| published.table.generation);
+        generation.is_some_and(|generation| after.is_none_or(|after| generation > after))
+    };
+    let found = tokio::select! {
+        biased;
+        found = current.wait_for(newer) => found.ok().and_then(|current| current.clone()),
+        () = tokio::time::sleep(wait) => None,
+        () = told(desk.stopping.clone()) => None,
+    };
+    match found {
+        Some(published) => {
+            Ok(([(header::CONTENT_TYPE, "application/json")], published.body.clone()).into_response())
+        }
+        None => Ok(StatusCode::NO_CONTENT.into_response()),
+    }
+}
+
+async fn ready(State(desk): State<Desk>) -> Result<&'static str, Refusal> {
+    if desk.current.borrow().is_none() {
+        return Err(Refusal::new(Code::NotReady, "No route table has been published yet."));
+    }
+    Ok("ready\n")
+}
+
+/// A question for routes.
+struct Question {
+    after: Option<Generation>,
+    wait: Duration,
+}
+
+impl Question {
+    /// Reads `after=EPOCH.NUMBER&wait_ms=MILLISECONDS`, either of which may be left out. Nothing in them needs to be
+    /// escaped.
+    fn read(query: &str) -> Result<Question, Refusal> {
+        let mut question = Question { after: None, wait: Duration::ZERO };
+        for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+            match key {
+                "after" => {
+                    let after =
+                        value.parse().map_err(|error| invalid("after", &format!("`after`: {error}.")))?;
+                    question.after = Some(after);
+                }
+                "wait_ms" => {
+                    let wait_ms = value.parse().map_err(|_| {
+                        invalid("wait_ms", "`wait_ms` is no number of milliseconds, such as 20000.")
+                    })?;
+                    question.wait = Duration::from_millis(wait_ms).min(WAIT_MAX);
+                }
+                _ => {}
+            }
+        }
+        Ok(question)
+    }
+}
+
+fn json<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
+    let body = body.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            Refusal::new(Code::BodyTooLarge, format!("The body has more than {BODY_BYTES_MAX} bytes."))
+        }
+        _ => Refusal::new(Code::InvalidJson, "The body did not arrive whole."),
+    })?;
+    serde_json::from_slice(&body)
+        .map_err(|error| Refusal::new(Code::InvalidJson, format!("The body: {error}.")))
+}
+
+fn wrong(error: WireError) -> Refusal {
+    invalid(&error.field, &format!("{error}."))
+}
+
+fn invalid(field: &str, message: &str) -> Refusal {
+    Refusal::new(Code::InvalidValue, message).of(field)
+}
+
+fn number(lease: &str) -> Result<Lease, Refusal> {
+    let number = lease.parse().map_err(|_| invalid("lease", "`lease` is no number of a lease."));
+    number.map(Lease)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Published;
+    use super::*;
+    use regions::RouteTable;
+    use std::time::Instant;
+
+    #[test]
+    fn a_question_is_read_and_its_patience_bounded() {
+        let read = |query: &str| Question::read(query).map(|question| (question.after, question.wait)).ok();
+        let generation = Generation { epoch: 1, number: 42 };
+        assert_eq!(read(""), Some((None, Duration::ZERO)));
+        assert_eq!(read("after=1.42&wait_ms=250"), Some((Some(generation), Duration::from_millis(250))));
+        assert_eq!(read("wait_ms=30000"), Some((None, WAIT_MAX)));
+        assert_eq!(read("wait_ms=30001&else=1"), Some((None, WAIT_MAX)));
+        assert_eq!(read("after=42"), None);
+        assert_eq!(read("wait_ms=-1"), None);
+    }
+
+    /// A desk at which `polls` questions are held at a time, what tells it to stop, and where its table comes from.
+    async fn desk(
+        dir: &tempfile::TempDir,
+        polls: usize,
+    ) -> (Desk, watch::Sender<bool>, watch::Sender<Current>) {
+        let (stop, stopping) = watch::channel(false);
+        let table = RouteTable::empty();
+        let (publish, current) = watch::channel(Some(Arc::new(Published { table, body: Bytes::new() })));
+        let desk = Desk {
+            store: Store::open(&dir.path().join("store"), Instant::now()).await.unwrap(),
+            catalogue: Arc::new(Catalogue::builtin()),
+            lease_ttl: Duration::from_secs(5),
+            current,
+            polls: Arc::new(Semaphore::new(polls)),
+            stopping,
+            reader_ahead: Arc::default(),
+        };
+        (desk, stop, publish)
+    }
+
+    async fn ask(desk: &Desk) -> StatusCode {
+        let query = RawQuery(Some("after=0.0&wait_ms=30000".to_owned()));
+        routes(State(desk.clone()), query).await.into_response().status()
+    }
+
+    #[tokio::test]
+    async fn a_hub_that_stops_lets_go_of_whoever_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let (desk, stop, _publish) = desk(&dir, 1).await;
+        let (answer, _) = tokio::join!(biased; ask(&desk), async { stop.send_replace(true) });
+        assert_eq!(answer, StatusCode::NO_CONTENT);
+    }
+
+    #[tokio::test]
+    async fn as_many_questions_as_there_may_be_are_held_and_one_more_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (desk, stop, _publish) = desk(&dir, 2).await;
+        let (first, second, third, _) =
+            tokio::join!(biased; ask(&desk), ask(&desk), ask(&desk), async { stop.send_replace(true) });
+        let held = StatusCode::NO_CONTENT;
+        assert_eq!((first, second, third), (held, held, StatusCode::TOO_MANY_REQUESTS));
+        assert_eq!(ask(&desk).await, held, "who was let go of makes room");
+    }
+}

@@ -1,0 +1,194 @@
+//! The hub: who is there, what is deployed, and the route table that follows from both.
+//!
+//! ```text
+//!  spoke ──register, keep alive──▶ http ──▶ spokes ──▶ store ──watch──▶ keeper ──guarded put──▶ store
+//!                                                                         │
+//!  gateway ◀──long poll──────────  http ◀───── published table ◀──────────┘
+//! ```
+//!
+//! A registration is a key in the store under the spoke's lease; `spokes` writes it and tells nobody. The `keeper` sees it
+//! by its watch, as it sees everything else that changes there, lets [`scheduler_core::hub`] decide, and publishes. So it
+//! makes no difference which hub a spoke has registered with, once there are several on one store.
+//!
+//! The table is written under a guard: the put succeeds only on top of the table that this hub knows to be the last. A
+//! hub that finds another's table there has been deposed, and ends.
+
+mod http;
+mod keeper;
+mod records;
+mod spokes;
+mod start;
+
+use std::future::{Future, IntoFuture};
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use regions::RouteTable;
+use scheduler_store::{Store, StoreError};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+
+use crate::config::HubConfig;
+use crate::events::HubStarted;
+use http::Desk;
+use keeper::Keeper;
+use records::RecordError;
+
+/// How long requests may go on after the hub was told to stop. Long polls end at once.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Questions for routes that are held at a time: every gateway has one, and one more while it reconnects.
+const LONG_POLLS_MAX: usize = 1024;
+
+/// What helps where a store is of no use.
+pub(crate) const NEW_EPOCH: &str = "start the hub with another, empty data folder: that begins a new epoch, and regions register by themselves";
+
+/// Why a hub cannot run (any longer).
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; choose another port or stop whoever has it")]
+    Bind {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The folder of the store cannot be made.
+    #[error("the folder {} cannot be made: {source}", folder.display())]
+    Folder {
+        /// Which.
+        folder: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The store cannot be opened.
+    #[error("{0}; another hub may have it open")]
+    Open(String),
+    /// The store fails while the hub starts.
+    #[error("{0}")]
+    Store(#[from] StoreError),
+    /// What the store holds cannot be read, and to go on without it could publish a generation a second time.
+    #[error("{0}; {NEW_EPOCH}")]
+    Record(RecordError),
+    /// The store's epoch is lower than that of the table in it.
+    #[error("the store is at epoch {epoch} and holds a table of epoch {table}; {NEW_EPOCH}")]
+    EpochFell {
+        /// Of the store.
+        epoch: u64,
+        /// Of the table.
+        table: u64,
+    },
+    /// Somebody else has published on this store.
+    #[error("another hub has published on this store, so this one is deposed")]
+    Deposed,
+    /// The server ended.
+    #[error("the HTTP server ended: {0}")]
+    Server(io::Error),
+}
+
+/// The table that is given out, ready to send.
+#[derive(Debug)]
+pub(crate) struct Published {
+    pub(crate) table: RouteTable,
+    /// `RouteTableV1` as JSON.
+    pub(crate) body: axum::body::Bytes,
+}
+
+/// What is given out: nothing until the first table.
+type Current = Option<Arc<Published>>;
+
+/// Runs a hub until `shutdown`, then drains. Calls `ready` once, when a table is published and can be asked for.
+///
+/// # Errors
+///
+/// When the address cannot be bound, or the store cannot be opened or read, or another hub publishes on it.
+pub async fn run(
+    config: HubConfig,
+    shutdown: impl Future<Output = ()>,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), HubError> {
+    let bound = TcpListener::bind(config.listen).await;
+    let listener = bound.map_err(|source| HubError::Bind { address: config.listen, source })?;
+    let made = tokio::fs::create_dir_all(&config.data).await;
+    made.map_err(|source| HubError::Folder { folder: config.data.clone(), source })?;
+    let opened = Store::open(&config.data.join("hub.redb"), Instant::now()).await;
+    let store = opened.map_err(|error| HubError::Open(error.to_string()))?;
+    let outcome = serve(config, listener, store.clone(), shutdown, ready).await;
+    store.close().await;
+    outcome
+}
+
+async fn serve(
+    config: HubConfig,
+    listener: TcpListener,
+    store: Store,
+    shutdown: impl Future<Output = ()>,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), HubError> {
+    let address =
+        listener.local_addr().map_err(|source| HubError::Bind { address: config.listen, source })?;
+    // A clock that is off by years makes a strange epoch, and a rising one all the same.
+    let epoch_if_new =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
+    let start = start::start(&store, &config.deployments, epoch_if_new).await?;
+    HubStarted { address, data: &config.data, epoch: start.found.epoch }.emit();
+
+    let (publish, current) = watch::channel(None);
+    let (stop, stopping) = watch::channel(false);
+    let desk = Desk {
+        store: store.clone(),
+        catalogue: config.catalogue,
+        lease_ttl: config.lease_ttl,
+        current: current.clone(),
+        polls: Arc::new(Semaphore::new(LONG_POLLS_MAX)),
+        stopping: stopping.clone(),
+        reader_ahead: Arc::default(),
+    };
+    let keeper = Keeper::new(start, config.lapsed_keep, store, publish).keep(stopping.clone());
+    let server =
+        axum::serve(listener, http::router(desk)).with_graceful_shutdown(told(stopping)).into_future();
+    tokio::pin!(keeper, server);
+    let mut current = current;
+    let told_to_stop = async {
+        // The sender is gone only when the keeper has ended, which is seen below.
+        current.wait_for(Current::is_some).await.ok();
+        ready(address);
+        shutdown.await;
+    };
+    let first = tokio::select! {
+        () = told_to_stop => First::Told,
+        outcome = &mut keeper => First::Keeper(outcome),
+        outcome = &mut server => First::Server(outcome),
+    };
+    stop.send_replace(true);
+    let drained = async { timeout(DRAIN, server).await.unwrap_or(Ok(())) };
+    match first {
+        First::Told => {
+            let (kept, served) = tokio::join!(keeper, drained);
+            kept.and(served.map_err(HubError::Server))
+        }
+        First::Keeper(outcome) => {
+            // Why the keeper has ended says more than what the server makes of it.
+            drained.await.ok();
+            outcome
+        }
+        First::Server(outcome) => outcome.map_err(HubError::Server).and(keeper.await),
+    }
+}
+
+/// What ends a hub.
+enum First {
+    Told,
+    Keeper(Result<(), HubError>),
+    Server(io::Result<()>),
+}
+
+/// Until the hub is told to stop.
+async fn told(mut stopping: watch::Receiver<bool>) {
+    // The sender outlives whoever listens.
+    stopping.wait_for(|stopping| *stopping).await.ok();
+}

@@ -1,0 +1,123 @@
+//! Registering, keeping alive, leaving: what each does to the store.
+//!
+//! A spoke is one key under one lease. Whoever asks is answered when the store has it on disk; the route table follows
+//! a moment later, when the keeper sees the change.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use regions::{DeploymentName, RegionId};
+use scheduler_core::publish::unknown;
+use scheduler_core::registry::{Registration, SPOKES_PER_REGION_MAX};
+use scheduler_core::wire::registry::{LeaseV1, RegisterV1};
+use scheduler_core::wire::{self, keys};
+use scheduler_store::{Compare, KeyValue, Lease, Op, StoreError, Txn};
+
+use super::http::Desk;
+use super::records;
+use crate::events::SpokeRegistered;
+use crate::respond::{Code, Refusal};
+
+/// Registers a spoke under a new lease.
+pub(super) async fn register(desk: &Desk, registration: Registration) -> Result<LeaseV1, Refusal> {
+    let Registration { region, endpoint, boot_id, deployments } = &registration;
+    known(desk, region)?;
+    let key = keys::spoke(region, *boot_id);
+    let standing = desk.store.range(&keys::spokes_of(region)).await.map_err(refusal)?.entries;
+    let before = standing.iter().find(|entry| entry.key == key);
+    if before.is_none() && standing.len() >= SPOKES_PER_REGION_MAX {
+        let message = format!(
+            "{region} has {SPOKES_PER_REGION_MAX} spokes already; stop some, or wait until their leases have ended."
+        );
+        return Err(Refusal::new(Code::Overloaded, message).of("region"));
+    }
+    let lease = desk.store.lease_grant(desk.lease_ttl, Instant::now()).await.map_err(refusal)?;
+    let value = records::bytes(&RegisterV1::from(&registration));
+    desk.store.put(&key, value, Some(lease)).await.map_err(refusal)?;
+    if let Some(orphan) = before.and_then(|entry| entry.lease) {
+        // It holds no key any longer; if this fails, it runs out.
+        desk.store.lease_revoke(orphan).await.ok();
+    }
+    SpokeRegistered { region, boot_id: *boot_id, endpoint: *endpoint, lease: lease.0 }.emit();
+    Ok(granted(desk, lease, deployments))
+}
+
+/// Keeps a spoke's lease alive, and notes what is ready if that has changed.
+pub(super) async fn keep_alive(
+    desk: &Desk,
+    lease: Lease,
+    ready: BTreeSet<DeploymentName>,
+) -> Result<LeaseV1, Refusal> {
+    let held = desk.store.lease_keep_alive(lease, Instant::now()).await.map_err(refusal)?;
+    // A lease without a key is that of a spoke that has registered again since.
+    let key = held.first().ok_or_else(|| refusal(StoreError::NoSuchLease(lease)))?;
+    let entry = desk.store.get(key).await.map_err(refusal)?;
+    let entry = entry.ok_or_else(|| refusal(StoreError::NoSuchLease(lease)))?;
+    note_ready(desk, entry, lease, &ready).await?;
+    Ok(granted(desk, lease, &ready))
+}
+
+async fn note_ready(
+    desk: &Desk,
+    entry: KeyValue,
+    lease: Lease,
+    ready: &BTreeSet<DeploymentName>,
+) -> Result<(), Refusal> {
+    let unreadable = |error: records::RecordError| Refusal::new(Code::StoreUnavailable, error.to_string());
+    let mut registration = records::standing(&entry).map_err(unreadable)?.registration;
+    if registration.deployments == *ready {
+        return Ok(());
+    }
+    registration.deployments.clone_from(ready);
+    let value = records::bytes(&RegisterV1::from(&registration));
+    let KeyValue { key, mod_revision, .. } = entry;
+    let when = vec![Compare::ModRevision(key.clone(), mod_revision)];
+    let then = vec![Op::Put { key, value, lease: Some(lease) }];
+    let outcome = desk.store.txn(Txn { when, then }).await.map_err(refusal)?;
+    // It has registered again in this very moment; the newer word stands.
+    if outcome.succeeded { Ok(()) } else { Err(refusal(StoreError::NoSuchLease(lease))) }
+}
+
+/// Ends a spoke's lease.
+pub(super) async fn leave(desk: &Desk, lease: Lease) -> Result<(), Refusal> {
+    desk.store.lease_revoke(lease).await.map_err(refusal)
+}
+
+fn known(desk: &Desk, region: &RegionId) -> Result<(), Refusal> {
+    if desk.catalogue.get(region).is_some() {
+        return Ok(());
+    }
+    let near = desk.catalogue.nearest_names(region.as_str());
+    let hint = if near.is_empty() { String::new() } else { format!("; perhaps {}", near.join(" or ")) };
+    let message = format!("`region`: {region} is not in the hub's catalogue{hint}.");
+    Err(Refusal::new(Code::InvalidValue, message).of("region"))
+}
+
+fn granted(desk: &Desk, lease: Lease, ready: &BTreeSet<DeploymentName>) -> LeaseV1 {
+    let current = desk.current.borrow();
+    // Before the first table nothing is known to be unknown.
+    let names = current.iter().flat_map(|published| unknown(ready, &published.table.deployments));
+    LeaseV1 {
+        version: wire::VERSION,
+        lease: lease.0,
+        ttl_ms: u64::try_from(desk.lease_ttl.as_millis()).unwrap_or(u64::MAX),
+        unknown: names.map(DeploymentName::to_string).collect(),
+    }
+}
+
+/// What the store refuses, in the words of HTTP.
+fn refusal(error: StoreError) -> Refusal {
+    let code = match &error {
+        StoreError::NoSuchLease(_) => Code::LeaseNotFound,
+        StoreError::TooManyLeases => Code::Overloaded,
+        StoreError::ValueTooLarge { .. } => Code::BodyTooLarge,
+        StoreError::TooManyOps(_)
+        | StoreError::DuplicateKey(_)
+        | StoreError::Unavailable(_)
+        | StoreError::Closed => Code::StoreUnavailable,
+    };
+    match code {
+        Code::LeaseNotFound => Refusal::new(code, format!("{error}; register again.")).of("lease"),
+        _ => Refusal::new(code, error.to_string()),
+    }
+}

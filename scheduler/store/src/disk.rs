@@ -1,0 +1,225 @@
+//! The state on disk: one redb file.
+//!
+//! ```text
+//! entries   key    → (create revision, mod revision, lease or 0, value)
+//! leases    number → time to live in milliseconds
+//! meta      "format" | "revision" | "last lease" → number
+//! ```
+//!
+//! Every write is one redb transaction that is synced to the disk before it counts as done (`Durability::Immediate`), so
+//! what was answered survives kill -9 and the loss of power, and a torn write leaves the state before it. When a lease
+//! runs out is not written: that would be a write for every sign of life.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+
+use crate::model::{Event, KeyValue, Lease, whole_millis};
+use crate::state::{Changes, State};
+
+const ENTRIES: TableDefinition<'_, &str, (u64, u64, u64, &[u8])> = TableDefinition::new("entries");
+const LEASES: TableDefinition<'_, u64, u64> = TableDefinition::new("leases");
+const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+
+/// Of the tables above.
+const FORMAT: u64 = 1;
+/// The state is in memory anyway; redb's own cache (1 GiB by default) would hold it a second time.
+const CACHE_BYTES: usize = 1 << 20;
+
+/// The file.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    database: Database,
+}
+
+/// What redb complains of, and a file that is none of ours.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DiskError {
+    #[error("{0}")]
+    Redb(#[from] redb::Error),
+    #[error("it has format {0}, and this reads format {FORMAT}")]
+    Format(u64),
+}
+
+/// `?` on redb's own errors, of which each call has another.
+macro_rules! from_redb {
+    ($($error:ident),+) => {$(
+        impl From<redb::$error> for DiskError {
+            fn from(error: redb::$error) -> DiskError {
+                DiskError::Redb(error.into())
+            }
+        }
+    )+};
+}
+
+from_redb!(DatabaseError, TransactionError, TableError, StorageError, CommitError);
+
+impl Disk {
+    /// Opens the file, or makes it, and reads what is in it. Whoever has it open already keeps it.
+    pub(crate) fn open(path: &Path, now: Instant) -> Result<(Disk, State), DiskError> {
+        let made = !path.exists();
+        let opened = Disk::of(builder().create(path)?, now)?;
+        if made {
+            sync_name(path).map_err(redb::StorageError::from)?;
+        }
+        Ok(opened)
+    }
+
+    /// A disk that is not a file, for tests.
+    #[cfg(test)]
+    pub(crate) fn on(backend: impl redb::StorageBackend, now: Instant) -> Result<(Disk, State), DiskError> {
+        Disk::of(builder().create_with_backend(backend)?, now)
+    }
+
+    fn of(database: Database, now: Instant) -> Result<(Disk, State), DiskError> {
+        let disk = Disk { database };
+        disk.initialise()?;
+        let state = disk.read(now)?;
+        Ok((disk, state))
+    }
+
+    /// Writes what has changed, and returns when it is on the disk.
+    pub(crate) fn write(&self, changes: &Changes, state: &State) -> Result<(), DiskError> {
+        let txn = self.database.begin_write()?;
+        {
+            let mut entries = txn.open_table(ENTRIES)?;
+            for event in changes.events.iter().flatten() {
+                match event {
+                    Event::Put(entry) => {
+                        let KeyValue { key, value, create_revision, mod_revision, lease } = entry;
+                        let lease = lease.map_or(0, |lease| lease.0);
+                        entries.insert(key.as_str(), (*create_revision, *mod_revision, lease, &**value))?;
+                    }
+                    Event::Delete { key, .. } => drop(entries.remove(key.as_str())?),
+                }
+            }
+            let mut leases = txn.open_table(LEASES)?;
+            for (lease, granted) in &changes.leases {
+                match granted {
+                    Some(ttl) => drop(leases.insert(lease.0, whole_millis(*ttl))?),
+                    None => drop(leases.remove(lease.0)?),
+                }
+            }
+            let mut meta = txn.open_table(META)?;
+            meta.insert("revision", state.revision)?;
+            meta.insert("last lease", state.last_lease)?;
+        }
+        txn.commit()?;
+        Ok(())
+    }
+
+    fn initialise(&self) -> Result<(), DiskError> {
+        let txn = self.database.begin_write()?;
+        let format = {
+            let mut meta = txn.open_table(META)?;
+            let format = meta.get("format")?.map(|format| format.value());
+            if format.is_none() {
+                meta.insert("format", FORMAT)?;
+                txn.open_table(ENTRIES)?;
+                txn.open_table(LEASES)?;
+            }
+            format.unwrap_or(FORMAT)
+        };
+        if format != FORMAT {
+            return Err(DiskError::Format(format));
+        }
+        txn.commit()?;
+        Ok(())
+    }
+
+    fn read(&self, now: Instant) -> Result<State, DiskError> {
+        let txn = self.database.begin_read()?;
+        let mut entries = Vec::new();
+        for item in txn.open_table(ENTRIES)?.iter()? {
+            let (key, entry) = item?;
+            let (create_revision, mod_revision, lease, value) = entry.value();
+            let lease = (lease != 0).then_some(Lease(lease));
+            let (key, value) = (key.value().to_owned(), value.into());
+            entries.push(KeyValue { key, value, create_revision, mod_revision, lease });
+        }
+        let mut leases = Vec::new();
+        for item in txn.open_table(LEASES)?.iter()? {
+            let (lease, ttl) = item?;
+            leases.push((Lease(lease.value()), Duration::from_millis(ttl.value())));
+        }
+        let meta = txn.open_table(META)?;
+        let number = |key| meta.get(key).map(|number| number.map_or(0, |number| number.value()));
+        Ok(State::restored(number("revision")?, number("last lease")?, entries, leases, now))
+    }
+}
+
+fn builder() -> redb::Builder {
+    let mut builder = Database::builder();
+    // A file that something else has written into is an error then, and not a panic.
+    builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
+    builder
+}
+
+/// A file is on the disk when its name is, too.
+fn sync_name(path: &Path) -> std::io::Result<()> {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => File::open(folder)?.sync_all(),
+        _ => File::open(".")?.sync_all(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Op, Txn};
+
+    fn put(key: &str, value: &str, lease: Option<Lease>) -> Txn {
+        Txn { when: vec![], then: vec![Op::Put { key: key.to_owned(), value: value.into(), lease }] }
+    }
+
+    #[test]
+    fn what_was_written_is_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let now = Instant::now();
+        let written = {
+            let (disk, mut state) = Disk::open(&path, now).unwrap();
+            let (kept, ended) = (Duration::from_secs(5), Duration::from_secs(6));
+            let (kept, ended) = (state.grant(kept, now).unwrap(), state.grant(ended, now).unwrap());
+            for txn in [put("a", "1", Some(kept)), put("b", "2", Some(ended)), put("a", "3", Some(kept))] {
+                state.txn(txn).unwrap();
+            }
+            let changes = state.take_changes();
+            disk.write(&changes, &state).unwrap();
+            state.revoke(ended).unwrap();
+            let changes = state.take_changes();
+            disk.write(&changes, &state).unwrap();
+            state
+        };
+        let (_, mut read) = Disk::open(&path, now).unwrap();
+        assert_eq!(read.range(""), written.range(""));
+        assert_eq!((read.revision, read.last_lease), (4, 2));
+        assert_eq!(read.expire(now + Duration::from_secs(5)), [Lease(1)]);
+        assert!(read.get("a").is_none());
+    }
+
+    #[test]
+    fn a_file_of_another_format_is_refused_by_its_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        {
+            let (disk, _) = Disk::open(&path, Instant::now()).unwrap();
+            let txn = disk.database.begin_write().unwrap();
+            txn.open_table(META).unwrap().insert("format", 2).unwrap();
+            txn.commit().unwrap();
+        }
+        let error = Disk::open(&path, Instant::now()).unwrap_err();
+        assert_eq!(error.to_string(), "it has format 2, and this reads format 1");
+    }
+
+    #[test]
+    fn a_file_that_is_no_store_is_refused_and_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        std::fs::write(&path, "something else").unwrap();
+        assert!(Disk::open(&path, Instant::now()).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"something else");
+    }
+}

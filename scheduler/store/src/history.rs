@@ -1,0 +1,132 @@
+//! The latest events, for watches to read.
+//!
+//! A watch does not get a queue of its own that could overflow: it remembers the revision up to which it has read, and
+//! reads on from here. One that falls too far behind finds its place gone and is told so. Whole revisions are kept or
+//! forgotten, never a part of one.
+
+use std::collections::VecDeque;
+
+use crate::model::{Event, WatchError};
+
+/// Revisions that are kept: a quarter of an hour of a region that changes its mind ten times a second.
+pub(crate) const REVISIONS_MAX: usize = 10_000;
+/// Bytes of values that are kept. Four of the largest there may be.
+pub(crate) const BYTES_MAX: usize = 64 << 20;
+
+/// The latest events.
+#[derive(Debug)]
+pub(crate) struct History {
+    /// The last revision there was.
+    revision: u64,
+    /// Every one after this is here.
+    compacted: u64,
+    steps: VecDeque<Step>,
+    bytes: usize,
+}
+
+/// What changed at one revision.
+#[derive(Debug)]
+struct Step {
+    events: Vec<Event>,
+    bytes: usize,
+}
+
+impl History {
+    /// No events, of a store at this revision.
+    pub(crate) fn starting_at(revision: u64) -> History {
+        History { revision, compacted: revision, steps: VecDeque::new(), bytes: 0 }
+    }
+
+    /// Adds what changed at the next revision.
+    pub(crate) fn push(&mut self, events: Vec<Event>) {
+        let size = |event: &Event| match event {
+            Event::Put(entry) => entry.value.len(),
+            Event::Delete { .. } => 0,
+        };
+        let bytes = events.iter().map(size).sum();
+        self.revision += 1;
+        assert!(
+            events.iter().all(|event| event.revision() == self.revision),
+            "a revision is told once and in its turn"
+        );
+        self.bytes += bytes;
+        self.steps.push_back(Step { events, bytes });
+        while self.steps.len() > REVISIONS_MAX || self.bytes > BYTES_MAX {
+            let oldest = self.steps.pop_front().expect("too much is more than nothing");
+            self.bytes -= oldest.bytes;
+            self.compacted += 1;
+        }
+    }
+
+    /// The events under `prefix` at `from` and later, and where to go on. Nothing, if there are none yet.
+    pub(crate) fn read(&self, prefix: &str, from: u64) -> Result<(Vec<Event>, u64), WatchError> {
+        if from <= self.compacted {
+            return Err(WatchError::Compacted { oldest: self.compacted + 1 });
+        }
+        if from > self.revision + 1 {
+            return Err(WatchError::FromTheFuture { from, revision: self.revision });
+        }
+        let read = (from - self.compacted - 1) as usize;
+        let events = self.steps.iter().skip(read).flat_map(|step| &step.events);
+        let wanted = events.filter(|event| event.key().starts_with(prefix));
+        Ok((wanted.cloned().collect(), self.revision + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::KeyValue;
+
+    fn put(key: &str, revision: u64, bytes: usize) -> Event {
+        let value = vec![0; bytes].into();
+        Event::Put(KeyValue {
+            key: key.to_owned(),
+            value,
+            create_revision: revision,
+            mod_revision: revision,
+            lease: None,
+        })
+    }
+
+    fn keys(read: Result<(Vec<Event>, u64), WatchError>) -> Result<Vec<String>, WatchError> {
+        read.map(|(events, _)| events.iter().map(|event| event.key().to_owned()).collect())
+    }
+
+    #[test]
+    fn a_reader_goes_on_where_it_stopped_and_sees_its_prefix_only() {
+        let mut history = History::starting_at(5);
+        assert_eq!(history.read("a/", 6), Ok((vec![], 6)));
+        history.push(vec![put("a/1", 6, 1), put("b/1", 6, 1)]);
+        history.push(vec![Event::Delete { key: "a/1".to_owned(), revision: 7 }]);
+        let (events, next) = history.read("a/", 6).unwrap();
+        assert_eq!((events.len(), next), (2, 8));
+        assert_eq!(keys(history.read("a/", 7)), Ok(vec!["a/1".to_owned()]));
+        assert_eq!(history.read("b/", 7), Ok((vec![], 8)));
+    }
+
+    #[test]
+    fn what_is_not_known_is_said_to_be_not_known() {
+        let mut history = History::starting_at(5);
+        assert_eq!(history.read("", 5), Err(WatchError::Compacted { oldest: 6 }));
+        assert_eq!(history.read("", 7), Err(WatchError::FromTheFuture { from: 7, revision: 5 }));
+        for revision in 6..6 + REVISIONS_MAX as u64 {
+            history.push(vec![put("a", revision, 1)]);
+        }
+        assert_eq!(keys(history.read("", 6)).map(|all| all.len()), Ok(REVISIONS_MAX));
+        history.push(vec![put("a", 6 + REVISIONS_MAX as u64, 1)]);
+        assert_eq!(history.read("", 6), Err(WatchError::Compacted { oldest: 7 }));
+        assert_eq!(keys(history.read("", 7)).map(|all| all.len()), Ok(REVISIONS_MAX));
+    }
+
+    #[test]
+    fn large_values_push_out_older_revisions_whole() {
+        let mut history = History::starting_at(0);
+        history.push(vec![put("a", 1, BYTES_MAX / 2), put("b", 1, 1)]);
+        history.push(vec![put("c", 2, BYTES_MAX / 2 - 1)]);
+        assert_eq!(keys(history.read("", 1)), Ok(vec!["a".into(), "b".into(), "c".into()]));
+        history.push(vec![put("d", 3, 1)]);
+        assert_eq!(history.read("", 1), Err(WatchError::Compacted { oldest: 2 }));
+        assert_eq!(keys(history.read("", 2)), Ok(vec!["c".into(), "d".into()]));
+    }
+}

@@ -1,0 +1,132 @@
+//! A region's agent and a hub.
+
+use super::world::{AMERICA, EUROPE, Hub, config, port, ready, until};
+use scheduler::agent::{self, AgentError};
+use scheduler::config::SpokeConfig;
+use scheduler_core::spoke::{ReplicaObserved, Spoke};
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// An agent that speaks for Europe.
+struct Agent {
+    spoke: Arc<Mutex<Spoke>>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), AgentError>>,
+}
+
+impl Agent {
+    fn start(hub: &str) -> Agent {
+        let text = format!(
+            "region = \"{EUROPE}\"\nlisten = \"127.0.0.1:0\"\nadvertise = \"10.0.0.1:7100\"\nhub = \"{hub}\"\n\
+             [[replica]]\nendpoint = \"10.0.0.1:7200\"\n"
+        );
+        let config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
+        let spoke = Arc::new(Mutex::new(config.spoke(7)));
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async { stopped.await.unwrap_or_default() };
+        Agent { spoke: spoke.clone(), stop, task: tokio::spawn(agent::run(config, spoke, shutdown)) }
+    }
+
+    /// What the replica says: from now on these are ready.
+    fn serves(&self, names: &[&str]) {
+        let names: BTreeSet<_> = names.iter().map(|name| name.parse().unwrap()).collect();
+        let observed = ReplicaObserved {
+            names,
+            ready: true,
+            draining: false,
+            pending_tokens: 0,
+            tokens_per_second: 1.0,
+        };
+        self.spoke.lock().unwrap().observe_replica(0, observed, Instant::now());
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_region_is_at_the_hub_from_start_to_stop_and_what_is_ready_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.lapsed_keep = Duration::from_millis(1);
+    let hub = Hub::start(config).await;
+    let agent = Agent::start(&hub.url);
+    hub.until_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
+    agent.serves(&["minilm"]);
+    hub.until_routes("minilm is ready", |table| ready(table, EUROPE).len() == 1).await;
+    agent.serves(&["minilm", "minilm-eu", "other"]);
+    hub.until_routes("all that is deployed is ready", |table| ready(table, EUROPE).len() == 2).await;
+    agent.stop().await;
+    hub.until_routes("Europe has left", |table| table.regions.is_empty()).await;
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_keeps_a_short_lease_alive() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    // The hub looks four times a second, so a lease of one second that nobody kept alive would be gone at the third look.
+    config.lease_ttl = Duration::from_secs(1);
+    config.lapsed_keep = Duration::from_millis(1);
+    let hub = Hub::start(config).await;
+    let agent = Agent::start(&hub.url);
+    hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
+    let silent = hub.register(AMERICA, 7300, 1, &[]).await;
+    hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
+    // On a machine that stands still for longer than a lease the agent registers again.
+    hub.until_routes("who is silent is gone, and the agent's region is not", |table| {
+        port(table, AMERICA).is_none() && port(table, EUROPE).is_some()
+    })
+    .await;
+    assert_eq!(hub.keep_alive(silent, &[]).await.0, 404);
+    agent.stop().await;
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_region_registers_again_with_a_hub_that_knows_nothing_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Hub::start(config(dir.path())).await;
+    let agent = Agent::start(&first.url);
+    agent.serves(&["minilm"]);
+    first
+        .until_routes("minilm is ready", |table| table.regions.len() == 1 && ready(table, EUROPE).len() == 1)
+        .await;
+    let mut elsewhere = config(&dir.path().join("other"));
+    elsewhere.listen = first.url.trim_start_matches("http://").parse().unwrap();
+    first.kill().await;
+
+    let mut second = None;
+    until("the port is free", async || {
+        second = Hub::try_start(elsewhere.clone()).await.ok();
+        second.is_some()
+    })
+    .await;
+    let second = second.unwrap();
+    second.until_routes("Europe is there again", |table| port(table, EUROPE) == Some(7100)).await;
+    agent.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_without_a_hub_goes_on_trying_and_stops_when_it_is_told() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nobody.local_addr().unwrap();
+    drop(nobody);
+    let agent = Agent::start(&format!("http://{address}"));
+    agent.serves(&["minilm"]);
+    let dir = tempfile::tempdir().unwrap();
+    let mut late = config(dir.path());
+    late.listen = address;
+    let hub = Hub::start(late).await;
+    hub.until_routes("it has found the hub", |table| port(table, EUROPE).is_some()).await;
+    hub.stop().await;
+    agent.stop().await;
+}

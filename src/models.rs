@@ -1,0 +1,123 @@
+//! `meridian model`: the cache is in `replica`; here are its bar and its words.
+
+use crate::cli::ModelCommand;
+use crate::{FAILED, WRONG_USAGE, fail};
+use indicatif::{ProgressBar, ProgressStyle};
+use replica::cache::{CachedModel, ModelCache, ModelSource, Phase, Progress, default_root};
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+/// Runs the command.
+pub(crate) fn main(command: ModelCommand) -> ExitCode {
+    match command {
+        ModelCommand::Pull { source } => pull(&source),
+        ModelCommand::List { json } => list(json),
+    }
+}
+
+/// The cache of whoever runs this.
+pub(crate) fn cache() -> Result<ModelCache, String> {
+    let root = default_root().ok_or("none of MERIDIAN_CACHE, XDG_CACHE_HOME and HOME is set; set one")?;
+    Ok(ModelCache::new(root))
+}
+
+/// Sees to it that a model is on this machine, without the network where it already is.
+pub(crate) fn ensure(source: &str) -> Result<(), String> {
+    let parsed: ModelSource = source.parse().map_err(|error| format!("{error}"))?;
+    let cache = cache()?;
+    if cache.resolve(&parsed).is_err() {
+        fetch(&cache, &parsed)?;
+    }
+    Ok(())
+}
+
+fn pull(source: &str) -> ExitCode {
+    let parsed: ModelSource = match source.parse() {
+        Ok(parsed) => parsed,
+        Err(error) => return fail(WRONG_USAGE, &[format!("{error}")]),
+    };
+    match cache().and_then(|cache| fetch(&cache, &parsed)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => fail(FAILED, &[problem]),
+    }
+}
+
+fn fetch(cache: &ModelCache, source: &ModelSource) -> Result<(), String> {
+    let mut view = View::new(source.to_string());
+    let pulled = cache.pull(source, &mut view);
+    view.clear();
+    let pulled = pulled.map_err(|error| error.to_string())?;
+    let CachedModel { source, path, bytes, digest } = pulled.model;
+    let how = if pulled.downloaded { "pulled" } else { "here already" };
+    eprintln!("{source}: {how}, {} MB in {}, sha256 {}", bytes / 1_000_000, path.display(), &digest[..16]);
+    Ok(())
+}
+
+fn list(json: bool) -> ExitCode {
+    let models = match cache().and_then(|cache| cache.list().map_err(|error| error.to_string())) {
+        Ok(models) => models,
+        Err(problem) => return fail(FAILED, &[problem]),
+    };
+    if json {
+        let rows: Vec<_> = models
+            .iter()
+            .map(
+                |CachedModel {
+                     source,
+                     path,
+                     bytes,
+                     digest,
+                 }| {
+                    serde_json::json!({"source": source, "path": path, "bytes": bytes, "sha256": digest})
+                },
+            )
+            .collect();
+        println!("{}", serde_json::Value::from(rows));
+    } else {
+        for CachedModel { source, path, bytes, digest } in &models {
+            println!("{source}  {} MB  {}  {}", bytes / 1_000_000, &digest[..16], path.display());
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// How far a pull is: a bar on a terminal, a line a phase elsewhere.
+struct View {
+    what: String,
+    bar: Option<ProgressBar>,
+}
+
+impl View {
+    fn new(what: String) -> View {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style =
+                ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+                    .expect("a constant template");
+            ProgressBar::new(0).with_style(style)
+        });
+        View { what, bar }
+    }
+
+    fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Progress for View {
+    fn phase(&mut self, phase: Phase) {
+        let line = format!("{}: {}", self.what, phase.as_str());
+        match &self.bar {
+            Some(bar) => bar.set_message(line),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    fn bytes(&mut self, done: u64, total: Option<u64>) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(total.unwrap_or(done));
+            bar.set_position(done);
+        }
+    }
+}

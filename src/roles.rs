@@ -1,0 +1,171 @@
+//! The four roles, each as one process: configuration, signals, the ready line, the end.
+//!
+//! The shells never print, never install a signal handler and never exit; that is done here, once. A role says `ready
+//! ROLE [REGION] on ADDRESS` on stdout when it can be used, and nothing else there; its log goes to stderr.
+
+use crate::cli::{RegionalRoleOptions, RoleOptions};
+use crate::{FAILED, WRONG_USAGE, fail};
+use gateway::config::EdgeConfig;
+use gateway::ingress::IngressConfig;
+use scheduler::config::{HubConfig, SpokeConfig};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing_appender::non_blocking::WorkerGuard;
+use tracing_subscriber::EnvFilter;
+
+/// Holds the process identifier of a parent without which a role shall not live on.
+pub(crate) const PARENT_VARIABLE: &str = "MERIDIAN_PARENT_PID";
+
+/// Runs a gateway.
+pub(crate) fn gateway(options: &RoleOptions) -> ExitCode {
+    let environment: BTreeMap<_, _> = std::env::vars().collect();
+    let base = base(&options.config);
+    let config = match read(&options.config).and_then(|text| EdgeConfig::parse(&text, base, &environment)) {
+        Ok(config) => config,
+        Err(problems) => return wrong(&options.config, problems),
+    };
+    run(async |stop| {
+        gateway::edge::run(config, stopped(stop), |address| ready("gateway", None, address)).await
+    })
+}
+
+/// Runs a hub.
+pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
+    let config = match read(&options.config).and_then(|text| HubConfig::parse(&text, base(&options.config))) {
+        Ok(config) => config,
+        Err(problems) => return wrong(&options.config, problems),
+    };
+    run(async |stop| scheduler::hub::run(config, stopped(stop), |address| ready("hub", None, address)).await)
+}
+
+/// Runs a spoke: the region's ingress and its agent, over one `Spoke`.
+pub(crate) fn spoke(options: &RegionalRoleOptions) -> ExitCode {
+    let region = options.region.as_deref();
+    let config = match read(&options.config)
+        .and_then(|text| SpokeConfig::parse(&text, base(&options.config), region))
+    {
+        Ok(config) => config,
+        Err(problems) => return wrong(&options.config, problems),
+    };
+    run(async |stop| spoke_parts(config, stop).await)
+}
+
+async fn spoke_parts(config: SpokeConfig, stop: watch::Receiver<bool>) -> Result<(), anyhow::Error> {
+    let spoke = Arc::new(Mutex::new(config.spoke(rand::random())));
+    let ingress = IngressConfig {
+        listen: config.listen,
+        region: config.region.clone(),
+        replicas: config.replicas.clone(),
+        catalogue: config.catalogue.clone(),
+    };
+    let region = config.region.to_string();
+    let agent = tokio::spawn(scheduler::agent::run(config, spoke.clone(), stopped(stop.clone())));
+    gateway::ingress::run(ingress, spoke, stopped(stop), |address| ready("spoke", Some(&region), address))
+        .await?;
+    agent.await??;
+    Ok(())
+}
+
+/// Runs a replica.
+pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
+    let parsed = |text: String| text.parse::<replica::Config>().map_err(|error| error.problems);
+    let config = match read(&options.config).and_then(parsed) {
+        Ok(config) => config,
+        Err(problems) => return wrong(&options.config, problems),
+    };
+    let region = options.region.clone();
+    run(async |stop| {
+        replica::server::run(config, stopped(stop), |address| ready("replica", region.as_deref(), address))
+            .await
+    })
+}
+
+/// Runs a role to its end on a runtime of its own; the first SIGTERM or SIGINT tells it to stop.
+fn run<E: std::fmt::Display>(role: impl AsyncFnOnce(watch::Receiver<bool>) -> Result<(), E>) -> ExitCode {
+    let _log = log_to_stderr("info");
+    if let Err(problem) = live_and_die_with_parent() {
+        return fail(FAILED, &[problem]);
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(FAILED, &[format!("no runtime: {error}")]),
+    };
+    let outcome = runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
+        let (stop, watch) = watch::channel(false);
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("told to stop");
+            stop.send_replace(true);
+            stop.closed().await;
+        });
+        role(watch).await.map_err(|error| error.to_string())
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => fail(FAILED, &[problem]),
+    }
+}
+
+async fn stopped(mut stop: watch::Receiver<bool>) {
+    // The sender is gone only when the process ends anyway.
+    stop.wait_for(|stop| *stop).await.ok();
+}
+
+fn ready(role: &str, region: Option<&str>, address: SocketAddr) {
+    let region = region.map(|region| format!(" {region}")).unwrap_or_default();
+    // Whoever started us may have closed its end; then nobody wants to know.
+    writeln!(std::io::stdout(), "ready {role}{region} on {address}").ok();
+}
+
+/// When a parent is named, this process ends with it, however the parent ends: the kernel sees to it.
+fn live_and_die_with_parent() -> Result<(), String> {
+    let Ok(parent) = std::env::var(PARENT_VARIABLE) else {
+        return Ok(());
+    };
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|error| format!("the kernel will not end this process with its parent: {error}"))?;
+    // The parent may have ended before the line above.
+    let actual = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    if actual.as_deref() == Some(parent.as_str()) {
+        Ok(())
+    } else {
+        Err(format!(
+            "the parent that {PARENT_VARIABLE} names ({parent}) is gone; unset it to run without one"
+        ))
+    }
+}
+
+/// Logs to stderr at `level`, or at what `MERIDIAN_LOG` says (the syntax of `tracing_subscriber::EnvFilter`), until what
+/// is returned is dropped. A thread of its own writes: a disk that stalls must not stall whoever has something to say.
+/// When it stalls for long, lines are lost rather than requests.
+pub(crate) fn log_to_stderr(level: &str) -> WorkerGuard {
+    let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
+    let filter = EnvFilter::try_from_env("MERIDIAN_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(false).init();
+    guard
+}
+
+fn read(file: &Path) -> Result<String, Vec<String>> {
+    std::fs::read_to_string(file).map_err(|error| vec![format!("cannot be read: {error}")])
+}
+
+/// Where relative paths in a configuration file start.
+fn base(file: &Path) -> &Path {
+    file.parent().unwrap_or(Path::new("."))
+}
+
+fn wrong(file: &Path, problems: Vec<String>) -> ExitCode {
+    let named: Vec<_> = problems.iter().map(|problem| format!("{}: {problem}", file.display())).collect();
+    fail(WRONG_USAGE, &named)
+}

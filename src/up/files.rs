@@ -1,0 +1,183 @@
+//! The files of a world: a configuration for each process, as a person would write it, and where logs and state go.
+
+use super::plan::Plan;
+use super::process::Spec;
+use anyhow::{Context, Result};
+use regions::id::RegionId;
+use std::fmt::Write;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// `$XDG_STATE_HOME/meridian`, or its default (XDG Base Directory Specification 0.8).
+pub(super) fn state_dir() -> Result<PathBuf> {
+    let absolute =
+        |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    Ok(base.context("neither XDG_STATE_HOME nor HOME is set; give a directory with --dir")?.join("meridian"))
+}
+
+/// Where a world's files are.
+pub(super) struct Files {
+    pub(super) dir: PathBuf,
+}
+
+impl Files {
+    pub(super) fn logs(&self) -> PathBuf {
+        self.dir.join("logs")
+    }
+
+    fn write(&self, name: &str, document: Document) -> Result<PathBuf> {
+        let file = self.dir.join(format!("{name}.toml"));
+        document.write(&file).with_context(|| format!("{} cannot be written", file.display()))?;
+        Ok(file)
+    }
+
+    fn spec(&self, role: &str, region: Option<&RegionId>, number: usize, file: &Path) -> Spec {
+        let mut arguments = vec![role.to_owned()];
+        let mut name = role.to_owned();
+        if let Some(region) = region {
+            arguments.extend(["--region".to_owned(), region.to_string()]);
+            name = format!("{role} {region}");
+        }
+        if number > 0 {
+            name = format!("{name} #{}", number + 1);
+        }
+        arguments.extend(["--config".to_owned(), file.display().to_string()]);
+        let log = self.logs().join(format!("{}.log", name.replace(['/', ' '], "-")));
+        Spec { name, arguments, log }
+    }
+
+    fn catalogue(document: Document, plan: &Plan) -> Document {
+        match &plan.catalogue_file {
+            Some(file) => document.text("catalogue", file.display()),
+            None => document,
+        }
+    }
+
+    pub(super) fn hub(&self, plan: &Plan, listen: SocketAddr) -> Result<Spec> {
+        let deployments = self.dir.join("deployments.toml");
+        fs::write(&deployments, &plan.deployments_text)
+            .with_context(|| format!("{} cannot be written", deployments.display()))?;
+        let document = Document::new("The hub of a world on one machine.")
+            .text("listen", listen)
+            .text("data", self.dir.join("hub").display())
+            .text("deployments", deployments.display());
+        Ok(self.spec("hub", None, 0, &self.write("hub", Self::catalogue(document, plan))?))
+    }
+
+    pub(super) fn replica(
+        &self,
+        region: &RegionId,
+        number: usize,
+        listen: SocketAddr,
+        model: &str,
+        names: &[&str],
+    ) -> Result<Spec> {
+        let document = Document::new(&format!("A replica in {region}."))
+            .text("listen", listen)
+            .line(&format!("names = {names:?}"))
+            .text("model", model)
+            .line("engine = { kind = \"cpu\", precision = \"f32\" }");
+        let name = format!("replica-{}-{number}", region.as_str().replace('/', "-"));
+        Ok(self.spec("replica", Some(region), number, &self.write(&name, document)?))
+    }
+
+    pub(super) fn spoke(
+        &self,
+        plan: &Plan,
+        region: &RegionId,
+        listen: SocketAddr,
+        advertise: SocketAddr,
+        hub: SocketAddr,
+        replicas: &[SocketAddr],
+    ) -> Result<Spec> {
+        let mut document = Document::new(&format!("The spoke of {region}."))
+            .text("region", region)
+            .text("listen", listen)
+            .text("advertise", advertise)
+            .text("hub", format!("http://{hub}"));
+        document = Self::catalogue(document, plan);
+        for replica in replicas {
+            document = document.line("\n[[replica]]").text("endpoint", replica);
+        }
+        let name = format!("spoke-{}", region.as_str().replace('/', "-"));
+        Ok(self.spec("spoke", Some(region), 0, &self.write(&name, document)?))
+    }
+
+    pub(super) fn gateway(
+        &self,
+        plan: &Plan,
+        listen: SocketAddr,
+        operations: SocketAddr,
+        place: &RegionId,
+        hub: SocketAddr,
+        key: &str,
+    ) -> Result<Spec> {
+        let key_file = self.dir.join("key");
+        write_secret(&key_file, key).with_context(|| format!("{} cannot be written", key_file.display()))?;
+        let document = Document::new("The gateway of a world on one machine.")
+            .text("listen", listen)
+            .text("operations", operations)
+            .text("place", place)
+            .text("hub", format!("http://{hub}"))
+            .text("snapshot", self.dir.join("gateway-routes").display())
+            .line("trusted_peers = [\"127.0.0.1\"]");
+        let document = Self::catalogue(document, plan)
+            .line("\n[[tenant]]")
+            .text("name", "local")
+            .text("key_file", key_file.display());
+        Ok(self.spec("gateway", None, 0, &self.write("gateway", document)?))
+    }
+}
+
+/// Writes a file that only its owner can read.
+fn write_secret(file: &Path, secret: &str) -> io::Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    if file.exists() {
+        fs::remove_file(file)?;
+    }
+    let mut open = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
+    open.write_all(secret.as_bytes())
+}
+
+/// Writes a TOML document of plain keys, for one process.
+pub(crate) struct Document(String);
+
+impl Document {
+    pub(crate) fn new(about: &str) -> Document {
+        Document(format!("# {about}\n# Written by `meridian up`; the next start writes it anew.\n\n"))
+    }
+
+    /// `key = "value"`, escaped.
+    pub(crate) fn text(mut self, key: &str, value: impl ToString) -> Document {
+        let value = toml::Value::String(value.to_string());
+        writeln!(self.0, "{key} = {value}").expect("a String takes every write");
+        self
+    }
+
+    /// A line as it stands.
+    pub(crate) fn line(mut self, line: &str) -> Document {
+        writeln!(self.0, "{line}").expect("a String takes every write");
+        self
+    }
+
+    pub(crate) fn write(self, file: &Path) -> io::Result<()> {
+        std::fs::write(file, self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_cannot_break_out_of_its_line() {
+        let Document(text) = Document::new("a test").text("key", "a\"b\nc = 1");
+        let parsed: toml::Table = text.parse().expect("valid TOML");
+        assert_eq!(parsed["key"].as_str(), Some("a\"b\nc = 1"));
+        assert_eq!(parsed.len(), 1);
+    }
+}

@@ -1,0 +1,93 @@
+//! `meridian up`: a whole world on this machine.
+//!
+//! ```text
+//!  client ─▶ gateway ─▶ link (delay, cut) ─▶ spoke ─▶ replica      a process each, but for the links, which are here
+//!               ▲                              │
+//!               └───────── hub ◀───────────────┘
+//! ```
+//!
+//! Every process is what `meridian gateway|hub|spoke|replica` would be elsewhere, with a configuration file that a
+//! person can read and start again by hand. This one process plans, starts, watches, and stops them; when it is gone,
+//! the kernel ends the rest.
+
+mod control;
+mod files;
+mod link;
+mod plan;
+mod ports;
+mod process;
+mod world;
+
+use crate::cli::UpOptions;
+use crate::{FAILED, WRONG_USAGE, fail, models, roles};
+use anyhow::{Context, Result};
+use plan::Plan;
+use std::io;
+use std::process::ExitCode;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use world::World;
+
+/// Runs the command.
+pub(crate) fn main(options: UpOptions) -> ExitCode {
+    let plan = match Plan::check(&options) {
+        Ok(plan) => plan,
+        Err(problems) => return fail(WRONG_USAGE, &problems),
+    };
+    let _log = roles::log_to_stderr("warn");
+    for model in plan.models() {
+        if let Err(problem) = models::ensure(model) {
+            return fail(FAILED, &[problem]);
+        }
+    }
+    // The root future runs on this thread, which lives as long as the process: see `Process::start`.
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(FAILED, &[format!("no runtime: {error}")]),
+    };
+    match runtime.block_on(run(&options, &plan)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(FAILED, &[format!("{error:#}")]),
+    }
+}
+
+/// Ctrl-C and SIGTERM.
+struct Interrupts {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Interrupts {
+    fn listen() -> io::Result<Interrupts> {
+        Ok(Interrupts {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+async fn run(options: &UpOptions, plan: &Plan) -> Result<()> {
+    let mut interrupts = Interrupts::listen().context("no signals")?;
+    let mut world = World::prepare(options, plan)?;
+    tokio::select! {
+        raised = world.raise(plan) => raised?,
+        () = interrupts.next() => {
+            println!("\nstopping before the world is ready");
+            return Ok(());
+        }
+    }
+    world.announce(plan, &options.key).await?;
+    world.watch(&mut interrupts).await;
+    println!("\ndraining; Ctrl-C again ends everything at once");
+    tokio::select! {
+        () = world.stop() => println!("stopped"),
+        () = interrupts.next() => println!("ended"),
+    }
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! What `up` was told, checked: which regions, what is deployed, which replica each region needs for that.
+
+use regions::catalogue::Catalogue;
+use regions::deployment::{self, Deployment};
+use regions::geography::GeoPoint;
+use regions::id::RegionId;
+use regions::latency::prior_rtt;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The regions that `--regions N` takes the first N of: one from each part of the world, then a second round.
+const WORLD: [&str; 12] = [
+    "aws/us-east-1",
+    "gcp/europe-west4",
+    "oci/ap-tokyo-1",
+    "azure/southeastasia",
+    "aws/sa-east-1",
+    "gcp/australia-southeast1",
+    "oci/af-johannesburg-1",
+    "azure/centralindia",
+    "aws/us-west-2",
+    "gcp/europe-north1",
+    "oci/ca-toronto-1",
+    "azure/uksouth",
+];
+/// As many regions as one machine is asked to carry.
+pub(crate) const REGIONS_MAX: usize = WORLD.len();
+
+/// What is deployed when nobody says otherwise.
+const DEPLOYMENTS: &str = include_str!("../../configs/deployments.toml");
+
+/// What `up` was told, checked.
+pub(crate) struct Plan {
+    pub catalogue: Catalogue,
+    pub catalogue_file: Option<PathBuf>,
+    pub regions: Vec<RegionId>,
+    pub deployments: Vec<Deployment>,
+    pub deployments_text: String,
+}
+
+impl Plan {
+    /// Checks what was typed.
+    ///
+    /// # Errors
+    ///
+    /// Every problem at once.
+    pub(crate) fn check(options: &crate::cli::UpOptions) -> Result<Plan, Vec<String>> {
+        let mut problems = Vec::new();
+        let catalogue = match &options.catalogue {
+            None => Some(Catalogue::builtin()),
+            Some(file) => read(file, &mut problems).and_then(|text| {
+                Catalogue::parse(&text)
+                    .map_err(|found| {
+                        problems.extend(found.iter().map(|problem| format!("{}: {problem}", file.display())))
+                    })
+                    .ok()
+            }),
+        };
+        if options.key.trim().is_empty() {
+            problems.push("--key is empty; give the key that clients shall send, as --key local".to_owned());
+        }
+        let Some(catalogue) = catalogue else {
+            return Err(problems);
+        };
+        let regions =
+            choose(&options.regions, &catalogue).map_err(|found| problems.extend(found)).unwrap_or_default();
+        let (name, text) = match &options.deployments {
+            None => ("configs/deployments.toml".to_owned(), Some(DEPLOYMENTS.to_owned())),
+            Some(file) => (file.display().to_string(), read(file, &mut problems)),
+        };
+        let text = text.unwrap_or_default();
+        let deployments = deployment::parse_deployments(&text, &catalogue)
+            .map_err(|found| problems.extend(found.iter().map(|problem| format!("{name}: {problem}"))))
+            .unwrap_or_default();
+        if problems.is_empty() {
+            let catalogue_file = options.catalogue.as_ref().and_then(|file| file.canonicalize().ok());
+            Ok(Plan { catalogue, catalogue_file, regions, deployments, deployments_text: text })
+        } else {
+            Err(problems)
+        }
+    }
+
+    /// The models that have to be there, each once.
+    pub(crate) fn models(&self) -> Vec<&str> {
+        let mut models: Vec<_> =
+            self.deployments.iter().map(|deployment| deployment.model.as_str()).collect();
+        models.sort_unstable();
+        models.dedup();
+        models
+    }
+
+    /// The deployments that `region` may serve, by the model behind them: one replica for each.
+    pub(crate) fn replicas(&self, region: &RegionId) -> BTreeMap<&str, Vec<&Deployment>> {
+        let index = self.catalogue.index_of(region).expect("a planned region is in the catalogue");
+        let mut replicas: BTreeMap<&str, Vec<&Deployment>> = BTreeMap::new();
+        for deployment in &self.deployments {
+            let lawful =
+                deployment.residency.permitted(&self.catalogue).intersect(deployment.placed(&self.catalogue));
+            if lawful.contains(index) {
+                replicas.entry(&deployment.model).or_default().push(deployment);
+            }
+        }
+        replicas
+    }
+
+    /// Where a region is.
+    pub(crate) fn point(&self, region: &RegionId) -> GeoPoint {
+        self.catalogue.get(region).expect("a planned region is in the catalogue").point
+    }
+
+    /// Distance, and the round trip that it costs, between two regions.
+    pub(crate) fn apart(&self, one: &RegionId, other: &RegionId) -> (f64, Duration) {
+        let distance_km = self.point(one).distance_km(self.point(other));
+        (distance_km, prior_rtt(distance_km))
+    }
+}
+
+fn choose(text: &str, catalogue: &Catalogue) -> Result<Vec<RegionId>, Vec<String>> {
+    let regions = match text.trim().parse::<usize>() {
+        Ok(count) if (1..=REGIONS_MAX).contains(&count) => return Ok(first(count)),
+        Ok(count) => {
+            return Err(vec![format!(
+                "--regions {count} is not from 1 to {REGIONS_MAX}; list the regions to have others"
+            )]);
+        }
+        Err(_) => regions::region_list::parse_region_list(text, catalogue),
+    };
+    match regions {
+        Ok(regions) if regions.len() > REGIONS_MAX => Err(vec![format!(
+            "--regions lists {} regions; one machine carries {REGIONS_MAX} at most",
+            regions.len()
+        )]),
+        Ok(regions) => Ok(regions),
+        Err(problems) => Err(problems.into_iter().map(|problem| format!("--regions: {problem}")).collect()),
+    }
+}
+
+fn first(count: usize) -> Vec<RegionId> {
+    WORLD.iter().take(count).map(|id| id.parse().expect("the world's regions are well formed")).collect()
+}
+
+fn read(file: &Path, problems: &mut Vec<String>) -> Option<String> {
+    std::fs::read_to_string(file)
+        .map_err(|error| problems.push(format!("{} cannot be read: {error}", file.display())))
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn check(arguments: &[&str]) -> Result<Plan, Vec<String>> {
+        let typed = ["meridian", "up"].iter().chain(arguments);
+        match crate::cli::Cli::parse_from(typed).command {
+            crate::cli::Command::Up(options) => Plan::check(&options),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_region_of_the_world_is_in_the_catalogue_and_lawful_for_something() {
+        let plan = check(&["--regions", "12"]).map_err(|problems| problems.join("\n")).unwrap();
+        assert_eq!(plan.regions.len(), REGIONS_MAX);
+        assert!(plan.regions.iter().all(|region| !plan.replicas(region).is_empty()));
+    }
+
+    #[test]
+    fn a_replica_answers_only_to_what_its_region_may_serve() {
+        let plan = check(&[]).map_err(|problems| problems.join("\n")).unwrap();
+        let names = |region: &str| -> Vec<String> {
+            let replicas = plan.replicas(&region.parse().unwrap());
+            replicas.values().flatten().map(|deployment| deployment.name.to_string()).collect()
+        };
+        assert_eq!(names("gcp/europe-west4"), ["minilm", "minilm-eu"]);
+        assert_eq!(names("oci/ap-tokyo-1"), ["minilm"]);
+    }
+
+    #[test]
+    fn everything_wrong_with_the_regions_is_told_at_once() {
+        let problems =
+            check(&["--regions", "aws/us-east-1,aws/us-east-1,aws/atlantis-1,tokyo", "--key", " "])
+                .err()
+                .expect("four problems")
+                .join("\n");
+        for wanted in ["us-east-1", "aws/atlantis-1", "tokyo", "--key"] {
+            assert!(problems.contains(wanted), "{wanted} in {problems}");
+        }
+        assert!(check(&["--regions", "0"]).is_err());
+        assert!(check(&["--regions", "13"]).is_err());
+        assert!(check(&["--regions", ""]).is_err());
+    }
+
+    #[test]
+    fn a_catalogue_with_coordinates_off_the_globe_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let moved = include_str!("../../configs/regions.toml").replacen("at = [-33.92,", "at = [-93.92,", 1);
+        std::fs::write(file.path(), moved).unwrap();
+        let problems =
+            check(&["--catalogue", file.path().to_str().unwrap()]).err().expect("off the globe").join("\n");
+        assert!(problems.contains("-93.92"), "{problems}");
+    }
+}

@@ -1,0 +1,277 @@
+//! What a person can see of Meridian from outside: real processes, real weights, real kills.
+
+#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+
+mod world;
+
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use world::{World, command_lines, meridian};
+
+const EUROPE: &str = "gcp/europe-west4";
+const AMERICA: &str = "aws/us-east-1";
+const JAPAN: &str = "oci/ap-tokyo-1";
+
+const FRANKFURT: (&str, &str) = ("x-meridian-client-geo", "50.11,8.68");
+const ASHBURN: (&str, &str) = ("x-meridian-client-geo", "39.04,-77.49");
+const OSAKA: (&str, &str) = ("x-meridian-client-geo", "34.69,135.50");
+
+fn fixture(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("replica/tests/golden").join(name)
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot =
+        |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum() };
+    dot(a, b) / (dot(a, a).sqrt() * dot(b, b).sqrt())
+}
+
+#[tokio::test]
+async fn a_healthy_world_answers_from_the_nearest_region_with_the_models_own_vectors() {
+    let world = World::up(&[]);
+
+    let texts: Vec<String> =
+        serde_json::from_slice(&std::fs::read(fixture("minilm_texts.json")).unwrap()).unwrap();
+    let reference: Vec<f32> = std::fs::read(fixture("minilm_vectors.f32"))
+        .unwrap()
+        .chunks_exact(4)
+        .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+        .collect();
+    assert_eq!(reference.len(), 64 * 384);
+    let answer = world.embed("minilm", texts.clone(), &[]).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    for (row, (ours, theirs)) in answer.vectors().iter().zip(reference.chunks_exact(384)).enumerate() {
+        let cosine = cosine(ours, theirs);
+        assert!(cosine >= 0.99999, "text {row} has cosine {cosine}: {:?}", texts[row]);
+    }
+    assert_eq!(answer.body["model"], "minilm");
+    assert!(answer.body["usage"]["total_tokens"].as_u64().unwrap() > 64);
+
+    for (place, region) in [(FRANKFURT, EUROPE), (ASHBURN, AMERICA), (OSAKA, JAPAN)] {
+        world.until_health(region, "healthy").await;
+        let answer = world.embed("minilm", "near", &[place, ("x-request-id", "my-own-id")]).await;
+        assert_eq!(answer.header("x-meridian-region"), region, "{place:?}: {}", answer.body);
+        assert_eq!(answer.header("x-meridian-attempts"), "1");
+        assert_eq!(answer.header("x-request-id"), "my-own-id");
+        for part in ["gateway;dur=", "network;dur=", "queue;dur=", "tokenize;dur=", "engine;dur="] {
+            assert!(answer.header("server-timing").contains(part), "{}", answer.header("server-timing"));
+        }
+    }
+
+    let models = world.get("/v1/models").await;
+    let names: Vec<_> =
+        models.body["data"].as_array().unwrap().iter().map(|model| model["id"].clone()).collect();
+    assert_eq!(names, ["minilm", "minilm-eu"]);
+}
+
+#[tokio::test]
+async fn bad_input_is_a_4xx_that_names_the_field_the_limit_and_what_to_do() {
+    let world = World::up(&["--regions", "1"]);
+    let check =
+        async |body: &str, headers: &[(&str, &str)], status: u16, code: &str, param: Value, word: &str| {
+            let answer = world.post(body.to_owned(), headers).await;
+            let shown: String = body.chars().take(80).collect();
+            assert_eq!((answer.status, answer.code()), (status, code), "{shown}: {}", answer.body);
+            assert_eq!(answer.body["error"]["param"], param, "{shown}: {}", answer.body);
+            assert_eq!(answer.header("x-meridian-error"), code);
+            assert!(!answer.header("x-request-id").is_empty());
+            let message = answer.body["error"]["message"].as_str().unwrap();
+            assert!(message.contains(word), "'{word}' in '{message}'");
+        };
+    let none = Value::Null;
+    check(r#"{"model":"nope","input":"x"}"#, &[], 404, "model_not_found", json!("model"), "minilm-eu").await;
+    check("hello", &[], 400, "invalid_json", none.clone(), "byte 0").await;
+    check(r#"{"model":"minilm","input":"x""#, &[], 400, "invalid_json", none, "byte").await;
+    check(r#"{"input":"x"}"#, &[], 400, "missing_field", json!("model"), "model").await;
+    check(r#"{"model":"minilm"}"#, &[], 400, "missing_field", json!("input"), "input").await;
+    check(r#"{"model":"minilm","input":""}"#, &[], 400, "empty_input", json!("input"), "empty").await;
+    check(r#"{"model":"minilm","input":[]}"#, &[], 400, "empty_input", json!("input"), "input").await;
+    check(r#"{"model":"minilm","input":["x",""]}"#, &[], 400, "empty_input", json!("input"), "1").await;
+    check(r#"{"model":"minilm","input":{"a":1}}"#, &[], 400, "invalid_value", json!("input"), "input").await;
+    let long = json!({"model": "minilm", "input": "word ".repeat(600)}).to_string();
+    check(&long, &[], 400, "input_too_long", json!("input"), "256").await;
+    let many = json!({"model": "minilm", "input": vec!["x"; 2049]}).to_string();
+    check(&many, &[], 400, "too_many_inputs", json!("input"), "2048").await;
+    let large = format!(r#"{{"model":"minilm","input":"{}"}}"#, "x".repeat(33 << 20));
+    check(&large, &[], 413, "body_too_large", Value::Null, "33554432").await;
+    let body = r#"{"model":"minilm","input":"x"}"#;
+    check(body, &[("authorization", "Bearer wrong")], 401, "invalid_api_key", json!("authorization"), "key")
+        .await;
+    check(body, &[("authorization", "wrong")], 401, "invalid_api_key", json!("authorization"), "Bearer")
+        .await;
+    let timeout = "x-meridian-timeout-ms";
+    check(body, &[(timeout, "0")], 400, "invalid_header", json!(timeout), "600000").await;
+    let residency = "x-meridian-residency";
+    check(body, &[(residency, "atlantis")], 400, "invalid_header", json!(residency), "atlantis").await;
+    let locked = r#"{"model":"minilm-eu","input":"x"}"#;
+    check(locked, &[(residency, "us")], 403, "region_not_permitted", json!(residency), "us").await;
+    assert_eq!(world.post(body, &[(residency, "us")]).await.status, 200, "narrowing to where it may go");
+    assert_eq!(world.get("/v1/nothing").await.status, 404);
+    assert_eq!(world.get("/v1/embeddings").await.status, 405);
+}
+
+#[tokio::test]
+async fn a_deployment_locked_to_the_eu_is_served_there_or_not_at_all() {
+    let world = World::up(&[]);
+    let answer = world.embed("minilm-eu", "stays in Europe", &[OSAKA]).await;
+    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, EUROPE), "{}", answer.body);
+
+    world.signal("-KILL", &["spoke", EUROPE]);
+    world.signal("-KILL", &["replica", EUROPE]);
+    for _ in 0..20 {
+        let answer = world.embed("minilm-eu", "stays in Europe", &[OSAKA]).await;
+        assert_eq!(
+            (answer.status, answer.code()),
+            (503, "no_capacity_in_allowed_regions"),
+            "{}",
+            answer.body
+        );
+        assert!(answer.took < Duration::from_secs(1), "{:?}", answer.took);
+        assert!(!answer.header("retry-after").is_empty());
+        let message = answer.body["error"]["message"].as_str().unwrap();
+        assert!(message.contains(EUROPE) && message.contains("eu"), "{message}");
+    }
+    assert_eq!(world.requests_at(AMERICA).await, 0);
+    assert_eq!(world.requests_at(JAPAN).await, 0);
+
+    let anywhere = world.embed("minilm", "may go anywhere", &[FRANKFURT]).await;
+    assert_eq!((anywhere.status, anywhere.header("x-meridian-region")), (200, AMERICA), "the next nearest");
+}
+
+/// Runs `meridian load` for `seconds` beside `during`; its report.
+async fn load<F: Future<Output = ()>>(world: &World, seconds: u32, during: F) -> Value {
+    let load =
+        tokio::process::Command::from(meridian_load(world, seconds)).stdout(Stdio::piped()).spawn().unwrap();
+    let (output, ()) = tokio::join!(load.wait_with_output(), during);
+    let output = output.unwrap();
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stdout)))
+}
+
+fn meridian_load(world: &World, seconds: u32) -> Command {
+    let mut command = meridian();
+    let duration = format!("{seconds}s");
+    command.args(["load", "--json", "--url", &world.url, "--rate", "100", "--duration", &duration]);
+    command
+}
+
+#[tokio::test]
+async fn a_region_killed_and_another_cut_off_under_load_cost_no_request() {
+    let world = World::up(&[]);
+    let report = load(&world, 12, async {
+        world
+            .until("the nearest region is under load", async || world.requests_at(AMERICA).await > 200)
+            .await;
+        world.signal("-KILL", &["spoke", AMERICA]);
+        world.signal("-KILL", &["replica", AMERICA]);
+        world.until("the next region took over", async || world.requests_at(EUROPE).await > 200).await;
+        world.press(&format!("cut?region={EUROPE}")).await;
+        world.until("the last region took over", async || world.requests_at(JAPAN).await > 100).await;
+    })
+    .await;
+    assert_eq!(report["total"]["failed"], 0, "{report:#}");
+    for region in [AMERICA, EUROPE, JAPAN] {
+        assert!(report["regions"][region]["ok"].as_u64().is_some_and(|ok| ok > 100), "{region}: {report:#}");
+    }
+
+    world.press(&format!("heal?region={EUROPE}")).await;
+    world.until_health(EUROPE, "healthy").await;
+    assert_eq!(world.embed("minilm", "back", &[]).await.header("x-meridian-region"), EUROPE);
+}
+
+#[tokio::test]
+async fn a_frozen_region_is_left_by_those_who_wait_for_it() {
+    let world = World::up(&["--regions", "2"]);
+    let report = load(&world, 8, async {
+        world
+            .until("the nearest region is under load", async || world.requests_at(AMERICA).await > 100)
+            .await;
+        world.signal("-STOP", &["spoke", AMERICA]);
+        world.until("the next region took over", async || world.requests_at(EUROPE).await > 100).await;
+        world.signal("-CONT", &["spoke", AMERICA]);
+    })
+    .await;
+    assert_eq!(report["total"]["failed"], 0, "{report:#}");
+}
+
+#[tokio::test]
+async fn without_its_hub_a_gateway_restarts_from_disk_and_answers() {
+    let world = World::up(&["--regions", "2"]);
+    world.signal("-KILL", &["hub"]);
+    world
+        .until("up has seen the hub end", async || {
+            world.processes().await.contains(&("hub".to_owned(), None))
+        })
+        .await;
+    world.press("restart?process=gateway").await;
+    let answer = world.embed("minilm", "still here", &[]).await;
+    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, AMERICA), "{}", answer.body);
+    let answer = world.embed("minilm-eu", "still lawful", &[]).await;
+    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, EUROPE), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn nothing_is_left_behind_whether_a_world_is_asked_to_end_or_killed() {
+    for signal in ["-INT", "-KILL"] {
+        let mut world = World::up(&["--regions", "2"]);
+        let ids: Vec<u32> = world.processes().await.into_iter().filter_map(|(_, id)| id).collect();
+        assert_eq!(ids.len(), 6, "hub, gateway, two spokes, two replicas");
+        let id = world.process().id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+        let status = world.process().wait().unwrap();
+        assert_eq!(status.success(), signal == "-INT", "{signal}: {status}");
+        world
+            .until("every process is gone", async || {
+                let alive = command_lines();
+                // A zombie that nobody has waited for yet has no arguments.
+                !alive.iter().any(|(id, line)| {
+                    ids.contains(id) && line.iter().any(|argument| argument.contains("--config"))
+                })
+            })
+            .await;
+    }
+}
+
+#[test]
+fn what_up_cannot_do_it_says_in_one_go() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let check = |arguments: &[&str], code: i32, words: &[&str]| {
+        let output = meridian().arg("up").args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{words:?} in {said}");
+    };
+    check(&["--port", &port], 1, &[&port, "taken", "--port"]);
+    check(&["--regions", "aws/us-east-1,aws/us-east-1,aws/us-esat-1"], 2, &["us-east-1", "us-esat-1"]);
+    check(&["--deployments", "/nowhere.toml", "--regions", "99"], 2, &["/nowhere.toml", "99"]);
+}
+
+/// The stock client of the ecosystem, unmodified. Where there is no Python there is nothing to run it with.
+#[tokio::test]
+async fn the_stock_openai_client_works_by_changing_its_base_url() {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let venv = scratch.join("openai-client");
+    let python = venv.join("bin/python");
+    if !python.exists() {
+        let made = Command::new("python3").args(["-m", "venv"]).arg(&venv).status();
+        if !made.is_ok_and(|status| status.success()) {
+            println!("no python3 with venv on this machine: the stock client is not run");
+            return;
+        }
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openai_client.py");
+    let has = |module: &str| Command::new(&python).args(["-c", &format!("import {module}")]).status();
+    if !has("openai").is_ok_and(|status| status.success()) {
+        let installed =
+            Command::new(&python).args(["-m", "pip", "install", "--quiet", "openai"]).status().unwrap();
+        assert!(installed.success(), "pip could not install the openai client");
+    }
+    let world = World::up(&[]);
+    let run = tokio::process::Command::new(&python).arg(script).arg(&world.url).output().await.unwrap();
+    let said = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{said}");
+    assert!(said.contains("500 texts in one call, 50 calls at once: in order"), "{said}");
+}

@@ -1,0 +1,119 @@
+//! What a core may stand on: nothing that brings a runtime, a socket, a file, a clock or chance.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::manifests::{Package, graph, locked, made_up, packages, parse};
+use crate::none;
+use crate::tree::{read, root};
+
+/// Packages that decide and do nothing else.
+const PURE: &[&str] = &["regions", "gateway-core", "scheduler-core", "replica-core"];
+
+/// What brings a runtime, a socket, a file, a clock or chance into a package that depends on it, however indirectly.
+const NOT_IN_A_CORE: &[&str] = &[
+    "async-std",
+    "axum",
+    "fastrand",
+    "getrandom",
+    "hyper",
+    "memmap2",
+    "mio",
+    "pingora",
+    "pingora-core",
+    "redb",
+    "reqwest",
+    "rustix",
+    "rustls",
+    "signal-hook",
+    "smol",
+    "socket2",
+    "tempfile",
+    "tokio",
+    "tracing-subscriber",
+    "ureq",
+];
+
+fn core_complaints(packages: &[Package], graph: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for Package { name, imports, .. } in
+        packages.iter().filter(|package| PURE.contains(&package.name.as_str()))
+    {
+        let mut reached = BTreeSet::new();
+        let mut open: Vec<&String> = imports.iter().collect();
+        while let Some(crate_name) = open.pop() {
+            if reached.insert(crate_name.as_str()) {
+                // The lock counts what a package of ours takes for its tests; its manifest keeps the two apart.
+                let ours = packages
+                    .iter()
+                    .find(|package| package.name == *crate_name)
+                    .map(|package| &package.imports);
+                open.extend(ours.or_else(|| graph.get(crate_name)).into_iter().flatten());
+            }
+        }
+        let banned = NOT_IN_A_CORE.iter().filter(|banned| reached.contains(**banned));
+        complaints.extend(banned.map(|banned| format!("{name} only decides and must not reach {banned}")));
+    }
+    complaints
+}
+
+/// The packages that decide, each with its clippy.toml, must ban the same things.
+fn ban_complaints(bans: &[(String, Option<String>)]) -> Vec<String> {
+    let model = bans.iter().find_map(|(_, text)| text.clone()).unwrap_or_default();
+    let mut complaints = Vec::new();
+    for must in ["std::time::Instant::now", "std::time::SystemTime::now", "std::collections::HashMap"] {
+        if !model.contains(must) {
+            complaints.push(format!("no core bans {must}"));
+        }
+    }
+    for (path, text) in bans {
+        match text {
+            None => complaints.push(format!("{path} is missing")),
+            Some(text) if *text != model => {
+                complaints.push(format!("{path} differs from that of the other cores"))
+            }
+            Some(_) => {}
+        }
+    }
+    complaints
+}
+
+#[test]
+fn no_core_stands_on_a_runtime_a_socket_a_clock_or_chance() {
+    none(core_complaints(&packages(), &locked()));
+}
+
+#[test]
+fn every_core_bans_clocks_and_maps_without_order() {
+    let bans =
+        packages().into_iter().filter(|package| PURE.contains(&package.name.as_str())).map(|package| {
+            let path = format!("{}/clippy.toml", package.folder);
+            (path.clone(), std::fs::read_to_string(root().join(path)).ok())
+        });
+    none(ban_complaints(&bans.collect::<Vec<_>>()));
+}
+
+#[test]
+fn a_core_that_reaches_a_runtime_by_a_detour_is_found() {
+    let lock =
+        "[[package]]\nname = \"helper\"\ndependencies = [\"tokio 1.0.0\"]\n[[package]]\nname = \"tokio\"";
+    let graph = graph(&parse("lock", lock));
+    let detour = "dependencies.helper = \"1\"";
+    assert_eq!(
+        core_complaints(&[made_up("gateway-core", detour)], &graph),
+        ["gateway-core only decides and must not reach tokio"]
+    );
+    assert_eq!(core_complaints(&[made_up("gateway", detour)], &graph), [""; 0]);
+}
+
+#[test]
+fn a_core_without_the_bans_of_the_others_is_found() {
+    let good = read("regions/clippy.toml");
+    let bans = |third: Option<&str>| {
+        [("a", Some(good.as_str())), ("b", Some(good.as_str())), ("c", third)]
+            .map(|(path, text)| (path.to_owned(), text.map(str::to_owned)))
+    };
+    assert_eq!(ban_complaints(&bans(Some(&good))), [""; 0]);
+    assert_eq!(ban_complaints(&bans(None)), ["c is missing"]);
+    assert_eq!(ban_complaints(&bans(Some("# none"))), ["c differs from that of the other cores"]);
+    assert_eq!(ban_complaints(&[("a".to_owned(), Some(String::new()))]).len(), 3);
+}
