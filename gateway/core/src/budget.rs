@@ -48,71 +48,32 @@ impl RetryBudget {
 
 /// How long after a loss its evacuation may go on.
 const EVACUATION_LASTS: Duration = Duration::from_secs(3);
-/// What may be moved out of a region of little traffic, whatever its rate was.
-const EVACUATION_MIN: f64 = 16.0;
+/// What may be moved beside what was in flight: requests that were on their way to the region when it was lost.
+const EVACUATION_MARGIN: u32 = 16;
 
 /// Requests that may move out of one lost region.
+///
+/// As many as were in flight there. A rate would not do: how many are in flight is the rate times the time that each
+/// takes, and a region is slowest just before it is lost.
 #[derive(Clone, Debug)]
 pub struct EvacuationBudget {
-    left: f64,
+    left: u32,
     until: Instant,
 }
 
 impl EvacuationBudget {
-    /// The budget for a region that is lost at `now` and that was sent `sent_last_second` requests in the second
-    /// before: one second of its share.
-    pub fn opened(sent_last_second: u32, now: Instant) -> EvacuationBudget {
-        EvacuationBudget {
-            left: f64::from(sent_last_second).max(EVACUATION_MIN),
-            until: now + EVACUATION_LASTS,
-        }
+    /// The budget for a region that is lost at `now` with `in_flight` requests waiting for it.
+    pub fn opened(in_flight: u32, now: Instant) -> EvacuationBudget {
+        EvacuationBudget { left: in_flight.saturating_add(EVACUATION_MARGIN), until: now + EVACUATION_LASTS }
     }
 
     /// Takes one evacuation out, if there is one.
     pub fn withdraw(&mut self, now: Instant) -> bool {
-        !self.ended(now) && take_one(&mut self.left)
-    }
-
-    /// Whether it has run out of time.
-    pub fn ended(&self, now: Instant) -> bool {
-        now > self.until
-    }
-}
-
-/// How many requests left for a region in the last second.
-#[derive(Clone, Debug)]
-pub struct Departures {
-    second: Instant,
-    current: u32,
-    previous: u32,
-}
-
-impl Departures {
-    /// None so far.
-    pub fn new(now: Instant) -> Departures {
-        Departures { second: now, current: 0, previous: 0 }
-    }
-
-    /// One leaves.
-    pub fn count(&mut self, now: Instant) {
-        let (current, previous) = self.counts(now);
-        let seconds = now.saturating_duration_since(self.second).as_secs();
-        self.second += Duration::from_secs(seconds);
-        (self.current, self.previous) = (current.saturating_add(1), previous);
-    }
-
-    /// The larger of the running second's count and the one before it: what is in flight left in either.
-    pub fn last_second(&self, now: Instant) -> u32 {
-        let (current, previous) = self.counts(now);
-        current.max(previous)
-    }
-
-    fn counts(&self, now: Instant) -> (u32, u32) {
-        match now.saturating_duration_since(self.second).as_secs() {
-            0 => (self.current, self.previous),
-            1 => (0, self.current),
-            _ => (0, 0),
+        if now > self.until || self.left == 0 {
+            return false;
         }
+        self.left -= 1;
+        true
     }
 }
 
@@ -157,28 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn an_evacuation_moves_one_second_of_traffic_and_then_ends() {
+    fn an_evacuation_moves_what_was_in_flight_and_then_ends() {
         let now = some_instant();
-        let mut busy = EvacuationBudget::opened(100, now);
-        assert_eq!((0..500).filter(|_| busy.withdraw(now)).count(), 100);
-        let mut quiet = EvacuationBudget::opened(0, now);
-        assert_eq!((0..500).filter(|_| quiet.withdraw(now)).count(), 16);
+        let moved = |mut budget: EvacuationBudget| (0..500).filter(|_| budget.withdraw(now)).count();
+        assert_eq!(moved(EvacuationBudget::opened(100, now)), 116);
+        assert_eq!(moved(EvacuationBudget::opened(0, now)), 16);
         let mut late = EvacuationBudget::opened(100, now);
         assert!(late.withdraw(now + EVACUATION_LASTS));
         assert!(!late.withdraw(now + EVACUATION_LASTS + Duration::from_millis(1)));
-    }
-
-    #[test]
-    fn departures_are_those_of_the_last_second() {
-        let now = some_instant();
-        let mut departures = Departures::new(now);
-        (0..7).for_each(|_| departures.count(now));
-        assert_eq!(departures.last_second(now), 7);
-        let later = now + Duration::from_millis(1200);
-        departures.count(later);
-        assert_eq!(departures.last_second(later), 7);
-        assert_eq!(departures.last_second(now + Duration::from_millis(2100)), 1);
-        assert_eq!(departures.last_second(now + Duration::from_secs(9)), 0);
     }
 
     proptest! {

@@ -13,7 +13,7 @@
 //!
 //! An answer that says "elsewhere" is given to the client when there is no elsewhere: it says more than we could.
 
-use crate::budget::{Departures, EvacuationBudget, RetryBudget};
+use crate::budget::{EvacuationBudget, RetryBudget};
 use crate::outcome::Failure;
 use regions::selection::Health;
 use regions::set::RegionIndex;
@@ -25,30 +25,34 @@ use std::time::{Duration, Instant};
 pub struct Budgets {
     /// Pays for retries.
     pub retry: RetryBudget,
-    /// Pays for leaving a lost region; one for each that is being left.
+    /// Pays for leaving a lost region; one for each that was lost lately.
     evacuation: BTreeMap<RegionIndex, EvacuationBudget>,
-    /// What was sent to each region lately: the measure of its evacuation.
-    departures: BTreeMap<RegionIndex, Departures>,
+    /// Attempts that wait for each region: the measure of its evacuation.
+    in_flight: BTreeMap<RegionIndex, u32>,
 }
 
 impl Budgets {
     /// The budgets of a gateway that starts.
     pub fn new(now: Instant) -> Budgets {
-        Budgets { retry: RetryBudget::new(now), evacuation: BTreeMap::new(), departures: BTreeMap::new() }
+        Budgets { retry: RetryBudget::new(now), evacuation: BTreeMap::new(), in_flight: BTreeMap::new() }
     }
 
-    /// A request is sent to `region`.
-    pub fn sent(&mut self, region: RegionIndex, now: Instant) {
-        self.departures.entry(region).or_insert_with(|| Departures::new(now)).count(now);
+    /// An attempt at `region` begins.
+    pub fn began(&mut self, region: RegionIndex) {
+        *self.in_flight.entry(region).or_default() += 1;
     }
 
-    /// Opens the evacuation of `region`, unless it is being evacuated already.
+    /// An attempt at `region` that [began](Budgets::began) is over, however it ended.
+    pub fn ended(&mut self, region: RegionIndex) {
+        let waiting = self.in_flight.get_mut(&region).filter(|waiting| **waiting > 0);
+        *waiting.expect("an attempt ends once, after it began") -= 1;
+    }
+
+    /// `region` has got worse: whatever is in flight there may leave. What has left already no longer counts, so a
+    /// region that is first suspected and then down, or that comes back and is lost again, pays for each attempt once.
     pub fn evacuate(&mut self, region: RegionIndex, now: Instant) {
-        if self.evacuation.get(&region).is_some_and(|budget| !budget.ended(now)) {
-            return;
-        }
-        let sent = self.departures.get(&region).map_or(0, |departures| departures.last_second(now));
-        self.evacuation.insert(region, EvacuationBudget::opened(sent, now));
+        let in_flight = self.in_flight.get(&region).copied().unwrap_or(0);
+        self.evacuation.insert(region, EvacuationBudget::opened(in_flight, now));
     }
 
     fn pay(&mut self, failure: Failure, region: RegionIndex, now: Instant) -> bool {
@@ -258,16 +262,18 @@ mod tests {
         assert_eq!(plan.failed(Lost, |_| Health::Healthy, &mut poor, now), Step::NobodyReachable);
     }
 
+    /// A region that answered 100 requests a second lost 142 that were in flight, and 12 of them had no budget.
     #[test]
-    fn an_evacuation_is_as_large_as_what_was_sent_and_is_not_opened_twice() {
+    fn an_evacuation_is_as_large_as_what_is_in_flight_each_time_that_the_region_gets_worse() {
         let now = some_instant();
         let mut budgets = Budgets::new(now);
-        (0..40).for_each(|_| budgets.sent(region(0), now));
+        let moved = |budgets: &mut Budgets| (0..500).filter(|_| budgets.pay(Lost, region(0), now)).count();
+        (0..142).for_each(|_| budgets.began(region(0)));
         budgets.evacuate(region(0), now);
-        let moved = |budgets: &mut Budgets| (0..200).filter(|_| budgets.pay(Lost, region(0), now)).count();
-        assert_eq!(moved(&mut budgets), 40);
+        assert_eq!(moved(&mut budgets), 142 + 16);
+        (0..142).for_each(|_| budgets.ended(region(0)));
         budgets.evacuate(region(0), now);
-        assert_eq!(moved(&mut budgets), 0);
+        assert_eq!(moved(&mut budgets), 16);
     }
 
     #[test]

@@ -274,7 +274,7 @@ impl Edge {
         let head = relay::inward(session, &request.body.bytes, &extra);
         let connect =
             (2 * self.watch.known().latency.estimate(region, begun)).clamp(CONNECT_MIN, CONNECT_MAX);
-        self.watch.sent(region);
+        let _in_flight = self.watch.in_flight(region);
         let asked = self.upstream.ask(address, connect, head, request.body.bytes.clone());
         let lost = async {
             while bell.changed().await.is_ok() {

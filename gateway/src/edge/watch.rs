@@ -55,9 +55,10 @@ impl Watch {
         known.fleet.reported(region, heard, now);
     }
 
-    /// A request is about to be sent there.
-    pub(crate) fn sent(&self, region: RegionIndex) {
-        self.known().budgets.sent(region, Instant::now());
+    /// An attempt at `region` is in flight until what this returns is dropped.
+    pub(crate) fn in_flight(&self, region: RegionIndex) -> InFlight<'_> {
+        self.known().budgets.began(region);
+        InFlight { watch: self, region }
     }
 
     /// A request was answered there.
@@ -116,5 +117,17 @@ impl Watch {
             tracing::warn!(region = region.as_usize(), ?health, "a region got worse");
             self.bell.send_replace(());
         }
+    }
+}
+
+/// An attempt that waits for a region. It ends when this is dropped: also when the client has hung up.
+pub(crate) struct InFlight<'a> {
+    watch: &'a Watch,
+    region: RegionIndex,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.watch.known().budgets.ended(self.region);
     }
 }
