@@ -150,10 +150,14 @@ async fn load<F: Future<Output = ()>>(world: &World, seconds: u32, during: F) ->
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stdout)))
 }
 
+/// What three replicas on two cores answer with ease, also where others use the machine: with more, the question would
+/// be what happens to a world that has too little of everything.
+const RATE: &str = "40";
+
 fn meridian_load(world: &World, seconds: u32) -> Command {
     let mut command = meridian();
     let duration = format!("{seconds}s");
-    command.args(["load", "--json", "--url", &world.url, "--rate", "100", "--duration", &duration]);
+    command.args(["load", "--json", "--url", &world.url, "--rate", RATE, "--duration", &duration]);
     command
 }
 
@@ -161,19 +165,17 @@ fn meridian_load(world: &World, seconds: u32) -> Command {
 async fn a_region_killed_and_another_cut_off_under_load_cost_no_request() {
     let world = World::up(&[]);
     let report = load(&world, 12, async {
-        world
-            .until("the nearest region is under load", async || world.requests_at(AMERICA).await > 200)
-            .await;
+        world.until("the nearest region is under load", async || world.requests_at(AMERICA).await > 80).await;
         world.signal("-KILL", &["spoke", AMERICA]);
         world.signal("-KILL", &["replica", AMERICA]);
-        world.until("the next region took over", async || world.requests_at(EUROPE).await > 200).await;
+        world.until("the next region took over", async || world.requests_at(EUROPE).await > 80).await;
         world.press(&format!("cut?region={EUROPE}")).await;
-        world.until("the last region took over", async || world.requests_at(JAPAN).await > 100).await;
+        world.until("the last region took over", async || world.requests_at(JAPAN).await > 40).await;
     })
     .await;
     assert_eq!(report["total"]["failed"], 0, "{report:#}");
     for region in [AMERICA, EUROPE, JAPAN] {
-        assert!(report["regions"][region]["ok"].as_u64().is_some_and(|ok| ok > 100), "{region}: {report:#}");
+        assert!(report["regions"][region]["ok"].as_u64().is_some_and(|ok| ok > 20), "{region}: {report:#}");
     }
 
     world.press(&format!("heal?region={EUROPE}")).await;
@@ -185,11 +187,9 @@ async fn a_region_killed_and_another_cut_off_under_load_cost_no_request() {
 async fn a_frozen_region_is_left_by_those_who_wait_for_it() {
     let world = World::up(&["--regions", "2"]);
     let report = load(&world, 8, async {
-        world
-            .until("the nearest region is under load", async || world.requests_at(AMERICA).await > 100)
-            .await;
+        world.until("the nearest region is under load", async || world.requests_at(AMERICA).await > 40).await;
         world.signal("-STOP", &["spoke", AMERICA]);
-        world.until("the next region took over", async || world.requests_at(EUROPE).await > 100).await;
+        world.until("the next region took over", async || world.requests_at(EUROPE).await > 40).await;
         world.signal("-CONT", &["spoke", AMERICA]);
     })
     .await;

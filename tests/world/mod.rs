@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// How long anything that is waited for may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How often a condition is looked at: asking without a pause would take a core from the world that is asked about.
+const LOOK_PERIOD: Duration = Duration::from_millis(20);
+
 /// One world at a time: each has a dozen processes, and a machine has few cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -173,7 +176,7 @@ impl World {
         let begun = Instant::now();
         while !holds().await {
             assert!(begun.elapsed() < PATIENCE, "{what} did not come true");
-            tokio::task::yield_now().await;
+            tokio::time::sleep(LOOK_PERIOD).await;
         }
     }
 

@@ -26,6 +26,10 @@ pub(super) async fn watch(
         beat.tick().await;
         match ask(&client, &url).await {
             Ok(observed) => lock(&spoke).observe_replica(number, observed, Instant::now()),
+            Err(ProbeError::Http(error)) if error.is_timeout() => {
+                tracing::debug!(url, "a replica is slow to say how it is");
+                lock(&spoke).replica_late(number, Instant::now());
+            }
             Err(error) => {
                 tracing::debug!(url, %error, "a replica does not say how it is");
                 lock(&spoke).replica_failed(number, Instant::now());

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use regions::{DeploymentName, RegionId};
 use replica::Replica;
-pub use replica::STATUS_AGE_MAX;
+pub use replica::{SILENCE_MAX, STATUS_AGE_MAX};
 
 /// When to ask again where no replica is ready: by then every replica was asked five times how it is.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -141,6 +141,16 @@ impl Spoke {
     /// As [`Spoke::observe_replica`].
     pub fn replica_failed(&mut self, index: usize, now: Instant) {
         self.replicas[index].fail(now);
+    }
+
+    /// A replica has not said in time how it is. Others are preferred meanwhile; after [`SILENCE_MAX`] it is left alone
+    /// until it is heard again.
+    ///
+    /// # Panics
+    ///
+    /// As [`Spoke::observe_replica`].
+    pub fn replica_late(&mut self, index: usize, now: Instant) {
+        self.replicas[index].late(now);
     }
 
     /// The replica that takes a request of about `cost_tokens` for `deployment`, and counts as sent there from now on.

@@ -14,6 +14,10 @@ use regions::DeploymentName;
 /// How old a replica's last word may be: five that were due.
 pub const STATUS_AGE_MAX: Duration = Duration::from_secs(1);
 
+/// How long a replica may be silent before it is taken for frozen. One that computes on every core of a machine that
+/// others use as well was seen to say nothing for 2 s and to answer every request.
+pub const SILENCE_MAX: Duration = Duration::from_secs(3);
+
 /// One replica, as its spoke sees it.
 #[derive(Debug)]
 pub(super) struct Replica {
@@ -56,6 +60,13 @@ impl Replica {
     pub(super) fn fail(&mut self, now: Instant) {
         self.heard = Some(now);
         self.failed = true;
+    }
+
+    /// It does not answer, and does not refuse either.
+    pub(super) fn late(&mut self, now: Instant) {
+        if self.heard.is_none_or(|heard| now.saturating_duration_since(heard) > SILENCE_MAX) {
+            self.failed = true;
+        }
     }
 
     pub(super) fn sent(&mut self, tokens: u64) {

@@ -204,3 +204,24 @@ fn a_draining_region_says_so_and_still_serves_what_comes() {
     assert!(region.spoke.deployments_ready(region.now).is_empty());
     assert_eq!(region.chosen(1), 0);
 }
+
+/// A starved machine's only replica said nothing for 2 s; its region refused 13 requests that it would have answered.
+#[test]
+fn a_replica_that_is_late_is_left_only_for_one_that_is_not_until_it_must_be_frozen() {
+    let late = |silence: Duration, replicas: &[(u64, f64)]| {
+        let mut region = Region::with(replicas);
+        region.now += silence;
+        for index in 1..replicas.len() {
+            region.says(index, well(1_000_000, 1000.0));
+        }
+        region.spoke.replica_late(0, region.now);
+        region.choose(1).map(|choice| choice.index)
+    };
+    assert_eq!(late(SILENCE_MAX, &[(0, 1000.0)]), Ok(0));
+    assert_eq!(late(SILENCE_MAX + MS, &[(0, 1000.0)]), Err(NONE_READY));
+    assert_eq!(late(STATUS_AGE_MAX, &[(0, 1000.0), (0, 1000.0)]), Ok(0));
+    assert_eq!(late(STATUS_AGE_MAX + MS, &[(0, 1000.0), (0, 1000.0)]), Ok(1));
+    let mut never = Region::of(1);
+    never.spoke.replica_late(0, never.now);
+    assert_eq!(never.choose(1), Err(NONE_READY));
+}
