@@ -14,7 +14,8 @@ use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
 
 /// Headers of a request that cross to the next hop.
-const INWARD: [HeaderName; 3] = [CONTENT_TYPE, ACCEPT, HeaderName::from_static("traceparent")];
+const INWARD: [HeaderName; 4] =
+    [CONTENT_TYPE, ACCEPT, HeaderName::from_static("traceparent"), HeaderName::from_static(headers::LANE)];
 /// Headers of an answer that cross back.
 const OUTWARD: [HeaderName; 5] = [
     CONTENT_TYPE,
@@ -24,11 +25,16 @@ const OUTWARD: [HeaderName; 5] = [
     HeaderName::from_static(headers::REGION),
 ];
 
-/// The head for the next hop: the method and path of the request at hand, with `extra` headers.
-pub(crate) fn inward(session: &ServerSession, body: &Bytes, extra: &[(&'static str, &str)]) -> RequestHeader {
+/// The head for the next hop: the method of the request at hand and `path`, with `extra` headers.
+pub(crate) fn inward(
+    session: &ServerSession,
+    path: &'static str,
+    body: &Bytes,
+    extra: &[(&'static str, &str)],
+) -> RequestHeader {
     let came = session.req_header();
-    let mut head = RequestHeader::build(came.method.clone(), came.uri.path().as_bytes(), Some(10))
-        .expect("a path that was parsed can be written");
+    let mut head = RequestHeader::build(came.method.clone(), path.as_bytes(), Some(10))
+        .expect("a path of ours can be written");
     for name in INWARD {
         if let Some(value) = came.headers.get(&name) {
             head.insert_header(name, value.clone()).expect("a header that was parsed can be written");

@@ -79,8 +79,8 @@ impl Region {
             let error = |code: &str| format!("x-meridian-error: {code}\r\n");
             match script {
                 Answers => {
-                    write(&mut stream, "200 OK", "server-timing: region;dur=1\r\n", b"{\"served\":true}")
-                        .await?
+                    let served = json!({"served": true, "path": path}).to_string();
+                    write(&mut stream, "200 OK", "server-timing: region;dur=1\r\n", served.as_bytes()).await?
                 }
                 AnswersLarge => write(&mut stream, "200 OK", "", &vec![b' '; LARGE]).await?,
                 SaysElsewhere => write(&mut stream, "503 No", &error("not_ready"), b"{}").await?,
@@ -214,6 +214,15 @@ impl Scene {
         request.send().await
     }
 
+    /// Status and body of the answer to any method, path and body.
+    async fn any(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let url = self.url.replace("/v1/embeddings", path);
+        let request =
+            self.client.request(method.parse().unwrap(), url).bearer_auth("k").body(body.to_owned());
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    }
+
     fn requests(&self) -> [u64; 3] {
         [AMERICA, EUROPE, JAPAN].map(|id| self.regions[id].requests())
     }
@@ -253,6 +262,39 @@ async fn check(america: Script, model: &str, status: u16, region: &str, attempts
     let seen = (answer.status().as_u16(), header("x-meridian-region"), header("x-meridian-attempts"));
     assert_eq!(seen, (status, region.to_owned(), attempts.to_owned()), "{america:?}, {model}");
     assert_eq!(scene.requests(), requests, "{america:?}, {model}");
+}
+
+#[tokio::test]
+async fn every_path_of_a_replica_is_reached_by_the_name_of_a_deployment_in_the_body_or_in_the_path() {
+    let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let check = async |method: &str, path: &str, body: &str, expected: Result<&str, (u16, &str)>| {
+        let (status, answer) = scene.any(method, path, body).await;
+        match expected {
+            Ok(sent_to) => {
+                assert_eq!((status, &answer["path"]), (200, &json!(sent_to)), "{method} {path} {body}")
+            }
+            Err((wanted, word)) => {
+                let text = answer.to_string();
+                assert!(status == wanted && text.contains(word), "{method} {path} {body}: {status} {text}");
+            }
+        }
+    };
+    let named = r#"{"model": "anywhere", "input": "x"}"#;
+    let nameless = r#"{"inputs": "x"}"#;
+    check("POST", "/v2/rerank", named, Ok("/v2/rerank")).await;
+    check("POST", "/embed", named, Ok("/embed")).await;
+    check("POST", "/deployments/anywhere/embed", nameless, Ok("/embed")).await;
+    check("POST", "/deployments/anywhere", nameless, Ok("/")).await;
+    check("GET", "/deployments/anywhere/info", "", Ok("/info")).await;
+    check("POST", "/deployments/nowhere/embed", nameless, Err((404, "nowhere"))).await;
+    check("POST", "/embed", nameless, Err((400, "/deployments/NAME/embed"))).await;
+    check("GET", "/info", "", Err((400, "anywhere, locked"))).await;
+    check("POST", "/v1/embeddings", nameless, Err((400, "'model' is missing"))).await;
+    check("POST", "/", nameless, Err((404, "POST /v1/rerank"))).await;
+    assert_eq!(scene.requests(), [5, 0, 0]);
+    // The law is that of the deployment in the path.
+    check("POST", "/deployments/locked/embed", named, Ok("/embed")).await;
+    assert_eq!(scene.requests(), [5, 1, 0]);
 }
 
 #[tokio::test]

@@ -1,13 +1,42 @@
 //! What a method and a path ask for.
+//!
+//! Everything that a model computes is forwarded; which paths those are is written here once, for the edge and for the
+//! regions' doors. OpenAI's, Cohere's and Jina's requests name their model in the body. TEI's do not, since a TEI serves
+//! one model; so any path may stand below `/deployments/{name}`, as Azure has it, and `…/deployments/{name}` is the base
+//! URL to give to such a client.
 
 /// Something that the edge serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Endpoint {
-    /// `POST /v1/embeddings`, forwarded to a region.
-    Embeddings,
+pub enum Endpoint<'a> {
+    /// Computed by a model, and forwarded to a region.
+    Computed(Target<'a>),
     /// `GET /v1/models`, answered at the edge.
     Models,
 }
+
+/// Where a forwarded request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// The path as a replica serves it.
+    pub path: &'static str,
+    /// The deployment that the path names.
+    pub deployment: Option<&'a str>,
+    /// How the request names its deployment if the path does not.
+    pub model: ModelField,
+}
+
+/// What is known of the field `model` at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelField {
+    /// The body has it.
+    Required,
+    /// The body may have it; its ecosystem does not know it.
+    Optional,
+    /// There is no body.
+    Bodiless,
+}
+
+use ModelField::{Bodiless, Optional, Required};
 
 /// Why a method and a path are not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,22 +47,64 @@ pub enum NotServed {
     Method(&'static str),
 }
 
-/// Every path that the edge serves, with its method.
-const SERVED: [(&str, &str, Endpoint); 2] =
-    [("/v1/embeddings", "POST", Endpoint::Embeddings), ("/v1/models", "GET", Endpoint::Models)];
+/// Every path that a model computes something for.
+const COMPUTED: [(&str, &str, ModelField); 14] = [
+    ("POST", "/v1/embeddings", Required),
+    ("POST", "/v1/rerank", Required),
+    ("POST", "/v2/rerank", Required),
+    ("POST", "/score", Required),
+    ("POST", "/classify", Required),
+    ("POST", "/embed", Optional),
+    ("POST", "/embed_all", Optional),
+    ("POST", "/rerank", Optional),
+    ("POST", "/predict", Optional),
+    ("POST", "/similarity", Optional),
+    ("POST", "/tokenize", Optional),
+    ("POST", "/decode", Optional),
+    ("GET", "/info", Bodiless),
+    // The base URL itself, to which clients of TEI that were given a URL and no task post.
+    ("POST", ROOT, Optional),
+];
 
-impl Endpoint {
+const MODELS: (&str, &str) = ("GET", "/v1/models");
+const ROOT: &str = "/";
+const DEPLOYMENTS: &str = "/deployments/";
+
+impl<'a> Endpoint<'a> {
     /// The endpoint behind a method and a path; a query string is no part of the path.
-    pub fn of(method: &str, path: &str) -> Result<Endpoint, NotServed> {
-        let (_, wanted, endpoint) =
-            SERVED.iter().find(|(served, _, _)| *served == path).ok_or(NotServed::Path)?;
-        if method == *wanted { Ok(*endpoint) } else { Err(NotServed::Method(wanted)) }
+    pub fn of(method: &str, path: &'a str) -> Result<Endpoint<'a>, NotServed> {
+        let (deployment, path) = match path.strip_prefix(DEPLOYMENTS) {
+            None => (None, path),
+            Some(below) => {
+                let (name, path) = below.split_at(below.find('/').unwrap_or(below.len()));
+                (Some(name), if path.is_empty() { ROOT } else { path })
+            }
+        };
+        if path == MODELS.1 {
+            return if method == MODELS.0 { Ok(Endpoint::Models) } else { Err(NotServed::Method(MODELS.0)) };
+        }
+        let found =
+            COMPUTED.iter().find(|(_, served, _)| *served == path && (path != ROOT || deployment.is_some()));
+        let (wanted, path, model) = *found.ok_or(NotServed::Path)?;
+        if method == wanted {
+            Ok(Endpoint::Computed(Target { path, deployment, model }))
+        } else {
+            Err(NotServed::Method(wanted))
+        }
     }
 
     /// The paths that exist, for whoever asked for one that does not.
     pub fn served() -> impl Iterator<Item = String> {
-        SERVED.iter().map(|(path, method, _)| format!("{method} {path}"))
+        let computed =
+            COMPUTED.iter().filter(|(_, path, _)| *path != ROOT).map(|(method, path, _)| (*method, *path));
+        computed.chain([MODELS]).map(|(method, path)| format!("{method} {path}"))
     }
+}
+
+/// The path of a request that an edge sent, if it is one for a replica.
+pub fn for_a_replica(method: &str, path: &str) -> Option<&'static str> {
+    let computed = COMPUTED.iter().find(|(wanted, served, _)| *wanted == method && *served == path);
+    computed.map(|(_, path, _)| *path)
 }
 
 #[cfg(test)]
@@ -44,10 +115,38 @@ mod tests {
     fn a_path_is_served_with_its_own_method_only() {
         let check =
             |method, path, expected| assert_eq!(Endpoint::of(method, path), expected, "{method} {path}");
-        check("POST", "/v1/embeddings", Ok(Endpoint::Embeddings));
+        let computed = |path, deployment, model| Ok(Endpoint::Computed(Target { path, deployment, model }));
+        check("POST", "/v1/embeddings", computed("/v1/embeddings", None, Required));
+        check("POST", "/embed", computed("/embed", None, Optional));
+        check("POST", "/deployments/a/embed", computed("/embed", Some("a"), Optional));
+        check("POST", "/deployments/a/v1/embeddings", computed("/v1/embeddings", Some("a"), Required));
+        check("POST", "/deployments/a", computed("/", Some("a"), Optional));
+        check("POST", "/deployments/a/", computed("/", Some("a"), Optional));
+        check("GET", "/deployments/a/info", computed("/info", Some("a"), Bodiless));
+        check("GET", "/deployments/a/v1/models", Ok(Endpoint::Models));
         check("GET", "/v1/models", Ok(Endpoint::Models));
+        check("POST", "/v1/models", Err(NotServed::Method("GET")));
         check("GET", "/v1/embeddings", Err(NotServed::Method("POST")));
         check("POST", "/v1/embeddings/", Err(NotServed::Path));
+        check("POST", "/deployments/a/b/embed", Err(NotServed::Path));
         check("POST", "/", Err(NotServed::Path));
+    }
+
+    #[test]
+    fn what_an_edge_sends_on_is_what_a_region_takes() {
+        for (method, path, _) in COMPUTED {
+            assert_eq!(for_a_replica(method, path), Some(path));
+        }
+        assert_eq!(for_a_replica("GET", "/v1/models"), None);
+        assert_eq!(for_a_replica("GET", "/embed"), None);
+    }
+
+    #[test]
+    fn whoever_asks_for_nothing_is_told_of_everything() {
+        let served: Vec<String> = Endpoint::served().collect();
+        assert_eq!(served.len(), COMPUTED.len(), "all but the root, and the list of models");
+        assert!(
+            served.contains(&"POST /v1/rerank".to_owned()) && served.contains(&"GET /v1/models".to_owned())
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! A request at the edge, from its head to its answer.
 
 use super::refusals::{
-    deadline_passed, in_words, no_table_yet, not_let_in, not_served, unknown_model, unreadable_ask,
-    unreadable_body,
+    deadline_passed, in_words, no_model_named, no_table_yet, not_let_in, not_served, unknown_model,
+    unreadable_ask, unreadable_body,
 };
 use super::table::Current;
 use super::view::{Lawful, View};
@@ -14,8 +14,8 @@ use crate::relay;
 use crate::respond::{self, Refusal};
 use crate::upstream::{Answer, Upstream};
 use gateway_core::ask::{Ask, Headers};
-use gateway_core::body;
-use gateway_core::endpoint::Endpoint;
+use gateway_core::body::{self, BodyProblem};
+use gateway_core::endpoint::{Endpoint, ModelField, Target};
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::timing::RegionTiming;
@@ -62,6 +62,8 @@ struct Request {
     allowed: RegionSet,
     /// The regions that had registered a ready replica when the route table was made.
     registered: RegionSet,
+    /// As a replica serves it.
+    path: &'static str,
     body: Body,
 }
 
@@ -112,13 +114,14 @@ impl Edge {
         attempts: &mut u32,
     ) -> Result<AfterAnswer, NotForwarded> {
         let head = session.req_header();
-        let endpoint = Endpoint::of(head.method.as_str(), head.uri.path()).map_err(not_served)?;
+        let path = head.uri.path().to_owned();
+        let endpoint = Endpoint::of(head.method.as_str(), &path).map_err(not_served)?;
         let tenant = self.config.keys.tenant(header(session, "authorization")).map_err(not_let_in)?.clone();
         let view = self.views.borrow().clone().ok_or_else(no_table_yet)?;
         match endpoint {
             Endpoint::Models => Ok(models(session, &view, id).await),
-            Endpoint::Embeddings => {
-                let request = self.read(session, &view, id, tenant, arrived).await?;
+            Endpoint::Computed(target) => {
+                let request = self.read(session, target, &view, id, tenant, arrived).await?;
                 let answered = self.go(session, &request, &view, attempts).await?;
                 Ok(self.relay(session, &request, answered, *attempts).await)
             }
@@ -129,6 +132,7 @@ impl Edge {
     async fn read(
         &self,
         session: &mut ServerSession,
+        target: Target<'_>,
         view: &View,
         id: &str,
         tenant: TenantId,
@@ -139,9 +143,7 @@ impl Edge {
             NoBody::Refused(refusal) => NotForwarded::Refused(refusal),
             NoBody::ClientGone => NotForwarded::ClientGone,
         })?;
-        let model = body::model(&body.bytes).map_err(unreadable_body)?;
-        let Lawful { deployment, allowed, registered } =
-            view.deployment(&model).ok_or_else(|| unknown_model(&model, view))?;
+        let Lawful { deployment, allowed, registered } = asked_for(target, &body, view)?;
         let allowed = allowed.intersect(ask.residency.permitted(&self.config.catalogue));
         let residency = deployment.residency.narrow(&ask.residency);
         if allowed.is_empty() {
@@ -162,6 +164,7 @@ impl Edge {
             residency,
             allowed,
             registered: *registered,
+            path: target.path,
             body,
         })
     }
@@ -271,7 +274,7 @@ impl Edge {
         if request.residency != ResidencyPolicy::Anywhere {
             extra.push((headers::RESIDENCY, &residency));
         }
-        let head = relay::inward(session, &request.body.bytes, &extra);
+        let head = relay::inward(session, request.path, &request.body.bytes, &extra);
         let connect =
             (2 * self.watch.known().latency.estimate(region, begun)).clamp(CONNECT_MIN, CONNECT_MAX);
         let _in_flight = self.watch.in_flight(region);
@@ -337,6 +340,27 @@ impl Edge {
                 request.deployment, request.residency
             ),
         )
+    }
+}
+
+/// The deployment that a request is for: the one that its path names, or its body, or, where its ecosystem has no name
+/// for one, the only one that there is.
+fn asked_for<'a>(target: Target<'_>, body: &Body, view: &'a View) -> Result<&'a Lawful, Refusal> {
+    let in_body = || match target.model {
+        ModelField::Required | ModelField::Optional => body::model(&body.bytes).map(Some),
+        ModelField::Bodiless => Ok(None),
+    };
+    let named = match target.deployment {
+        Some(name) => Some(name.to_owned()),
+        None => match (in_body(), target.model) {
+            (Err(BodyProblem::NoModel), ModelField::Optional) => None,
+            (Err(problem), _) => return Err(unreadable_body(problem)),
+            (Ok(named), _) => named,
+        },
+    };
+    match named {
+        Some(name) => view.deployment(&name).ok_or_else(|| unknown_model(&name, view)),
+        None => view.only_deployment().ok_or_else(|| no_model_named(target.path, view)),
     }
 }
 

@@ -90,16 +90,25 @@ const NAMES_LISTED_MAX: usize = 20;
 
 pub(super) fn unknown_model(model: &str, view: &View) -> Refusal {
     let model: String = model.chars().take(100).collect();
+    let message = format!("The model '{model}' does not exist; there are: {}.", known_models(view));
+    Refusal::new(ErrorCode::ModelNotFound, message).of("model")
+}
+
+pub(super) fn no_model_named(path: &str, view: &View) -> Refusal {
+    let message = format!(
+        "The request does not say which model; ask at /deployments/NAME{path} or add the field 'model'. There are: {}.",
+        known_models(view)
+    );
+    Refusal::new(ErrorCode::MissingField, message).of("model")
+}
+
+fn known_models(view: &View) -> String {
     let mut known: Vec<_> =
         view.deployments().take(NAMES_LISTED_MAX).map(|deployment| deployment.name.as_str()).collect();
     if view.deployments().count() > NAMES_LISTED_MAX {
         known.push("… (GET /v1/models lists all)");
     }
-    Refusal::new(
-        ErrorCode::ModelNotFound,
-        format!("The model '{model}' does not exist; there are: {}.", known.join(", ")),
-    )
-    .of("model")
+    known.join(", ")
 }
 
 pub(super) fn deadline_passed(timeout: Duration) -> Refusal {

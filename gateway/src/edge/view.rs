@@ -53,6 +53,12 @@ impl View {
         self.deployments.get(&name.parse::<DeploymentName>().ok()?)
     }
 
+    /// The deployment, if there is one and no other.
+    pub(crate) fn only_deployment(&self) -> Option<&Lawful> {
+        let mut deployments = self.deployments.values();
+        deployments.next().filter(|_| deployments.next().is_none())
+    }
+
     pub(crate) fn deployments(&self) -> impl Iterator<Item = &Deployment> {
         self.deployments.values().map(|lawful| &lawful.deployment)
     }

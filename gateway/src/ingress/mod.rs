@@ -12,6 +12,7 @@ use crate::relay;
 use crate::respond::{self, Refusal};
 use crate::upstream::{Answer, Upstream};
 use bytes::Bytes;
+use gateway_core::endpoint;
 use gateway_core::outcome::Failure;
 use gateway_core::timing;
 use pingora::protocols::http::ServerSession;
@@ -129,13 +130,17 @@ impl Door for Ingress {
     async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
         let arrived = Instant::now();
         let head = session.req_header();
-        let path = head.uri.path();
-        let served = match (head.method.as_str(), path) {
+        let (method, path) = (head.method.clone(), head.uri.path().to_owned());
+        let served = match (method.as_str(), path.as_str()) {
             ("POST", "/spoke/v1/exchange") => self.exchange(session).await,
-            ("POST", path) if path.starts_with("/v1/") => self.forward(session, arrived).await,
             ("GET", "/livez") => return respond::ok(session, b"{\"status\":\"alive\"}".to_vec(), &[]).await,
             ("GET", "/readyz") => self.ready(session).await,
-            _ => Err(Ended::Refused(Refusal::new(ErrorCode::NotFound, "An ingress has no such path."))),
+            (method, path) => match endpoint::for_a_replica(method, path) {
+                Some(path) => self.forward(session, path, arrived).await,
+                None => {
+                    Err(Ended::Refused(Refusal::new(ErrorCode::NotFound, "An ingress has no such path.")))
+                }
+            },
         };
         match served {
             Ok(after) => after,
@@ -187,7 +192,12 @@ impl Ingress {
         Ok(respond::ok(session, body, &[]).await)
     }
 
-    async fn forward(&self, session: &mut ServerSession, arrived: Instant) -> Result<AfterAnswer, Ended> {
+    async fn forward(
+        &self,
+        session: &mut ServerSession,
+        path: &'static str,
+        arrived: Instant,
+    ) -> Result<AfterAnswer, Ended> {
         self.lawful(session)?;
         let deployment = deployment(session)?;
         let deadline = arrived + timeout(session)?;
@@ -196,7 +206,7 @@ impl Ingress {
         let (answer, mut sent) = loop {
             tried += 1;
             let mut sent = self.choose(&deployment, body.bytes.len())?;
-            match self.ask(session, sent.choice.endpoint, body.bytes.clone(), deadline).await {
+            match self.ask(session, path, sent.choice.endpoint, body.bytes.clone(), deadline).await {
                 Ok(answer) => break (answer, sent),
                 Err(Failure::DeadlinePassed) => return Err(not_answered(Failure::DeadlinePassed).into()),
                 Err(failure) => {
@@ -251,6 +261,7 @@ impl Ingress {
     async fn ask(
         &self,
         session: &ServerSession,
+        path: &'static str,
         replica: SocketAddr,
         body: Bytes,
         deadline: Instant,
@@ -258,8 +269,12 @@ impl Ingress {
         let left = deadline.saturating_duration_since(Instant::now());
         let left_ms = left.as_millis().max(1).to_string();
         let id = text(session, headers::REQUEST_ID).ok().flatten().unwrap_or_default();
-        let head =
-            relay::inward(session, &body, &[(headers::REQUEST_ID, id), (headers::TIMEOUT_MS, &left_ms)]);
+        let head = relay::inward(
+            session,
+            path,
+            &body,
+            &[(headers::REQUEST_ID, id), (headers::TIMEOUT_MS, &left_ms)],
+        );
         // A pooled connection that the replica has closed has not brought it the request: once more, on another.
         for _ in 0..2 {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -4,6 +4,8 @@
 pub const REQUEST_ID: &str = "x-request-id";
 /// In: how long the client is willing to wait, in milliseconds. Between processes: what is left of it.
 pub const TIMEOUT_MS: &str = "x-meridian-timeout-ms";
+/// In: `interactive` or `bulk`, whether somebody waits for the answer.
+pub const LANE: &str = "x-meridian-lane";
 /// In: narrows where the request may go. Between processes: the whole policy that the request travels under.
 pub const RESIDENCY: &str = "x-meridian-residency";
 /// In, from trusted peers only: `lat,lon` of the client; used for choosing, never for law.
