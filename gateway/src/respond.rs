@@ -7,6 +7,7 @@ use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 use replica_core::wire::error::{ErrorBody, ErrorCode, Remedy};
 use replica_core::wire::headers;
+use std::time::Duration;
 
 use crate::listener::AfterAnswer;
 
@@ -18,27 +19,36 @@ pub(crate) struct Refusal {
     pub(crate) message: String,
     /// The field or header at fault.
     pub(crate) param: Option<&'static str>,
+    /// How long to wait, where that is known.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl Refusal {
     pub(crate) fn new(code: ErrorCode, message: impl Into<String>) -> Refusal {
-        Refusal { code, message: message.into(), param: None }
+        Refusal { code, message: message.into(), param: None, retry_after: None }
     }
 
     pub(crate) fn of(mut self, param: &'static str) -> Refusal {
         self.param = Some(param);
         self
     }
+
+    pub(crate) fn after(mut self, wait: Duration) -> Refusal {
+        self.retry_after = Some(wait);
+        self
+    }
 }
 
 /// How long to wait where waiting helps and nothing better is known: as long as a lost region is watched before it is
 /// given up, and once more.
-const RETRY_AFTER_SECS: u64 = 3;
+const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(3);
+/// `retry-after` knows whole seconds; OpenAI's clients read this one first.
+const RETRY_AFTER_MS: &str = "retry-after-ms";
 /// How much of a body that was refused is still read, so that the client gets to see the answer: a client that is
 /// still writing when the connection closes sees a reset instead.
 const DISCARD_MAX: usize = 128 << 20;
 /// How long that may take.
-const DISCARD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Answers with a refusal.
 pub(crate) async fn refuse(
@@ -50,7 +60,9 @@ pub(crate) async fn refuse(
     let mut head = head(refusal.code.status(), extra);
     put(&mut head, headers::ERROR, refusal.code.as_str());
     if refusal.code.remedy() == Remedy::Wait {
-        put(&mut head, RETRY_AFTER.as_str(), &RETRY_AFTER_SECS.to_string());
+        let wait = refusal.retry_after.unwrap_or(RETRY_AFTER_DEFAULT);
+        put(&mut head, RETRY_AFTER_MS, &wait.as_millis().max(1).to_string());
+        put(&mut head, RETRY_AFTER.as_str(), &wait.as_millis().div_ceil(1000).max(1).to_string());
     }
     let after = json(session, head, body.into()).await;
     if after == AfterAnswer::Reuse && !session.is_body_done() {

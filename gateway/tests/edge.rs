@@ -40,6 +40,11 @@ const JAPAN: &str = "oci/ap-tokyo-1";
 /// More than is read whole before it is passed on.
 const LARGE: usize = 3 << 20;
 
+/// One who may do everything, and one who may do little.
+const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\nname = 'narrow'\nkey_file = 'narrow'\n\
+                       deployments = ['anywhere']\nresidency = { allow = ['eu'] }\n\
+                       limits = { requests_per_second = 2, tokens_per_minute = 1000 }\n";
+
 struct Region {
     id: &'static str,
     script: watch::Sender<Script>,
@@ -168,9 +173,11 @@ impl Scene {
         let hub = hub(rows).await;
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("key"), "k").unwrap();
+        std::fs::write(dir.path().join("narrow"), "n").unwrap();
+        std::fs::write(dir.path().join("tenants.toml"), TENANTS).unwrap();
         let text = format!(
             "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\nsnapshot = 'routes'\n\
-             trusted_peers = ['{peer}']\n[[tenant]]\nname = 'test'\nkey_file = 'key'",
+             trusted_peers = ['{peer}']\ntenants = 'tenants.toml'",
             free_address().await
         );
         let config =
@@ -262,6 +269,52 @@ async fn check(america: Script, model: &str, status: u16, region: &str, attempts
     let seen = (answer.status().as_u16(), header("x-meridian-region"), header("x-meridian-attempts"));
     assert_eq!(seen, (status, region.to_owned(), attempts.to_owned()), "{america:?}, {model}");
     assert_eq!(scene.requests(), requests, "{america:?}, {model}");
+}
+
+#[tokio::test]
+async fn a_tenant_sees_its_deployments_its_regions_and_its_limits_and_no_others() {
+    let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let ask = async |model: &str, input: &str, headers: &[(&str, &str)]| {
+        let body = json!({"model": model, "input": input}).to_string();
+        let mut request = scene.client.post(&scene.url).bearer_auth("n").body(body);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.send().await.unwrap()
+    };
+    let header = |answer: &reqwest::Response, name: &str| {
+        answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
+    };
+    let models = scene.client.get(scene.url.replace("embeddings", "models")).bearer_auth("n").send().await;
+    let models: Value = models.unwrap().json().await.unwrap();
+    assert_eq!(models["data"].as_array().unwrap().len(), 1, "{models}");
+    assert_eq!(ask("locked", "x", &[]).await.status(), 404);
+    let elsewhere = ask("anywhere", "x", &[("x-meridian-residency", "us")]).await;
+    assert_eq!(elsewhere.status(), 403, "a header does not widen what a tenant may");
+    assert_eq!(scene.requests(), [0, 0, 0]);
+
+    let first = ask("anywhere", &"word ".repeat(400), &[]).await;
+    assert_eq!((first.status().as_u16(), header(&first, "x-meridian-region")), (200, EUROPE.to_owned()));
+    assert_eq!(header(&first, "x-ratelimit-limit-tokens"), "1000");
+    assert_eq!(
+        header(&first, "x-ratelimit-remaining-tokens"),
+        "500",
+        "what it had by estimate: four bytes a token"
+    );
+    let refused = ask("anywhere", &"word ".repeat(800), &[]).await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(header(&refused, "x-meridian-error"), "rate_limit_exceeded");
+    let wait_ms: u64 = header(&refused, "retry-after-ms").parse().unwrap();
+    assert!(
+        (25_000..=30_000).contains(&wait_ms),
+        "500 of 1000 tokens are missing, half a minute's: {wait_ms}"
+    );
+    let refused: Value = refused.json().await.unwrap();
+    assert!(refused["error"]["message"].as_str().unwrap().contains("1000 tokens a minute"), "{refused}");
+    assert_eq!(scene.requests(), [0, 1, 0]);
+    // Whoever has no limits is not told of any.
+    let free = scene.ask("anywhere", &[]).await.unwrap();
+    assert_eq!(header(&free, "x-ratelimit-limit-tokens"), "");
 }
 
 #[tokio::test]

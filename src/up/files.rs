@@ -117,17 +117,19 @@ impl Files {
     ) -> Result<Spec> {
         let key_file = self.dir.join("key");
         write_secret(&key_file, key).with_context(|| format!("{} cannot be written", key_file.display()))?;
+        let tenants = Document::new("Who may use a world on one machine.")
+            .line("[[tenant]]")
+            .text("name", "local")
+            .text("key_file", key_file.display());
         let document = Document::new("The gateway of a world on one machine.")
             .text("listen", listen)
             .text("operations", operations)
             .text("place", place)
             .text("hub", format!("http://{hub}"))
             .text("snapshot", self.dir.join("gateway-routes").display())
+            .text("tenants", self.write("tenants", tenants)?.display())
             .line("trusted_peers = [\"127.0.0.1\"]");
-        let document = Self::catalogue(document, plan)
-            .line("\n[[tenant]]")
-            .text("name", "local")
-            .text("key_file", key_file.display());
+        let document = Self::catalogue(document, plan);
         Ok(self.spec("gateway", None, 0, &self.write("gateway", document)?))
     }
 }

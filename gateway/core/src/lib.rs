@@ -3,9 +3,9 @@
 //! In the order in which a request meets them:
 //!
 //! 1. [`endpoint`] — method and path say what is asked for.
-//! 2. [`keys`] — who asks.
+//! 2. [`keys`] — who asks; [`tenant`] — what they may use and how much of it, kept by a [`bucket`] per limit.
 //! 3. [`ask`] — what the headers ask for: time, place, narrower law.
-//! 4. [`body`] — the `model` that the JSON body names, found without building a tree.
+//! 4. [`body`] — the `model` that the JSON body names and the work that it brings, read without building a tree.
 //! 5. [`health`] — what this gateway knows of each region, from reports and from its own attempts.
 //! 6. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
 //!    attempt can come to and [`budget`] what a second one costs.
@@ -16,12 +16,14 @@
 
 pub mod ask;
 pub mod body;
+pub mod bucket;
 pub mod budget;
 pub mod endpoint;
 pub mod health;
 pub mod keys;
 pub mod outcome;
 pub mod plan;
+pub mod tenant;
 pub mod timing;
 
 /// Some instant for tests to count from.

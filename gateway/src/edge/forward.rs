@@ -1,8 +1,9 @@
 //! A request at the edge, from its head to its answer.
 
+use super::allowances::{Allowances, Taken};
 use super::refusals::{
-    deadline_passed, in_words, no_model_named, no_table_yet, not_let_in, not_served, unknown_model,
-    unreadable_ask, unreadable_body,
+    deadline_passed, in_words, no_model_field, no_model_named, no_table_yet, not_let_in, not_served,
+    unknown_model, unreadable_ask, unreadable_body,
 };
 use super::table::Current;
 use super::view::{Lawful, View};
@@ -14,15 +15,16 @@ use crate::relay;
 use crate::respond::{self, Refusal};
 use crate::upstream::{Answer, Upstream};
 use gateway_core::ask::{Ask, Headers};
-use gateway_core::body::{self, BodyProblem};
+use gateway_core::body::{self, Reading};
 use gateway_core::endpoint::{Endpoint, ModelField, Target};
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
+use gateway_core::tenant::{Cost, Tenant};
 use gateway_core::timing::RegionTiming;
 use pingora::protocols::http::ServerSession;
 use rand::Rng;
 use regions::geography::GeoPoint;
-use regions::id::{DeploymentName, TenantId};
+use regions::id::DeploymentName;
 use regions::residency::ResidencyPolicy;
 use regions::selection::{self, Query, Selection};
 use regions::set::{RegionIndex, RegionSet};
@@ -42,6 +44,7 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 /// The door that clients come to.
 pub(super) struct Edge {
     pub(super) config: Arc<EdgeConfig>,
+    pub(super) allowances: Allowances,
     pub(super) views: watch::Receiver<Current>,
     pub(super) watch: Arc<Watch>,
     pub(super) upstream: Upstream,
@@ -54,8 +57,9 @@ struct Request {
     arrived: Instant,
     timeout: Duration,
     client: Option<GeoPoint>,
-    tenant: TenantId,
+    tenant: Arc<Tenant>,
     deployment: DeploymentName,
+    cost: Cost,
     /// The law it travels under: the deployment's, narrowed by its own header.
     residency: ResidencyPolicy,
     /// The regions that may see it. Nothing is sent to any other.
@@ -119,11 +123,12 @@ impl Edge {
         let tenant = self.config.keys.tenant(header(session, "authorization")).map_err(not_let_in)?.clone();
         let view = self.views.borrow().clone().ok_or_else(no_table_yet)?;
         match endpoint {
-            Endpoint::Models => Ok(models(session, &view, id).await),
+            Endpoint::Models => Ok(models(session, &view, &tenant, id).await),
             Endpoint::Computed(target) => {
                 let request = self.read(session, target, &view, id, tenant, arrived).await?;
+                let mut taken = self.allowances.take(&request.tenant, request.cost)?;
                 let answered = self.go(session, &request, &view, attempts).await?;
-                Ok(self.relay(session, &request, answered, *attempts).await)
+                Ok(self.relay(session, &request, &mut taken, answered, *attempts).await)
             }
         }
     }
@@ -135,7 +140,7 @@ impl Edge {
         target: Target<'_>,
         view: &View,
         id: &str,
-        tenant: TenantId,
+        tenant: Arc<Tenant>,
         arrived: Instant,
     ) -> Result<Request, NotForwarded> {
         let ask = self.ask(session)?;
@@ -143,13 +148,18 @@ impl Edge {
             NoBody::Refused(refusal) => NotForwarded::Refused(refusal),
             NoBody::ClientGone => NotForwarded::ClientGone,
         })?;
-        let Lawful { deployment, allowed, registered } = asked_for(target, &body, view)?;
-        let allowed = allowed.intersect(ask.residency.permitted(&self.config.catalogue));
-        let residency = deployment.residency.narrow(&ask.residency);
+        let reading = body_of(target, &body)?;
+        let cost = Cost { inputs: reading.inputs, tokens: reading.tokens };
+        let Lawful { deployment, allowed, registered } = asked_for(target, reading.model, view, &tenant)?;
+        let narrower = tenant.residency.narrow(&ask.residency);
+        let allowed = allowed.intersect(narrower.permitted(&self.config.catalogue));
+        let residency = deployment.residency.narrow(&narrower);
         if allowed.is_empty() {
             let message = format!(
-                "No region may serve '{}' under the residency '{residency}'; widen {} or leave it out.",
+                "No region may serve '{}' under the residency '{residency}', which is that of the deployment, of the \
+                 tenant '{}' and of {} together; widen the last or leave it out.",
                 deployment.name,
+                tenant.id,
                 headers::RESIDENCY
             );
             return Err(Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY).into());
@@ -161,6 +171,7 @@ impl Edge {
             client: ask.client,
             tenant,
             deployment: deployment.name.clone(),
+            cost,
             residency,
             allowed,
             registered: *registered,
@@ -298,6 +309,7 @@ impl Edge {
         &self,
         session: &mut ServerSession,
         request: &Request,
+        taken: &mut Taken<'_>,
         answered: Answered,
         attempts: u32,
     ) -> AfterAnswer {
@@ -307,15 +319,21 @@ impl Edge {
         let told = answer.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
         let timing =
             RegionTiming::parse(told.unwrap_or_default()).at_the_edge(request.arrived.elapsed(), waited);
+        if answer.head.status.is_success() {
+            let tokens = answer.head.headers.get(headers::TOKENS);
+            taken.used(tokens.and_then(|value| value.to_str().ok()?.parse().ok()));
+        }
         let attempts_text = attempts.to_string();
-        let extra = [
+        let left = self.allowances.headers(&request.tenant);
+        let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),
             (headers::REGION, region),
             (headers::ATTEMPTS, &attempts_text),
             (headers::SERVER_TIMING, &timing),
         ];
+        extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
         let after = relay::outward(session, answer, &self.upstream, &extra).await;
-        let (tenant, deployment) = (request.tenant.as_str(), request.deployment.as_str());
+        let (tenant, deployment) = (request.tenant.id.as_str(), request.deployment.as_str());
         let took_ms = request.arrived.elapsed().as_secs_f64() * 1e3;
         tracing::info!(id = request.id, tenant, deployment, region, status, attempts, took_ms, "served");
         after
@@ -343,24 +361,29 @@ impl Edge {
     }
 }
 
+/// What the body says; a request without one says nothing.
+fn body_of(target: Target<'_>, body: &Body) -> Result<Reading, Refusal> {
+    match target.model {
+        ModelField::Required | ModelField::Optional => body::read(&body.bytes).map_err(unreadable_body),
+        ModelField::Bodiless => Ok(Reading::default()),
+    }
+}
+
 /// The deployment that a request is for: the one that its path names, or its body, or, where its ecosystem has no name
-/// for one, the only one that there is.
-fn asked_for<'a>(target: Target<'_>, body: &Body, view: &'a View) -> Result<&'a Lawful, Refusal> {
-    let in_body = || match target.model {
-        ModelField::Required | ModelField::Optional => body::model(&body.bytes).map(Some),
-        ModelField::Bodiless => Ok(None),
-    };
-    let named = match target.deployment {
-        Some(name) => Some(name.to_owned()),
-        None => match (in_body(), target.model) {
-            (Err(BodyProblem::NoModel), ModelField::Optional) => None,
-            (Err(problem), _) => return Err(unreadable_body(problem)),
-            (Ok(named), _) => named,
-        },
-    };
-    match named {
-        Some(name) => view.deployment(&name).ok_or_else(|| unknown_model(&name, view)),
-        None => view.only_deployment().ok_or_else(|| no_model_named(target.path, view)),
+/// for one, the only one that its tenant may use.
+fn asked_for<'a>(
+    target: Target<'_>,
+    in_body: Option<String>,
+    view: &'a View,
+    tenant: &Tenant,
+) -> Result<&'a Lawful, Refusal> {
+    let named = target.deployment.map(str::to_owned).or(in_body);
+    match (named, target.model) {
+        (Some(name), _) => view.deployment(&name, tenant).ok_or_else(|| unknown_model(&name, view, tenant)),
+        (None, ModelField::Required) => Err(no_model_field()),
+        (None, ModelField::Optional | ModelField::Bodiless) => {
+            view.only_deployment(tenant).ok_or_else(|| no_model_named(target.path, view, tenant))
+        }
     }
 }
 
@@ -398,9 +421,9 @@ fn single<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&
     Ok(header(session, name))
 }
 
-async fn models(session: &mut ServerSession, view: &View, id: &str) -> AfterAnswer {
+async fn models(session: &mut ServerSession, view: &View, tenant: &Tenant, id: &str) -> AfterAnswer {
     let data: Vec<_> = view
-        .deployments()
+        .deployments_for(tenant)
         .map(|deployment| serde_json::json!({"id": deployment.name.as_str(), "object": "model", "created": 0, "owned_by": "meridian"}))
         .collect();
     let body = serde_json::json!({"object": "list", "data": data}).to_string();

@@ -7,9 +7,10 @@
 //!                     (what, where)           (how well)
 //! ```
 //!
-//! [`table`] follows the hub's route table and survives without the hub; [`reports`] hears the regions; [`watch`] holds
+//! [`allowances`] is what each tenant has left. [`table`] follows the hub's route table and survives without the hub; [`reports`] hears the regions; [`watch`] holds
 //! what is known of their health; [`forward`] serves a request from these two and waits for neither.
 
+mod allowances;
 mod forward;
 mod operations;
 mod refusals;
@@ -26,7 +27,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
 
@@ -75,8 +76,10 @@ pub async fn run(
     tasks.spawn(operations::serve(operations, config.clone(), views.subscribe(), watch.clone()));
 
     ready(listener.address());
+    let allowances = allowances::Allowances::new(&config.keys, Instant::now());
     let door = forward::Edge {
         config,
+        allowances,
         views: views.subscribe(),
         watch,
         upstream: Upstream::new(),

@@ -6,6 +6,7 @@ use gateway_core::ask::{AskProblem, TIMEOUT_MAX};
 use gateway_core::body::{self, BodyProblem};
 use gateway_core::endpoint::{Endpoint, NotServed};
 use gateway_core::keys::KeyProblem;
+use gateway_core::tenant::Tenant;
 use regions::selection::Ineligible;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
@@ -71,11 +72,6 @@ pub(super) fn unreadable_body(problem: BodyProblem) -> Refusal {
             ErrorCode::InvalidJson,
             format!("The body nests deeper than {} levels.", body::NESTING_MAX),
         ),
-        BodyProblem::NoModel => Refusal::new(
-            ErrorCode::MissingField,
-            "The field 'model' is missing; name one of those that GET /v1/models lists.",
-        )
-        .of("model"),
         BodyProblem::ModelNotText => {
             Refusal::new(ErrorCode::InvalidValue, "The field 'model' is not a string.").of("model")
         }
@@ -88,24 +84,35 @@ pub(super) fn unreadable_body(problem: BodyProblem) -> Refusal {
 /// How many names an unknown one is answered with.
 const NAMES_LISTED_MAX: usize = 20;
 
-pub(super) fn unknown_model(model: &str, view: &View) -> Refusal {
+pub(super) fn unknown_model(model: &str, view: &View, tenant: &Tenant) -> Refusal {
     let model: String = model.chars().take(100).collect();
-    let message = format!("The model '{model}' does not exist; there are: {}.", known_models(view));
+    let message = format!("The model '{model}' does not exist; there are: {}.", known_models(view, tenant));
     Refusal::new(ErrorCode::ModelNotFound, message).of("model")
 }
 
-pub(super) fn no_model_named(path: &str, view: &View) -> Refusal {
+pub(super) fn no_model_field() -> Refusal {
+    Refusal::new(
+        ErrorCode::MissingField,
+        "The field 'model' is missing; name one of those that GET /v1/models lists.",
+    )
+    .of("model")
+}
+
+pub(super) fn no_model_named(path: &str, view: &View, tenant: &Tenant) -> Refusal {
     let message = format!(
         "The request does not say which model; ask at /deployments/NAME{path} or add the field 'model'. There are: {}.",
-        known_models(view)
+        known_models(view, tenant)
     );
     Refusal::new(ErrorCode::MissingField, message).of("model")
 }
 
-fn known_models(view: &View) -> String {
-    let mut known: Vec<_> =
-        view.deployments().take(NAMES_LISTED_MAX).map(|deployment| deployment.name.as_str()).collect();
-    if view.deployments().count() > NAMES_LISTED_MAX {
+fn known_models(view: &View, tenant: &Tenant) -> String {
+    let mut known: Vec<_> = view
+        .deployments_for(tenant)
+        .take(NAMES_LISTED_MAX)
+        .map(|deployment| deployment.name.as_str())
+        .collect();
+    if view.deployments_for(tenant).count() > NAMES_LISTED_MAX {
         known.push("… (GET /v1/models lists all)");
     }
     known.join(", ")

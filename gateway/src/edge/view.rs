@@ -1,5 +1,6 @@
 //! The route table as requests need it: names resolved, law worked out, once per table instead of once per request.
 
+use gateway_core::tenant::Tenant;
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::id::DeploymentName;
@@ -26,6 +27,12 @@ pub(crate) struct Lawful {
     pub(crate) registered: RegionSet,
 }
 
+impl Lawful {
+    fn is_for(&self, tenant: &Tenant) -> bool {
+        tenant.may_use(&self.deployment.name)
+    }
+}
+
 impl View {
     /// Works out `table`. A region that the catalogue does not know is left out: without its jurisdictions nothing could
     /// lawfully be sent there.
@@ -49,16 +56,23 @@ impl View {
         View { generation: table.generation, routed: table.routed(catalogue), regions, deployments }
     }
 
-    pub(crate) fn deployment(&self, name: &str) -> Option<&Lawful> {
-        self.deployments.get(&name.parse::<DeploymentName>().ok()?)
+    /// The deployment of this name, if there is one for this tenant.
+    pub(crate) fn deployment(&self, name: &str, tenant: &Tenant) -> Option<&Lawful> {
+        self.deployments.get(&name.parse::<DeploymentName>().ok()?).filter(|lawful| lawful.is_for(tenant))
     }
 
-    /// The deployment, if there is one and no other.
-    pub(crate) fn only_deployment(&self) -> Option<&Lawful> {
-        let mut deployments = self.deployments.values();
-        deployments.next().filter(|_| deployments.next().is_none())
+    /// The deployment that this tenant may use, if there is one and no other.
+    pub(crate) fn only_deployment(&self, tenant: &Tenant) -> Option<&Lawful> {
+        let mut usable = self.deployments.values().filter(|lawful| lawful.is_for(tenant));
+        usable.next().filter(|_| usable.next().is_none())
     }
 
+    /// Those that this tenant may use.
+    pub(crate) fn deployments_for(&self, tenant: &Tenant) -> impl Iterator<Item = &Deployment> {
+        self.deployments.values().filter(|lawful| lawful.is_for(tenant)).map(|lawful| &lawful.deployment)
+    }
+
+    /// All of them; for operators.
     pub(crate) fn deployments(&self) -> impl Iterator<Item = &Deployment> {
         self.deployments.values().map(|lawful| &lawful.deployment)
     }

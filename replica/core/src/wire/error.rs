@@ -98,6 +98,8 @@ error_codes! {
     BodyTimeout = "body_timeout", 408, Caller, Nothing;
     /// No API key, or one that is not known here.
     InvalidApiKey = "invalid_api_key", 401, Quota, Nothing;
+    /// The caller has used up what it may use; `retry-after` says when there is more.
+    RateLimited = "rate_limit_exceeded", 429, Quota, Wait;
     /// No deployment of this name exists; the message lists those that do.
     ModelNotFound = "model_not_found", 404, Caller, Nothing;
     /// No such path.
@@ -136,9 +138,9 @@ impl ErrorCode {
     pub fn openai_type(self) -> &'static str {
         match self.fault() {
             Fault::Caller => "invalid_request_error",
+            Fault::Quota | Fault::Capacity if self.status() == 429 => "rate_limit_exceeded",
             Fault::Quota => "authentication_error",
             Fault::Policy => "permission_error",
-            Fault::Capacity if self.status() == 429 => "rate_limit_exceeded",
             Fault::Capacity => "service_unavailable",
             Fault::Replica | Fault::Network => "server_error",
         }

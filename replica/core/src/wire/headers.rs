@@ -20,5 +20,7 @@ pub const ERROR: &str = "x-meridian-error";
 pub const DEPLOYMENT: &str = "x-meridian-deployment";
 /// Between processes: which attempt at the request this is, from 1.
 pub const ATTEMPT: &str = "x-meridian-attempt";
+/// Out: tokens that were computed, by which limits are settled.
+pub const TOKENS: &str = "x-meridian-tokens";
 /// Out: where the time went (W3C Server Timing).
 pub const SERVER_TIMING: &str = "server-timing";

@@ -1,4 +1,4 @@
-//! Finds `model` in a JSON body without parsing the inputs.
+//! Reads from a JSON body what the edge decides on, without parsing the inputs: `model`, and how much work there is.
 //!
 //! The edge must know the deployment before it may send a single byte on, and must not pay for the inputs, which are
 //! nearly all of the body. So one pass walks the bytes: inside strings it looks for nothing but the closing quote,
@@ -9,6 +9,15 @@
 //! RFC 8259: a bad number or escape inside an input passes here and is refused by the replica, which parses in full.
 //! It never reports a `model` that a full parser would not: a name that appears twice is refused, because two readers
 //! may then disagree on which one is meant, and the law of a request hangs on it.
+//!
+//! What it says of the work is an estimate for limits, made before anybody has tokenized. Inputs are the elements of the
+//! longest list that stands in the top-level object or in an object there, which is where each API has its inputs
+//! (`input`, `inputs`, `texts`, `documents`, `inputs.sentences`). Tokens are a fourth of the bytes of text, and every
+//! number in a list.
+
+mod walk;
+
+use walk::Walk;
 
 /// How deep a body may nest. An embeddings request needs three levels; a bound keeps the bit stack in one word.
 pub const NESTING_MAX: u32 = 64;
@@ -25,24 +34,36 @@ pub enum BodyProblem {
     },
     /// Nested deeper than [`NESTING_MAX`].
     TooDeep,
-    /// The top-level object has no `model`.
-    NoModel,
     /// `model` is there and is not a string.
     ModelNotText,
     /// `model` is there more than once.
     ModelTwice,
 }
 
-/// The top-level `model` of the JSON object in `body`.
-pub fn model(body: &[u8]) -> Result<String, BodyProblem> {
-    let mut walk = Walk { body, at: 0 };
+/// What a body says before it is parsed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// The top-level `model`.
+    pub model: Option<String>,
+    /// Texts, or lists of token ids.
+    pub inputs: u64,
+    /// Tokens of all of them together, roughly.
+    pub tokens: u64,
+}
+
+/// Bytes of text a token, roughly; less for languages of long words, more for those without Latin letters.
+const BYTES_PER_TOKEN: u64 = 4;
+
+/// Reads the JSON object in `body`.
+pub fn read(body: &[u8]) -> Result<Reading, BodyProblem> {
+    let mut walk = Walk::new(body);
     walk.space();
     walk.take(b'{', "an object")?;
-    let mut found = None;
+    let mut model = None;
     walk.space();
     if walk.peek() == Some(b'}') {
-        walk.at += 1;
-        return walk.end(found);
+        walk.next();
+        return end(walk, model);
     }
     loop {
         walk.space();
@@ -51,163 +72,47 @@ pub fn model(body: &[u8]) -> Result<String, BodyProblem> {
         walk.take(b':', "':' after a key")?;
         walk.space();
         if is_model(key) {
-            if found.is_some() {
+            if model.is_some() {
                 return Err(BodyProblem::ModelTwice);
             }
             if walk.peek() != Some(b'"') {
                 walk.value()?;
                 return Err(BodyProblem::ModelNotText);
             }
-            let start = walk.at;
-            walk.string("a string")?;
-            found = Some(&body[start..walk.at]);
+            model = Some(walk.string("a string")?);
         } else {
             walk.value()?;
         }
         walk.space();
         match walk.next() {
             Some(b',') => {}
-            Some(b'}') => return walk.end(found),
+            Some(b'}') => return end(walk, model),
             _ => return Err(walk.wanted_before("',' or '}'")),
         }
     }
 }
 
+/// Nothing but space may follow the object.
+fn end(mut walk: Walk<'_>, model: Option<&[u8]>) -> Result<Reading, BodyProblem> {
+    walk.space();
+    if walk.peek().is_some() {
+        return Err(walk.wanted("the end of the body"));
+    }
+    let readable =
+        |raw| unescape(raw).ok_or(BodyProblem::NotJson { at: 0, expected: "a readable string as 'model'" });
+    let inputs = walk.longest_list.max(1);
+    let tokens = (walk.text_bytes / BYTES_PER_TOKEN).saturating_add(walk.numbers).max(inputs);
+    Ok(Reading { model: model.map(readable).transpose()?, inputs, tokens })
+}
+
 /// Whether the raw key between the quotes spells `model`, escapes included.
 fn is_model(raw: &[u8]) -> bool {
-    if raw == b"model" {
-        return true;
-    }
-    raw.contains(&b'\\') && unescape_quoted(&[b"\"", raw, b"\""].concat()).is_some_and(|key| key == "model")
+    raw == b"model" || raw.contains(&b'\\') && unescape(raw).is_some_and(|key| key == "model")
 }
 
-/// The text of a JSON string that still has its quotes.
-fn unescape_quoted(quoted: &[u8]) -> Option<String> {
-    serde_json::from_slice(quoted).ok()
-}
-
-struct Walk<'a> {
-    body: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Walk<'a> {
-    fn peek(&self) -> Option<u8> {
-        self.body.get(self.at).copied()
-    }
-
-    fn next(&mut self) -> Option<u8> {
-        let byte = self.peek()?;
-        self.at += 1;
-        Some(byte)
-    }
-
-    fn space(&mut self) {
-        while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
-            self.at += 1;
-        }
-    }
-
-    fn wanted(&self, expected: &'static str) -> BodyProblem {
-        BodyProblem::NotJson { at: self.at, expected }
-    }
-
-    /// As [`Walk::wanted`], about the byte that was taken last.
-    fn wanted_before(&self, expected: &'static str) -> BodyProblem {
-        BodyProblem::NotJson { at: self.at.saturating_sub(1), expected }
-    }
-
-    fn take(&mut self, byte: u8, expected: &'static str) -> Result<(), BodyProblem> {
-        if self.peek() != Some(byte) {
-            return Err(self.wanted(expected));
-        }
-        self.at += 1;
-        Ok(())
-    }
-
-    /// Walks over a string and returns what stands between its quotes.
-    fn string(&mut self, expected: &'static str) -> Result<&'a [u8], BodyProblem> {
-        self.take(b'"', expected)?;
-        let start = self.at;
-        loop {
-            let rest = &self.body[self.at..];
-            let stop = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'));
-            let Some(stop) = stop else {
-                return Err(BodyProblem::NotJson { at: self.body.len(), expected: "'\"'" });
-            };
-            self.at += stop + 1;
-            if rest[stop] == b'"' {
-                return Ok(&self.body[start..self.at - 1]);
-            }
-            if self.next().is_none() {
-                return Err(self.wanted("an escaped character"));
-            }
-        }
-    }
-
-    /// Walks over any value.
-    fn value(&mut self) -> Result<(), BodyProblem> {
-        match self.peek() {
-            Some(b'"') => self.string("a string").map(|_| ()),
-            Some(b'{' | b'[') => self.nested(),
-            _ => self.bare(),
-        }
-    }
-
-    /// Walks over a number, `true`, `false` or `null`.
-    fn bare(&mut self) -> Result<(), BodyProblem> {
-        let start = self.at;
-        while matches!(self.peek(), Some(b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'+' | b'-' | b'.')) {
-            self.at += 1;
-        }
-        if self.at == start { Err(self.wanted("a value")) } else { Ok(()) }
-    }
-
-    /// Walks over an object or an array, its contents included.
-    fn nested(&mut self) -> Result<(), BodyProblem> {
-        let mut open: u64 = 0; // one bit a level: 1 = object
-        let mut depth: u32 = 1; // the top-level object is open around us
-        loop {
-            match self.peek() {
-                Some(opening @ (b'{' | b'[')) => {
-                    if depth == NESTING_MAX {
-                        return Err(BodyProblem::TooDeep);
-                    }
-                    open = open << 1 | u64::from(opening == b'{');
-                    depth += 1;
-                    self.at += 1;
-                }
-                Some(closing @ (b'}' | b']')) => {
-                    if open & 1 != u64::from(closing == b'}') {
-                        return Err(self.wanted("the bracket that closes the open one"));
-                    }
-                    open >>= 1;
-                    depth -= 1;
-                    self.at += 1;
-                    if depth == 1 {
-                        return Ok(());
-                    }
-                }
-                Some(b'"') => {
-                    self.string("a string")?;
-                }
-                Some(b',' | b':' | b' ' | b'\t' | b'\n' | b'\r') => self.at += 1,
-                Some(_) => self.bare()?,
-                None => return Err(self.wanted("']' or '}'")),
-            }
-        }
-    }
-
-    /// Nothing but space may follow the object; then the quoted value, read.
-    fn end(mut self, found: Option<&[u8]>) -> Result<String, BodyProblem> {
-        self.space();
-        if self.at < self.body.len() {
-            return Err(self.wanted("the end of the body"));
-        }
-        let quoted = found.ok_or(BodyProblem::NoModel)?;
-        unescape_quoted(quoted)
-            .ok_or(BodyProblem::NotJson { at: 0, expected: "a readable string as 'model'" })
-    }
+/// The text of a JSON string, from between its quotes.
+fn unescape(raw: &[u8]) -> Option<String> {
+    serde_json::from_slice(&[b"\"", raw, b"\""].concat()).ok()
 }
 
 #[cfg(test)]
@@ -215,8 +120,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn model(body: &[u8]) -> Result<Option<String>, BodyProblem> {
+        read(body).map(|reading| reading.model)
+    }
+
     fn check(body: &str, expected: Result<&str, BodyProblem>) {
-        assert_eq!(model(body.as_bytes()), expected.map(str::to_owned), "{body}");
+        assert_eq!(model(body.as_bytes()), expected.map(|name| Some(name.to_owned())), "{body}");
+    }
+
+    fn check_no_model(body: &str) {
+        assert_eq!(model(body.as_bytes()), Ok(None), "{body}");
     }
 
     #[test]
@@ -233,7 +146,7 @@ mod tests {
         check(r#"{"model":"\u0061\"b"}"#, Ok("a\"b"));
         check(r#"{"input":"\"model\":\"forged\"","model":"true"}"#, Ok("true"));
         check(r#"{"input":"\\","model":"a"}"#, Ok("a"));
-        check(r#"{"input":{"model":"nested"}}"#, Err(BodyProblem::NoModel));
+        check_no_model(r#"{"input":{"model":"nested"}}"#);
         check(r#"{"input":[{"model":"nested"}],"model":"a"}"#, Ok("a"));
     }
 
@@ -243,7 +156,7 @@ mod tests {
         check(r#"{"model":"a","mod\u0065l":"b"}"#, Err(BodyProblem::ModelTwice));
         check(r#"{"model":7}"#, Err(BodyProblem::ModelNotText));
         check(r#"{"model":["a"]}"#, Err(BodyProblem::ModelNotText));
-        check(r#"{}"#, Err(BodyProblem::NoModel));
+        check_no_model("{}");
     }
 
     #[test]
@@ -270,6 +183,24 @@ mod tests {
         check(&nested(10_000), Err(BodyProblem::TooDeep));
     }
 
+    #[test]
+    fn the_work_is_estimated_where_each_api_has_its_inputs() {
+        let check = |body: &str, inputs: u64, tokens: u64| {
+            let reading = read(body.as_bytes()).unwrap();
+            assert_eq!((reading.inputs, reading.tokens), (inputs, tokens), "{body}");
+        };
+        check(r#"{"model":"a name that is long and no text","input":"eight by"}"#, 1, 2);
+        check(r#"{"input":["four","four","eight by"],"user":null}"#, 3, 4);
+        check(r#"{"input":[1,2,3]}"#, 1, 3);
+        check(r#"{"input":[[1,2],[3]]}"#, 2, 3);
+        check(r#"{"inputs":{"source_sentence":"four","sentences":["four","four","four"]}}"#, 3, 4);
+        check(r#"{"inputs":[["four","four"]]}"#, 1, 2);
+        check(r#"{"query":"four","documents":[{"text":"four"},{"text":"eight by","title":"four"}]}"#, 2, 5);
+        check(r#"{"input":["",""]}"#, 2, 2);
+        check(r#"{"input":[]}"#, 1, 1);
+        check("{}", 1, 1);
+    }
+
     fn json() -> impl Strategy<Value = serde_json::Value> {
         let leaf = prop_oneof![
             Just(serde_json::Value::Null),
@@ -294,7 +225,13 @@ mod tests {
         ) {
             fields.insert("model".into(), name.clone().into());
             let body = serde_json::to_vec(&fields).expect("a map serialises");
-            prop_assert_eq!(model(&body), Ok(name));
+            prop_assert_eq!(model(&body), Ok(Some(name)));
+        }
+
+        #[test]
+        fn as_many_inputs_are_counted_as_the_full_parser_finds(texts in prop::collection::vec(".*", 0..20)) {
+            let body = serde_json::to_vec(&serde_json::json!({"x": 1, "input": texts, "y": ["z"]})).expect("JSON");
+            prop_assert_eq!(read(&body).map(|reading| reading.inputs), Ok(texts.len().max(1) as u64));
         }
 
         #[test]
@@ -302,7 +239,7 @@ mod tests {
             if let Ok(parsed) = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&bytes)
                 && let Ok(name) = model(&bytes)
             {
-                prop_assert_eq!(parsed.get("model").and_then(|value| value.as_str()), Some(name.as_str()));
+                prop_assert_eq!(parsed.get("model").and_then(|value| value.as_str()), name.as_deref());
             }
         }
     }

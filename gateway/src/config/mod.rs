@@ -1,9 +1,12 @@
 //! `gateway.toml`, read once: what a person writes becomes what the edge can rely on, or a list of everything wrong.
+//! Who may come in stands in a file of its own, which changes more often: `tenants`.
+
+mod tenants;
 
 use gateway_core::keys::KeyRing;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
-use regions::id::{RegionId, TenantId};
+use regions::id::RegionId;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -22,16 +25,7 @@ struct RawConfig {
     #[serde(default)]
     trusted_peers: Vec<String>,
     catalogue: Option<PathBuf>,
-    #[serde(default)]
-    tenant: Vec<RawTenant>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawTenant {
-    name: String,
-    key_file: Option<PathBuf>,
-    key_env: Option<String>,
+    tenants: PathBuf,
 }
 
 /// What an edge gateway needs to know.
@@ -70,7 +64,7 @@ impl EdgeConfig {
         environment: &BTreeMap<String, String>,
     ) -> Result<EdgeConfig, Vec<String>> {
         let raw: RawConfig = toml::from_str(text).map_err(|error| vec![error.to_string()])?;
-        let RawConfig { listen, operations, place, hub, snapshot, trusted_peers, catalogue, tenant } = raw;
+        let RawConfig { listen, operations, place, hub, snapshot, trusted_peers, catalogue, tenants } = raw;
         let mut problems = Vec::new();
         let catalogue = read_catalogue(catalogue.map(|path| base.join(path)), &mut problems);
         let listen = address("listen", &listen, &mut problems);
@@ -81,7 +75,7 @@ impl EdgeConfig {
         }
         let trusted_peers =
             trusted_peers.iter().filter_map(|peer| ip("trusted_peers", peer, &mut problems)).collect();
-        let keys = read_keys(tenant, base, environment, &mut problems);
+        let keys = read_tenants(&base.join(tenants), environment, &mut problems);
         match (listen, operations, place, catalogue) {
             (Some(listen), Some(operations), Some((place, point)), Some(catalogue))
                 if problems.is_empty() =>
@@ -148,51 +142,20 @@ fn find_place(
     known
 }
 
-fn read_keys(
-    tenants: Vec<RawTenant>,
-    base: &Path,
-    environment: &BTreeMap<String, String>,
-    problems: &mut Vec<String>,
-) -> KeyRing {
-    let mut keys = KeyRing::default();
-    for RawTenant { name, key_file, key_env } in tenants {
-        let Ok(tenant) = name.parse::<TenantId>() else {
-            problems
-                .push(format!("tenant name = \"{name}\" may have letters, digits, '.', '_' and '-' only"));
-            continue;
-        };
-        match read_key(&name, key_file.map(|path| base.join(path)), key_env, environment) {
-            Ok(key) if !keys.add(&key, tenant) => {
-                problems.push(format!("tenant \"{name}\" has the key of another tenant; give each its own"));
-            }
-            Ok(_) => {}
-            Err(problem) => problems.push(problem),
+fn read_tenants(path: &Path, environment: &BTreeMap<String, String>, problems: &mut Vec<String>) -> KeyRing {
+    let mut found = Vec::new();
+    let keys = match std::fs::read_to_string(path) {
+        Ok(text) => {
+            let base = path.parent().unwrap_or(Path::new(""));
+            tenants::read(&text, base, environment, &mut found)
         }
-    }
-    if keys.is_empty() && problems.is_empty() {
-        problems.push("no [[tenant]] has a key: nobody could use this gateway; add one".to_owned());
-    }
-    keys
-}
-
-/// Secrets come from a file or from the environment, never from the TOML.
-fn read_key(
-    tenant: &str,
-    file: Option<PathBuf>,
-    variable: Option<String>,
-    environment: &BTreeMap<String, String>,
-) -> Result<String, String> {
-    let key = match (file, variable) {
-        (Some(path), None) => std::fs::read_to_string(&path).map_err(|error| {
-            format!("tenant \"{tenant}\": key_file = \"{}\" cannot be read: {error}", path.display())
-        })?,
-        (None, Some(variable)) => environment.get(&variable).cloned().ok_or_else(|| {
-            format!("tenant \"{tenant}\": key_env = \"{variable}\" is not set in the environment")
-        })?,
-        _ => return Err(format!("tenant \"{tenant}\" needs one of key_file and key_env")),
+        Err(error) => {
+            problems.push(format!("tenants = \"{}\" cannot be read: {error}", path.display()));
+            KeyRing::default()
+        }
     };
-    let key = key.trim();
-    if key.is_empty() { Err(format!("tenant \"{tenant}\": the key is empty")) } else { Ok(key.to_owned()) }
+    problems.extend(found.into_iter().map(|problem| format!("{}: {problem}", path.display())));
+    keys
 }
 
 #[cfg(test)]
@@ -200,22 +163,20 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<EdgeConfig, Vec<String>> {
-        let environment = [("DOCS_KEY".to_owned(), "s3cret".to_owned())].into();
-        EdgeConfig::parse(text, Path::new("/nowhere"), &environment)
+        let environment = [("MERIDIAN_KEY".to_owned(), "s3cret".to_owned())].into();
+        EdgeConfig::parse(text, Path::new("../configs"), &environment)
     }
 
     #[test]
     fn the_example_that_people_edit_is_a_valid_configuration() {
-        let text = include_str!("../../configs/gateway.toml");
-        let environment = [("MERIDIAN_KEY".to_owned(), "s3cret".to_owned())].into();
-        let config =
-            EdgeConfig::parse(text, Path::new("."), &environment).map_err(|problems| problems.join("\n"));
+        let config = parse(include_str!("../../../configs/gateway.toml"));
+        let config = config.map_err(|problems| problems.join("\n"));
         assert_eq!(config.map(|config| config.place.to_string()), Ok("aws/us-east-1".to_owned()));
     }
 
     #[test]
     fn a_key_that_nobody_knows_is_refused_by_name() {
-        let text = include_str!("../../configs/gateway.toml").replace("snapshot =", "snapshott =");
+        let text = include_str!("../../../configs/gateway.toml").replace("snapshot =", "snapshott =");
         let problems = parse(&text).err().expect("a wrong key").join("\n");
         assert!(problems.contains("snapshott"), "{problems}");
     }
@@ -230,23 +191,14 @@ mod tests {
             hub = "hub.internal"
             snapshot = "routes"
             trusted_peers = ["nobody"]
-            [[tenant]]
-            name = "docs team"
-            key_env = "DOCS_KEY"
-            [[tenant]]
-            name = "docs"
-            key_env = "NOT_SET"
-            [[tenant]]
-            name = "bare"
+            tenants = "nobody.toml"
             "#,
         )
         .err()
         .expect("many problems");
-        for wanted in
-            ["listen", "operations", "place", "hub", "trusted_peers", "docs team", "NOT_SET", "key_file"]
-        {
+        for wanted in ["listen", "operations", "place", "hub", "trusted_peers", "nobody.toml"] {
             assert!(problems.iter().any(|problem| problem.contains(wanted)), "{wanted} in {problems:#?}");
         }
-        assert_eq!(problems.len(), 8, "{problems:#?}");
+        assert_eq!(problems.len(), 6, "{problems:#?}");
     }
 }

@@ -1,0 +1,206 @@
+//! `tenants.toml`: who may come in, what they may use, and how much.
+
+use gateway_core::keys::KeyRing;
+use gateway_core::tenant::{Limits, Tenant};
+use regions::id::{DeploymentName, TenantId};
+use regions::residency::ResidencyPolicy;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTenants {
+    #[serde(default)]
+    tenant: Vec<RawTenant>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTenant {
+    name: String,
+    key_file: Option<PathBuf>,
+    key_env: Option<String>,
+    deployments: Option<Vec<String>>,
+    residency: Option<RawResidency>,
+    #[serde(default)]
+    limits: RawLimits,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawResidency {
+    allow: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawLimits {
+    requests_per_second: Option<i64>,
+    inputs_per_second: Option<i64>,
+    tokens_per_minute: Option<i64>,
+}
+
+/// Reads the tenants of `text`. Relative paths are taken from `base`.
+pub(super) fn read(
+    text: &str,
+    base: &Path,
+    environment: &BTreeMap<String, String>,
+    problems: &mut Vec<String>,
+) -> KeyRing {
+    let mut ring = KeyRing::default();
+    let RawTenants { tenant: tenants } = match toml::from_str(text) {
+        Ok(raw) => raw,
+        Err(error) => {
+            problems.push(error.to_string());
+            return ring;
+        }
+    };
+    let mut names = BTreeSet::new();
+    let before = problems.len();
+    for raw in tenants {
+        let name = raw.name.clone();
+        let mut found = Vec::new();
+        let keys = read_keys(raw.key_file.as_deref(), raw.key_env.as_deref(), base, environment);
+        let keys = keys.map_err(|problem| found.push(problem)).unwrap_or_default();
+        if let Some(tenant) = read_tenant(raw, &mut found) {
+            if !names.insert(tenant.id.clone()) {
+                found.push("it is there twice; keep one entry".to_owned());
+            }
+            let tenant = Arc::new(tenant);
+            if !keys.iter().all(|key| ring.add(key, &tenant)) {
+                found.push("it has the key of another tenant; give each its own".to_owned());
+            }
+        }
+        problems.extend(found.into_iter().map(|problem| format!("tenant \"{name}\": {problem}")));
+    }
+    if ring.is_empty() && problems.len() == before {
+        problems.push("no [[tenant]] has a key: nobody could use this gateway; add one".to_owned());
+    }
+    ring
+}
+
+fn read_tenant(raw: RawTenant, problems: &mut Vec<String>) -> Option<Tenant> {
+    let RawTenant { name, key_file: _, key_env: _, deployments, residency, limits } = raw;
+    let id = name.parse::<TenantId>().map_err(|_| {
+        problems.push("a name may have letters, digits, '.', '_' and '-' only".to_owned());
+    });
+    let deployments = deployments.map(|names| {
+        let parse = |name: &String| {
+            name.parse::<DeploymentName>()
+                .map_err(|error| problems.push(format!("deployments has \"{name}\": {error}")))
+                .ok()
+        };
+        names.iter().filter_map(parse).collect()
+    });
+    let residency = match residency {
+        None => ResidencyPolicy::Anywhere,
+        Some(RawResidency { allow }) => allow.join(",").parse().unwrap_or_else(|error| {
+            problems.push(format!("residency.allow = {allow:?}: {error}"));
+            ResidencyPolicy::Anywhere
+        }),
+    };
+    let RawLimits { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
+    let mut limit = |key: &str, given: Option<i64>| {
+        let given = given?;
+        let limit = u64::try_from(given).ok().and_then(NonZeroU64::new);
+        if limit.is_none() {
+            problems.push(format!("limits.{key} = {given}; give 1 or more, or leave it out for no limit"));
+        }
+        limit
+    };
+    let limits = Limits {
+        requests_per_second: limit("requests_per_second", requests_per_second),
+        inputs_per_second: limit("inputs_per_second", inputs_per_second),
+        tokens_per_minute: limit("tokens_per_minute", tokens_per_minute),
+    };
+    Some(Tenant { id: id.ok()?, deployments, residency, limits })
+}
+
+/// Secrets come from a file, one a line, or from the environment, never from the TOML.
+fn read_keys(
+    file: Option<&Path>,
+    variable: Option<&str>,
+    base: &Path,
+    environment: &BTreeMap<String, String>,
+) -> Result<Vec<String>, String> {
+    let text = match (file, variable) {
+        (Some(path), None) => std::fs::read_to_string(base.join(path))
+            .map_err(|error| format!("key_file = \"{}\" cannot be read: {error}", path.display()))?,
+        (None, Some(variable)) => environment
+            .get(variable)
+            .cloned()
+            .ok_or_else(|| format!("key_env = \"{variable}\" is not set in the environment"))?,
+        (None, None) | (Some(_), Some(_)) => return Err("it needs one of key_file and key_env".to_owned()),
+    };
+    let keys: Vec<String> =
+        text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
+    if keys.is_empty() { Err("the key is empty".to_owned()) } else { Ok(keys) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<KeyRing, Vec<String>> {
+        let environment = [("DOCS_KEY", "s3cret"), ("TWO_KEYS", "old\nnew\n"), ("EMPTY", " ")];
+        let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let mut problems = Vec::new();
+        let ring = read(text, Path::new("/nowhere"), &environment, &mut problems);
+        if problems.is_empty() { Ok(ring) } else { Err(problems) }
+    }
+
+    #[test]
+    fn the_example_that_people_edit_is_valid_with_and_without_what_it_shows() {
+        let text = include_str!("../../../configs/tenants.toml").replace("MERIDIAN_KEY", "DOCS_KEY");
+        let plain = parse(&text).expect("as it stands");
+        assert_eq!(plain.tenants().map(|tenant| tenant.limits).collect::<Vec<_>>(), [Limits::default()]);
+        let shown = text.replace("# deployments", "deployments").replace("# residency", "residency");
+        let shown = parse(&shown.replace("# limits", "limits")).expect("with everything that it shows");
+        let tenant = shown.tenants().next().expect("one");
+        assert_eq!(tenant.residency.to_string(), "eu");
+        assert_eq!(tenant.limits.tokens_per_minute, NonZeroU64::new(2_000_000));
+        assert!(tenant.may_use(&"minilm".parse().unwrap()) && !tenant.may_use(&"other".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_tenant_may_have_two_keys_while_it_changes_them() {
+        let ring = parse("[[tenant]]\nname = \"a\"\nkey_env = \"TWO_KEYS\"").expect("two keys");
+        for key in ["Bearer old", "Bearer new"] {
+            assert_eq!(ring.tenant(Some(key.as_bytes())).expect(key).id.as_str(), "a");
+        }
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once_with_the_tenant_that_they_are_about() {
+        let problems = parse(
+            "[[tenant]]\nname = \"docs team\"\nkey_env = \"DOCS_KEY\"\n\
+             [[tenant]]\nname = \"docs\"\nkey_env = \"NOT_SET\"\nresidency = { allow = [] }\n\
+             [[tenant]]\nname = \"bare\"\ndeployments = [\"a b\"]\nlimits = { inputs_per_second = 0 }\n\
+             [[tenant]]\nname = \"bare\"\nkey_env = \"EMPTY\"\n\
+             [[tenant]]\nname = \"one\"\nkey_env = \"DOCS_KEY\"\n[[tenant]]\nname = \"two\"\nkey_env = \"DOCS_KEY\"",
+        );
+        let problems = problems.err().expect("many problems");
+        for (tenant, word) in [
+            ("docs team", "letters"),
+            ("docs", "NOT_SET"),
+            ("docs", "residency.allow"),
+            ("bare", "key_file and key_env"),
+            ("bare", "a b"),
+            ("bare", "inputs_per_second = 0"),
+            ("bare", "empty"),
+            ("bare", "twice"),
+            ("two", "another tenant"),
+        ] {
+            let about = format!("tenant \"{tenant}\": ");
+            assert!(
+                problems.iter().any(|problem| problem.starts_with(&about) && problem.contains(word)),
+                "{word} of {tenant} in {problems:#?}"
+            );
+        }
+        assert_eq!(problems.len(), 9, "{problems:#?}");
+        assert_eq!(parse("").err().expect("nobody").len(), 1);
+    }
+}

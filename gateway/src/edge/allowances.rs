@@ -1,0 +1,120 @@
+//! What each tenant has left, shared by all requests, and how clients are told.
+//!
+//! A request takes its estimate when it is let in, and gives back what it did not use when it ends, however it ends: the
+//! [`Taken`] does that when it is dropped. The headers are OpenAI's, which its clients and many others read.
+
+use crate::respond::Refusal;
+use gateway_core::keys::KeyRing;
+use gateway_core::tenant::{Allowance, Cost, Exceeded, Left, Limited, Tenant};
+use regions::id::TenantId;
+use replica_core::wire::error::ErrorCode;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// A header's name and its value.
+pub(super) type Header = (&'static str, String);
+
+/// Every tenant's allowance.
+pub(crate) struct Allowances(BTreeMap<TenantId, Mutex<Allowance>>);
+
+/// What a request has taken.
+pub(super) struct Taken<'a> {
+    allowance: &'a Mutex<Allowance>,
+    estimate: u64,
+    /// Tokens that are not given back.
+    used: u64,
+}
+
+impl Allowances {
+    pub(crate) fn new(keys: &KeyRing, now: Instant) -> Allowances {
+        let allowance = |tenant: &Tenant| Mutex::new(Allowance::new(&tenant.limits, now));
+        Allowances(keys.tenants().map(|tenant| (tenant.id.clone(), allowance(tenant))).collect())
+    }
+
+    /// Lets a request of `tenant` in, or says why not.
+    pub(super) fn take(&self, tenant: &Tenant, cost: Cost) -> Result<Taken<'_>, Refusal> {
+        let allowance = self.0.get(&tenant.id).expect("whoever has a key has an allowance");
+        let admitted = lock(allowance).admit(cost, Instant::now());
+        match admitted {
+            Ok(()) => Ok(Taken { allowance, estimate: cost.tokens, used: 0 }),
+            Err(exceeded) => Err(used_up(tenant, exceeded)),
+        }
+    }
+
+    /// What `tenant` has left, in OpenAI's headers.
+    pub(super) fn headers(&self, tenant: &Tenant) -> Vec<Header> {
+        let allowance = self.0.get(&tenant.id).expect("whoever has a key has an allowance");
+        let (requests, tokens) = lock(allowance).left(Instant::now());
+        let mut headers = Vec::new();
+        if let Some(Left { limit, remaining, reset }) = requests {
+            headers.push(("x-ratelimit-limit-requests", limit.to_string()));
+            headers.push(("x-ratelimit-remaining-requests", remaining.to_string()));
+            headers.push(("x-ratelimit-reset-requests", duration(reset)));
+        }
+        if let Some(Left { limit, remaining, reset }) = tokens {
+            headers.push(("x-ratelimit-limit-tokens", limit.to_string()));
+            headers.push(("x-ratelimit-remaining-tokens", remaining.to_string()));
+            headers.push(("x-ratelimit-reset-tokens", duration(reset)));
+        }
+        headers
+    }
+}
+
+impl Taken<'_> {
+    /// The request was computed, and had so many tokens; without a word of it, what was estimated.
+    pub(super) fn used(&mut self, tokens: Option<u64>) {
+        self.used = tokens.unwrap_or(self.estimate);
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        lock(self.allowance).settle(self.estimate, self.used, Instant::now());
+    }
+}
+
+fn lock(allowance: &Mutex<Allowance>) -> MutexGuard<'_, Allowance> {
+    allowance.lock().expect("no decision panics while it holds the lock")
+}
+
+fn used_up(tenant: &Tenant, exceeded: Exceeded) -> Refusal {
+    let Exceeded { limited, limit, wait } = exceeded;
+    let what = match limited {
+        Limited::Requests => "requests a second",
+        Limited::Inputs => "inputs a second",
+        Limited::Tokens => "tokens a minute",
+    };
+    let message = format!(
+        "The tenant '{}' may use {limit} {what} ({}) and has used them up; try again in {}.",
+        tenant.id,
+        limited.as_str(),
+        duration(wait)
+    );
+    Refusal::new(ErrorCode::RateLimited, message).after(wait)
+}
+
+/// As OpenAI writes durations: `80ms`, `2.5s`, `1m30s`.
+fn duration(duration: Duration) -> String {
+    let millis = duration.as_millis();
+    match millis {
+        0..1_000 => format!("{millis}ms"),
+        1_000..60_000 => format!("{}s", (millis / 10) as f64 / 100.0),
+        _ => format!("{}m{}s", millis / 60_000, millis % 60_000 / 1_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_openai_writes_them() {
+        let check = |millis, expected| assert_eq!(duration(Duration::from_millis(millis)), expected);
+        check(0, "0ms");
+        check(999, "999ms");
+        check(1_000, "1s");
+        check(2_512, "2.51s");
+        check(90_900, "1m30s");
+    }
+}
