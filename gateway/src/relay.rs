@@ -7,8 +7,8 @@ use crate::listener::AfterAnswer;
 use crate::respond;
 use crate::upstream::{Answer, AnswerBody, Upstream};
 use bytes::Bytes;
-use http::HeaderName;
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, Method};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
@@ -25,26 +25,48 @@ const OUTWARD: [HeaderName; 5] = [
     HeaderName::from_static(headers::REGION),
 ];
 
-/// The head for the next hop: the method of the request at hand and `path`, with `extra` headers.
-pub(crate) fn inward(
-    session: &ServerSession,
-    path: &'static str,
-    body: &Bytes,
-    extra: &[(&'static str, &str)],
-) -> RequestHeader {
-    let came = session.req_header();
-    let mut head = RequestHeader::build(came.method.clone(), path.as_bytes(), Some(10))
-        .expect("a path of ours can be written");
-    for name in INWARD {
-        if let Some(value) = came.headers.get(&name) {
-            head.insert_header(name, value.clone()).expect("a header that was parsed can be written");
+/// What of a request's head crosses to the next hop.
+pub(crate) struct Crossing {
+    method: Method,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Crossing {
+    /// Taken from the request at hand, which is then free to be watched for its client hanging up.
+    pub(crate) fn of(session: &ServerSession) -> Crossing {
+        let came = session.req_header();
+        let header = |name: HeaderName| came.headers.get(&name).map(|value| (name, value.clone()));
+        Crossing { method: came.method.clone(), headers: INWARD.into_iter().filter_map(header).collect() }
+    }
+
+    /// The head for the next hop, which serves the request at `path`, with `extra` headers.
+    pub(crate) fn head(
+        &self,
+        path: &'static str,
+        body: &Bytes,
+        extra: &[(&'static str, &str)],
+    ) -> RequestHeader {
+        let mut head = RequestHeader::build(self.method.clone(), path.as_bytes(), Some(10))
+            .expect("a path of ours can be written");
+        for (name, value) in &self.headers {
+            head.insert_header(name.clone(), value.clone()).expect("a header that was parsed can be written");
         }
+        let length = body.len().to_string();
+        for (name, value) in
+            [(HOST.as_str(), "region"), (CONTENT_LENGTH.as_str(), &length)].iter().chain(extra)
+        {
+            head.insert_header(*name, *value).expect("our own headers are valid");
+        }
+        head
     }
-    let length = body.len().to_string();
-    for (name, value) in [(HOST.as_str(), "region"), (CONTENT_LENGTH.as_str(), &length)].iter().chain(extra) {
-        head.insert_header(*name, *value).expect("our own headers are valid");
+}
+
+/// Comes back when the client has hung up, and with it the last reason to go on. A client that sends something where it
+/// should wait does not speak HTTP as we do, and is left as well.
+pub(crate) async fn client_gone(session: &mut ServerSession) {
+    while let Ok(None) = session.read_body_or_idle(true).await {
+        // Only what was left of a body.
     }
-    head
 }
 
 /// Passes `answer` back to the client with `extra` headers, and its connection back to the pool.

@@ -28,6 +28,8 @@ enum Script {
     BreaksOffInTheHead,
     BreaksOffInASmallBody,
     BreaksOffInALargeBody,
+    /// Waits for whatever else comes on the connection.
+    Waits,
     /// Neither answers nor reports any more.
     FallsSilent,
 }
@@ -50,6 +52,7 @@ struct Region {
     script: watch::Sender<Script>,
     requests: AtomicU64,
     silent: watch::Sender<bool>,
+    given_up: watch::Sender<bool>,
 }
 
 impl Region {
@@ -57,7 +60,8 @@ impl Region {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
         let (script, silent) = (watch::Sender::new(script), watch::Sender::new(false));
-        let region = Arc::new(Region { id, script, requests: AtomicU64::new(0), silent });
+        let given_up = watch::Sender::new(false);
+        let region = Arc::new(Region { id, script, requests: AtomicU64::new(0), silent, given_up });
         let shared = region.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = socket.accept().await {
@@ -102,6 +106,11 @@ impl Region {
                     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {LARGE}\r\n\r\n");
                     stream.write_all(head.as_bytes()).await.ok()?;
                     return stream.write_all(&vec![b' '; LARGE / 2]).await.ok();
+                }
+                Waits => {
+                    let _ = stream.read_u8().await;
+                    self.given_up.send_replace(true);
+                    return None;
                 }
                 FallsSilent => {
                     self.silent.send_replace(true);
@@ -315,6 +324,23 @@ async fn a_tenant_sees_its_deployments_its_regions_and_its_limits_and_no_others(
     // Whoever has no limits is not told of any.
     let free = scene.ask("anywhere", &[]).await.unwrap();
     assert_eq!(header(&free, "x-ratelimit-limit-tokens"), "");
+}
+
+#[tokio::test]
+async fn nobody_computes_for_a_client_who_has_hung_up() {
+    let scene = Scene::with([(AMERICA, Waits), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let region = &scene.regions[AMERICA];
+    {
+        let asked = scene.ask("anywhere", &[]);
+        tokio::pin!(asked);
+        while region.requests() == 0 {
+            let waited = tokio::time::timeout(Duration::from_millis(10), &mut asked).await;
+            assert!(waited.is_err(), "the region does not answer");
+        }
+        assert!(!*region.given_up.borrow(), "somebody still waits");
+    }
+    region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
+    assert_eq!(scene.requests(), [1, 0, 0], "and nobody else is asked instead");
 }
 
 #[tokio::test]

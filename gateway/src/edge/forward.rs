@@ -11,7 +11,7 @@ use super::watch::Watch;
 use crate::config::EdgeConfig;
 use crate::intake::{Body, Intake, NoBody};
 use crate::listener::{AfterAnswer, Door};
-use crate::relay;
+use crate::relay::{self, Crossing};
 use crate::respond::{self, Refusal};
 use crate::upstream::{Answer, Upstream};
 use gateway_core::ask::{Ask, Headers};
@@ -68,6 +68,7 @@ struct Request {
     registered: RegionSet,
     /// As a replica serves it.
     path: &'static str,
+    crossing: Crossing,
     body: Body,
 }
 
@@ -127,7 +128,11 @@ impl Edge {
             Endpoint::Computed(target) => {
                 let request = self.read(session, target, &view, id, tenant, arrived).await?;
                 let mut taken = self.allowances.take(&request.tenant, request.cost)?;
-                let answered = self.go(session, &request, &view, attempts).await?;
+                let answered = tokio::select! {
+                    biased;
+                    answered = self.go(&request, &view, attempts) => answered?,
+                    () = relay::client_gone(session) => return Err(NotForwarded::ClientGone),
+                };
                 Ok(self.relay(session, &request, &mut taken, answered, *attempts).await)
             }
         }
@@ -176,6 +181,7 @@ impl Edge {
             allowed,
             registered: *registered,
             path: target.path,
+            crossing: Crossing::of(session),
             body,
         })
     }
@@ -217,13 +223,7 @@ impl Edge {
     }
 
     /// Goes from region to region until one answers.
-    async fn go(
-        &self,
-        session: &ServerSession,
-        request: &Request,
-        view: &View,
-        attempts: &mut u32,
-    ) -> Result<Answered, NotForwarded> {
+    async fn go(&self, request: &Request, view: &View, attempts: &mut u32) -> Result<Answered, NotForwarded> {
         // Heard from before the choice is made, so that no loss falls between the two.
         let mut bell = self.watch.bell();
         let selection = self.choose(request, view);
@@ -241,7 +241,7 @@ impl Edge {
                 Step::NobodyReachable => return Err(self.nobody_reachable(request, view, &selection).into()),
                 Step::DeadlinePassed => return Err(deadline_passed(request.timeout).into()),
             };
-            let failure = match self.attempt(session, request, view, &plan, region, &mut bell).await {
+            let failure = match self.attempt(request, view, &plan, region, &mut bell).await {
                 Ok(answered) if !says_elsewhere(&answered.answer) => {
                     self.watch.answered(region);
                     return Ok(answered);
@@ -260,7 +260,6 @@ impl Edge {
     /// One attempt, ended by its answer, by the deadline, or by the loss of the region.
     async fn attempt(
         &self,
-        session: &ServerSession,
         request: &Request,
         view: &View,
         plan: &RequestPlan,
@@ -285,7 +284,7 @@ impl Edge {
         if request.residency != ResidencyPolicy::Anywhere {
             extra.push((headers::RESIDENCY, &residency));
         }
-        let head = relay::inward(session, request.path, &request.body.bytes, &extra);
+        let head = request.crossing.head(request.path, &request.body.bytes, &extra);
         let connect =
             (2 * self.watch.known().latency.estimate(region, begun)).clamp(CONNECT_MIN, CONNECT_MAX);
         let _in_flight = self.watch.in_flight(region);

@@ -8,7 +8,7 @@ mod probe;
 
 use crate::intake::{Intake, NoBody};
 use crate::listener::{AfterAnswer, Door, Listener};
-use crate::relay;
+use crate::relay::{self, Crossing};
 use crate::respond::{self, Refusal};
 use crate::upstream::{Answer, Upstream};
 use bytes::Bytes;
@@ -202,21 +202,18 @@ impl Ingress {
         let deployment = deployment(session)?;
         let deadline = arrived + timeout(session)?;
         let body = self.intake.body(session).await?;
-        let mut tried = 0;
-        let (answer, mut sent) = loop {
-            tried += 1;
-            let mut sent = self.choose(&deployment, body.bytes.len())?;
-            match self.ask(session, path, sent.choice.endpoint, body.bytes.clone(), deadline).await {
-                Ok(answer) => break (answer, sent),
-                Err(Failure::DeadlinePassed) => return Err(not_answered(Failure::DeadlinePassed).into()),
-                Err(failure) => {
-                    tracing::debug!(replica = %sent.choice.endpoint, ?failure, "a replica did not answer");
-                    sent.outcome = spoke::Outcome::Failed;
-                    if tried == TRIES_MAX {
-                        return Err(not_answered(failure).into());
-                    }
-                }
-            }
+        let request = Passing {
+            id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
+            crossing: Crossing::of(session),
+            path,
+            deployment,
+            body: body.bytes.clone(),
+            deadline,
+        };
+        let (answer, mut sent) = tokio::select! {
+            biased;
+            answered = self.go(&request) => answered?,
+            () = relay::client_gone(session) => return Err(Ended::ClientGone),
         };
         let told = answer.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
         let timing = timing::at_the_region(told, arrived.elapsed());
@@ -224,6 +221,26 @@ impl Ingress {
         let after = relay::outward(session, answer, &self.upstream, &extra).await;
         sent.outcome = spoke::Outcome::Answered;
         Ok(after)
+    }
+
+    /// Offers a request to one replica, and to another if the first is gone.
+    async fn go(&self, request: &Passing) -> Result<(Answer, Sent), Refusal> {
+        let mut tried = 0;
+        loop {
+            tried += 1;
+            let mut sent = self.choose(&request.deployment, request.body.len())?;
+            match self.ask(request, sent.choice.endpoint).await {
+                Ok(answer) => return Ok((answer, sent)),
+                Err(Failure::DeadlinePassed) => return Err(not_answered(Failure::DeadlinePassed)),
+                Err(failure) => {
+                    tracing::debug!(replica = %sent.choice.endpoint, ?failure, "a replica did not answer");
+                    sent.outcome = spoke::Outcome::Failed;
+                    if tried == TRIES_MAX {
+                        return Err(not_answered(failure));
+                    }
+                }
+            }
+        }
     }
 
     /// Invariant 1 (Lawful), at the receiving end: what must not be seen here is refused before its body is read.
@@ -258,23 +275,11 @@ impl Ingress {
         })
     }
 
-    async fn ask(
-        &self,
-        session: &ServerSession,
-        path: &'static str,
-        replica: SocketAddr,
-        body: Bytes,
-        deadline: Instant,
-    ) -> Result<Answer, Failure> {
+    async fn ask(&self, request: &Passing, replica: SocketAddr) -> Result<Answer, Failure> {
+        let Passing { id, crossing, path, deployment: _, body, deadline } = request;
         let left = deadline.saturating_duration_since(Instant::now());
         let left_ms = left.as_millis().max(1).to_string();
-        let id = text(session, headers::REQUEST_ID).ok().flatten().unwrap_or_default();
-        let head = relay::inward(
-            session,
-            path,
-            &body,
-            &[(headers::REQUEST_ID, id), (headers::TIMEOUT_MS, &left_ms)],
-        );
+        let head = crossing.head(path, body, &[(headers::REQUEST_ID, id), (headers::TIMEOUT_MS, &left_ms)]);
         // A pooled connection that the replica has closed has not brought it the request: once more, on another.
         for _ in 0..2 {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -287,6 +292,17 @@ impl Ingress {
         }
         Err(Failure::Unreachable)
     }
+}
+
+/// A request on its way to a replica.
+struct Passing {
+    id: String,
+    crossing: Crossing,
+    /// As a replica serves it.
+    path: &'static str,
+    deployment: DeploymentName,
+    body: Bytes,
+    deadline: Instant,
 }
 
 /// A request that counts as pending at a replica, until this is dropped: also when whoever waited hung up.
