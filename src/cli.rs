@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Model(ModelCommand),
     /// Put load on an endpoint at a fixed rate and see where it went
     Load(LoadOptions),
+    /// Find batch settings for a model on this machine; replicas pick them up
+    Tune(TuneOptions),
 }
 
 #[derive(Debug, Args)]
@@ -122,4 +124,26 @@ pub(crate) struct LoadOptions {
     /// For machines: JSON on stdout instead of the table
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TuneOptions {
+    /// The model, as a replica's configuration names it; fetched if it is not here yet
+    #[arg(long, value_name = "SOURCE")]
+    pub model: String,
+    /// The precisions to try, of which those that are not good enough are left out
+    #[arg(long, value_name = "LIST", default_value = "f32,int8")]
+    pub precision: String,
+    /// How long a lone request may take beside a backfill, in 99 of 100 cases
+    #[arg(long, value_name = "N")]
+    pub target_p99_ms: Option<u64>,
+    /// How long to measure
+    #[arg(long, default_value_t = replica::tune::SECONDS)]
+    pub seconds: u64,
+    /// For machines: JSON on stdout instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// Where the settings go, with the plot beside them; without it, the model cache, where replicas find them
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<std::path::PathBuf>,
 }

@@ -4,6 +4,7 @@ mod cli;
 mod load;
 mod models;
 mod roles;
+mod tune;
 mod up;
 
 use clap::Parser;
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
         cli::Command::Replica(options) => roles::replica(&options),
         cli::Command::Model(command) => models::main(command),
         cli::Command::Load(options) => load::main(options),
+        cli::Command::Tune(options) => tune::main(options),
     }
 }
 

@@ -91,6 +91,8 @@ named! {
     Precision {
         /// IEEE 754 binary32.
         F32 = "f32",
+        /// Signed bytes for weights and unsigned ones for what goes into products; the rest in binary32.
+        Int8 = "int8",
     }
 }
 

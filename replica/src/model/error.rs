@@ -49,7 +49,7 @@ pub enum TensorProblem {
         found: Vec<usize>,
     },
     /// Its numbers are of a kind that is not read.
-    #[error("holds {found}; only F32 is supported")]
+    #[error("holds {found}; F32, F16 and BF16 are supported")]
     Kind {
         /// What the file says.
         found: String,

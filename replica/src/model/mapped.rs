@@ -21,6 +21,13 @@ impl MappedFile {
         MappedFile::map(path, MmapOptions::new().populate())
     }
 
+    /// Memory of this process alone, all zeros before `fill` writes to it.
+    pub fn private(length: usize, fill: impl FnOnce(&mut [u8])) -> io::Result<MappedFile> {
+        let mut memory = MmapOptions::new().len(length).map_anon()?;
+        fill(&mut memory);
+        memory.make_read_only().map(MappedFile)
+    }
+
     fn map(path: &Path, options: &MmapOptions) -> io::Result<MappedFile> {
         let file = File::open(path)?;
         // SAFETY: the bytes behind a `&[u8]` must not change. Files in the model cache are renamed into place whole and

@@ -7,12 +7,15 @@
 //! A folder says more than is read here. What would change the vectors and is not understood is refused; what would not
 //! (dropout, the version of a library) is ignored, for the files belong to others and grow keys every year.
 
-mod bert;
+mod architecture;
 mod checkpoint;
 mod error;
+mod head;
 #[expect(unsafe_code, reason = "a mapped file is memory that another process could change")]
 mod mapped;
+mod prompts;
 mod sentence;
+mod tensor;
 
 use std::fs;
 use std::io;
@@ -20,14 +23,21 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-pub use bert::{Activation, BertConfig};
-pub use checkpoint::{Checkpoint, Tensor};
+pub use architecture::{
+    Activation, Architecture, Attention, DistanceBias, Embedding, FeedForward, FeedForwardNames, HeadPooling,
+    HeadStep, Layer, LayerNames, LearntPositions, Names, NormKind, NormSpec, Placement, ProjectionNames,
+    Reach, Rope,
+};
+pub use checkpoint::Checkpoint;
 pub use error::{ModelError, TensorProblem};
+pub use head::{LabelActivation, LabelHead, MAX_LABELS};
 pub use mapped::MappedFile;
-pub use sentence::{Pooling, SentenceConfig};
+pub use prompts::Prompts;
+use sentence::Stages;
+pub use sentence::{Dense, DenseActivation, Pooling, SentenceConfig};
+pub use tensor::{Numbers, Tensor};
 
 const CONFIG: &str = "config.json";
-const WEIGHTS: &str = "model.safetensors";
 
 /// A model whose folder was read and understood.
 #[derive(Debug)]
@@ -35,9 +45,13 @@ pub struct ModelDir {
     /// Where it lies.
     pub folder: PathBuf,
     /// The transformer.
-    pub bert: BertConfig,
+    pub architecture: Architecture,
     /// What makes one vector of its tokens.
     pub sentence: SentenceConfig,
+    /// What its raw numbers are, if it is a sequence classifier.
+    pub head: Option<LabelHead>,
+    /// What it wants before texts.
+    pub prompts: Prompts,
     /// The weights.
     pub checkpoint: Checkpoint,
 }
@@ -45,10 +59,15 @@ pub struct ModelDir {
 impl ModelDir {
     /// Reads the folder; the weights are mapped, not read.
     pub fn open(folder: &Path) -> Result<ModelDir, ModelError> {
-        let bert = bert::read(&folder.join(CONFIG))?;
-        let sentence = sentence::read(folder, &bert)?;
-        let checkpoint = Checkpoint::open(&folder.join(WEIGHTS))?;
-        Ok(ModelDir { folder: folder.to_owned(), bert, sentence, checkpoint })
+        let config = folder.join(CONFIG);
+        let architecture = Architecture::read(&config)?;
+        let stages = Stages::read(folder)?;
+        // sentence-transformers takes the transformer alone of whatever it pools.
+        let head = if stages.pool() { None } else { head::read(folder, &config)? };
+        let sentence = stages.config(folder, architecture.hidden, architecture.positions, head.is_some())?;
+        let prompts = prompts::read(folder)?;
+        let checkpoint = Checkpoint::open(folder)?;
+        Ok(ModelDir { folder: folder.to_owned(), architecture, sentence, head, prompts, checkpoint })
     }
 }
 

@@ -116,6 +116,19 @@ fn tensors_under_the_name_of_the_model_are_found() {
     check_small(&engine, &cases("small_bert_cls")).unwrap();
 }
 
+#[test]
+fn pooling_without_the_tokens_of_a_prompt_is_refused_where_there_are_prompts() {
+    let copy = copy_of(&golden("small_bert_mean"));
+    let pooling = r#"{"pooling_mode": "mean", "include_prompt": false}"#;
+    fs::write(copy.path().join("1_Pooling/config.json"), pooling).unwrap();
+    load(copy.path(), options(1, Isa::best()));
+    let prompts = r#"{"prompts": {"query": "find: "}}"#;
+    fs::write(copy.path().join("config_sentence_transformers.json"), prompts).unwrap();
+    let model = ModelDir::open(copy.path()).unwrap();
+    let error = CpuEngine::load(&model, options(1, Isa::best())).err().unwrap().to_string();
+    assert!(error.contains("`include_prompt` = false is not supported"), "{error}");
+}
+
 /// Which tensor a changed copy of the small model is refused for, and why.
 fn refused(change: impl FnOnce(&Path)) -> (String, TensorProblem) {
     let copy = copy_of(&golden("small_bert_cls"));

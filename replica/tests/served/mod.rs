@@ -26,9 +26,30 @@ pub(crate) const VOCABULARY: usize = 200;
 /// Tokens of the longest input. There are no special tokens: a text of `n` words has `n` tokens.
 pub(crate) const MAX_TOKENS: usize = 128;
 
-/// Writes a model into `folder`.
+/// Which model it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// It embeds, without special tokens, prompts and normalisation.
+    Plain,
+    /// It embeds, with special tokens, [`PROMPTS`] and normalisation.
+    Prompted,
+    /// It has a head of these labels, and special tokens.
+    Labels(&'static [&'static str]),
+}
+
+/// The prompts of [`Kind::Prompted`], by name.
+pub(crate) const PROMPTS: [(&str, &str); 2] = [("query", "w9 w9 "), ("document", "w8 ")];
+/// The token before a text where there are special tokens, and the one behind each text.
+pub(crate) const SPECIAL: [u32; 2] = [198, 199];
+
+/// Writes the plain model into `folder`.
 pub(crate) fn write_model(folder: &Path) {
-    let config = json!({
+    write_kind(folder, Kind::Plain);
+}
+
+/// Writes a model into `folder`.
+pub(crate) fn write_kind(folder: &Path, kind: Kind) {
+    let mut config = json!({
         "model_type": "bert", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
         "num_attention_heads": 4, "intermediate_size": INNER, "max_position_embeddings": MAX_TOKENS,
         "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
@@ -37,17 +58,73 @@ pub(crate) fn write_model(folder: &Path) {
         .map(|id| (format!("w{id}"), json!(id)))
         .chain([("[UNK]".to_owned(), json!(0))])
         .collect();
-    let tokenizer = json!({
+    let mut tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
         "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": words},
     });
+    let labels = match kind {
+        Kind::Plain => &[][..],
+        Kind::Prompted => {
+            write_stages(folder);
+            &[]
+        }
+        Kind::Labels(labels) => {
+            config["architectures"] = json!(["BertForSequenceClassification"]);
+            let names = labels.iter().enumerate().map(|(id, label)| (id.to_string(), json!(label)));
+            config["id2label"] = Value::Object(names.collect());
+            labels
+        }
+    };
+    if !matches!(kind, Kind::Plain) {
+        add_special_tokens(&mut tokenizer);
+    }
     fs::write(folder.join("config.json"), config.to_string()).expect("a file");
     fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).expect("a file");
-    fs::write(folder.join("model.safetensors"), weights()).expect("a file");
+    fs::write(folder.join("model.safetensors"), weights(labels.len())).expect("a file");
 }
 
-fn weights() -> Vec<u8> {
+/// What sentence-transformers writes beside a transformer.
+fn write_stages(folder: &Path) {
+    let stage = |idx: usize, path: &str, class: &str| json!({"idx": idx, "name": idx.to_string(), "path": path, "type": format!("sentence_transformers.models.{class}")});
+    let stages =
+        [stage(0, "", "Transformer"), stage(1, "1_Pooling", "Pooling"), stage(2, "2_Normalize", "Normalize")];
+    fs::write(folder.join("modules.json"), json!(stages).to_string()).expect("a file");
+    fs::create_dir(folder.join("1_Pooling")).expect("a folder");
+    let pooling = json!({"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": true});
+    fs::write(folder.join("1_Pooling/config.json"), pooling.to_string()).expect("a file");
+    let prompts: BTreeMap<&str, &str> = PROMPTS.into_iter().collect();
+    let prompts = json!({"prompts": prompts, "default_prompt_name": null});
+    fs::write(folder.join("config_sentence_transformers.json"), prompts.to_string()).expect("a file");
+}
+
+/// `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]`, the second text of type 1.
+fn add_special_tokens(tokenizer: &mut Value) {
+    let names = ["[CLS]", "[SEP]"];
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut().expect("a vocabulary");
+    for (name, id) in names.into_iter().zip(SPECIAL) {
+        vocabulary.remove(&format!("w{id}"));
+        vocabulary.insert(name.to_owned(), json!(id));
+    }
+    let added = |(content, id): (&str, u32)| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": true})
+    };
+    tokenizer["added_tokens"] = names.into_iter().zip(SPECIAL).map(added).collect();
+    let special = |name: &str, kind: u32| json!({"SpecialToken": {"id": name, "type_id": kind}});
+    let text = |name: &str, kind: u32| json!({"Sequence": {"id": name, "type_id": kind}});
+    let token = |name: &str, id: u32| (name.to_owned(), json!({"id": name, "ids": [id], "tokens": [name]}));
+    let tokens: serde_json::Map<String, Value> =
+        names.into_iter().zip(SPECIAL).map(|(name, id)| token(name, id)).collect();
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [special("[CLS]", 0), text("A", 0), special("[SEP]", 0)],
+        "pair": [special("[CLS]", 0), text("A", 0), special("[SEP]", 0), text("B", 1), special("[SEP]", 1)],
+        "special_tokens": tokens,
+    });
+}
+
+fn weights(labels: usize) -> Vec<u8> {
     let mut shapes: Vec<(String, Vec<usize>)> = vec![
         ("embeddings.word_embeddings.weight".to_owned(), vec![VOCABULARY, HIDDEN]),
         ("embeddings.position_embeddings.weight".to_owned(), vec![MAX_TOKENS, HIDDEN]),
@@ -67,6 +144,13 @@ fn weights() -> Vec<u8> {
         module(&format!("{layer}.output.dense"), Some(HIDDEN), INNER);
         module(&format!("{layer}.attention.output.LayerNorm"), None, HIDDEN);
         module(&format!("{layer}.output.LayerNorm"), None, HIDDEN);
+    }
+    if labels > 0 {
+        shapes.iter_mut().for_each(|(name, _)| name.insert_str(0, "bert."));
+        for (name, rows) in [("bert.pooler.dense", HIDDEN), ("classifier", labels)] {
+            shapes.push((format!("{name}.weight"), vec![rows, HIDDEN]));
+            shapes.push((format!("{name}.bias"), vec![rows]));
+        }
     }
     let mut random = SmallRng::seed_from_u64(2);
     let mut number = |_| (random.random::<f32>() - 0.5).to_le_bytes();
@@ -95,8 +179,13 @@ pub(crate) struct Served {
 impl Served {
     /// Starts one with the small model; `toml` is added to its configuration.
     pub(crate) fn start(toml: &str) -> Served {
+        Served::of(Kind::Plain, toml)
+    }
+
+    /// Starts one with a small model of this kind.
+    pub(crate) fn of(kind: Kind, toml: &str) -> Served {
         let model = tempfile::tempdir().expect("a folder");
-        write_model(model.path());
+        write_kind(model.path(), kind);
         let config = config("127.0.0.1:0", model.path(), toml);
         let mut served = Served::with(config);
         served.model = Some(model);
@@ -165,6 +254,18 @@ impl Served {
         let answer = self.embed(&json!({"model": "small", "input": texts}));
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.vectors()
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        self.call("POST", path, &[], body.to_string().as_bytes())
+    }
+
+    /// The answer of a request that is answered.
+    #[track_caller]
+    pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
+        let answer = self.post(path, body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        answer.json()
     }
 
     pub(crate) fn get(&self, path: &str) -> Value {

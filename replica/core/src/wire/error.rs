@@ -5,8 +5,9 @@
 //! would help: nothing, waiting, or going elsewhere. [`ErrorCode`] answers all three, and both the gateway and the
 //! replica speak through it, so a code means the same at every door. `docs/errors.md` is rendered from this file.
 //!
-//! The body is OpenAI's error object (<https://platform.openai.com/docs/guides/error-codes>), because the stock
-//! clients parse it; the code travels in the header `x-meridian-error` too, so that a proxy need not read a body.
+//! The body is that of the ecosystem whose path was asked ([`Dialect`]), because its stock clients parse it: OpenAI's
+//! error object (<https://platform.openai.com/docs/guides/error-codes>), or that of TEI. The code travels in the header
+//! `x-meridian-error` as well, so that a proxy need not read a body.
 
 use serde::{Deserialize, Serialize};
 
@@ -86,12 +87,16 @@ error_codes! {
     InvalidValue = "invalid_value", 400, Caller, Nothing;
     /// A header that Meridian reads has a value that it cannot read; `param` names it.
     InvalidHeader = "invalid_header", 400, Caller, Nothing;
-    /// An input is empty: there is nothing to embed.
+    /// An input is empty: there is nothing to compute.
     EmptyInput = "empty_input", 400, Caller, Nothing;
     /// An input has more tokens than the model reads.
     InputTooLong = "input_too_long", 400, Caller, Nothing;
     /// The request carries more inputs than one request may.
     TooManyInputs = "too_many_inputs", 400, Caller, Nothing;
+    /// The request has more tokens, all inputs together, than one request may.
+    TooManyTokens = "too_many_tokens", 400, Caller, Nothing;
+    /// The path asks for what this model does not do, as a classification of a model that embeds.
+    WrongTask = "wrong_task", 400, Caller, Nothing;
     /// The body has more bytes than one request may.
     BodyTooLarge = "body_too_large", 413, Caller, Nothing;
     /// The body did not arrive within the time that a request may take to arrive.
@@ -187,21 +192,112 @@ impl ErrorBody {
     }
 }
 
+/// In whose words an error is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// OpenAI's error object: its own paths, those of Cohere and Jina, and everything that is ours.
+    OpenAi,
+    /// `{"error", "error_type"}`, as text-embeddings-inference and BEI have it.
+    Tei,
+}
+
+/// The paths on which clients of TEI are met.
+const TEI_PATHS: &[&str] =
+    &["/", "/embed", "/embed_all", "/rerank", "/predict", "/similarity", "/tokenize", "/decode"];
+
+impl Dialect {
+    /// The words of whoever asks at `path`.
+    pub fn of_path(path: &str) -> Dialect {
+        if TEI_PATHS.contains(&path) { Dialect::Tei } else { Dialect::OpenAi }
+    }
+
+    /// The status that carries `code`.
+    pub fn status(self, code: ErrorCode) -> u16 {
+        match self {
+            Dialect::OpenAi => code.status(),
+            Dialect::Tei => code.tei().1,
+        }
+    }
+
+    /// The body for `code`, with the sentence `message` about the field `param`.
+    pub fn body(self, code: ErrorCode, message: &str, param: Option<&str>) -> Vec<u8> {
+        match self {
+            Dialect::OpenAi => ErrorBody::new(code, message, param).to_json(),
+            Dialect::Tei => {
+                let body = TeiErrorBody { error: message.to_owned(), error_type: code.tei().0 };
+                serde_json::to_vec(&body).expect("strings serialise to JSON")
+            }
+        }
+    }
+}
+
+/// TEI's coarse kinds of error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TeiErrorType {
+    /// It does not serve at all now.
+    Unhealthy,
+    /// The model failed, or is of another kind.
+    Backend,
+    /// The queue is full.
+    Overloaded,
+    /// Too long, too many, too large.
+    Validation,
+    /// The text or the body cannot be read.
+    Tokenizer,
+    /// There is nothing in it.
+    Empty,
+}
+
+/// `{"error", "error_type"}`, as TEI's clients read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TeiErrorBody {
+    /// One sentence for a person.
+    pub error: String,
+    /// What kind of error it is.
+    pub error_type: TeiErrorType,
+}
+
+impl ErrorCode {
+    /// TEI's kind of error, and the status that it carries there. What is the server's fault keeps its own status
+    /// (TEI says 424 to a failed model as well), because proxies that know neither of us count 5xx; and so does what
+    /// TEI has no word for.
+    pub fn tei(self) -> (TeiErrorType, u16) {
+        use ErrorCode::*;
+        match self {
+            InvalidJson | MissingField | InvalidValue => (TeiErrorType::Tokenizer, 422),
+            EmptyInput => (TeiErrorType::Empty, 400),
+            InputTooLong | TooManyInputs | TooManyTokens | BodyTooLarge => (TeiErrorType::Validation, 413),
+            WrongTask => (TeiErrorType::Backend, 424),
+            Overloaded | RateLimited => (TeiErrorType::Overloaded, 429),
+            InvalidHeader | BodyTimeout | InvalidApiKey | ModelNotFound | NotFound | MethodNotAllowed
+            | RegionNotPermitted | NotResidentHere => (TeiErrorType::Validation, self.status()),
+            NoCapacityInAllowedRegions | NotReady | Draining | RegionUnreachable | ReplicaUnreachable => {
+                (TeiErrorType::Unhealthy, self.status())
+            }
+            DeadlineExceeded | Internal => (TeiErrorType::Backend, self.status()),
+        }
+    }
+}
+
 /// `docs/errors.md`, rendered.
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Errors\n\n\
          This page is rendered from `replica/core/src/wire/error.rs`; a test holds the two together.\n\n\
-         The body is `{\"error\": {\"message\", \"type\", \"code\", \"param\"}}`. The code stands in the header \
-         `x-meridian-error` as well. *Helps* says what whoever holds the request can do: nothing, wait (see \
+         The body is `{\"error\": {\"message\", \"type\", \"code\", \"param\"}}`, as OpenAI has it; on the paths of TEI \
+         (`/embed`, `/embed_all`, `/rerank`, `/predict`, `/similarity`, `/tokenize`, `/decode`, and `/`) it is TEI's \
+         `{\"error\", \"error_type\"}` with the status under *at TEI's paths*. The code stands in the header \
+         `x-meridian-error` in both cases. *Helps* says what whoever holds the request can do: nothing, wait (see \
          `retry-after`), or go elsewhere (the gateway does this by itself, within the allowed regions).\n\n\
-         | code | status | fault | helps | meaning |\n|---|---|---|---|---|\n",
+         | code | status | at TEI's paths | fault | helps | meaning |\n|---|---|---|---|---|---|\n",
     );
     for code in ErrorCode::ALL {
         let (text, status, meaning) = (code.as_str(), code.status(), code.meaning().trim());
         let fault = format!("{:?}", code.fault()).to_lowercase();
         let remedy = format!("{:?}", code.remedy()).to_lowercase();
-        page.push_str(&format!("| `{text}` | {status} | {fault} | {remedy} | {meaning} |\n"));
+        let (tei_type, tei_status) = code.tei();
+        let tei = format!("{tei_status} `{tei_type:?}`");
+        page.push_str(&format!("| `{text}` | {status} | {tei} | {fault} | {remedy} | {meaning} |\n"));
     }
     page
 }
@@ -222,6 +318,27 @@ mod tests {
     fn only_errors_of_the_server_side_send_a_request_elsewhere() {
         for code in ErrorCode::ALL.iter().filter(|code| code.remedy() == Remedy::Elsewhere) {
             assert!(code.fault() != Fault::Caller && code.fault() != Fault::Quota, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn each_path_is_answered_in_the_words_of_its_ecosystem() {
+        for (path, status, body) in [
+            (
+                "/v1/embeddings",
+                400,
+                r#"{"error":{"message":"long","type":"invalid_request_error","code":"input_too_long","param":"input"}}"#,
+            ),
+            ("/embed", 413, r#"{"error":"long","error_type":"Validation"}"#),
+        ] {
+            let dialect = Dialect::of_path(path);
+            assert_eq!(dialect.status(ErrorCode::InputTooLong), status);
+            let written = dialect.body(ErrorCode::InputTooLong, "long", Some("input"));
+            assert_eq!(String::from_utf8_lossy(&written), body);
+        }
+        for code in ErrorCode::ALL {
+            let (ours, theirs) = (code.status(), code.tei().1);
+            assert_eq!(ours >= 500, theirs >= 500, "{code:?} is the same side's fault in both");
         }
     }
 

@@ -4,7 +4,7 @@
 pub const REQUEST_ID: &str = "x-request-id";
 /// In: how long the client is willing to wait, in milliseconds. Between processes: what is left of it.
 pub const TIMEOUT_MS: &str = "x-meridian-timeout-ms";
-/// In: `interactive` or `bulk`, whether somebody waits for the answer.
+/// In: `interactive` or `bulk`; without it the number of inputs decides.
 pub const LANE: &str = "x-meridian-lane";
 /// In: narrows where the request may go. Between processes: the whole policy that the request travels under.
 pub const RESIDENCY: &str = "x-meridian-residency";
@@ -18,6 +18,9 @@ pub const ATTEMPTS: &str = "x-meridian-attempts";
 pub const ERROR: &str = "x-meridian-error";
 /// Between processes: the deployment that the gateway read from the body, so that nobody reads it again.
 pub const DEPLOYMENT: &str = "x-meridian-deployment";
+/// Between processes: whose request it is. Equal inputs share work and cached rows within a tenant only; without it
+/// everybody is one tenant.
+pub const TENANT: &str = "x-meridian-tenant";
 /// Between processes: which attempt at the request this is, from 1.
 pub const ATTEMPT: &str = "x-meridian-attempt";
 /// Out: tokens that were computed, by which limits are settled.

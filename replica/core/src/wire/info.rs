@@ -1,10 +1,12 @@
 //! `GET /info`: what a replica is and what it has done, for people and for tests.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::status::StateV1;
 
-/// The answer of `GET /info`.
+/// The answer of `GET /info`. TEI's clients find their own members in it, but for `version`, which is ours.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InfoV1 {
     /// 1.
@@ -17,12 +19,82 @@ pub struct InfoV1 {
     pub model: Option<ModelInfoV1>,
     /// What computes it; absent while the model is being loaded.
     pub engine: Option<EngineInfoV1>,
+    /// How it makes batches; absent while the model is being loaded.
+    pub batch: Option<BatchV1>,
     /// What it refuses.
     pub limits: LimitsV1,
     /// What it has done since the start.
     pub counters: CountersV1,
     /// What waits now.
     pub queue: QueueV1,
+    /// What TEI says of itself; absent while the model is being loaded.
+    #[serde(flatten)]
+    pub tei: Option<TeiInfo>,
+}
+
+/// The members of TEI's `GET /info`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TeiInfo {
+    /// [`ModelInfoV1::source`].
+    pub model_id: String,
+    /// [`ModelInfoV1::digest`].
+    pub model_sha: String,
+    /// [`EngineInfoV1::precision`].
+    pub model_dtype: String,
+    /// The first of [`InfoV1::names`].
+    pub served_model_name: String,
+    /// What it does.
+    pub model_type: TeiModelType,
+    /// Requests that may be under way; here they are bounded by bytes and tokens, so this is the bound on the jobs that
+    /// wait for a tokenizer.
+    pub max_concurrent_requests: usize,
+    /// [`ModelInfoV1::max_input_tokens`].
+    pub max_input_length: usize,
+    /// [`BatchV1::batch_tokens`].
+    pub max_batch_tokens: u64,
+    /// Never bounded.
+    pub max_batch_requests: Option<usize>,
+    /// [`LimitsV1::max_inputs`].
+    pub max_client_batch_size: usize,
+    /// Never: nothing is cut unless a request says so.
+    pub auto_truncate: bool,
+    /// [`EngineInfoV1::tokenizer_threads`].
+    pub tokenization_workers: usize,
+}
+
+/// What a model does, as TEI says it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TeiModelType {
+    /// It makes vectors.
+    Embedding {
+        /// How tokens become one vector.
+        pooling: String,
+    },
+    /// It ranks pairs.
+    Reranker(TeiLabels),
+    /// It labels.
+    Classifier(TeiLabels),
+}
+
+/// The labels of a head.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TeiLabels {
+    /// Their names by their index, which JSON makes a string.
+    pub id2label: BTreeMap<String, String>,
+    /// The reverse.
+    pub label2id: BTreeMap<String, usize>,
+}
+
+impl TeiLabels {
+    /// Of `labels`, in the order of their indices.
+    pub fn new(labels: &[String]) -> TeiLabels {
+        let by_id = labels.iter().enumerate();
+        TeiLabels {
+            id2label: by_id.clone().map(|(id, label)| (id.to_string(), label.clone())).collect(),
+            label2id: by_id.map(|(id, label)| (label.clone(), id)).collect(),
+        }
+    }
 }
 
 /// The model.
@@ -34,7 +106,22 @@ pub struct ModelInfoV1 {
     pub digest: String,
     /// The family that it belongs to.
     pub architecture: String,
-    /// Numbers in a vector.
+    /// `embed`, `rerank` (one label) or `classify`.
+    pub task: String,
+    /// How a rerank is answered: by a `cross-encoder`, by the `similarity` of two vectors (then a score is (1 + cosine)
+    /// / 2), or not at all (`none`).
+    pub rerank: String,
+    /// How tokens become one vector; absent of a model with a head.
+    pub pooling: Option<String>,
+    /// Whether OpenAI's path answers with vectors of length one.
+    pub normalized: bool,
+    /// The labels of a head, in the order of their indices.
+    pub labels: Vec<String>,
+    /// The names that `prompt_name` may have.
+    pub prompts: Vec<String>,
+    /// The one of them that is used without a name.
+    pub default_prompt: Option<String>,
+    /// Numbers in a vector, or labels of a head.
     pub dimensions: usize,
     /// Tokens of the longest input, special tokens included.
     pub max_input_tokens: usize,
@@ -57,19 +144,40 @@ pub struct EngineInfoV1 {
     pub tokenizer_threads: usize,
 }
 
+/// How batches are made, by the names that `replica.toml` gives it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BatchV1 {
+    /// Tokens of a batch while there are no lookups.
+    pub batch_tokens: u64,
+    /// Tokens of a batch while there are.
+    pub interactive_batch_tokens: u64,
+    /// The part of the tokens that bulk has while both lanes wait.
+    pub bulk_share_percent: u8,
+    /// The longest wait for company, in milliseconds.
+    pub window_max_ms: f64,
+    /// The file of `meridian tune` that it comes from; absent where defaults and the configuration decide.
+    pub tuned: Option<String>,
+}
+
 /// The limits, by the names that `replica.toml` gives them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitsV1 {
     /// Inputs of one request.
     pub max_inputs: usize,
+    /// Documents of one rerank.
+    pub max_documents: usize,
+    /// Texts and pairs of one classification.
+    pub max_pairs: usize,
+    /// Sentences of one similarity request.
+    pub max_sentences: usize,
+    /// Tokens of one request.
+    pub max_request_tokens: u64,
     /// Bytes of one body.
     pub max_body_bytes: usize,
     /// Bytes of all bodies at once.
     pub max_buffered_bytes: usize,
     /// Tokens that wait for the engine.
     pub max_queue_tokens: u64,
-    /// Tokens of one engine call.
-    pub batch_tokens: u64,
     /// Milliseconds that a body may take to arrive.
     pub body_timeout_ms: u64,
 }
@@ -78,18 +186,24 @@ impl From<crate::limits::Limits> for LimitsV1 {
     fn from(limits: crate::limits::Limits) -> LimitsV1 {
         let crate::limits::Limits {
             max_inputs,
+            max_documents,
+            max_pairs,
+            max_sentences,
+            max_request_tokens,
             max_body_bytes,
             max_buffered_bytes,
             max_queue_tokens,
-            batch_tokens,
             body_timeout_ms,
         } = limits;
         LimitsV1 {
             max_inputs,
+            max_documents,
+            max_pairs,
+            max_sentences,
+            max_request_tokens,
             max_body_bytes,
             max_buffered_bytes,
             max_queue_tokens,
-            batch_tokens,
             body_timeout_ms,
         }
     }

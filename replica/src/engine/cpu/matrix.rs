@@ -52,12 +52,6 @@ impl Matrix {
         &mut self.data[self.start..][..self.rows * self.width]
     }
 
-    /// One row.
-    pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
-        let width = self.width;
-        &mut self.data_mut()[index * width..][..width]
-    }
-
     /// Some rows, for reading.
     pub(super) fn view(&self, rows: Range<usize>) -> View<'_> {
         View::new(&self.data()[rows.start * self.width..rows.end * self.width], self.width)
@@ -67,6 +61,12 @@ impl Matrix {
     pub(super) fn window(&mut self) -> Window<'_> {
         let (rows, width) = (self.rows, self.width);
         Window::new(self.data_mut(), rows, width)
+    }
+
+    /// The same, when its rows are those of a larger matrix from row `first` on.
+    pub(super) fn window_from(&mut self, first: usize) -> Window<'_> {
+        let window = self.window();
+        Window { rows: first..first + window.rows.len(), ..window }
     }
 
     /// Parts of it, for writing by several threads.
@@ -104,6 +104,16 @@ impl<'a> View<'a> {
         self.width
     }
 
+    /// All of these rows that there is, if they are whole rows.
+    #[inline(always)]
+    pub(super) fn memory(&self, rows: Range<usize>) -> &'a [f32] {
+        if self.width < self.stride {
+            return &[];
+        }
+        let end = |row: usize| (row * self.stride).min(self.data.len());
+        &self.data[end(rows.start)..end(rows.end)]
+    }
+
     #[inline(always)]
     pub(super) fn row(&self, index: usize) -> &'a [f32] {
         &self.data[index * self.stride + self.first_column..][..self.width]
@@ -133,6 +143,12 @@ impl<'a> Window<'a> {
             columns: 0..width,
             matrix: PhantomData,
         }
+    }
+
+    /// The same window, for as long as this one is lent.
+    pub(super) fn lend(&mut self) -> Window<'_> {
+        let Window { corner, stride, ref rows, ref columns, matrix: _ } = *self;
+        Window { corner, stride, rows: rows.clone(), columns: columns.clone(), matrix: PhantomData }
     }
 
     /// Which rows of the matrix these are.
@@ -255,6 +271,14 @@ impl<'a> Tiles<'a> {
         assert!(rows.checked_end() * width <= data.len(), "the rows lie in the matrix");
         Tiles { first: NonNull::from(data).cast(), stride: width, rows, columns, matrix: PhantomData }
     }
+
+    /// Works on one window after the other.
+    pub(super) fn one_by_one(self, mut work: impl FnMut(Window<'a>)) {
+        for index in 0..self.len() {
+            // SAFETY: each index once, and nobody else has these tiles.
+            work(unsafe { self.part(index) });
+        }
+    }
 }
 
 // SAFETY: windows of different index differ in their row range or in their column range; `Tiles::new` has checked that
@@ -350,7 +374,7 @@ mod tests {
         let mut matrix = Matrix::default();
         for rows in [1, 7, 3, 100] {
             matrix.resize(rows, 32);
-            assert_eq!(matrix.row_mut(rows - 1).as_ptr().align_offset(LINE_BYTES), 0);
+            assert_eq!(matrix.window().row_mut(rows - 1).as_ptr().align_offset(LINE_BYTES), 0);
         }
     }
 }

@@ -2,17 +2,21 @@
 //!
 //! In reading order:
 //!
-//! 1. `forward` — what happens to a batch, and how it is cut.
-//! 2. `weights`, `panels`, `packed` — what it is multiplied with, and where that lies.
+//! 1. `forward` — what happens to a batch, and how it is cut; `rotation`, `distance` — what it knows of positions.
+//! 2. `weights`, `linear`, `panels`, `packed` — what it is multiplied with, and where that lies.
 //! 3. `matrix`, `threads` — parts of a matrix that threads may write at the same time, and the threads.
 //! 4. `kernel` — the arithmetic, for each instruction set.
 
+mod byte_panels;
+mod distance;
 mod forward;
 mod kernel;
+mod linear;
 #[expect(unsafe_code, reason = "lets threads write different parts of one matrix")]
 mod matrix;
 mod packed;
 mod panels;
+mod rotation;
 #[expect(unsafe_code, reason = "lends threads what lies on the caller's stack")]
 mod threads;
 mod weights;
@@ -24,14 +28,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use replica_core::{EngineKind, EngineSpec, Precision};
+use replica_core::{EngineKind, EngineSpec, Precision, Task};
 
-use super::{Description, Engine, EngineError, RaggedBatch};
+use super::{Description, Engine, EngineError, Output, RaggedBatch};
 use crate::model::{ModelDir, ModelError};
-use forward::{Arena, Bert};
-use kernel::MultiplyAdd;
+use forward::{Arena, Pool, Transformer};
+use kernel::{MultiplyAdd, MultiplyBytes};
 use threads::Threads;
-use weights::BertWeights;
+use weights::Weights;
 
 pub use kernel::Isa;
 pub use packed::{PackedCache, WeightsPlace};
@@ -41,6 +45,8 @@ pub use packed::{PackedCache, WeightsPlace};
 pub struct CpuOptions {
     /// Threads that compute, the caller's own included.
     pub threads: NonZeroUsize,
+    /// What layers compute in. Tables, normalisations, attention and heads are binary32 in any case.
+    pub precision: Precision,
     /// Where packed weights are kept for all replicas of the model; absent = in memory of this process.
     pub packed: Option<PackedCache>,
     /// The instructions to compute with; absent = the best that there are.
@@ -67,7 +73,7 @@ pub enum LoadError {
 pub struct CpuEngine {
     description: Description,
     weights_place: WeightsPlace,
-    bert: Bert,
+    transformer: Transformer,
     work: Mutex<Work>,
 }
 
@@ -79,29 +85,30 @@ struct Work {
 impl CpuEngine {
     /// Maps and packs the weights, and starts the threads.
     pub fn load(model: &ModelDir, options: CpuOptions) -> Result<CpuEngine, LoadError> {
-        let CpuOptions { threads, packed, isa } = options;
+        let CpuOptions { threads, precision, packed, isa } = options;
         let isa = isa.unwrap_or_else(Isa::best);
-        let (weights, weights_place) = BertWeights::load(&model.checkpoint, &model.bert, packed.as_ref())?;
+        let architecture = &model.architecture;
+        let (weights, weights_place) =
+            Weights::load(&model.checkpoint, architecture, precision, packed.as_ref())?;
+        let pool = Pool::load(model)?;
         let description = Description {
-            engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
-            architecture: "bert".to_owned(),
-            dimensions: model.bert.hidden,
+            engine: EngineSpec { kind: EngineKind::Cpu, precision },
+            architecture: architecture.family.clone(),
+            task: if model.head.is_some() { Task::Classify } else { Task::Embed },
+            width: pool.width(),
+            hidden: architecture.hidden,
             max_tokens: model.sentence.max_tokens,
-            vocabulary: model.bert.vocabulary,
-            token_types: model.bert.token_types,
+            vocabulary: architecture.vocabulary,
+            token_types: architecture.token_types,
             instruction_set: isa.name().to_owned(),
             threads: threads.get(),
         };
         let work = Work {
             threads: Threads::new(threads).map_err(|reason| LoadError::Threads { threads, reason })?,
-            arena: Arena::default(),
+            arena: Arena::new(architecture),
         };
-        Ok(CpuEngine {
-            description,
-            weights_place,
-            bert: Bert { isa, config: model.bert.clone(), sentence: model.sentence.clone(), weights },
-            work: Mutex::new(work),
-        })
+        let transformer = Transformer { isa, architecture: architecture.clone(), weights, pool };
+        Ok(CpuEngine { description, weights_place, transformer, work: Mutex::new(work) })
     }
 
     /// Where the packed weights are.
@@ -109,9 +116,9 @@ impl CpuEngine {
         &self.weights_place
     }
 
-    fn check(&self, batch: &RaggedBatch<'_>, out: &[f32]) -> Result<(), EngineError> {
-        let Description { dimensions, max_tokens, vocabulary, token_types, .. } = self.description;
-        let wanted = batch.len() * dimensions;
+    fn check(&self, batch: &RaggedBatch<'_>, output: Output, out: &[f32]) -> Result<(), EngineError> {
+        let Description { max_tokens, vocabulary, token_types, .. } = self.description;
+        let wanted = self.description.numbers(batch, output);
         if out.len() != wanted {
             let given = out.len();
             return Err(EngineError::OutputSize { wanted, given });
@@ -134,7 +141,9 @@ impl CpuEngine {
                     vocabulary,
                 });
             }
-            let Some(types) = batch.type_ids() else { continue };
+            // Tokenizers tell the texts of a pair apart also for models that have no use for it.
+            let known = self.transformer.architecture.embedding.types;
+            let Some(types) = batch.type_ids().filter(|_| known) else { continue };
             if let Some(position) = beyond(types, token_types) {
                 return Err(EngineError::UnknownType {
                     sequence,
@@ -153,15 +162,16 @@ impl Engine for CpuEngine {
         &self.description
     }
 
-    fn embed(&self, batch: &RaggedBatch<'_>, out: &mut [f32]) -> Result<(), EngineError> {
-        self.check(batch, out)?;
+    fn compute(&self, batch: &RaggedBatch<'_>, output: Output, out: &mut [f32]) -> Result<(), EngineError> {
+        self.check(batch, output, out)?;
         if batch.is_empty() {
             return Ok(());
         }
         // After a panic there are only numbers in there that the next batch writes over.
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         let Work { threads, arena } = &mut *work;
-        let computed = catch_unwind(AssertUnwindSafe(|| self.bert.run(threads, arena, batch, out)));
+        let computed =
+            catch_unwind(AssertUnwindSafe(|| self.transformer.run(threads, arena, batch, output, out)));
         computed.map_err(|panic| EngineError::Broken { reason: said(panic.as_ref()) })
     }
 }
@@ -176,15 +186,29 @@ fn said(panic: &(dyn Any + Send)) -> String {
 /// Floating-point operations per second of this many threads that only multiply and add in registers: the ceiling of
 /// every figure of an engine. Takes some milliseconds; other processes lower it as they lower those figures.
 pub fn peak_flops(isa: Isa, threads: NonZeroUsize) -> f64 {
-    let rounds = 1_000_000;
-    let alone = move || {
+    peak(threads, || isa.run(MultiplyAdd { rounds: PEAK_ROUNDS }))
+}
+
+/// The same of operations on bytes.
+pub fn peak_byte_ops(isa: Isa, threads: NonZeroUsize) -> f64 {
+    peak(threads, || MultiplyBytes { isa, rounds: PEAK_ROUNDS }.run())
+}
+
+/// A quarter of a millisecond, and the best of some: short enough that most of them are not interrupted.
+const PEAK_ROUNDS: usize = 100_000;
+const PEAK_RUNS: usize = 10;
+
+/// Operations per second, given what does some and comes to how many, and to something that depends on all of them.
+fn peak<T>(threads: NonZeroUsize, work: impl Fn() -> (f64, T) + Sync) -> f64 {
+    let once = || {
         let begin = Instant::now();
-        let (operations, sum) = isa.run(MultiplyAdd { rounds });
-        std::hint::black_box(sum);
+        let (operations, outcome) = work();
+        std::hint::black_box(outcome);
         operations / begin.elapsed().as_secs_f64()
     };
+    let best = || (0..PEAK_RUNS).map(|_| once()).fold(0.0, f64::max);
     std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads.get()).map(|_| scope.spawn(alone)).collect();
+        let handles: Vec<_> = (0..threads.get()).map(|_| scope.spawn(best)).collect();
         let each = handles.into_iter().map(|handle| handle.join().expect("arithmetic does not panic"));
         each.sum()
     })

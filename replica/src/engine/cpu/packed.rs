@@ -1,25 +1,31 @@
 //! Packed weights, in memory that replicas of one model share.
 //!
 //! Packing takes the time to read and write all weights and comes to as much memory again, for every process. So the
-//! result is kept as a file beside the model cache, named by the digest of the model and the version of the layout, and
-//! mapped: the second replica finds it in the page cache and starts at once. Replicas that start together wait for the
-//! first of them. The file is written under another name, flushed, and renamed: what has its name is whole.
+//! result is kept as a file beside the model cache, named by the digest of the model and the precision, and mapped: the
+//! second replica finds it in the page cache and starts at once. Replicas that start together wait for the first of them.
+//! The file is written under another name, flushed, and renamed: what has its name is whole. Its header says what it was
+//! made of (layout, sizes and factors of the layers), so that another version of the engine makes it anew.
 //!
 //! It is a cache. If it cannot be written the weights are private memory, and the engine works all the same.
 
+use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Seek, Write};
+use std::io::{self, Seek, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::matrix::Matrix;
-use super::panels::{PANEL, Panels, Unpacked, pack};
+use replica_core::Precision;
+use sha2::{Digest, Sha256};
+
+use super::byte_panels::{self, BytePanels};
+use super::linear::LinearSource;
+use super::panels::{self, Panels, panels_of};
 use crate::model::MappedFile;
 
 /// To be raised with every change of what a packed file holds.
-const LAYOUT: &str = "f32-panel32-v1";
+const LAYOUT: &str = "panel32-v2";
 
-/// The file's first page says what it is; numbers begin on the second.
+/// The file's first page says what it is; weights begin on the second.
 const HEADER_BYTES: usize = 4096;
 
 /// Where packed weights are kept.
@@ -52,81 +58,130 @@ pub enum WeightsPlace {
 
 /// The linear layers of a model, packed.
 pub(super) struct Packed {
-    storage: Storage,
-    layers: Vec<(usize, Range<usize>)>,
+    memory: MappedFile,
+    layers: Vec<Place>,
 }
 
-enum Storage {
-    Mapped(MappedFile),
-    Own(Matrix),
+/// The weights of a layer.
+#[derive(Clone, Copy)]
+pub(super) enum Weights<'a> {
+    /// As they are.
+    Numbers(Panels<'a>),
+    /// Rounded.
+    Bytes(BytePanels<'a>),
+}
+
+/// Where a layer's weights are.
+struct Place {
+    precision: Precision,
+    inputs: usize,
+    panels: usize,
+    /// Behind the header.
+    bytes: Range<usize>,
 }
 
 impl Packed {
     /// Packs the layers, or finds them packed.
-    pub(super) fn obtain(layers: &[Unpacked], cache: Option<&PackedCache>) -> (Packed, WeightsPlace) {
-        let mut total = 0;
-        let place_of = |layer: &Unpacked| {
-            let start = total;
-            total += layer.packed_size();
-            (layer.inputs, start..total)
-        };
-        let places: Vec<(usize, Range<usize>)> = layers.iter().map(place_of).collect();
-        let pack_all = || {
-            let mut packed = Matrix::default();
-            packed.resize(1, total);
-            for (layer, (_, place)) in layers.iter().zip(&places) {
-                pack(layer, &mut packed.data_mut()[place.clone()]);
+    pub(super) fn obtain(
+        sources: &[LinearSource],
+        precision: Precision,
+        cache: Option<&PackedCache>,
+    ) -> (Packed, WeightsPlace) {
+        let mut end = HEADER_BYTES;
+        let layers: Vec<Place> =
+            sources.iter().map(|source| Place::of(source, precision, &mut end)).collect();
+        let pack_all = |memory: &mut [u8]| {
+            for (source, place) in sources.iter().zip(&layers) {
+                let memory = &mut memory[place.bytes.clone()];
+                match place.precision {
+                    Precision::F32 => panels::pack(source, memory),
+                    Precision::Int8 => byte_panels::pack(source, memory),
+                }
             }
-            packed
         };
-        let (storage, place) = match cache.map(|cache| PackedFile::new(cache, total).obtain(&pack_all)) {
-            Some(Ok((file, path))) => (Storage::Mapped(file), WeightsPlace::SharedFile(path)),
-            Some(Err(error)) => {
-                let problem = Some(error.to_string());
-                (Storage::Own(pack_all()), WeightsPlace::OwnMemory { problem })
-            }
-            None => (Storage::Own(pack_all()), WeightsPlace::OwnMemory { problem: None }),
+        let own = || MappedFile::private(end, pack_all).expect("memory for the weights of the model");
+        let file =
+            cache.map(|cache| PackedFile::new(cache, precision, &described(sources), end).obtain(&own));
+        let (memory, place) = match file {
+            Some(Ok((file, path))) => (file, WeightsPlace::SharedFile(path)),
+            Some(Err(error)) => (own(), WeightsPlace::OwnMemory { problem: Some(error.to_string()) }),
+            None => (own(), WeightsPlace::OwnMemory { problem: None }),
         };
-        let layers = places;
-        (Packed { storage, layers }, place)
+        (Packed { memory, layers }, place)
     }
 
     /// The layer of this index.
-    pub(super) fn layer(&self, index: usize) -> Panels<'_> {
-        let (inputs, place) = &self.layers[index];
-        let numbers = match &self.storage {
-            Storage::Mapped(file) => file.floats(HEADER_BYTES).expect("a mapped file begins on a page"),
-            Storage::Own(matrix) => matrix.data(),
-        };
-        Panels::new(*inputs, &numbers[place.clone()])
+    pub(super) fn layer(&self, index: usize) -> Weights<'_> {
+        let Place { precision, inputs, panels, bytes } = &self.layers[index];
+        let numbers = self.memory.floats(bytes.start).expect("layers begin where numbers can begin");
+        let numbers = &numbers[..bytes.len() / size_of::<f32>()];
+        match precision {
+            Precision::F32 => Weights::Numbers(Panels::new(*inputs, numbers)),
+            Precision::Int8 => {
+                let bytes = &self.memory.bytes()[bytes.clone()];
+                Weights::Bytes(BytePanels::new(*inputs, *panels, bytes, numbers))
+            }
+        }
     }
+}
+
+impl Place {
+    /// The place of a layer when so much is taken; then more is.
+    fn of(source: &LinearSource, wanted: Precision, end: &mut usize) -> Place {
+        let inputs = source.inputs;
+        let precision = if inputs > byte_panels::MAX_INPUTS { Precision::F32 } else { wanted };
+        let size = match precision {
+            Precision::F32 => panels::packed_size(source),
+            Precision::Int8 => byte_panels::packed_size(source),
+        };
+        let start = *end;
+        *end += size;
+        Place { precision, inputs, panels: panels_of(source.outputs(), source.gated), bytes: start..*end }
+    }
+}
+
+/// What layers are made of, in so many words that two that are packed differently are described differently.
+fn described(sources: &[LinearSource]) -> String {
+    let mut hash = Sha256::new();
+    for LinearSource { inputs, parts, bias: _, gated } in sources {
+        hash.update(format!("layer {inputs} {gated}\n"));
+        for (part, factor) in parts {
+            hash.update(format!("part {} {:08x}\n", part.rows(), factor.to_bits()));
+        }
+    }
+    hash.finalize().iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes what is written");
+        text
+    })
 }
 
 /// A file of packed weights, made or not.
 struct PackedFile {
     path: PathBuf,
     header: [u8; HEADER_BYTES],
-    numbers: usize,
+    length: usize,
 }
 
 impl PackedFile {
-    fn new(cache: &PackedCache, numbers: usize) -> PackedFile {
+    fn new(cache: &PackedCache, precision: Precision, layers: &str, length: usize) -> PackedFile {
         // A digest is a file name; whatever else was given, the header has it in full.
         let name: String =
             cache.digest.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let bytes = if cfg!(target_endian = "little") { "little" } else { "big" };
+        let order = if cfg!(target_endian = "little") { "little" } else { "big" };
+        let precision = precision.as_str();
         let text = format!(
-            "meridian packed weights\nlayout {LAYOUT}\nbytes {bytes} end first\nnumbers {numbers}\nmodel {}\n",
+            "meridian packed weights\nlayout {LAYOUT}\nprecision {precision}\nbytes {order} end first\n\
+             length {length}\nlayers {layers}\nmodel {}\n",
             cache.digest
         );
         let mut header = [0; HEADER_BYTES];
-        let length = text.len().min(HEADER_BYTES);
-        header[..length].copy_from_slice(&text.as_bytes()[..length]);
-        PackedFile { path: cache.folder.join(format!("{name}.{LAYOUT}")), header, numbers }
+        let end = text.len().min(HEADER_BYTES);
+        header[..end].copy_from_slice(&text.as_bytes()[..end]);
+        PackedFile { path: cache.folder.join(format!("{name}.{precision}-{LAYOUT}")), header, length }
     }
 
     /// Maps the file, after making it if need be.
-    fn obtain(self, pack_all: &dyn Fn() -> Matrix) -> io::Result<(MappedFile, PathBuf)> {
+    fn obtain(self, pack_all: &dyn Fn() -> MappedFile) -> io::Result<(MappedFile, PathBuf)> {
         if let Some(file) = self.map() {
             return Ok((file, self.path));
         }
@@ -140,7 +195,7 @@ impl PackedFile {
         let made_meanwhile = self.map();
         let done = match made_meanwhile {
             Some(_) => fs::remove_file(&new),
-            None => self.write(&mut file, pack_all()).and_then(|()| fs::rename(&new, &self.path)),
+            None => self.write(&mut file, &pack_all()).and_then(|()| fs::rename(&new, &self.path)),
         };
         match (made_meanwhile, done) {
             (Some(file), _) => Ok((file, self.path)),
@@ -158,21 +213,15 @@ impl PackedFile {
 
     /// The file, if it is there and is this one.
     fn map(&self) -> Option<MappedFile> {
-        let length = HEADER_BYTES + self.numbers * size_of::<f32>();
         let file = MappedFile::open_and_read(&self.path).ok()?;
-        (file.bytes().len() == length && file.bytes().starts_with(&self.header)).then_some(file)
+        (file.bytes().len() == self.length && file.bytes().starts_with(&self.header)).then_some(file)
     }
 
-    fn write(&self, file: &mut File, packed: Matrix) -> io::Result<()> {
+    fn write(&self, file: &mut File, packed: &MappedFile) -> io::Result<()> {
         file.set_len(0)?;
         file.rewind()?;
-        let mut writer = BufWriter::with_capacity(1 << 16, &mut *file);
-        writer.write_all(&self.header)?;
-        for line in packed.data().as_chunks::<PANEL>().0 {
-            writer.write_all(line.map(f32::to_ne_bytes).as_flattened())?;
-        }
-        writer.flush()?;
-        drop(writer);
+        file.write_all(&self.header)?;
+        file.write_all(&packed.bytes()[HEADER_BYTES..])?;
         file.sync_all()
     }
 }

@@ -6,11 +6,17 @@
 //!
 //! The width is the same for all instruction sets: a line is two AVX-512 vectors, or two passes of two AVX2 vectors. So
 //! a file of packed weights serves every processor.
+//!
+//! A panel of a gated layer is [`GATED_COLUMNS`] gates and, behind them, what they gate: so both are at hand when a tile
+//! is finished.
 
-use crate::model::Tensor;
+use super::linear::LinearSource;
 
 /// Outputs of one panel.
 pub(super) const PANEL: usize = 32;
+
+/// Gates of one panel of a gated layer, and columns that come out of it.
+pub(super) const GATED_COLUMNS: usize = PANEL / 2;
 
 /// One input's weights for the outputs of a panel.
 pub(super) type Line = [f32; PANEL];
@@ -23,11 +29,6 @@ pub(super) struct Panels<'a> {
 }
 
 impl<'a> Panels<'a> {
-    /// Numbers that a layer of this size takes.
-    pub(super) fn size(inputs: usize, outputs: usize) -> usize {
-        inputs * outputs.div_ceil(PANEL) * PANEL
-    }
-
     /// What [`pack`] has written.
     pub(super) fn new(inputs: usize, packed: &'a [f32]) -> Panels<'a> {
         Panels { inputs, lines: packed.as_chunks().0 }
@@ -39,35 +40,54 @@ impl<'a> Panels<'a> {
     }
 }
 
-/// Layers of the same inputs, to be computed as one: their outputs side by side, each times its factor.
-pub(super) struct Unpacked {
-    pub(super) inputs: usize,
-    pub(super) parts: Vec<(Tensor, f32)>,
+/// Which place among the panels' columns an output has.
+pub(super) fn panel_order(output: usize, outputs: usize, gated: bool) -> usize {
+    if !gated {
+        return output;
+    }
+    let (column, half) = (output % (outputs / 2), output / (outputs / 2));
+    column / GATED_COLUMNS * PANEL + half * GATED_COLUMNS + column % GATED_COLUMNS
 }
 
-impl Unpacked {
-    /// Outputs of all parts.
-    fn outputs(&self) -> usize {
-        self.parts.iter().map(|(part, _)| part.floats().len() / self.inputs).sum()
-    }
-
-    /// Numbers that it takes packed.
-    pub(super) fn packed_size(&self) -> usize {
-        Panels::size(self.inputs, self.outputs())
-    }
+/// Panels that a layer fills, the last one perhaps in part.
+pub(super) fn panels_of(outputs: usize, gated: bool) -> usize {
+    if gated { (outputs / 2).div_ceil(GATED_COLUMNS) } else { outputs.div_ceil(PANEL) }
 }
 
-/// Writes the weights into panels; `packed` has the [`Unpacked::packed_size`] and is all zeros.
-pub(super) fn pack(weights: &Unpacked, packed: &mut [f32]) {
-    let (lines, _) = packed.as_chunks_mut::<PANEL>();
-    let rows = weights
+/// Bytes that a layer takes packed.
+pub(super) fn packed_size(source: &LinearSource) -> usize {
+    source.inputs * panels_of(source.outputs(), source.gated) * size_of::<Line>()
+}
+
+/// Writes the weights into panels; `packed` has the [`packed_size`] and is all zeros.
+pub(super) fn pack(source: &LinearSource, packed: &mut [u8]) {
+    let (numbers, _) = packed.as_chunks_mut::<4>();
+    let (lines, _) = numbers.as_chunks_mut::<PANEL>();
+    let (inputs, outputs) = (source.inputs, source.outputs());
+    let rows = source
         .parts
         .iter()
-        .flat_map(|(part, factor)| part.floats().chunks_exact(weights.inputs).map(move |row| (row, *factor)));
+        .flat_map(|(part, factor)| (0..part.rows()).map(move |index| (part.row(index), *factor)));
     for (output, (row, factor)) in rows.enumerate() {
-        let panel = &mut lines[output / PANEL * weights.inputs..][..weights.inputs];
-        for (line, weight) in panel.iter_mut().zip(row) {
-            line[output % PANEL] = f32::from_le_bytes(*weight) * factor;
-        }
+        let place = panel_order(output, outputs, source.gated);
+        let panel = &mut lines[place / PANEL * inputs..][..inputs];
+        row.each_with(panel, |line, weight| line[place % PANEL] = (weight * factor).to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_and_what_it_gates_stand_in_one_panel() {
+        let places: Vec<usize> = (0..40).map(|output| panel_order(output, 40, true)).collect();
+        assert_eq!((places[0], places[15], places[16], places[19]), (0, 15, 32, 35));
+        assert_eq!((places[20], places[35], places[36], places[39]), (16, 31, 48, 51));
+        assert_eq!(panels_of(40, true), 2);
+        assert_eq!(
+            (0..40).map(|output| panel_order(output, 40, false)).collect::<Vec<_>>(),
+            Vec::from_iter(0..40)
+        );
     }
 }

@@ -101,6 +101,17 @@ impl Threads {
         parts: P,
         work: impl Fn(&mut R, P::Part) + Sync,
     ) {
+        self.for_each_prepared(rooms, parts, |_| (), work);
+    }
+
+    /// The same, after each thread that takes a part has prepared its room.
+    pub(super) fn for_each_prepared<P: Parts, R: Send>(
+        &mut self,
+        rooms: &mut [R],
+        parts: P,
+        prepare: impl Fn(&mut R) + Sync,
+        work: impl Fn(&mut R, P::Part) + Sync,
+    ) {
         assert!(rooms.len() >= self.count(), "a room for each thread");
         let rooms = Rooms(rooms.as_mut_ptr());
         let total = parts.len();
@@ -109,8 +120,13 @@ impl Threads {
         self.run(total.div_ceil(group), &|thread| {
             // SAFETY: there is a room for each thread's number, and each thread runs this once at a time.
             let room = unsafe { rooms.of(thread) };
+            let mut prepared = false;
             loop {
                 let first = next.fetch_add(group, Ordering::Relaxed);
+                if first < total && !prepared {
+                    prepare(room);
+                    prepared = true;
+                }
                 for index in first..(first + group).min(total) {
                     // SAFETY: the counter gives each index out once, and it is below the number of parts.
                     work(room, unsafe { parts.part(index) });

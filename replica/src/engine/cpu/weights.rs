@@ -1,141 +1,323 @@
-//! The weights of a BERT, by what they are for.
+//! The weights of a transformer, by what they are for.
 //!
-//! Large matrices are packed and shared ([`Packed`]); the tables of embeddings stay in the mapped checkpoint, of which a
-//! batch touches a few rows; vectors (biases, normalisations) are copied. The three projections of attention are one
-//! layer, and the scale of the scores is in the weights that make the queries.
+//! Large matrices are packed and shared ([`Linears`]); the tables of embeddings stay in the mapped checkpoint, of which
+//! a batch touches a few rows; vectors (biases, normalisations) are copied. What the architecture says about numbers is
+//! put into them here, so that nothing of it is left to be done for every token:
+//!
+//! * The three projections of attention are one layer.
+//! * Scores come out scaled, and in units of the binary logarithm, in which the softmax computes: the factor is in the
+//!   weights that make the queries or, where queries are normalised, in the weights of that normalisation.
+//! * A normalisation by `1 + w` has the one added.
 
-use super::kernel::Norm;
-use super::packed::{Packed, PackedCache, WeightsPlace};
-use super::panels::{Panels, Unpacked};
-use crate::model::{BertConfig, Checkpoint, ModelError, Tensor};
+use replica_core::Precision;
 
-/// The weights of a BERT.
-pub(super) struct BertWeights {
+use super::distance::DistanceBiases;
+use super::kernel::{Finish, Norm};
+use super::linear::{LinearId, LinearSource, LinearSources, Linears};
+use super::packed::{PackedCache, WeightsPlace};
+use crate::model::{
+    Activation, Architecture, Checkpoint, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadStep,
+    ModelError, Names, NormKind, ProjectionNames, Tensor,
+};
+
+/// The weights of a transformer.
+pub(super) struct Weights {
     pub(super) words: Tensor,
-    pub(super) kinds: Tensor,
-    pub(super) positions: Tensor,
-    pub(super) norm: Norm,
-    pub(super) layers: Vec<BertLayer>,
-    packed: Packed,
+    pub(super) types: Option<Tensor>,
+    pub(super) positions: Option<Tensor>,
+    pub(super) embedding_norm: Option<Norm>,
+    pub(super) layers: Vec<LayerWeights>,
+    pub(super) final_norm: Option<Norm>,
+    pub(super) distance_biases: Option<DistanceBiases>,
+    pub(super) linears: Linears,
 }
 
 /// One layer of it, in the order of computation.
-pub(super) struct BertLayer {
+pub(super) struct LayerWeights {
+    pub(super) before_attention: Option<Norm>,
     /// To queries, keys and values, side by side.
-    pub(super) project: Linear,
+    pub(super) project: LinearId,
+    pub(super) query_norm: Option<Norm>,
+    pub(super) key_norm: Option<Norm>,
     /// From what attention came to.
-    pub(super) gather: Linear,
-    pub(super) norm: Norm,
-    pub(super) expand: Linear,
-    pub(super) contract: Linear,
-    pub(super) final_norm: Norm,
+    pub(super) output: LinearId,
+    pub(super) after_attention: Option<Norm>,
+    pub(super) before_feed_forward: Option<Norm>,
+    pub(super) expand: LinearId,
+    pub(super) contract: LinearId,
+    pub(super) after_feed_forward: Option<Norm>,
 }
 
-/// A linear layer.
-pub(super) struct Linear {
-    packed: usize,
-    pub(super) bias: Vec<f32>,
+/// What follows pooling, always in 32-bit floats: it is small, and nothing comes after it that would even it out.
+pub(super) struct HeadWeights {
+    pub(super) steps: Vec<HeadLayer>,
+    pub(super) linears: Linears,
 }
 
-impl BertWeights {
+/// One step of it.
+pub(super) struct HeadLayer {
+    pub(super) linear: LinearId,
+    pub(super) finish: Finish,
+    pub(super) norm: Option<Norm>,
+}
+
+impl Weights {
     /// Looks up every tensor, and packs.
     pub(super) fn load(
         checkpoint: &Checkpoint,
-        config: &BertConfig,
+        architecture: &Architecture,
+        precision: Precision,
         cache: Option<&PackedCache>,
-    ) -> Result<(BertWeights, WeightsPlace), ModelError> {
-        let mut reader = Reader {
-            checkpoint,
-            // `BertModel` writes its tensors bare, models built around it under its name.
-            prefix: if checkpoint.has("bert.embeddings.word_embeddings.weight") { "bert." } else { "" },
-            epsilon: config.norm_epsilon,
-            layers: Vec::new(),
-        };
-        let hidden = config.hidden;
-        let table = |name: &str, rows| {
-            reader.tensor(&format!("embeddings.{name}_embeddings.weight"), &[rows, hidden])
-        };
-        let words = table("word", config.vocabulary)?;
-        let kinds = table("token_type", config.token_types)?;
-        let positions = table("position", config.positions)?;
-        let norm = reader.norm("embeddings.LayerNorm", hidden)?;
-        let layers: Result<Vec<BertLayer>, ModelError> =
-            (0..config.layers).map(|index| reader.layer(index, config)).collect();
+    ) -> Result<(Weights, WeightsPlace), ModelError> {
+        let reader = Reader::new(checkpoint, architecture);
+        let Names { words, types, positions, embedding_norm, final_norm, .. } = *reader.names;
+        let Architecture { vocabulary, hidden, token_types, .. } = *architecture;
+        let embedding = &architecture.embedding;
+        let table = |name: &str, rows| reader.tensor(&format!("{name}.weight"), &[rows, hidden]);
+        let words = table(words, vocabulary)?;
+        let types = embedding.types.then(|| table(types, token_types)).transpose()?;
+        let positions = embedding.positions.map(|learnt| table(positions, learnt.rows)).transpose()?;
+        let embedding_norm = reader.optional_norm(embedding.norm, embedding_norm, hidden)?;
+        let final_norm = reader.optional_norm(!final_norm.is_empty(), final_norm, hidden)?;
+        let distance_biases = reader.distance_biases()?;
+        let mut sources = LinearSources::default();
+        let layers: Result<Vec<LayerWeights>, ModelError> =
+            (0..architecture.layers.len()).map(|index| reader.layer(index, &mut sources)).collect();
         let layers = layers?;
-        let (packed, place) = Packed::obtain(&reader.layers, cache);
-        let weights = BertWeights { words, kinds, positions, norm, layers, packed };
+        let (linears, place) = Linears::obtain(sources, precision, cache);
+        let weights =
+            Weights { words, types, positions, embedding_norm, layers, final_norm, distance_biases, linears };
         Ok((weights, place))
     }
+}
 
-    /// The matrix of a layer.
-    pub(super) fn matrix(&self, linear: &Linear) -> Panels<'_> {
-        self.packed.layer(linear.packed)
+impl HeadWeights {
+    /// Looks up the tensors of these dense layers.
+    pub(super) fn of_dense(dense: &[Dense]) -> Result<HeadWeights, ModelError> {
+        let mut sources = LinearSources::default();
+        let mut steps = Vec::new();
+        for layer in dense {
+            let weight = layer.checkpoint.tensor(Dense::WEIGHT, &[layer.outputs, layer.inputs])?;
+            let bias = layer.bias.then(|| layer.checkpoint.tensor(Dense::BIAS, &[layer.outputs]));
+            let bias = bias.transpose()?.map(|bias| bias.to_vec());
+            let source =
+                LinearSource { inputs: layer.inputs, parts: vec![(weight, 1.0)], bias, gated: false };
+            let finish = match layer.activation {
+                DenseActivation::Identity => Finish::Store,
+                DenseActivation::Tanh => Finish::Activate(Activation::Tanh),
+                DenseActivation::Relu => Finish::Activate(Activation::Relu),
+                DenseActivation::Gelu => Finish::Activate(Activation::Gelu),
+            };
+            steps.push(HeadLayer { linear: sources.add(source), finish, norm: None });
+        }
+        let (linears, _) = Linears::obtain(sources, Precision::F32, None);
+        Ok(HeadWeights { steps, linears })
+    }
+
+    /// Looks up the tensors of these steps of a label head.
+    pub(super) fn of_labels(
+        checkpoint: &Checkpoint,
+        architecture: &Architecture,
+        steps: &[HeadStep],
+    ) -> Result<HeadWeights, ModelError> {
+        let reader = Reader::new(checkpoint, architecture);
+        let mut sources = LinearSources::default();
+        let mut inputs = architecture.hidden;
+        let mut layers = Vec::new();
+        for step in steps {
+            let prefix = if step.prefixed { reader.prefix } else { "" };
+            let name = format!("{prefix}{}", step.name);
+            let weight = checkpoint.tensor(&format!("{name}.weight"), &[step.outputs, inputs])?;
+            let bias = step.bias.then(|| checkpoint.tensor(&format!("{name}.bias"), &[step.outputs]));
+            let source = LinearSource {
+                inputs,
+                parts: vec![(weight, 1.0)],
+                bias: bias.transpose()?.map(|bias| bias.to_vec()),
+                gated: false,
+            };
+            let norm = step.norm.map(|norm| reader.norm_at(norm, step.outputs)).transpose()?;
+            layers.push(HeadLayer {
+                linear: sources.add(source),
+                finish: step.activation.map_or(Finish::Store, Finish::Activate),
+                norm,
+            });
+            inputs = step.outputs;
+        }
+        let (linears, _) = Linears::obtain(sources, Precision::F32, None);
+        Ok(HeadWeights { steps: layers, linears })
     }
 }
 
-/// Looks tensors up by the names that a BERT gives them.
+/// Looks tensors up by the names of the family.
 struct Reader<'a> {
     checkpoint: &'a Checkpoint,
+    architecture: &'a Architecture,
+    names: &'static Names,
     prefix: &'static str,
-    epsilon: f32,
-    /// What is to be packed, in order.
-    layers: Vec<Unpacked>,
 }
 
-impl Reader<'_> {
+/// A layer made of several: their names, the rows of each, and by what they are multiplied.
+type Part = (String, usize, f32);
+
+impl<'a> Reader<'a> {
+    /// Finds out under which prefix the checkpoint has its tensors.
+    fn new(checkpoint: &'a Checkpoint, architecture: &'a Architecture) -> Reader<'a> {
+        let names = architecture.names;
+        let has_words = |prefix: &&str| checkpoint.has(&format!("{prefix}{}.weight", names.words));
+        // If there is none, its tensors are looked for without one and found missing.
+        let prefix = names.prefixes.iter().copied().find(has_words).unwrap_or_default();
+        Reader { checkpoint, architecture, names, prefix }
+    }
+
+    fn in_layer(&self, index: usize, name: &str) -> String {
+        format!("{}{name}", self.names.layer.replace("{}", &index.to_string()))
+    }
+
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
         self.checkpoint.tensor(&format!("{}{name}", self.prefix), shape)
     }
 
-    fn layer(&mut self, index: usize, config: &BertConfig) -> Result<BertLayer, ModelError> {
-        let (hidden, intermediate) = (config.hidden, config.intermediate);
-        let name = |part: &str| format!("encoder.layer.{index}.{part}");
-        let scale = (config.head_width() as f32).sqrt().recip();
-        Ok(BertLayer {
-            project: self.linear(
-                &[
-                    (name("attention.self.query"), scale),
-                    (name("attention.self.key"), 1.0),
-                    (name("attention.self.value"), 1.0),
-                ],
-                hidden,
-                hidden,
+    fn layer(&self, index: usize, sources: &mut LinearSources) -> Result<LayerWeights, ModelError> {
+        let Architecture { attention, feed_forward, hidden, .. } = self.architecture;
+        let names = &self.names.in_layer;
+        let norm = |name: &str, wanted: bool, width: usize| {
+            self.optional_norm(wanted && !name.is_empty(), &self.in_layer(index, name), width)
+        };
+        let (query_width, width) = (self.architecture.query_width(), feed_forward.width);
+        let head_norm = |name: &str, factor: f32| -> Result<Option<Norm>, ModelError> {
+            let norm = norm(name, attention.query_key_norm, attention.head_width)?;
+            Ok(norm.map(|norm| norm.times(factor)))
+        };
+        let (contract, expand) = match &names.feed_forward {
+            FeedForwardNames::Plain([expand, contract]) => (contract, vec![(*expand, width)]),
+            FeedForwardNames::Gated([gate, up, contract]) => (contract, vec![(*gate, width), (*up, width)]),
+            FeedForwardNames::GatedFused([both, contract]) => (contract, vec![(*both, 2 * width)]),
+        };
+        let expand: Vec<Part> =
+            expand.into_iter().map(|(name, rows)| (self.in_layer(index, name), rows, 1.0)).collect();
+        let one = |name: &str, rows| [(self.in_layer(index, name), rows, 1.0)];
+        Ok(LayerWeights {
+            before_attention: norm(
+                names.before_attention,
+                self.architecture.layers[index].input_norm,
+                *hidden,
             )?,
-            gather: self.linear(&[(name("attention.output.dense"), 1.0)], hidden, hidden)?,
-            norm: self.norm(&name("attention.output.LayerNorm"), hidden)?,
-            expand: self.linear(&[(name("intermediate.dense"), 1.0)], hidden, intermediate)?,
-            contract: self.linear(&[(name("output.dense"), 1.0)], intermediate, hidden)?,
-            final_norm: self.norm(&name("output.LayerNorm"), hidden)?,
+            project: sources.add(self.projection(index)?),
+            query_norm: head_norm(names.query_norm, self.score_factor())?,
+            key_norm: head_norm(names.key_norm, 1.0)?,
+            output: sources.add(self.linear(
+                &one(names.output, *hidden),
+                query_width,
+                attention.output_bias,
+                false,
+            )?),
+            after_attention: norm(names.after_attention, true, *hidden)?,
+            before_feed_forward: norm(names.before_feed_forward, true, *hidden)?,
+            expand: sources.add(self.linear(
+                &expand,
+                *hidden,
+                feed_forward.input_bias,
+                feed_forward.gated,
+            )?),
+            contract: sources.add(self.linear(
+                &one(contract, *hidden),
+                width,
+                feed_forward.output_bias,
+                false,
+            )?),
+            after_feed_forward: norm(names.after_feed_forward, true, *hidden)?,
         })
     }
 
-    /// Layers of this size each, to be computed as one, each times its factor.
-    fn linear(
-        &mut self,
-        parts: &[(String, f32)],
-        inputs: usize,
-        outputs: usize,
-    ) -> Result<Linear, ModelError> {
-        let mut weights = Vec::new();
-        let mut bias = Vec::new();
-        for (name, factor) in parts {
-            weights.push((self.tensor(&format!("{name}.weight"), &[outputs, inputs])?, *factor));
-            let part = self.tensor(&format!("{name}.bias"), &[outputs])?;
-            bias.extend(part.to_vec().into_iter().map(|value| value * factor));
+    /// What scores are to be multiplied with.
+    fn score_factor(&self) -> f32 {
+        self.architecture.attention.scale * std::f32::consts::LOG2_E
+    }
+
+    fn projection(&self, index: usize) -> Result<LinearSource, ModelError> {
+        let Architecture { attention, hidden, .. } = self.architecture;
+        let factor = if attention.query_key_norm { 1.0 } else { self.score_factor() };
+        let rows = [self.architecture.query_width(), self.architecture.key_value_width()];
+        let rows = [(rows[0], factor), (rows[1], 1.0), (rows[1], 1.0)];
+        match &self.names.in_layer.projection {
+            ProjectionNames::Separate(names) => {
+                let parts = names.iter().zip(rows);
+                let parts: Vec<Part> =
+                    parts.map(|(name, (rows, factor))| (self.in_layer(index, name), rows, factor)).collect();
+                self.linear(&parts, *hidden, attention.projection_bias, false)
+            }
+            ProjectionNames::Fused(name) => {
+                let total = rows.iter().map(|(rows, _)| rows).sum();
+                let whole = (self.in_layer(index, name), total, 1.0);
+                let mut source = self.linear(&[whole], *hidden, attention.projection_bias, false)?;
+                let (whole, _) = source.parts.remove(0);
+                let mut start = 0;
+                for (rows, factor) in rows {
+                    source.parts.push((whole.rows_of(start..start + rows), factor));
+                    let bias = source.bias.iter_mut().flat_map(|bias| &mut bias[start..start + rows]);
+                    bias.for_each(|value| *value *= factor);
+                    start += rows;
+                }
+                Ok(source)
+            }
         }
-        self.layers.push(Unpacked { inputs, parts: weights });
-        let packed = self.layers.len() - 1;
-        Ok(Linear { packed, bias })
     }
 
-    fn norm(&self, name: &str, width: usize) -> Result<Norm, ModelError> {
+    /// Layers of the same inputs, to be computed as one.
+    fn linear(
+        &self,
+        parts: &[Part],
+        inputs: usize,
+        biased: bool,
+        gated: bool,
+    ) -> Result<LinearSource, ModelError> {
+        let mut weights = Vec::new();
+        let mut bias = biased.then(Vec::new);
+        for (name, rows, factor) in parts {
+            weights.push((self.tensor(&format!("{name}.weight"), &[*rows, inputs])?, *factor));
+            if let Some(bias) = &mut bias {
+                let part = self.tensor(&format!("{name}.bias"), &[*rows])?;
+                bias.extend(part.to_vec().into_iter().map(|value| value * factor));
+            }
+        }
+        Ok(LinearSource { inputs, parts: weights, bias, gated })
+    }
+
+    fn optional_norm(&self, wanted: bool, name: &str, width: usize) -> Result<Option<Norm>, ModelError> {
+        wanted.then(|| self.norm_at(&format!("{}{name}", self.prefix), width)).transpose()
+    }
+
+    /// The normalisation of this full name.
+    fn norm_at(&self, name: &str, width: usize) -> Result<Norm, ModelError> {
         // The first BERTs, which came from TensorFlow, call them gamma and beta.
-        let old = self.checkpoint.has(&format!("{}{name}.gamma", self.prefix));
+        let old = self.checkpoint.has(&format!("{name}.gamma"));
         let (scale, shift) = if old { ("gamma", "beta") } else { ("weight", "bias") };
-        Ok(Norm {
-            scale: self.tensor(&format!("{name}.{scale}"), &[width])?.to_vec(),
-            shift: self.tensor(&format!("{name}.{shift}"), &[width])?.to_vec(),
-            epsilon: self.epsilon,
-        })
+        let vector = |part: &str| Ok(self.checkpoint.tensor(&format!("{name}.{part}"), &[width])?.to_vec());
+        let spec = self.architecture.norm;
+        let mut scale: Vec<f32> = vector(scale)?;
+        let (centred, shifted) = match spec.kind {
+            NormKind::Layer => (true, true),
+            NormKind::LayerWithoutBias => (true, false),
+            NormKind::Rms => (false, false),
+            NormKind::RmsPlusOne => {
+                scale.iter_mut().for_each(|value| *value += 1.0);
+                (false, false)
+            }
+        };
+        let shift = if shifted { vector(shift)? } else { vec![0.0; width] };
+        Ok(Norm { centred, scale, shift, epsilon: spec.epsilon })
+    }
+
+    fn distance_biases(&self) -> Result<Option<DistanceBiases>, ModelError> {
+        let (heads, positions) = (self.architecture.attention.heads, self.architecture.positions);
+        match self.architecture.attention.distance_bias {
+            None => Ok(None),
+            Some(DistanceBias::Alibi) => Ok(Some(DistanceBiases::alibi(heads, positions))),
+            Some(DistanceBias::Buckets(buckets)) => {
+                let name = format!("{}.weight", self.names.distance_bias);
+                let table = self.tensor(&name, &[buckets, heads])?.to_vec();
+                Ok(Some(DistanceBiases::buckets(heads, positions, buckets, &table)))
+            }
+        }
     }
 }

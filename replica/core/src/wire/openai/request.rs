@@ -1,29 +1,33 @@
 //! The body of `POST /v1/embeddings`: bytes to a request, or to the field that is wrong with it.
 //!
-//! The body is first split into raw fields without looking into them, then each field is read by itself. So a mistake
-//! is known by the field it is in and not by a byte offset, unknown fields cost nothing, and a list that is too long
-//! is counted, not stored. `null` is an absent field, as OpenAI's own clients use it.
-
-use std::fmt;
+//! Two fields are not OpenAI's. `prompt_name` names a prompt of the model's configuration, as TEI has it; `input_type`
+//! says what the text is (`query` or `document`, as in Cohere's, Voyage's and NVIDIA's embedding APIs) and lets the model
+//! choose. Instruction-tuned models are wrong without their prompt, and clients of OpenAI's API can send extra fields.
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::input::Input;
+use crate::limits::AtMost;
+use crate::prompt::PromptChoice;
 use crate::refusal::Refusal;
+use crate::wire::fields;
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbeddingsRequest {
     /// The deployment.
     pub model: String,
-    /// What to embed.
+    /// What to embed; no text is empty.
     pub input: Input,
+    /// Whether `input` was one input and not a list of them.
+    pub single: bool,
     /// How vectors are written.
     pub encoding: Encoding,
     /// How many numbers a vector should have, where the caller says so.
     pub dimensions: Option<u64>,
+    /// What stands before each text.
+    pub prompt: PromptChoice,
 }
 
 /// How a vector is written into the answer.
@@ -36,8 +40,6 @@ pub enum Encoding {
     Base64,
 }
 
-const TEXT_WANTED: &str = "a text, a list of texts, a list of token ids, or a list of such lists";
-
 /// The fields that are read. Everything else is ignored, as OpenAI does; that includes `user`.
 #[derive(Deserialize)]
 struct RawFields<'a> {
@@ -49,183 +51,77 @@ struct RawFields<'a> {
     encoding_format: Option<&'a RawValue>,
     #[serde(borrow)]
     dimensions: Option<&'a RawValue>,
+    #[serde(borrow)]
+    prompt_name: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_type: Option<&'a RawValue>,
 }
 
 impl EmbeddingsRequest {
-    /// Reads `body`, which may carry at most `max_inputs` inputs.
-    pub fn parse(body: &[u8], max_inputs: usize) -> Result<EmbeddingsRequest, Refusal> {
-        // A JSON list would do for serde's derive, field by field; it would not do for a reader of the API.
-        if body.iter().find(|byte| !byte.is_ascii_whitespace()).is_some_and(|first| *first == b'[') {
-            return Err(Refusal::not_json("it is a list"));
-        }
-        let fields: RawFields<'_> = serde_json::from_slice(body).map_err(Refusal::not_json)?;
-        let RawFields { model, input, encoding_format, dimensions } = fields;
-        let model = model.ok_or_else(|| Refusal::missing("model", "the name of a deployment"))?;
-        let model = serde_json::from_str(model.get())
-            .map_err(|_| Refusal::invalid("model", "model", "is not a string", "the name of a deployment"))?;
-        let input = input.ok_or_else(|| Refusal::missing("input", TEXT_WANTED))?;
-        Ok(EmbeddingsRequest {
+    /// Reads `body`, which may carry so many inputs.
+    pub fn parse(body: &[u8], limit: AtMost) -> Result<EmbeddingsRequest, Refusal> {
+        let RawFields { model, input, encoding_format, dimensions, prompt_name, input_type } =
+            fields::split(body)?;
+        let model =
+            fields::model(model)?.ok_or_else(|| Refusal::missing("model", "the name of a deployment"))?;
+        let (input, single) =
+            fields::inputs("input", fields::needed("input", input, fields::INPUT_WANTED)?, limit)?;
+        let encodings = [("float", Encoding::Float), ("base64", Encoding::Base64)];
+        let wanted = "\"float\" or \"base64\"";
+        let request = EmbeddingsRequest {
             model,
-            input: parse_input(input.get(), max_inputs)?,
-            encoding: encoding_format.map_or(Ok(Encoding::default()), |raw| parse_encoding(raw.get()))?,
-            dimensions: dimensions.map(|raw| parse_dimensions(raw.get())).transpose()?,
-        })
+            input,
+            single,
+            encoding: fields::choice(
+                "encoding_format",
+                encoding_format,
+                Encoding::default(),
+                &encodings,
+                wanted,
+            )?,
+            dimensions: fields::count("dimensions", dimensions)?,
+            prompt: fields::prompt(prompt_name, input_type)?,
+        };
+        request.check_texts()?;
+        Ok(request)
     }
 
-    /// Refuses a number of dimensions that the model does not have.
-    pub fn check_dimensions(&self, model_dimensions: usize) -> Result<(), Refusal> {
-        match self.dimensions {
-            Some(wanted) if wanted != model_dimensions as u64 => Err(Refusal::invalid(
-                "dimensions",
-                "dimensions",
-                &format!("is {wanted} and the vectors of this model have {model_dimensions}"),
-                &format!("{model_dimensions}, or leave it out"),
-            )),
-            Some(_) | None => Ok(()),
+    /// OpenAI refuses empty texts; there is nothing that a vector could say about them.
+    fn check_texts(&self) -> Result<(), Refusal> {
+        let Input::Texts(texts) = &self.input else { return Ok(()) };
+        match texts.iter().position(String::is_empty) {
+            Some(_) if self.single => Err(Refusal::empty_input("input", "input")),
+            Some(i) => Err(Refusal::empty_input("input", &format!("input[{i}]"))),
+            None => Ok(()),
         }
     }
 }
 
-fn parse_encoding(raw: &str) -> Result<Encoding, Refusal> {
-    match serde_json::from_str::<String>(raw).as_deref() {
-        Ok("float") => Ok(Encoding::Float),
-        Ok("base64") => Ok(Encoding::Base64),
-        Ok(_) | Err(_) => Err(Refusal::invalid(
-            "encoding_format",
-            "encoding_format",
-            "is not known",
-            "\"float\" or \"base64\"",
+/// How many numbers a vector of a model with so many has, if so many are `wanted`: fewer are the first ones, as
+/// Matryoshka models are trained for.
+pub fn check_dimensions(wanted: Option<u64>, model_dimensions: usize) -> Result<usize, Refusal> {
+    match wanted {
+        None => Ok(model_dimensions),
+        Some(wanted @ 1..) if wanted <= model_dimensions as u64 => Ok(wanted as usize),
+        Some(wanted) => Err(Refusal::invalid(
+            "dimensions",
+            "dimensions",
+            &format!("is {wanted} and the vectors of this model have {model_dimensions}"),
+            &format!("1 to {model_dimensions}, or leave it out"),
         )),
     }
-}
-
-fn parse_dimensions(raw: &str) -> Result<u64, Refusal> {
-    serde_json::from_str::<u64>(raw).ok().filter(|wanted| *wanted > 0).ok_or_else(|| {
-        Refusal::invalid("dimensions", "dimensions", "is not a positive whole number", "one, or leave it out")
-    })
-}
-
-fn parse_input(raw: &str, max_inputs: usize) -> Result<Input, Refusal> {
-    match kind_of(raw) {
-        Kind::Text => Ok(Input::Texts(vec![parse_text(raw, "input")?])),
-        Kind::List => match first_kind(raw) {
-            None => Err(Refusal::no_inputs()),
-            Some(Kind::Number) => Ok(Input::Tokens(vec![parse_tokens(raw, "input")?])),
-            Some(Kind::Text) => parse_list(raw, max_inputs, parse_text).map(Input::Texts),
-            Some(Kind::List) => parse_list(raw, max_inputs, parse_tokens).map(Input::Tokens),
-            Some(Kind::Other) => Err(wrong_type("input[0]")),
-        },
-        Kind::Number | Kind::Other => Err(wrong_type("input")),
-    }
-}
-
-fn parse_list<T>(
-    raw: &str,
-    max_inputs: usize,
-    parse: fn(&str, &str) -> Result<T, Refusal>,
-) -> Result<Vec<T>, Refusal> {
-    let Capped { elements, given } = capped(raw, max_inputs)?;
-    if given > max_inputs {
-        return Err(Refusal::too_many_inputs(max_inputs, given));
-    }
-    elements.iter().enumerate().map(|(i, element)| parse(element.get(), &format!("input[{i}]"))).collect()
-}
-
-fn parse_text(raw: &str, place: &str) -> Result<String, Refusal> {
-    if kind_of(raw) != Kind::Text {
-        return Err(wrong_type(place));
-    }
-    // Half of a surrogate pair is the one thing that a JSON string may escape and a text cannot contain.
-    let text: String = serde_json::from_str(raw).map_err(|_| {
-        Refusal::invalid("input", place, "escapes half of a surrogate pair", "whole characters")
-    })?;
-    if text.is_empty() { Err(Refusal::empty_input(place)) } else { Ok(text) }
-}
-
-fn parse_tokens(raw: &str, place: &str) -> Result<Vec<u32>, Refusal> {
-    if kind_of(raw) != Kind::List {
-        return Err(wrong_type(place));
-    }
-    let tokens: Vec<u32> = serde_json::from_str(raw).map_err(|_| {
-        Refusal::invalid("input", place, "is not a list of token ids", "whole numbers from 0 on")
-    })?;
-    if tokens.is_empty() { Err(Refusal::empty_input(place)) } else { Ok(tokens) }
-}
-
-fn wrong_type(place: &str) -> Refusal {
-    Refusal::invalid("input", place, "is of a type that is not taken here", TEXT_WANTED)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Text,
-    Number,
-    List,
-    Other,
-}
-
-/// What a JSON value is, by its first byte: the first pass over the body has checked that it is one.
-fn kind_of(raw: &str) -> Kind {
-    match raw.bytes().next() {
-        Some(b'"') => Kind::Text,
-        Some(b'[') => Kind::List,
-        Some(b'-' | b'0'..=b'9') => Kind::Number,
-        Some(_) | None => Kind::Other,
-    }
-}
-
-/// What the first element of a JSON list is; `None` when it has none.
-fn first_kind(list: &str) -> Option<Kind> {
-    let inside = list.strip_prefix('[')?.trim_start();
-    (!inside.starts_with(']')).then(|| kind_of(inside))
-}
-
-/// The first elements of a list, and how many it has.
-struct Capped<'a> {
-    elements: Vec<&'a RawValue>,
-    given: usize,
-}
-
-fn capped(raw: &str, max: usize) -> Result<Capped<'_>, Refusal> {
-    struct Cap(usize);
-    impl<'de> DeserializeSeed<'de> for Cap {
-        type Value = Capped<'de>;
-        fn deserialize<D: serde::Deserializer<'de>>(self, list: D) -> Result<Capped<'de>, D::Error> {
-            list.deserialize_seq(self)
-        }
-    }
-    impl<'de> Visitor<'de> for Cap {
-        type Value = Capped<'de>;
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a list")
-        }
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Capped<'de>, A::Error> {
-            let mut elements = Vec::new();
-            while elements.len() < self.0 {
-                match list.next_element::<&RawValue>()? {
-                    Some(element) => elements.push(element),
-                    None => {
-                        return Ok(Capped { given: elements.len(), elements });
-                    }
-                }
-            }
-            let mut given = elements.len();
-            while list.next_element::<IgnoredAny>()?.is_some() {
-                given += 1;
-            }
-            Ok(Capped { elements, given })
-        }
-    }
-    Cap(max).deserialize(&mut serde_json::Deserializer::from_str(raw)).map_err(Refusal::not_json)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prompt::Role;
     use crate::wire::error::ErrorCode;
 
+    const LIMIT: AtMost = AtMost { count: 3, key: "max_inputs" };
+
     fn parse(body: &str) -> Result<EmbeddingsRequest, Refusal> {
-        EmbeddingsRequest::parse(body.as_bytes(), 3)
+        EmbeddingsRequest::parse(body.as_bytes(), LIMIT)
     }
 
     fn check(body: &str, code: ErrorCode, param: Option<&str>, says: &str) {
@@ -267,10 +163,23 @@ mod tests {
         let parsed = parse(r#"{"input": "a", "model": "m", "dimensions": 384, "encoding_format": "base64"}"#);
         let parsed = parsed.expect("a body");
         assert_eq!((parsed.encoding, parsed.dimensions), (Encoding::Base64, Some(384)));
-        assert_eq!(parsed.check_dimensions(384), Ok(()));
-        let refusal = parsed.check_dimensions(383).expect_err("another number of dimensions");
-        assert_eq!((refusal.code, refusal.param), (ErrorCode::InvalidValue, Some("dimensions")));
-        assert!(refusal.message.contains("384") && refusal.message.contains("383"));
+        assert_eq!(parsed.prompt, PromptChoice::Default);
+        let parsed = parse(r#"{"input": "a", "model": "m", "prompt_name": "query"}"#).expect("a body");
+        assert_eq!(parsed.prompt, PromptChoice::Named("query".to_owned()));
+        let parsed = parse(r#"{"input": "a", "model": "m", "input_type": "passage"}"#).expect("a body");
+        assert_eq!(parsed.prompt, PromptChoice::For(Role::Document));
+    }
+
+    #[test]
+    fn the_limits_of_dimensions_hold_at_them_and_one_past_them() {
+        assert_eq!(check_dimensions(None, 384), Ok(384));
+        assert_eq!(check_dimensions(Some(384), 384), Ok(384));
+        assert_eq!(check_dimensions(Some(1), 384), Ok(1));
+        for wrong in [0, 385] {
+            let refusal = check_dimensions(Some(wrong), 384).expect_err("out of range");
+            assert_eq!((refusal.code, refusal.param), (ErrorCode::InvalidValue, Some("dimensions")));
+            assert!(refusal.message.contains("1 to 384"), "{}", refusal.message);
+        }
     }
 
     #[test]
@@ -280,7 +189,7 @@ mod tests {
             check(body, ErrorCode::InvalidJson, None, "not a JSON object");
         }
         check(r#"{"model": "m", "model": "m"}"#, ErrorCode::InvalidJson, None, "duplicate field");
-        let refusal = EmbeddingsRequest::parse(b"{\"model\": \"\xff\"}", 3).expect_err("not UTF-8");
+        let refusal = EmbeddingsRequest::parse(b"{\"model\": \"\xff\"}", LIMIT).expect_err("not UTF-8");
         assert_eq!(refusal.code, ErrorCode::InvalidJson);
     }
 
@@ -314,6 +223,10 @@ mod tests {
             let body = format!(r#"{{"model": "m", "input": "a", "dimensions": {dimensions}}}"#);
             check(&body, ErrorCode::InvalidValue, Some("dimensions"), "whole number");
         }
+        let both = r#"{"model": "m", "input": "a", "prompt_name": "q", "input_type": "query"}"#;
+        check(both, ErrorCode::InvalidValue, Some("input_type"), "prompt_name");
+        let kind = r#"{"model": "m", "input": "a", "input_type": "image"}"#;
+        check(kind, ErrorCode::InvalidValue, Some("input_type"), "document");
         for format in ["\"int8\"", "3"] {
             let body = format!(r#"{{"model": "m", "input": "a", "encoding_format": {format}}}"#);
             check(&body, ErrorCode::InvalidValue, Some("encoding_format"), "base64");

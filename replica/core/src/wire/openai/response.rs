@@ -77,6 +77,11 @@ impl<'a> Rows<'a> {
         Rows { values, dimensions }
     }
 
+    /// Row after row.
+    pub fn iter(self) -> std::slice::ChunksExact<'a, f32> {
+        self.values.chunks_exact(self.dimensions)
+    }
+
     /// How many numbers there are.
     pub fn numbers(&self) -> usize {
         self.values.len()
@@ -116,7 +121,7 @@ impl Serialize for Data<'_> {
             index: usize,
             embedding: T,
         }
-        let rows = self.rows.values.chunks_exact(self.rows.dimensions);
+        let rows = self.rows.iter();
         let mut data = serializer.serialize_seq(Some(rows.len()))?;
         let mut bytes = Vec::new();
         for (index, row) in rows.enumerate() {

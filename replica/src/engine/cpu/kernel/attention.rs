@@ -1,19 +1,43 @@
-//! Attention of one head over one sequence: `softmax(Q·Kᵀ)·V`, with no padding and no mask.
+//! Attention of some heads over one sequence: `softmax(Q·Kᵀ)·V`, without padding.
 //!
-//! Keys and values of the sequence are put into panels once; then both products are tiles, as everywhere. The scores of
-//! a tile's rows stay in the nearest cache between the two. The scale `1/√width` is in the weights that made `Q`.
+//! Keys and values of the sequence are put into panels once for all heads that share them; then both products are tiles
+//! of some rows times a panel, whose sums stay in registers. The scores of a tile's rows stay in the nearest cache
+//! between the two. What a tile does not see at either end is not computed; what some of its rows do not see is computed
+//! and then blotted out.
+//!
+//! Scores come in units of the binary logarithm (see `weights`), since powers of two are what a processor can make. The
+//! sums of a row run over keys in order, whatever the sequence is batched with.
 
-use super::math::exp;
-use super::product::{MAX_TILE_ROWS, Sums, Tile, tiles};
-use super::{Kernel, Simd};
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use super::math::{exp2, tanh};
+use super::{Kernel, MAX_LANES, SQUARE, Simd, TILE_VECTORS, load_up_to, store_up_to};
+use crate::engine::cpu::distance::DistanceBiases;
 use crate::engine::cpu::matrix::{Matrix, View, Window};
 use crate::engine::cpu::panels::{Line, PANEL};
+use crate::model::Reach;
 
-/// One head over one sequence.
+/// Rows of the largest tile of any instruction set.
+const MAX_TILE_ROWS: usize = 12;
+
+/// Heads that share their keys and values, over one sequence.
 pub(in super::super) struct Attention<'a, 'w> {
-    /// The sequence's rows: all heads of Q, then of K, then of V.
-    pub(in super::super) projections: View<'a>,
-    /// Where the result goes: the sequence's rows, the head's columns.
+    /// The sequence's queries; the first head's stand first.
+    pub(in super::super) queries: View<'a>,
+    /// Its keys.
+    pub(in super::super) keys: View<'a>,
+    /// Its values.
+    pub(in super::super) values: View<'a>,
+    /// What each token sees.
+    pub(in super::super) reach: Reach,
+    /// Scores `s` become `c·tanh(s/c)`.
+    pub(in super::super) softcap: Option<f32>,
+    /// What is added to scores, and the number of the first head.
+    pub(in super::super) biases: Option<(&'a DistanceBiases, usize)>,
+    /// Where the result goes: the sequence's rows, the heads' columns.
     pub(in super::super) out: &'a mut Window<'w>,
     /// Room to work in.
     pub(in super::super) scratch: &'a mut AttentionScratch,
@@ -35,41 +59,60 @@ impl Kernel for Attention<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Attention { projections, out, scratch } = self;
-        let (length, head) = (projections.rows(), out.columns());
-        let (width, hidden) = (head.len(), projections.width() / 3);
+        let Attention { queries, keys, values, reach, softcap, biases, out, scratch } = self;
+        let (length, width) = (keys.rows(), keys.width());
         let (key_panels, value_panels) = (length.div_ceil(PANEL), width.div_ceil(PANEL));
-        let AttentionScratch { keys, values, scores } = scratch;
-        keys.resize(key_panels * width, PANEL);
-        values.resize(value_panels * length, PANEL);
-        scores.resize(MAX_TILE_ROWS, key_panels * PANEL);
-        let (keys, _) = keys.data_mut().as_chunks_mut::<PANEL>();
-        let (values, _) = values.data_mut().as_chunks_mut::<PANEL>();
-        let queries = projections.columns(head.clone());
-        pack_keys(projections.columns(head.start + hidden..head.end + hidden), keys);
-        pack_values(projections.columns(head.start + 2 * hidden..head.end + 2 * hidden), values);
+        let AttentionScratch { keys: key_lines, values: value_lines, scores } = scratch;
+        key_lines.resize(key_panels * width, PANEL);
+        value_lines.resize(value_panels * length, PANEL);
+        let stride = key_panels * PANEL;
+        scores.resize(MAX_TILE_ROWS, stride);
+        let (key_lines, _) = key_lines.data_mut().as_chunks_mut::<PANEL>();
+        let (value_lines, _) = value_lines.data_mut().as_chunks_mut::<PANEL>();
+        pack_keys(simd, keys, key_lines);
+        pack_values(values, value_lines);
         let mut sums = Sums::default();
-        let mut weights = [0.0; MAX_TILE_ROWS];
-        for (start, rows) in tiles::<S>(length) {
-            for index in 0..key_panels {
-                let panel = &keys[index * width..][..width];
-                let tile = Tile { input: queries, start, rows, panel, ahead: &[] };
-                tile.sum(simd, &mut sums);
-                for (row, sums) in sums.0[..rows].iter().enumerate() {
-                    scores.row_mut(row)[index * PANEL..][..PANEL].copy_from_slice(sums);
+        for head in 0..queries.width() / width {
+            let first_column = head * width;
+            let queries = queries.columns(first_column..first_column + width);
+            for (start, rows) in tiles::<S>(length) {
+                let seen = reach.of(start..start + rows, length);
+                for panel in seen.start / PANEL..seen.end.div_ceil(PANEL) {
+                    let lines = &key_lines[panel * width..][..width];
+                    let columns = PANEL.min(seen.end - panel * PANEL);
+                    let tile = Tile { input: queries, start, rows, first: 0, lines, columns };
+                    tile.sum(simd, &mut scores.data_mut()[panel * PANEL..], stride);
                 }
-            }
-            for (row, weight) in weights[..rows].iter_mut().enumerate() {
-                *weight = exponentials(simd, scores.row_mut(row), length).recip();
-            }
-            for index in 0..value_panels {
-                let panel = &values[index * length..][..length];
-                let input = scores.view(0..rows).columns(0..length);
-                Tile { input, start: 0, rows, panel, ahead: &[] }.sum(simd, &mut sums);
-                for (row, (sums, weight)) in sums.0[..rows].iter().zip(&weights).enumerate() {
-                    let out = out.row_mut(start + row)[index * PANEL..].iter_mut();
-                    for (out, sum) in out.zip(sums) {
-                        *out = sum * weight;
+                let mut weights = [0.0; MAX_TILE_ROWS];
+                // Whole vectors around what is seen.
+                let around = seen.start / PANEL * PANEL..seen.end.next_multiple_of(S::LANES);
+                let score_rows = scores.data_mut().chunks_exact_mut(stride);
+                for (row, (scores, weight)) in score_rows.zip(&mut weights[..rows]).enumerate() {
+                    let query = start + row;
+                    if let Some((biases, first)) = biases {
+                        add(simd, &mut scores[seen.clone()], biases.of(first + head, query, seen.start));
+                    }
+                    if let Some(cap) = softcap {
+                        soften(simd, &mut scores[seen.clone()], cap);
+                    }
+                    let of_row = reach.of(query..query + 1, length);
+                    let of_row = of_row.start - around.start..of_row.end - around.start;
+                    *weight = exponentials(simd, &mut scores[around.clone()], of_row).recip();
+                }
+                for panel in 0..value_panels {
+                    let lines = &value_lines[panel * length..][seen.clone()];
+                    let columns = PANEL.min(width - panel * PANEL);
+                    let input = scores.view(0..rows);
+                    Tile { input, start: 0, rows, first: seen.start, lines, columns }.sum(
+                        simd,
+                        sums.0.as_flattened_mut(),
+                        PANEL,
+                    );
+                    for (row, (sums, weight)) in sums.0[..rows].iter().zip(&weights).enumerate() {
+                        let out = &mut out.row_mut(start + row)[first_column + panel * PANEL..][..columns];
+                        for (out, sums) in out.chunks_mut(S::LANES).zip(sums.chunks(S::LANES)) {
+                            store_up_to(simd, simd.mul(simd.load(sums), simd.splat(*weight)), out);
+                        }
                     }
                 }
             }
@@ -79,12 +122,26 @@ impl Kernel for Attention<'_, '_> {
 
 /// Key `j` becomes lane `j % PANEL` of panel `j / PANEL`. Lanes beyond the last key keep what was there.
 #[inline(always)]
-fn pack_keys(keys: View<'_>, panels: &mut [Line]) {
-    let width = keys.width();
-    for index in 0..keys.rows() {
-        let lines = &mut panels[index / PANEL * width..][..width];
-        for (line, value) in lines.iter_mut().zip(keys.row(index)) {
-            line[index % PANEL] = *value;
+fn pack_keys<S: Simd>(simd: S, keys: View<'_>, panels: &mut [Line]) {
+    let (length, width) = (keys.rows(), keys.width());
+    for first in (0..length).step_by(SQUARE) {
+        let lines = &mut panels[first / PANEL * width..][..width];
+        let lane = first % PANEL;
+        let whole = if first + SQUARE <= length { width / SQUARE * SQUARE } else { 0 };
+        if whole > 0 {
+            let mut rows: [&[f32]; SQUARE] = [&[]; SQUARE];
+            for column in (0..whole).step_by(SQUARE) {
+                for (index, row) in rows.iter_mut().enumerate() {
+                    *row = &keys.row(first + index)[column..];
+                }
+                simd.transpose(&rows, &mut lines[column..column + SQUARE], lane);
+            }
+        }
+        for index in first..length.min(first + SQUARE) {
+            let lane = index % PANEL;
+            for (line, value) in lines[whole..].iter_mut().zip(&keys.row(index)[whole..]) {
+                line[lane] = *value;
+            }
         }
     }
 }
@@ -95,26 +152,184 @@ fn pack_values(values: View<'_>, panels: &mut [Line]) {
     let length = values.rows();
     for index in 0..length {
         for (panel, part) in values.row(index).chunks(PANEL).enumerate() {
-            panels[panel * length + index][..part.len()].copy_from_slice(part);
+            let line = &mut panels[panel * length + index];
+            match part.first_chunk::<PANEL>() {
+                Some(part) => *line = *part,
+                None => line[..part.len()].copy_from_slice(part),
+            }
         }
     }
 }
 
-/// Replaces the first `length` scores by their exponentials, relative to the largest, and comes to their sum.
 #[inline(always)]
-fn exponentials<S: Simd>(simd: S, scores: &mut [f32], length: usize) -> f32 {
-    // Scores of keys that are not there: nothing beside the largest, which becomes one.
-    scores[length..].fill(f32::NEG_INFINITY);
+fn add<S: Simd>(simd: S, scores: &mut [f32], biases: &[f32]) {
+    for (scores, biases) in scores.chunks_mut(S::LANES).zip(biases.chunks(S::LANES)) {
+        let biases = load_up_to(simd, &biases[..scores.len()], 0.0);
+        store_up_to(simd, simd.add(load_up_to(simd, scores, 0.0), biases), scores);
+    }
+}
+
+#[inline(always)]
+fn soften<S: Simd>(simd: S, scores: &mut [f32], cap: f32) {
+    for scores in scores.chunks_mut(S::LANES) {
+        let part = simd.mul(load_up_to(simd, scores, 0.0), simd.splat(cap.recip()));
+        store_up_to(simd, simd.mul(tanh(simd, part), simd.splat(cap)), scores);
+    }
+}
+
+/// Replaces the scores that are seen by their powers of two, relative to the largest, and the others by nothing beside
+/// the largest; comes to their sum. Scores are whole vectors.
+#[inline(always)]
+fn exponentials<S: Simd>(simd: S, scores: &mut [f32], seen: Range<usize>) -> f32 {
     let mut largest = simd.splat(f32::NEG_INFINITY);
-    for lanes in scores.chunks_exact(S::LANES) {
-        largest = simd.max(largest, simd.load(lanes));
+    for (index, lanes) in scores.chunks_exact_mut(S::LANES).enumerate() {
+        let first = index * S::LANES;
+        let mut score = simd.load(lanes);
+        if first < seen.start || first + S::LANES > seen.end {
+            score = blot(simd, score, first, &seen);
+            simd.store(score, lanes);
+        }
+        largest = simd.max(largest, score);
     }
     let largest = simd.splat(simd.largest(largest));
     let mut total = simd.splat(0.0);
     for lanes in scores.chunks_exact_mut(S::LANES) {
-        let value = exp(simd, simd.sub(simd.load(lanes), largest));
+        let value = exp2(simd, simd.sub(simd.load(lanes), largest));
         total = simd.add(total, value);
         simd.store(value, lanes);
     }
     simd.sum(total)
+}
+
+/// A vector that begins with ones that change nothing, or ends with them, as the minimum of it and another.
+const EDGE: [[f32; MAX_LANES]; 3] =
+    [[f32::NEG_INFINITY; MAX_LANES], [f32::INFINITY; MAX_LANES], [f32::NEG_INFINITY; MAX_LANES]];
+
+/// Makes those of the scores from `first` on that are not seen nothing. (Writing them one by one would hold up the load
+/// of the vector: a load cannot be served by several stores that are under way.)
+#[inline(always)]
+fn blot<S: Simd>(simd: S, scores: S::Vector, first: usize, seen: &Range<usize>) -> S::Vector {
+    let edge = EDGE.as_flattened();
+    let within = |end: usize| end.saturating_sub(first).min(S::LANES);
+    let from_start = simd.load(&edge[MAX_LANES - within(seen.start)..]);
+    let to_end = simd.load(&edge[2 * MAX_LANES - within(seen.end)..]);
+    // Where a score is not a number, which one of a lane without a key may be, the second one is taken.
+    simd.min(simd.min(scores, from_start), to_end)
+}
+
+/// Cuts rows into tiles of nearly equal size, as few as possible: start and number of rows of each.
+#[inline(always)]
+fn tiles<S: Simd>(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+    let count = rows.div_ceil(S::TILE_ROWS);
+    (0..count).map(move |index| {
+        let start = index * rows / count;
+        (start, (index + 1) * rows / count - start)
+    })
+}
+
+/// What a tile comes to: a line per row, each beginning where a cache line begins.
+#[derive(Default)]
+#[repr(align(64))]
+struct Sums([Line; MAX_TILE_ROWS]);
+
+/// Some rows of a matrix, to be multiplied with the lines of one panel.
+struct Tile<'a> {
+    input: View<'a>,
+    /// The first row.
+    start: usize,
+    /// How many; at most [`Simd::TILE_ROWS`].
+    rows: usize,
+    /// The first column, which belongs to the first line.
+    first: usize,
+    lines: &'a [Line],
+    /// Columns of the panel that are wanted; others may come to anything.
+    columns: usize,
+}
+
+impl Tile<'_> {
+    /// Writes the sums of its rows, `stride` numbers from one row to the next.
+    #[inline(always)]
+    fn sum<S: Simd>(&self, simd: S, sums: &mut [f32], stride: usize) {
+        // Each size is a loop of its own, and sizes that the instruction set does not use are compiled to nothing.
+        match self.rows {
+            1 => simd.run(Sum::<1>::new(self, sums, stride)),
+            2 => simd.run(Sum::<2>::new(self, sums, stride)),
+            3 => simd.run(Sum::<3>::new(self, sums, stride)),
+            4 if S::TILE_ROWS >= 4 => simd.run(Sum::<4>::new(self, sums, stride)),
+            5 if S::TILE_ROWS >= 5 => simd.run(Sum::<5>::new(self, sums, stride)),
+            6 if S::TILE_ROWS >= 6 => simd.run(Sum::<6>::new(self, sums, stride)),
+            7 if S::TILE_ROWS >= 7 => simd.run(Sum::<7>::new(self, sums, stride)),
+            8 if S::TILE_ROWS >= 8 => simd.run(Sum::<8>::new(self, sums, stride)),
+            9 if S::TILE_ROWS >= 9 => simd.run(Sum::<9>::new(self, sums, stride)),
+            10 if S::TILE_ROWS >= 10 => simd.run(Sum::<10>::new(self, sums, stride)),
+            11 if S::TILE_ROWS >= 11 => simd.run(Sum::<11>::new(self, sums, stride)),
+            12 if S::TILE_ROWS >= 12 => simd.run(Sum::<12>::new(self, sums, stride)),
+            rows => unreachable!("a tile of {rows} rows, of at most {}", S::TILE_ROWS),
+        }
+    }
+}
+
+/// The innermost loop, which is given rows and not a matrix, so that the compiler keeps a pointer to each in a register.
+struct Sum<'a, const ROWS: usize> {
+    rows: [&'a [f32]; ROWS],
+    lines: &'a [Line],
+    columns: usize,
+    sums: &'a mut [f32],
+    stride: usize,
+}
+
+impl<'a, const ROWS: usize> Sum<'a, ROWS> {
+    #[inline(always)]
+    fn new(tile: &Tile<'a>, sums: &'a mut [f32], stride: usize) -> Sum<'a, ROWS> {
+        let mut rows: [&[f32]; ROWS] = [&[]; ROWS];
+        for (index, row) in rows.iter_mut().enumerate() {
+            *row = &tile.input.row(tile.start + index)[tile.first..][..tile.lines.len()];
+        }
+        Sum { rows, lines: tile.lines, columns: tile.columns, sums, stride }
+    }
+
+    /// So many vectors from this column on.
+    #[inline(always)]
+    fn vectors<S: Simd, const VECTORS: usize>(&mut self, simd: S, column: usize) {
+        // All slices are of one length: the loop below needs no check.
+        let mut values: [&[f32]; ROWS] = [&[]; ROWS];
+        for (values, row) in values.iter_mut().zip(self.rows) {
+            *values = &row[..self.lines.len()];
+        }
+        let mut totals = [[simd.splat(0.0); VECTORS]; ROWS];
+        for (index, line) in self.lines.iter().enumerate() {
+            let mut weights = [simd.splat(0.0); VECTORS];
+            for (vector, weights) in weights.iter_mut().enumerate() {
+                *weights = simd.load(&line[column + vector * S::LANES..]);
+            }
+            for (totals, values) in totals.iter_mut().zip(&values) {
+                let value = simd.splat(values[index]);
+                for (total, weights) in totals.iter_mut().zip(weights) {
+                    *total = simd.mul_add(value, weights, *total);
+                }
+            }
+        }
+        for (row, totals) in totals.iter().enumerate() {
+            let sums = &mut self.sums[row * self.stride + column..][..VECTORS * S::LANES];
+            for (vector, total) in totals.iter().enumerate() {
+                simd.store(*total, &mut sums[vector * S::LANES..]);
+            }
+        }
+    }
+}
+
+impl<const ROWS: usize> Kernel for Sum<'_, ROWS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let mut column = 0;
+        while column + S::LANES < self.columns {
+            self.vectors::<S, TILE_VECTORS>(simd, column);
+            column += TILE_VECTORS * S::LANES;
+        }
+        if column < self.columns {
+            self.vectors::<S, 1>(simd, column);
+        }
+    }
 }

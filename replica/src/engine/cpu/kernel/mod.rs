@@ -10,9 +10,12 @@
 //! slow.
 
 mod attention;
+mod dots;
+mod heads;
 mod math;
 mod portable;
 mod product;
+mod quantize;
 mod rows;
 mod throughput;
 #[cfg(target_arch = "x86_64")]
@@ -21,13 +24,20 @@ mod x86_avx2;
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "names AVX-512 instructions")]
 mod x86_avx512;
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "names AVX-512 VNNI, AVX-VNNI and AVX2 instructions")]
+mod x86_dots;
 
 use std::fmt;
 
+use super::panels::Line;
+
 pub(super) use attention::{Attention, AttentionScratch};
-pub(super) use product::{Finish, Product};
-pub(super) use rows::{Norm, Normalize, PoolRows};
-pub(super) use throughput::MultiplyAdd;
+pub(super) use heads::PrepareHeads;
+pub(super) use product::{ByteProduct, Finish, Product};
+pub(super) use quantize::{ByteRows, Quantize};
+pub(super) use rows::{Norm, Normalize, NormalizeInto, PoolRows, Scale};
+pub(super) use throughput::{MultiplyAdd, MultiplyBytes};
 
 /// An instruction set that this processor has. It can be had only from [`Isa::available`].
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,6 +79,21 @@ impl Isa {
             Set::Avx2(_) => "avx2+fma",
             Set::Portable(_) => "portable",
         }
+    }
+
+    /// Numbers on which one instruction works.
+    fn lanes(self) -> usize {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(_) => x86_avx512::Avx512::LANES,
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(_) => x86_avx2::Avx2::LANES,
+            Set::Portable(_) => portable::Portable::LANES,
+        }
+    }
+
+    fn is_portable(self) -> bool {
+        matches!(self.0, Set::Portable(_))
     }
 
     /// Runs the kernel with its instructions.
@@ -118,11 +143,21 @@ pub(super) trait Simd: Copy {
         let _ = numbers;
     }
 
+    /// The same, to the nearest cache.
+    #[inline(always)]
+    fn prefetch_near(self, numbers: &[f32]) {
+        let _ = numbers;
+    }
+
     fn splat(self, value: f32) -> Self::Vector;
     /// The first [`Simd::LANES`] numbers of a slice.
     fn load(self, from: &[f32]) -> Self::Vector;
     /// Into the first [`Simd::LANES`] numbers of a slice.
     fn store(self, vector: Self::Vector, to: &mut [f32]);
+    /// The first [`Simd::LANES`] whole numbers of a slice.
+    fn load_whole(self, from: &[i32]) -> Self::Vector;
+    /// To the nearest whole numbers from 0 to 255, into the first [`Simd::LANES`] bytes of a slice.
+    fn store_bytes(self, vector: Self::Vector, to: &mut [u8]);
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
@@ -131,6 +166,16 @@ pub(super) trait Simd: Copy {
     fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a·b + c`
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// Writes sixteen numbers of each of sixteen rows into sixteen lines, as columns from this lane on.
+    #[inline(always)]
+    fn transpose(self, rows: &[&[f32]; SQUARE], lines: &mut [Line], lane: usize) {
+        for (index, row) in rows.iter().enumerate() {
+            for (line, value) in lines.iter_mut().zip(&row[..SQUARE]) {
+                line[lane + index] = *value;
+            }
+        }
+    }
+
     /// To the nearest whole number.
     fn round(self, a: Self::Vector) -> Self::Vector;
     /// `a·2ⁿ` for whole `n` between −126 and 127.
@@ -143,6 +188,9 @@ pub(super) trait Simd: Copy {
 
 /// Lanes of the widest vector.
 pub(super) const MAX_LANES: usize = 16;
+
+/// Rows and columns that are transposed together.
+pub(super) const SQUARE: usize = 16;
 
 /// Vectors of one row in a tile of a matrix product.
 pub(super) const TILE_VECTORS: usize = 2;

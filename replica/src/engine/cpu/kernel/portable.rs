@@ -40,6 +40,18 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn load_whole(self, from: &[i32]) -> Self::Vector {
+        let from: &[i32; LANES] = from.first_chunk().expect("a kernel loads whole vectors");
+        from.map(|whole| whole as f32)
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, vector: Self::Vector, to: &mut [u8]) {
+        let to: &mut [u8; LANES] = to.first_chunk_mut().expect("a kernel stores whole vectors");
+        *to = vector.map(|value| value.round_ties_even() as u8);
+    }
+
+    #[inline(always)]
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
         lanewise(a, b, |a, b| a + b)
     }

@@ -7,10 +7,15 @@
 //! Every sum runs over the inputs in order and in one register, whatever the size of the tile. So a row comes to the
 //! same bits in every batch.
 
+use std::ops::Range;
+
+use super::dots::{ByteTile, Dots, WholeSums};
 use super::math::activate;
-use super::{Kernel, Simd, TILE_VECTORS, load_up_to, store_up_to};
+use super::quantize::{ByteRange, ByteRows};
+use super::{Isa, Kernel, Simd, TILE_VECTORS, load_up_to, store_up_to};
+use crate::engine::cpu::byte_panels::BytePanels;
 use crate::engine::cpu::matrix::{View, Window};
-use crate::engine::cpu::panels::{Line, PANEL, Panels};
+use crate::engine::cpu::panels::{GATED_COLUMNS, Line, PANEL, Panels};
 use crate::model::Activation;
 
 /// Rows of the largest tile of any instruction set.
@@ -30,12 +35,107 @@ pub(in super::super) enum Finish {
     Activate(Activation),
     /// It is added to what was there.
     Add,
+    /// Of a gated layer: the activation of the gate, times what it gates.
+    Gate(Activation),
+}
+
+/// The sums of one row and one panel, before anything becomes of them.
+trait Raw {
+    /// Those from this column on.
+    fn value<S: Simd>(&self, simd: S, column: usize) -> S::Vector;
+}
+
+struct Biased<'a> {
+    sums: &'a Line,
+    bias: &'a Line,
+}
+
+impl Raw for Biased<'_> {
+    #[inline(always)]
+    fn value<S: Simd>(&self, simd: S, column: usize) -> S::Vector {
+        simd.add(simd.load(&self.sums[column..]), simd.load(&self.bias[column..]))
+    }
+}
+
+struct Scaled<'a> {
+    sums: &'a [i32; PANEL],
+    range: ByteRange,
+    scales: &'a Line,
+    weight_sums: &'a Line,
+    bias: &'a Line,
+}
+
+impl Raw for Scaled<'_> {
+    #[inline(always)]
+    fn value<S: Simd>(&self, simd: S, column: usize) -> S::Vector {
+        let lows = simd.mul(simd.splat(self.range.low), simd.load(&self.weight_sums[column..]));
+        let sums = simd.mul_add(simd.load_whole(&self.sums[column..]), simd.splat(self.range.step), lows);
+        simd.mul_add(sums, simd.load(&self.scales[column..]), simd.load(&self.bias[column..]))
+    }
+}
+
+impl Finish {
+    /// Columns that come out of a panel.
+    #[inline(always)]
+    fn columns(self) -> usize {
+        match self {
+            Finish::Store | Finish::Activate(_) | Finish::Add => PANEL,
+            Finish::Gate(_) => GATED_COLUMNS,
+        }
+    }
+
+    /// The panels that these columns come from.
+    #[inline(always)]
+    fn panels(self, columns: &Range<usize>) -> Range<usize> {
+        let each = self.columns();
+        assert!(columns.start.is_multiple_of(each), "a part of a product begins with a panel");
+        columns.start / each..columns.end.div_ceil(each)
+    }
+
+    /// Has the places of these rows' shares of a panel brought near, while the sums are made.
+    #[inline(always)]
+    fn expect<S: Simd>(self, simd: S, out: &mut Window<'_>, rows: Range<usize>, panel: usize) {
+        match self {
+            Finish::Store | Finish::Add => {}
+            // What stands between two products was written a moment ago.
+            Finish::Activate(_) | Finish::Gate(_) => return,
+        }
+        let (columns, all) = (self.columns(), out.columns());
+        let first = panel * columns;
+        let width = columns.min(all.end - first);
+        for row in rows {
+            simd.prefetch_near(&out.row_mut(row)[first - all.start..][..width]);
+        }
+    }
+
+    /// Writes one row's share of a panel.
+    #[inline(always)]
+    fn row<S: Simd>(self, simd: S, raw: &impl Raw, out: &mut Window<'_>, row: usize, panel: usize) {
+        let (columns, all) = (self.columns(), out.columns());
+        let first = panel * columns;
+        let width = columns.min(all.end - first);
+        let out = &mut out.row_mut(row)[first - all.start..][..width];
+        for (index, out) in out.chunks_mut(S::LANES).enumerate() {
+            let column = index * S::LANES;
+            let sum = raw.value(simd, column);
+            let value = match self {
+                Finish::Store => sum,
+                Finish::Activate(activation) => activate(simd, activation, sum),
+                Finish::Add => simd.add(sum, load_up_to(simd, out, 0.0)),
+                Finish::Gate(activation) => {
+                    simd.mul(activate(simd, activation, sum), raw.value(simd, column + GATED_COLUMNS))
+                }
+            };
+            store_up_to(simd, value, out);
+        }
+    }
 }
 
 /// `out = finish(input · weights + bias)`, for the columns of `out`, which begin where a panel begins.
 pub(in super::super) struct Product<'a, 'w> {
     pub(in super::super) input: View<'a>,
     pub(in super::super) weights: Panels<'a>,
+    /// For all columns of all panels.
     pub(in super::super) bias: &'a [f32],
     pub(in super::super) finish: Finish,
     pub(in super::super) out: &'a mut Window<'w>,
@@ -47,34 +147,82 @@ impl Kernel for Product<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Product { input, weights, bias, finish, out } = self;
-        let columns = out.columns();
-        assert!(columns.start % PANEL == 0, "a part of a product begins with a panel");
-        let panels = columns.start / PANEL..columns.end.div_ceil(PANEL);
+        let panels = finish.panels(&out.columns());
+        let (bias, _) = bias.as_chunks::<PANEL>();
         let mut sums = Sums::default();
         for index in panels.clone() {
-            let first = index * PANEL;
-            let width = PANEL.min(columns.end - first);
-            let bias = &bias[first..][..width];
             let panel = weights.panel(index);
             let next = if index + 1 < panels.end { weights.panel(index + 1) } else { &[] };
             // The panel stays in a near cache while all rows pass it. Meanwhile the next one is fetched.
-            for (start, rows) in tiles::<S>(input.rows()) {
-                let place = |row| row * next.len() / input.rows();
-                let ahead = &next[place(start)..place(start + rows)];
-                Tile { input, start, rows, panel, ahead }.sum(simd, &mut sums);
+            for (start, rows) in tiles(input.rows(), S::TILE_ROWS) {
+                let ahead = share(next, start..start + rows, input.rows());
+                let rows_ahead =
+                    if index == panels.start { input.memory(start + rows..start + 2 * rows) } else { &[] };
+                finish.expect(simd, out, start..start + rows, index);
+                Tile { input, start, rows, panel, ahead, rows_ahead }.sum(simd, &mut sums);
                 for (row, sums) in (start..start + rows).zip(&sums.0) {
-                    let out = &mut out.row_mut(row)[first - columns.start..][..width];
-                    finish_row(simd, finish, sums, bias, out);
+                    finish.row(simd, &Biased { sums, bias: &bias[index] }, out, row, index);
                 }
             }
         }
     }
 }
 
+/// The same of bytes: `out = finish(scale·(step·Σ + low·sum) + bias)`, as [`crate::engine::cpu::byte_panels`] has it.
+pub(in super::super) struct ByteProduct<'a, 'w> {
+    pub(in super::super) isa: Isa,
+    pub(in super::super) input: &'a ByteRows,
+    /// Which rows of the input; those of `out`.
+    pub(in super::super) rows: Range<usize>,
+    pub(in super::super) weights: BytePanels<'a>,
+    /// For all columns of all panels.
+    pub(in super::super) bias: &'a [f32],
+    pub(in super::super) finish: Finish,
+    pub(in super::super) out: &'a mut Window<'w>,
+}
+
+impl Kernel for ByteProduct<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let ByteProduct { isa, input, rows: of_input, weights, bias, finish, out } = self;
+        let dots = Dots::of(isa);
+        let panels = finish.panels(&out.columns());
+        let (bias, _) = bias.as_chunks::<PANEL>();
+        let mut sums = WholeSums::default();
+        for index in panels.clone() {
+            let panel = weights.panel(index);
+            let next = if index + 1 < panels.end { weights.panel(index + 1) } else { &[] };
+            let (scales, weight_sums, bias) = (weights.scales(index), weights.sums(index), &bias[index]);
+            for (start, rows) in tiles(of_input.len(), dots.tile_rows()) {
+                let ahead = share(next, start..start + rows, of_input.len());
+                let (bytes, stride) = (input.bytes(), input.stride());
+                finish.expect(simd, out, start..start + rows, index);
+                dots.sum(
+                    &ByteTile { bytes, stride, start: of_input.start + start, rows, panel, ahead },
+                    &mut sums,
+                );
+                for (row, sums) in (start..start + rows).zip(&sums.0) {
+                    let range = input.range(of_input.start + row);
+                    finish.row(simd, &Scaled { sums, range, scales, weight_sums, bias }, out, row, index);
+                }
+            }
+        }
+    }
+}
+
+/// What is to be fetched while these of all rows are computed.
+#[inline(always)]
+fn share<T>(next: &[T], rows: Range<usize>, of: usize) -> &[T] {
+    let place = |row| row * next.len() / of;
+    &next[place(rows.start)..place(rows.end)]
+}
+
 /// Cuts rows into tiles of nearly equal size, as few as possible: start and number of rows of each.
 #[inline(always)]
-pub(super) fn tiles<S: Simd>(rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    let count = rows.div_ceil(S::TILE_ROWS);
+fn tiles(rows: usize, largest: usize) -> impl Iterator<Item = (usize, usize)> {
+    let count = rows.div_ceil(largest);
     (0..count).map(move |index| {
         let start = index * rows / count;
         (start, (index + 1) * rows / count - start)
@@ -91,6 +239,8 @@ pub(super) struct Tile<'a> {
     pub(super) panel: &'a [Line],
     /// Lines that are wanted soon and may be far away.
     pub(super) ahead: &'a [Line],
+    /// And rows.
+    pub(super) rows_ahead: &'a [f32],
 }
 
 impl Tile<'_> {
@@ -126,6 +276,7 @@ struct Sum<'a, const ROWS: usize> {
     rows: [&'a [f32]; ROWS],
     panel: &'a [Line],
     ahead: &'a [Line],
+    rows_ahead: &'a [f32],
     sums: &'a mut Sums,
 }
 
@@ -136,7 +287,7 @@ impl<'a, const ROWS: usize> Sum<'a, ROWS> {
         for (index, row) in rows.iter_mut().enumerate() {
             *row = tile.input.row(tile.start + index);
         }
-        Sum { rows, panel: tile.panel, ahead: tile.ahead, sums }
+        Sum { rows, panel: tile.panel, ahead: tile.ahead, rows_ahead: tile.rows_ahead, sums }
     }
 }
 
@@ -145,16 +296,18 @@ impl<const ROWS: usize> Kernel for Sum<'_, ROWS> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Sum { rows, panel, ahead, sums } = self;
+        let Sum { rows, panel, ahead, rows_ahead, sums } = self;
         let steps = panel.len().div_ceil(STEP);
         let mut column = 0;
         while column < PANEL {
             let mut totals = [[simd.splat(0.0); TILE_VECTORS]; ROWS];
             let mut ahead = ahead.chunks(ahead.len().div_ceil(steps).max(1));
+            let mut rows_ahead = rows_ahead.chunks(rows_ahead.len().div_ceil(steps).max(1));
             for (step, lines) in panel.chunks(STEP).enumerate() {
                 for line in ahead.next().unwrap_or_default() {
                     simd.prefetch(line);
                 }
+                simd.prefetch(rows_ahead.next().unwrap_or_default());
                 // All slices are of one length: the loop below needs no check.
                 let mut values: [&[f32]; ROWS] = [&[]; ROWS];
                 for (values, row) in values.iter_mut().zip(rows) {
@@ -176,20 +329,5 @@ impl<const ROWS: usize> Kernel for Sum<'_, ROWS> {
             }
             column += TILE_VECTORS * S::LANES;
         }
-    }
-}
-
-/// Bias and finish of one row's share of a panel.
-#[inline(always)]
-fn finish_row<S: Simd>(simd: S, finish: Finish, sums: &Line, bias: &[f32], out: &mut [f32]) {
-    let lanes = sums.chunks_exact(S::LANES);
-    for ((sums, bias), out) in lanes.zip(bias.chunks(S::LANES)).zip(out.chunks_mut(S::LANES)) {
-        let value = simd.add(simd.load(sums), load_up_to(simd, bias, 0.0));
-        let value = match finish {
-            Finish::Store => value,
-            Finish::Activate(activation) => activate(simd, activation, value),
-            Finish::Add => simd.add(value, load_up_to(simd, out, 0.0)),
-        };
-        store_up_to(simd, value, out);
     }
 }

@@ -1,18 +1,48 @@
-//! What is done to whole rows: normalising each, and making one of many.
+//! What is done to whole rows: normalising each, adding one to another, and making one of many.
 
 use super::{Kernel, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::matrix::{View, Window};
 use crate::model::Pooling;
 
-/// Parameters of a layer normalisation.
+/// Parameters of a normalisation.
 #[derive(Debug)]
 pub(in super::super) struct Norm {
+    /// Whether the mean is taken off first; otherwise it is by the root mean square.
+    pub(in super::super) centred: bool,
     pub(in super::super) scale: Vec<f32>,
     pub(in super::super) shift: Vec<f32>,
     pub(in super::super) epsilon: f32,
 }
 
-/// Layer normalisation of every row, in place.
+impl Norm {
+    /// The same, of which so many times as much comes out.
+    pub(in super::super) fn times(mut self, factor: f32) -> Norm {
+        self.scale.iter_mut().chain(&mut self.shift).for_each(|value| *value *= factor);
+        self
+    }
+
+    /// The mean to take off, and the factor that brings the rest to the deviation one.
+    #[inline(always)]
+    fn measure<S: Simd>(&self, simd: S, row: &[f32]) -> (S::Vector, S::Vector) {
+        let mean = if self.centred { total(simd, row) / row.len() as f32 } else { 0.0 };
+        let variance = squares(simd, row, mean) / row.len() as f32;
+        (simd.splat(mean), simd.splat((variance + self.epsilon).sqrt().recip()))
+    }
+
+    /// Normalises a row where it is.
+    #[inline(always)]
+    pub(super) fn apply<S: Simd>(&self, simd: S, row: &mut [f32]) {
+        let (mean, factor) = self.measure(simd, row);
+        let parameters = self.scale.chunks(S::LANES).zip(self.shift.chunks(S::LANES));
+        for (row, (scale, shift)) in row.chunks_mut(S::LANES).zip(parameters) {
+            let value = simd.mul(simd.sub(load_up_to(simd, row, 0.0), mean), factor);
+            let (scale, shift) = (load_up_to(simd, scale, 0.0), load_up_to(simd, shift, 0.0));
+            store_up_to(simd, simd.mul_add(value, scale, shift), row);
+        }
+    }
+}
+
+/// Normalisation of every row, in place.
 pub(in super::super) struct Normalize<'a, 'w> {
     pub(in super::super) norm: &'a Norm,
     pub(in super::super) rows: &'a mut Window<'w>,
@@ -25,17 +55,55 @@ impl Kernel for Normalize<'_, '_> {
     fn run<S: Simd>(self, simd: S) {
         let Normalize { norm, rows } = self;
         for index in 0..rows.rows().len() {
-            let row = rows.row_mut(index);
-            let mean = total(simd, row) / row.len() as f32;
-            let variance = squares(simd, row, mean) / row.len() as f32;
-            let factor = simd.splat((variance + norm.epsilon).sqrt().recip());
-            let mean = simd.splat(mean);
+            norm.apply(simd, rows.row_mut(index));
+        }
+    }
+}
+
+/// Every row of `input`, normalised, instead of a row of `out` or added to it.
+pub(in super::super) struct NormalizeInto<'a, 'w> {
+    pub(in super::super) norm: &'a Norm,
+    pub(in super::super) input: View<'a>,
+    pub(in super::super) add: bool,
+    pub(in super::super) out: &'a mut Window<'w>,
+}
+
+impl Kernel for NormalizeInto<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let NormalizeInto { norm, input, add, out } = self;
+        for index in 0..out.rows().len() {
+            let input = input.row(index);
+            let (mean, factor) = norm.measure(simd, input);
             let parameters = norm.scale.chunks(S::LANES).zip(norm.shift.chunks(S::LANES));
-            for (row, (scale, shift)) in row.chunks_mut(S::LANES).zip(parameters) {
-                let value = simd.mul(simd.sub(load_up_to(simd, row, 0.0), mean), factor);
+            let places = out.row_mut(index).chunks_mut(S::LANES).zip(input.chunks(S::LANES));
+            for ((out, input), (scale, shift)) in places.zip(parameters) {
+                let value = simd.mul(simd.sub(load_up_to(simd, input, 0.0), mean), factor);
                 let (scale, shift) = (load_up_to(simd, scale, 0.0), load_up_to(simd, shift, 0.0));
-                store_up_to(simd, simd.mul_add(value, scale, shift), row);
+                let value = simd.mul_add(value, scale, shift);
+                let value = if add { simd.add(load_up_to(simd, out, 0.0), value) } else { value };
+                store_up_to(simd, value, out);
             }
+        }
+    }
+}
+
+/// Every number times the factor.
+pub(in super::super) struct Scale<'a> {
+    pub(in super::super) factor: f32,
+    pub(in super::super) numbers: &'a mut [f32],
+}
+
+impl Kernel for Scale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let factor = simd.splat(self.factor);
+        for lanes in self.numbers.chunks_mut(S::LANES) {
+            store_up_to(simd, simd.mul(load_up_to(simd, lanes, 0.0), factor), lanes);
         }
     }
 }
@@ -43,37 +111,59 @@ impl Kernel for Normalize<'_, '_> {
 /// One vector from the vectors of a sequence's tokens.
 pub(in super::super) struct PoolRows<'a> {
     pub(in super::super) pooling: Pooling,
-    /// Whether it is brought to length one.
-    pub(in super::super) normalize: bool,
     pub(in super::super) rows: View<'a>,
     pub(in super::super) out: &'a mut [f32],
 }
-
-/// Shorter vectors than this are not stretched to one, as in PyTorch's `normalize`.
-const MIN_LENGTH: f32 = 1e-12;
 
 impl Kernel for PoolRows<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let PoolRows { pooling, normalize, rows, out } = self;
-        out.copy_from_slice(rows.row(0));
+        let PoolRows { pooling, rows, out } = self;
+        let count = rows.rows();
+        out.copy_from_slice(rows.row(if pooling == Pooling::LastToken { count - 1 } else { 0 }));
         match pooling {
-            Pooling::Cls => {}
+            Pooling::Cls | Pooling::LastToken => {}
             Pooling::Mean => {
-                for index in 1..rows.rows() {
-                    for (out, row) in out.chunks_mut(S::LANES).zip(rows.row(index).chunks(S::LANES)) {
-                        let sum = simd.add(load_up_to(simd, out, 0.0), load_up_to(simd, row, 0.0));
-                        store_up_to(simd, sum, out);
-                    }
-                }
-                divide(simd, out, rows.rows() as f32);
+                fold(simd, &rows, out, Fold::Sum);
+                divide(simd, out, count as f32);
             }
+            Pooling::MeanSqrtLength => {
+                fold(simd, &rows, out, Fold::Sum);
+                divide(simd, out, (count as f32).sqrt());
+            }
+            Pooling::WeightedMean => {
+                fold(simd, &rows, out, Fold::ByPlace);
+                divide(simd, out, (count * (count + 1) / 2) as f32);
+            }
+            Pooling::Max => fold(simd, &rows, out, Fold::Largest),
         }
-        if normalize {
-            let length = squares(simd, out, 0.0).sqrt();
-            divide(simd, out, length.max(MIN_LENGTH));
+    }
+}
+
+/// How rows become one.
+#[derive(Clone, Copy)]
+enum Fold {
+    Sum,
+    /// The sum of the first, twice the second, and so on.
+    ByPlace,
+    Largest,
+}
+
+/// Folds all rows but the first, which is in `out`, into `out`.
+#[inline(always)]
+fn fold<S: Simd>(simd: S, rows: &View<'_>, out: &mut [f32], how: Fold) {
+    for index in 1..rows.rows() {
+        let weight = simd.splat((index + 1) as f32);
+        for (out, row) in out.chunks_mut(S::LANES).zip(rows.row(index).chunks(S::LANES)) {
+            let (before, row) = (load_up_to(simd, out, 0.0), load_up_to(simd, row, 0.0));
+            let folded = match how {
+                Fold::Sum => simd.add(before, row),
+                Fold::ByPlace => simd.mul_add(row, weight, before),
+                Fold::Largest => simd.max(before, row),
+            };
+            store_up_to(simd, folded, out);
         }
     }
 }

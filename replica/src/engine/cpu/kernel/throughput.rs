@@ -1,6 +1,9 @@
 //! How many multiplications and additions this processor can do when nothing else is in the way.
 
-use super::{Kernel, Simd};
+use super::dots::{Dot, DotKernel, Dots};
+use super::{Isa, Kernel, Simd};
+use crate::engine::cpu::byte_panels::GROUP;
+use crate::engine::cpu::panels::PANEL;
 
 /// Chains of additions that do not wait for each other: two units of four cycles' latency want eight.
 const CHAINS: usize = 12;
@@ -29,5 +32,41 @@ impl Kernel for MultiplyAdd {
         }
         let operations = 2 * self.rounds * CHAINS * S::LANES;
         (operations as f64, simd.sum(total))
+    }
+}
+
+/// The same with bytes, by the instructions that go with `isa`.
+pub(in super::super) struct MultiplyBytes {
+    pub(in super::super) isa: Isa,
+    pub(in super::super) rounds: usize,
+}
+
+impl MultiplyBytes {
+    pub(in super::super) fn run(self) -> (f64, i32) {
+        Dots::of(self.isa).run(self)
+    }
+}
+
+impl DotKernel for MultiplyBytes {
+    type Output = (f64, i32);
+
+    #[inline(always)]
+    fn run<D: Dot>(self, dot: D) -> (f64, i32) {
+        let weights = std::hint::black_box([1; PANEL * GROUP]);
+        let inputs = std::hint::black_box([1; GROUP]);
+        let mut chains = [dot.zero(); CHAINS];
+        for _ in 0..self.rounds {
+            for chain in &mut chains {
+                *chain = dot.add(*chain, inputs, &weights);
+            }
+        }
+        let mut total = 0;
+        for chain in chains {
+            let mut sums = [0; PANEL];
+            dot.store(chain, &mut sums);
+            total += sums[0];
+        }
+        let operations = 2 * self.rounds * CHAINS * GROUP * D::LANES;
+        (operations as f64, total)
     }
 }

@@ -61,6 +61,14 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch_near(self, numbers: &[f32]) {
+        for line in numbers.chunks(16) {
+            // SAFETY: a hint, of which any address is allowed; all x86-64 processors have it.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
+        }
+    }
+
+    #[inline(always)]
     fn splat(self, value: f32) -> __m256 {
         // SAFETY: `self` exists, so the processor has AVX.
         unsafe { _mm256_set1_ps(value) }
@@ -78,6 +86,24 @@ impl Simd for Avx2 {
         let to: &mut [f32; 8] = to.first_chunk_mut().expect("a kernel stores whole vectors");
         // SAFETY: `self` exists, so the processor has AVX; eight floats are behind the pointer, aligned or not.
         unsafe { _mm256_storeu_ps(to.as_mut_ptr(), vector) }
+    }
+
+    #[inline(always)]
+    fn load_whole(self, from: &[i32]) -> __m256 {
+        let from: &[i32; 8] = from.first_chunk().expect("a kernel loads whole vectors");
+        // SAFETY: `self` exists, so the processor has AVX; eight integers are behind the pointer, aligned or not.
+        unsafe { _mm256_cvtepi32_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, vector: __m256, to: &mut [u8]) {
+        let to: &mut [u8; 8] = to.first_chunk_mut().expect("a kernel stores whole vectors");
+        // SAFETY: `self` exists, so the processor has AVX2; eight bytes are behind the pointer, aligned or not.
+        unsafe {
+            let whole = _mm256_cvtps_epi32(vector);
+            let pairs = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256::<1>(whole));
+            _mm_storel_epi64(to.as_mut_ptr().cast(), _mm_packus_epi16(pairs, pairs));
+        }
     }
 
     #[inline(always)]

@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Simd};
+use super::{Kernel, SQUARE, Simd};
+use crate::engine::cpu::panels::Line;
 
 /// The proof that this processor has AVX-512F: only [`Avx512::detect`] makes one.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,6 +66,14 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch_near(self, numbers: &[f32]) {
+        for line in numbers.chunks(16) {
+            // SAFETY: a hint, of which any address is allowed; all x86-64 processors have it.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
+        }
+    }
+
+    #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
         // SAFETY: `self` exists, so the processor has AVX-512F.
         unsafe { _mm512_set1_ps(value) }
@@ -82,6 +91,62 @@ impl Simd for Avx512 {
         let to: &mut [f32; 16] = to.first_chunk_mut().expect("a kernel stores whole vectors");
         // SAFETY: `self` exists, so the processor has AVX-512F; sixteen floats are behind the pointer, aligned or not.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), vector) }
+    }
+
+    /// Four rounds, in each of which neighbours, in turn one, two, four and eight apart, exchange half of what they have.
+    #[inline(always)]
+    fn transpose(self, rows: &[&[f32]; SQUARE], lines: &mut [Line], lane: usize) {
+        let mut square = [self.splat(0.0); SQUARE];
+        for (vector, row) in square.iter_mut().zip(rows) {
+            *vector = self.load(row);
+        }
+        // SAFETY: `self` exists, so the processor has AVX-512F; the instructions touch registers only.
+        unsafe {
+            for four in square.as_chunks_mut::<4>().0 {
+                let [a, b, c, d] = *four;
+                let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+                let (left, right) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+                four[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(left, right));
+                four[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(left, right));
+                let (ab, cd) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
+                let (left, right) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+                four[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(left, right));
+                four[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(left, right));
+            }
+            // Each vector now has four columns, of four rows each.
+            for column in 0..4 {
+                let (a, b) = (square[column], square[column + 4]);
+                let (c, d) = (square[column + 8], square[column + 12]);
+                let (ab_even, ab_odd) =
+                    (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+                let (cd_even, cd_odd) =
+                    (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
+                square[column] = _mm512_shuffle_f32x4::<0x88>(ab_even, cd_even);
+                square[column + 8] = _mm512_shuffle_f32x4::<0xdd>(ab_even, cd_even);
+                square[column + 4] = _mm512_shuffle_f32x4::<0x88>(ab_odd, cd_odd);
+                square[column + 12] = _mm512_shuffle_f32x4::<0xdd>(ab_odd, cd_odd);
+            }
+        }
+        for (line, column) in lines.iter_mut().zip(square) {
+            self.store(column, &mut line[lane..]);
+        }
+    }
+
+    #[inline(always)]
+    fn load_whole(self, from: &[i32]) -> __m512 {
+        let from: &[i32; 16] = from.first_chunk().expect("a kernel loads whole vectors");
+        // SAFETY: `self` exists, so the processor has AVX-512F; sixteen integers are behind the pointer, aligned or not.
+        unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, vector: __m512, to: &mut [u8]) {
+        let to: &mut [u8; 16] = to.first_chunk_mut().expect("a kernel stores whole vectors");
+        // SAFETY: `self` exists, so the processor has AVX-512F; sixteen bytes are behind the pointer, aligned or not.
+        unsafe {
+            let whole = _mm512_max_epi32(_mm512_cvtps_epi32(vector), _mm512_setzero_si512());
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtusepi32_epi8(whole));
+        }
     }
 
     #[inline(always)]

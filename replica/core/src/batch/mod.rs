@@ -1,0 +1,398 @@
+//! Whose tokens are computed next, and whom nobody waits for any more.
+//!
+//! The model: a *request* is a list of inputs on one lane, with at most one deadline. Each input is a *job*, which equal
+//! inputs share ([`jobs`](self::JobId)). Batches are ragged: their cost is the sum of their tokens, and there is no
+//! padding to save by sorting. Four questions are answered apart, each in a file of its own:
+//!
+//! 1. `share` — which lane is next, and how long may its batch be?
+//! 2. [`crate::window`] — should it begin now, or does waiting for company pay?
+//! 3. `queue` — within the lane, whose input is next?
+//! 4. `fill` — which of these make up the batch?
+//!
+//! Admission is by what was asked for, in tokens: [`BatchPlanner::push`] takes a request whole or refuses it with the
+//! time after which there should be room. Bulk may fill only [`BULK_QUEUE_PERCENT`] of the queue, and while an
+//! interactive request that was refused would be refused again, no bulk is taken in.
+//!
+//! Named invariants. *One fate*: each input that was taken in comes out exactly once: computed, expired, or cancelled.
+//! *Bounded*: what waits never exceeds the queue, but for one request that came when its lane was empty. *Bands*: no
+//! interactive request is shed while bulk is admitted.
+
+mod fill;
+mod jobs;
+mod plan;
+mod queue;
+mod settings;
+mod share;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+pub use jobs::{JobId, Owner};
+pub use plan::{Batch, Finished, Item, Next, Plan};
+pub use settings::{BULK_SHARE_PERCENT, BatchSettings, INTERACTIVE_BATCH_TOKENS, WINDOW_MAX};
+
+use self::jobs::{Jobs, Joined};
+use self::queue::LaneQueue;
+use self::share::Share;
+use crate::cost::{BatchCost, CostModel};
+use crate::lane::{Lane, PerLane};
+use crate::rate::TokenRate;
+use crate::window::{Reason, Situation, Verdict, Window};
+
+/// Of the queue, how much bulk may fill: the rest is room for lookups, whatever is being backfilled.
+pub const BULK_QUEUE_PERCENT: u64 = 75;
+/// How long a request may go without a turn before its next input presses, by lane: for somebody who waits a second is
+/// long; a backfill that moves every half minute is not starved.
+const PATIENCE: PerLane<Duration> =
+    PerLane { interactive: Duration::from_secs(1), bulk: Duration::from_secs(30) };
+
+/// One input, as the planner sees it. Equal inputs are the same work.
+pub trait Input: Ord {
+    /// What the inputs of one batch must have in common.
+    type Class: Copy + Eq;
+    /// What it costs.
+    fn tokens(&self) -> u64;
+    /// What it has in common with the rest of its batch; the same for all inputs of a request.
+    fn class(&self) -> Self::Class;
+}
+
+/// Names a request within one planner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(u64);
+
+/// What became of a request that was taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// Its name.
+    pub request: RequestId,
+    /// Inputs that wait or run already, for this request or for another one.
+    pub joined: u64,
+}
+
+/// The queue has no room for this request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueFull {
+    /// Its lane.
+    pub lane: Lane,
+    /// Tokens that wait or are being computed.
+    pub pending_tokens: u64,
+    /// The limit for this lane.
+    pub max_queue_tokens: u64,
+    /// After this there should be room, at the measured speed; `None` while no speed is known.
+    pub wait: Option<Duration>,
+}
+
+/// What waits, or what is being computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Tokens.
+    pub tokens: u64,
+    /// Inputs.
+    pub inputs: u64,
+}
+
+impl Backlog {
+    fn add(&mut self, tokens: u64, inputs: u64) {
+        self.tokens += tokens;
+        self.inputs += inputs;
+    }
+
+    fn sub(&mut self, tokens: u64, inputs: u64) {
+        self.tokens -= tokens;
+        self.inputs -= inputs;
+    }
+}
+
+/// What one lane holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneLoad {
+    /// Requests with inputs that wait.
+    pub requests: u64,
+    /// The work that waits, each job once, on the lane of its most urgent owner.
+    pub queued: Backlog,
+    /// What was asked for and waits, equal inputs as often as they were asked for.
+    pub asked: Backlog,
+}
+
+/// A request that has not got all its rows.
+struct Request {
+    lane: Lane,
+    /// Inputs without a row.
+    left: usize,
+}
+
+/// The queue, and the choice from it.
+pub struct BatchPlanner<T: Input> {
+    max_queue_tokens: u64,
+    requests: BTreeMap<RequestId, Request>,
+    jobs: Jobs<T>,
+    queues: PerLane<LaneQueue<T::Class>>,
+    loads: PerLane<LaneLoad>,
+    running: Backlog,
+    last_id: u64,
+    /// The tokens of an interactive request that was refused, until there is room for as many.
+    shed: Option<u64>,
+    share: Share,
+    window: Window,
+    cost: CostModel,
+    rate: TokenRate,
+}
+
+impl<T: Input> BatchPlanner<T> {
+    /// Batches as the settings have it, from a queue of at most `max_queue_tokens`.
+    pub fn new(settings: BatchSettings, max_queue_tokens: u64) -> BatchPlanner<T> {
+        BatchPlanner {
+            max_queue_tokens,
+            requests: BTreeMap::new(),
+            jobs: Jobs::new(),
+            queues: PerLane {
+                interactive: LaneQueue::new(PATIENCE.interactive),
+                bulk: LaneQueue::new(PATIENCE.bulk),
+            },
+            loads: PerLane::default(),
+            running: Backlog::default(),
+            last_id: 0,
+            shed: None,
+            share: Share::new(settings),
+            window: Window::new(settings.window_max),
+            cost: CostModel::default(),
+            rate: TokenRate::default(),
+        }
+    }
+
+    /// Takes in a request, all of it or nothing.
+    ///
+    /// A request that is larger than its lane's part of the queue is taken when its lane is empty; otherwise it could
+    /// never be served.
+    pub fn push(
+        &mut self,
+        lane: Lane,
+        inputs: Vec<T>,
+        deadline: Option<Instant>,
+        now: Instant,
+    ) -> Result<Admitted, QueueFull> {
+        let tokens: u64 = inputs.iter().map(Input::tokens).sum();
+        self.admit(lane, tokens)?;
+        self.last_id += 1;
+        let request = RequestId(self.last_id);
+        let Some(class) = inputs.first().map(Input::class) else {
+            return Ok(Admitted { request, joined: 0 });
+        };
+        self.window.arrived(now);
+        self.share.arrived(lane, now);
+        self.requests.insert(request, Request { lane, left: inputs.len() });
+        let (mut waits, mut left, mut joined) = (VecDeque::new(), Backlog::default(), 0);
+        for (index, input) in inputs.into_iter().enumerate() {
+            let tokens = input.tokens();
+            let (job, how) = self.jobs.join(input, Owner { request, index }, lane);
+            match how {
+                Joined::New => self.loads.of_mut(lane).queued.add(tokens, 1),
+                Joined::Waiting(before) => {
+                    joined += 1;
+                    self.moved(job, before);
+                }
+                Joined::Running => {
+                    joined += 1;
+                    continue;
+                }
+            }
+            waits.push_back(job);
+            left.add(tokens, 1);
+        }
+        if left.inputs > 0 {
+            let load = self.loads.of_mut(lane);
+            load.asked.add(left.tokens, left.inputs);
+            load.requests += 1;
+            self.queues.of_mut(lane).push(request, class, deadline, (waits, left), now);
+        }
+        Ok(Admitted { request, joined })
+    }
+
+    /// Whether there is room for so many tokens on this lane.
+    fn admit(&mut self, lane: Lane, tokens: u64) -> Result<(), QueueFull> {
+        let asked = self.loads.interactive.asked.tokens + self.loads.bulk.asked.tokens;
+        let excess = |tokens: u64, limit: u64| (asked + tokens).saturating_sub(limit);
+        self.shed = self.shed.filter(|shed| excess(*shed, self.max_queue_tokens) > 0);
+        let (limit, excess) = match lane {
+            Lane::Interactive => (self.max_queue_tokens, excess(tokens, self.max_queue_tokens)),
+            Lane::Bulk => {
+                let limit = percent(self.max_queue_tokens, BULK_QUEUE_PERCENT);
+                let shed = self.shed.map_or(0, |shed| excess(shed, self.max_queue_tokens));
+                (limit, excess(tokens, limit).max(shed))
+            }
+        };
+        let shedding = lane == Lane::Bulk && self.shed.is_some();
+        let alone = self.queues.of(lane).is_empty() && !shedding;
+        if excess == 0 || alone {
+            return Ok(());
+        }
+        if lane == Lane::Interactive {
+            self.shed = Some(self.shed.map_or(tokens, |shed| shed.min(tokens)));
+        }
+        let pending_tokens = self.backlog().tokens;
+        let wait = self.rate.time_for(excess.min(pending_tokens));
+        Err(QueueFull { lane, pending_tokens, max_queue_tokens: limit, wait })
+    }
+
+    /// Nobody waits for `request` any more; how many of its inputs will not be computed for it.
+    pub fn cancel(&mut self, request: RequestId) -> u64 {
+        let Some(Request { lane, .. }) = self.requests.remove(&request) else { return 0 };
+        let Some(waiting) = self.queues.of_mut(lane).remove(request) else { return 0 };
+        let load = self.loads.of_mut(lane);
+        load.requests -= 1;
+        load.asked.sub(waiting.left.tokens, waiting.left.inputs);
+        for job in waiting.jobs() {
+            let Some(before) = self.jobs.waiting(job).map(jobs::Job::lane) else { continue };
+            match self.jobs.leave(job, request, lane) {
+                Some(abandoned) => self.loads.of_mut(before).queued.sub(abandoned.input.tokens(), 1),
+                None => self.moved(job, before),
+            }
+        }
+        waiting.left.inputs
+    }
+
+    /// What to do now.
+    pub fn next(&mut self, now: Instant) -> Plan<T> {
+        let expired = self.expire(now);
+        let budget = self.share.budget(self.cost.cost(), now);
+        let waits =
+            PerLane { interactive: !self.queues.interactive.is_empty(), bulk: !self.queues.bulk.is_empty() };
+        let queued = PerLane {
+            interactive: self.loads.interactive.queued.tokens,
+            bulk: self.loads.bulk.queued.tokens,
+        };
+        let Some(lane) = self.share.choose(waits, queued, budget) else {
+            self.window.close();
+            return Plan { next: Next::Idle, expired };
+        };
+        let opened = self.window.opened();
+        let verdict = if *waits.of(lane.other()) {
+            self.window.close();
+            Verdict::Now(Reason::OtherLane)
+        } else {
+            let situation = self.situation(lane, budget, now);
+            self.window.ask(situation)
+        };
+        let reason = match verdict {
+            Verdict::Now(reason) => reason,
+            Verdict::Wait(until) => return Plan { next: Next::Wait(until), expired },
+        };
+        let items = self.fill(lane, budget, now);
+        let waited = opened.map_or(Duration::ZERO, |opened| now.saturating_duration_since(opened));
+        let batch = Batch { items, lane, reason, waited };
+        let Backlog { tokens, inputs } = batch.size();
+        assert!(inputs > 0, "something waits and nothing was taken");
+        assert!(tokens <= budget || inputs == 1, "over budget");
+        self.running.add(tokens, inputs);
+        self.share.served(lane, tokens, !self.queues.bulk.is_empty());
+        Plan { next: Next::Compute(batch), expired }
+    }
+
+    /// `batch` is done, after `busy`.
+    pub fn finished(&mut self, batch: &Batch<T>, busy: Duration, now: Instant) -> Finished {
+        let Backlog { tokens, inputs } = batch.size();
+        self.running.sub(tokens, inputs);
+        self.rate.observe(tokens, busy);
+        self.cost.observe(tokens, busy);
+        let mut complete = BTreeSet::new();
+        let mut owners_of = |item: &Item<T>| {
+            let job = self.jobs.remove(item.job).expect("a job is finished once");
+            let mut owners = Vec::new();
+            for owner in job.owners {
+                // Whoever went away while it was computed is not there any more.
+                let Some(request) = self.requests.get_mut(&owner.request) else { continue };
+                request.left -= 1;
+                if request.left == 0 {
+                    self.requests.remove(&owner.request);
+                    complete.insert(owner.request);
+                }
+                owners.push(owner);
+            }
+            owners
+        };
+        let owners = batch.items.iter().map(&mut owners_of).collect();
+        self.window.answered(now, complete.len());
+        Finished { owners, complete }
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.queues.interactive.is_empty() && self.queues.bulk.is_empty()
+    }
+
+    /// What waits and what is being computed, each job once.
+    pub fn backlog(&self) -> Backlog {
+        let mut backlog = self.running;
+        for lane in Lane::ALL {
+            let queued = self.loads.of(lane).queued;
+            backlog.add(queued.tokens, queued.inputs);
+        }
+        backlog
+    }
+
+    /// What each lane holds.
+    pub fn loads(&self) -> PerLane<LaneLoad> {
+        self.loads
+    }
+
+    /// What a batch costs; `None` until one is done.
+    pub fn cost(&self) -> Option<BatchCost> {
+        self.cost.cost()
+    }
+
+    /// Tokens of the next batch, at most.
+    pub fn budget(&self, now: Instant) -> u64 {
+        self.share.budget(self.cost.cost(), now)
+    }
+
+    /// Measured speed; 0 until it is known.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.rate.tokens_per_second()
+    }
+
+    fn situation(&mut self, lane: Lane, budget: u64, now: Instant) -> Situation {
+        let queued = self.loads.of(lane).queued;
+        let cost = self.cost.cost();
+        let latest_start = self.queues.of(lane).first_deadline().map(|(deadline, _)| {
+            let takes = cost.map_or(Duration::ZERO, |cost| cost.time(queued.tokens.min(budget)));
+            deadline.checked_sub(takes).unwrap_or(now)
+        });
+        Situation {
+            now,
+            tokens: queued.tokens,
+            budget,
+            cost,
+            latest_start,
+            opened: None,
+            expected: self.window.expected(now),
+            max: Duration::ZERO,
+        }
+    }
+
+    fn expire(&mut self, now: Instant) -> Vec<(RequestId, u64)> {
+        let mut expired = Vec::new();
+        for lane in Lane::ALL {
+            while let Some((deadline, request)) = self.queues.of(lane).first_deadline()
+                && deadline <= now
+            {
+                expired.push((request, self.cancel(request)));
+            }
+        }
+        expired
+    }
+
+    /// The owners of a job that waits have changed, and with them perhaps its lane.
+    fn moved(&mut self, job: JobId, before: Lane) {
+        let Some(job) = self.jobs.waiting(job) else { return };
+        if job.lane() != before {
+            let tokens = job.input.tokens();
+            self.loads.of_mut(before).queued.sub(tokens, 1);
+            self.loads.of_mut(job.lane()).queued.add(tokens, 1);
+        }
+    }
+}
+
+/// So many hundredths of a number, rounded down, whatever its size.
+fn percent(number: u64, percent: u64) -> u64 {
+    number / 100 * percent + number % 100 * percent / 100
+}

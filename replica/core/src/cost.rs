@@ -1,0 +1,171 @@
+//! What a batch costs, as learnt from the batches that are done: a fixed part, and a part for each token.
+//!
+//! The fixed part is why batches exist: weights have to be streamed from memory and threads woken however little there
+//! is to compute. Knowing it says how short a batch may be before brevity costs throughput ([`BatchCost::tokens_at`]),
+//! how much fits into a time ([`BatchCost::tokens_within`]), and what there is to be gained by waiting for company
+//! ([`crate::window`]).
+//!
+//! The line is fitted by least squares over sums that decay, so that it follows an engine that becomes slower. Two things
+//! keep it sane on a shared machine. A batch that was preempted for a second counts as [`OUTLIER`] times what was
+//! expected. And batches that are all of one size say nothing about the fixed part, so while sizes do not
+//! differ the last known fixed part stays and only the slope follows; before they ever did, nothing is known.
+
+use std::time::Duration;
+
+/// What one more batch leaves of the older ones: about the last fifty count, a second or two of a busy replica.
+const KEPT: f64 = 0.98;
+/// A batch counts as at most this many times its expected time.
+const OUTLIER: f64 = 4.0;
+/// Batches before outliers can be told.
+const EXPERIENCE: f64 = 8.0;
+/// Sizes differ if their standard deviation is at least this part of their mean. Below it the fixed part would be an
+/// extrapolation over more than five times the distance that was measured.
+const SPREAD: f64 = 0.2;
+
+/// A fixed time and a time for each token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchCost {
+    /// Seconds of an empty batch.
+    pub fixed: f64,
+    /// Seconds that each token adds; above 0.
+    pub per_token: f64,
+}
+
+impl BatchCost {
+    /// How long a batch of so many tokens takes.
+    pub fn time(&self, tokens: u64) -> Duration {
+        duration(self.fixed + self.per_token * tokens as f64)
+    }
+
+    /// The tokens of a batch that takes at most so long; 0 if the fixed part alone takes longer.
+    pub fn tokens_within(&self, time: Duration) -> u64 {
+        ((time.as_secs_f64() - self.fixed) / self.per_token).max(0.0) as u64
+    }
+
+    /// The tokens of the shortest batches that have this part of the speed of endless ones: where the fixed part is a
+    /// part `1 - speed` of the whole.
+    pub fn tokens_at(&self, speed: f64) -> u64 {
+        (self.fixed / self.per_token * speed / (1.0 - speed)).ceil() as u64
+    }
+}
+
+/// Learns a [`BatchCost`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CostModel {
+    count: f64,
+    tokens: f64,
+    tokens_squared: f64,
+    seconds: f64,
+    product: f64,
+    /// Unknown until sizes have differed.
+    fixed: Option<f64>,
+}
+
+impl CostModel {
+    /// A batch of `tokens` took `busy`.
+    pub fn observe(&mut self, tokens: u64, busy: Duration) {
+        let tokens = tokens as f64;
+        let mut seconds = busy.as_secs_f64();
+        if let Some(BatchCost { fixed, per_token }) = self.cost()
+            && self.count >= EXPERIENCE
+        {
+            seconds = seconds.min(OUTLIER * (fixed + per_token * tokens));
+        }
+        self.count = self.count * KEPT + 1.0;
+        self.tokens = self.tokens * KEPT + tokens;
+        self.tokens_squared = self.tokens_squared * KEPT + tokens * tokens;
+        self.seconds = self.seconds * KEPT + seconds;
+        self.product = self.product * KEPT + tokens * seconds;
+        let (mean_tokens, mean_seconds) = (self.tokens / self.count, self.seconds / self.count);
+        let variance = self.tokens_squared / self.count - mean_tokens * mean_tokens;
+        if variance >= (SPREAD * mean_tokens).powi(2) && variance > 0.0 {
+            let slope = (self.product / self.count - mean_tokens * mean_seconds) / variance;
+            self.fixed = Some((mean_seconds - slope * mean_tokens).clamp(0.0, mean_seconds));
+        } else {
+            self.fixed = self.fixed.map(|fixed| fixed.min(mean_seconds));
+        }
+    }
+
+    /// What was learnt; `None` until batches of different sizes are done.
+    pub fn cost(&self) -> Option<BatchCost> {
+        let fixed = self.fixed?;
+        let per_token = (self.seconds - fixed * self.count) / self.tokens;
+        // A fixed part that explains everything leaves nothing for the tokens; some billionth of a second is never wrong.
+        Some(BatchCost { fixed, per_token: per_token.max(1e-9) })
+    }
+}
+
+/// Seconds to a duration; what is not a time at all is for ever.
+pub(crate) fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn learnt(batches: impl IntoIterator<Item = (u64, f64)>) -> BatchCost {
+        let mut model = CostModel::default();
+        for (tokens, seconds) in batches {
+            model.observe(tokens, Duration::from_secs_f64(seconds));
+        }
+        model.cost().expect("batches were done")
+    }
+
+    #[track_caller]
+    fn check(cost: BatchCost, fixed: f64, per_token: f64) {
+        let near = |a: f64, b: f64| (a - b).abs() <= 0.05 * b + 1e-9;
+        assert!(near(cost.fixed, fixed) && near(cost.per_token, per_token), "{cost:?}");
+    }
+
+    /// Sizes from 10 to 500, in no order.
+    fn sizes() -> impl Iterator<Item = u64> {
+        (0..400).map(|n| 10 + n * 7919 % 491)
+    }
+
+    #[test]
+    fn nothing_is_claimed_before_batches_of_different_sizes_are_done() {
+        let mut model = CostModel::default();
+        assert_eq!(model.cost(), None);
+        (0..100).for_each(|_| model.observe(256, Duration::from_millis(25)));
+        assert_eq!(model.cost(), None);
+        (0..10).for_each(|_| model.observe(10, Duration::from_millis(2)));
+        assert!(model.cost().is_some());
+    }
+
+    #[test]
+    fn the_fixed_part_and_the_slope_are_found() {
+        check(learnt(sizes().map(|n| (n, 2e-3 + 1e-4 * n as f64))), 2e-3, 1e-4);
+        check(learnt(sizes().map(|n| (n, 1e-4 * n as f64))), 0.0, 1e-4);
+    }
+
+    #[test]
+    fn batches_of_one_size_leave_the_fixed_part_as_it_was_learnt() {
+        let before = sizes().map(|n| (n, 2e-3 + 1e-4 * n as f64));
+        check(learnt(before.chain((0..1000).map(|_| (256, 2e-3 + 1e-4 * 256.0)))), 2e-3, 1e-4);
+    }
+
+    #[test]
+    fn an_engine_that_becomes_slower_is_followed() {
+        let before = sizes().map(|n| (n, 2e-3 + 1e-4 * n as f64));
+        check(learnt(before.chain(sizes().map(|n| (n, 6e-3 + 3e-4 * n as f64)))), 6e-3, 3e-4);
+    }
+
+    #[test]
+    fn a_preempted_batch_hardly_counts() {
+        let slow = |n| if n % 50 == 49 { 1.0 } else { 0.0 };
+        let cost = learnt(sizes().enumerate().map(|(i, n)| (n, 2e-3 + 1e-4 * n as f64 + slow(i))));
+        let time = cost.time(200).as_secs_f64();
+        assert!((0.022..0.027).contains(&time), "{time} instead of 0.022");
+    }
+
+    #[test]
+    fn short_batches_are_as_fast_as_promised() {
+        let cost = BatchCost { fixed: 2e-3, per_token: 1e-4 };
+        assert_eq!(cost.tokens_at(0.95), 380);
+        let speed = |tokens: u64| tokens as f64 * cost.per_token / cost.time(tokens).as_secs_f64();
+        assert!((speed(380) - 0.95).abs() < 1e-3, "{}", speed(380));
+        assert_eq!(cost.tokens_within(Duration::from_micros(22_050)), 200);
+        assert_eq!(cost.tokens_within(Duration::from_millis(1)), 0, "less than the fixed part");
+    }
+}

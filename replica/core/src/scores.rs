@@ -1,0 +1,98 @@
+//! From what a model computes to what an API promises: unit vectors, probabilities, ranks.
+//!
+//! Sums are taken in f64: they are short beside what the model computed, and a vector's length then does not depend on
+//! the order of its numbers.
+
+/// Brings each row of `width` numbers to length one. A row of zeros stays one.
+pub fn normalize(rows: &mut [f32], width: usize) {
+    for row in rows.chunks_exact_mut(width) {
+        let length = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
+        if length > 0.0 {
+            row.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+        }
+    }
+}
+
+/// Keeps the first `keep` numbers of each row of `width`: what a Matryoshka model packs the most into.
+pub fn shorten(mut rows: Vec<f32>, width: usize, keep: usize) -> Vec<f32> {
+    assert!(0 < keep && keep <= width, "part of a row");
+    if keep < width {
+        let count = rows.len() / width;
+        for row in 1..count {
+            rows.copy_within(row * width..row * width + keep, row * keep);
+        }
+        rows.truncate(count * keep);
+    }
+    rows
+}
+
+/// The cosine of the angle between two vectors, -1 to 1; 0 if one of them is zero.
+pub fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let lengths = (dot(a, a) * dot(b, b)).sqrt();
+    if lengths > 0.0 { (dot(a, b) / lengths).clamp(-1.0, 1.0) as f32 } else { 0.0 }
+}
+
+/// A cosine as a score from 0 to 1 that keeps every order and every difference.
+pub fn cosine_score(cosine: f32) -> f32 {
+    (1.0 + cosine) / 2.0
+}
+
+/// The probability that a logit says, by itself.
+pub fn sigmoid(logit: f32) -> f32 {
+    (1.0 / (1.0 + (-f64::from(logit)).exp())) as f32
+}
+
+/// The probabilities that logits say, if one of them is true.
+pub fn softmax(logits: &mut [f32]) {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let power = |x: f32| f64::from(x - most).exp();
+    let sum: f64 = logits.iter().map(|x| power(*x)).sum();
+    logits.iter_mut().for_each(|x| *x = (power(*x) / sum) as f32);
+}
+
+/// The indices of the `most` highest scores, the highest first, ties by index.
+pub fn ranking(scores: &[f32], most: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+    order.truncate(most);
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortened_row_is_its_beginning_at_length_one() {
+        let mut rows = shorten(vec![3.0, 4.0, 9.0, 0.0, 0.0, 1.0, 6.0, 8.0, 7.0], 3, 2);
+        assert_eq!(rows, [3.0, 4.0, 0.0, 0.0, 6.0, 8.0]);
+        normalize(&mut rows, 2);
+        assert_eq!(rows, [0.6, 0.8, 0.0, 0.0, 0.6, 0.8]);
+        assert_eq!(shorten(vec![1.0, 2.0], 2, 2), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn cosines_are_of_the_angle_and_not_of_the_length() {
+        assert_eq!(cosine(&[3.0, 4.0], &[6.0, 8.0]), 1.0);
+        assert_eq!(cosine(&[1.0, 0.0], &[0.0, 2.0]), 0.0);
+        assert_eq!(cosine(&[1.0, 0.0], &[-2.0, 0.0]), -1.0);
+        assert_eq!(cosine(&[0.0, 0.0], &[1.0, 0.0]), 0.0);
+        assert_eq!([-1.0, 0.0, 1.0].map(cosine_score), [0.0, 0.5, 1.0]);
+    }
+
+    #[test]
+    fn probabilities_add_up_and_do_not_overflow() {
+        assert_eq!([f32::MIN, 0.0, f32::MAX].map(sigmoid), [0.0, 0.5, 1.0]);
+        let mut logits = [1000.0, 1000.0, -1000.0];
+        softmax(&mut logits);
+        assert_eq!(logits, [0.5, 0.5, 0.0]);
+    }
+
+    #[test]
+    fn the_highest_score_comes_first_and_ties_by_index() {
+        assert_eq!(ranking(&[0.5, 0.9, 0.5, 0.1], 9), [1, 0, 2, 3]);
+        assert_eq!(ranking(&[0.5, 0.9, 0.5, 0.1], 2), [1, 0]);
+        assert_eq!(ranking(&[], 2), [0; 0]);
+    }
+}

@@ -1,0 +1,169 @@
+//! Whose texts are tokenised next.
+//!
+//! The model: a *job* is the texts of one request; workers take it in *handfuls* of a few kilobytes. What must not
+//! happen is that somebody with one short text waits behind somebody with two thousand, or behind one of a megabyte.
+//! Three rules, in this order:
+//!
+//! 1. A *huge* text, which is a handful by itself and holds its worker for long, is taken only while another worker
+//!    remains for the rest (where there is another). So however many megabytes arrive, one worker turns round quickly.
+//! 2. What fits into one handful goes before what does not: the shortest job first, as far as it matters. Among equals
+//!    it is first come, first served.
+//! 3. But every fourth turn belongs to the long jobs, each in turn, so that a flood of short ones does not starve them.
+//!
+//! Exact shortest-job-first would need to know what a text costs before it is tokenised, and starves; plain round robin
+//! lets a short job wait for one handful of every backfill that is open.
+
+use std::collections::VecDeque;
+
+/// Bytes of text that a worker takes at a time: about a millisecond of work.
+pub const HANDFUL_BYTES: usize = 8 << 10;
+/// A text of more bytes than this holds a worker for ten milliseconds and more.
+pub const HUGE_BYTES: usize = 64 << 10;
+/// One turn in so many belongs to long jobs while short ones wait.
+pub const LONG_TURN: u32 = 4;
+
+/// How much of its worker the next handful of a job takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Size {
+    /// All that is left of the job fits into one handful.
+    Short,
+    /// There is more than one handful.
+    Long,
+    /// The next text is longer than [`HUGE_BYTES`].
+    Huge,
+}
+
+impl Size {
+    /// The size of a job whose next text has `next` bytes and which has `left` bytes in all, that one included.
+    pub fn of(next: usize, left: usize) -> Size {
+        if next > HUGE_BYTES {
+            Size::Huge
+        } else if left > HANDFUL_BYTES {
+            Size::Long
+        } else {
+            Size::Short
+        }
+    }
+}
+
+/// The jobs that wait for a worker.
+#[derive(Debug)]
+pub struct Turns<J> {
+    short: VecDeque<J>,
+    long: VecDeque<J>,
+    huge: VecDeque<J>,
+    /// Turns since the long jobs had one.
+    since_long: u32,
+    huge_running: usize,
+    huge_running_max: usize,
+}
+
+impl<J> Turns<J> {
+    /// For so many workers.
+    pub fn new(workers: usize) -> Turns<J> {
+        Turns {
+            short: VecDeque::new(),
+            long: VecDeque::new(),
+            huge: VecDeque::new(),
+            since_long: 0,
+            huge_running: 0,
+            huge_running_max: workers.saturating_sub(1).max(1),
+        }
+    }
+
+    /// A job waits, whose next handful is of this size.
+    pub fn push(&mut self, job: J, size: Size) {
+        match size {
+            Size::Short => self.short.push_back(job),
+            Size::Long => self.long.push_back(job),
+            Size::Huge => self.huge.push_back(job),
+        }
+    }
+
+    /// Whose turn it is; `None` if nobody waits who may have it. A turn of [`Size::Huge`] has to be ended.
+    pub fn take(&mut self) -> Option<(J, Size)> {
+        let may_huge = self.huge_running < self.huge_running_max && !self.huge.is_empty();
+        let long_waits = may_huge || !self.long.is_empty();
+        let turn_of_long = long_waits && self.since_long + 1 >= LONG_TURN;
+        if !self.short.is_empty() && !turn_of_long {
+            self.since_long = if long_waits { self.since_long + 1 } else { 0 };
+            return Some((self.short.pop_front()?, Size::Short));
+        }
+        self.since_long = 0;
+        // A huge text is one turn of its worker whenever it comes, and only some workers may have it: it goes first.
+        if may_huge {
+            self.huge_running += 1;
+            return Some((self.huge.pop_front()?, Size::Huge));
+        }
+        Some((self.long.pop_front()?, Size::Long))
+    }
+
+    /// A turn of [`Size::Huge`] is over.
+    pub fn end_huge(&mut self) {
+        assert!(self.huge_running > 0, "what ends has begun");
+        self.huge_running -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(turns: &mut Turns<u32>, most: usize) -> Vec<u32> {
+        std::iter::from_fn(|| turns.take().map(|(job, _)| job)).take(most).collect()
+    }
+
+    #[test]
+    fn a_job_is_as_large_as_its_next_handful() {
+        assert_eq!(Size::of(1, HANDFUL_BYTES), Size::Short);
+        assert_eq!(Size::of(1, HANDFUL_BYTES + 1), Size::Long);
+        assert_eq!(Size::of(HUGE_BYTES, HUGE_BYTES), Size::Long);
+        assert_eq!(Size::of(HUGE_BYTES + 1, HUGE_BYTES + 1), Size::Huge);
+    }
+
+    #[test]
+    fn short_jobs_go_first_and_long_ones_have_every_fourth_turn() {
+        let mut turns = Turns::new(2);
+        (100..102).for_each(|job| turns.push(job, Size::Long));
+        (0..7).for_each(|job| turns.push(job, Size::Short));
+        assert_eq!(order(&mut turns, 9), [0, 1, 2, 100, 3, 4, 5, 101, 6]);
+        assert_eq!(turns.take(), None);
+    }
+
+    #[test]
+    fn a_short_job_that_comes_late_waits_for_one_turn_of_others() {
+        let mut turns = Turns::new(2);
+        (100..200).for_each(|job| turns.push(job, Size::Long));
+        assert_eq!(order(&mut turns, 3), [100, 101, 102]);
+        turns.push(0, Size::Short);
+        assert_eq!(order(&mut turns, 1), [0]);
+    }
+
+    #[test]
+    fn one_worker_always_remains_for_what_is_not_huge() {
+        let mut turns = Turns::new(3);
+        (100..110).for_each(|job| turns.push(job, Size::Huge));
+        assert_eq!(order(&mut turns, 9), [100, 101], "two of three workers");
+        turns.push(1, Size::Long);
+        turns.push(0, Size::Short);
+        assert_eq!(order(&mut turns, 9), [0, 1]);
+        turns.end_huge();
+        assert_eq!(turns.take(), Some((102, Size::Huge)));
+        assert_eq!(turns.take(), None);
+    }
+
+    #[test]
+    fn a_lone_worker_takes_huge_texts_too() {
+        let mut turns = Turns::new(1);
+        turns.push(100, Size::Huge);
+        assert_eq!(turns.take(), Some((100, Size::Huge)));
+    }
+
+    #[test]
+    fn huge_texts_do_not_starve_among_short_ones() {
+        let mut turns = Turns::new(2);
+        turns.push(100, Size::Huge);
+        (0..9).for_each(|job| turns.push(job, Size::Short));
+        assert_eq!(order(&mut turns, 4), [0, 1, 2, 100]);
+    }
+}

@@ -1,0 +1,246 @@
+//! The body of a rerank: bytes to a request, or to the field that is wrong with it.
+//!
+//! A document is a text, or an object of which `text`, or the fields that `rank_fields` names, are read. An object comes
+//! back as it was sent, with all that was in it.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::limits::AtMost;
+use crate::refusal::Refusal;
+use crate::wire::fields::{self, Kind};
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct RerankRequest {
+    /// The deployment, where the caller says so: some of these APIs leave it out.
+    pub model: Option<String>,
+    /// What is searched for; not empty.
+    pub query: String,
+    /// What is found; at least one.
+    pub documents: Vec<Document>,
+    /// How many of the best are wanted; all if absent.
+    pub top_n: Option<u64>,
+    /// Whether the documents come back.
+    pub return_documents: bool,
+    /// A document is cut to so many tokens.
+    pub max_tokens_per_doc: Option<u64>,
+}
+
+/// One document.
+#[derive(Clone, Debug)]
+pub struct Document {
+    /// What is read of it.
+    pub text: String,
+    /// The object that it was sent as, if it was one.
+    pub object: Option<Box<RawValue>>,
+}
+
+/// The fields that are read. Everything else is ignored.
+#[derive(Deserialize)]
+struct RawFields<'a> {
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+    #[serde(borrow)]
+    query: Option<&'a RawValue>,
+    #[serde(borrow)]
+    documents: Option<&'a RawValue>,
+    #[serde(borrow)]
+    top_n: Option<&'a RawValue>,
+    #[serde(borrow)]
+    return_documents: Option<&'a RawValue>,
+    #[serde(borrow)]
+    max_tokens_per_doc: Option<&'a RawValue>,
+    #[serde(borrow)]
+    rank_fields: Option<&'a RawValue>,
+}
+
+/// Fields of one document that `rank_fields` may name: more than any table has columns worth reading.
+pub const MAX_RANK_FIELDS: usize = 64;
+
+impl RerankRequest {
+    /// Reads `body`, which may carry so many documents.
+    pub fn parse(body: &[u8], limit: AtMost) -> Result<RerankRequest, Refusal> {
+        let RawFields { model, query, documents, top_n, return_documents, max_tokens_per_doc, rank_fields } =
+            fields::split(body)?;
+        let query = fields::text("query", "query", fields::needed("query", query, "a text")?)?;
+        if query.is_empty() {
+            return Err(Refusal::empty_input("query", "query"));
+        }
+        let most = AtMost { count: MAX_RANK_FIELDS, key: "MAX_RANK_FIELDS" };
+        let name = |place: &str, raw| fields::text("rank_fields", place, raw);
+        let rank_fields = rank_fields.map(|raw| fields::list("rank_fields", "rank_fields", raw, most, name));
+        let rank_fields = rank_fields.transpose()?;
+        let documents = fields::needed("documents", documents, "a list of texts or objects")?;
+        let read = |place: &str, raw| document(place, raw, rank_fields.as_deref());
+        Ok(RerankRequest {
+            model: fields::model(model)?,
+            query,
+            documents: fields::list("documents", "documents", documents, limit, read)?,
+            top_n: fields::count("top_n", top_n)?,
+            return_documents: fields::flag("return_documents", return_documents, false)?,
+            max_tokens_per_doc: fields::count("max_tokens_per_doc", max_tokens_per_doc)?,
+        })
+    }
+
+    /// How many results are wanted.
+    pub fn results(&self) -> usize {
+        let all = self.documents.len();
+        self.top_n.map_or(all, |n| usize::try_from(n).map_or(all, |n| n.min(all)))
+    }
+}
+
+fn document(place: &str, raw: &RawValue, rank_fields: Option<&[String]>) -> Result<Document, Refusal> {
+    match fields::kind_of(raw.get()) {
+        Kind::Text => Ok(Document { text: fields::text("documents", place, raw)?, object: None }),
+        Kind::Other if raw.get().starts_with('{') => {
+            let object: BTreeMap<String, &RawValue> = fields::split_field("documents", place, raw)?;
+            let text = match rank_fields {
+                None | Some([_]) => {
+                    let field = rank_fields.and_then(<[String]>::first).map_or("text", String::as_str);
+                    let value = object.get(field).ok_or_else(|| no_field(place, &[field]))?;
+                    fields::text("documents", &format!("{place}.{field}"), value)?
+                }
+                Some(names) => join(place, &object, names)?,
+            };
+            Ok(Document { text, object: Some(raw.to_owned()) })
+        }
+        Kind::Number | Kind::List | Kind::Other => {
+            Err(fields::wrong_type("documents", place, "a text, or an object with `text`"))
+        }
+    }
+}
+
+/// The named fields of a document, one per line with their names, as Cohere writes them for its models. A document need
+/// not have all of them.
+fn join(place: &str, object: &BTreeMap<String, &RawValue>, names: &[String]) -> Result<String, Refusal> {
+    let mut lines = Vec::new();
+    for name in names {
+        let Some(value) = object.get(name) else { continue };
+        let value = match fields::kind_of(value.get()) {
+            Kind::Text => fields::text("documents", &format!("{place}.{name}"), value)?,
+            Kind::Number | Kind::List | Kind::Other => value.get().to_owned(),
+        };
+        lines.push(format!("{name}: {value}"));
+    }
+    if lines.is_empty() {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        return Err(no_field(place, &names));
+    }
+    Ok(lines.join("\n"))
+}
+
+fn no_field(place: &str, names: &[&str]) -> Refusal {
+    let names = names.join(", ");
+    let names = names.char_indices().nth(80).map_or(names.as_str(), |(end, _)| &names[..end]);
+    Refusal::invalid(
+        "documents",
+        place,
+        &format!("is an object without {names}"),
+        "that, or name the fields to read in `rank_fields`",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::error::ErrorCode;
+
+    fn parse(body: &str) -> Result<RerankRequest, Refusal> {
+        RerankRequest::parse(body.as_bytes(), AtMost { count: 3, key: "max_documents" })
+    }
+
+    fn texts(rest: &str) -> Vec<String> {
+        let request = parse(&format!(r#"{{"query": "q", {rest}}}"#)).expect(rest);
+        request.documents.into_iter().map(|document| document.text).collect()
+    }
+
+    #[test]
+    fn documents_are_texts_or_objects_of_which_the_named_fields_are_read() {
+        assert_eq!(texts(r#""documents": ["a", {"text": "b", "title": "t"}]"#), ["a", "b"]);
+        assert_eq!(texts(r#""documents": [{"title": "t", "n": 3}], "rank_fields": ["title"]"#), ["t"]);
+        let both = r#""documents": [{"n": 3, "title": "t", "x": 1}], "rank_fields": ["title", "n", "gone"]"#;
+        assert_eq!(texts(both), ["title: t\nn: 3"]);
+        assert_eq!(texts(r#""documents": ["", " "]"#), ["", " "], "an empty document has a rank too");
+    }
+
+    #[test]
+    fn an_object_is_kept_as_it_was_sent() {
+        let request = parse(r#"{"query": "q", "documents": [{"text":"b","id": 7}]}"#).expect("a request");
+        let object = request.documents[0].object.as_ref().expect("an object");
+        assert_eq!(object.get(), r#"{"text":"b","id": 7}"#);
+    }
+
+    #[test]
+    fn the_best_n_are_no_more_than_there_are() {
+        for (top_n, expected) in [("1", 1), ("2", 2), ("3", 2), ("18446744073709551615", 2), ("null", 2)] {
+            let body = format!(r#"{{"query": "q", "documents": ["a", "b"], "top_n": {top_n}}}"#);
+            assert_eq!(parse(&body).expect("a request").results(), expected, "{top_n}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (body, code, param, says) in [
+            (r#"{"documents": ["a"]}"#, ErrorCode::MissingField, "query", "`query` is missing"),
+            (r#"{"query": "", "documents": ["a"]}"#, ErrorCode::EmptyInput, "query", "`query` is empty"),
+            (r#"{"query": ["q"], "documents": ["a"]}"#, ErrorCode::InvalidValue, "query", "a text"),
+            (r#"{"query": "q"}"#, ErrorCode::MissingField, "documents", "`documents` is missing"),
+            (r#"{"query": "q", "documents": []}"#, ErrorCode::EmptyInput, "documents", "empty list"),
+            (r#"{"query": "q", "documents": "a"}"#, ErrorCode::InvalidValue, "documents", "a list"),
+            (
+                r#"{"query": "q", "documents": ["a", 3]}"#,
+                ErrorCode::InvalidValue,
+                "documents",
+                "documents[1]",
+            ),
+            (
+                r#"{"query": "q", "documents": [{"title": "t"}]}"#,
+                ErrorCode::InvalidValue,
+                "documents",
+                "`documents[0]` is an object without text",
+            ),
+            (
+                r#"{"query": "q", "documents": [{"text": 3}]}"#,
+                ErrorCode::InvalidValue,
+                "documents",
+                "`documents[0].text`",
+            ),
+            (
+                r#"{"query": "q", "documents": ["a", "b", "c", "d"]}"#,
+                ErrorCode::TooManyInputs,
+                "documents",
+                "has 4 elements and one request may carry 3",
+            ),
+            (
+                r#"{"query": "q", "documents": ["a"], "top_n": 0}"#,
+                ErrorCode::InvalidValue,
+                "top_n",
+                "positive",
+            ),
+            (
+                r#"{"query": "q", "documents": ["a"], "return_documents": 1}"#,
+                ErrorCode::InvalidValue,
+                "return_documents",
+                "true or false",
+            ),
+        ] {
+            let refusal = parse(body).expect_err(body);
+            assert_eq!((refusal.code, refusal.param), (code, Some(param)), "{body}: {}", refusal.message);
+            assert!(refusal.message.contains(says), "{body}: {}", refusal.message);
+        }
+    }
+
+    #[test]
+    fn the_limit_of_rank_fields_holds_at_it_and_one_past_it() {
+        let body = |n: usize| {
+            let names = vec!["\"text\""; n].join(",");
+            format!(r#"{{"query": "q", "documents": [{{"text": "a"}}], "rank_fields": [{names}]}}"#)
+        };
+        assert!(parse(&body(MAX_RANK_FIELDS)).is_ok());
+        let refusal = parse(&body(MAX_RANK_FIELDS + 1)).expect_err("one past it");
+        assert_eq!((refusal.code, refusal.param), (ErrorCode::TooManyInputs, Some("rank_fields")));
+    }
+}

@@ -1,0 +1,151 @@
+//! The answer to a rerank.
+
+use serde::{Serialize, Serializer, ser::SerializeMap};
+use serde_json::value::RawValue;
+
+use super::request::Document;
+
+/// Documents that Cohere bills as one search. Nothing is billed here; its clients show the number.
+const DOCUMENTS_PER_SEARCH_UNIT: usize = 100;
+
+/// The answer, as it is written.
+#[derive(Debug)]
+pub struct RerankResponse<'a> {
+    /// The request's identifier.
+    pub id: &'a str,
+    /// `1` or `2`: whose path was asked.
+    pub api_version: &'static str,
+    /// The deployment that answered.
+    pub model: &'a str,
+    /// Indices of the documents, the best first.
+    pub order: &'a [usize],
+    /// The score of each document, 0 to 1, in the order of the request.
+    pub scores: &'a [f32],
+    /// The documents, where they are wanted back.
+    pub documents: Option<&'a [Document]>,
+    /// Tokens that were computed.
+    pub tokens: u64,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    id: &'a str,
+    model: &'a str,
+    results: Vec<RankedDocument<'a>>,
+    meta: Meta,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct RankedDocument<'a> {
+    index: usize,
+    relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<Returned<'a>>,
+}
+
+enum Returned<'a> {
+    Text(&'a str),
+    Object(&'a RawValue),
+}
+
+impl Serialize for Returned<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Returned::Object(object) => object.serialize(serializer),
+            Returned::Text(text) => {
+                let mut object = serializer.serialize_map(Some(1))?;
+                object.serialize_entry("text", text)?;
+                object.end()
+            }
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Meta {
+    api_version: ApiVersion,
+    billed_units: BilledUnits,
+}
+
+#[derive(Serialize)]
+struct ApiVersion {
+    version: &'static str,
+}
+
+#[derive(Serialize)]
+struct BilledUnits {
+    search_units: usize,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: u64,
+    total_tokens: u64,
+}
+
+impl RerankResponse<'_> {
+    /// The answer as JSON.
+    pub fn write(&self) -> Vec<u8> {
+        let RerankResponse { id, api_version, model, order, scores, documents, tokens } = *self;
+        let ranked = |index: &usize| RankedDocument {
+            index: *index,
+            relevance_score: scores[*index],
+            document: documents.map(|documents| match &documents[*index] {
+                Document { object: Some(object), .. } => Returned::Object(object),
+                Document { text, object: None } => Returned::Text(text),
+            }),
+        };
+        let search_units = scores.len().div_ceil(DOCUMENTS_PER_SEARCH_UNIT);
+        let answer = Answer {
+            id,
+            model,
+            results: order.iter().map(ranked).collect(),
+            meta: Meta {
+                api_version: ApiVersion { version: api_version },
+                billed_units: BilledUnits { search_units },
+            },
+            usage: Usage { prompt_tokens: tokens, total_tokens: tokens },
+        };
+        serde_json::to_vec(&answer).expect("strings and numbers serialise")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_has_the_members_that_stock_clients_read() {
+        let documents = [
+            Document { text: "a".to_owned(), object: None },
+            Document {
+                text: "b".to_owned(),
+                object: Some(RawValue::from_string(r#"{"text":"b","id":7}"#.to_owned()).expect("JSON")),
+            },
+        ];
+        let mut answer = RerankResponse {
+            id: "r1",
+            api_version: "2",
+            model: "m",
+            order: &[1, 0],
+            scores: &[0.25, 0.5],
+            documents: Some(&documents),
+            tokens: 9,
+        };
+        let text = |answer: &RerankResponse<'_>| String::from_utf8(answer.write()).expect("JSON is UTF-8");
+        let rest = concat!(
+            r#""meta":{"api_version":{"version":"2"},"billed_units":{"search_units":1}},"#,
+            r#""usage":{"prompt_tokens":9,"total_tokens":9}}"#
+        );
+        let results = concat!(
+            r#"{"id":"r1","model":"m","results":[{"index":1,"relevance_score":0.5,"document":{"text":"b","id":7}},"#,
+            r#"{"index":0,"relevance_score":0.25,"document":{"text":"a"}}],"#
+        );
+        assert_eq!(text(&answer), format!("{results}{rest}"));
+        answer.documents = None;
+        answer.order = &[1];
+        let results = r#"{"id":"r1","model":"m","results":[{"index":1,"relevance_score":0.5}],"#;
+        assert_eq!(text(&answer), format!("{results}{rest}"));
+    }
+}

@@ -1,0 +1,131 @@
+//! The answers of TEI's routes. They have no members around them: a list of vectors is a list of lists.
+
+use serde::ser::SerializeSeq;
+use serde::{Serialize, Serializer};
+
+use crate::wire::openai::response::Rows;
+
+/// `[[…], …]`: one vector per input.
+pub fn write_rows(rows: Rows<'_>) -> Vec<u8> {
+    let mut json = Vec::with_capacity(16 + rows.numbers() * 12);
+    serde_json::to_writer(&mut json, &RowList(rows)).expect("numbers serialise, and a Vec takes them");
+    json
+}
+
+/// `[[[…], …], …]`: `counts` vectors per input, one for each of its tokens.
+pub fn write_token_rows(values: &[f32], width: usize, counts: &[u32]) -> Vec<u8> {
+    struct Inputs<'a>(&'a [f32], usize, &'a [u32]);
+    impl Serialize for Inputs<'_> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let Inputs(mut values, width, counts) = *self;
+            let mut list = serializer.serialize_seq(Some(counts.len()))?;
+            for count in counts {
+                let (rows, rest) = values.split_at(*count as usize * width);
+                list.serialize_element(&RowList(Rows::new(rows, width)))?;
+                values = rest;
+            }
+            list.end()
+        }
+    }
+    let mut json = Vec::with_capacity(16 + values.len() * 12);
+    serde_json::to_writer(&mut json, &Inputs(values, width, counts))
+        .expect("numbers serialise, and a Vec takes them");
+    json
+}
+
+struct RowList<'a>(Rows<'a>);
+
+impl Serialize for RowList<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter())
+    }
+}
+
+/// `[{"index", "score", "text"}, …]`, the best first. `order` are indices of texts; scores and texts are in the order
+/// of the request.
+pub fn write_ranks(order: &[usize], scores: &[f32], texts: Option<&[String]>) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Rank<'a> {
+        index: usize,
+        score: f32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        text: Option<&'a str>,
+    }
+    let rank = |index: &usize| {
+        let text = texts.map(|texts| texts[*index].as_str());
+        Rank { index: *index, score: scores[*index], text }
+    };
+    let ranks: Vec<Rank<'_>> = order.iter().map(rank).collect();
+    serde_json::to_vec(&ranks).expect("strings and numbers serialise")
+}
+
+/// `[{"score", "label"}, …]`, the highest first, or a list of those if there was a list of inputs.
+pub fn write_predictions(rows: Rows<'_>, labels: &[String], single: bool) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Prediction<'a> {
+        score: f32,
+        label: &'a str,
+    }
+    let predictions = |row: &[f32]| -> Vec<Prediction<'_>> {
+        let order = crate::scores::ranking(row, row.len());
+        order.into_iter().map(|i| Prediction { score: row[i], label: &labels[i] }).collect()
+    };
+    let mut all = rows.iter().map(predictions);
+    let written = match (single, all.next()) {
+        (true, Some(only)) => serde_json::to_vec(&only),
+        (_, first) => serde_json::to_vec(&first.into_iter().chain(all).collect::<Vec<_>>()),
+    };
+    written.expect("strings and numbers serialise")
+}
+
+/// One token of `POST /tokenize`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SimpleToken {
+    /// Its id.
+    pub id: u32,
+    /// What it stands for in the text; of a special token, its name.
+    pub text: String,
+    /// Whether the model wants it there and the text does not have it.
+    pub special: bool,
+    /// Where it begins in the text, in bytes of UTF-8, as TEI counts; absent for special tokens.
+    pub start: Option<usize>,
+    /// Where it ends.
+    pub stop: Option<usize>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(json: Vec<u8>) -> String {
+        String::from_utf8(json).expect("JSON is UTF-8")
+    }
+
+    #[test]
+    fn vectors_are_lists_and_nothing_else() {
+        assert_eq!(text(write_rows(Rows::new(&[1.0, 0.5, -2.0, 0.1], 2))), "[[1.0,0.5],[-2.0,0.1]]");
+        let rows = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        assert_eq!(text(write_token_rows(&rows, 2, &[2, 1])), "[[[1.0,2.0],[3.0,4.0]],[[5.0,6.0]]]");
+    }
+
+    #[test]
+    fn ranks_carry_their_index_and_the_text_if_it_is_wanted() {
+        let texts = ["a".to_owned(), "b".to_owned()];
+        assert_eq!(
+            text(write_ranks(&[1, 0], &[0.25, 0.5], Some(&texts))),
+            r#"[{"index":1,"score":0.5,"text":"b"},{"index":0,"score":0.25,"text":"a"}]"#
+        );
+        assert_eq!(text(write_ranks(&[1], &[0.25, 0.5], None)), r#"[{"index":1,"score":0.5}]"#);
+    }
+
+    #[test]
+    fn predictions_are_sorted_and_a_list_only_of_a_list() {
+        let labels = ["no".to_owned(), "yes".to_owned()];
+        let rows = Rows::new(&[0.25, 0.75], 2);
+        let one = r#"[{"score":0.75,"label":"yes"},{"score":0.25,"label":"no"}]"#;
+        assert_eq!(text(write_predictions(rows, &labels, true)), one);
+        assert_eq!(text(write_predictions(rows, &labels, false)), format!("[{one}]"));
+        let two = Rows::new(&[0.25, 0.75, 0.75, 0.25], 2);
+        assert!(text(write_predictions(two, &labels, false)).starts_with(&format!("[{one},")));
+    }
+}

@@ -1,0 +1,432 @@
+//! The batch planner over arbitrary histories: requests come, go away, expire and are computed in any order, and after
+//! every step the invariants of `replica_core::batch` hold.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use replica_core::batch::{Backlog, Batch, BatchPlanner, BatchSettings, Finished, Next, Plan, RequestId};
+use replica_core::lane::Lane;
+
+use crate::{Text, origin, settings};
+
+const QUEUE: u64 = 1000;
+const BULK_QUEUE: u64 = 750;
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A request comes: inputs by what they say (equal ones are equal), with so many milliseconds to live.
+    Push(Lane, u8, Vec<u64>, Option<u64>),
+    /// The caller of one of the requests goes away.
+    Cancel(prop::sample::Index),
+    /// So many milliseconds pass, then the engine asks for work; it has at most one more batch under way.
+    Next(u64),
+    /// The engine is done with its oldest batch.
+    Finish,
+}
+
+fn lane() -> impl Strategy<Value = Lane> {
+    prop_oneof![Just(Lane::Interactive), Just(Lane::Bulk)]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    // A text of the number n has n tokens, so of a hundred and fifty texts many are equal.
+    let texts = prop::collection::vec(1u64..150, 1..12);
+    prop_oneof![
+        3 => (lane(), 0u8..2, texts, prop::option::of(0u64..40))
+            .prop_map(|(lane, class, texts, life)| Step::Push(lane, class, texts, life)),
+        1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
+        3 => (0u64..10).prop_map(Step::Next),
+        3 => Just(Step::Finish),
+    ]
+}
+
+/// What became of an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Computed,
+    Expired,
+    Cancelled,
+}
+
+/// A request that was taken in.
+struct Pushed {
+    class: u8,
+    deadline: Option<Instant>,
+    texts: Vec<u64>,
+    /// Of its inputs, so far.
+    fates: Vec<Option<Fate>>,
+}
+
+/// The planner, and beside it what a reader of its invariants expects of it.
+struct World {
+    planner: BatchPlanner<Text>,
+    now: Instant,
+    requests: BTreeMap<RequestId, Pushed>,
+    running: Vec<Batch<Text>>,
+}
+
+impl World {
+    fn new() -> World {
+        World {
+            planner: BatchPlanner::new(settings(), QUEUE),
+            now: origin(),
+            requests: BTreeMap::new(),
+            running: Vec::new(),
+        }
+    }
+
+    /// Texts without a fate, by class, each once.
+    fn open(&self) -> BTreeMap<(u8, u64), usize> {
+        let mut open = BTreeMap::new();
+        for Pushed { class, texts, fates, .. } in self.requests.values() {
+            for (text, _) in texts.iter().zip(fates).filter(|(_, fate)| fate.is_none()) {
+                *open.entry((*class, *text)).or_default() += 1;
+            }
+        }
+        open
+    }
+
+    fn apply(&mut self, step: Step) {
+        match step {
+            Step::Push(lane, class, texts, life) => self.push(lane, class, texts, life),
+            Step::Cancel(which) => {
+                let waits = |pushed: &&Pushed| pushed.fates.iter().any(Option::is_none);
+                let waiting: Vec<RequestId> =
+                    self.requests.iter().filter(|(_, pushed)| waits(pushed)).map(|(id, _)| *id).collect();
+                if !waiting.is_empty() {
+                    let request = waiting[which.index(waiting.len())];
+                    self.planner.cancel(request);
+                    self.end(request, Fate::Cancelled);
+                }
+            }
+            Step::Next(millis) => {
+                self.now += Duration::from_millis(millis);
+                if self.running.len() < 2 {
+                    self.next();
+                }
+            }
+            Step::Finish => self.finish(),
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        let running: Vec<(u8, u64)> = self
+            .running
+            .iter()
+            .flat_map(|batch| &batch.items)
+            .map(|item| (item.input.class, item.input.text))
+            .collect();
+        let mut expected = Backlog::default();
+        running.iter().chain(self.open().keys().filter(|text| !running.contains(text))).for_each(
+            |(_, tokens)| {
+                expected.tokens += tokens;
+                expected.inputs += 1;
+            },
+        );
+        assert_eq!(
+            self.planner.backlog(),
+            expected,
+            "the backlog is what waits and what runs, equal texts once"
+        );
+        let loads = self.planner.loads();
+        let queued = loads.interactive.queued.inputs + loads.bulk.queued.inputs;
+        assert_eq!(self.planner.is_empty(), queued == 0);
+        assert_eq!(queued, expected.inputs - running.len() as u64);
+        if self.planner.is_empty() {
+            assert_eq!(
+                (loads.interactive, loads.bulk),
+                Default::default(),
+                "nothing is left of what is gone"
+            );
+        }
+    }
+
+    fn push(&mut self, lane: Lane, class: u8, texts: Vec<u64>, life: Option<u64>) {
+        let loads = self.planner.loads();
+        let asked = loads.interactive.asked.tokens + loads.bulk.asked.tokens;
+        let tokens: u64 = texts.iter().sum();
+        let deadline = life.map(|millis| self.now + Duration::from_millis(millis));
+        let inputs = texts.iter().map(|text| Text::new(*text, *text).of_class(class)).collect();
+        match self.planner.push(lane, inputs, deadline, self.now) {
+            Ok(admitted) => {
+                let fates = vec![None; texts.len()];
+                let pushed = Pushed { class, deadline, texts, fates };
+                assert!(self.requests.insert(admitted.request, pushed).is_none(), "an id twice");
+            }
+            Err(full) => {
+                assert_eq!(full.lane, lane);
+                let limit = if lane == Lane::Bulk { BULK_QUEUE } else { QUEUE };
+                assert_eq!(full.max_queue_tokens, limit);
+                assert!(
+                    loads.of(lane).requests > 0 || lane == Lane::Bulk,
+                    "refused though its lane is empty"
+                );
+                assert!(asked + tokens > limit || lane == Lane::Bulk, "refused though there is room");
+            }
+        }
+    }
+
+    fn next(&mut self) {
+        let Plan { next, expired } = self.planner.next(self.now);
+        for (request, _) in expired {
+            let deadline = self.requests[&request].deadline.expect("only what has a deadline expires");
+            assert!(deadline <= self.now, "expired too early");
+            self.end(request, Fate::Expired);
+        }
+        match next {
+            Next::Idle => assert!(self.planner.is_empty(), "work waits and none is planned"),
+            Next::Wait(until) => {
+                assert!(until > self.now && until <= self.now + settings().window_max, "a bounded wait");
+            }
+            Next::Compute(batch) => {
+                assert!(
+                    batch.size().tokens <= settings().batch_tokens || batch.items.len() == 1,
+                    "over budget"
+                );
+                let class = batch.items[0].input.class;
+                assert!(batch.items.iter().all(|item| item.input.class == class), "one class in a batch");
+                for item in &batch.items {
+                    let wanted = self.requests.values().any(|pushed| {
+                        let alive = pushed.deadline.is_none_or(|deadline| deadline > self.now);
+                        let mut inputs = pushed.texts.iter().zip(&pushed.fates);
+                        alive
+                            && pushed.class == class
+                            && inputs.any(|(text, fate)| *text == item.input.text && fate.is_none())
+                    });
+                    assert!(wanted, "computed for nobody");
+                }
+                self.running.push(batch);
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        if self.running.is_empty() {
+            return;
+        }
+        let batch = self.running.remove(0);
+        let busy = Duration::from_millis(1 + batch.size().tokens);
+        let Finished { owners, complete } = self.planner.finished(&batch, busy, self.now);
+        assert_eq!(owners.len(), batch.items.len());
+        for (item, owners) in batch.items.iter().zip(owners) {
+            for owner in owners {
+                let pushed = self.requests.get_mut(&owner.request).expect("a request");
+                assert_eq!(pushed.texts[owner.index], item.input.text, "another's row");
+                assert_eq!(pushed.class, item.input.class);
+                assert_eq!(pushed.fates[owner.index].replace(Fate::Computed), None, "a second fate");
+            }
+        }
+        for request in complete {
+            let fates = &self.requests[&request].fates;
+            assert!(fates.iter().all(|fate| *fate == Some(Fate::Computed)), "{fates:?} is not complete");
+        }
+    }
+
+    fn end(&mut self, request: RequestId, fate: Fate) {
+        for input in &mut self.requests.get_mut(&request).expect("a request").fates {
+            *input = input.or(Some(fate));
+        }
+    }
+
+    fn drain(&mut self) {
+        while !self.planner.is_empty() || !self.running.is_empty() {
+            self.now += settings().window_max;
+            self.next();
+            self.finish();
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_input_has_one_fate_and_no_batch_is_over_budget(steps in prop::collection::vec(step(), 1..80)) {
+        let mut world = World::new();
+        steps.into_iter().for_each(|step| world.apply(step));
+        world.drain();
+        world.check();
+        for pushed in world.requests.values() {
+            prop_assert!(pushed.fates.iter().all(Option::is_some), "an input without a fate");
+        }
+    }
+
+    #[test]
+    fn what_waits_is_bounded_but_for_one_request_per_lane(steps in prop::collection::vec(step(), 1..80)) {
+        let mut world = World::new();
+        let largest = 12 * 150;
+        for step in steps {
+            world.apply(step);
+            let loads = world.planner.loads();
+            let asked = loads.interactive.asked.tokens + loads.bulk.asked.tokens;
+            prop_assert!(asked <= QUEUE + 2 * largest, "{asked} tokens wait");
+        }
+    }
+
+    #[test]
+    fn no_interactive_request_is_shed_while_bulk_is_admitted(steps in prop::collection::vec(step(), 1..80)) {
+        let mut world = World::new();
+        for step in steps {
+            world.apply(step);
+            // Not equal to anything that waits, or they would share its work.
+            let mut ask = |lane: Lane, tokens: u64| {
+                let pushed = world.planner.push(lane, vec![Text::new(1_000_000, tokens)], None, world.now);
+                pushed.map(|admitted| world.planner.cancel(admitted.request)).is_ok()
+            };
+            if !ask(Lane::Interactive, 300) {
+                prop_assert!(!ask(Lane::Bulk, 300) && !ask(Lane::Bulk, 1), "bulk is admitted where a lookup is shed");
+            }
+        }
+    }
+}
+
+/// Batches of ten texts of ten tokens.
+fn planner(queue: u64) -> BatchPlanner<Text> {
+    BatchPlanner::new(BatchSettings { window_max: Duration::ZERO, ..settings() }, queue)
+}
+
+fn compute(planner: &mut BatchPlanner<Text>, now: Instant) -> Batch<Text> {
+    match planner.next(now).next {
+        Next::Compute(batch) => batch,
+        other => panic!("{other:?} instead of a batch"),
+    }
+}
+
+fn texts(numbers: std::ops::Range<u64>) -> Vec<Text> {
+    numbers.map(|number| Text::new(number, 10)).collect()
+}
+
+fn numbers(batch: &Batch<Text>) -> Vec<u64> {
+    batch.items.iter().map(|item| item.input.text).collect()
+}
+
+#[test]
+fn a_lookup_that_was_shed_keeps_bulk_out_until_there_is_room_for_it() {
+    let (mut planner, now) = (planner(QUEUE), origin());
+    let one_batch = |planner: &mut BatchPlanner<Text>| {
+        let batch = compute(planner, now);
+        planner.finished(&batch, Duration::from_millis(10), now);
+        planner.backlog().tokens
+    };
+    planner.push(Lane::Bulk, texts(0..70), None, now).expect("700 of 750");
+    planner.push(Lane::Interactive, texts(100..122), None, now).expect("920 of 1000");
+    let full = planner.push(Lane::Interactive, texts(200..230), None, now).expect_err("1220");
+    assert_eq!((full.lane, full.max_queue_tokens, full.pending_tokens), (Lane::Interactive, QUEUE, 920));
+    assert_eq!((one_batch(&mut planner), one_batch(&mut planner)), (820, 720));
+    let full =
+        planner.push(Lane::Bulk, texts(400..401), None, now).expect_err("the lookup would be refused again");
+    assert_eq!(full.wait, Some(Duration::from_millis(2)), "20 tokens too many at 10 000 a second");
+    assert_eq!(one_batch(&mut planner), 700);
+    planner.push(Lane::Bulk, texts(400..401), None, now).expect("the lookup would fit now");
+    planner.push(Lane::Interactive, texts(200..229), None, now).expect("exactly full");
+}
+
+#[test]
+fn bulk_leaves_room_for_lookups() {
+    let (mut planner, now) = (planner(QUEUE), origin());
+    planner.push(Lane::Bulk, texts(0..75), None, now).expect("exactly three quarters");
+    let full = planner.push(Lane::Bulk, texts(100..101), None, now).expect_err("one past it");
+    assert_eq!((full.lane, full.max_queue_tokens), (Lane::Bulk, BULK_QUEUE));
+    planner.push(Lane::Interactive, texts(200..225), None, now).expect("exactly full");
+    planner.push(Lane::Interactive, texts(300..301), None, now).expect_err("one past it");
+}
+
+#[test]
+fn a_full_queue_says_after_which_time_there_is_room() {
+    let (mut planner, now) = (planner(QUEUE), origin());
+    planner.push(Lane::Interactive, texts(0..100), None, now).expect("exactly full");
+    let full = planner.push(Lane::Interactive, texts(100..110), None, now).expect_err("ten past it");
+    assert_eq!(
+        (full.pending_tokens, full.max_queue_tokens, full.wait),
+        (QUEUE, QUEUE, None),
+        "no speed is known"
+    );
+    let batch = compute(&mut planner, now);
+    planner.finished(&batch, Duration::from_millis(200), now); // 500 tokens/s
+    let full =
+        planner.push(Lane::Interactive, texts(100..135), None, now).expect_err("900 wait and 350 come");
+    assert_eq!(full.wait, Some(Duration::from_millis(500)), "250 tokens too many");
+    planner.push(Lane::Interactive, texts(100..110), None, now).expect("at the limit");
+}
+
+#[test]
+fn a_request_larger_than_its_queue_is_taken_when_its_lane_is_empty() {
+    for lane in Lane::ALL {
+        let (mut planner, now) = (planner(QUEUE), origin());
+        planner.push(lane, texts(0..600), None, now).expect("alone");
+        planner.push(lane, texts(1000..1001), None, now).expect_err("not alone");
+    }
+}
+
+#[test]
+fn equal_texts_are_computed_once_whoever_asks_for_them() {
+    let (mut planner, now) = (planner(QUEUE), origin());
+    let first =
+        planner.push(Lane::Bulk, vec![Text::new(1, 10), Text::new(2, 10), Text::new(1, 10)], None, now);
+    let first = first.expect("room");
+    assert_eq!(first.joined, 1, "within the request");
+    let second = planner.push(Lane::Interactive, vec![Text::new(2, 10)], None, now).expect("room");
+    assert_eq!(second.joined, 1, "with another request");
+    let batch = compute(&mut planner, now);
+    assert_eq!(numbers(&batch), [2], "on the lane of the more urgent one");
+    let third = planner.push(Lane::Interactive, vec![Text::new(2, 10)], None, now).expect("room");
+    assert_eq!(third.joined, 1, "with what is being computed");
+    let done = planner.finished(&batch, Duration::from_millis(1), now);
+    let owners: Vec<_> = done.owners[0].iter().map(|owner| (owner.request, owner.index)).collect();
+    assert_eq!(owners, [(first.request, 1), (second.request, 0), (third.request, 0)]);
+    let batch = compute(&mut planner, now);
+    assert_eq!(numbers(&batch), [1]);
+    let done = planner.finished(&batch, Duration::from_millis(1), now);
+    assert_eq!(done.owners[0].len(), 2, "both places of the first request");
+    assert!(done.complete.contains(&first.request));
+    let again = planner.push(Lane::Bulk, vec![Text::new(1, 10)], None, now).expect("room");
+    assert_eq!(again.joined, 0, "what is done is not remembered here");
+}
+
+#[test]
+fn an_equal_text_is_still_computed_when_its_first_owner_goes_away() {
+    let (mut planner, now) = (planner(QUEUE), origin());
+    let soon = now + Duration::from_millis(1);
+    let cancelled = planner.push(Lane::Interactive, texts(1..2), None, now).expect("room");
+    let expired = planner.push(Lane::Interactive, texts(1..2), Some(soon), now).expect("room");
+    let stays = planner.push(Lane::Bulk, texts(1..2), None, now).expect("room");
+    assert_eq!(planner.cancel(cancelled.request), 1);
+    let Plan { next, expired: gone } = planner.next(soon);
+    assert_eq!(gone, [(expired.request, 1)]);
+    let Next::Compute(batch) = next else { panic!("{next:?}") };
+    assert_eq!((numbers(&batch), batch.lane), (vec![1], Lane::Bulk), "and on the lane of who is left");
+    let done = planner.finished(&batch, Duration::from_millis(1), soon);
+    assert_eq!(done.owners[0].iter().map(|owner| owner.request).collect::<Vec<_>>(), [stays.request]);
+}
+
+#[test]
+fn texts_of_different_classes_are_not_in_one_batch_and_neither_waits_for_ever() {
+    let (mut planner, now) = (planner(u64::MAX), origin());
+    let class = |numbers: std::ops::Range<u64>, class: u8| -> Vec<Text> {
+        texts(numbers).into_iter().map(|text| text.of_class(class)).collect()
+    };
+    for request in 0..6u64 {
+        let numbers = request * 100..request * 100 + 30;
+        planner.push(Lane::Bulk, class(numbers, (request % 3 == 0).into()), None, now).expect("room");
+    }
+    let classes: Vec<u8> = (0..9).map(|_| compute(&mut planner, now).items[0].input.class).collect();
+    let alike = classes.chunk_by(|a, b| a == b).map(<[u8]>::len).max();
+    assert!(alike <= Some(2), "{classes:?}: two of six requests are of class 1, so every third batch is");
+}
+
+#[test]
+fn a_text_that_does_not_fit_is_passed_over_once() {
+    let (mut planner, now) = (planner(u64::MAX), origin());
+    planner.push(Lane::Bulk, texts(0..5), None, now).expect("room"); // 50 tokens
+    planner.push(Lane::Bulk, vec![Text::new(100, 95)], None, now).expect("room");
+    planner.push(Lane::Bulk, texts(200..220), None, now).expect("room");
+    let batch = compute(&mut planner, now);
+    assert_eq!(batch.size().tokens, 100, "what fits behind it fills the batch: {:?}", numbers(&batch));
+    assert_eq!(numbers(&batch)[0], 0);
+    assert!(!numbers(&batch).contains(&100));
+    let batch = compute(&mut planner, now);
+    assert_eq!(numbers(&batch)[0], 100, "first in the next one");
+}

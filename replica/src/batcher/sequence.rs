@@ -1,0 +1,159 @@
+//! An input, as the planner and the cache tell it from others.
+//!
+//! Two inputs are the same if everything is that decides their rows: the tenant, what is wanted, the token ids and their
+//! types. (The model and its precision are the same for all inputs of a process; the cache adds them for itself.) The
+//! planner compares the parts; two texts differ within their first tokens. The cache, if there is one, keeps a SHA-256 of
+//! them instead, so that nobody can make two inputs that share a row; it takes some microseconds, and only then.
+//!
+//! The tenant is among them because shared work can be timed: a tenant that is answered sooner than it should be would
+//! learn that another one has just asked the same.
+
+use std::cmp::Ordering;
+
+use replica_core::batch::Input;
+use sha2::{Digest, Sha256};
+
+use crate::engine::Output;
+use crate::tokenize::Tokenized;
+
+/// Whose a request is, without his name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantKey([u8; 32]);
+
+impl TenantKey {
+    /// The key of a tenant.
+    pub fn new(name: impl AsRef<[u8]>) -> TenantKey {
+        TenantKey(Sha256::digest(name).into())
+    }
+}
+
+/// What decides the rows of an input, in 32 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SequenceKey(pub(crate) [u8; 32]);
+
+/// One input of a request.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub(super) tokens: Tokenized,
+    pub(super) output: Output,
+    tenant: Option<TenantKey>,
+    /// For the cache, where there is one.
+    pub(super) key: Option<SequenceKey>,
+}
+
+impl Sequence {
+    pub(super) fn new(
+        tokens: Tokenized,
+        output: Output,
+        tenant: Option<TenantKey>,
+        cached: bool,
+    ) -> Sequence {
+        let mut sequence = Sequence { tokens, output, tenant, key: None };
+        sequence.key = cached.then(|| sequence.digest());
+        sequence
+    }
+
+    /// Tokens.
+    pub(super) fn len(&self) -> usize {
+        self.tokens.ids.len()
+    }
+
+    /// Rows of its answer.
+    pub(super) fn rows(&self) -> usize {
+        match self.output {
+            Output::Pooled => 1,
+            Output::Tokens => self.len(),
+        }
+    }
+}
+
+impl Sequence {
+    /// Everything that decides the rows, in an order that two of them can be compared by.
+    fn parts(&self) -> (u8, Option<&TenantKey>, &[u32], Option<&[u32]>) {
+        let Sequence { tokens: Tokenized { ids, types }, output, tenant, key: _ } = self;
+        let output = match output {
+            Output::Pooled => 0,
+            Output::Tokens => 1,
+        };
+        (output, tenant.as_ref(), ids, types.as_deref())
+    }
+
+    fn digest(&self) -> SequenceKey {
+        let (output, tenant, ids, types) = self.parts();
+        // Every part has a length of its own or is preceded by it, so no two inputs run together to the same bytes.
+        let mut digest = Sha256::new();
+        digest.update([output, u8::from(tenant.is_some()), u8::from(types.is_some())]);
+        digest.update(tenant.map_or([0; 32], |tenant| tenant.0));
+        digest.update((ids.len() as u64).to_le_bytes());
+        for part in [Some(ids), types].into_iter().flatten() {
+            let bytes: Vec<u8> = part.iter().flat_map(|id| id.to_le_bytes()).collect();
+            digest.update(bytes);
+        }
+        SequenceKey(digest.finalize().into())
+    }
+}
+
+impl Input for Sequence {
+    type Class = Output;
+
+    fn tokens(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn class(&self) -> Output {
+        self.output
+    }
+}
+
+impl Ord for Sequence {
+    fn cmp(&self, other: &Sequence) -> Ordering {
+        self.parts().cmp(&other.parts())
+    }
+}
+
+impl PartialOrd for Sequence {
+    fn partial_cmp(&self, other: &Sequence) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Sequence {
+    fn eq(&self, other: &Sequence) -> bool {
+        self.parts() == other.parts()
+    }
+}
+
+impl Eq for Sequence {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_decides_the_rows_tells_two_inputs_apart() {
+        let of = |ids: &[u32], types: Option<&[u32]>, output: Output, tenant: Option<&str>| {
+            let tokens = Tokenized { ids: ids.into(), types: types.map(Into::into) };
+            Sequence::new(tokens, output, tenant.map(TenantKey::new), true)
+        };
+        let different = [
+            of(&[1, 2], None, Output::Pooled, None),
+            of(&[2, 1], None, Output::Pooled, None),
+            of(&[1], None, Output::Pooled, None),
+            of(&[1, 2, 0, 1], None, Output::Pooled, None),
+            of(&[1, 2], Some(&[0, 1]), Output::Pooled, None),
+            of(&[1, 2], Some(&[1, 1]), Output::Pooled, None),
+            of(&[1, 2], None, Output::Tokens, None),
+            of(&[1, 2], None, Output::Pooled, Some("a")),
+            of(&[1, 2], None, Output::Pooled, Some("b")),
+        ];
+        for (i, a) in different.iter().enumerate() {
+            for (j, b) in different.iter().enumerate() {
+                assert_eq!(a == b, i == j, "{i} and {j}");
+                assert_eq!(a.cmp(b), b.cmp(a).reverse(), "{i} and {j}");
+                assert_eq!(a.key == b.key, i == j, "the keys of {i} and {j}");
+            }
+        }
+        let again = of(&[1, 2], None, Output::Pooled, Some("a"));
+        assert_eq!((&again, again.key), (&different[7], different[7].key));
+    }
+}

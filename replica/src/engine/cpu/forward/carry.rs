@@ -1,0 +1,162 @@
+//! Many sequences: each thread carries some of them from their tokens to the end of the last layer.
+//!
+//! Blocks of rows that end between sequences need nothing of each other, attention included. So a thread can take a
+//! block through all layers while everything of it stays in its own cache, where a batch that all threads take through
+//! one layer after the other writes and reads each layer's queries, keys and values far away. Weights are read as often
+//! either way: once for each block.
+//!
+//! Threads do not meet before the end. So this way is for batches that can be cut into blocks which are small beside a
+//! thread's share, and a thread that is held up has its blocks done by others.
+
+use super::layer::Step;
+use super::ways::{Block, Whole};
+use super::{Crew, Room, Transformer};
+use crate::engine::cpu::matrix::{Cut, Matrix, Window};
+
+/// Rows of a block, more or less: six full tiles. What is computed for the block of a MiniLM at one time, 1.1 MB, fits a
+/// second-level cache.
+const GROUP_ROWS: usize = 72;
+
+/// Blocks of each thread, at the least, if all were as long as the longest sequence.
+const GROUPS_PER_THREAD: usize = 4;
+
+/// What a thread holds of the sequences that it carries.
+#[derive(Default)]
+pub(super) struct Carried {
+    projections: Matrix,
+    attended: Matrix,
+    /// Where the sequences begin in there, and where the last one ends.
+    offsets: Vec<u32>,
+}
+
+/// Cuts sequences into groups of about [`GROUP_ROWS`], if they are enough and none is too long: `groups` are some of the
+/// offsets.
+pub(super) fn cut(offsets: &[u32], threads: usize, groups: &mut Vec<u32>) -> bool {
+    let rows = offsets.last().map_or(0, |last| *last as usize);
+    let longest = offsets.windows(2).map(|ends| (ends[1] - ends[0]) as usize).max().unwrap_or(0);
+    if longest.max(GROUP_ROWS) * GROUPS_PER_THREAD * threads > rows {
+        return false;
+    }
+    // As many for each thread, and each ending where a sequence ends that is nearest to an even cut.
+    let count = rows.div_ceil(GROUP_ROWS).next_multiple_of(threads);
+    let nearest = |index: usize| {
+        let wanted = (index * rows / count) as u32;
+        let after = offsets.partition_point(|offset| *offset < wanted);
+        let before = after.saturating_sub(1);
+        if wanted - offsets[before] < offsets[after] - wanted { offsets[before] } else { offsets[after] }
+    };
+    groups.clear();
+    groups.extend((0..=count).map(nearest));
+    groups.dedup();
+    true
+}
+
+impl Transformer {
+    /// Computes the states after the last layer, in groups of sequences. If some rows are picked, it ends with the last
+    /// attention, and what that came to is there for these.
+    pub(super) fn carry(
+        &self,
+        step: &Step<'_>,
+        crew: &mut Crew<'_>,
+        whole: &mut Whole,
+        offsets: &[u32],
+        groups: &[u32],
+        picks: &[usize],
+    ) {
+        let [states, attended] = whole.around_last(step.tokens.len(), &self.architecture);
+        let (hidden, queries) = (Cut::whole(states.width()), Cut::whole(attended.width()));
+        let parts = (states.tiles(Cut::At(groups), hidden), attended.tiles(Cut::At(groups), queries));
+        crew.each(parts, |room, (states, mut attended)| {
+            let rows = states.rows();
+            self.carry_group(step, room, states, offsets, !picks.is_empty());
+            let first = picks.partition_point(|pick| *pick < rows.start);
+            for pick in picks[first..].iter().take_while(|pick| **pick < rows.end) {
+                let row = pick - rows.start;
+                attended.row_mut(row).copy_from_slice(room.carried.attended.view(row..row + 1).row(0));
+            }
+        });
+    }
+
+    fn carry_group(
+        &self,
+        step: &Step<'_>,
+        room: &mut Room,
+        mut states: Window<'_>,
+        offsets: &[u32],
+        to_attention: bool,
+    ) {
+        let Room { attention: scratch, linear, block, carried } = room;
+        let Carried { projections, attended, offsets: own } = carried;
+        let rows = states.rows();
+        let within = offsets.iter().map(|offset| *offset as usize).filter(|offset| rows.start <= *offset);
+        own.clear();
+        own.extend(
+            within.take_while(|offset| *offset <= rows.end).map(|offset| (offset - rows.start) as u32),
+        );
+        let (queries, keys) = (self.architecture.query_width(), self.architecture.key_value_width());
+        projections.resize(rows.len(), queries + 2 * keys);
+        attended.resize(rows.len(), queries);
+        let heads = Cut::even(queries, self.architecture.attention.key_value_heads, 1);
+        let layers = self.architecture.layers.len();
+        let steps = if to_attention { layers } else { layers + 1 };
+        for layer in 0..steps {
+            let parts =
+                ((states.lend(), projections.window_from(rows.start)), attended.window_from(rows.start));
+            let mut way = Block::new(self, linear, block, parts);
+            match layer {
+                0 => step.begin(&mut way),
+                _ => step.follow(&mut way, layer - 1),
+            }
+            if layer < layers {
+                attended.tiles(Cut::At(own), heads).one_by_one(|mut out| {
+                    self.attend_part(layer, projections, &mut out, scratch);
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The offsets of sequences of these lengths.
+    fn offsets(lengths: impl IntoIterator<Item = u32>) -> Vec<u32> {
+        let mut offsets = vec![0];
+        for length in lengths {
+            offsets.push(offsets[offsets.len() - 1] + length);
+        }
+        offsets
+    }
+
+    #[test]
+    fn groups_end_between_sequences_and_are_nearly_equal() {
+        let offsets = offsets((0..256).map(|index| 8 + index * 7 % 9));
+        let mut groups = Vec::new();
+        assert!(cut(&offsets, 2, &mut groups));
+        assert!(groups.is_sorted_by(|a, b| a < b) && groups.iter().all(|end| offsets.contains(end)));
+        assert_eq!((groups[0], groups.last()), (0, offsets.last()));
+        let sizes: Vec<u32> = groups.windows(2).map(|ends| ends[1] - ends[0]).collect();
+        assert!(
+            sizes.len().is_multiple_of(2) && sizes.iter().all(|size| (56..=88).contains(size)),
+            "{sizes:?}"
+        );
+    }
+
+    #[test]
+    fn long_sequences_are_groups_of_their_own() {
+        let mut groups = Vec::new();
+        assert!(cut(&offsets([128; 9]), 2, &mut groups));
+        assert_eq!(groups, offsets([128; 9]));
+    }
+
+    #[test]
+    fn too_few_rows_or_one_long_sequence_among_them_are_not_carried() {
+        let mut groups = Vec::new();
+        let enough = (GROUP_ROWS * GROUPS_PER_THREAD * 2) as u32;
+        assert!(cut(&offsets(vec![8; enough as usize / 8]), 2, &mut groups));
+        assert!(!cut(&offsets(vec![8; enough as usize / 8 - 1]), 2, &mut groups));
+        assert!(!cut(&offsets([vec![8; enough as usize / 8], vec![enough]].concat()), 2, &mut groups));
+        assert!(!cut(&[0], 1, &mut groups));
+    }
+}

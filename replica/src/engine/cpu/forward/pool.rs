@@ -1,0 +1,126 @@
+//! One row per sequence: pooling, and what a model has behind it.
+
+use std::ops::Range;
+
+use super::Crew;
+use crate::engine::RaggedBatch;
+use crate::engine::cpu::kernel::{Isa, Normalize, PoolRows};
+use crate::engine::cpu::matrix::{Cut, Matrix};
+use crate::engine::cpu::weights::HeadWeights;
+use crate::model::{HeadPooling, ModelDir, ModelError, Pooling};
+
+/// How rows of tokens become the row of their sequence.
+pub(in super::super) struct Pool {
+    pub(in super::super) pooling: Pooling,
+    /// Tokens of this id at the end are not looked at.
+    pub(in super::super) padding: Option<u32>,
+    /// What the pooled row goes through.
+    pub(in super::super) head: HeadWeights,
+    /// Numbers of a row before that.
+    pub(in super::super) hidden: usize,
+}
+
+impl Pool {
+    /// A label head if the model has one, and otherwise what sentence-transformers has behind a transformer.
+    pub(in super::super) fn load(model: &ModelDir) -> Result<Pool, ModelError> {
+        let architecture = &model.architecture;
+        let hidden = architecture.hidden;
+        if !model.sentence.include_prompt && !model.prompts.by_name.is_empty() {
+            let problem =
+                "`include_prompt` = false is not supported: whoever pools does not know which tokens are \
+                           those of the prompt"
+                    .to_owned();
+            return Err(ModelError::Content { path: model.folder.join("1_Pooling/config.json"), problem });
+        }
+        let Some(steps) = architecture.head.as_ref().filter(|_| model.head.is_some()) else {
+            let head = HeadWeights::of_dense(&model.sentence.dense)?;
+            return Ok(Pool { pooling: model.sentence.pooling, padding: None, head, hidden });
+        };
+        let (pooling, padding) = match architecture.head_pooling {
+            HeadPooling::First => (Pooling::Cls, None),
+            HeadPooling::Mean => (Pooling::Mean, None),
+            HeadPooling::Last { padding } => (Pooling::LastToken, padding),
+        };
+        let head = HeadWeights::of_labels(&model.checkpoint, architecture, steps)?;
+        Ok(Pool { pooling, padding, head, hidden })
+    }
+
+    /// Numbers of a row at the end.
+    pub(in super::super) fn width(&self) -> usize {
+        self.head.steps.last().map_or(self.hidden, |step| self.head.linears.width(step.linear))
+    }
+
+    /// Where in the batch the row is that each sequence is pooled to, if it is one of its tokens' rows.
+    pub(super) fn pick(&self, batch: &RaggedBatch<'_>, picks: &mut Vec<usize>) {
+        let rows = (0..batch.len()).map(|sequence| self.rows(batch, sequence));
+        match self.pooling {
+            Pooling::Cls => picks.extend(rows.map(|rows| rows.start)),
+            Pooling::LastToken => picks.extend(rows.map(|rows| rows.end - 1)),
+            Pooling::Mean | Pooling::WeightedMean | Pooling::Max | Pooling::MeanSqrtLength => {}
+        }
+    }
+
+    /// Writes a row per sequence, by all threads.
+    pub(super) fn run(
+        &self,
+        isa: Isa,
+        crew: &mut Crew<'_>,
+        states: &Matrix,
+        batch: &RaggedBatch<'_>,
+        room: &mut [Matrix; 2],
+        out: &mut [f32],
+    ) {
+        let [pooled, _] = &mut *room;
+        pooled.resize(batch.len(), self.hidden);
+        let each = Cut::even(batch.len(), batch.len(), 1);
+        crew.each(pooled.tiles(each, Cut::whole(self.hidden)), |_, mut out| {
+            for (index, sequence) in out.rows().enumerate() {
+                let rows = states.view(self.rows(batch, sequence));
+                isa.run(PoolRows { pooling: self.pooling, rows, out: out.row_mut(index) });
+            }
+        });
+        self.end(isa, crew, room, out);
+    }
+
+    /// The same, of rows that were pooled.
+    pub(super) fn finish(
+        &self,
+        isa: Isa,
+        crew: &mut Crew<'_>,
+        pooled: &Matrix,
+        room: &mut [Matrix; 2],
+        out: &mut [f32],
+    ) {
+        room[0].resize(pooled.rows(), self.hidden);
+        room[0].data_mut().copy_from_slice(pooled.data());
+        self.end(isa, crew, room, out);
+    }
+
+    /// The rows of a sequence that count.
+    fn rows(&self, batch: &RaggedBatch<'_>, sequence: usize) -> Range<usize> {
+        let offsets = &batch.offsets()[sequence..];
+        let mut rows = offsets[0] as usize..offsets[1] as usize;
+        if let Some(padding) = self.padding {
+            let last = batch.token_ids()[rows.clone()].iter().rposition(|id| *id != padding);
+            rows.end = rows.start + last.unwrap_or(0) + 1;
+        }
+        rows
+    }
+
+    /// What follows pooling, from the first room to `out`.
+    fn end(&self, isa: Isa, crew: &mut Crew<'_>, room: &mut [Matrix; 2], out: &mut [f32]) {
+        let [from, to] = room;
+        let (mut from, mut to) = (from, to);
+        let sequences = from.rows();
+        for step in &self.head.steps {
+            to.resize(sequences, self.head.linears.width(step.linear));
+            let Crew { threads, rooms } = &mut *crew;
+            self.head.linears.apply_by_all(isa, threads, rooms, step.linear, from, step.finish, to);
+            if let Some(norm) = &step.norm {
+                isa.run(Normalize { norm, rows: &mut to.window() });
+            }
+            (from, to) = (to, from);
+        }
+        out.copy_from_slice(from.data());
+    }
+}

@@ -1,0 +1,203 @@
+//! The two ways of taking a step: over a block of rows by one thread, or over all rows by all threads.
+
+use super::{Crew, Transformer};
+use crate::engine::cpu::kernel::Finish;
+use crate::engine::cpu::linear::{LinearId, LinearScratch};
+use crate::engine::cpu::matrix::{Cut, Matrix, Tiles, View, Window};
+use crate::model::Architecture;
+
+/// What is computed, a row per token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// What layers hand to each other.
+    States,
+    /// Queries, keys and values.
+    Projections,
+    /// What attention came to.
+    Attended,
+    /// States, or what is to be added to them, on their way through a normalisation.
+    Normed,
+    /// The wide rows in the middle of the feed-forward block.
+    Expanded,
+}
+
+const PLACES: usize = 5;
+
+/// Takes steps.
+pub(super) trait Way {
+    /// A linear layer.
+    fn product(&mut self, from: Place, linear: LinearId, finish: Finish, to: Place);
+
+    /// Something that is done to every row for itself; `work` is given some rows, of both places the same ones.
+    fn rows(
+        &mut self,
+        from: Option<Place>,
+        to: Place,
+        work: impl Fn(Option<View<'_>>, &mut Window<'_>) + Sync,
+    );
+}
+
+/// Matrices for all rows of a batch.
+#[derive(Default)]
+pub(super) struct Whole([Matrix; PLACES]);
+
+/// Parts of the three of them that outlive a block: states, projections, attended.
+type BlockParts<'a> = ((Window<'a>, Window<'a>), Window<'a>);
+
+impl Whole {
+    pub(super) fn states(&self) -> &Matrix {
+        &self.0[Place::States as usize]
+    }
+
+    /// What attention reads, and where it writes.
+    pub(super) fn around_attention(&mut self) -> (&Matrix, &mut Matrix) {
+        let [_, projections, attended, ..] = &mut self.0;
+        (projections, attended)
+    }
+
+    /// States, and what the last attention came to, for so many rows.
+    pub(super) fn around_last(&mut self, rows: usize, architecture: &Architecture) -> [&mut Matrix; 2] {
+        let [states, _, attended, ..] = &mut self.0;
+        states.resize(rows, architecture.hidden);
+        attended.resize(rows, architecture.query_width());
+        [states, attended]
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.states().rows()
+    }
+
+    /// For so many rows.
+    pub(super) fn resize(&mut self, rows: usize, architecture: &Architecture) {
+        let [states, projections, attended, ..] = &mut self.0;
+        states.resize(rows, architecture.hidden);
+        projections.resize(rows, architecture.query_width() + 2 * architecture.key_value_width());
+        attended.resize(rows, architecture.query_width());
+    }
+
+    /// Some rows of another batch, behind an attention.
+    pub(super) fn pick(&mut self, from: &Whole, rows: &[usize], architecture: &Architecture) {
+        self.resize(rows.len(), architecture);
+        for place in [Place::States, Place::Attended] {
+            let from = &from.0[place as usize];
+            let out = self.0[place as usize].data_mut().chunks_exact_mut(from.width());
+            for (out, row) in out.zip(rows) {
+                out.copy_from_slice(from.view(*row..row + 1).row(0));
+            }
+        }
+    }
+
+    /// So many blocks of rows.
+    pub(super) fn blocks(&mut self, blocks: usize) -> ((Tiles<'_>, Tiles<'_>), Tiles<'_>) {
+        let [states, projections, attended, ..] = &mut self.0;
+        ((whole_rows(states, blocks), whole_rows(projections, blocks)), whole_rows(attended, blocks))
+    }
+
+    /// All rows, by all threads.
+    pub(super) fn by_all<'a, 'c>(
+        &'a mut self,
+        transformer: &'a Transformer,
+        crew: &'a mut Crew<'c>,
+    ) -> ByAll<'a, 'c> {
+        let rows = self.rows();
+        let [.., normed, expanded] = &mut self.0;
+        normed.resize(rows, transformer.architecture.hidden);
+        expanded.resize(rows, transformer.architecture.feed_forward.width);
+        ByAll { whole: self, transformer, crew }
+    }
+}
+
+/// All rows, by all threads.
+pub(super) struct ByAll<'a, 'c> {
+    whole: &'a mut Whole,
+    transformer: &'a Transformer,
+    crew: &'a mut Crew<'c>,
+}
+
+impl Way for ByAll<'_, '_> {
+    fn product(&mut self, from: Place, linear: LinearId, finish: Finish, to: Place) {
+        let [input, out] = two(&mut self.whole.0, from, to);
+        let Transformer { isa, weights, .. } = self.transformer;
+        let Crew { threads, rooms } = &mut *self.crew;
+        weights.linears.apply_by_all(*isa, threads, rooms, linear, input, finish, out);
+    }
+
+    fn rows(
+        &mut self,
+        from: Option<Place>,
+        to: Place,
+        work: impl Fn(Option<View<'_>>, &mut Window<'_>) + Sync,
+    ) {
+        let (input, out) = match from {
+            Some(from) => {
+                let [input, out] = two(&mut self.whole.0, from, to);
+                (Some(&*input), out)
+            }
+            None => (None, &mut self.whole.0[to as usize]),
+        };
+        let rows = out.rows();
+        self.crew.each(whole_rows(out, rows), |_, mut out| {
+            work(input.map(|input| input.view(out.rows())), &mut out);
+        });
+    }
+}
+
+/// A block of rows, by one thread.
+pub(super) struct Block<'a> {
+    windows: [Window<'a>; PLACES],
+    transformer: &'a Transformer,
+    scratch: &'a mut LinearScratch,
+}
+
+impl<'a> Block<'a> {
+    /// The block of these parts; `between` is room for the rest.
+    pub(super) fn new(
+        transformer: &'a Transformer,
+        scratch: &'a mut LinearScratch,
+        between: &'a mut [Matrix; 2],
+        parts: BlockParts<'a>,
+    ) -> Block<'a> {
+        let ((states, projections), attended) = parts;
+        let Architecture { hidden, feed_forward, .. } = &transformer.architecture;
+        let [normed, expanded] = between;
+        let rows = states.rows().len();
+        normed.resize(rows, *hidden);
+        expanded.resize(rows, feed_forward.width);
+        let windows = [states, projections, attended, normed.window(), expanded.window()];
+        Block { windows, transformer, scratch }
+    }
+}
+
+impl Way for Block<'_> {
+    fn product(&mut self, from: Place, linear: LinearId, finish: Finish, to: Place) {
+        let [input, out] = two(&mut self.windows, from, to);
+        let Transformer { isa, weights, .. } = self.transformer;
+        weights.linears.apply(*isa, linear, input.view(), finish, out, self.scratch);
+    }
+
+    fn rows(
+        &mut self,
+        from: Option<Place>,
+        to: Place,
+        work: impl Fn(Option<View<'_>>, &mut Window<'_>) + Sync,
+    ) {
+        match from {
+            Some(from) => {
+                let [input, out] = two(&mut self.windows, from, to);
+                work(Some(input.view()), out);
+            }
+            None => work(None, &mut self.windows[to as usize]),
+        }
+    }
+}
+
+/// The matrix in so many parts of whole rows.
+fn whole_rows(matrix: &mut Matrix, parts: usize) -> Tiles<'_> {
+    let (rows, columns) = (Cut::even(matrix.rows(), parts, 1), Cut::whole(matrix.width()));
+    matrix.tiles(rows, columns)
+}
+
+/// Two different places.
+fn two<T>(places: &mut [T; PLACES], from: Place, to: Place) -> [&mut T; 2] {
+    places.get_disjoint_mut([from as usize, to as usize]).expect("a step leads from one place to another")
+}

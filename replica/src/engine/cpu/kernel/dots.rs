@@ -1,0 +1,345 @@
+//! Products of bytes: `Σ input·weight` over unsigned inputs and signed weights, in whole numbers.
+//!
+//! Four neighbouring inputs of a row make one 32-bit word, and a lane of a vector of weights is the weights of those four
+//! inputs for one output. `vpdpbusd` multiplies the four pairs and adds all of them to the lane's sum. Processors without
+//! it do the same in several instructions; whole numbers have no rounding, so all paths come to the same sums.
+//!
+//! (`vpmaddubsw`, the usual substitute, is not one: it saturates at 16 bits, which two pairs can exceed.)
+//!
+//! The tile is that of [`super::product`], with the word in the place of the number.
+
+use super::Isa;
+#[cfg(target_arch = "x86_64")]
+use super::x86_dots::{Avx2Dots, Avx512Dots};
+use crate::engine::cpu::byte_panels::{ByteLine, GROUP};
+use crate::engine::cpu::panels::PANEL;
+
+/// Rows of the largest tile of any instruction set.
+pub(super) const MAX_DOT_ROWS: usize = 12;
+
+/// Vectors of one row in a tile.
+const TILE_VECTORS: usize = 2;
+
+/// Lines between two looks at what is to be fetched ahead.
+const STEP: usize = 8;
+
+/// What a tile comes to.
+#[derive(Default)]
+#[repr(align(64))]
+pub(super) struct WholeSums(pub(super) [[i32; PANEL]; MAX_DOT_ROWS]);
+
+/// Instructions that multiply bytes. A value of this type is the proof that the processor has them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Dots {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512Dots),
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(Avx2Dots<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2Dots<false>),
+    Portable,
+}
+
+/// Some rows of bytes, to be multiplied with one panel.
+pub(super) struct ByteTile<'a> {
+    /// All rows, each so many bytes after the one before.
+    pub(super) bytes: &'a [u8],
+    pub(super) stride: usize,
+    /// The first row.
+    pub(super) start: usize,
+    /// How many; at most [`Dots::tile_rows`].
+    pub(super) rows: usize,
+    pub(super) panel: &'a [ByteLine],
+    /// Lines that are wanted soon and may be far away.
+    pub(super) ahead: &'a [ByteLine],
+}
+
+impl Dots {
+    /// What goes with an instruction set for floating-point numbers.
+    pub(super) fn of(isa: Isa) -> Dots {
+        let best = |widest: usize| {
+            let fits = |dots: &Dots| dots.lanes() <= widest;
+            Dots::available().into_iter().find(fits).unwrap_or(Dots::Portable)
+        };
+        match isa.lanes() {
+            _ if isa.is_portable() => Dots::Portable,
+            lanes => best(lanes),
+        }
+    }
+
+    /// What this processor has, the fastest first.
+    pub(super) fn available() -> Vec<Dots> {
+        let mut all = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(Avx512Dots::detect().map(Dots::Avx512));
+            all.extend(Avx2Dots::<true>::detect().map(Dots::AvxVnni));
+            all.extend(Avx2Dots::<false>::detect().map(Dots::Avx2));
+        }
+        all.push(Dots::Portable);
+        all
+    }
+
+    fn lanes(&self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Dots::Avx512(_) => Avx512Dots::LANES,
+            #[cfg(target_arch = "x86_64")]
+            Dots::AvxVnni(_) => Avx2Dots::<true>::LANES,
+            #[cfg(target_arch = "x86_64")]
+            Dots::Avx2(_) => Avx2Dots::<false>::LANES,
+            Dots::Portable => Portable::LANES,
+        }
+    }
+
+    /// Rows of the largest tile.
+    #[inline(always)]
+    pub(super) fn tile_rows(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Dots::Avx512(_) => Avx512Dots::TILE_ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Dots::AvxVnni(_) => Avx2Dots::<true>::TILE_ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Dots::Avx2(_) => Avx2Dots::<false>::TILE_ROWS,
+            Dots::Portable => Portable::TILE_ROWS,
+        }
+    }
+
+    /// Runs the computation with these instructions.
+    pub(super) fn run<K: DotKernel>(self, kernel: K) -> K::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Dots::Avx512(dot) => dot.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Dots::AvxVnni(dot) => dot.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Dots::Avx2(dot) => dot.run(kernel),
+            Dots::Portable => Portable.run(kernel),
+        }
+    }
+
+    /// The sums of the tile's rows.
+    #[inline(always)]
+    pub(super) fn sum(self, tile: &ByteTile<'_>, sums: &mut WholeSums) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Dots::Avx512(dot) => tile.sum(dot, sums),
+            #[cfg(target_arch = "x86_64")]
+            Dots::AvxVnni(dot) => tile.sum(dot, sums),
+            #[cfg(target_arch = "x86_64")]
+            Dots::Avx2(dot) => tile.sum(dot, sums),
+            Dots::Portable => tile.sum(Portable, sums),
+        }
+    }
+}
+
+/// A computation with bytes that does not say with which instructions.
+pub(super) trait DotKernel {
+    /// What it comes to.
+    type Output;
+
+    /// Computes; implementations are `#[inline(always)]`.
+    fn run<D: Dot>(self, dot: D) -> Self::Output;
+}
+
+/// The operations on bytes of an instruction set.
+pub(super) trait Dot: Copy {
+    /// Some 32-bit sums on which one instruction works.
+    type Sums: Copy;
+
+    /// How many.
+    const LANES: usize;
+
+    /// Rows of the largest tile.
+    const TILE_ROWS: usize;
+
+    /// Enters a function that is compiled with these instructions.
+    fn run<K: DotKernel>(self, kernel: K) -> K::Output;
+
+    /// Has these weights brought nearer.
+    #[inline(always)]
+    fn prefetch(self, line: &ByteLine) {
+        let _ = line;
+    }
+
+    fn zero(self) -> Self::Sums;
+
+    /// Adds to each lane the products of the four inputs with its four weights: the first lanes' worth of the slice.
+    fn add(self, sums: Self::Sums, inputs: [u8; GROUP], weights: &[u8]) -> Self::Sums;
+
+    /// Into the first lanes of a slice.
+    fn store(self, sums: Self::Sums, to: &mut [i32]);
+}
+
+impl ByteTile<'_> {
+    #[inline(always)]
+    fn sum<D: Dot>(&self, dot: D, sums: &mut WholeSums) {
+        match self.rows {
+            1 => dot.run(Rows::<1>::new(self, sums)),
+            2 => dot.run(Rows::<2>::new(self, sums)),
+            3 => dot.run(Rows::<3>::new(self, sums)),
+            4 if D::TILE_ROWS >= 4 => dot.run(Rows::<4>::new(self, sums)),
+            5 if D::TILE_ROWS >= 5 => dot.run(Rows::<5>::new(self, sums)),
+            6 if D::TILE_ROWS >= 6 => dot.run(Rows::<6>::new(self, sums)),
+            7 if D::TILE_ROWS >= 7 => dot.run(Rows::<7>::new(self, sums)),
+            8 if D::TILE_ROWS >= 8 => dot.run(Rows::<8>::new(self, sums)),
+            9 if D::TILE_ROWS >= 9 => dot.run(Rows::<9>::new(self, sums)),
+            10 if D::TILE_ROWS >= 10 => dot.run(Rows::<10>::new(self, sums)),
+            11 if D::TILE_ROWS >= 11 => dot.run(Rows::<11>::new(self, sums)),
+            12 if D::TILE_ROWS >= 12 => dot.run(Rows::<12>::new(self, sums)),
+            rows => unreachable!("a tile of {rows} rows, of at most {}", D::TILE_ROWS),
+        }
+    }
+}
+
+/// The innermost loop, with a pointer to each row.
+struct Rows<'a, const ROWS: usize> {
+    rows: [&'a [[u8; GROUP]]; ROWS],
+    panel: &'a [ByteLine],
+    ahead: &'a [ByteLine],
+    sums: &'a mut WholeSums,
+}
+
+impl<'a, const ROWS: usize> Rows<'a, ROWS> {
+    #[inline(always)]
+    fn new(tile: &ByteTile<'a>, sums: &'a mut WholeSums) -> Rows<'a, ROWS> {
+        let mut rows: [&[[u8; GROUP]]; ROWS] = [&[]; ROWS];
+        for (index, row) in rows.iter_mut().enumerate() {
+            *row = tile.bytes[(tile.start + index) * tile.stride..][..tile.stride].as_chunks().0;
+        }
+        Rows { rows, panel: tile.panel, ahead: tile.ahead, sums }
+    }
+}
+
+impl<const ROWS: usize> DotKernel for Rows<'_, ROWS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<D: Dot>(self, dot: D) {
+        let Rows { rows, panel, ahead, sums } = self;
+        let steps = panel.len().div_ceil(STEP);
+        let mut column = 0;
+        while column < PANEL {
+            let mut totals = [[dot.zero(); TILE_VECTORS]; ROWS];
+            let mut ahead = ahead.chunks(ahead.len().div_ceil(steps).max(1));
+            for (step, lines) in panel.chunks(STEP).enumerate() {
+                for line in ahead.next().unwrap_or_default() {
+                    dot.prefetch(line);
+                }
+                let mut inputs: [&[[u8; GROUP]]; ROWS] = [&[]; ROWS];
+                for (inputs, row) in inputs.iter_mut().zip(rows) {
+                    *inputs = &row[step * STEP..][..lines.len()];
+                }
+                for (index, line) in lines.iter().enumerate() {
+                    let left = &line[GROUP * column..];
+                    let right = &line[GROUP * (column + D::LANES)..];
+                    for (totals, inputs) in totals.iter_mut().zip(&inputs) {
+                        totals[0] = dot.add(totals[0], inputs[index], left);
+                        totals[1] = dot.add(totals[1], inputs[index], right);
+                    }
+                }
+            }
+            for (totals, sums) in totals.iter().zip(&mut sums.0) {
+                dot.store(totals[0], &mut sums[column..]);
+                dot.store(totals[1], &mut sums[column + D::LANES..]);
+            }
+            column += TILE_VECTORS * D::LANES;
+        }
+    }
+}
+
+/// Plain arrays.
+#[derive(Clone, Copy)]
+struct Portable;
+
+impl Dot for Portable {
+    type Sums = [i32; 8];
+    const LANES: usize = 8;
+    const TILE_ROWS: usize = 3;
+
+    fn run<K: DotKernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
+
+    #[inline(always)]
+    fn zero(self) -> [i32; 8] {
+        [0; 8]
+    }
+
+    #[inline(always)]
+    fn add(self, sums: [i32; 8], inputs: [u8; GROUP], weights: &[u8]) -> [i32; 8] {
+        std::array::from_fn(|lane| {
+            let products = |index: usize| {
+                i32::from(inputs[index]) * i32::from(weights[GROUP * lane + index].cast_signed())
+            };
+            sums[lane] + (products(0) + products(1)) + (products(2) + products(3))
+        })
+    }
+
+    #[inline(always)]
+    fn store(self, sums: [i32; 8], to: &mut [i32]) {
+        *to.first_chunk_mut().expect("a tile stores whole vectors") = sums;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look random.
+    fn noise(seed: u32) -> impl FnMut() -> u8 {
+        let mut state = seed;
+        move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        }
+    }
+
+    #[test]
+    fn every_path_comes_to_the_same_whole_numbers_for_every_size_of_tile() {
+        for groups in [1, 7, 8, 9, 24] {
+            let mut random = noise(groups as u32);
+            let stride = groups * GROUP;
+            let bytes: Vec<u8> = (0..stride * MAX_DOT_ROWS).map(|_| random()).collect();
+            let panel: Vec<ByteLine> = (0..groups).map(|_| std::array::from_fn(|_| random())).collect();
+            for dots in Dots::available() {
+                for rows in 1..=dots.tile_rows() {
+                    let mut sums = WholeSums::default();
+                    dots.sum(
+                        &ByteTile { bytes: &bytes, stride, start: 0, rows, panel: &panel, ahead: &[] },
+                        &mut sums,
+                    );
+                    for (row, sums) in sums.0[..rows].iter().enumerate() {
+                        for (column, sum) in sums.iter().enumerate() {
+                            let wanted: i32 = (0..stride)
+                                .map(|input| {
+                                    let weight =
+                                        panel[input / GROUP][GROUP * column + input % GROUP].cast_signed();
+                                    i32::from(bytes[row * stride + input]) * i32::from(weight)
+                                })
+                                .sum();
+                            assert_eq!(
+                                *sum, wanted,
+                                "{dots:?}, {groups} groups, row {row} of {rows}, column {column}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_products_do_not_saturate() {
+        let (bytes, panel) = ([255; 64], [[(-127_i8).cast_unsigned(); 128]; 16]);
+        for dots in Dots::available() {
+            let mut sums = WholeSums::default();
+            dots.sum(
+                &ByteTile { bytes: &bytes, stride: 64, start: 0, rows: 1, panel: &panel, ahead: &[] },
+                &mut sums,
+            );
+            assert_eq!(sums.0[0], [-127 * 255 * 64; PANEL], "{dots:?}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Rows as bytes: what goes into products of bytes.
+//!
+//! Each row has a range of its own, from its smallest number to its largest, in 255 equal steps: a GELU's rows reach far
+//! up and hardly below zero, and a range that is symmetric would waste half of the steps. The bytes of a row depend on
+//! nothing but the row.
+
+use super::{Kernel, MAX_LANES, Simd, load_up_to};
+use crate::engine::cpu::byte_panels::GROUP;
+use crate::engine::cpu::matrix::View;
+
+/// Steps between the smallest number of a row and its largest.
+const STEPS: f32 = 255.0;
+
+/// Rows of bytes. Its memory only grows.
+#[derive(Default)]
+pub(in super::super) struct ByteRows {
+    bytes: Vec<u8>,
+    /// Bytes from one row to the next: whole groups, and whole vectors, so that no store is cut off.
+    stride: usize,
+    ranges: Vec<ByteRange>,
+}
+
+/// What the bytes of a row stand for: `low + step·byte`.
+#[derive(Clone, Copy, Default)]
+pub(super) struct ByteRange {
+    pub(super) low: f32,
+    pub(super) step: f32,
+}
+
+impl ByteRows {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    #[inline(always)]
+    pub(super) fn range(&self, row: usize) -> ByteRange {
+        self.ranges[row]
+    }
+}
+
+/// Turns rows of numbers into rows of bytes.
+pub(in super::super) struct Quantize<'a> {
+    pub(in super::super) rows: View<'a>,
+    pub(in super::super) out: &'a mut ByteRows,
+}
+
+impl Kernel for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Quantize { rows, out } = self;
+        out.stride = rows.width().next_multiple_of(GROUP.max(MAX_LANES));
+        if out.bytes.len() < rows.rows() * out.stride {
+            out.bytes.resize(rows.rows() * out.stride, 0);
+        }
+        out.ranges.clear();
+        for index in 0..rows.rows() {
+            let bytes = &mut out.bytes[index * out.stride..][..out.stride];
+            out.ranges.push(quantize(simd, rows.row(index), bytes));
+        }
+    }
+}
+
+#[inline(always)]
+fn quantize<S: Simd>(simd: S, row: &[f32], bytes: &mut [u8]) -> ByteRange {
+    let any = row[0];
+    let (mut least, mut largest) = (simd.splat(any), simd.splat(any));
+    for lanes in row.chunks(S::LANES) {
+        let value = load_up_to(simd, lanes, any);
+        least = simd.min(least, value);
+        largest = simd.max(largest, value);
+    }
+    let low = -simd.largest(simd.sub(simd.splat(0.0), least));
+    let step = (simd.largest(largest) - low) / STEPS;
+    let factor = simd.splat(if step > 0.0 { step.recip() } else { 0.0 });
+    let base = simd.splat(low);
+    for (lanes, bytes) in row.chunks(S::LANES).zip(bytes.chunks_mut(S::LANES)) {
+        let value = load_up_to(simd, lanes, low);
+        simd.store_bytes(simd.mul(simd.sub(value, base), factor), bytes);
+    }
+    ByteRange { low, step }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Isa;
+    use super::*;
+    use crate::engine::cpu::matrix::Matrix;
+
+    fn rows(width: usize, rows: &[&[f32]]) -> Matrix {
+        let mut matrix = Matrix::default();
+        matrix.resize(rows.len(), width);
+        for (index, row) in rows.iter().enumerate() {
+            matrix.data_mut()[index * width..][..width].copy_from_slice(row);
+        }
+        matrix
+    }
+
+    #[test]
+    fn a_number_is_within_half_a_step_of_what_its_byte_stands_for() {
+        let row: Vec<f32> = (0..37).map(|index| ((index * 29) % 37) as f32 * 0.11 - 1.3).collect();
+        let matrix = rows(37, &[&row, &[0.25; 37]]);
+        for isa in Isa::available() {
+            let mut out = ByteRows::default();
+            isa.run(Quantize { rows: matrix.view(0..2), out: &mut out });
+            assert_eq!((out.ranges.len(), out.stride()), (2, 48));
+            let range = out.range(0);
+            for (value, byte) in row.iter().zip(out.bytes()) {
+                let error = (range.low + range.step * f32::from(*byte) - value).abs();
+                assert!(error <= range.step * 0.501, "{isa:?}: {value} is byte {byte}");
+            }
+            assert!(out.bytes()[..37].contains(&0) && out.bytes()[..37].contains(&255), "{isa:?}");
+            // A row of one number has no range.
+            assert_eq!((out.range(1).low, out.range(1).step), (0.25, 0.0), "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn every_path_comes_to_the_same_bytes() {
+        let row: Vec<f32> = (0..100).map(|index| (index as f32 * 0.7).sin()).collect();
+        let matrix = rows(100, &[&row]);
+        let bytes = |isa: Isa| {
+            let mut out = ByteRows::default();
+            isa.run(Quantize { rows: matrix.view(0..1), out: &mut out });
+            out.bytes()[..100].to_vec()
+        };
+        let wanted = bytes(Isa::best());
+        for isa in Isa::available() {
+            assert_eq!(bytes(isa), wanted, "{isa:?}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Sines and cosines for rotary positions, computed for as many positions as were ever asked for.
+
+use crate::model::Rope;
+
+/// A table of angles.
+#[derive(Debug)]
+pub(super) struct Rotation {
+    rope: Rope,
+    positions: usize,
+    /// A row of a number per pair for each position.
+    cosines: Vec<f32>,
+    sines: Vec<f32>,
+}
+
+impl Rotation {
+    pub(super) fn new(rope: Rope) -> Rotation {
+        Rotation { rope, positions: 0, cosines: Vec::new(), sines: Vec::new() }
+    }
+
+    /// Makes sure that there are so many positions.
+    pub(super) fn reach(&mut self, positions: usize) {
+        for position in self.positions..positions {
+            for rate in &self.rope.rates {
+                // The angle is rounded to a 32-bit float, as the reference has it; what follows is not.
+                let angle = f64::from(position as f32 * rate);
+                self.cosines.push(angle.cos() as f32 * self.rope.magnitude);
+                self.sines.push(angle.sin() as f32 * self.rope.magnitude);
+            }
+        }
+        self.positions = self.positions.max(positions);
+    }
+
+    /// Cosines and sines of a position within reach.
+    pub(super) fn of(&self, position: usize) -> (&[f32], &[f32]) {
+        let pairs = self.rope.rates.len();
+        let row = position * pairs..(position + 1) * pairs;
+        (&self.cosines[row.clone()], &self.sines[row])
+    }
+}

@@ -1,0 +1,193 @@
+//! The HTTP API, thin: each route reads, asks, and writes.
+//!
+//! 1. [`call`] — the way of every request that is computed.
+//! 2. [`openai`] — vectors; [`rerank`] — pairs, in the words of Cohere, Jina, TEI and vLLM; [`tei`] — the rest of TEI.
+//!
+//! `/health`, `/info`, `/status` and `/metrics` are for the region and for people. Each path answers errors in the words
+//! of its ecosystem.
+
+mod call;
+mod openai;
+mod rerank;
+mod tei;
+
+use std::future::Future;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri};
+use axum::middleware::{Next, from_fn};
+use axum::routing::{MethodRouter, get, post};
+use axum::{Extension, Router};
+use replica_core::refusal::Refusal;
+use replica_core::wire::error::Dialect;
+use replica_core::wire::headers;
+use replica_core::wire::openai::ModelList;
+
+use self::call::{Answer, Call};
+use crate::app::{App, State as Life};
+use crate::metrics::CONTENT_TYPE;
+use crate::respond;
+
+/// The longest request identifier that is taken over from a client.
+const MAX_REQUEST_ID_BYTES: usize = 128;
+
+/// The routes.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/embeddings", computed(openai::embeddings))
+        .route("/v1/models", get(models))
+        .route("/v1/rerank", computed(rerank::v1))
+        .route("/v2/rerank", computed(rerank::v2))
+        .route("/", computed(tei::root).get(health))
+        .route("/embed", computed(tei::embed))
+        .route("/embed_all", computed(tei::embed_all))
+        .route("/rerank", computed(rerank::tei))
+        .route("/predict", computed(tei::predict))
+        .route("/similarity", computed(tei::similarity))
+        .route("/tokenize", computed(tei::tokenize))
+        .route("/decode", computed(tei::decode))
+        .route("/score", computed(rerank::score))
+        .route("/v1/score", computed(rerank::score))
+        .route("/classify", computed(tei::classify))
+        .route("/v1/classify", computed(tei::classify))
+        .route("/health", get(health))
+        .route("/info", get(info))
+        .route("/status", get(status))
+        .route("/metrics", get(metrics))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn(identify))
+        .with_state(app)
+}
+
+/// A route of which `handle` makes the answers.
+fn computed<H, F>(handle: H) -> MethodRouter<Arc<App>>
+where
+    H: Fn(Arc<Call>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<Answer, Refusal>> + Send + 'static,
+{
+    post(move |State(app): State<Arc<App>>, Extension(id): Extension<RequestId>, request: Request| {
+        call::serve(app, id, request, handle)
+    })
+}
+
+/// The name of a request in logs and answers: the client's, or one of ours.
+#[derive(Clone)]
+struct RequestId(HeaderValue);
+
+impl RequestId {
+    fn of(headers: &HeaderMap) -> RequestId {
+        let given = headers.get(headers::REQUEST_ID).filter(|id| {
+            let printable = id.as_bytes().iter().all(u8::is_ascii_graphic);
+            printable && (1..=MAX_REQUEST_ID_BYTES).contains(&id.len())
+        });
+        let made = || {
+            let id = format!("{:032x}", rand::random::<u128>());
+            HeaderValue::from_str(&id).expect("hexadecimal digits are a header value")
+        };
+        RequestId(given.cloned().unwrap_or_else(made))
+    }
+
+    fn as_str(&self) -> &str {
+        self.0.to_str().unwrap_or_default()
+    }
+}
+
+/// Every answer carries the identifier of its request.
+async fn identify(mut request: Request, next: Next) -> Response<Body> {
+    let id = RequestId::of(request.headers());
+    request.extensions_mut().insert(id.clone());
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(headers::REQUEST_ID, id.0);
+    response
+}
+
+async fn health(State(app): State<Arc<App>>) -> Response<Body> {
+    match app.life() {
+        Life::Ready => respond::json(b"{\"status\":\"ready\"}".to_vec()),
+        Life::Starting => respond::refused(&Refusal::not_ready(), Dialect::OpenAi),
+        Life::Draining => respond::refused(&Refusal::draining(), Dialect::OpenAi),
+    }
+}
+
+async fn info(State(app): State<Arc<App>>) -> Response<Body> {
+    respond::json(to_json(&app.info()))
+}
+
+async fn status(State(app): State<Arc<App>>) -> Response<Body> {
+    respond::json(to_json(&app.status()))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
+    respond::text(CONTENT_TYPE, app.metrics.render())
+}
+
+async fn models(State(app): State<Arc<App>>) -> Response<Body> {
+    respond::json(to_json(&ModelList::new(app.names.iter().map(String::as_str), app.started_at)))
+}
+
+async fn not_found(uri: Uri) -> Response<Body> {
+    respond::refused(&Refusal::not_found(uri.path()), Dialect::of_path(uri.path()))
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> Response<Body> {
+    let refusal = Refusal::method_not_allowed(method.as_str(), uri.path());
+    respond::refused(&refusal, Dialect::of_path(uri.path()))
+}
+
+fn to_json(value: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("strings and numbers serialise to JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// The heads of the answers to `GET /health` and `POST /v1/embeddings` of a replica that has no model yet.
+    async fn heads(draining: bool) -> [String; 2] {
+        let text = "listen = \"127.0.0.1:0\"\nnames = [\"a\"]\nmodel = \"/model\"\n";
+        let app = Arc::new(App::new(&text.parse().expect("a configuration")));
+        if draining {
+            app.drain();
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let server = tokio::spawn(axum::serve(listener, router(app)).into_future());
+        let mut heads = [String::new(), String::new()];
+        for (head, request) in heads.iter_mut().zip(["GET /health", "POST /v1/embeddings"]) {
+            let mut stream = TcpStream::connect(address).await.expect("a connection");
+            let request =
+                format!("{request} HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.expect("to send");
+            stream.read_to_string(head).await.expect("an answer");
+        }
+        server.abort();
+        heads
+    }
+
+    #[tokio::test]
+    async fn before_its_model_is_there_a_replica_says_so_and_sends_work_elsewhere() {
+        for head in heads(false).await {
+            assert!(
+                head.starts_with("HTTP/1.1 503 ") && head.contains("x-meridian-error: not_ready\r\n"),
+                "{head}"
+            );
+            assert!(head.contains("retry-after: 1\r\n"), "{head}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_is_going_away_takes_no_work() {
+        for head in heads(true).await {
+            assert!(
+                head.starts_with("HTTP/1.1 503 ") && head.contains("x-meridian-error: draining\r\n"),
+                "{head}"
+            );
+        }
+    }
+}

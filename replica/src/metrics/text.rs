@@ -1,0 +1,85 @@
+//! Prometheus' text format, version 0.0.4.
+//!
+//! Written here and not by a library: `prometheus-client` writes OpenMetrics, which appends `_total` to every counter, and
+//! TEI's dashboards ask for `te_request_count`. What is left of the format is these lines.
+
+use std::fmt::{Display, Write};
+
+use super::histogram::Reading;
+
+/// The content type of what [`Text`] writes.
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Metrics, being written.
+#[derive(Default)]
+pub(super) struct Text(String);
+
+/// Names and values from closed sets, so nothing in them has to be escaped.
+pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
+
+impl Text {
+    pub(super) fn head(&mut self, name: &str, kind: &str, help: &str) {
+        self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
+    }
+
+    pub(super) fn sample(&mut self, name: &str, labels: Labels<'_>, value: impl Display) {
+        let labels = braces(labels, None);
+        self.line(format_args!("{name}{labels} {value}"));
+    }
+
+    /// A metric of one sample.
+    pub(super) fn single(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
+        self.head(name, kind, help);
+        self.sample(name, &[], value);
+    }
+
+    pub(super) fn histogram(&mut self, name: &str, labels: Labels<'_>, reading: &Reading) {
+        let mut below = 0;
+        for (count, end) in reading.counts.iter().zip(reading.ends) {
+            below += count;
+            let labels = braces(labels, Some(&end.to_string()));
+            self.line(format_args!("{name}_bucket{labels} {below}"));
+        }
+        below += reading.counts.last().copied().unwrap_or_default();
+        let all = braces(labels, Some("+Inf"));
+        self.line(format_args!("{name}_bucket{all} {below}"));
+        let labels = braces(labels, None);
+        self.line(format_args!("{name}_sum{labels} {}\n{name}_count{labels} {below}", reading.sum));
+    }
+
+    pub(super) fn finish(self) -> String {
+        self.0
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        writeln!(self.0, "{line}").expect("a string takes everything");
+    }
+}
+
+fn braces(labels: Labels<'_>, end: Option<&str>) -> String {
+    let all = labels.iter().copied().chain(end.map(|end| ("le", end)));
+    let inside = all.map(|(name, value)| format!("{name}=\"{value}\"")).collect::<Vec<_>>().join(",");
+    if inside.is_empty() { inside } else { format!("{{{inside}}}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::histogram::Histogram;
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_the_format_that_prometheus_reads() {
+        let mut text = Text::default();
+        text.head("a_total", "counter", "What.");
+        text.sample("a_total", &[("lane", "bulk"), ("code", "ok")], 3);
+        text.single("b", "gauge", "Else.", 0.5);
+        let histogram = Histogram::new(&[1.0, 2.5]);
+        [0.5, 2.0, 9.0].iter().for_each(|value| histogram.observe(*value));
+        text.histogram("c", &[("x", "y")], &histogram.read());
+        let expected = "# HELP a_total What.\n# TYPE a_total counter\na_total{lane=\"bulk\",code=\"ok\"} 3\n\
+             # HELP b Else.\n# TYPE b gauge\nb 0.5\n\
+             c_bucket{x=\"y\",le=\"1\"} 1\nc_bucket{x=\"y\",le=\"2.5\"} 2\nc_bucket{x=\"y\",le=\"+Inf\"} 3\n\
+             c_sum{x=\"y\"} 11.5\nc_count{x=\"y\"} 3\n";
+        assert_eq!(text.finish(), expected);
+    }
+}

@@ -1,0 +1,231 @@
+//! Decoders: pre-normalised by the root mean square, rotary positions, gated feed-forward blocks, and sight to what
+//! came before unless the file says otherwise.
+
+use super::fields::Fields;
+use super::head::{HeadPooling, HeadStep, attach};
+use super::rope::{self, Rope};
+use super::{
+    Activation, Architecture, Attention, Embedding, FeedForward, Layer, Names, NormKind, NormSpec, Placement,
+    Reach, names,
+};
+
+/// What a family's code has where its files are silent.
+struct Defaults {
+    /// Absent: the heads' even share.
+    head_width: Option<usize>,
+    /// Absent: as many as heads.
+    key_value_heads: Option<usize>,
+    theta: f64,
+    activation_key: &'static str,
+    activation: Activation,
+    projection_bias: bool,
+    names: &'static Names,
+}
+
+const LLAMA: Defaults = Defaults {
+    head_width: None,
+    key_value_heads: None,
+    theta: 10_000.0,
+    activation_key: "hidden_act",
+    activation: Activation::Silu,
+    projection_bias: false,
+    names: &names::DECODER,
+};
+
+const GEMMA: Defaults = Defaults {
+    head_width: Some(256),
+    key_value_heads: Some(4),
+    activation_key: "hidden_activation",
+    activation: Activation::GeluTanh,
+    names: &names::GEMMA,
+    ..LLAMA
+};
+
+/// A window to the past, or to both sides, of the tokens that a file names.
+fn window(tokens: usize, causal: bool) -> Reach {
+    // A token is one of its own window when it looks back, and is not when it looks to both sides.
+    if causal { Reach { before: tokens - 1, behind: 0 } } else { Reach::around(tokens) }
+}
+
+/// What they have in common, with the same sight and the same rotary positions in all layers.
+fn decoder(fields: &mut Fields<'_>, family: &str, defaults: &Defaults) -> Architecture {
+    let hidden = fields.size("hidden_size");
+    let heads = fields.size("num_attention_heads");
+    let layers = fields.size("num_hidden_layers");
+    let positions = fields.size("max_position_embeddings");
+    let key_value_heads =
+        fields.optional_size("num_key_value_heads").or(defaults.key_value_heads).unwrap_or(heads);
+    if !heads.is_multiple_of(key_value_heads) {
+        fields.problem(format!(
+            "`num_attention_heads` = {heads} cannot be divided by `num_key_value_heads` = {key_value_heads}"
+        ));
+    }
+    let head_width = match defaults.head_width {
+        Some(width) => fields.optional_size("head_dim").unwrap_or(width),
+        None => fields.head_width(hidden, heads, "num_attention_heads"),
+    };
+    let reach = if fields.flag("is_causal", true) { Reach::CAUSAL } else { Reach::ALL };
+    let biased = fields.flag("attention_bias", false);
+    let mut decoder = Architecture {
+        family: family.to_owned(),
+        vocabulary: fields.size("vocab_size"),
+        hidden,
+        positions,
+        token_types: 1,
+        embedding: Embedding { positions: None, types: false, norm: false, scale: 1.0 },
+        attention: Attention {
+            heads,
+            key_value_heads,
+            head_width,
+            scale: (head_width as f32).sqrt().recip(),
+            projection_bias: biased || defaults.projection_bias,
+            output_bias: biased,
+            query_key_norm: false,
+            softcap: None,
+            distance_bias: None,
+        },
+        feed_forward: FeedForward {
+            width: fields.size("intermediate_size"),
+            activation: fields.activation(defaults.activation_key, defaults.activation),
+            gated: true,
+            input_bias: false,
+            output_bias: false,
+        },
+        norm: NormSpec { kind: NormKind::Rms, epsilon: fields.epsilon("rms_norm_eps", 1e-6) },
+        placement: Placement::Pre,
+        layers: vec![Layer { reach, rope: Some(0), input_norm: true }; layers],
+        ropes: Vec::new(),
+        head: None,
+        head_pooling: HeadPooling::First,
+        names: defaults.names,
+    };
+    attach(fields, &mut decoder, |fields, labels| {
+        let score = HeadStep { bias: false, ..HeadStep::new("score", labels) };
+        (HeadPooling::Last { padding: fields.token("pad_token_id") }, vec![score])
+    });
+    decoder
+}
+
+/// The same rotary positions everywhere.
+fn with_rope(fields: &mut Fields<'_>, decoder: &mut Architecture, theta: f64) {
+    let rope: Rope = rope::for_all(fields, theta, decoder.attention.head_width, decoder.positions);
+    decoder.ropes = vec![rope];
+}
+
+pub(super) fn llama(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    let mut llama = decoder(fields, family, &LLAMA);
+    with_rope(fields, &mut llama, LLAMA.theta);
+    let biased = fields.flag("mlp_bias", false);
+    (llama.feed_forward.input_bias, llama.feed_forward.output_bias) = (biased, biased);
+    llama
+}
+
+pub(super) fn mistral(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    let mut mistral = decoder(fields, family, &Defaults { key_value_heads: Some(8), ..LLAMA });
+    with_rope(fields, &mut mistral, LLAMA.theta);
+    fields.must_be("attention_bias", false, "Mistral has none");
+    fields.refuse("layer_types", "all layers of a Mistral are alike");
+    // Without the key its code has a window; with null there is none.
+    if let Some(tokens) = fields.size_unless_null("sliding_window", 4096) {
+        let causal = mistral.layers[0].reach == Reach::CAUSAL;
+        mistral.layers.iter_mut().for_each(|layer| layer.reach = window(tokens, causal));
+    }
+    mistral
+}
+
+/// Gives the layers that slide their window.
+fn slide(fields: &mut Fields<'_>, decoder: &mut Architecture, tokens: usize, slides: impl Fn(usize) -> bool) {
+    let sliding = fields.sliding_layers(decoder.layers.len(), slides);
+    for (layer, sliding) in decoder.layers.iter_mut().zip(sliding) {
+        if sliding {
+            layer.reach = window(tokens, layer.reach == Reach::CAUSAL);
+        }
+    }
+}
+
+fn qwen(fields: &mut Fields<'_>, family: &str, defaults: &Defaults) -> Architecture {
+    let mut qwen = decoder(fields, family, defaults);
+    with_rope(fields, &mut qwen, defaults.theta);
+    if fields.flag("use_sliding_window", false)
+        && let Some(tokens) = fields.size_unless_null("sliding_window", 4096)
+    {
+        let first = fields.number("max_window_layers").unwrap_or(28.0) as usize;
+        slide(fields, &mut qwen, tokens, |index| index >= first);
+    } else {
+        // A layer that should slide and has no window would be a contradiction.
+        let full = fields.sliding_layers(qwen.layers.len(), |_| false);
+        if full.contains(&true) {
+            fields.problem("`layer_types` has sliding layers and `use_sliding_window` is false".to_owned());
+        }
+    }
+    qwen
+}
+
+pub(super) fn qwen2(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    fields.must_be("attention_bias", true, "queries, keys and values of a Qwen2 have biases");
+    let mut qwen = qwen(fields, family, &Defaults { projection_bias: true, ..LLAMA });
+    qwen.attention.output_bias = false;
+    qwen
+}
+
+pub(super) fn qwen3(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    let mut qwen = qwen(fields, family, &Defaults { head_width: Some(128), ..LLAMA });
+    qwen.attention.query_key_norm = true;
+    qwen
+}
+
+fn gemma(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    let mut gemma = decoder(fields, family, &GEMMA);
+    gemma.embedding.scale = (gemma.hidden as f64).sqrt() as f32;
+    gemma.norm.kind = NormKind::RmsPlusOne;
+    gemma.placement = Placement::Sandwich;
+    let divisor = fields.positive("query_pre_attn_scalar").unwrap_or(256.0);
+    gemma.attention.scale = divisor.sqrt().recip() as f32;
+    gemma
+}
+
+pub(super) fn gemma2(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    let mut gemma = gemma(fields, family);
+    with_rope(fields, &mut gemma, GEMMA.theta);
+    fields.must_be("use_bidirectional_attention", false, "a Gemma2 looks back");
+    gemma.attention.softcap =
+        fields.positive_unless_null("attn_logit_softcapping", 50.0).map(|cap| cap as f32);
+    if let Some(tokens) = fields.size_unless_null("sliding_window", 4096) {
+        slide(fields, &mut gemma, tokens, |index| index.is_multiple_of(2));
+    }
+    gemma
+}
+
+pub(super) fn gemma3(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    let mut gemma = gemma(fields, family);
+    gemma.attention.query_key_norm = true;
+    fields.refuse("attn_logit_softcapping", "scores of a Gemma3 are not capped");
+    let every = fields.optional_size("sliding_window_pattern").unwrap_or(6);
+    let sliding = fields.sliding_layers(gemma.layers.len(), |index| !(index + 1).is_multiple_of(every));
+    let tokens = fields.size_unless_null("sliding_window", 4096).unwrap_or(usize::MAX);
+    let (width, positions) = (gemma.attention.head_width, gemma.positions);
+    gemma.ropes = vec![
+        rope::for_kind(fields, "full_attention", "rope_theta", 1_000_000.0, width, positions, true),
+        rope::for_kind(
+            fields,
+            "sliding_attention",
+            "rope_local_base_freq",
+            10_000.0,
+            width,
+            positions,
+            false,
+        ),
+    ];
+    let both = fields.flag("use_bidirectional_attention", false);
+    for (layer, sliding) in gemma.layers.iter_mut().zip(sliding) {
+        layer.rope = Some(usize::from(sliding));
+        layer.reach = match (both, sliding) {
+            (true, false) => Reach::ALL,
+            // The window of the file is what is seen to both sides together.
+            (true, true) => Reach::around(tokens / 2),
+            (false, false) => layer.reach,
+            (false, true) => window(tokens, layer.reach == Reach::CAUSAL),
+        };
+    }
+    gemma
+}

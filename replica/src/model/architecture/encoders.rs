@@ -1,0 +1,203 @@
+//! BERT and its nearest: post-normalised, learnt positions, a plain feed-forward block, sight to both sides.
+
+use super::fields::Fields;
+use super::head::{HeadPooling, HeadStep, attach};
+use super::{
+    Activation, Architecture, Attention, DistanceBias, Embedding, FeedForward, Layer, LearntPositions, Names,
+    NormKind, NormSpec, Placement, Reach, names,
+};
+
+/// The keys under which a family of this kind keeps its sizes.
+struct Keys {
+    hidden: &'static str,
+    layers: &'static str,
+    heads: &'static str,
+    intermediate: &'static str,
+    activation: &'static str,
+}
+
+const BERT_KEYS: Keys = Keys {
+    hidden: "hidden_size",
+    layers: "num_hidden_layers",
+    heads: "num_attention_heads",
+    intermediate: "intermediate_size",
+    activation: "hidden_act",
+};
+
+const DISTILBERT_KEYS: Keys = Keys {
+    hidden: "dim",
+    layers: "n_layers",
+    heads: "n_heads",
+    intermediate: "hidden_dim",
+    activation: "activation",
+};
+
+/// What they have in common; `padding` is that of positions.
+fn encoder(
+    fields: &mut Fields<'_>,
+    family: &str,
+    keys: &Keys,
+    padding: Option<u32>,
+    names: &'static Names,
+) -> Architecture {
+    let hidden = fields.size(keys.hidden);
+    let heads = fields.size(keys.heads);
+    let layers = fields.size(keys.layers);
+    let rows = fields.size("max_position_embeddings");
+    let unused = padding.map_or(0, |padding| padding as usize + 1);
+    if rows <= unused {
+        fields.problem(format!("`max_position_embeddings` = {rows} leaves no position beside padding"));
+    }
+    // Encoders have no use for the key.
+    let head_width = match hidden.is_multiple_of(heads) {
+        true => hidden / heads,
+        false => {
+            fields.problem(format!(
+                "`{}` = {hidden} cannot be divided by `{}` = {heads}",
+                keys.hidden, keys.heads
+            ));
+            1
+        }
+    };
+    fields.must_be("is_decoder", false, "attention is to both sides");
+    fields.must_be("add_cross_attention", false, "there is nothing to attend to but the text itself");
+    Architecture {
+        family: family.to_owned(),
+        vocabulary: fields.size("vocab_size"),
+        hidden,
+        positions: rows.saturating_sub(unused).max(1),
+        token_types: 1,
+        embedding: Embedding {
+            positions: Some(LearntPositions { rows, padding }),
+            types: false,
+            norm: true,
+            scale: 1.0,
+        },
+        attention: Attention {
+            heads,
+            key_value_heads: heads,
+            head_width,
+            scale: (head_width as f32).sqrt().recip(),
+            projection_bias: true,
+            output_bias: true,
+            query_key_norm: false,
+            softcap: None,
+            distance_bias: None,
+        },
+        feed_forward: FeedForward {
+            width: fields.size(keys.intermediate),
+            activation: fields.activation(keys.activation, Activation::Gelu),
+            gated: false,
+            input_bias: true,
+            output_bias: true,
+        },
+        norm: NormSpec { kind: NormKind::Layer, epsilon: fields.epsilon("layer_norm_eps", 1e-12) },
+        placement: Placement::Post,
+        layers: vec![Layer { reach: Reach::ALL, rope: None, input_norm: false }; layers],
+        ropes: Vec::new(),
+        head: None,
+        head_pooling: HeadPooling::First,
+        names,
+    }
+}
+
+/// JinaBERT calls itself a BERT: positions are distances, and the feed-forward block is gated.
+fn jina(fields: &mut Fields<'_>, bert: &mut Architecture) {
+    bert.embedding.positions = None;
+    bert.attention.distance_bias = Some(DistanceBias::Alibi);
+    bert.names = &names::JINA;
+    bert.feed_forward.gated = true;
+    bert.feed_forward.input_bias = false;
+    bert.feed_forward.activation = match fields.word("feed_forward_type") {
+        Some("geglu") => Activation::Gelu,
+        Some("reglu") => Activation::Relu,
+        given => {
+            let given = given.unwrap_or("absent");
+            fields.problem(format!("`feed_forward_type` = {given} is not supported; geglu and reglu are"));
+            Activation::Gelu
+        }
+    };
+    // Its code is told by where it lies; one of them normalises queries and keys.
+    if fields.get("auto_map").is_some_and(|code| code.to_string().contains("qk-post-norm")) {
+        fields.problem("a JinaBERT whose queries and keys are normalised is not supported".to_owned());
+    }
+}
+
+/// No other way of learning positions is known here.
+fn absolute(fields: &mut Fields<'_>) {
+    if let Some(given) = fields.word("position_embedding_type").filter(|given| *given != "absolute") {
+        fields.problem(format!("`position_embedding_type` = {given} is not supported; absolute is"));
+    }
+}
+
+fn with_types(fields: &mut Fields<'_>, architecture: &mut Architecture) {
+    architecture.token_types = fields.size("type_vocab_size");
+    architecture.embedding.types = true;
+}
+
+pub(super) fn bert(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    let mut bert = encoder(fields, family, &BERT_KEYS, None, &names::BERT);
+    with_types(fields, &mut bert);
+    if fields.word("position_embedding_type") == Some("alibi") {
+        jina(fields, &mut bert);
+    } else {
+        absolute(fields);
+    }
+    let hidden = bert.hidden;
+    attach(fields, &mut bert, |_, labels| {
+        let pooler = HeadStep {
+            prefixed: true,
+            activation: Some(Activation::Tanh),
+            ..HeadStep::new("pooler.dense", hidden)
+        };
+        (HeadPooling::First, vec![pooler, HeadStep::new("classifier", labels)])
+    });
+    bert
+}
+
+/// RoBERTa's head, which MPNet took over.
+fn dense_and_out(hidden: usize, labels: usize) -> (HeadPooling, Vec<HeadStep>) {
+    let dense = HeadStep { activation: Some(Activation::Tanh), ..HeadStep::new("classifier.dense", hidden) };
+    (HeadPooling::First, vec![dense, HeadStep::new("classifier.out_proj", labels)])
+}
+
+pub(super) fn roberta(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    absolute(fields);
+    let padding = fields.token("pad_token_id").unwrap_or(1);
+    let mut roberta = encoder(fields, family, &BERT_KEYS, Some(padding), &names::ROBERTA);
+    with_types(fields, &mut roberta);
+    let hidden = roberta.hidden;
+    attach(fields, &mut roberta, |_, labels| dense_and_out(hidden, labels));
+    roberta
+}
+
+pub(super) fn distilbert(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    let mut distilbert = encoder(fields, family, &DISTILBERT_KEYS, None, &names::DISTILBERT);
+    // It stands in its code, not in its configuration.
+    distilbert.norm.epsilon = 1e-12;
+    let hidden = distilbert.hidden;
+    attach(fields, &mut distilbert, |_, labels| {
+        let first =
+            HeadStep { activation: Some(Activation::Relu), ..HeadStep::new("pre_classifier", hidden) };
+        (HeadPooling::First, vec![first, HeadStep::new("classifier", labels)])
+    });
+    distilbert
+}
+
+/// Buckets of MPNet's distances, which its code has for every model.
+const MPNET_BUCKETS: usize = 32;
+
+pub(super) fn mpnet(fields: &mut Fields<'_>, family: &str) -> Architecture {
+    // Padding is 1 in its code, whatever the configuration says.
+    let mut mpnet = encoder(fields, family, &BERT_KEYS, Some(1), &names::MPNET);
+    let buckets = fields.optional_size("relative_attention_num_buckets").unwrap_or(MPNET_BUCKETS);
+    if buckets != MPNET_BUCKETS {
+        fields.problem(format!(
+            "`relative_attention_num_buckets` = {buckets} is not supported; {MPNET_BUCKETS} is"
+        ));
+    }
+    mpnet.attention.distance_bias = Some(DistanceBias::Buckets(MPNET_BUCKETS));
+    let hidden = mpnet.hidden;
+    attach(fields, &mut mpnet, |_, labels| dense_and_out(hidden, labels));
+    mpnet
+}

@@ -1,0 +1,173 @@
+use super::*;
+use std::fs;
+
+const POOLING: &str = "1_Pooling/config.json";
+
+/// A list of stages of these classes, each in its folder, as they are called before version 6.
+fn stages(classes: &[&str]) -> String {
+    let entry = |(idx, class): (usize, &&str)| {
+        let path = if idx == 0 { String::new() } else { format!("{idx}_{class}") };
+        format!(r#"{{"idx": {idx}, "path": "{path}", "type": "sentence_transformers.models.{class}"}}"#)
+    };
+    let entries: Vec<String> = classes.iter().enumerate().map(entry).collect();
+    format!("[{}]", entries.join(", "))
+}
+
+/// What a folder of these files says beyond a transformer of 64 numbers and 512 positions.
+fn check_as(files: &[(&str, &str)], classifies: bool) -> Result<SentenceConfig, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let bare = [("config.json", r#"{"architectures": ["BertModel"]}"#)];
+    for (path, text) in bare.iter().chain(files) {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    Stages::read(folder.path())
+        .and_then(|stages| stages.config(folder.path(), 64, 512, classifies))
+        .map_err(|error| error.to_string())
+}
+
+fn check(files: &[(&str, &str)]) -> Result<SentenceConfig, String> {
+    check_as(files, false)
+}
+
+/// What is to be compared of it.
+fn said(config: SentenceConfig) -> (usize, bool, Pooling, bool, bool) {
+    let SentenceConfig { max_tokens, lower_case, pooling, include_prompt, dense, normalize } = config;
+    assert!(dense.is_empty());
+    (max_tokens, lower_case, pooling, include_prompt, normalize)
+}
+
+#[test]
+fn the_files_of_old_and_of_new_versions_say_the_same() {
+    let modules = stages(&["Transformer", "Pooling", "Normalize"]);
+    let old = check(&[
+        ("modules.json", &modules),
+        (POOLING, r#"{"word_embedding_dimension": 64, "pooling_mode_cls_token": true}"#),
+        ("sentence_bert_config.json", r#"{"max_seq_length": 256, "do_lower_case": true}"#),
+    ]);
+    let older = check(&[
+        ("modules.json", &modules),
+        (POOLING, r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}"#),
+        ("sentence_xlm-roberta_config.json", r#"{"max_seq_length": 256, "do_lower_case": true}"#),
+    ]);
+    let new = check(&[
+        (
+            "modules.json",
+            &modules.replace("sentence_transformers.models", "sentence_transformers.base.modules.x"),
+        ),
+        (POOLING, r#"{"embedding_dimension": 64, "pooling_mode": "cls", "include_prompt": true}"#),
+        ("2_Normalize/config.json", r#"{"module_input_name": "sentence_embedding"}"#),
+        ("sentence_bert_config.json", r#"{"transformer_task": "feature-extraction", "do_lower_case": true}"#),
+        ("tokenizer_config.json", r#"{"model_max_length": 256}"#),
+    ]);
+    for found in [old, older, new] {
+        assert_eq!(said(found.unwrap()), (256, true, Pooling::Cls, true, true));
+    }
+}
+
+#[test]
+fn a_bare_transformer_is_pooled_by_its_purpose_and_reads_what_it_has_positions_for() {
+    let bare = |pooling| (512, false, pooling, true, false);
+    let unlimited = ("tokenizer_config.json", r#"{"model_max_length": 1000000000000000019884624838656}"#);
+    assert_eq!(said(check(&[]).unwrap()), bare(Pooling::Mean));
+    assert_eq!(said(check(&[unlimited]).unwrap()), bare(Pooling::Mean));
+    for (config, pooling) in [
+        (r#"{"architectures": ["MistralForCausalLM"]}"#, Pooling::LastToken),
+        (r#"{"architectures": ["MistralForCausalLM"], "is_causal": false}"#, Pooling::Mean),
+        (r#"{"architectures": ["MistralModel"]}"#, Pooling::Mean),
+    ] {
+        assert_eq!(said(check(&[("config.json", config)]).unwrap()), bare(pooling), "{config}");
+    }
+}
+
+/// The configuration and the weights of a dense layer, as text.
+fn dense(inputs: usize, outputs: usize) -> (String, String) {
+    let bytes = 4 * inputs * outputs;
+    let header = format!(
+        r#"{{"linear.weight": {{"dtype": "F32", "shape": [{outputs}, {inputs}], "data_offsets": [0, {bytes}]}}}}"#
+    );
+    // Eight bytes of length, of which only the lowest is not zero: so the file is a text, too.
+    assert!(header.len() < 128);
+    let length = char::from(header.len() as u8);
+    let weights = format!("{length}{}{header}{}", "\0".repeat(7), "\0".repeat(bytes));
+    let config = format!(
+        r#"{{"in_features": {inputs}, "out_features": {outputs}, "bias": false,
+        "activation_function": "torch.nn.modules.linear.Identity"}}"#
+    );
+    (config, weights)
+}
+
+#[test]
+fn dense_layers_follow_each_other_and_must_fit() {
+    let modules = stages(&["Transformer", "Pooling", "Dense", "Dropout", "Dense", "Normalize"]);
+    let (wide, wide_weights) = dense(64, 96);
+    let check_second = |inputs| {
+        let (narrow, narrow_weights) = dense(inputs, 32);
+        check(&[
+            ("modules.json", &modules),
+            (POOLING, "{}"),
+            ("2_Dense/config.json", &wide),
+            ("2_Dense/model.safetensors", &wide_weights),
+            ("4_Dense/config.json", &narrow),
+            ("4_Dense/model.safetensors", &narrow_weights),
+        ])
+    };
+    let config = check_second(96).unwrap();
+    let sizes: Vec<(usize, usize)> = config.dense.iter().map(|dense| (dense.inputs, dense.outputs)).collect();
+    assert_eq!((sizes, config.width(64), config.normalize), (vec![(64, 96), (96, 32)], 32, true));
+    let error = check_second(64).unwrap_err();
+    assert!(error.contains("4_Dense/config.json: `in_features` = 64 and the stage before it"), "{error}");
+}
+
+#[test]
+fn a_cross_encoder_is_a_transformer_alone() {
+    let alone = stages(&["Transformer"]);
+    let pooled = stages(&["Transformer", "Pooling"]);
+    check_as(&[("modules.json", &alone)], true).unwrap();
+    check_as(&[], true).unwrap();
+    let error = check_as(&[("modules.json", &pooled), (POOLING, "{}")], true).unwrap_err();
+    assert!(error.contains("the stages Transformer, Pooling are not supported"), "{error}");
+    let error = check(&[("modules.json", &alone)]).unwrap_err();
+    assert!(error.contains("the stages Transformer are not supported"), "{error}");
+}
+
+#[test]
+fn stages_that_are_not_built_are_refused_by_name() {
+    let normal = stages(&["Transformer", "Pooling", "Normalize"]);
+    for (files, sentence) in [
+        (
+            vec![("modules.json", stages(&["Transformer", "Pooling", "LSTM"])), (POOLING, "{}".to_owned())],
+            "Transformer, Pooling, LSTM are not supported",
+        ),
+        (
+            vec![
+                ("modules.json", stages(&["Transformer", "Pooling", "Normalize", "Dense"])),
+                (POOLING, "{}".to_owned()),
+            ],
+            "Transformer, Pooling, Normalize, Dense are not supported",
+        ),
+        (
+            vec![("modules.json", normal.replace(r#""path": """#, r#""path": "0_Transformer""#))],
+            "the transformer lies in 0_Transformer",
+        ),
+        (
+            vec![("modules.json", normal.clone()), (POOLING, r#"{"pooling_mode": "median"}"#.to_owned())],
+            "pooling by median is not supported",
+        ),
+        (
+            vec![
+                ("modules.json", normal.clone()),
+                (POOLING, "{}".to_owned()),
+                ("2_Normalize/config.json", r#"{"module_input_name": "token_embeddings"}"#.to_owned()),
+            ],
+            "normalising token_embeddings is not supported",
+        ),
+        (vec![("modules.json", normal.clone())], "1_Pooling/config.json cannot be read"),
+        (vec![("modules.json", "[".to_owned())], "modules.json: EOF"),
+    ] {
+        let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (*path, text.as_str())).collect();
+        let error = check(&files).unwrap_err();
+        assert!(error.contains(sentence), "{error}");
+    }
+}

@@ -1,0 +1,194 @@
+//! What the model is for, and what may be asked of it.
+//!
+//! A path asks for something that a model does or does not do; which of the two is decided here and nowhere else, so
+//! that each refusal says what the model is. A model that embeds ranks too: by the similarity of two vectors.
+
+use std::sync::Arc;
+
+use replica_core::prompt::PromptChoice;
+use replica_core::refusal::Refusal;
+use replica_core::scores;
+use replica_core::wire::info::{TeiLabels, TeiModelType};
+
+use crate::model::{LabelActivation, LabelHead, ModelDir, Pooling, Prompts};
+
+/// What the model is for.
+pub(crate) enum Purpose {
+    /// It makes vectors.
+    Embed(Embedding),
+    /// It says numbers about labels; with one label it is a reranker.
+    Label(LabelHead),
+}
+
+/// A model that makes vectors.
+pub(crate) struct Embedding {
+    /// Numbers of a vector.
+    pub(crate) width: usize,
+    /// Whether its vectors are meant to have length one.
+    pub(crate) normalize: bool,
+    pooling: Pooling,
+    prompts: Prompts,
+    /// Whether the tokens of a prompt are pooled with the others.
+    prompt_is_pooled: bool,
+}
+
+impl Purpose {
+    /// That of a model whose rows have so many numbers.
+    pub(crate) fn of(model: &ModelDir, width: usize) -> Purpose {
+        match &model.head {
+            Some(head) => Purpose::Label(head.clone()),
+            None => Purpose::Embed(Embedding {
+                width,
+                normalize: model.sentence.normalize,
+                pooling: model.sentence.pooling,
+                prompts: model.prompts.clone(),
+                prompt_is_pooled: model.sentence.include_prompt,
+            }),
+        }
+    }
+
+    /// The model as one that embeds, which is `asked` of it.
+    pub(crate) fn embedding(&self, asked: &str) -> Result<&Embedding, Refusal> {
+        match self {
+            Purpose::Embed(embedding) => Ok(embedding),
+            Purpose::Label(_) => Err(Refusal::wrong_task(asked, &self.says(), "a model that embeds")),
+        }
+    }
+
+    /// The model as one that labels, which is `asked` of it.
+    pub(crate) fn labels(&self, asked: &str) -> Result<&LabelHead, Refusal> {
+        match self {
+            Purpose::Label(head) => Ok(head),
+            Purpose::Embed(_) => {
+                Err(Refusal::wrong_task(asked, &self.says(), "a model with a classification head"))
+            }
+        }
+    }
+
+    /// How it ranks, which is `asked` of it.
+    pub(crate) fn ranker(&self, asked: &str) -> Result<Ranker<'_>, Refusal> {
+        match self {
+            Purpose::Embed(embedding) => Ok(Ranker::Similarity(embedding)),
+            Purpose::Label(head) if head.labels.len() == 1 => Ok(Ranker::CrossEncoder),
+            Purpose::Label(_) => {
+                Err(Refusal::wrong_task(asked, &self.says(), "a reranker (one label) or a model that embeds"))
+            }
+        }
+    }
+
+    fn says(&self) -> String {
+        match self {
+            Purpose::Embed(_) => "one that embeds".to_owned(),
+            Purpose::Label(head) if head.labels.len() == 1 => "a reranker (one label)".to_owned(),
+            Purpose::Label(head) => format!("a classifier of {} labels", head.labels.len()),
+        }
+    }
+
+    /// `task`, in the word of deployments.
+    pub(crate) fn task(&self) -> &'static str {
+        match self {
+            Purpose::Embed(_) => "embed",
+            Purpose::Label(head) if head.labels.len() == 1 => "rerank",
+            Purpose::Label(_) => "classify",
+        }
+    }
+
+    /// How a rerank is answered, in a word.
+    pub(crate) fn rerank(&self) -> &'static str {
+        match self.ranker("") {
+            Ok(Ranker::CrossEncoder) => "cross-encoder",
+            Ok(Ranker::Similarity(_)) => "similarity",
+            Err(_) => "none",
+        }
+    }
+
+    /// Its labels, if it has any.
+    pub(crate) fn label_names(&self) -> &[String] {
+        match self {
+            Purpose::Embed(_) => &[],
+            Purpose::Label(head) => &head.labels,
+        }
+    }
+
+    /// Its prompts, if it embeds.
+    pub(crate) fn prompts(&self) -> Option<&Prompts> {
+        match self {
+            Purpose::Embed(embedding) => Some(&embedding.prompts),
+            Purpose::Label(_) => None,
+        }
+    }
+
+    /// How it makes one vector of tokens, in TEI's words.
+    pub(crate) fn pooling(&self) -> Option<&'static str> {
+        match self {
+            Purpose::Embed(embedding) => Some(name(embedding.pooling)),
+            Purpose::Label(_) => None,
+        }
+    }
+
+    /// What TEI calls it.
+    pub(crate) fn tei_model_type(&self) -> TeiModelType {
+        match self {
+            Purpose::Embed(embedding) => {
+                TeiModelType::Embedding { pooling: name(embedding.pooling).to_owned() }
+            }
+            Purpose::Label(head) if head.labels.len() == 1 => {
+                TeiModelType::Reranker(TeiLabels::new(&head.labels))
+            }
+            Purpose::Label(head) => TeiModelType::Classifier(TeiLabels::new(&head.labels)),
+        }
+    }
+}
+
+/// The name of a pooling in TEI's `/info`, or sentence-transformers' where TEI has none.
+fn name(pooling: Pooling) -> &'static str {
+    match pooling {
+        Pooling::Mean => "mean",
+        Pooling::Cls => "cls",
+        Pooling::LastToken => "last_token",
+        Pooling::WeightedMean => "weightedmean",
+        Pooling::Max => "max",
+        Pooling::MeanSqrtLength => "mean_sqrt_len_tokens",
+    }
+}
+
+/// How a model ranks.
+pub(crate) enum Ranker<'a> {
+    /// It reads query and document together.
+    CrossEncoder,
+    /// It makes a vector of each, and the cosine between them is the answer.
+    Similarity(&'a Embedding),
+}
+
+impl Embedding {
+    /// What stands before each text of a request.
+    pub(crate) fn prompt(&self, choice: &PromptChoice) -> Result<Option<Arc<str>>, Refusal> {
+        let Prompts { by_name, default } = &self.prompts;
+        match choice.resolve(by_name, default.as_deref())? {
+            Some(prompt) if self.prompt_is_pooled => Ok(Some(Arc::from(prompt))),
+            // Its tokens would have to be computed and then left out of the pool, which the engine cannot do; a vector
+            // without the prompt would be another one, and nobody would see it.
+            Some(_) => Err(Refusal::invalid(
+                "prompt_name",
+                "prompt_name",
+                "or what stands for it chooses a prompt that this model leaves out of its vector (`include_prompt` is \
+                 false), which is not supported here",
+                "token ids",
+            )),
+            None => Ok(None),
+        }
+    }
+}
+
+/// What the configuration of a head makes of its raw numbers: rows of one number per label.
+pub(crate) fn activate(head: &LabelHead, rows: &mut [f32]) {
+    let width = head.labels.len();
+    match head.activation {
+        LabelActivation::Identity => {}
+        // Of one label the softmax is 1 whatever the model says; transformers takes the sigmoid there as well.
+        LabelActivation::Softmax if width > 1 => rows.chunks_exact_mut(width).for_each(scores::softmax),
+        LabelActivation::Softmax | LabelActivation::Sigmoid => {
+            rows.iter_mut().for_each(|logit| *logit = scores::sigmoid(*logit));
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Promises of the pool and of the tokenizer, over a vocabulary in which `w7` is the token 7.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use replica_core::input::{Cut, End, Overlong, PairCut, Readable, Unreadable};
+use replica_core::turns::HANDFUL_BYTES;
+use tokio::runtime;
+
+use super::*;
+
+/// `w7` is the token 7, and nothing is added around the words. The file asks for truncation and padding.
+fn tokenizer(max_input_tokens: usize, lower_case: bool) -> TextTokenizer {
+    let words = (1..100).map(|n| format!(r#", "w{n}": {n}"#)).collect::<String>();
+    let file = format!(
+        r#"{{"version": "1.0", "added_tokens": [], "normalizer": null, "post_processor": null, "decoder": null,
+            "truncation": {{"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}},
+            "padding": {{"strategy": {{"Fixed": 8}}, "direction": "Right", "pad_to_multiple_of": null,
+                         "pad_id": 0, "pad_type_id": 0, "pad_token": "[UNK]"}},
+            "pre_tokenizer": {{"type": "WhitespaceSplit"}},
+            "model": {{"type": "WordLevel", "unk_token": "[UNK]", "vocab": {{"[UNK]": 0{words}}}}}}}"#
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("tokenizer.json"), file).expect("a file");
+    let readable = Readable { max_input_tokens, vocabulary: 100 };
+    TextTokenizer::load(folder.path(), lower_case, readable, 2).expect("a tokenizer")
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
+}
+
+fn one(text: &str) -> Text {
+    Text::One(text.to_owned())
+}
+
+fn encode(pool: &TokenizerPool, texts: &[&str]) -> Result<Vec<Box<[u32]>>, TokenizeError> {
+    let texts = texts.iter().map(|text| one(text)).collect();
+    let tokens = block_on(pool.encode(texts, Reading::WHOLE))?;
+    Ok(tokens.into_iter().map(|tokens| tokens.ids).collect())
+}
+
+#[test]
+fn tokens_come_back_in_the_order_of_the_texts() {
+    let pool = TokenizerPool::start(tokenizer(10_000, false), 3).expect("threads");
+    // Of a thousand texts each seventh fills a handful by itself.
+    let long = "w1 ".repeat(HANDFUL_BYTES / 3 + 1);
+    let texts: Vec<String> =
+        (0..1000).map(|i| if i % 7 == 0 { long.clone() } else { format!("w{} w2", i % 97 + 1) }).collect();
+    let tokens = encode(&pool, &texts.iter().map(String::as_str).collect::<Vec<_>>()).expect("tokens");
+    for (i, tokens) in tokens.iter().enumerate() {
+        if i % 7 == 0 {
+            assert_eq!(tokens.len(), HANDFUL_BYTES / 3 + 1, "{i}");
+        } else {
+            assert_eq!(**tokens, [i as u32 % 97 + 1, 2], "{i}");
+        }
+    }
+}
+
+#[test]
+fn the_truncation_and_padding_of_the_file_are_not_applied() {
+    let pool = TokenizerPool::start(tokenizer(3, false), 1).expect("threads");
+    assert_eq!(*encode(&pool, &["w1 w2 w3"]).expect("three tokens")[0], [1, 2, 3]);
+    assert_eq!(*encode(&pool, &["w1"]).expect("one token")[0], [1]);
+}
+
+#[test]
+fn the_first_input_that_cannot_be_read_is_named() {
+    let pool = TokenizerPool::start(tokenizer(3, false), 2).expect("threads");
+    let check = |texts: &[&str], index: usize, why: Unreadable| {
+        assert_eq!(encode(&pool, texts), Err(TokenizeError::Unreadable { index, why }));
+    };
+    let long = "w1 w1 w1 w1";
+    check(&["w1", long, "w1", long], 1, Unreadable::TooLong { limit: 3, given: 4 });
+    check(&[long], 0, Unreadable::TooLong { limit: 3, given: 4 });
+    check(&["w1", "  "], 1, Unreadable::Empty);
+}
+
+#[test]
+fn a_model_that_wants_lower_case_gets_it() {
+    for (lower_case, id) in [(true, 5), (false, 0)] {
+        let pool = TokenizerPool::start(tokenizer(3, lower_case), 1).expect("threads");
+        assert_eq!(*encode(&pool, &["W5"]).expect("a token")[0], [id]);
+    }
+}
+
+#[test]
+fn jobs_beyond_the_limit_are_refused_and_those_of_callers_who_left_make_room() {
+    let pool = TokenizerPool::start(tokenizer(3, false), 0).expect("no threads");
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut waiting: Vec<Pin<Box<dyn Future<Output = _> + '_>>> = Vec::new();
+    for _ in 0..MAX_JOBS {
+        waiting.push(Box::pin(pool.encode(vec![one("w1")], Reading::WHOLE)));
+        assert!(waiting.last_mut().expect("one").as_mut().poll(&mut cx).is_pending());
+    }
+    let one_more = pin!(pool.encode(vec![one("w1")], Reading::WHOLE));
+    assert_eq!(one_more.poll(&mut cx), Poll::Ready(Err(TokenizeError::Full)));
+    waiting.clear();
+    thread::scope(|scope| {
+        scope.spawn(|| pool.shared.work());
+        while encode(&pool, &["w1"]) == Err(TokenizeError::Full) {
+            thread::yield_now();
+        }
+        while lock(&pool.shared.queue).open > 0 {
+            thread::yield_now();
+        }
+        lock(&pool.shared.queue).closed = true;
+        pool.shared.work.notify_all();
+    });
+}
+
+#[test]
+fn a_huge_text_does_not_hold_up_a_short_one() {
+    let pool = TokenizerPool::start(tokenizer(usize::MAX, false), 2).expect("threads");
+    let huge = "w1 ".repeat(1 << 20);
+    let mut waiting: Vec<Pin<Box<dyn Future<Output = _> + '_>>> = Vec::new();
+    let mut cx = Context::from_waker(Waker::noop());
+    for _ in 0..4 {
+        waiting.push(Box::pin(pool.encode(vec![one(&huge)], Reading::WHOLE)));
+        assert!(waiting.last_mut().expect("one").as_mut().poll(&mut cx).is_pending());
+    }
+    for _ in 0..50 {
+        assert_eq!(*encode(&pool, &["w7"]).expect("a token")[0], [7]);
+    }
+    // Both workers would be busy for as long as two of the four take; these fifty took a fraction of one.
+    let pending = waiting.iter_mut().map(|huge| huge.as_mut().poll(&mut cx).is_pending());
+    let pending = pending.filter(|pending| *pending).count();
+    assert!(pending >= 2, "{pending} of 4 huge texts are still being worked on");
+}
+
+#[test]
+fn what_is_too_long_is_cut_at_the_end_that_was_named() {
+    let pool = TokenizerPool::start(tokenizer(4, false), 1).expect("threads");
+    let cut = |loses, pair| Overlong::Cut(Cut { loses, pair });
+    let check = |text: Text, overlong: Overlong, most: Option<usize>, ids: &[u32], types: Option<&[u32]>| {
+        let reading = Reading { prompt: None, overlong, most };
+        let tokens = block_on(pool.encode(vec![text.clone()], reading)).expect("tokens");
+        assert_eq!((&*tokens[0].ids, tokens[0].types.as_deref()), (ids, types), "{text:?} {overlong:?}");
+    };
+    let (left, right) = (End::Left, End::Right);
+    let longest = PairCut::LongestFirst;
+    check(one("w1 w2 w3 w4 w5"), cut(right, longest), None, &[1, 2, 3, 4], None);
+    check(one("w1 w2 w3 w4 w5"), cut(left, longest), None, &[2, 3, 4, 5], None);
+    check(one("w1 w2 w3 w4 w5"), cut(right, longest), Some(2), &[1, 2], None);
+    check(one("w1 w2 w3"), Overlong::Refuse, Some(2), &[1, 2], None);
+    let pair = |first: &str, second: &str| Text::Pair(first.into(), second.to_owned());
+    let types = Some(&[0, 0, 1, 1][..]);
+    check(pair("w1 w2", "w3 w4"), Overlong::Refuse, None, &[1, 2, 3, 4], types);
+    check(pair("w1 w2 w3", "w4 w5 w6"), cut(right, longest), None, &[1, 2, 4, 5], types);
+    check(pair("w1 w2 w3", "w4 w5 w6"), cut(left, longest), None, &[2, 3, 5, 6], types);
+    check(pair("w1", "w4 w5 w6 w7"), cut(right, longest), None, &[1, 4, 5, 6], Some(&[0, 1, 1, 1]));
+    let second = PairCut::OnlySecond;
+    check(pair("w1", "w4 w5 w6 w7"), cut(right, second), None, &[1, 4, 5, 6], Some(&[0, 1, 1, 1]));
+    check(pair("w1 w2 w3 w4 w5", "w6 w7 w8"), cut(right, second), None, &[1, 2, 6, 7], types);
+    check(pair("w1 w2 w3 w4 w5", "w6"), cut(right, second), None, &[1, 2, 3, 6], Some(&[0, 0, 0, 1]));
+    check(pair("w1", "w2 w3 w4"), cut(right, second), Some(1), &[1, 2], Some(&[0, 1]));
+}
+
+#[test]
+fn a_prompt_stands_before_each_text() {
+    let pool = TokenizerPool::start(tokenizer(4, true), 1).expect("threads");
+    let reading = Reading { prompt: Some("W9 ".into()), ..Reading::WHOLE };
+    let tokens = block_on(pool.encode(vec![one("w1"), one("w2")], reading)).expect("tokens");
+    assert_eq!([&*tokens[0].ids, &*tokens[1].ids], [&[9, 1], &[9, 2]]);
+}
+
+#[test]
+fn tokens_are_shown_with_their_places_and_made_text_again() {
+    let pool = TokenizerPool::start(tokenizer(2, false), 1).expect("threads");
+    let tokens = block_on(pool.inspect(vec!["w1 é w22".to_owned()], None, true)).expect("tokens");
+    let seen: Vec<(u32, &str, Option<usize>, Option<usize>)> =
+        tokens[0].iter().map(|token| (token.id, token.text.as_str(), token.start, token.stop)).collect();
+    let expected = [(1, "w1", Some(0), Some(2)), (0, "é", Some(3), Some(5)), (22, "w22", Some(6), Some(9))];
+    assert_eq!(seen, expected);
+    assert_eq!(block_on(pool.decode(vec![vec![1, 22]], true)), Ok(vec!["w1 w22".to_owned()]));
+    let why = Unreadable::UnknownToken { id: 100, vocabulary: 100 };
+    let unknown = block_on(pool.decode(vec![vec![1], vec![99, 100]], true));
+    assert_eq!(unknown, Err(TokenizeError::Unreadable { index: 1, why }));
+}

@@ -1,0 +1,252 @@
+//! One text or pair of texts, as one model wants it.
+//!
+//! The arithmetic is that of the `tokenizers` crate, which is the reference. What is ours is the order: each text is
+//! tokenised without special tokens, cut to the room that the special tokens leave, and only then put into the
+//! tokenizer's template. So truncation is an argument of a request and not a setting of the tokenizer, of which there is
+//! one for all threads; and the query of a rerank is tokenised once and not with each document.
+
+use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use replica_core::input::{End, Overlong, PairCut, Readable, Unreadable};
+use replica_core::wire::tei::SimpleToken;
+use tokenizers::utils::truncation::{TruncationParams, TruncationStrategy, truncate_encodings};
+use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection};
+
+use super::Tokenized;
+
+/// A tokenizer that cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot load the tokenizer {path}: {reason}")]
+pub struct LoadError {
+    path: String,
+    reason: String,
+}
+
+/// What a model computes at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Text {
+    /// One text.
+    One(String),
+    /// Two; the first may be that of many pairs.
+    Pair(Arc<str>, String),
+}
+
+impl Text {
+    /// What it takes to read it.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Text::One(text) => text.len(),
+            Text::Pair(first, second) => first.len() + second.len(),
+        }
+    }
+}
+
+/// How the texts of a request are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// What stands before each lone text. Pairs have no prompt.
+    pub prompt: Option<Arc<str>>,
+    /// What becomes of inputs that are too long.
+    pub overlong: Overlong,
+    /// A lone text, or the second of a pair, is cut to so many tokens before anything else.
+    pub most: Option<usize>,
+}
+
+impl Reading {
+    /// Texts as they stand; what is too long is refused.
+    pub const WHOLE: Reading = Reading { prompt: None, overlong: Overlong::Refuse, most: None };
+}
+
+/// Why a text did not become tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Problem {
+    /// The model cannot read it.
+    Unreadable(Unreadable),
+    /// The tokenizer failed.
+    Broken(String),
+}
+
+/// The first texts of pairs, tokenised; the last one is remembered.
+#[derive(Default)]
+pub(super) struct LastFirst(Option<(Arc<str>, Encoding)>);
+
+/// What makes tokens of a text, as one model wants it.
+pub struct TextTokenizer {
+    tokenizer: Tokenizer,
+    /// Some models were trained on lower-case text and leave that to whoever calls the tokenizer.
+    lower_case: bool,
+    readable: Readable,
+    /// Types of tokens that the model tells apart. Tokenizers write types for models that have none.
+    token_types: usize,
+}
+
+impl TextTokenizer {
+    /// Loads `tokenizer.json` from `model_folder`, without the truncation and padding that it may ask for: a request
+    /// says what becomes of too long an input, and batches are ragged.
+    pub fn load(
+        model_folder: &Path,
+        lower_case: bool,
+        readable: Readable,
+        token_types: usize,
+    ) -> Result<TextTokenizer, LoadError> {
+        let path = model_folder.join("tokenizer.json");
+        let failed = |reason: tokenizers::Error| LoadError {
+            path: path.display().to_string(),
+            reason: reason.to_string(),
+        };
+        let mut tokenizer = Tokenizer::from_file(&path).map_err(failed)?;
+        tokenizer.with_truncation(None).map_err(failed)?;
+        tokenizer.with_padding(None);
+        Ok(TextTokenizer { tokenizer, lower_case, readable, token_types })
+    }
+
+    /// The tokens of a text, special tokens included.
+    pub(super) fn encode(
+        &self,
+        text: &Text,
+        reading: &Reading,
+        firsts: &mut LastFirst,
+    ) -> Result<Tokenized, Problem> {
+        let encoding = caught(|| match text {
+            Text::One(text) => self.encode_one(&self.prepared(text, reading.prompt.as_deref()), reading),
+            Text::Pair(first, second) => self.encode_pair(first, second, reading, firsts),
+        })?;
+        let Readable { max_input_tokens: _, vocabulary } = self.readable;
+        if let Some(id) = encoding.get_ids().iter().copied().find(|id| *id as usize >= vocabulary) {
+            // A tokenizer may have tokens that its model was never given.
+            return Err(Problem::Unreadable(Unreadable::UnknownToken { id, vocabulary }));
+        }
+        self.readable.check_length(encoding.get_ids().len()).map_err(Problem::Unreadable)?;
+        let told_apart = self.token_types > 1 && encoding.get_type_ids().iter().any(|id| *id != 0);
+        Ok(Tokenized {
+            ids: encoding.get_ids().into(),
+            types: told_apart.then(|| encoding.get_type_ids().into()),
+        })
+    }
+
+    fn encode_one(&self, text: &str, reading: &Reading) -> tokenizers::Result<Encoding> {
+        let Reading { prompt: _, overlong, most } = reading;
+        let (cut, loses) = match overlong {
+            Overlong::Refuse if most.is_none() => return self.tokenizer.encode_fast(text, true),
+            Overlong::Refuse => (usize::MAX, End::Right),
+            Overlong::Cut(cut) => (self.room(false), cut.loses),
+        };
+        let mut encoding = self.tokenizer.encode_fast(text, false)?;
+        truncate(&mut encoding, most.unwrap_or(usize::MAX).min(cut), loses);
+        self.tokenizer.post_process(encoding, None, true)
+    }
+
+    fn encode_pair(
+        &self,
+        first: &Arc<str>,
+        second: &str,
+        reading: &Reading,
+        firsts: &mut LastFirst,
+    ) -> tokenizers::Result<Encoding> {
+        let mut second = self.tokenizer.encode_fast(self.prepared(second, None), false)?;
+        if firsts.0.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, first)) {
+            let encoding = self.tokenizer.encode_fast(self.prepared(first, None), false)?;
+            firsts.0 = Some((Arc::clone(first), encoding));
+        }
+        let mut first = firsts.0.as_ref().map(|(_, encoding)| encoding.clone()).unwrap_or_default();
+        if let Some(most) = reading.most {
+            truncate(&mut second, most, End::Right);
+        }
+        if let Overlong::Cut(cut) = reading.overlong {
+            let room = self.room(true);
+            match cut.pair {
+                PairCut::OnlySecond => {
+                    // Where the reference would leave nothing of the second text, or fail, each has half.
+                    let of_first = first.len().min((room / 2).max(room.saturating_sub(second.len())));
+                    truncate(&mut first, of_first, cut.loses);
+                    truncate(&mut second, room.saturating_sub(of_first), cut.loses);
+                }
+                PairCut::LongestFirst => {
+                    let params = TruncationParams {
+                        direction: direction(cut.loses),
+                        max_length: room,
+                        strategy: TruncationStrategy::LongestFirst,
+                        stride: 0,
+                    };
+                    let (mut cut_first, cut_second) = truncate_encodings(first, Some(second), &params)?;
+                    cut_first.take_overflowing();
+                    first = cut_first;
+                    second = cut_second.unwrap_or_default();
+                    second.take_overflowing();
+                }
+            }
+        }
+        // By itself it was a first text; a tokenizer without a template keeps the types that it finds.
+        second.set_type_ids(vec![1; second.len()]);
+        self.tokenizer.post_process(first, Some(second), true)
+    }
+
+    /// Tokens that are left beside the special ones.
+    fn room(&self, pair: bool) -> usize {
+        let special = self.tokenizer.get_post_processor().map_or(0, |template| template.added_tokens(pair));
+        self.readable.max_input_tokens.saturating_sub(special)
+    }
+
+    fn prepared<'a>(&self, text: &'a str, prompt: Option<&str>) -> Cow<'a, str> {
+        let whole = prompt.map_or(Cow::Borrowed(text), |prompt| Cow::Owned([prompt, text].concat()));
+        if self.lower_case { Cow::Owned(whole.to_lowercase()) } else { whole }
+    }
+
+    /// The tokens of a text with their places in it. Nothing is too long for it.
+    pub(super) fn inspect(
+        &self,
+        text: &str,
+        prompt: Option<&str>,
+        special: bool,
+    ) -> Result<Vec<SimpleToken>, Problem> {
+        let text = self.prepared(text, prompt);
+        let encoding = caught(|| self.tokenizer.encode(&*text, special))?;
+        let token = |at: usize| {
+            let id = encoding.get_ids()[at];
+            if encoding.get_special_tokens_mask()[at] == 1 {
+                let text = encoding.get_tokens()[at].clone();
+                return SimpleToken { id, text, special: true, start: None, stop: None };
+            }
+            let (start, stop) = encoding.get_offsets()[at];
+            // Tokens of byte-level vocabularies may end inside a character.
+            let bytes = text.as_bytes().get(start..stop).unwrap_or_default();
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            SimpleToken { id, text, special: false, start: Some(start), stop: Some(stop) }
+        };
+        Ok((0..encoding.len()).map(token).collect())
+    }
+
+    /// The text of tokens.
+    pub(super) fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, Problem> {
+        let vocabulary = self.readable.vocabulary;
+        if let Some(id) = ids.iter().copied().find(|id| *id as usize >= vocabulary) {
+            return Err(Problem::Unreadable(Unreadable::UnknownToken { id, vocabulary }));
+        }
+        caught(|| self.tokenizer.decode(ids, skip_special_tokens))
+    }
+}
+
+fn direction(loses: End) -> TruncationDirection {
+    match loses {
+        End::Left => TruncationDirection::Left,
+        End::Right => TruncationDirection::Right,
+    }
+}
+
+/// What is cut off is thrown away at once: the template would go round each piece of it.
+fn truncate(encoding: &mut Encoding, most: usize, loses: End) {
+    encoding.truncate(most, 0, direction(loses));
+    encoding.take_overflowing();
+}
+
+/// Third-party code meets strangers' text here; if it panics, that costs this request and not the thread.
+fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, Problem> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(error)) => Err(Problem::Broken(error.to_string())),
+        Err(_) => Err(Problem::Broken("it panicked".to_owned())),
+    }
+}

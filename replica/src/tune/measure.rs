@@ -1,0 +1,166 @@
+//! Runs settings on the real engine. The only place of tuning that knows a clock.
+//!
+//! Batches have the lengths of everyday traffic (log-normal, as in the benches) and token ids drawn at random: arithmetic
+//! does not look at them. Engines stay loaded, since turns alternate between them; their weights are mapped, and threads
+//! without work sleep.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use replica_core::Precision;
+
+use super::TuneError;
+use super::curve::Turn;
+use super::plan::Setting;
+use super::quality::Quality;
+use crate::engine::cpu::{CpuEngine, CpuOptions, PackedCache};
+use crate::engine::{BatchBuffer, Engine, Output};
+use crate::model::ModelDir;
+use crate::tokenize::Tokenized;
+
+/// A turn goes on for this long, and for a batch at least. Longer than what a scheduler gives somebody else at a time.
+const TURN: Duration = Duration::from_millis(250);
+/// Median of the lengths, in tokens, and the spread of their logarithm.
+const MEDIAN_TOKENS: f64 = 40.0;
+const SPREAD: f64 = 0.8;
+/// The shortest text.
+const TOKENS_LEAST: usize = 8;
+const SEED: u64 = 7;
+
+/// One model with as many engines as have been asked for.
+pub(super) struct Bench {
+    model: ModelDir,
+    packed: PackedCache,
+    engines: BTreeMap<(Precision, NonZeroUsize), CpuEngine>,
+}
+
+impl Bench {
+    pub(super) fn new(model: ModelDir, packed: PackedCache) -> Bench {
+        Bench { model, packed, engines: BTreeMap::new() }
+    }
+
+    /// Runs batches of this setting for a moment.
+    pub(super) fn turn(&mut self, setting: Setting) -> Result<Turn, TuneError> {
+        let Setting { precision, threads, batch_tokens } = setting;
+        let engine = self.engine(precision, threads)?;
+        let batch = batch(engine, batch_tokens);
+        let mut out = vec![0.0; batch.batch().len() * engine.describe().width];
+        let mut compute = || -> Result<Duration, TuneError> {
+            let begin = Instant::now();
+            engine.compute(&batch.batch(), Output::Pooled, &mut out).map_err(TuneError::engine)?;
+            Ok(begin.elapsed())
+        };
+        // After another setting, caches and threads have to find back; that batch counts only if it takes all the time.
+        let first = compute()?;
+        if first >= TURN {
+            return Ok(Turn { tokens: batch_tokens, batches: vec![first] });
+        }
+        let (begin, mut batches) = (Instant::now(), Vec::new());
+        while begin.elapsed() < TURN {
+            batches.push(compute()?);
+        }
+        Ok(Turn { tokens: batch_tokens, batches })
+    }
+
+    /// How near this precision comes to the reference, by the hidden numbers of these texts' tokens. Ends after `time`.
+    pub(super) fn quality(
+        &mut self,
+        precision: Precision,
+        reference: Precision,
+        threads: NonZeroUsize,
+        texts: &[Tokenized],
+        time: Duration,
+    ) -> Result<Quality, TuneError> {
+        let begin = Instant::now();
+        let mut cosines = Vec::new();
+        for text in texts {
+            if begin.elapsed() >= time && !cosines.is_empty() {
+                break;
+            }
+            let expected = rows(self.engine(reference, threads)?, text)?;
+            cosines.push(cosine(&expected, &rows(self.engine(precision, threads)?, text)?));
+        }
+        Quality::of(&cosines).ok_or(TuneError::NoTexts)
+    }
+
+    pub(super) fn engine(
+        &mut self,
+        precision: Precision,
+        threads: NonZeroUsize,
+    ) -> Result<&CpuEngine, TuneError> {
+        let key = (precision, threads);
+        if !self.engines.contains_key(&key) {
+            let options = CpuOptions { threads, precision, packed: Some(self.packed.clone()), isa: None };
+            let engine = CpuEngine::load(&self.model, options).map_err(TuneError::engine)?;
+            self.engines.insert(key, engine);
+        }
+        Ok(&self.engines[&key])
+    }
+}
+
+/// What the engine makes of one text: for an embedder its vector; the logits of a label head say too little about the
+/// arithmetic before them, and two of one label always have the same direction.
+fn rows(engine: &CpuEngine, text: &Tokenized) -> Result<Vec<f32>, TuneError> {
+    let described = engine.describe();
+    let (output, numbers) = match described.task {
+        replica_core::Task::Embed => (Output::Pooled, described.width),
+        replica_core::Task::Classify => (Output::Tokens, described.hidden * text.ids.len()),
+    };
+    let mut batch = BatchBuffer::default();
+    batch.push(&text.ids, text.types.as_deref());
+    let mut rows = vec![0.0; numbers];
+    engine.compute(&batch.batch(), output, &mut rows).map_err(TuneError::engine)?;
+    Ok(rows)
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
+}
+
+/// A batch of exactly so many tokens, the same each time.
+fn batch(engine: &CpuEngine, tokens: u64) -> BatchBuffer {
+    let described = engine.describe();
+    let mut random = SmallRng::seed_from_u64(SEED);
+    let mut batch = BatchBuffer::default();
+    let mut left = usize::try_from(tokens).expect("budgets are small");
+    while left > 0 {
+        let length = length(&mut random).min(described.max_tokens).min(left);
+        let ids: Vec<u32> =
+            (0..length).map(|_| random.random_range(0..described.vocabulary as u32)).collect();
+        batch.push(&ids, None);
+        left -= length;
+    }
+    batch
+}
+
+fn length(random: &mut SmallRng) -> usize {
+    // The sum of twelve uniform numbers is as good as normal for this.
+    let normal = (0..12).map(|_| random.random::<f64>()).sum::<f64>() - 6.0;
+    ((MEDIAN_TOKENS * (SPREAD * normal).exp()) as usize).max(TOKENS_LEAST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cosine_of_a_vector_with_itself_is_one_and_with_its_opposite_minus_one() {
+        let vector = [0.5, -2.0, 3.0];
+        assert!((cosine(&vector, &vector) - 1.0).abs() < 1e-12);
+        assert!((cosine(&vector, &vector.map(|x| -2.0 * x)) + 1.0).abs() < 1e-12);
+        assert_eq!(cosine(&[1.0, 0.0], &[0.0, 1.0]), 0.0);
+    }
+
+    #[test]
+    fn lengths_are_those_of_everyday_texts() {
+        let mut random = SmallRng::seed_from_u64(SEED);
+        let mut lengths: Vec<usize> = (0..1000).map(|_| length(&mut random)).collect();
+        lengths.sort_unstable();
+        assert!((35..=45).contains(&lengths[500]), "the median is {}", lengths[500]);
+        assert!(lengths[0] >= TOKENS_LEAST && lengths[990] > 150, "{lengths:?}");
+    }
+}

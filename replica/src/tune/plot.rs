@@ -1,0 +1,255 @@
+//! Throughput against latency, for a terminal and as SVG.
+//!
+//! Each precision is one line through its budgets, from few tokens at the left to many at the right. Time is logarithmic,
+//! since budgets double. What was chosen is marked.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use replica_core::Precision;
+
+use super::curve::Point;
+use super::plan::Choice;
+
+/// Of the terminal's plot, in characters, without the axis.
+const COLUMNS: usize = 64;
+const ROWS: usize = 14;
+/// Of the SVG, in pixels.
+const WIDTH: f64 = 720.0;
+const HEIGHT: f64 = 420.0;
+const MARGIN: f64 = 70.0;
+/// Of the lines, one for each precision; told apart also without colours, by their labels.
+const COLOURS: [&str; 4] = ["#1f5fa8", "#c4561a", "#3b7d3b", "#7a4fa0"];
+
+/// The points of the chosen threads, by precision.
+type Lines<'a> = BTreeMap<Precision, Vec<&'a Point>>;
+
+/// From a value to a share of the axis.
+struct Scale {
+    from: f64,
+    to: f64,
+}
+
+impl Scale {
+    fn share(&self, value: f64) -> f64 {
+        if self.to > self.from { (value - self.from) / (self.to - self.from) } else { 0.5 }
+    }
+}
+
+struct Axes {
+    /// Of the logarithm of milliseconds.
+    time: Scale,
+    speed: Scale,
+}
+
+impl Axes {
+    /// Around all points; none without points.
+    fn around(lines: &Lines<'_>) -> Option<Axes> {
+        let points = || lines.values().flatten();
+        let times = || points().map(|point| millis(point).ln());
+        let speeds = points().map(|point| point.tokens_per_second);
+        let time = Scale { from: times().min_by(f64::total_cmp)?, to: times().max_by(f64::total_cmp)? };
+        Some(Axes { time, speed: Scale { from: 0.0, to: speeds.max_by(f64::total_cmp)? * 1.05 } })
+    }
+
+    fn place(&self, point: &Point) -> (f64, f64) {
+        (self.time.share(millis(point).ln()), self.speed.share(point.tokens_per_second))
+    }
+}
+
+fn lines<'a>(points: &'a [Point], choices: &[Choice]) -> Lines<'a> {
+    let mut lines = Lines::new();
+    for choice in choices {
+        let of_it = |point: &&Point| {
+            point.setting.precision == choice.precision && point.setting.threads == choice.threads
+        };
+        lines.insert(choice.precision, points.iter().filter(of_it).collect());
+    }
+    lines
+}
+
+fn is_chosen(point: &Point, choices: &[Choice]) -> bool {
+    choices.iter().any(|choice| {
+        choice.precision == point.setting.precision && choice.batch.batch_tokens == point.setting.batch_tokens
+    })
+}
+
+/// For a terminal; empty without points.
+pub fn terminal(points: &[Point], choices: &[Choice]) -> String {
+    let lines = lines(points, choices);
+    let Some(axes) = Axes::around(&lines) else { return String::new() };
+    let mut grid = vec![vec![' '; COLUMNS]; ROWS];
+    let mut legend = Vec::new();
+    for ((precision, line), mark) in lines.iter().zip(['o', 'x', '+', '*']) {
+        legend.push(format!("{mark} {precision}"));
+        for point in line {
+            let (across, up) = axes.place(point);
+            let column = (across * (COLUMNS - 1) as f64).round() as usize;
+            let row = ROWS - 1 - (up * (ROWS - 1) as f64).round() as usize;
+            grid[row][column] = if is_chosen(point, choices) { '@' } else { mark };
+        }
+    }
+    let mut plot = format!("tokens/s  ({}, @ chosen)\n", legend.join(", "));
+    for (row, cells) in grid.iter().enumerate() {
+        let speed = axes.speed.to * (ROWS - 1 - row) as f64 / (ROWS - 1) as f64;
+        let label = if row % 3 == 1 { format!("{speed:.0}") } else { String::new() };
+        let cells: String = cells.iter().collect();
+        let _ = writeln!(plot, "{label:>9} |{}", cells.trim_end());
+    }
+    let (first, last) = (axes.time.from.exp(), axes.time.to.exp());
+    let (first, last) = (format!("{first:.1} ms"), format!("{last:.0} ms a batch"));
+    let _ = writeln!(plot, "{:>9} +{}", "", "-".repeat(COLUMNS));
+    let _ = writeln!(plot, "{:>11}{first}{last:>width$}", "", width = COLUMNS - first.len());
+    plot
+}
+
+/// As SVG.
+pub fn svg(title: &str, points: &[Point], choices: &[Choice]) -> String {
+    let lines = lines(points, choices);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
+         font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n<text x=\"{MARGIN}\" y=\"24\" \
+         font-size=\"14\">{}</text>\n",
+        escaped(title)
+    );
+    if let Some(axes) = Axes::around(&lines) {
+        draw_axes(&mut svg, &axes);
+        for ((precision, line), colour) in lines.iter().zip(COLOURS.iter().cycle()) {
+            draw_line(&mut svg, &axes, &precision.to_string(), line, colour, choices);
+        }
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+fn pixel(share: (f64, f64)) -> (f64, f64) {
+    (MARGIN + share.0 * (WIDTH - 2.0 * MARGIN), HEIGHT - MARGIN - share.1 * (HEIGHT - 2.0 * MARGIN))
+}
+
+fn draw_axes(svg: &mut String, axes: &Axes) {
+    let ((left, bottom), (right, top)) = (pixel((0.0, 0.0)), pixel((1.0, 1.0)));
+    let _ = writeln!(
+        svg,
+        "<path d=\"M{left:.1} {top:.1}V{bottom:.1}H{right:.1}\" fill=\"none\" stroke=\"#555\"/>\n\
+         <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">milliseconds a batch (p50)</text>\n\
+         <text x=\"14\" y=\"{:.1}\" text-anchor=\"middle\" transform=\"rotate(-90 14 {:.1})\">tokens/s</text>",
+        WIDTH / 2.0,
+        HEIGHT - 20.0,
+        HEIGHT / 2.0,
+        HEIGHT / 2.0
+    );
+    for quarter in 0..=4 {
+        let share = f64::from(quarter) / 4.0;
+        let (x, y) = pixel((share, share));
+        let millis = (axes.time.from + share * (axes.time.to - axes.time.from)).exp();
+        let digits = usize::from(millis < 10.0);
+        let _ = writeln!(
+            svg,
+            "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{millis:.digits$}</text>\n\
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.0}</text>",
+            bottom + 18.0,
+            left - 6.0,
+            y + 4.0,
+            share * axes.speed.to
+        );
+    }
+}
+
+fn draw_line(svg: &mut String, axes: &Axes, name: &str, line: &[&Point], colour: &str, choices: &[Choice]) {
+    let places: Vec<(f64, f64)> = line.iter().map(|point| pixel(axes.place(point))).collect();
+    let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    let _ = writeln!(svg, "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\"/>", path.join(" "));
+    for (point, (x, y)) in line.iter().zip(&places) {
+        let chosen = is_chosen(point, choices);
+        let (radius, fill) = if chosen { (6, colour) } else { (3, "white") };
+        let tokens = point.setting.batch_tokens;
+        let _ = writeln!(
+            svg,
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{fill}\" stroke=\"{colour}\"/>\n\
+             <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"10\" fill=\"#555\">{tokens}</text>",
+            y - 10.0
+        );
+    }
+    if let Some((x, y)) = places.last() {
+        let _ =
+            writeln!(svg, "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"{colour}\">{name}</text>", x + 10.0, y + 4.0);
+    }
+}
+
+/// What a title may hold that XML may not.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+fn millis(point: &Point) -> f64 {
+    (point.batch_p50.as_secs_f64() * 1e3).max(1e-6)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::time::Duration;
+
+    use replica_core::batch::BatchSettings;
+
+    use super::super::curve::Turn;
+    use super::super::plan::Setting;
+    use super::*;
+
+    fn points() -> Vec<Point> {
+        let point = |tokens: u64| {
+            let setting =
+                Setting { precision: Precision::F32, threads: NonZeroUsize::MIN, batch_tokens: tokens };
+            let batches = vec![Duration::from_micros(1000 + 10 * tokens)];
+            Point::of(setting, &[Turn { tokens, batches }]).expect("a turn")
+        };
+        [64, 256, 1024, 4096].map(point).into()
+    }
+
+    fn choices() -> Vec<Choice> {
+        vec![Choice {
+            precision: Precision::F32,
+            threads: NonZeroUsize::MIN,
+            batch: BatchSettings { batch_tokens: 1024, ..BatchSettings::default() },
+            tokens_per_second: 1.0,
+            target_met: None,
+        }]
+    }
+
+    #[test]
+    fn the_curve_climbs_from_left_to_right_and_the_choice_is_marked() {
+        let plot = terminal(&points(), &choices());
+        let mut marks: Vec<(usize, usize, char)> = Vec::new();
+        for (row, line) in plot.lines().enumerate().skip(1) {
+            marks.extend(
+                line.match_indices(['o', '@'])
+                    .filter_map(|(column, mark)| Some((column, row, mark.chars().next()?))),
+            );
+        }
+        marks.sort_unstable();
+        let along: String = marks.iter().map(|(_, _, mark)| mark).collect();
+        assert_eq!(along, "oo@o", "{plot}");
+        assert!(marks.is_sorted_by(|(_, left, _), (_, right, _)| left >= right), "{plot}");
+        assert_eq!(plot.matches('@').count(), 2, "in the legend and in the plot: {plot}");
+        assert!(plot.contains("1.6 ms") && plot.contains("42 ms a batch"), "{plot}");
+        assert!(plot.lines().all(|line| line.chars().count() <= 80), "{plot}");
+    }
+
+    #[test]
+    fn nothing_measured_is_an_empty_plot() {
+        assert_eq!(terminal(&[], &[]), "");
+        assert!(svg("a", &[], &[]).ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn the_svg_has_a_place_for_each_point_and_no_open_markup() {
+        let svg = svg("a <model> & a machine", &points(), &choices());
+        assert_eq!(svg.matches("<circle").count(), 4);
+        assert_eq!(svg.matches("r=\"6\"").count(), 1, "one is chosen");
+        assert!(svg.contains("a &lt;model&gt; &amp; a machine"));
+        assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
+        for number in svg.split('"').filter_map(|part| part.parse::<f64>().ok()) {
+            assert!((-90.0..=WIDTH).contains(&number), "{number} lies outside");
+        }
+    }
+}

@@ -1,0 +1,23 @@
+"""The stock langchain-openai embeddings against a replica.
+
+`check_embedding_ctx_length=False`, as langchain itself says for servers other than OpenAI's: with it, it would tokenise
+with OpenAI's vocabulary, which it downloads, and send token ids that no other model understands.
+
+usage: langchain_embeddings.py URL_OF_A_MODEL_THAT_EMBEDS
+"""
+
+import math
+import sys
+
+from langchain_openai import OpenAIEmbeddings
+
+embeddings = OpenAIEmbeddings(
+    model="small", base_url=f"{sys.argv[1]}/v1", api_key="unused", check_embedding_ctx_length=False, chunk_size=100
+)
+texts = [f"w{i % 90 + 1} w{i % 7 + 1}" for i in range(250)]
+documents = embeddings.embed_documents(texts)
+assert len(documents) == 250 and all(len(vector) == 64 for vector in documents)
+for i in (0, 99, 100, 249):
+    query = embeddings.embed_query(texts[i])
+    assert all(math.isclose(a, b, abs_tol=1e-5) for a, b in zip(query, documents[i])), i
+print("langchain-openai works")

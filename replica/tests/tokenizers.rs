@@ -1,0 +1,139 @@
+//! Texts and pairs become the tokens that `transformers` makes of them, whole and cut, for the kinds of tokenizers that
+//! the families have. The references stand beside the fixtures (`tests/golden/make_tokenizers.py` makes them).
+
+use std::path::{Path, PathBuf};
+
+use replica::tokenize::{Reading, Text, TextTokenizer, Tokenized, TokenizerPool};
+use replica_core::input::{Cut, End, Overlong, PairCut, Readable};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Reference {
+    texts: Vec<TextCase>,
+    pairs: Vec<PairCase>,
+    cut: Vec<CutCase>,
+}
+
+#[derive(Deserialize)]
+struct Tokens {
+    ids: Vec<u32>,
+    types: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+struct TextCase {
+    text: String,
+    #[serde(flatten)]
+    tokens: Tokens,
+    /// In characters.
+    offsets: Vec<(usize, usize)>,
+}
+
+#[derive(Deserialize)]
+struct PairCase {
+    first: String,
+    second: String,
+    #[serde(flatten)]
+    tokens: Tokens,
+}
+
+#[derive(Deserialize)]
+struct CutCase {
+    side: String,
+    max_tokens: usize,
+    texts: Vec<Tokens>,
+    pairs: Vec<Tokens>,
+}
+
+fn fixtures() -> Vec<PathBuf> {
+    let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families");
+    let folders = std::fs::read_dir(&families).expect("the fixtures").flatten().map(|entry| entry.path());
+    let mut folders: Vec<PathBuf> = folders.filter(|folder| folder.join("tokens.json").exists()).collect();
+    folders.sort();
+    folders
+}
+
+fn pool(folder: &Path, max_input_tokens: usize, tells_types_apart: bool) -> TokenizerPool {
+    let readable = Readable { max_input_tokens, vocabulary: 1 << 20 };
+    let types = if tells_types_apart { 2 } else { 1 };
+    let tokenizer = TextTokenizer::load(folder, false, readable, types).expect("a tokenizer");
+    TokenizerPool::start(tokenizer, 2).expect("threads")
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
+}
+
+#[track_caller]
+fn check(given: &[Tokenized], expected: &[&Tokens], what: &str) {
+    assert_eq!(given.len(), expected.len(), "{what}");
+    for (i, (given, expected)) in given.iter().zip(expected).enumerate() {
+        assert_eq!(*given.ids, *expected.ids, "{what}, case {i}");
+        // Types that are all 0 are not carried.
+        let types = expected.types.as_deref().filter(|types| types.iter().any(|kind| *kind != 0));
+        assert_eq!(given.types.as_deref(), types, "{what}, case {i}");
+    }
+}
+
+#[test]
+fn every_kind_of_tokenizer_says_what_transformers_says() {
+    let folders = fixtures();
+    assert!(folders.len() >= 5, "{folders:?}");
+    for folder in folders {
+        let text = std::fs::read_to_string(folder.join("tokens.json")).expect("the reference");
+        let reference: Reference = serde_json::from_str(&text).expect("the reference");
+        let apart = reference.pairs.iter().any(|pair| pair.tokens.types.is_some());
+        let texts: Vec<Text> = reference.texts.iter().map(|case| Text::One(case.text.clone())).collect();
+        // Asked for one pair with an empty second text, transformers takes it for a text without one; asked for a list
+        // of pairs, as its users who rank do, it does not. Here a pair is a pair, so these cases say nothing.
+        let whole_pair = |index: &usize| !reference.pairs[*index].second.is_empty();
+        let kept: Vec<usize> = (0..reference.pairs.len()).filter(whole_pair).collect();
+        let pair = |index: &usize| {
+            let PairCase { first, second, .. } = &reference.pairs[*index];
+            Text::Pair(first.as_str().into(), second.clone())
+        };
+        let pairs: Vec<Text> = kept.iter().map(pair).collect();
+        let what = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+
+        let whole = pool(&folder, 1 << 20, apart);
+        let given = block_on(whole.encode(texts.clone(), Reading::WHOLE)).expect("tokens");
+        let expected: Vec<&Tokens> = reference.texts.iter().map(|case| &case.tokens).collect();
+        check(&given, &expected, &format!("{what}, texts"));
+        let given = block_on(whole.encode(pairs.clone(), Reading::WHOLE)).expect("tokens");
+        let expected: Vec<&Tokens> = kept.iter().map(|index| &reference.pairs[*index].tokens).collect();
+        check(&given, &expected, &format!("{what}, pairs"));
+        check_places(&whole, &reference.texts, &what);
+
+        for cut in &reference.cut {
+            let loses = if cut.side == "left" { End::Left } else { End::Right };
+            let overlong = Overlong::Cut(Cut { loses, pair: PairCut::LongestFirst });
+            let reading = Reading { prompt: None, overlong, most: None };
+            let pool = pool(&folder, cut.max_tokens, apart);
+            let what = format!("{what}, {} cut to {}", cut.side, cut.max_tokens);
+            let given = block_on(pool.encode(texts.clone(), reading.clone())).expect("tokens");
+            check(&given, &cut.texts.iter().collect::<Vec<_>>(), &format!("{what}, texts"));
+            let given = block_on(pool.encode(pairs.clone(), reading)).expect("tokens");
+            let expected: Vec<&Tokens> = kept.iter().map(|index| &cut.pairs[*index]).collect();
+            check(&given, &expected, &format!("{what}, pairs"));
+        }
+    }
+}
+
+/// The places of tokens are told in bytes; the reference counts characters.
+fn check_places(pool: &TokenizerPool, cases: &[TextCase], what: &str) {
+    let texts = cases.iter().map(|case| case.text.clone()).collect();
+    let given = block_on(pool.inspect(texts, None, true)).expect("tokens");
+    for (case, given) in cases.iter().zip(given) {
+        let byte = |at: usize| case.text.char_indices().nth(at).map_or(case.text.len(), |(byte, _)| byte);
+        assert_eq!(given.iter().map(|token| token.id).collect::<Vec<_>>(), case.tokens.ids, "{what}");
+        for (token, (start, stop)) in given.iter().zip(&case.offsets) {
+            if !token.special {
+                let places = (token.start, token.stop);
+                let (start, stop) = (byte(*start), byte(*stop));
+                // Parts of a character are the whole character to whoever counts characters.
+                let covered = places.0 >= Some(start) && places.1 <= Some(stop);
+                assert!(covered, "{what}: {token:?} of {:?} is at {start}..{stop}", case.text);
+            }
+        }
+    }
+}

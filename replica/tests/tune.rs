@@ -1,0 +1,92 @@
+//! From `meridian tune` to a replica that runs with what was found.
+
+#[expect(dead_code, reason = "the harness of the HTTP tests can do more than is wanted here")]
+mod served;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use replica::cache::{CachedModel, ModelCache, ModelSource};
+use replica::tune::{Order, Progress, Report};
+use replica_core::Precision;
+use served::{Served, config, write_model};
+use tempfile::TempDir;
+
+/// Tunes the small model in `folder`, with the cache where its replicas have it.
+fn tune(folder: &Path, out: Option<&Path>) -> (Report, usize) {
+    let cache = ModelCache::new(folder.join("cache"));
+    let source: ModelSource = folder.to_str().expect("a path").parse().expect("a source");
+    let model: CachedModel = cache.resolve(&source).expect("a model");
+    let order = Order {
+        model,
+        precisions: vec![Precision::F32],
+        target_p99: None,
+        time: Duration::from_secs(3),
+        out: out.map(Path::to_owned),
+    };
+    let mut measured = 0;
+    let mut count =
+        |progress: Progress| measured += usize::from(matches!(progress, Progress::Measured { .. }));
+    let report = replica::tune::run(&cache, order, &mut count).expect("settings");
+    (report, measured)
+}
+
+fn model() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    write_model(folder.path());
+    folder
+}
+
+/// What a replica says of its batches.
+fn batch_of(folder: &Path, toml: &str) -> serde_json::Value {
+    let replica = Served::with(config("127.0.0.1:0", folder, toml));
+    assert_eq!(replica.vectors(&["w1 w2".to_owned()]).len(), 1, "it serves");
+    replica.get("/info")["batch"].clone()
+}
+
+#[test]
+fn a_replica_takes_what_was_tuned_for_its_model_on_this_machine() {
+    let folder = model();
+    let untuned = batch_of(folder.path(), "");
+    assert!(untuned["tuned"].is_null(), "{untuned}");
+
+    let (report, measured) = tune(folder.path(), None);
+    assert!(measured > 3, "{measured} turns");
+    let text = fs::read_to_string(&report.file).expect("the file");
+    assert!(text.contains(&report.tuned.digest) && text.contains("[[curve]]"), "{text}");
+    assert!(fs::read_to_string(&report.plot).expect("the plot").contains("<circle"));
+    let (before, after) = report.comparison.expect("time for a comparison");
+    assert!(before > 0.0 && after > 0.0);
+
+    let tuned = batch_of(folder.path(), "");
+    let chosen = report.choice().batch;
+    assert_eq!(tuned["tuned"], report.file.to_str().expect("a path"));
+    assert_eq!(tuned["batch_tokens"], chosen.batch_tokens);
+    assert_eq!(tuned["interactive_batch_tokens"], chosen.interactive_batch_tokens);
+    let own = batch_of(folder.path(), "[batch]\nbatch_tokens = 77\n");
+    assert_eq!(
+        (&own["batch_tokens"], &own["tuned"]),
+        (&77.into(), &tuned["tuned"]),
+        "its own word comes first"
+    );
+}
+
+#[test]
+fn settings_of_another_model_or_machine_are_not_taken() {
+    let folder = model();
+    let out = folder.path().join("elsewhere.toml");
+    let (report, _) = tune(folder.path(), Some(&out));
+    assert_eq!(report.file, out);
+    let named = format!("tuned = {out:?}\n");
+    assert_eq!(batch_of(folder.path(), &named)["tuned"], out.to_str().expect("a path"));
+    assert!(batch_of(folder.path(), "")["tuned"].is_null(), "nothing was put into the cache");
+
+    let text = fs::read_to_string(&out).expect("the file");
+    for (from, to) in
+        [(report.tuned.digest.as_str(), "0000"), (report.tuned.hardware.processor.as_str(), "a 6502")]
+    {
+        fs::write(&out, text.replace(from, to)).expect("a file");
+        assert!(batch_of(folder.path(), &named)["tuned"].is_null(), "{to}");
+    }
+}
