@@ -1,11 +1,12 @@
 //! The only place that tells a client what went wrong, and that copies an answer's head.
 
 use bytes::Bytes;
+use gateway_core::endpoint;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, StatusCode};
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
-use replica_core::wire::error::{ErrorBody, ErrorCode, Remedy};
+use replica_core::wire::error::{Dialect, ErrorBody, ErrorCode, Remedy};
 use replica_core::wire::headers;
 use std::time::Duration;
 
@@ -56,8 +57,9 @@ pub(crate) async fn refuse(
     refusal: &Refusal,
     extra: &[(&'static str, &str)],
 ) -> AfterAnswer {
-    let body = ErrorBody::new(refusal.code, refusal.message.as_str(), refusal.param).to_json();
-    let mut head = head(refusal.code.status(), extra);
+    let dialect = Dialect::of_path(endpoint::at_a_replica(session.req_header().uri.path()));
+    let body = dialect.body(refusal.code, &refusal.message, refusal.param);
+    let mut head = head(dialect.status(refusal.code), extra);
     put(&mut head, headers::ERROR, refusal.code.as_str());
     if refusal.code.remedy() == Remedy::Wait {
         let wait = refusal.retry_after.unwrap_or(RETRY_AFTER_DEFAULT);

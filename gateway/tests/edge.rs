@@ -366,7 +366,9 @@ async fn every_path_of_a_replica_is_reached_by_the_name_of_a_deployment_in_the_b
     check("POST", "/deployments/anywhere", nameless, Ok("/")).await;
     check("GET", "/deployments/anywhere/info", "", Ok("/info")).await;
     check("POST", "/deployments/nowhere/embed", nameless, Err((404, "nowhere"))).await;
-    check("POST", "/embed", nameless, Err((400, "/deployments/NAME/embed"))).await;
+    // In the words of the path's ecosystem: TEI says 422 to what it cannot read.
+    check("POST", "/embed", nameless, Err((422, "\"error_type\":\"Tokenizer\""))).await;
+    check("POST", "/embed", nameless, Err((422, "/deployments/NAME/embed"))).await;
     check("GET", "/info", "", Err((400, "anywhere, locked"))).await;
     check("POST", "/v1/embeddings", nameless, Err((400, "'model' is missing"))).await;
     check("POST", "/", nameless, Err((404, "POST /v1/rerank"))).await;

@@ -48,12 +48,14 @@ pub enum NotServed {
 }
 
 /// Every path that a model computes something for.
-const COMPUTED: [(&str, &str, ModelField); 14] = [
+const COMPUTED: [(&str, &str, ModelField); 16] = [
     ("POST", "/v1/embeddings", Required),
     ("POST", "/v1/rerank", Required),
     ("POST", "/v2/rerank", Required),
     ("POST", "/score", Required),
+    ("POST", "/v1/score", Required),
     ("POST", "/classify", Required),
+    ("POST", "/v1/classify", Required),
     ("POST", "/embed", Optional),
     ("POST", "/embed_all", Optional),
     ("POST", "/rerank", Optional),
@@ -73,13 +75,7 @@ const DEPLOYMENTS: &str = "/deployments/";
 impl<'a> Endpoint<'a> {
     /// The endpoint behind a method and a path; a query string is no part of the path.
     pub fn of(method: &str, path: &'a str) -> Result<Endpoint<'a>, NotServed> {
-        let (deployment, path) = match path.strip_prefix(DEPLOYMENTS) {
-            None => (None, path),
-            Some(below) => {
-                let (name, path) = below.split_at(below.find('/').unwrap_or(below.len()));
-                (Some(name), if path.is_empty() { ROOT } else { path })
-            }
-        };
+        let (deployment, path) = split(path);
         if path == MODELS.1 {
             return if method == MODELS.0 { Ok(Endpoint::Models) } else { Err(NotServed::Method(MODELS.0)) };
         }
@@ -99,6 +95,20 @@ impl<'a> Endpoint<'a> {
             COMPUTED.iter().filter(|(_, path, _)| *path != ROOT).map(|(method, path, _)| (*method, *path));
         computed.chain([MODELS]).map(|(method, path)| format!("{method} {path}"))
     }
+}
+
+/// The deployment that a path names, and the rest of it.
+fn split(path: &str) -> (Option<&str>, &str) {
+    let Some(below) = path.strip_prefix(DEPLOYMENTS) else {
+        return (None, path);
+    };
+    let (name, path) = below.split_at(below.find('/').unwrap_or(below.len()));
+    (Some(name), if path.is_empty() { ROOT } else { path })
+}
+
+/// A path as a replica has it, served or not.
+pub fn at_a_replica(path: &str) -> &str {
+    split(path).1
 }
 
 /// The path of a request that an edge sent, if it is one for a replica.

@@ -278,6 +278,7 @@ impl Edge {
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),
             (headers::DEPLOYMENT, request.deployment.as_str()),
+            (headers::TENANT, request.tenant.id.as_str()),
             (headers::TIMEOUT_MS, &left_ms),
             (headers::ATTEMPT, &attempt),
         ];

@@ -204,6 +204,7 @@ impl Ingress {
         let body = self.intake.body(session).await?;
         let request = Passing {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
+            tenant: text(session, headers::TENANT)?.map(str::to_owned),
             crossing: Crossing::of(session),
             path,
             deployment,
@@ -276,10 +277,12 @@ impl Ingress {
     }
 
     async fn ask(&self, request: &Passing, replica: SocketAddr) -> Result<Answer, Failure> {
-        let Passing { id, crossing, path, deployment: _, body, deadline } = request;
+        let Passing { id, tenant, crossing, path, deployment: _, body, deadline } = request;
         let left = deadline.saturating_duration_since(Instant::now());
         let left_ms = left.as_millis().max(1).to_string();
-        let head = crossing.head(path, body, &[(headers::REQUEST_ID, id), (headers::TIMEOUT_MS, &left_ms)]);
+        let mut extra = vec![(headers::REQUEST_ID, id.as_str()), (headers::TIMEOUT_MS, &left_ms)];
+        extra.extend(tenant.as_deref().map(|tenant| (headers::TENANT, tenant)));
+        let head = crossing.head(path, body, &extra);
         // A pooled connection that the replica has closed has not brought it the request: once more, on another.
         for _ in 0..2 {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -297,6 +300,7 @@ impl Ingress {
 /// A request on its way to a replica.
 struct Passing {
     id: String,
+    tenant: Option<String>,
     crossing: Crossing,
     /// As a replica serves it.
     path: &'static str,
