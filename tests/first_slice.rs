@@ -67,6 +67,37 @@ async fn a_healthy_world_answers_from_the_nearest_region_with_the_models_own_vec
 }
 
 #[tokio::test]
+async fn each_ecosystem_is_served_at_the_edge_by_the_nearest_region_that_may() {
+    let world = World::up(&["--regions", "2"]);
+    let documents = ["A recipe for bread.", "The ship sank in a storm.", "Sailors fear rough seas."];
+    let ask =
+        |texts: &str| json!({"model": "minilm-eu", "query": "dangers at sea", texts: documents}).to_string();
+    let order = |results: &Value| -> Vec<u64> {
+        results.as_array().unwrap().iter().map(|result| result["index"].as_u64().unwrap()).collect()
+    };
+    let cohere = world.post_to("/v2/rerank", ask("documents"), &[ASHBURN]).await;
+    assert_eq!((cohere.status, cohere.header("x-meridian-region")), (200, EUROPE), "{}", cohere.body);
+    let ranks = order(&cohere.body["results"]);
+    assert_eq!((ranks.len(), ranks[2]), (3, 0), "bread comes last: {}", cohere.body);
+
+    let tei = world.post_to("/deployments/minilm-eu/rerank", ask("texts"), &[ASHBURN]).await;
+    assert_eq!((tei.status, tei.header("x-meridian-region")), (200, EUROPE), "{}", tei.body);
+    assert_eq!(order(&tei.body), ranks, "the same model ranks the same, whoever asks");
+
+    let tei = world.post_to("/deployments/minilm/embed", r#"{"inputs": ["near", "far"]}"#, &[ASHBURN]).await;
+    assert_eq!((tei.status, tei.header("x-meridian-region")), (200, AMERICA), "{}", tei.body);
+    let openai = world.embed("minilm", "near", &[]).await.vectors();
+    let row: Vec<f32> = serde_json::from_value(tei.body[0].clone()).unwrap();
+    assert!(cosine(&row, &openai[0]) > 0.999_999, "one model, one vector");
+
+    let info = world.get("/deployments/minilm-eu/info").await;
+    assert_eq!((info.status, info.header("x-meridian-region")), (200, EUROPE), "{}", info.body);
+    let wrong = world.post_to("/deployments/minilm/predict", r#"{"inputs": "x"}"#, &[]).await;
+    assert_eq!((wrong.status, wrong.header("x-meridian-error")), (424, "wrong_task"), "{}", wrong.body);
+    assert_eq!(wrong.body["error_type"], "Backend");
+}
+
+#[tokio::test]
 async fn bad_input_is_a_4xx_that_names_the_field_the_limit_and_what_to_do() {
     let world = World::up(&["--regions", "1"]);
     let check =

@@ -110,7 +110,7 @@ const OTHERS: &[&str] = &[
     "Wo bekomme ich eine Fahrkarte nach Köln?",
     "今日はとても寒いです",
     "🎉🎉🎉 happy birthday!!!",
-    "TODO",
+    "N/A",
     "3.14159265",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "Re: Fwd: Re: meeting moved to Thursday",

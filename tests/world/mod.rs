@@ -107,8 +107,17 @@ impl World {
 
     /// `POST /v1/embeddings` with any body and further headers.
     pub(crate) async fn post(&self, body: impl Into<reqwest::Body>, headers: &[(&str, &str)]) -> Answer {
-        let mut request =
-            self.client.post(format!("{}/v1/embeddings", self.url)).body(body).timeout(PATIENCE);
+        self.post_to("/v1/embeddings", body, headers).await
+    }
+
+    /// `POST` to any path, with any body and further headers.
+    pub(crate) async fn post_to(
+        &self,
+        path: &str,
+        body: impl Into<reqwest::Body>,
+        headers: &[(&str, &str)],
+    ) -> Answer {
+        let mut request = self.client.post(format!("{}{path}", self.url)).body(body).timeout(PATIENCE);
         if !headers.iter().any(|(name, _)| *name == "authorization") {
             request = request.header("authorization", "Bearer local");
         }
