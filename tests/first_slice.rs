@@ -47,7 +47,13 @@ async fn a_healthy_world_answers_from_the_nearest_region_with_the_models_own_vec
         assert!(cosine >= 0.99999, "text {row} has cosine {cosine}: {:?}", texts[row]);
     }
     assert_eq!(answer.body["model"], "minilm");
-    assert!(answer.body["usage"]["total_tokens"].as_u64().unwrap() > 64);
+    let tokens = answer.body["usage"]["total_tokens"].as_u64().unwrap();
+    assert!(tokens > 64);
+    assert_eq!(
+        answer.header("x-meridian-tokens"),
+        tokens.to_string(),
+        "by which the edge settles its limits"
+    );
 
     for (place, region) in [(FRANKFURT, EUROPE), (ASHBURN, AMERICA), (OSAKA, JAPAN)] {
         world.until_health(region, "healthy").await;

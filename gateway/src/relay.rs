@@ -17,12 +17,13 @@ use replica_core::wire::headers;
 const INWARD: [HeaderName; 4] =
     [CONTENT_TYPE, ACCEPT, HeaderName::from_static("traceparent"), HeaderName::from_static(headers::LANE)];
 /// Headers of an answer that cross back.
-const OUTWARD: [HeaderName; 5] = [
+const OUTWARD: [HeaderName; 6] = [
     CONTENT_TYPE,
     CONTENT_LENGTH,
     RETRY_AFTER,
     HeaderName::from_static(headers::ERROR),
     HeaderName::from_static(headers::REGION),
+    HeaderName::from_static(headers::TOKENS),
 ];
 
 /// What of a request's head crosses to the next hop.

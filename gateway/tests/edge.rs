@@ -89,7 +89,13 @@ impl Region {
             match script {
                 Answers => {
                     let served = json!({"served": true, "path": path}).to_string();
-                    write(&mut stream, "200 OK", "server-timing: region;dur=1\r\n", served.as_bytes()).await?
+                    write(
+                        &mut stream,
+                        "200 OK",
+                        "server-timing: region;dur=1\r\nx-meridian-tokens: 100\r\n",
+                        served.as_bytes(),
+                    )
+                    .await?
                 }
                 AnswersLarge => write(&mut stream, "200 OK", "", &vec![b' '; LARGE]).await?,
                 SaysElsewhere => write(&mut stream, "503 No", &error("not_ready"), b"{}").await?,
