@@ -7,10 +7,14 @@
 //!                     (what, where)           (how well)
 //! ```
 //!
-//! [`allowances`] is what each tenant has left. [`table`] follows the hub's route table and survives without the hub; [`reports`] hears the regions; [`watch`] holds
-//! what is known of their health; [`forward`] serves a request from these two and waits for neither.
+//! [`table`] follows the hub's route table and survives without the hub; [`reports`] hears the regions; [`watch`] holds
+//! what is known of their health. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
+//! who asks for what and who may see it, [`allowances`] is what its tenant has left, and [`attempts`] goes from region to
+//! region.
 
+mod admit;
 mod allowances;
+mod attempts;
 mod forward;
 mod operations;
 mod refusals;

@@ -1,0 +1,138 @@
+//! What became of a request: every attempt, in the order in which they began.
+//!
+//! The trail is what everything that is told of a request afterwards is told from: its headers, its line in the log, its
+//! metrics, its receipts. It is written while the request is under way and outlives whatever ends it, so an attempt whose
+//! client hung up is in it too. There is one entry for every attempt that was begun, and one end for each (invariant 9).
+
+use crate::outcome::Failure;
+use regions::set::RegionIndex;
+use std::time::{Duration, Instant};
+
+/// Why an attempt was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cause {
+    /// It is the first.
+    First,
+    /// The connection of the one before was stale.
+    Replay,
+    /// The one before failed.
+    Retry,
+    /// The region of the one before was lost.
+    Evacuation,
+    /// The one before is late, and this one races it.
+    Hedge,
+}
+
+impl Cause {
+    /// Why an attempt follows one that failed so.
+    pub fn after(failure: Failure) -> Cause {
+        match failure {
+            Failure::StaleConnection => Cause::Replay,
+            Failure::Lost => Cause::Evacuation,
+            Failure::Unreachable | Failure::Elsewhere | Failure::DeadlinePassed => Cause::Retry,
+        }
+    }
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With an answer of this status.
+    Answered {
+        /// Of HTTP.
+        status: u16,
+    },
+    /// Without one.
+    Failed(Failure),
+    /// Nobody waited for it any longer: another attempt was faster, or the client hung up.
+    Abandoned,
+}
+
+/// One attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempted {
+    /// Where it was sent.
+    pub region: RegionIndex,
+    /// Why it was made.
+    pub cause: Cause,
+    /// When it began.
+    pub began: Instant,
+    /// How long it took.
+    pub took: Duration,
+    /// How it ended.
+    pub end: End,
+}
+
+/// All attempts of a request.
+#[derive(Clone, Debug, Default)]
+pub struct Trail {
+    attempts: Vec<(Attempted, bool)>,
+}
+
+/// Which attempt of a [`Trail`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttemptId(usize);
+
+impl Trail {
+    /// Another attempt begins.
+    pub fn began(&mut self, region: RegionIndex, cause: Cause, now: Instant) -> AttemptId {
+        let attempt = Attempted { region, cause, began: now, took: Duration::ZERO, end: End::Abandoned };
+        self.attempts.push((attempt, true));
+        AttemptId(self.attempts.len() - 1)
+    }
+
+    /// An attempt that began is over.
+    pub fn ended(&mut self, id: AttemptId, end: End, now: Instant) {
+        let (attempt, running) = &mut self.attempts[id.0];
+        assert!(*running, "an attempt ends once");
+        *running = false;
+        attempt.took = now.saturating_duration_since(attempt.began);
+        attempt.end = end;
+    }
+
+    /// The request is over: whatever is still under way is abandoned.
+    pub fn close(&mut self, now: Instant) {
+        for (attempt, running) in &mut self.attempts {
+            if std::mem::take(running) {
+                attempt.took = now.saturating_duration_since(attempt.began);
+            }
+        }
+    }
+
+    /// All attempts so far, in the order in which they began.
+    pub fn attempts(&self) -> impl ExactSizeIterator<Item = &Attempted> {
+        self.attempts.iter().map(|(attempt, _)| attempt)
+    }
+
+    /// How many so far.
+    pub fn count(&self) -> usize {
+        self.attempts.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::some_instant;
+
+    #[test]
+    fn every_attempt_that_began_has_one_end_whatever_became_of_it() {
+        let (now, second) = (some_instant(), Duration::from_secs(1));
+        let region = |number| RegionIndex::new(number).unwrap_or_else(|| panic!("{number} is small"));
+        let mut trail = Trail::default();
+        let first = trail.began(region(0), Cause::First, now);
+        trail.ended(first, End::Failed(Failure::Unreachable), now + second);
+        trail.began(region(1), Cause::after(Failure::Unreachable), now + second);
+        trail.close(now + 3 * second);
+        trail.close(now + 9 * second);
+        let seen: Vec<_> =
+            trail.attempts().map(|attempt| (attempt.cause, attempt.took, attempt.end)).collect();
+        assert_eq!(
+            seen,
+            [
+                (Cause::First, second, End::Failed(Failure::Unreachable)),
+                (Cause::Retry, 2 * second, End::Abandoned)
+            ]
+        );
+    }
+}

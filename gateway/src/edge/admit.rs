@@ -1,0 +1,161 @@
+//! From a request's head and body to what the decision hangs on: who asks, for what, for how long, and who may see it.
+
+use super::forward::{Edge, NotForwarded};
+use super::refusals::{no_model_field, no_model_named, unknown_model, unreadable_ask, unreadable_body};
+use super::view::{Lawful, View};
+use crate::intake::{Body, NoBody};
+use crate::relay::Crossing;
+use crate::respond::Refusal;
+use gateway_core::ask::{Ask, Headers};
+use gateway_core::body::{self, Reading};
+use gateway_core::endpoint::{ModelField, Target};
+use gateway_core::tenant::{Cost, Tenant};
+use pingora::protocols::http::ServerSession;
+use rand::Rng;
+use regions::geography::GeoPoint;
+use regions::id::DeploymentName;
+use regions::residency::ResidencyPolicy;
+use regions::set::RegionSet;
+use replica_core::wire::error::ErrorCode;
+use replica_core::wire::headers;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The longest request identifier that is taken from a client.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// A request that is let in, understood, and lawful somewhere.
+pub(super) struct Request {
+    pub(super) id: String,
+    pub(super) arrived: Instant,
+    pub(super) timeout: Duration,
+    pub(super) client: Option<GeoPoint>,
+    pub(super) tenant: Arc<Tenant>,
+    pub(super) deployment: DeploymentName,
+    pub(super) cost: Cost,
+    /// The law it travels under: the deployment's, narrowed by its own header.
+    pub(super) residency: ResidencyPolicy,
+    /// The regions that may see it. Nothing is sent to any other.
+    pub(super) allowed: RegionSet,
+    /// The regions that had registered a ready replica when the route table was made.
+    pub(super) registered: RegionSet,
+    /// As a replica serves it.
+    pub(super) path: &'static str,
+    pub(super) crossing: Crossing,
+    pub(super) body: Body,
+}
+
+impl Edge {
+    /// Reads everything that the decision hangs on.
+    pub(super) async fn read(
+        &self,
+        session: &mut ServerSession,
+        target: Target<'_>,
+        view: &View,
+        id: &str,
+        tenant: Arc<Tenant>,
+        arrived: Instant,
+    ) -> Result<Request, NotForwarded> {
+        let ask = self.ask(session)?;
+        let body = self.intake.body(session).await.map_err(|none| match none {
+            NoBody::Refused(refusal) => NotForwarded::Refused(refusal),
+            NoBody::ClientGone => NotForwarded::ClientGone,
+        })?;
+        let reading = body_of(target, &body)?;
+        let cost = Cost { inputs: reading.inputs, tokens: reading.tokens };
+        let Lawful { deployment, allowed, registered } = asked_for(target, reading.model, view, &tenant)?;
+        let narrower = tenant.residency.narrow(&ask.residency);
+        let allowed = allowed.intersect(narrower.permitted(&self.config.catalogue));
+        let residency = deployment.residency.narrow(&narrower);
+        if allowed.is_empty() {
+            let message = format!(
+                "No region may serve '{}' under the residency '{residency}', which is that of the deployment, of the \
+                 tenant '{}' and of {} together; widen the last or leave it out.",
+                deployment.name,
+                tenant.id,
+                headers::RESIDENCY
+            );
+            return Err(Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY).into());
+        }
+        Ok(Request {
+            id: id.to_owned(),
+            arrived,
+            timeout: ask.timeout,
+            client: ask.client,
+            tenant,
+            deployment: deployment.name.clone(),
+            cost,
+            residency,
+            allowed,
+            registered: *registered,
+            path: target.path,
+            crossing: Crossing::of(session),
+            body,
+        })
+    }
+
+    fn ask(&self, session: &ServerSession) -> Result<Ask, Refusal> {
+        let peer = session.client_addr().and_then(|address| address.as_inet()).map(|address| address.ip());
+        let trusted = peer.is_some_and(|peer: IpAddr| self.config.trusted_peers.contains(&peer));
+        let asked = Headers {
+            timeout_ms: single(session, headers::TIMEOUT_MS)?,
+            residency: single(session, headers::RESIDENCY)?,
+            client_geo: single(session, headers::CLIENT_GEO)?.filter(|_| trusted),
+        };
+        Ask::read(asked, &self.config.catalogue).map_err(unreadable_ask)
+    }
+}
+
+/// What the body says; a request without one says nothing.
+fn body_of(target: Target<'_>, body: &Body) -> Result<Reading, Refusal> {
+    match target.model {
+        ModelField::Required | ModelField::Optional => body::read(&body.bytes).map_err(unreadable_body),
+        ModelField::Bodiless => Ok(Reading::default()),
+    }
+}
+
+/// The deployment that a request is for: the one that its path names, or its body, or, where its ecosystem has no name
+/// for one, the only one that its tenant may use.
+fn asked_for<'a>(
+    target: Target<'_>,
+    in_body: Option<String>,
+    view: &'a View,
+    tenant: &Tenant,
+) -> Result<&'a Lawful, Refusal> {
+    let named = target.deployment.map(str::to_owned).or(in_body);
+    match (named, target.model) {
+        (Some(name), _) => view.deployment(&name, tenant).ok_or_else(|| unknown_model(&name, view, tenant)),
+        (None, ModelField::Required) => Err(no_model_field()),
+        (None, ModelField::Optional | ModelField::Bodiless) => {
+            view.only_deployment(tenant).ok_or_else(|| no_model_named(target.path, view, tenant))
+        }
+    }
+}
+
+/// The client's identifier if it can stand in a header and a log line, else a new one.
+pub(super) fn request_id(session: &ServerSession) -> String {
+    let given = header(session, headers::REQUEST_ID).and_then(|value| std::str::from_utf8(value).ok());
+    let usable = |id: &&str| {
+        (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    match given.filter(usable) {
+        Some(id) => id.to_owned(),
+        None => format!("req-{:032x}", rand::rng().random::<u128>()),
+    }
+}
+
+pub(super) fn header<'a>(session: &'a ServerSession, name: &str) -> Option<&'a [u8]> {
+    session.get_header(name).map(|value| value.as_bytes())
+}
+
+/// A header that may be there once: of two, each could be the one that was meant, and for residency the narrower
+/// would be lost.
+fn single<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a [u8]>, Refusal> {
+    if session.req_header().headers.get_all(name).iter().count() > 1 {
+        return Err(
+            Refusal::new(ErrorCode::InvalidHeader, format!("{name} is there more than once.")).of(name)
+        );
+    }
+    Ok(header(session, name))
+}
