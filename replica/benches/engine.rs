@@ -6,7 +6,8 @@
 //! only makes it slower. The second is of the least processor time that a few runs in a row took, and tells what the engine does with its
 //! cores when others take a part of them: on a shared machine the first share is theirs as much as the engine's.
 //!
-//! `cargo bench -p replica --bench engine [-- [--threads N] [--isa NAME] [--precision NAME]]`, in about a minute.
+//! `cargo bench -p replica --bench engine [-- [--threads N] [--isa NAME] [--precision NAME] [--mix NAME] [--batch N]]`, in
+//! about a minute.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -53,6 +54,8 @@ struct Arguments {
     threads: NonZeroUsize,
     isa: Isa,
     precisions: Vec<Precision>,
+    mixes: Vec<(&'static str, Length)>,
+    batches: Vec<usize>,
 }
 
 /// What a batch costs.
@@ -67,7 +70,7 @@ struct Cost {
 
 fn main() {
     let arguments = arguments();
-    let Arguments { threads, isa, precisions } = &arguments;
+    let Arguments { threads, isa, precisions, mixes, batches } = &arguments;
     let model = ModelDir::open(&folder()).unwrap_or_else(|error| fail(&error));
     println!("{MODEL}, {isa:?}, {threads} threads");
     for precision in precisions {
@@ -76,8 +79,8 @@ fn main() {
             "{:<5} {:<8} {:>5} {:>9} {:>9} {:>8} {:>6} {:>10}",
             "", "mix", "batch", "ms", "tokens/s", "Gop/s", "peak", "processor"
         );
-        for (name, length) in MIXES {
-            for size in BATCHES {
+        for (name, length) in mixes {
+            for &size in batches {
                 let mut rng = SmallRng::seed_from_u64(SEED);
                 let lengths: Vec<usize> = (0..size).map(|_| length(&mut rng)).collect();
                 let cost = measure(&engine, &lengths, &mut rng, &arguments, *precision);
@@ -171,7 +174,13 @@ fn operations(model: &ModelDir, length: usize) -> f64 {
 
 fn arguments() -> Arguments {
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let mut arguments = Arguments { threads, isa: Isa::best(), precisions: Precision::ALL.to_vec() };
+    let mut arguments = Arguments {
+        threads,
+        isa: Isa::best(),
+        precisions: Precision::ALL.to_vec(),
+        mixes: MIXES.to_vec(),
+        batches: BATCHES.to_vec(),
+    };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().unwrap_or_default();
@@ -192,7 +201,18 @@ fn arguments() -> Arguments {
                 let given = value().parse();
                 arguments.precisions = vec![given.unwrap_or_else(|error| fail(&error))];
             }
-            other => fail(&format!("{other} is none of --threads, --isa, --precision")),
+            "--mix" => {
+                let given = value();
+                arguments.mixes.retain(|(name, _)| *name == given);
+                if arguments.mixes.is_empty() {
+                    fail(&format!("--mix wants one of {:?}", MIXES.map(|(name, _)| name)));
+                }
+            }
+            "--batch" => {
+                let given = value().parse();
+                arguments.batches = vec![given.unwrap_or_else(|_| fail(&"--batch wants a number of texts"))];
+            }
+            other => fail(&format!("{other} is none of --threads, --isa, --precision, --mix, --batch")),
         }
     }
     arguments

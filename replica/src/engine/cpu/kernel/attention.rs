@@ -181,7 +181,8 @@ fn soften<S: Simd>(simd: S, scores: &mut [f32], cap: f32) {
 /// the largest; comes to their sum. Scores are whole vectors.
 #[inline(always)]
 fn exponentials<S: Simd>(simd: S, scores: &mut [f32], seen: Range<usize>) -> f32 {
-    let mut largest = simd.splat(f32::NEG_INFINITY);
+    // Four of each, in turn: what one comes to is wanted four vectors later, by when it is there.
+    let mut largest = [simd.splat(f32::NEG_INFINITY); 4];
     for (index, lanes) in scores.chunks_exact_mut(S::LANES).enumerate() {
         let first = index * S::LANES;
         let mut score = simd.load(lanes);
@@ -189,16 +190,20 @@ fn exponentials<S: Simd>(simd: S, scores: &mut [f32], seen: Range<usize>) -> f32
             score = blot(simd, score, first, &seen);
             simd.store(score, lanes);
         }
-        largest = simd.max(largest, score);
+        let [a, b, c, d] = largest;
+        largest = [b, c, d, simd.max(a, score)];
     }
-    let largest = simd.splat(simd.largest(largest));
-    let mut total = simd.splat(0.0);
+    let [a, b, c, d] = largest;
+    let largest = simd.splat(simd.largest(simd.max(simd.max(a, b), simd.max(c, d))));
+    let mut totals = [simd.splat(0.0); 4];
     for lanes in scores.chunks_exact_mut(S::LANES) {
         let value = exp2(simd, simd.sub(simd.load(lanes), largest));
-        total = simd.add(total, value);
         simd.store(value, lanes);
+        let [a, b, c, d] = totals;
+        totals = [b, c, d, simd.add(a, value)];
     }
-    simd.sum(total)
+    let [a, b, c, d] = totals;
+    simd.sum(simd.add(simd.add(a, b), simd.add(c, d)))
 }
 
 /// A vector that begins with ones that change nothing, or ends with them, as the minimum of it and another.

@@ -31,19 +31,19 @@ fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     simd.scale(value, n)
 }
 
-/// `tanh x` within 2·10⁻⁷: `1 − 2/(1 + e²ˣ)`.
+/// `tanh x` within 3·10⁻⁷: `1 − 2/(1 + e²ˣ)`.
 #[inline(always)]
 pub(super) fn tanh<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let power = exp(simd, simd.add(x, x));
     let one = simd.splat(1.0);
-    simd.sub(one, simd.div(simd.splat(2.0), simd.add(one, power)))
+    simd.sub(one, simd.quotient(simd.splat(2.0), simd.add(one, power)))
 }
 
 /// `x·σ(factor·x)`
 #[inline(always)]
 fn swish<S: Simd>(simd: S, x: S::Vector, factor: f32) -> S::Vector {
     let power = exp(simd, simd.mul(x, simd.splat(-factor)));
-    simd.div(x, simd.add(simd.splat(1.0), power))
+    simd.quotient(x, simd.add(simd.splat(1.0), power))
 }
 
 /// The error function within 4·10⁻⁷: the rational approximation of Eigen and XLA, odd over even in `x²`. Beyond 4 it
@@ -62,7 +62,7 @@ fn erf<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
         -1.609_603_3e-2,
     ];
     let below = [-1.456_607_18e-5, -2.133_740_5e-4, -1.682_827e-3, -7.373_329_2e-3, -1.426_473_9e-2];
-    simd.div(simd.mul(x, polynomial(simd, square, above)), polynomial(simd, square, below))
+    simd.quotient(simd.mul(x, polynomial(simd, square, above)), polynomial(simd, square, below))
 }
 
 /// The polynomial with these coefficients, the one of the highest power first.
@@ -89,7 +89,7 @@ pub(super) fn activate<S: Simd>(simd: S, activation: Activation, x: S::Vector) -
             let cube = simd.mul(simd.mul(x, x), x);
             let inner = simd.mul_add(cube, simd.splat(0.044_715), x);
             let power = simd.mul(inner, simd.splat(-2.0 * 0.797_884_6));
-            simd.div(x, simd.add(simd.splat(1.0), exp(simd, power)))
+            simd.quotient(x, simd.add(simd.splat(1.0), exp(simd, power)))
         }
         Activation::QuickGelu => swish(simd, x, 1.702),
         Activation::Relu => simd.max(x, simd.splat(0.0)),
@@ -214,6 +214,6 @@ mod tests {
         check(|| Function::Activate(Activation::QuickGelu), 20.0, of_magnitude, 5e-7);
         check(|| Function::Activate(Activation::Relu), 8.0, absolute, 0.0);
         check(|| Function::Activate(Activation::Silu), 20.0, of_magnitude, 5e-7);
-        check(|| Function::Activate(Activation::Tanh), 20.0, absolute, 2e-7);
+        check(|| Function::Activate(Activation::Tanh), 20.0, absolute, 3e-7);
     }
 }

@@ -162,6 +162,12 @@ pub(super) trait Simd: Copy {
     fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `a/b` within 2 units in the last place, for `b` from 10⁻³⁰ to 10³⁷ either side of zero. Faster where dividing takes
+    /// longer than a dozen multiplications.
+    #[inline(always)]
+    fn quotient(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        self.div(a, b)
+    }
     fn min(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a·b + c`

@@ -39,38 +39,66 @@ pub(in super::super) enum Finish {
     Gate(Activation),
 }
 
-/// The sums of one row and one panel, before anything becomes of them.
+/// The sums of a tile's rows and one panel, before anything becomes of them.
 trait Raw {
-    /// Those from this column on.
-    fn value<S: Simd>(&self, simd: S, column: usize) -> S::Vector;
+    /// What is the same for all rows, from this column on.
+    type Columns<S: Simd>: Copy;
+
+    fn columns<S: Simd>(&self, simd: S, column: usize) -> Self::Columns<S>;
+
+    /// The sums of this row of the tile, from this column on.
+    fn value<S: Simd>(&self, simd: S, row: usize, column: usize, columns: Self::Columns<S>) -> S::Vector;
 }
 
 struct Biased<'a> {
-    sums: &'a Line,
+    sums: &'a Sums,
     bias: &'a Line,
 }
 
 impl Raw for Biased<'_> {
+    type Columns<S: Simd> = S::Vector;
+
     #[inline(always)]
-    fn value<S: Simd>(&self, simd: S, column: usize) -> S::Vector {
-        simd.add(simd.load(&self.sums[column..]), simd.load(&self.bias[column..]))
+    fn columns<S: Simd>(&self, simd: S, column: usize) -> S::Vector {
+        simd.load(&self.bias[column..])
+    }
+
+    #[inline(always)]
+    fn value<S: Simd>(&self, simd: S, row: usize, column: usize, bias: S::Vector) -> S::Vector {
+        simd.add(simd.load(&self.sums.0[row][column..]), bias)
     }
 }
 
 struct Scaled<'a> {
-    sums: &'a [i32; PANEL],
-    range: ByteRange,
+    sums: &'a WholeSums,
+    /// One for each row of the tile.
+    ranges: &'a [ByteRange],
     scales: &'a Line,
     weight_sums: &'a Line,
     bias: &'a Line,
 }
 
 impl Raw for Scaled<'_> {
+    /// Scale, sum of weights, bias.
+    type Columns<S: Simd> = [S::Vector; 3];
+
     #[inline(always)]
-    fn value<S: Simd>(&self, simd: S, column: usize) -> S::Vector {
-        let lows = simd.mul(simd.splat(self.range.low), simd.load(&self.weight_sums[column..]));
-        let sums = simd.mul_add(simd.load_whole(&self.sums[column..]), simd.splat(self.range.step), lows);
-        simd.mul_add(sums, simd.load(&self.scales[column..]), simd.load(&self.bias[column..]))
+    fn columns<S: Simd>(&self, simd: S, column: usize) -> [S::Vector; 3] {
+        [self.scales, self.weight_sums, self.bias].map(|line| simd.load(&line[column..]))
+    }
+
+    #[inline(always)]
+    fn value<S: Simd>(
+        &self,
+        simd: S,
+        row: usize,
+        column: usize,
+        [scale, weight_sum, bias]: [S::Vector; 3],
+    ) -> S::Vector {
+        let range = self.ranges[row];
+        let low = simd.mul(simd.splat(range.low), weight_sum);
+        let sums = simd.mul_add(simd.load_whole(&self.sums.0[row][column..]), simd.splat(range.step), low);
+        simd.mul_add(sums, scale, bias)
     }
 }
 
@@ -108,25 +136,184 @@ impl Finish {
         }
     }
 
-    /// Writes one row's share of a panel.
+    /// Writes the rows of a tile, their share of a panel. What becomes of the sums is asked once for all of them.
     #[inline(always)]
-    fn row<S: Simd>(self, simd: S, raw: &impl Raw, out: &mut Window<'_>, row: usize, panel: usize) {
-        let (columns, all) = (self.columns(), out.columns());
-        let first = panel * columns;
-        let width = columns.min(all.end - first);
-        let out = &mut out.row_mut(row)[first - all.start..][..width];
-        for (index, out) in out.chunks_mut(S::LANES).enumerate() {
-            let column = index * S::LANES;
-            let sum = raw.value(simd, column);
-            let value = match self {
-                Finish::Store => sum,
-                Finish::Activate(activation) => activate(simd, activation, sum),
-                Finish::Add => simd.add(sum, load_up_to(simd, out, 0.0)),
-                Finish::Gate(activation) => {
-                    simd.mul(activate(simd, activation, sum), raw.value(simd, column + GATED_COLUMNS))
+    fn tile<S: Simd>(self, simd: S, raw: &impl Raw, out: &mut Window<'_>, rows: Range<usize>, panel: usize) {
+        let place = Place { rows, first: panel * self.columns() - out.columns().start };
+        match self {
+            Finish::Store => place.fill(simd, raw, Stored, out),
+            Finish::Add => place.fill(simd, raw, Added, out),
+            // One loop for each activation: what is constant there is not asked for every vector.
+            Finish::Activate(activation) => match activation {
+                Activation::Gelu => place.fill(simd, raw, Activated(Activation::Gelu), out),
+                Activation::GeluTanh => place.fill(simd, raw, Activated(Activation::GeluTanh), out),
+                Activation::QuickGelu => place.fill(simd, raw, Activated(Activation::QuickGelu), out),
+                Activation::Relu => place.fill(simd, raw, Activated(Activation::Relu), out),
+                Activation::Silu => place.fill(simd, raw, Activated(Activation::Silu), out),
+                Activation::Tanh => place.fill(simd, raw, Activated(Activation::Tanh), out),
+            },
+            Finish::Gate(activation) => match activation {
+                Activation::Gelu => place.fill(simd, raw, Gated(Activation::Gelu), out),
+                Activation::GeluTanh => place.fill(simd, raw, Gated(Activation::GeluTanh), out),
+                Activation::QuickGelu => place.fill(simd, raw, Gated(Activation::QuickGelu), out),
+                Activation::Relu => place.fill(simd, raw, Gated(Activation::Relu), out),
+                Activation::Silu => place.fill(simd, raw, Gated(Activation::Silu), out),
+                Activation::Tanh => place.fill(simd, raw, Gated(Activation::Tanh), out),
+            },
+        }
+    }
+}
+
+/// What becomes of sums, as a type: all its methods are inlined into the loop that is compiled for the instruction set,
+/// which closures are not always.
+trait Become: Copy {
+    /// Columns that come out of a panel.
+    const COLUMNS: usize;
+
+    /// What is the same for all rows, from this column on.
+    type Columns<S: Simd, R: Raw>: Copy;
+
+    fn columns<S: Simd, R: Raw>(self, simd: S, raw: &R, column: usize) -> Self::Columns<S, R>;
+
+    /// The vector of this row of the tile from this column on, in whose place stands `before`.
+    fn value<S: Simd, R: Raw>(
+        self,
+        simd: S,
+        raw: &R,
+        row: usize,
+        column: usize,
+        columns: Self::Columns<S, R>,
+        before: &[f32],
+    ) -> S::Vector;
+}
+
+#[derive(Clone, Copy)]
+struct Stored;
+
+#[derive(Clone, Copy)]
+struct Added;
+
+#[derive(Clone, Copy)]
+struct Activated(Activation);
+
+#[derive(Clone, Copy)]
+struct Gated(Activation);
+
+/// The columns that [`Become`] has of one panel's width.
+macro_rules! whole_panel {
+    () => {
+        const COLUMNS: usize = PANEL;
+        type Columns<S: Simd, R: Raw> = R::Columns<S>;
+
+        #[inline(always)]
+        fn columns<S: Simd, R: Raw>(self, simd: S, raw: &R, column: usize) -> R::Columns<S> {
+            raw.columns(simd, column)
+        }
+    };
+}
+
+impl Become for Stored {
+    whole_panel!();
+
+    #[inline(always)]
+    fn value<S: Simd, R: Raw>(
+        self,
+        simd: S,
+        raw: &R,
+        row: usize,
+        column: usize,
+        columns: R::Columns<S>,
+        _before: &[f32],
+    ) -> S::Vector {
+        raw.value(simd, row, column, columns)
+    }
+}
+
+impl Become for Added {
+    whole_panel!();
+
+    #[inline(always)]
+    fn value<S: Simd, R: Raw>(
+        self,
+        simd: S,
+        raw: &R,
+        row: usize,
+        column: usize,
+        columns: R::Columns<S>,
+        before: &[f32],
+    ) -> S::Vector {
+        simd.add(raw.value(simd, row, column, columns), load_up_to(simd, before, 0.0))
+    }
+}
+
+impl Become for Activated {
+    whole_panel!();
+
+    #[inline(always)]
+    fn value<S: Simd, R: Raw>(
+        self,
+        simd: S,
+        raw: &R,
+        row: usize,
+        column: usize,
+        columns: R::Columns<S>,
+        _before: &[f32],
+    ) -> S::Vector {
+        activate(simd, self.0, raw.value(simd, row, column, columns))
+    }
+}
+
+impl Become for Gated {
+    const COLUMNS: usize = GATED_COLUMNS;
+    /// Of the gate, and of what it gates.
+    type Columns<S: Simd, R: Raw> = (R::Columns<S>, R::Columns<S>);
+
+    #[inline(always)]
+    fn columns<S: Simd, R: Raw>(self, simd: S, raw: &R, column: usize) -> (R::Columns<S>, R::Columns<S>) {
+        (raw.columns(simd, column), raw.columns(simd, column + GATED_COLUMNS))
+    }
+
+    #[inline(always)]
+    fn value<S: Simd, R: Raw>(
+        self,
+        simd: S,
+        raw: &R,
+        row: usize,
+        column: usize,
+        (of_gate, of_gated): (R::Columns<S>, R::Columns<S>),
+        _before: &[f32],
+    ) -> S::Vector {
+        let gate = activate(simd, self.0, raw.value(simd, row, column, of_gate));
+        simd.mul(gate, raw.value(simd, row, column + GATED_COLUMNS, of_gated))
+    }
+}
+
+/// Where a tile's share of a panel goes.
+struct Place {
+    rows: Range<usize>,
+    /// The first column, among those of the window.
+    first: usize,
+}
+
+impl Place {
+    /// Writes what the sums become, into as many columns as the window has.
+    #[inline(always)]
+    fn fill<S: Simd, R: Raw, B: Become>(&self, simd: S, raw: &R, becoming: B, out: &mut Window<'_>) {
+        let width = B::COLUMNS.min(out.columns().len() - self.first);
+        let mut column = 0;
+        while column < width {
+            let columns = becoming.columns(simd, raw, column);
+            for index in 0..self.rows.len() {
+                let row = &mut out.row_mut(self.rows.start + index)[self.first + column..];
+                if column + S::LANES <= width {
+                    let place = &mut row[..S::LANES];
+                    simd.store(becoming.value(simd, raw, index, column, columns, place), place);
+                } else {
+                    let place = &mut row[..width - column];
+                    store_up_to(simd, becoming.value(simd, raw, index, column, columns, place), place);
                 }
-            };
-            store_up_to(simd, value, out);
+            }
+            column += S::LANES;
         }
     }
 }
@@ -160,9 +347,8 @@ impl Kernel for Product<'_, '_> {
                     if index == panels.start { input.memory(start + rows..start + 2 * rows) } else { &[] };
                 finish.expect(simd, out, start..start + rows, index);
                 Tile { input, start, rows, panel, ahead, rows_ahead }.sum(simd, &mut sums);
-                for (row, sums) in (start..start + rows).zip(&sums.0) {
-                    finish.row(simd, &Biased { sums, bias: &bias[index] }, out, row, index);
-                }
+                let raw = Biased { sums: &sums, bias: &bias[index] };
+                finish.tile(simd, &raw, out, start..start + rows, index);
             }
         }
     }
@@ -203,10 +389,9 @@ impl Kernel for ByteProduct<'_, '_> {
                     &ByteTile { bytes, stride, start: of_input.start + start, rows, panel, ahead },
                     &mut sums,
                 );
-                for (row, sums) in (start..start + rows).zip(&sums.0) {
-                    let range = input.range(of_input.start + row);
-                    finish.row(simd, &Scaled { sums, range, scales, weight_sums, bias }, out, row, index);
-                }
+                let ranges = &input.ranges()[of_input.start + start..][..rows];
+                let raw = Scaled { sums: &sums, ranges, scales, weight_sums, bias };
+                finish.tile(simd, &raw, out, start..start + rows, index);
             }
         }
     }

@@ -36,9 +36,9 @@ impl ByteRows {
         self.stride
     }
 
-    #[inline(always)]
-    pub(super) fn range(&self, row: usize) -> ByteRange {
-        self.ranges[row]
+    /// Of every row.
+    pub(super) fn ranges(&self) -> &[ByteRange] {
+        &self.ranges
     }
 }
 
@@ -68,22 +68,40 @@ impl Kernel for Quantize<'_> {
 
 #[inline(always)]
 fn quantize<S: Simd>(simd: S, row: &[f32], bytes: &mut [u8]) -> ByteRange {
-    let any = row[0];
-    let (mut least, mut largest) = (simd.splat(any), simd.splat(any));
-    for lanes in row.chunks(S::LANES) {
-        let value = load_up_to(simd, lanes, any);
-        least = simd.min(least, value);
-        largest = simd.max(largest, value);
-    }
+    let (least, largest) = range(simd, row);
     let low = -simd.largest(simd.sub(simd.splat(0.0), least));
     let step = (simd.largest(largest) - low) / STEPS;
     let factor = simd.splat(if step > 0.0 { step.recip() } else { 0.0 });
     let base = simd.splat(low);
-    for (lanes, bytes) in row.chunks(S::LANES).zip(bytes.chunks_mut(S::LANES)) {
-        let value = load_up_to(simd, lanes, low);
-        simd.store_bytes(simd.mul(simd.sub(value, base), factor), bytes);
+    let whole = row.len() / S::LANES * S::LANES;
+    for (lanes, bytes) in row[..whole].chunks_exact(S::LANES).zip(bytes.chunks_exact_mut(S::LANES)) {
+        simd.store_bytes(simd.mul(simd.sub(simd.load(lanes), base), factor), bytes);
+    }
+    if whole < row.len() {
+        let value = load_up_to(simd, &row[whole..], low);
+        simd.store_bytes(simd.mul(simd.sub(value, base), factor), &mut bytes[whole..]);
     }
     ByteRange { low, step }
+}
+
+/// Vectors that are compared side by side: a comparison takes some cycles until the next one can use what it came to.
+const SIDES: usize = 4;
+
+/// The smallest and the largest number of a row, among the lanes of these.
+#[inline(always)]
+fn range<S: Simd>(simd: S, row: &[f32]) -> (S::Vector, S::Vector) {
+    let any = row[0];
+    let (mut least, mut largest) = ([simd.splat(any); SIDES], [simd.splat(any); SIDES]);
+    for block in row.chunks(SIDES * S::LANES) {
+        for ((least, largest), lanes) in least.iter_mut().zip(&mut largest).zip(block.chunks(S::LANES)) {
+            let value = load_up_to(simd, lanes, any);
+            *least = simd.min(*least, value);
+            *largest = simd.max(*largest, value);
+        }
+    }
+    let ([a, b, c, d], [e, f, g, h]) = (least, largest);
+    let least = simd.min(simd.min(a, b), simd.min(c, d));
+    (least, simd.max(simd.max(e, f), simd.max(g, h)))
 }
 
 #[cfg(test)]
@@ -109,14 +127,14 @@ mod tests {
             let mut out = ByteRows::default();
             isa.run(Quantize { rows: matrix.view(0..2), out: &mut out });
             assert_eq!((out.ranges.len(), out.stride()), (2, 48));
-            let range = out.range(0);
+            let range = out.ranges()[0];
             for (value, byte) in row.iter().zip(out.bytes()) {
                 let error = (range.low + range.step * f32::from(*byte) - value).abs();
                 assert!(error <= range.step * 0.501, "{isa:?}: {value} is byte {byte}");
             }
             assert!(out.bytes()[..37].contains(&0) && out.bytes()[..37].contains(&255), "{isa:?}");
             // A row of one number has no range.
-            assert_eq!((out.range(1).low, out.range(1).step), (0.25, 0.0), "{isa:?}");
+            assert_eq!((out.ranges()[1].low, out.ranges()[1].step), (0.25, 0.0), "{isa:?}");
         }
     }
 

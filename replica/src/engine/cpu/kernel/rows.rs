@@ -171,22 +171,31 @@ fn fold<S: Simd>(simd: S, rows: &View<'_>, out: &mut [f32], how: Fold) {
 /// The sum of all numbers.
 #[inline(always)]
 fn total<S: Simd>(simd: S, row: &[f32]) -> f32 {
-    let mut sum = simd.splat(0.0);
-    for lanes in row.chunks(S::LANES) {
-        sum = simd.add(sum, load_up_to(simd, lanes, 0.0));
-    }
-    simd.sum(sum)
+    sum_of::<S, false>(simd, row, 0.0)
 }
 
 /// The sum of the squared distances from `middle`.
 #[inline(always)]
 fn squares<S: Simd>(simd: S, row: &[f32], middle: f32) -> f32 {
-    let mut sum = simd.splat(0.0);
-    for lanes in row.chunks(S::LANES) {
-        let distance = simd.sub(load_up_to(simd, lanes, middle), simd.splat(middle));
-        sum = simd.mul_add(distance, distance, sum);
+    sum_of::<S, true>(simd, row, middle)
+}
+
+/// Sums that are made side by side: an addition takes some cycles until the next one can use what it came to.
+const SUMS: usize = 4;
+
+/// The sum of the distances from `middle`, or of their squares.
+#[inline(always)]
+fn sum_of<S: Simd, const SQUARED: bool>(simd: S, row: &[f32], middle: f32) -> f32 {
+    let from = simd.splat(middle);
+    let mut sums = [simd.splat(0.0); SUMS];
+    for block in row.chunks(SUMS * S::LANES) {
+        for (sum, lanes) in sums.iter_mut().zip(block.chunks(S::LANES)) {
+            let distance = simd.sub(load_up_to(simd, lanes, middle), from);
+            *sum = if SQUARED { simd.mul_add(distance, distance, *sum) } else { simd.add(*sum, distance) };
+        }
     }
-    simd.sum(sum)
+    let [a, b, c, d] = sums;
+    simd.sum(simd.add(simd.add(a, b), simd.add(c, d)))
 }
 
 #[inline(always)]

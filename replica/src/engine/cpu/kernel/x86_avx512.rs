@@ -57,6 +57,18 @@ impl Simd for Avx512 {
         largest(a) -> f32 = _mm512_reduce_max_ps;
     }
 
+    /// A reciprocal of 14 bits, which one step of Newton's makes 28: 6 instructions, where `vdivps` alone keeps its unit for
+    /// 16 cycles.
+    #[inline(always)]
+    fn quotient(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` exists, so the processor has AVX-512F; the instructions touch registers only.
+        unsafe {
+            let near = _mm512_rcp14_ps(b);
+            let reciprocal = _mm512_mul_ps(near, _mm512_fnmadd_ps(b, near, _mm512_set1_ps(2.0)));
+            _mm512_mul_ps(a, reciprocal)
+        }
+    }
+
     #[inline(always)]
     fn prefetch(self, numbers: &[f32]) {
         for line in numbers.chunks(16) {
