@@ -129,8 +129,8 @@ async fn bad_input_is_a_4xx_that_names_the_field_the_limit_and_what_to_do() {
     check(r#"{"model":"minilm","input":{"a":1}}"#, &[], 400, "invalid_value", json!("input"), "input").await;
     let long = json!({"model": "minilm", "input": "word ".repeat(600)}).to_string();
     check(&long, &[], 400, "input_too_long", json!("input"), "256").await;
-    let many = json!({"model": "minilm", "input": vec!["x"; 2049]}).to_string();
-    check(&many, &[], 400, "too_many_inputs", json!("input"), "2048").await;
+    let many = json!({"model": "minilm", "input": vec!["x"; 100_001]}).to_string();
+    check(&many, &[], 400, "too_many_inputs", json!("input"), "100000").await;
     let large = format!(r#"{{"model":"minilm","input":"{}"}}"#, "x".repeat(33 << 20));
     check(&large, &[], 413, "body_too_large", Value::Null, "33554432").await;
     let body = r#"{"model":"minilm","input":"x"}"#;
@@ -175,6 +175,56 @@ async fn a_deployment_locked_to_the_eu_is_served_there_or_not_at_all() {
 
     let anywhere = world.embed("minilm", "may go anywhere", &[FRANKFURT]).await;
     assert_eq!((anywhere.status, anywhere.header("x-meridian-region")), (200, AMERICA), "the next nearest");
+}
+
+/// Ten times what a replica takes. Each row has to be the one that a replica computes of that input in a request of its
+/// own, bit for bit.
+#[tokio::test]
+async fn twenty_thousand_inputs_are_one_right_answer_though_a_region_dies_in_the_middle() {
+    let world = World::up(&[]);
+    for region in [AMERICA, EUROPE, JAPAN] {
+        world.until_health(region, "healthy").await;
+    }
+    let texts: Vec<String> = (0..20_000).map(|number| number.to_string()).collect();
+    let body = |texts: &[String]| {
+        json!({"model": "minilm", "input": texts, "encoding_format": "base64"}).to_string()
+    };
+    let rows = |answer: &world::Answer, first: usize| -> Vec<String> {
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let row = |(at, row): (usize, &Value)| {
+            assert_eq!(row["index"], first + at);
+            row["embedding"].as_str().unwrap().to_owned()
+        };
+        answer.body["data"].as_array().unwrap().iter().enumerate().map(row).collect()
+    };
+    let (patient, only_us) = (("x-meridian-timeout-ms", "300000"), ("x-meridian-residency", "us"));
+    let patiently = [patient];
+
+    let dies = async {
+        world.until("Europe is at work", async || world.requests_at(EUROPE).await > 1).await;
+        world.signal("-KILL", &["spoke", EUROPE]);
+        world.signal("-KILL", &["replica", EUROPE]);
+    };
+    let (all, ()) = tokio::join!(world.post(body(&texts), &patiently), dies);
+    let scattered = rows(&all, 0);
+    assert_eq!(scattered.len(), texts.len());
+    assert!(all.header("x-meridian-region").contains(JAPAN), "{}", all.header("x-meridian-region"));
+    let attempts: usize = all.header("x-meridian-attempts").parse().unwrap();
+    assert!(attempts > texts.len() / 512, "{attempts} attempts");
+
+    let (mut tokens, mut took) = (0, Duration::ZERO);
+    for (number, part) in texts.chunks(2_000).enumerate() {
+        let one = world.post(body(part), &[patient, only_us]).await;
+        assert_eq!((one.header("x-meridian-region"), one.header("x-meridian-attempts")), (AMERICA, "1"));
+        assert!(rows(&one, 0) == scattered[number * 2_000..][..part.len()], "rows from {}", number * 2_000);
+        tokens += one.body["usage"]["total_tokens"].as_u64().unwrap();
+        took += one.took;
+    }
+    assert_eq!(all.body["usage"]["total_tokens"], tokens, "usage is that of all pieces");
+    println!(
+        "20,000 inputs, {tokens} tokens: {:?} scattered with one region killed, {took:?} at one replica",
+        all.took
+    );
 }
 
 /// Runs `meridian load` for `seconds` beside `during`; its report.

@@ -32,7 +32,14 @@ pub(crate) struct Intake {
 /// A body, and its place.
 pub(crate) struct Body {
     pub(crate) bytes: Bytes,
-    _place: OwnedSemaphorePermit,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Body {
+    /// A piece of another body. It has no place of its own: whoever cuts bodies bounds how many pieces there are at once.
+    pub(crate) fn piece(bytes: Bytes) -> Body {
+        Body { bytes, _place: None }
+    }
 }
 
 /// Why there is no body.
@@ -86,7 +93,7 @@ impl Intake {
                 place.merge(self.place(missing)?);
             }
         }
-        Ok(Body { bytes: body.freeze(), _place: place })
+        Ok(Body { bytes: body.freeze(), _place: Some(place) })
     }
 
     fn place(&self, bytes: usize) -> Result<OwnedSemaphorePermit, NoBody> {

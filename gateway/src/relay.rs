@@ -27,6 +27,7 @@ const OUTWARD: [HeaderName; 6] = [
 ];
 
 /// What of a request's head crosses to the next hop.
+#[derive(Clone)]
 pub(crate) struct Crossing {
     method: Method,
     headers: Vec<(HeaderName, HeaderValue)>,

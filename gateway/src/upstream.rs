@@ -25,7 +25,7 @@ const IDLE_MAX: usize = 1024;
 /// a closing connection is rare.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Answers up to this size are read whole before any of it is passed on: some 200 vectors of 384 numbers, as text.
-const WHOLE_ANSWER_MAX: usize = 1 << 20;
+pub(crate) const WHOLE_ANSWER_MAX: usize = 1 << 20;
 
 /// The pool of connections to the next hop.
 pub(crate) struct Upstream {
@@ -59,13 +59,15 @@ impl Upstream {
         Upstream { connector: Connector::new(Some(options)) }
     }
 
-    /// Sends `head` and `body` to `address` and waits for an answer; the caller bounds the time by dropping this.
+    /// Sends `head` and `body` to `address` and waits for an answer, which is read whole if it declares no more than
+    /// `whole_max` bytes; the caller bounds the time by dropping this.
     pub(crate) async fn ask(
         &self,
         address: SocketAddr,
         connect_timeout: Duration,
         head: RequestHeader,
         body: Bytes,
+        whole_max: usize,
     ) -> Result<Answer, Failure> {
         let mut peer = HttpPeer::new(address, false, String::new());
         peer.options.connection_timeout = Some(connect_timeout);
@@ -78,7 +80,7 @@ impl Upstream {
         }
         let head = session.response_header().expect("exchange returns once the head is read").clone();
         let mut coming = Coming { session, peer };
-        if declared_length(&head).is_none_or(|length| length > WHOLE_ANSWER_MAX) {
+        if declared_length(&head).is_none_or(|length| length > whole_max) {
             return Ok(Answer { head, body: AnswerBody::Coming(Box::new(coming)) });
         }
         let mut whole = BytesMut::new();

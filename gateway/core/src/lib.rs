@@ -9,7 +9,9 @@
 //! 5. [`health`] — what this gateway knows of each region, from reports and from its own attempts.
 //! 6. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
 //!    attempt can come to and [`budget`] what a second one costs.
-//! 7. [`trail`] — what became of each attempt; [`timing`] — where the time went, for the client to read.
+//! 7. [`scatter`] — a request with very many inputs is cut into pieces, each a request of its own, and their answers are
+//!    joined.
+//! 8. [`trail`] — what became of each attempt; [`timing`] — where the time went, for the client to read.
 //!
 //! The law (which regions may see the request at all) and the choice among them are in `regions`. Everything here
 //! takes the time as an argument; the Pingora shell in `gateway` does as it is told.
@@ -23,6 +25,7 @@ pub mod health;
 pub mod keys;
 pub mod outcome;
 pub mod plan;
+pub mod scatter;
 pub mod tenant;
 pub mod timing;
 pub mod trail;

@@ -90,6 +90,12 @@ impl Trail {
         attempt.end = end;
     }
 
+    /// The attempts of a piece of the request are attempts of the request.
+    pub fn absorb(&mut self, piece: Trail) {
+        self.attempts.extend(piece.attempts);
+        self.attempts.sort_by_key(|(attempt, _)| attempt.began);
+    }
+
     /// The request is over: whatever is still under way is abandoned.
     pub fn close(&mut self, now: Instant) {
         for (attempt, running) in &mut self.attempts {

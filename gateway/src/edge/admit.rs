@@ -6,6 +6,8 @@ use super::view::{Lawful, View};
 use crate::intake::{Body, NoBody};
 use crate::relay::Crossing;
 use crate::respond::Refusal;
+use crate::upstream::WHOLE_ANSWER_MAX;
+use bytes::Bytes;
 use gateway_core::ask::{Ask, Headers};
 use gateway_core::body::{self, Reading};
 use gateway_core::endpoint::{ModelField, Target};
@@ -15,7 +17,7 @@ use rand::Rng;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
 use regions::residency::ResidencyPolicy;
-use regions::set::RegionSet;
+use regions::set::{RegionIndex, RegionSet};
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use std::net::IpAddr;
@@ -44,6 +46,35 @@ pub(super) struct Request {
     pub(super) path: &'static str,
     pub(super) crossing: Crossing,
     pub(super) body: Body,
+    /// The region that is asked before all others that may be.
+    pub(super) first: Option<RegionIndex>,
+    /// An answer of so many bytes is read whole before it is an answer.
+    pub(super) whole_max: usize,
+}
+
+impl Request {
+    /// A request for some of the inputs of this one: with another body and another cost, asked of `first` before others,
+    /// and in everything else the same, the regions that may see it before all.
+    pub(super) fn piece(&self, body: Bytes, cost: Cost, first: RegionIndex, whole_max: usize) -> Request {
+        assert!(self.allowed.contains(first), "a piece goes where the whole may go (invariant 1, Lawful)");
+        Request {
+            id: self.id.clone(),
+            arrived: self.arrived,
+            timeout: self.timeout,
+            client: self.client,
+            tenant: self.tenant.clone(),
+            deployment: self.deployment.clone(),
+            cost,
+            residency: self.residency.clone(),
+            allowed: self.allowed,
+            registered: self.registered,
+            path: self.path,
+            crossing: self.crossing.clone(),
+            body: Body::piece(body),
+            first: Some(first),
+            whole_max,
+        }
+    }
 }
 
 impl Edge {
@@ -92,6 +123,8 @@ impl Edge {
             path: target.path,
             crossing: Crossing::of(session),
             body,
+            first: None,
+            whole_max: WHOLE_ANSWER_MAX,
         })
     }
 

@@ -30,7 +30,7 @@ pub(super) struct Answered {
 
 impl Edge {
     /// The regions that could take the request, best first, and why the others cannot.
-    fn choose(&self, request: &Request, view: &View) -> Selection {
+    pub(super) fn choose(&self, request: &Request, view: &View) -> Selection {
         let now = Instant::now();
         let known = self.watch.known();
         // A region knows its replicas better than the table, for which it registered some time ago.
@@ -41,7 +41,7 @@ impl Edge {
                 serving.insert(region);
             }
         }
-        selection::select(&Query {
+        let mut selection = selection::select(&Query {
             considered: view.routed,
             allowed: request.allowed,
             routed: view.routed,
@@ -51,7 +51,13 @@ impl Edge {
                 Some(place) => known.latency.prior_from(place, region),
                 None => known.latency.estimate(region, now),
             },
-        })
+        });
+        // A piece of a larger request is asked for where there is room for it, and elsewhere as any other.
+        let first = selection.order.iter().position(|candidate| Some(candidate.region) == request.first);
+        if let Some(first) = first {
+            selection.order[..=first].rotate_right(1);
+        }
+        selection
     }
 
     /// Goes from region to region until one answers.
@@ -131,7 +137,7 @@ impl Edge {
         let connect =
             (2 * self.watch.known().latency.estimate(region, begun)).clamp(CONNECT_MIN, CONNECT_MAX);
         let _in_flight = self.watch.in_flight(region);
-        let asked = self.upstream.ask(address, connect, head, request.body.bytes.clone());
+        let asked = self.upstream.ask(address, connect, head, request.body.bytes.clone(), request.whole_max);
         let lost = async {
             while bell.changed().await.is_ok() {
                 if self.watch.gives_up(plan, region, &request.deployment) {

@@ -21,7 +21,7 @@ use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 /// The door that clients come to.
 pub(super) struct Edge {
@@ -31,6 +31,8 @@ pub(super) struct Edge {
     pub(super) watch: Arc<Watch>,
     pub(super) upstream: Upstream,
     pub(super) intake: Intake,
+    /// Room for requests that are computed in pieces.
+    pub(super) scattering: Semaphore,
 }
 
 /// Why a request is not served by a region.
@@ -83,6 +85,9 @@ impl Edge {
             Endpoint::Computed(target) => {
                 let request = self.read(session, target, &view, id, tenant, arrived).await?;
                 let mut taken = self.allowances.take(&request.tenant, request.cost)?;
+                if let Some(cut) = self.cut(&request, &view).await? {
+                    return self.scatter(session, &request, &view, cut, &mut taken, trail).await;
+                }
                 let answered = tokio::select! {
                     biased;
                     answered = self.go(&request, &view, trail) => answered?,
@@ -93,7 +98,7 @@ impl Edge {
         }
     }
 
-    async fn relay(
+    pub(super) async fn relay(
         &self,
         session: &mut ServerSession,
         request: &Request,

@@ -10,7 +10,7 @@
 //! [`table`] follows the hub's route table and survives without the hub; [`reports`] hears the regions; [`watch`] holds
 //! what is known of their health. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
 //! who asks for what and who may see it, [`allowances`] is what its tenant has left, and [`attempts`] goes from region to
-//! region.
+//! region. [`scatter`] does that with the pieces of a request that is too large for one replica.
 
 mod admit;
 mod allowances;
@@ -19,6 +19,7 @@ mod forward;
 mod operations;
 mod refusals;
 mod reports;
+mod scatter;
 mod table;
 mod view;
 mod watch;
@@ -88,6 +89,7 @@ pub async fn run(
         watch,
         upstream: Upstream::new(),
         intake: Intake::new(),
+        scattering: scatter::at_once(),
     };
     listener.serve(Arc::new(door), shutdown, DRAIN).await;
     tasks.shutdown().await;

@@ -6,6 +6,8 @@ use gateway_core::ask::{AskProblem, TIMEOUT_MAX};
 use gateway_core::body::{self, BodyProblem};
 use gateway_core::endpoint::{Endpoint, NotServed};
 use gateway_core::keys::KeyProblem;
+use gateway_core::scatter::INPUTS_MAX;
+use gateway_core::scatter::cut::TooManyInputs;
 use gateway_core::tenant::Tenant;
 use regions::selection::Ineligible;
 use replica_core::wire::error::ErrorCode;
@@ -116,6 +118,15 @@ fn known_models(view: &View, tenant: &Tenant) -> String {
         known.push("… (GET /v1/models lists all)");
     }
     known.join(", ")
+}
+
+pub(super) fn too_many_inputs(problem: TooManyInputs) -> Refusal {
+    let TooManyInputs { field, given } = problem;
+    let message = format!(
+        "The field '{field}' has {given} elements and one request may have {INPUTS_MAX}; split it into {} requests.",
+        given.div_ceil(INPUTS_MAX)
+    );
+    Refusal::new(ErrorCode::TooManyInputs, message).of(field)
 }
 
 pub(super) fn deadline_passed(timeout: Duration) -> Refusal {

@@ -111,6 +111,7 @@ impl Ear {
         if self.newest.fetch_max(report.sequence, Ordering::Relaxed) >= report.sequence {
             return;
         }
+        self.watch.loaded(self.region, &report);
         let ready = report.deployments.iter().filter(|(_, load)| load.ready > 0);
         let ready = ready.map(|(name, _)| name.clone()).collect();
         self.watch

@@ -12,6 +12,8 @@ use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::selection::Health;
 use regions::set::RegionIndex;
+use scheduler_core::spoke::{Load, Report};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -29,13 +31,27 @@ pub(crate) struct Watch {
 pub(crate) struct Known {
     pub(crate) fleet: Fleet,
     pub(crate) latency: LatencyModel,
+    /// What each region last said of the work in it.
+    loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, Load>>,
     budgets: Budgets,
+}
+
+impl Known {
+    /// What `region` last said of the work that a deployment has there.
+    pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> Load {
+        self.loads.get(&region).and_then(|loads| loads.get(deployment)).copied().unwrap_or_default()
+    }
 }
 
 impl Watch {
     pub(crate) fn new(place: GeoPoint, catalogue: &Catalogue) -> Watch {
         let latency = LatencyModel::new(place, catalogue);
-        let known = Known { fleet: Fleet::default(), latency, budgets: Budgets::new(Instant::now()) };
+        let known = Known {
+            fleet: Fleet::default(),
+            latency,
+            loads: BTreeMap::new(),
+            budgets: Budgets::new(Instant::now()),
+        };
         Watch { known: Mutex::new(known), bell: watch::Sender::new(()) }
     }
 
@@ -53,6 +69,11 @@ impl Watch {
         let known = &mut *self.known();
         known.latency.observe(region, heard.round_trip, now);
         known.fleet.reported(region, heard, now);
+    }
+
+    /// What `region` says of the work in it.
+    pub(crate) fn loaded(&self, region: RegionIndex, report: &Report) {
+        self.known().loads.insert(region, report.deployments.clone());
     }
 
     /// An attempt at `region` is in flight until what this returns is dropped.

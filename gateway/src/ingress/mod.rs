@@ -10,7 +10,7 @@ use crate::intake::{Intake, NoBody};
 use crate::listener::{AfterAnswer, Door, Listener};
 use crate::relay::{self, Crossing};
 use crate::respond::{self, Refusal};
-use crate::upstream::{Answer, Upstream};
+use crate::upstream::{Answer, Upstream, WHOLE_ANSWER_MAX};
 use bytes::Bytes;
 use gateway_core::endpoint;
 use gateway_core::outcome::Failure;
@@ -286,7 +286,8 @@ impl Ingress {
         // A pooled connection that the replica has closed has not brought it the request: once more, on another.
         for _ in 0..2 {
             let left = deadline.saturating_duration_since(Instant::now());
-            let asked = self.upstream.ask(replica, CONNECT_TIMEOUT, head.clone(), body.clone());
+            let asked =
+                self.upstream.ask(replica, CONNECT_TIMEOUT, head.clone(), body.clone(), WHOLE_ANSWER_MAX);
             match tokio::time::timeout(left, asked).await {
                 Ok(Err(Failure::StaleConnection)) => {}
                 Ok(asked) => return asked,

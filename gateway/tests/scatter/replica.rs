@@ -1,0 +1,152 @@
+//! What a replica answers, with its own readers and writers and a model that takes no time: the vector of an input hangs
+//! on its bytes alone.
+
+use replica_core::input::{Input, Sequence};
+use replica_core::limits::AtMost;
+use replica_core::refusal::Refusal;
+use replica_core::scores::{cosine, ranking};
+use replica_core::wire::error::Dialect;
+use replica_core::wire::openai::response::Rows;
+use replica_core::wire::openai::{EmbeddingsRequest, EmbeddingsResponse};
+use replica_core::wire::rerank::{Document, RerankRequest, RerankResponse};
+use replica_core::wire::tei::{self, DecodeRequest, EmbedRequest, PredictRequest, TextsRequest};
+use replica_core::wire::tei::{SimilarityRequest, TokenizeRequest};
+use replica_core::wire::vllm::{Around, ClassifyRequest, ScoreRequest};
+
+/// An answer, and the tokens that it cost.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: Vec<u8>,
+    pub(crate) tokens: u64,
+}
+
+/// Answers a request that may carry so many inputs, with vectors of `width` numbers.
+pub(crate) fn answer(path: &str, body: &[u8], inputs_max: usize, width: usize) -> Answer {
+    let limit = AtMost { count: inputs_max, key: "max_inputs" };
+    match computed(path, body, limit, width) {
+        Ok((body, tokens)) => Answer { status: 200, body, tokens },
+        Err(refusal) => {
+            let dialect = Dialect::of_path(path);
+            Answer { status: dialect.status(refusal.code), body: refusal.body(dialect), tokens: 0 }
+        }
+    }
+}
+
+fn computed(path: &str, body: &[u8], limit: AtMost, width: usize) -> Result<(Vec<u8>, u64), Refusal> {
+    let (around, labels) =
+        (Around { id: "r", created: 7, model: "m", tokens: 0 }, ["no".to_owned(), "yes".to_owned()]);
+    Ok(match path {
+        "/v1/embeddings" => {
+            let asked = EmbeddingsRequest::parse(body, limit)?;
+            let (rows, tokens) = (vectors(&asked.input, width), tokens(&asked.input));
+            (EmbeddingsResponse::write(&asked.model, Rows::new(&rows, width), asked.encoding, tokens), tokens)
+        }
+        "/embed" | "/" => {
+            let asked = EmbedRequest::parse(body, limit)?;
+            (tei::write_rows(Rows::new(&vectors(&asked.inputs, width), width)), tokens(&asked.inputs))
+        }
+        "/predict" => {
+            let asked = PredictRequest::parse(body, limit)?;
+            let text = |input: &Sequence| match input {
+                Sequence::One(text) => text.clone(),
+                Sequence::Pair(first, second) => format!("{first}{second}"),
+            };
+            let texts = Input::Texts(asked.inputs.iter().map(text).collect());
+            let rows = vectors(&texts, 2);
+            (tei::write_predictions(Rows::new(&rows, 2), &labels, asked.single), tokens(&texts))
+        }
+        "/similarity" => {
+            let asked = SimilarityRequest::parse(body, limit)?;
+            let source = vector(asked.source.as_bytes(), width);
+            let cosines: Vec<f32> =
+                asked.sentences.iter().map(|text| cosine(&source, &vector(text.as_bytes(), width))).collect();
+            (serde_json::to_vec(&cosines).unwrap(), tokens(&Input::Texts(asked.sentences)))
+        }
+        "/tokenize" => {
+            let asked = TokenizeRequest::parse(body, limit)?;
+            let token = |text: &String| tei::SimpleToken {
+                id: text.len() as u32,
+                text: text.clone(),
+                special: false,
+                start: Some(0),
+                stop: Some(text.len()),
+            };
+            let lists: Vec<_> = asked.texts.iter().map(|text| [token(text)]).collect();
+            (serde_json::to_vec(&lists).unwrap(), lists.len() as u64)
+        }
+        "/decode" => {
+            let asked = DecodeRequest::parse(body, limit)?;
+            let texts: Vec<String> = asked.ids.iter().map(|ids| format!("\"{ids:?}\\")).collect();
+            (serde_json::to_vec(&texts).unwrap(), texts.len() as u64)
+        }
+        "/classify" => {
+            let texts = Input::Texts(ClassifyRequest::parse(body, limit)?.input);
+            let (rows, tokens) = (vectors(&texts, 2), tokens(&texts));
+            (Around { tokens, ..around }.write_classes(Rows::new(&rows, 2), &labels), tokens)
+        }
+        "/score" => {
+            let texts = ScoreRequest::parse(body, limit)?.second;
+            let (scores, tokens) = (scores(&texts), tokens(&Input::Texts(texts)));
+            (Around { tokens, ..around }.write_scores(&scores), tokens)
+        }
+        "/rerank" => {
+            let asked = TextsRequest::parse(body, limit)?.expect("texts");
+            let scores = scores(&asked.texts);
+            let order = ranking(&scores, scores.len());
+            let texts = asked.return_text.then_some(asked.texts.as_slice());
+            (tei::write_ranks(&order, &scores, texts), tokens(&Input::Texts(asked.texts.clone())))
+        }
+        "/v2/rerank" => {
+            let asked = RerankRequest::parse(body, limit)?;
+            let texts: Vec<String> =
+                asked.documents.iter().map(|document: &Document| document.text.clone()).collect();
+            let (scores, tokens) = (scores(&texts), tokens(&Input::Texts(texts)));
+            let response = RerankResponse {
+                id: "r",
+                api_version: "2",
+                model: "m",
+                order: &ranking(&scores, asked.results()),
+                scores: &scores,
+                documents: asked.return_documents.then_some(asked.documents.as_slice()),
+                tokens,
+            };
+            (response.write(), tokens)
+        }
+        path => panic!("no such path {path}"),
+    })
+}
+
+/// A token for each byte or id.
+fn tokens(input: &Input) -> u64 {
+    let tokens: usize = match input {
+        Input::Texts(texts) => texts.iter().map(String::len).sum(),
+        Input::Tokens(lists) => lists.iter().map(Vec::len).sum(),
+    };
+    tokens as u64
+}
+
+fn scores(texts: &[String]) -> Vec<f32> {
+    texts.iter().map(|text| vector(text.as_bytes(), 1)[0]).collect()
+}
+
+fn vectors(input: &Input, width: usize) -> Vec<f32> {
+    match input {
+        Input::Texts(texts) => texts.iter().flat_map(|text| vector(text.as_bytes(), width)).collect(),
+        Input::Tokens(lists) => lists
+            .iter()
+            .flat_map(|ids| vector(&ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>(), width))
+            .collect(),
+    }
+}
+
+/// Numbers from 0 to 1 that hang on the bytes (FNV-1a).
+fn vector(bytes: &[u8], width: usize) -> Vec<f32> {
+    let mut hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let next = |_| {
+        hash = (hash ^ (hash >> 29)).wrapping_mul(0x0100_0000_01b3);
+        (hash >> 40) as f32 / (1 << 24) as f32
+    };
+    (0..width).map(next).collect()
+}
