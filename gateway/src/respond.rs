@@ -22,11 +22,13 @@ pub(crate) struct Refusal {
     pub(crate) param: Option<&'static str>,
     /// How long to wait, where that is known.
     pub(crate) retry_after: Option<Duration>,
+    /// What else the client is told in headers: what is left of its limits.
+    pub(crate) headers: Vec<(&'static str, String)>,
 }
 
 impl Refusal {
     pub(crate) fn new(code: ErrorCode, message: impl Into<String>) -> Refusal {
-        Refusal { code, message: message.into(), param: None, retry_after: None }
+        Refusal { code, message: message.into(), param: None, retry_after: None, headers: Vec::new() }
     }
 
     pub(crate) fn of(mut self, param: &'static str) -> Refusal {
@@ -36,6 +38,11 @@ impl Refusal {
 
     pub(crate) fn after(mut self, wait: Duration) -> Refusal {
         self.retry_after = Some(wait);
+        self
+    }
+
+    pub(crate) fn with(mut self, headers: Vec<(&'static str, String)>) -> Refusal {
+        self.headers = headers;
         self
     }
 }
@@ -61,6 +68,7 @@ pub(crate) async fn refuse(
     let body = dialect.body(refusal.code, &refusal.message, refusal.param);
     let mut head = head(dialect.status(refusal.code), extra);
     put(&mut head, headers::ERROR, refusal.code.as_str());
+    refusal.headers.iter().for_each(|(name, value)| put(&mut head, name, value));
     if refusal.code.remedy() == Remedy::Wait {
         let wait = refusal.retry_after.unwrap_or(RETRY_AFTER_DEFAULT);
         put(&mut head, RETRY_AFTER_MS, &wait.as_millis().max(1).to_string());

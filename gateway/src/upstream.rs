@@ -9,6 +9,7 @@
 //! the client nothing yet, and another region can. Only a large answer is streamed, and is final once it has begun.
 
 use bytes::{Bytes, BytesMut};
+use gateway_core::lawful::{self, Conn};
 use gateway_core::outcome::Failure;
 use http::header::CONTENT_LENGTH;
 use pingora::connectors::ConnectorOptions;
@@ -59,16 +60,17 @@ impl Upstream {
         Upstream { connector: Connector::new(Some(options)) }
     }
 
-    /// Sends `head` and `body` to `address` and waits for an answer, which is read whole if it declares no more than
-    /// `whole_max` bytes; the caller bounds the time by dropping this.
+    /// Sends `head` and `body` where the law of the body permits and waits for an answer, which is read whole if it
+    /// declares no more than `whole_max` bytes; the caller bounds the time by dropping this.
     pub(crate) async fn ask(
         &self,
-        address: SocketAddr,
+        to: Conn<SocketAddr>,
         connect_timeout: Duration,
         head: RequestHeader,
-        body: Bytes,
+        body: lawful::Body<Bytes>,
         whole_max: usize,
     ) -> Result<Answer, Failure> {
+        let (body, address) = lawful::send(body, to);
         let mut peer = HttpPeer::new(address, false, String::new());
         peer.options.connection_timeout = Some(connect_timeout);
         peer.options.idle_timeout = Some(IDLE_TIMEOUT);

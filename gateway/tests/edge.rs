@@ -13,8 +13,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 
 /// What a region does with a request.
@@ -28,6 +28,13 @@ enum Script {
     BreaksOffInTheHead,
     BreaksOffInASmallBody,
     BreaksOffInALargeBody,
+    /// As the two above, with a reset instead of an end.
+    ResetsInTheHead,
+    ResetsInASmallBody,
+    /// Answers the first request on a connection, and hangs up on the second: a connection that was kept too long.
+    HangsUpOnTheSecond,
+    /// Answers after so long.
+    Takes(Duration),
     /// Waits for whatever else comes on the connection.
     Waits,
     /// Neither answers nor reports any more.
@@ -45,7 +52,7 @@ const LARGE: usize = 3 << 20;
 /// One who may do everything, and one who may do little.
 const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\nname = 'narrow'\nkey_file = 'narrow'\n\
                        deployments = ['anywhere']\nresidency = { allow = ['eu'] }\n\
-                       limits = { requests_per_second = 2, tokens_per_minute = 1000 }\n";
+                       limits = { requests_per_second = 10, tokens_per_minute = 1000 }\n";
 
 struct Region {
     id: &'static str,
@@ -53,26 +60,51 @@ struct Region {
     requests: AtomicU64,
     silent: watch::Sender<bool>,
     given_up: watch::Sender<bool>,
+    door: watch::Sender<Door>,
 }
+
+/// What becomes of new connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    Open,
+    /// They are refused.
+    Gone,
+    /// They are not taken; once the queue is full, not even their SYN is answered.
+    Stuck,
+}
+
+/// Connections that wait to be taken: few, so that a queue can be filled.
+const BACKLOG: u32 = 64;
 
 impl Region {
     async fn start(id: &'static str, script: Script) -> (Arc<Region>, SocketAddr) {
-        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let socket = socket.listen(BACKLOG).unwrap();
         let address = socket.local_addr().unwrap();
         let (script, silent) = (watch::Sender::new(script), watch::Sender::new(false));
-        let given_up = watch::Sender::new(false);
-        let region = Arc::new(Region { id, script, requests: AtomicU64::new(0), silent, given_up });
+        let (given_up, door) = (watch::Sender::new(false), watch::Sender::new(Door::Open));
+        let region = Arc::new(Region { id, script, requests: AtomicU64::new(0), silent, given_up, door });
         let shared = region.clone();
         tokio::spawn(async move {
-            while let Ok((stream, _)) = socket.accept().await {
-                let region = shared.clone();
-                tokio::spawn(async move { region.serve(BufReader::new(stream)).await });
+            let mut door = shared.door.subscribe();
+            loop {
+                tokio::select! {
+                    biased;
+                    _ = door.wait_for(|door| *door == Door::Gone) => return,
+                    _ = door.wait_for(|door| *door == Door::Stuck) => std::future::pending::<()>().await,
+                    accepted = socket.accept() => {
+                        let (region, (stream, _)) = (shared.clone(), accepted.unwrap());
+                        tokio::spawn(async move { region.serve(BufReader::new(stream)).await });
+                    }
+                }
             }
         });
         (region, address)
     }
 
     async fn serve(&self, mut stream: BufReader<TcpStream>) -> Option<()> {
+        let mut on_this_connection = 0;
         loop {
             let (path, body) = read_request(&mut stream).await?;
             if self.silent.borrow().to_owned() {
@@ -84,18 +116,30 @@ impl Region {
                 continue;
             }
             self.requests.fetch_add(1, Ordering::SeqCst);
+            on_this_connection += 1;
             let script = *self.script.borrow();
             let error = |code: &str| format!("x-meridian-error: {code}\r\n");
             match script {
-                Answers => {
-                    let served = json!({"served": true, "path": path}).to_string();
-                    write(
-                        &mut stream,
-                        "200 OK",
-                        "server-timing: region;dur=1\r\nx-meridian-tokens: 100\r\n",
-                        served.as_bytes(),
-                    )
-                    .await?
+                Answers => serve(&mut stream, &path).await?,
+                HangsUpOnTheSecond if on_this_connection > 1 => return None,
+                HangsUpOnTheSecond => serve(&mut stream, &path).await?,
+                Takes(time) => {
+                    tokio::select! {
+                        () = tokio::time::sleep(time) => serve(&mut stream, &path).await?,
+                        // Whoever asked has left, and the work ends.
+                        _ = stream.fill_buf() => {
+                            self.given_up.send_replace(true);
+                            return None;
+                        }
+                    }
+                }
+                ResetsInTheHead => {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-le").await.ok()?;
+                    return reset(stream);
+                }
+                ResetsInASmallBody => {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"cut").await.ok()?;
+                    return reset(stream);
                 }
                 AnswersLarge => write(&mut stream, "200 OK", "", &vec![b' '; LARGE]).await?,
                 SaysElsewhere => write(&mut stream, "503 No", &error("not_ready"), b"{}").await?,
@@ -155,6 +199,17 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Vec<
     Some((path, body))
 }
 
+async fn serve(stream: &mut BufReader<TcpStream>, path: &str) -> Option<()> {
+    let served = json!({"served": true, "path": path}).to_string();
+    let headers = "server-timing: region;dur=1\r\nx-meridian-tokens: 100\r\n";
+    write(stream, "200 OK", headers, served.as_bytes()).await
+}
+
+/// Ends a connection with a reset.
+fn reset(stream: BufReader<TcpStream>) -> Option<()> {
+    stream.into_inner().set_zero_linger().ok()
+}
+
 async fn write(stream: &mut BufReader<TcpStream>, status: &str, headers: &str, body: &[u8]) -> Option<()> {
     let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).await.ok()?;
@@ -166,6 +221,7 @@ struct Scene {
     url: String,
     operations: String,
     regions: BTreeMap<&'static str, Arc<Region>>,
+    addresses: BTreeMap<&'static str, SocketAddr>,
     client: reqwest::Client,
     _dir: tempfile::TempDir,
     _stop: tokio::sync::oneshot::Sender<()>,
@@ -177,10 +233,11 @@ impl Scene {
     }
 
     async fn trusting(peer: &str, scripts: [(&'static str, Script); 3]) -> Scene {
-        let (mut regions, mut rows) = (BTreeMap::new(), Vec::new());
+        let (mut regions, mut addresses, mut rows) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         for (id, script) in scripts {
             let (region, address) = Region::start(id, script).await;
             regions.insert(id, region);
+            addresses.insert(id, address);
             rows.push(
                 json!({"id": id, "endpoint": address.to_string(), "deployments": ["anywhere", "locked"]}),
             );
@@ -207,7 +264,7 @@ impl Scene {
         }));
         let url = format!("http://{}/v1/embeddings", address.await.unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let scene = Scene { url, operations, regions, client, _dir: dir, _stop: stop };
+        let scene = Scene { url, operations, regions, addresses, client, _dir: dir, _stop: stop };
         scene.until_all_healthy().await;
         scene
     }
@@ -391,6 +448,127 @@ async fn each_way_to_fail_leads_to_the_next_region_or_to_the_client() {
     check(HangsUp, "anywhere", 200, EUROPE, "2", [1, 1, 0]).await;
     check(BreaksOffInTheHead, "anywhere", 200, EUROPE, "2", [1, 1, 0]).await;
     check(BreaksOffInASmallBody, "anywhere", 200, EUROPE, "2", [1, 1, 0]).await;
+    check(ResetsInTheHead, "anywhere", 200, EUROPE, "2", [1, 1, 0]).await;
+    check(ResetsInASmallBody, "anywhere", 200, EUROPE, "2", [1, 1, 0]).await;
+}
+
+/// What a client of a scene gets: its status, from whom, after how many attempts.
+async fn answered(scene: &Scene, headers: &[(&str, &str)]) -> (u16, String, String) {
+    let answer = scene.ask("anywhere", headers).await.unwrap();
+    let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+    (answer.status().as_u16(), header("x-meridian-region"), header("x-meridian-attempts"))
+}
+
+fn from(region: &str, attempts: u32) -> (u16, String, String) {
+    (200, region.to_owned(), attempts.to_string())
+}
+
+/// Every bound holds on a machine that is starved as well; what a quiet one takes is a hundredth of it.
+async fn answered_within(scene: &Scene, bound: Duration) -> (u16, String, String) {
+    let begun = Instant::now();
+    let answered = answered(scene, &[]).await;
+    assert!(begun.elapsed() < bound, "{answered:?} after {:?}", begun.elapsed());
+    println!("{answered:?} after {:?}", begun.elapsed());
+    answered
+}
+
+const WELL: [(&str, Script); 3] = [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)];
+
+#[tokio::test]
+async fn a_region_that_refuses_connections_costs_an_attempt_and_no_time() {
+    let scene = Scene::with(WELL).await;
+    scene.regions[AMERICA].door.send_replace(Door::Gone);
+    assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(EUROPE, 2));
+    assert_eq!(scene.requests(), [0, 1, 0]);
+}
+
+#[tokio::test]
+async fn a_region_whose_syn_is_never_answered_costs_the_time_in_which_it_should_have_been() {
+    let scene = Scene::with(WELL).await;
+    scene.regions[AMERICA].door.send_replace(Door::Stuck);
+    let address = scene.addresses[AMERICA];
+    let mut queue = Vec::new();
+    while let Ok(connected) =
+        tokio::time::timeout(Duration::from_millis(300), TcpStream::connect(address)).await
+    {
+        queue.push(connected.unwrap());
+        assert!(queue.len() < 10 * BACKLOG as usize, "the queue is never full");
+    }
+    let begun = Instant::now();
+    assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 2));
+    assert!(begun.elapsed() >= Duration::from_millis(100), "{:?}: it was waited for", begun.elapsed());
+    assert_eq!(scene.requests(), [0, 1, 0]);
+}
+
+#[tokio::test]
+async fn a_connection_that_was_kept_too_long_costs_a_request_nothing() {
+    let scene = Scene::with([(AMERICA, HangsUpOnTheSecond), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
+    assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(AMERICA, 2));
+    assert_eq!(scene.requests(), [3, 0, 0], "nobody else is asked for it");
+}
+
+/// So many answers that the times of a region mean something, and too few to have earned a hedge.
+const ENOUGH: usize = 24;
+/// Enough to have earned one.
+const ENOUGH_TO_HEDGE: usize = 60;
+
+#[tokio::test]
+async fn a_region_that_reports_and_does_not_answer_is_left_after_the_time_in_which_it_answers() {
+    let scene = Scene::with(WELL).await;
+    for _ in 0..ENOUGH {
+        assert_eq!(answered(&scene, &[]).await.0, 200);
+    }
+    let region = &scene.regions[AMERICA];
+    region.script.send_replace(Waits);
+    assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 2));
+    region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
+    // The second miss in a row takes it out of the way, and nobody meets it any longer.
+    assert_eq!(answered(&scene, &[]).await, from(EUROPE, 2));
+    assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 1));
+}
+
+#[tokio::test]
+async fn a_region_that_was_never_quicker_is_not_late() {
+    let scene =
+        Scene::with([(AMERICA, Takes(Duration::from_millis(400))), (EUROPE, Answers), (JAPAN, Answers)]);
+    let scene = scene.await;
+    for _ in 0..3 {
+        assert_eq!(answered_within(&scene, Duration::from_secs(4)).await, from(AMERICA, 1));
+    }
+    assert_eq!(scene.requests(), [3, 0, 0]);
+}
+
+/// Invariant 1, Lawful: neither lateness nor a race sends a byte of a locked request to another region.
+#[tokio::test]
+async fn a_locked_request_waits_for_its_only_region_however_late_it_is() {
+    let scene = Scene::with(WELL).await;
+    for _ in 0..ENOUGH_TO_HEDGE {
+        assert_eq!(scene.ask("locked", &[]).await.unwrap().status(), 200);
+    }
+    scene.regions[EUROPE].script.send_replace(Takes(Duration::from_millis(400)));
+    let answer = scene.ask("locked", &[]).await.unwrap();
+    assert_eq!(
+        (answer.status().as_u16(), &answer.headers()["x-meridian-attempts"]),
+        (200, &"1".parse().unwrap())
+    );
+    assert_eq!(scene.requests(), [0, ENOUGH_TO_HEDGE as u64 + 1, 0]);
+}
+
+#[tokio::test]
+async fn somebody_who_waits_is_raced_and_a_backfill_is_not() {
+    let scene = Scene::with(WELL).await;
+    for _ in 0..ENOUGH_TO_HEDGE {
+        assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
+    }
+    // Slower than nearly all, and not late.
+    let region = &scene.regions[AMERICA];
+    region.script.send_replace(Takes(Duration::from_millis(90)));
+    assert_eq!(answered(&scene, &[("x-meridian-lane", "bulk")]).await, from(AMERICA, 1));
+    assert!(!*region.given_up.borrow());
+    assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(EUROPE, 2));
+    region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
+    assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1), "one in fifty is raced, and it lost no trust");
 }
 
 #[tokio::test]

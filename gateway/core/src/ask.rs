@@ -1,9 +1,12 @@
-//! What a request's headers ask for, read once: how long it may take, where the client is, where it may go.
+//! What a request's headers ask for, read once: how long it may take, where the client is, where it may go, how urgent
+//! it is.
 //!
-//! The three differ in what they can do. Time is the client's own to give. Place is a hint for choosing and believed
+//! The four differ in what they can do. Time is the client's own to give. Urgency is a wish that what its tenant may do
+//! is held against (see `lane`). Place is a hint for choosing and believed
 //! from trusted peers only, because nothing but the choice hangs on it. Residency can only *narrow*: it is intersected
 //! with the deployment's own law, so no header makes a region lawful.
 
+use crate::lane::Lane;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::residency::ResidencyPolicy;
@@ -22,6 +25,8 @@ pub struct Headers<'a> {
     pub timeout_ms: Option<&'a [u8]>,
     /// `x-meridian-residency`.
     pub residency: Option<&'a [u8]>,
+    /// `x-meridian-lane`.
+    pub lane: Option<&'a [u8]>,
     /// `x-meridian-client-geo`; absent unless the peer is trusted to say it.
     pub client_geo: Option<&'a [u8]>,
 }
@@ -33,6 +38,8 @@ pub struct Ask {
     pub timeout: Duration,
     /// Narrows the deployment's own residency.
     pub residency: ResidencyPolicy,
+    /// How urgent it says it is.
+    pub lane: Option<Lane>,
     /// Where the client says it is.
     pub client: Option<GeoPoint>,
 }
@@ -44,6 +51,8 @@ pub enum AskProblem {
     Timeout,
     /// Not a list of areas, or one that no catalogue knows.
     Residency(String),
+    /// No lane's name.
+    Lane,
     /// Not `lat,lon` on the globe.
     ClientGeo(String),
 }
@@ -56,6 +65,7 @@ impl Ask {
             residency: headers
                 .residency
                 .map_or(Ok(ResidencyPolicy::Anywhere), |value| residency(value, catalogue))?,
+            lane: headers.lane.map(|lane| Lane::parse(lane).ok_or(AskProblem::Lane)).transpose()?,
             client: headers.client_geo.map(client_geo).transpose()?,
         })
     }
@@ -96,7 +106,10 @@ mod tests {
     #[test]
     fn a_request_that_asks_for_nothing_gets_the_defaults() {
         let ask = read(Headers::default()).unwrap();
-        assert_eq!(ask, Ask { timeout: TIMEOUT_DEFAULT, residency: ResidencyPolicy::Anywhere, client: None });
+        assert_eq!(
+            ask,
+            Ask { timeout: TIMEOUT_DEFAULT, residency: ResidencyPolicy::Anywhere, lane: None, client: None }
+        );
     }
 
     #[test]
@@ -126,6 +139,17 @@ mod tests {
         check("atlantis", false);
         check("", false);
         check("eu,,us", false);
+    }
+
+    #[test]
+    fn a_lane_that_does_not_exist_is_refused_rather_than_ignored() {
+        let check = |value: &str, expected: Result<Option<Lane>, AskProblem>| {
+            let ask = read(Headers { lane: Some(value.as_bytes()), ..Headers::default() });
+            assert_eq!(ask.map(|ask| ask.lane), expected, "{value}");
+        };
+        check("interactive", Ok(Some(Lane::Interactive)));
+        check("bulk", Ok(Some(Lane::Bulk)));
+        check("batch", Err(AskProblem::Lane));
     }
 
     #[test]

@@ -11,7 +11,12 @@
 //! To take `n` is to move *paid until* by `n` times the time that one costs, and it may not pass `now + burst`. Time does
 //! the refilling, so there is nothing to tick, and two callers need no more than this one number between them.
 //!
-//! What is taken is an estimate; [`Bucket::settle`] moves *paid until* to where the real cost would have put it.
+//! More than one burst can never be taken at once, however long somebody waits, and whoever asks for it is told so. The
+//! obvious kindness, to give it out of a full bucket and to let the debt be waited off, makes of a limit a suggestion:
+//! one request of a day's worth would pass.
+//!
+//! What is taken is an estimate; [`Bucket::settle`] moves *paid until* to where the real cost would have put it, which may
+//! be beyond the burst: what was computed is owed.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
@@ -40,11 +45,16 @@ pub struct Bucket {
     paid_until: Instant,
 }
 
-/// It may not be taken now.
+/// Why it may not be taken now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotYet {
+pub enum Short {
     /// After this it may, if nobody else takes any.
-    pub wait: Duration,
+    NotYet {
+        /// From now.
+        wait: Duration,
+    },
+    /// It is more than there can ever be at once.
+    Never,
 }
 
 impl Bucket {
@@ -58,12 +68,13 @@ impl Bucket {
         self.rate
     }
 
-    /// Whether `units` may be taken now. More than there can ever be at once may be taken from a full bucket, and is
-    /// then paid for; otherwise it could never be.
-    pub fn check(&self, units: u64, now: Instant) -> Result<(), NotYet> {
-        let wanted = self.rate.time_for(units).min(self.rate.period);
-        let wait = (self.owed(now) + wanted).saturating_sub(self.rate.period);
-        if wait.is_zero() { Ok(()) } else { Err(NotYet { wait }) }
+    /// Whether `units` may be taken now.
+    pub fn check(&self, units: u64, now: Instant) -> Result<(), Short> {
+        if units > self.rate.units.get() {
+            return Err(Short::Never);
+        }
+        let wait = (self.owed(now) + self.rate.time_for(units)).saturating_sub(self.rate.period);
+        if wait.is_zero() { Ok(()) } else { Err(Short::NotYet { wait }) }
     }
 
     /// Takes `units`.
@@ -119,20 +130,23 @@ mod tests {
             bucket.take(1, now);
             assert_eq!(bucket.left(now), left);
         }
-        assert_eq!(bucket.check(1, now), Err(NotYet { wait: SECOND / 10 }));
+        assert_eq!(bucket.check(1, now), Err(Short::NotYet { wait: SECOND / 10 }));
         assert_eq!(bucket.check(1, now + SECOND / 10), Ok(()));
         assert_eq!(bucket.full_in(now), SECOND);
         assert_eq!(bucket.left(now + 60 * SECOND), 10, "saving has an end");
     }
 
     #[test]
-    fn what_is_larger_than_the_bucket_is_taken_from_a_full_one_and_paid_for_afterwards() {
+    fn what_is_larger_than_the_bucket_is_never_given_and_what_was_used_is_owed() {
         let now = some_instant();
         let mut bucket = Bucket::new(per_second(10), now);
-        assert_eq!(bucket.check(35, now), Ok(()));
-        bucket.take(35, now);
-        assert_eq!(bucket.check(1, now), Err(NotYet { wait: SECOND * 26 / 10 }));
-        assert_eq!(bucket.check(35, now), Err(NotYet { wait: SECOND * 35 / 10 }));
+        assert_eq!(bucket.check(10, now), Ok(()), "at the limit");
+        assert_eq!(bucket.check(11, now), Err(Short::Never), "one past it");
+        assert_eq!(bucket.check(11, now + 60 * SECOND), Err(Short::Never), "waiting does not help");
+        bucket.take(10, now);
+        bucket.settle(10, 35, now);
+        assert_eq!(bucket.check(1, now), Err(Short::NotYet { wait: SECOND * 26 / 10 }));
+        assert_eq!(bucket.check(10, now), Err(Short::NotYet { wait: SECOND * 35 / 10 }));
     }
 
     #[test]
@@ -160,10 +174,10 @@ mod tests {
             let (mut now, mut bucket, mut passed) = (start, Bucket::new(per_second(rate), start), 0);
             for (units, wait_ms) in steps {
                 now += Duration::from_millis(wait_ms);
-                let units = units.min(rate);
                 match bucket.check(units, now) {
                     Ok(()) => { bucket.take(units, now); passed += units; }
-                    Err(NotYet { wait }) => {
+                    Err(Short::Never) => prop_assert!(units > rate),
+                    Err(Short::NotYet { wait }) => {
                         prop_assert!(bucket.check(units, now + wait).is_ok(), "the wait that is told is enough");
                         prop_assert!(bucket.check(units, now + wait - Duration::from_nanos(1)).is_err(), "and no longer than needed");
                     }

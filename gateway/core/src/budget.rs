@@ -41,7 +41,7 @@ impl RetryBudget {
         if self.saved < RETRIES_IDLE {
             self.saved = (self.saved + earned).min(RETRIES_IDLE);
         }
-        self.topped_up = now;
+        self.topped_up = self.topped_up.max(now);
         take_one(&mut self.saved)
     }
 }

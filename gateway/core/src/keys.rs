@@ -63,6 +63,7 @@ fn digest(key: &[u8]) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lane::Lanes;
     use crate::tenant::Limits;
     use regions::residency::ResidencyPolicy;
 
@@ -73,6 +74,7 @@ mod tests {
                 id: name.parse().unwrap(),
                 deployments: None,
                 residency: ResidencyPolicy::Anywhere,
+                lanes: Lanes::default(),
                 limits: Limits::default(),
             })
         };

@@ -4,13 +4,14 @@
 //!
 //! 1. [`endpoint`] — method and path say what is asked for.
 //! 2. [`keys`] — who asks; [`tenant`] — what they may use and how much of it, kept by a [`bucket`] per limit.
-//! 3. [`ask`] — what the headers ask for: time, place, narrower law.
+//! 3. [`ask`] — what the headers ask for: time, place, narrower law, and a [`lane`].
 //! 4. [`body`] — the `model` that the JSON body names and the work that it brings, read without building a tree.
-//! 5. [`health`] — what this gateway knows of each region, from reports and from its own attempts.
-//! 6. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
-//!    attempt can come to and [`budget`] what a second one costs.
-//! 7. [`scatter`] — a request with very many inputs is cut into pieces, each a request of its own, and their answers are
-//!    joined.
+//! 5. [`lawful`] — which regions may see it: a type without which nothing is sent.
+//! 6. [`health`] — what this gateway knows of each region from its reports; [`targets`] — what its own requests have seen
+//!    of each: how long an answer takes ([`pace`]) and who is left alone for a while ([`circuit`]).
+//! 7. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
+//!    attempt can come to, [`budget`] what a second one costs and [`hedge`] what a race. [`scatter`] cuts a request with
+//!    very many inputs into pieces, each a request of its own, and joins their answers.
 //! 8. [`trail`] — what became of each attempt; [`timing`] — where the time went, for the client to read.
 //!
 //! The law (which regions may see the request at all) and the choice among them are in `regions`. Everything here
@@ -20,12 +21,18 @@ pub mod ask;
 pub mod body;
 pub mod bucket;
 pub mod budget;
+pub mod circuit;
 pub mod endpoint;
 pub mod health;
+pub mod hedge;
 pub mod keys;
+pub mod lane;
+pub mod lawful;
 pub mod outcome;
+pub mod pace;
 pub mod plan;
 pub mod scatter;
+pub mod targets;
 pub mod tenant;
 pub mod timing;
 pub mod trail;

@@ -15,6 +15,8 @@ pub enum Failure {
     Unreachable,
     /// The region answered that it cannot, and that another could.
     Elsewhere,
+    /// Nothing came within the time in which this region answers such requests, and somebody else could take over.
+    Late,
     /// Nothing came, and meanwhile the region was found to be lost.
     Lost,
     /// Nothing came before the deadline of the request.
@@ -26,8 +28,13 @@ impl Failure {
     pub fn blames_region(self) -> bool {
         match self {
             Failure::Unreachable => true,
-            // The watch has already counted a loss; a deadline may be the client's impatience; an answer proves life.
-            Failure::StaleConnection | Failure::Elsewhere | Failure::Lost | Failure::DeadlinePassed => false,
+            // The watch has already counted a loss and a miss; a deadline may be the client's impatience; an answer
+            // proves life.
+            Failure::StaleConnection
+            | Failure::Elsewhere
+            | Failure::Late
+            | Failure::Lost
+            | Failure::DeadlinePassed => false,
         }
     }
 }

@@ -4,19 +4,30 @@
 //! that is not in that list, so whatever happens on the way, the law that made the list holds. It asks each region at
 //! most once (a stale connection aside), pays for every attempt after the first, and ends at the deadline.
 //!
-//! | the attempt ended | next | paid from |
+//! | what happens | next | paid from |
 //! |---|---|---|
 //! | stale connection | the same region, once | nothing: it has not seen the request |
 //! | unreachable, or "elsewhere" | the next region, once | the retry budget |
+//! | first byte late | the next healthy region instead, once | the evacuation budget of a region that is ejected, else the retry budget |
 //! | region lost | the next region, once | the evacuation budget of the lost region |
+//! | slower than nearly all | the next healthy and calm region as well, once | the hedge budget |
 //! | deadline passed | a refusal | |
 //!
+//! A first byte that is late is no failure yet: without somebody healthy to take over, or a budget to pay for it, the plan
+//! waits on. So a deadline that is too short costs a few attempts and never an answer. While two attempts race, one that
+//! fails is simply out of the race.
+//!
 //! An answer that says "elsewhere" is given to the client when there is no elsewhere: it says more than we could.
+//!
+//! The obvious other way, a loop of attempts with a timeout each, can neither wait on nor race, and spreads over the code
+//! what the table above says in one place.
 
 use crate::budget::{EvacuationBudget, RetryBudget};
+use crate::hedge::HedgeBudget;
 use crate::outcome::Failure;
+use crate::trail::Cause;
 use regions::selection::Health;
-use regions::set::RegionIndex;
+use regions::set::{RegionIndex, RegionSet};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -25,136 +36,268 @@ use std::time::{Duration, Instant};
 pub struct Budgets {
     /// Pays for retries.
     pub retry: RetryBudget,
+    /// Pays for races.
+    pub hedge: HedgeBudget,
     /// Pays for leaving a lost region; one for each that was lost lately.
     evacuation: BTreeMap<RegionIndex, EvacuationBudget>,
-    /// Attempts that wait for each region: the measure of its evacuation.
-    in_flight: BTreeMap<RegionIndex, u32>,
 }
 
 impl Budgets {
     /// The budgets of a gateway that starts.
     pub fn new(now: Instant) -> Budgets {
-        Budgets { retry: RetryBudget::new(now), evacuation: BTreeMap::new(), in_flight: BTreeMap::new() }
-    }
-
-    /// An attempt at `region` begins.
-    pub fn began(&mut self, region: RegionIndex) {
-        *self.in_flight.entry(region).or_default() += 1;
-    }
-
-    /// An attempt at `region` that [began](Budgets::began) is over, however it ended.
-    pub fn ended(&mut self, region: RegionIndex) {
-        let waiting = self.in_flight.get_mut(&region).filter(|waiting| **waiting > 0);
-        *waiting.expect("an attempt ends once, after it began") -= 1;
+        Budgets { retry: RetryBudget::new(now), hedge: HedgeBudget::default(), evacuation: BTreeMap::new() }
     }
 
     /// `region` has got worse: whatever is in flight there may leave. What has left already no longer counts, so a
     /// region that is first suspected and then down, or that comes back and is lost again, pays for each attempt once.
-    pub fn evacuate(&mut self, region: RegionIndex, now: Instant) {
-        let in_flight = self.in_flight.get(&region).copied().unwrap_or(0);
+    pub fn evacuate(&mut self, region: RegionIndex, in_flight: u32, now: Instant) {
         self.evacuation.insert(region, EvacuationBudget::opened(in_flight, now));
     }
 
     fn pay(&mut self, failure: Failure, region: RegionIndex, now: Instant) -> bool {
+        let mut evacuation = || self.evacuation.get_mut(&region).is_some_and(|budget| budget.withdraw(now));
         match failure {
             Failure::StaleConnection => true,
-            Failure::Lost => self.evacuation.get_mut(&region).is_some_and(|budget| budget.withdraw(now)),
+            Failure::Lost => evacuation(),
+            Failure::Late => evacuation() || self.retry.withdraw(now),
             Failure::Unreachable | Failure::Elsewhere => self.retry.withdraw(now),
             Failure::DeadlinePassed => false,
         }
     }
 }
 
+/// What is known of the regions when a plan decides.
+#[derive(Clone, Copy)]
+pub struct Sight<'a> {
+    /// How a region looks; one that is left alone for a while is a suspect.
+    pub health: &'a dyn Fn(RegionIndex) -> Health,
+    /// How much waits there.
+    pub load: &'a dyn Fn(RegionIndex) -> Load,
+    /// How long it takes.
+    pub waits: &'a dyn Fn(RegionIndex) -> Waits,
+}
+
+/// How much waits for a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Load {
+    /// It may be asked for what need not be asked.
+    Calm,
+    /// It may be asked.
+    Busy,
+    /// As many requests of this gateway wait for it as may.
+    Full,
+}
+
+/// How long to wait for the first byte of a region's answer; `None` where that is not known yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// After this it is late.
+    pub late: Option<Duration>,
+    /// After this it is slower than nearly all.
+    pub hedge: Option<Duration>,
+}
+
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send the request to `region` as its `attempt`-th attempt and wait until `deadline` for the first byte.
+    /// Send the request to `region` as its `attempt`-th attempt.
     Send {
         /// Where to.
         region: RegionIndex,
         /// From 1.
         attempt: u32,
+        /// Why.
+        cause: Cause,
+        /// Give up the attempt there, which is late.
+        instead_of: Option<RegionIndex>,
     },
+    /// Wait for what is under way.
+    Wait,
     /// Give the client the answer at hand, though it is a refusal: nobody else can do better.
     Relay,
     /// Tell the client that no region could be reached.
     NobodyReachable,
+    /// Tell the client that as many requests wait for this region as may. To send it elsewhere would be overflow, which
+    /// only the one that takes it may allow.
+    Full(RegionIndex),
     /// Tell the client that its time is over.
     DeadlinePassed,
+}
+
+/// What has come to its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// The request's own deadline.
+    Deadline,
+    /// The first byte from this region is late.
+    Late(RegionIndex),
+    /// The answer takes longer than nearly all.
+    Hedge,
 }
 
 /// One request's way.
 #[derive(Clone, Debug)]
 pub struct RequestPlan {
     order: Vec<RegionIndex>,
-    at: usize,
+    asked: RegionSet,
+    running: [Option<Running>; 2],
     attempts: u32,
-    retried: bool,
-    evacuated: bool,
-    replayed: bool,
+    /// Whether it may be raced at all.
+    hedges: bool,
+    hedge_at: Option<Instant>,
+    spent: Spent,
     deadline: Instant,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    region: RegionIndex,
+    late_at: Option<Instant>,
+    missed: bool,
+}
+
+/// What a request may do once.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spent {
+    replay: bool,
+    retry: bool,
+    late: bool,
+    evacuation: bool,
+}
+
+/// The most attempts that one request can have: the first, and one for each thing that it may do once.
+pub const ATTEMPTS_MAX: u32 = 6;
+
 impl RequestPlan {
-    /// A plan over the allowed regions in order of preference, until `deadline`.
-    pub fn new(order: Vec<RegionIndex>, deadline: Instant) -> RequestPlan {
-        RequestPlan { order, at: 0, attempts: 0, retried: false, evacuated: false, replayed: false, deadline }
+    /// A plan over the allowed regions in order of preference, until `deadline`; `hedges` says whether it may be raced.
+    pub fn new(order: Vec<RegionIndex>, hedges: bool, deadline: Instant) -> RequestPlan {
+        RequestPlan {
+            order,
+            asked: RegionSet::EMPTY,
+            running: [None; 2],
+            attempts: 0,
+            hedges,
+            hedge_at: None,
+            spent: Spent::default(),
+            deadline,
+        }
     }
 
     /// The first step.
-    pub fn start(&mut self, now: Instant) -> Step {
+    pub fn start(&mut self, sight: Sight<'_>, budgets: &mut Budgets, now: Instant) -> Step {
         match self.order.first() {
             None => Step::NobodyReachable,
             Some(_) if now >= self.deadline => Step::DeadlinePassed,
-            Some(&region) => self.send(region),
+            Some(&region) if (sight.load)(region) == Load::Full => Step::Full(region),
+            Some(&region) => {
+                if self.hedges {
+                    budgets.hedge.pay_in();
+                    self.hedge_at = (sight.waits)(region).hedge.map(|after| now + after);
+                }
+                self.send(region, Cause::First, None, sight, now)
+            }
         }
     }
 
-    /// The step after an attempt failed; `health` is what is known of a region now.
+    /// The step after the attempt at `region` failed.
     pub fn failed(
         &mut self,
+        region: RegionIndex,
         failure: Failure,
-        health: impl Fn(RegionIndex) -> Health,
+        sight: Sight<'_>,
         budgets: &mut Budgets,
         now: Instant,
     ) -> Step {
-        let Some(&region) = self.order.get(self.at) else {
-            return Step::NobodyReachable;
-        };
+        self.over(region);
         if now >= self.deadline || failure == Failure::DeadlinePassed {
             return Step::DeadlinePassed;
         }
-        if failure == Failure::StaleConnection && !self.replayed {
-            self.replayed = true;
-            return self.send(region);
+        if self.races() {
+            return Step::Wait;
         }
-        let spent = match failure {
-            Failure::Lost => &mut self.evacuated,
-            Failure::StaleConnection
-            | Failure::Unreachable
-            | Failure::Elsewhere
-            | Failure::DeadlinePassed => &mut self.retried,
-        };
-        let next = (self.at + 1..self.order.len()).find(|&next| health(self.order[next]) != Health::Down);
-        match next {
-            Some(next) if !*spent && budgets.pay(failure, region, now) => {
-                *spent = true;
-                self.at = next;
-                self.send(self.order[next])
+        if failure == Failure::StaleConnection && !std::mem::replace(&mut self.spent.replay, true) {
+            return self.send(region, Cause::Replay, None, sight, now);
+        }
+        match self.successor(sight, |health, load| health != Health::Down && load != Load::Full) {
+            Some(next) if self.pays(failure, region, budgets, now) => {
+                self.send(next, Cause::after(failure), None, sight, now)
             }
             _ if failure == Failure::Elsewhere => Step::Relay,
             _ => Step::NobodyReachable,
         }
     }
 
-    /// Whether to give up waiting for the region of the running attempt, which has got worse: always when it is down;
-    /// when it is only suspected, if somebody healthy could take over.
-    pub fn gives_up(&self, now_at: Health, health: impl Fn(RegionIndex) -> Health) -> bool {
+    /// What has come to its time by `now`, each thing once; the deadline for ever.
+    pub fn due(&mut self, now: Instant) -> Option<Due> {
+        if now >= self.deadline {
+            return Some(Due::Deadline);
+        }
+        for running in self.running.iter_mut().flatten() {
+            if !running.missed && running.late_at.is_some_and(|at| now >= at) {
+                running.missed = true;
+                return Some(Due::Late(running.region));
+            }
+        }
+        self.hedge_at.take_if(|at| now >= *at).map(|_| Due::Hedge)
+    }
+
+    /// When something comes to its time next.
+    pub fn alarm(&self) -> Instant {
+        let late = self.running.iter().flatten().filter(|running| !running.missed);
+        let times = late.filter_map(|running| running.late_at).chain(self.hedge_at);
+        times.fold(self.deadline, Instant::min)
+    }
+
+    /// The first byte from `region` is [due](Due::Late): somebody healthy instead, or on with waiting.
+    pub fn late(
+        &mut self,
+        region: RegionIndex,
+        sight: Sight<'_>,
+        budgets: &mut Budgets,
+        now: Instant,
+    ) -> Step {
+        let healthy = |health, load| health == Health::Healthy && load != Load::Full;
+        let alone = self.running.iter().flatten().count() == 1;
+        match self.successor(sight, healthy) {
+            Some(next) if alone && self.pays(Failure::Late, region, budgets, now) => {
+                self.over(region);
+                self.send(next, Cause::Late, Some(region), sight, now)
+            }
+            _ => Step::Wait,
+        }
+    }
+
+    /// The answer takes [longer than nearly all](Due::Hedge): somebody healthy and calm as well, or on with waiting.
+    pub fn hedge(&mut self, sight: Sight<'_>, budgets: &mut Budgets, now: Instant) -> Step {
+        // Where everybody is busy the answer is late because of the load, and a second request is more of it.
+        let calm = |region| (sight.load)(region) == Load::Calm;
+        let alone = self.running.iter().flatten().count() == 1;
+        let all_calm = self.running.iter().flatten().all(|running| calm(running.region));
+        let healthy = |health, load| health == Health::Healthy && load == Load::Calm;
+        match self.successor(sight, healthy) {
+            Some(next) if alone && all_calm && budgets.hedge.withdraw() => {
+                self.send(next, Cause::Hedge, None, sight, now)
+            }
+            _ => Step::Wait,
+        }
+    }
+
+    /// The attempt at `region` was answered; whether in time. Whatever else runs has lost.
+    pub fn answered(&mut self, region: RegionIndex) -> bool {
+        let missed = self.over(region).is_some_and(|running| running.missed);
+        self.running = [None; 2];
+        !missed
+    }
+
+    /// Whether to give up waiting for `region`, which has got worse: always when it is down; when it is only suspected,
+    /// if somebody healthy could take over or is asked already.
+    pub fn gives_up(&self, now_at: Health, sight: Sight<'_>) -> bool {
         match now_at {
             Health::Down => true,
             Health::Suspect => {
-                !self.evacuated
-                    && self.order.iter().skip(self.at + 1).any(|&next| health(next) == Health::Healthy)
+                let races = self.running.iter().flatten().count() > 1;
+                let healthy = |health, load| health == Health::Healthy && load != Load::Full;
+                races || (!self.spent.evacuation && self.successor(sight, healthy).is_some())
             }
             Health::Healthy | Health::Unknown => false,
         }
@@ -170,152 +313,55 @@ impl RequestPlan {
         self.deadline.saturating_duration_since(now)
     }
 
-    fn send(&mut self, region: RegionIndex) -> Step {
+    fn races(&self) -> bool {
+        self.running.iter().flatten().next().is_some()
+    }
+
+    fn over(&mut self, region: RegionIndex) -> Option<Running> {
+        let of = |running: &Option<Running>| running.is_some_and(|running| running.region == region);
+        self.running.iter_mut().find(|running| of(running)).and_then(Option::take)
+    }
+
+    /// The first region that was not asked yet and is fit.
+    fn successor(&self, sight: Sight<'_>, fit: impl Fn(Health, Load) -> bool) -> Option<RegionIndex> {
+        let mut rest = self.order.iter().copied().filter(|region| !self.asked.contains(*region));
+        rest.find(|region| fit((sight.health)(*region), (sight.load)(*region)))
+    }
+
+    /// Pays for going on after `failure`, where that was not done before.
+    fn pays(&mut self, failure: Failure, region: RegionIndex, budgets: &mut Budgets, now: Instant) -> bool {
+        let spent = match failure {
+            Failure::Lost => &mut self.spent.evacuation,
+            Failure::Late => &mut self.spent.late,
+            Failure::StaleConnection
+            | Failure::Unreachable
+            | Failure::Elsewhere
+            | Failure::DeadlinePassed => &mut self.spent.retry,
+        };
+        let pays = !*spent && budgets.pay(failure, region, now);
+        *spent |= pays;
+        pays
+    }
+
+    fn send(
+        &mut self,
+        region: RegionIndex,
+        cause: Cause,
+        instead_of: Option<RegionIndex>,
+        sight: Sight<'_>,
+        now: Instant,
+    ) -> Step {
         self.attempts += 1;
-        Step::Send { region, attempt: self.attempts }
+        self.asked.insert(region);
+        let late_at = (sight.waits)(region).late.map(|after| now + after);
+        let free = self.running.iter_mut().find(|running| running.is_none());
+        *free.expect("no more than two race") = Some(Running { region, late_at, missed: false });
+        assert!(self.attempts <= ATTEMPTS_MAX, "each thing is done once (invariant 6, Bounded)");
+        Step::Send { region, attempt: self.attempts, cause, instead_of }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::some_instant;
-    use Failure::*;
-    use proptest::prelude::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn region(number: u16) -> RegionIndex {
-        RegionIndex::new(number.into()).expect("a small number")
-    }
-
-    /// Budgets that allow everything: every region is being evacuated.
-    fn rich(now: Instant) -> Budgets {
-        let mut budgets = Budgets::new(now);
-        (0..16).for_each(|number| budgets.evacuate(region(number), now));
-        budgets
-    }
-
-    /// Runs a plan over regions 0, 1, 2 through these failures; returns its steps.
-    fn walk(failures: &[Failure], down: &[u16]) -> Vec<Step> {
-        let now = some_instant();
-        let mut budgets = rich(now);
-        let mut plan = RequestPlan::new(vec![region(0), region(1), region(2)], now + SECOND);
-        let health = |at: RegionIndex| {
-            if down.contains(&(at.as_usize() as u16)) { Health::Down } else { Health::Healthy }
-        };
-        let mut steps = vec![plan.start(now)];
-        steps.extend(failures.iter().map(|&failure| plan.failed(failure, health, &mut budgets, now)));
-        steps
-    }
-
-    fn send(to: u16, attempt: u32) -> Step {
-        Step::Send { region: region(to), attempt }
-    }
-
-    #[test]
-    fn each_failure_leads_where_the_table_says() {
-        let check = |failures: &[Failure], down: &[u16], last| {
-            assert_eq!(walk(failures, down).last(), Some(&last), "{failures:?} with {down:?} down");
-        };
-        check(&[], &[], send(0, 1));
-        check(&[StaleConnection], &[], send(0, 2));
-        check(&[StaleConnection, StaleConnection], &[], send(1, 3));
-        check(&[Unreachable], &[], send(1, 2));
-        check(&[Elsewhere], &[], send(1, 2));
-        check(&[Lost], &[], send(1, 2));
-        check(&[Unreachable], &[1], send(2, 2));
-        check(&[Lost, Unreachable], &[], send(2, 3));
-        check(&[Unreachable, Lost], &[], send(2, 3));
-        check(&[Unreachable, Unreachable], &[], Step::NobodyReachable);
-        check(&[Lost, Lost], &[], Step::NobodyReachable);
-        check(&[Unreachable, Elsewhere], &[], Step::Relay);
-        check(&[Elsewhere], &[1, 2], Step::Relay);
-        check(&[Unreachable], &[1, 2], Step::NobodyReachable);
-        check(&[DeadlinePassed], &[], Step::DeadlinePassed);
-    }
-
-    #[test]
-    fn nobody_is_asked_when_nobody_may_be() {
-        let now = some_instant();
-        assert_eq!(RequestPlan::new(Vec::new(), now + SECOND).start(now), Step::NobodyReachable);
-    }
-
-    #[test]
-    fn a_deadline_ends_the_way_wherever_it_is() {
-        let now = some_instant();
-        let mut plan = RequestPlan::new(vec![region(0), region(1)], now + SECOND);
-        assert_eq!(RequestPlan::new(vec![region(0)], now).start(now), Step::DeadlinePassed);
-        plan.start(now);
-        let step = plan.failed(Unreachable, |_| Health::Healthy, &mut rich(now), now + SECOND);
-        assert_eq!(step, Step::DeadlinePassed);
-    }
-
-    #[test]
-    fn without_budget_a_failure_is_final() {
-        let now = some_instant();
-        let mut poor = Budgets::new(now);
-        while poor.retry.withdraw(now) {}
-        let mut plan = RequestPlan::new(vec![region(0), region(1)], now + SECOND);
-        plan.start(now);
-        assert_eq!(plan.failed(Unreachable, |_| Health::Healthy, &mut poor, now), Step::NobodyReachable);
-        assert_eq!(plan.failed(Lost, |_| Health::Healthy, &mut poor, now), Step::NobodyReachable);
-    }
-
-    /// A region that answered 100 requests a second lost 142 that were in flight, and 12 of them had no budget.
-    #[test]
-    fn an_evacuation_is_as_large_as_what_is_in_flight_each_time_that_the_region_gets_worse() {
-        let now = some_instant();
-        let mut budgets = Budgets::new(now);
-        let moved = |budgets: &mut Budgets| (0..500).filter(|_| budgets.pay(Lost, region(0), now)).count();
-        (0..142).for_each(|_| budgets.began(region(0)));
-        budgets.evacuate(region(0), now);
-        assert_eq!(moved(&mut budgets), 142 + 16);
-        (0..142).for_each(|_| budgets.ended(region(0)));
-        budgets.evacuate(region(0), now);
-        assert_eq!(moved(&mut budgets), 16);
-    }
-
-    #[test]
-    fn a_suspect_is_left_only_for_somebody_healthy() {
-        let now = some_instant();
-        let mut plan = RequestPlan::new(vec![region(0), region(1)], now + SECOND);
-        plan.start(now);
-        assert!(plan.gives_up(Health::Suspect, |_| Health::Healthy));
-        assert!(!plan.gives_up(Health::Suspect, |_| Health::Suspect));
-        assert!(plan.gives_up(Health::Down, |_| Health::Down));
-        assert!(!plan.gives_up(Health::Healthy, |_| Health::Healthy));
-    }
-
-    fn any_failure() -> impl Strategy<Value = Failure> {
-        prop::sample::select(vec![StaleConnection, Unreachable, Elsewhere, Lost, DeadlinePassed])
-    }
-
-    proptest! {
-        /// Invariants 1 (Lawful) and 6 (Bounded): whatever happens on the way, only regions of the list are asked,
-        /// and not more often than one try, one stale replay, one retry and one evacuation allow.
-        #[test]
-        fn no_sequence_of_failures_leaves_the_allowed_regions_or_goes_on_for_ever(
-            allowed in prop::collection::btree_set(0u16..16, 0..6),
-            failures in prop::collection::vec((any_failure(), 0u64..300), 0..20),
-            down in prop::collection::btree_set(0u16..16, 0..6),
-        ) {
-            let mut now = some_instant();
-            let mut budgets = rich(now);
-            let mut plan = RequestPlan::new(allowed.iter().copied().map(region).collect(), now + SECOND);
-            let mut step = plan.start(now);
-            let mut sent = 0;
-            for (failure, wait_ms) in failures {
-                let Step::Send { region: to, attempt } = step else { break };
-                sent += 1;
-                prop_assert!(allowed.contains(&(to.as_usize() as u16)), "{to:?} is not allowed");
-                prop_assert_eq!(attempt, sent);
-                prop_assert!(now < plan.deadline);
-                now += Duration::from_millis(wait_ms);
-                let health = |at: RegionIndex| if down.contains(&(at.as_usize() as u16)) { Health::Down } else { Health::Healthy };
-                step = plan.failed(failure, health, &mut budgets, now);
-            }
-            prop_assert!(sent <= 4);
-        }
-    }
-}
+mod simulated;
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,14 @@
 //! Who a caller is to this gateway: what they may use, where it may go, and how much of it they may use.
 //!
-//! A request costs one request, its inputs and its tokens, each against a limit of its own. It is let in when all three
-//! have room, and takes from none otherwise. Inputs and tokens are estimates until the answer says what it really was.
+//! A request costs one request, its inputs and its tokens, each against a limit of its own. It pays in two steps, because
+//! what it carries is known only when its body has been read, and whoever cannot pay is to be told before that: at the
+//! head it pays for being a request, if it could pay at all for the least that its declared length can mean; when it is
+//! read, for its inputs and tokens. Who fails at the second step gets back what the first one took, so to be refused by a
+//! limit costs nothing; a request that is wrong has cost us as much as a right one, and pays for being one. Inputs and
+//! tokens are estimates until the answer says what it really was.
 
-use crate::bucket::{Bucket, NotYet, Rate};
+use crate::bucket::{Bucket, Rate, Short};
+use crate::lane::Lanes;
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
 use std::collections::BTreeSet;
@@ -19,6 +24,8 @@ pub struct Tenant {
     pub deployments: Option<BTreeSet<DeploymentName>>,
     /// Where its requests may go; narrows what the deployment permits.
     pub residency: ResidencyPolicy,
+    /// How urgent its requests may be.
+    pub lanes: Lanes,
     /// How much it may use.
     pub limits: Limits,
 }
@@ -72,15 +79,26 @@ pub struct Cost {
     pub tokens: u64,
 }
 
-/// A tenant has used up one of its limits.
+impl Cost {
+    /// The least that a body of so many bytes carries: one input, and a token for every [`BYTES_PER_TOKEN_MAX`].
+    pub fn at_least(body_bytes: u64) -> Cost {
+        Cost { inputs: 1, tokens: (body_bytes / BYTES_PER_TOKEN_MAX).max(1) }
+    }
+}
+
+/// A token takes no more bytes of a body than these, on the average of a body: the longest is a token id in a list that
+/// was written for people to read, on a line of its own (eight spaces, six digits, a comma, a line feed). Text has four.
+pub const BYTES_PER_TOKEN_MAX: u64 = 16;
+
+/// A request costs more than its tenant can pay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exceeded {
-    /// Which; of several, the one that has to be waited for longest.
+    /// Which limit; of several, the one that waiting does not help with, or that has to be waited for longest.
     pub limited: Limited,
     /// The limit.
     pub limit: NonZeroU64,
-    /// After this the request would be let in, if the tenant sends nothing else.
-    pub wait: Duration,
+    /// What helps.
+    pub short: Short,
 }
 
 /// What a tenant has left.
@@ -116,29 +134,46 @@ impl Allowance {
         }
     }
 
-    /// Lets a request in, or says why not.
-    pub fn admit(&mut self, cost: Cost, now: Instant) -> Result<(), Exceeded> {
-        let Cost { inputs, tokens } = cost;
-        let Allowance { requests: of_requests, inputs: of_inputs, tokens: of_tokens } = self;
-        let mut wanted = [
-            (Limited::Requests, of_requests, 1),
-            (Limited::Inputs, of_inputs, inputs),
-            (Limited::Tokens, of_tokens, tokens),
-        ];
-        let exceeded = wanted.iter().filter_map(|(limited, bucket, units)| {
-            let bucket = bucket.as_ref()?;
-            let NotYet { wait } = bucket.check(*units, now).err()?;
-            Some(Exceeded { limited: *limited, limit: bucket.rate().units, wait })
-        });
-        if let Some(longest) = exceeded.max_by_key(|exceeded| exceeded.wait) {
-            return Err(longest);
+    /// At the head of a request that will cost `at_least` this: takes one request, or says why not.
+    pub fn enter(&mut self, at_least: Cost, now: Instant) -> Result<(), Exceeded> {
+        let Cost { inputs, tokens } = at_least;
+        longest([
+            exceeded(Limited::Requests, self.requests.as_ref(), 1, now),
+            exceeded(Limited::Inputs, self.inputs.as_ref(), inputs, now),
+            exceeded(Limited::Tokens, self.tokens.as_ref(), tokens, now),
+        ])?;
+        if let Some(requests) = &mut self.requests {
+            requests.take(1, now);
         }
-        for (_, bucket, units) in &mut wanted {
-            if let Some(bucket) = bucket.as_mut() {
-                bucket.take(*units, now);
+        Ok(())
+    }
+
+    /// When a request that has [entered](Allowance::enter) is read: takes its inputs and its tokens, or gives the request
+    /// back and says why not.
+    pub fn charge(&mut self, cost: Cost, now: Instant) -> Result<(), Exceeded> {
+        let Cost { inputs, tokens } = cost;
+        let paid = longest([
+            exceeded(Limited::Inputs, self.inputs.as_ref(), inputs, now),
+            exceeded(Limited::Tokens, self.tokens.as_ref(), tokens, now),
+        ]);
+        if let Err(exceeded) = paid {
+            self.leave(now);
+            return Err(exceeded);
+        }
+        for (bucket, units) in [(&mut self.inputs, inputs), (&mut self.tokens, tokens)] {
+            if let Some(bucket) = bucket {
+                bucket.take(units, now);
             }
         }
         Ok(())
+    }
+
+    /// A request that has [entered](Allowance::enter) is turned away for a reason that is not its own: it gets back what
+    /// it took.
+    pub fn leave(&mut self, now: Instant) {
+        if let Some(requests) = &mut self.requests {
+            requests.settle(1, 0, now);
+        }
     }
 
     /// A request that was let in for `estimate` tokens had `actual`.
@@ -159,6 +194,20 @@ impl Allowance {
     }
 }
 
+fn exceeded(limited: Limited, bucket: Option<&Bucket>, units: u64, now: Instant) -> Option<Exceeded> {
+    let bucket = bucket?;
+    let short = bucket.check(units, now).err()?;
+    Some(Exceeded { limited, limit: bucket.rate().units, short })
+}
+
+fn longest<const N: usize>(exceeded: [Option<Exceeded>; N]) -> Result<(), Exceeded> {
+    let longest = exceeded.into_iter().flatten().max_by_key(|exceeded| match exceeded.short {
+        Short::NotYet { wait } => wait,
+        Short::Never => Duration::MAX,
+    });
+    longest.map_or(Ok(()), Err)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,17 +223,29 @@ mod tests {
         }
     }
 
+    /// Both steps of a request of which everything is known at its head.
+    fn admit(allowance: &mut Allowance, cost: Cost, now: Instant) -> Result<(), Exceeded> {
+        allowance.enter(cost, now)?;
+        allowance.charge(cost, now)
+    }
+
+    fn left(allowance: &Allowance, now: Instant) -> (u64, u64) {
+        let (requests, tokens) = allowance.left(now);
+        (requests.unwrap().remaining, tokens.unwrap().remaining)
+    }
+
     #[test]
     fn each_limit_holds_at_it_and_one_past_it() {
         let check = |limits: Limits, cost: Cost, fits: u32, limited: Limited| {
             let now = some_instant();
             let mut allowance = Allowance::new(&limits, now);
             for _ in 0..fits {
-                assert_eq!(allowance.admit(cost, now), Ok(()), "{limits:?}");
+                assert_eq!(admit(&mut allowance, cost, now), Ok(()), "{limits:?}");
             }
-            let exceeded = allowance.admit(cost, now).expect_err("one past the limit");
+            let exceeded = admit(&mut allowance, cost, now).expect_err("one past the limit");
+            let Short::NotYet { wait } = exceeded.short else { panic!("{exceeded:?}") };
             assert_eq!(exceeded.limited, limited, "{limits:?}");
-            assert_eq!(allowance.admit(cost, now + exceeded.wait), Ok(()), "{limits:?}");
+            assert_eq!(admit(&mut allowance, cost, now + wait), Ok(()), "{limits:?}");
         };
         check(limits(5, 0, 0), ONE, 5, Limited::Requests);
         check(limits(5, 6, 0), Cost { inputs: 2, tokens: 1 }, 3, Limited::Inputs);
@@ -192,16 +253,47 @@ mod tests {
     }
 
     #[test]
+    fn what_can_never_be_paid_is_said_so_and_as_early_as_the_length_tells() {
+        let now = some_instant();
+        let mut allowance = Allowance::new(&limits(5, 10, 100), now);
+        let never = |limited, limit| {
+            Err(Exceeded { limited, limit: NonZeroU64::new(limit).unwrap(), short: Short::Never })
+        };
+        let check = |at_least: Cost, cost: Cost, expected: (Result<(), Exceeded>, Result<(), Exceeded>)| {
+            let mut allowance = allowance.clone();
+            let entered = allowance.enter(at_least, now);
+            let charged = entered.and_then(|()| allowance.charge(cost, now));
+            assert_eq!((entered, charged), expected, "{cost:?}");
+        };
+        let cost = |inputs, tokens| Cost { inputs, tokens };
+        check(Cost::at_least(100 * BYTES_PER_TOKEN_MAX), cost(10, 100), (Ok(()), Ok(())));
+        let too_long = never(Limited::Tokens, 100);
+        check(Cost::at_least(101 * BYTES_PER_TOKEN_MAX), cost(1, 101), (too_long, too_long));
+        check(Cost::at_least(0), cost(11, 11), (Ok(()), never(Limited::Inputs, 10)));
+        check(Cost::at_least(0), cost(1, 101), (Ok(()), never(Limited::Tokens, 100)));
+        // Also while something else could be waited for.
+        assert_eq!(admit(&mut allowance, cost(10, 1), now), Ok(()));
+        assert_eq!(
+            allowance.enter(cost(1, 1), now).map_err(|exceeded| exceeded.limited),
+            Err(Limited::Inputs)
+        );
+        assert_eq!(allowance.enter(cost(1, 101), now), never(Limited::Tokens, 100));
+    }
+
+    #[test]
     fn a_request_that_is_refused_takes_nothing() {
         let now = some_instant();
         let mut allowance = Allowance::new(&limits(5, 0, 100), now);
-        assert_eq!(allowance.admit(Cost { inputs: 1, tokens: 60 }, now), Ok(()));
-        assert!(allowance.admit(Cost { inputs: 1, tokens: 60 }, now).is_err());
-        let (requests, tokens) = allowance.left(now);
-        assert_eq!((requests.unwrap().remaining, tokens.unwrap().remaining), (4, 40));
-        assert_eq!(tokens.unwrap().reset, Duration::from_secs(36));
+        assert_eq!(admit(&mut allowance, Cost { inputs: 1, tokens: 60 }, now), Ok(()));
+        assert!(admit(&mut allowance, Cost { inputs: 1, tokens: 60 }, now).is_err());
+        assert_eq!(left(&allowance, now), (4, 40));
+        assert_eq!(allowance.left(now).1.unwrap().reset, Duration::from_secs(36));
         allowance.settle(60, 10, now);
-        assert_eq!(allowance.left(now).1.unwrap().remaining, 90);
+        assert_eq!(left(&allowance, now), (4, 90));
+        assert_eq!(allowance.enter(ONE, now), Ok(()));
+        assert_eq!(left(&allowance, now), (3, 90));
+        allowance.leave(now);
+        assert_eq!(left(&allowance, now), (4, 90));
     }
 
     #[test]
@@ -209,7 +301,7 @@ mod tests {
         let now = some_instant();
         let mut allowance = Allowance::new(&Limits::default(), now);
         for _ in 0..1000 {
-            assert_eq!(allowance.admit(Cost { inputs: u64::MAX, tokens: u64::MAX }, now), Ok(()));
+            assert_eq!(admit(&mut allowance, Cost { inputs: u64::MAX, tokens: u64::MAX }, now), Ok(()));
         }
         assert_eq!(allowance.left(now), (None, None));
     }

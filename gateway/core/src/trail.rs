@@ -17,9 +17,11 @@ pub enum Cause {
     Replay,
     /// The one before failed.
     Retry,
+    /// The first byte of the one before did not come in time.
+    Late,
     /// The region of the one before was lost.
     Evacuation,
-    /// The one before is late, and this one races it.
+    /// The one before takes longer than nearly all do, and this one races it.
     Hedge,
 }
 
@@ -29,6 +31,7 @@ impl Cause {
         match failure {
             Failure::StaleConnection => Cause::Replay,
             Failure::Lost => Cause::Evacuation,
+            Failure::Late => Cause::Late,
             Failure::Unreachable | Failure::Elsewhere | Failure::DeadlinePassed => Cause::Retry,
         }
     }

@@ -1,6 +1,7 @@
 //! `tenants.toml`: who may come in, what they may use, and how much.
 
 use gateway_core::keys::KeyRing;
+use gateway_core::lane::{Lane, Lanes};
 use gateway_core::tenant::{Limits, Tenant};
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
@@ -25,6 +26,7 @@ struct RawTenant {
     key_env: Option<String>,
     deployments: Option<Vec<String>>,
     residency: Option<RawResidency>,
+    lanes: Option<Vec<String>>,
     #[serde(default)]
     limits: RawLimits,
 }
@@ -83,7 +85,7 @@ pub(super) fn read(
 }
 
 fn read_tenant(raw: RawTenant, problems: &mut Vec<String>) -> Option<Tenant> {
-    let RawTenant { name, key_file: _, key_env: _, deployments, residency, limits } = raw;
+    let RawTenant { name, key_file: _, key_env: _, deployments, residency, lanes, limits } = raw;
     let id = name.parse::<TenantId>().map_err(|_| {
         problems.push("a name may have letters, digits, '.', '_' and '-' only".to_owned());
     });
@@ -102,6 +104,7 @@ fn read_tenant(raw: RawTenant, problems: &mut Vec<String>) -> Option<Tenant> {
             ResidencyPolicy::Anywhere
         }),
     };
+    let lanes = read_lanes(lanes, problems);
     let RawLimits { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
     let mut limit = |key: &str, given: Option<i64>| {
         let given = given?;
@@ -116,7 +119,28 @@ fn read_tenant(raw: RawTenant, problems: &mut Vec<String>) -> Option<Tenant> {
         inputs_per_second: limit("inputs_per_second", inputs_per_second),
         tokens_per_minute: limit("tokens_per_minute", tokens_per_minute),
     };
-    Some(Tenant { id: id.ok()?, deployments, residency, limits })
+    Some(Tenant { id: id.ok()?, deployments, residency, lanes, limits })
+}
+
+fn read_lanes(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Lanes {
+    let Some(names) = names else { return Lanes::default() };
+    let mut lanes = BTreeSet::new();
+    for name in &names {
+        match Lane::parse(name.as_bytes()) {
+            Some(lane) => drop(lanes.insert(lane)),
+            None => problems.push(format!("lanes has \"{name}\"; there are \"interactive\" and \"bulk\"")),
+        }
+    }
+    match (lanes.pop_first(), lanes.pop_first()) {
+        (Some(_), Some(_)) => Lanes::Both,
+        (Some(only), None) => Lanes::Only(only),
+        (None, _) => {
+            if names.is_empty() {
+                problems.push("lanes = [] leaves it none; name one, or leave it out for both".to_owned());
+            }
+            Lanes::default()
+        }
+    }
 }
 
 /// Secrets come from a file, one a line, or from the environment, never from the TOML.
@@ -158,9 +182,11 @@ mod tests {
         let plain = parse(&text).expect("as it stands");
         assert_eq!(plain.tenants().map(|tenant| tenant.limits).collect::<Vec<_>>(), [Limits::default()]);
         let shown = text.replace("# deployments", "deployments").replace("# residency", "residency");
-        let shown = parse(&shown.replace("# limits", "limits")).expect("with everything that it shows");
+        let shown = parse(&shown.replace("# limits", "limits").replace("# lanes", "lanes"))
+            .expect("with everything that it shows");
         let tenant = shown.tenants().next().expect("one");
         assert_eq!(tenant.residency.to_string(), "eu");
+        assert_eq!(tenant.lanes, Lanes::Only(Lane::Bulk));
         assert_eq!(tenant.limits.tokens_per_minute, NonZeroU64::new(2_000_000));
         assert!(tenant.may_use(&"minilm".parse().unwrap()) && !tenant.may_use(&"other".parse().unwrap()));
     }
@@ -178,8 +204,8 @@ mod tests {
         let problems = parse(
             "[[tenant]]\nname = \"docs team\"\nkey_env = \"DOCS_KEY\"\n\
              [[tenant]]\nname = \"docs\"\nkey_env = \"NOT_SET\"\nresidency = { allow = [] }\n\
-             [[tenant]]\nname = \"bare\"\ndeployments = [\"a b\"]\nlimits = { inputs_per_second = 0 }\n\
-             [[tenant]]\nname = \"bare\"\nkey_env = \"EMPTY\"\n\
+             [[tenant]]\nname = \"bare\"\ndeployments = [\"a b\"]\nlanes = [\"bulk\", \"fast\"]\nlimits = { inputs_per_second = 0 }\n\
+             [[tenant]]\nname = \"bare\"\nlanes = []\nkey_env = \"EMPTY\"\n\
              [[tenant]]\nname = \"one\"\nkey_env = \"DOCS_KEY\"\n[[tenant]]\nname = \"two\"\nkey_env = \"DOCS_KEY\"",
         );
         let problems = problems.err().expect("many problems");
@@ -189,6 +215,8 @@ mod tests {
             ("docs", "residency.allow"),
             ("bare", "key_file and key_env"),
             ("bare", "a b"),
+            ("bare", "fast"),
+            ("bare", "lanes = []"),
             ("bare", "inputs_per_second = 0"),
             ("bare", "empty"),
             ("bare", "twice"),
@@ -200,7 +228,7 @@ mod tests {
                 "{word} of {tenant} in {problems:#?}"
             );
         }
-        assert_eq!(problems.len(), 9, "{problems:#?}");
+        assert_eq!(problems.len(), 11, "{problems:#?}");
         assert_eq!(parse("").err().expect("nobody").len(), 1);
     }
 }

@@ -1,8 +1,11 @@
 //! From a request's head and body to what the decision hangs on: who asks, for what, for how long, and who may see it.
 
 use super::forward::{Edge, NotForwarded};
-use super::refusals::{no_model_field, no_model_named, unknown_model, unreadable_ask, unreadable_body};
+use super::refusals::{
+    no_bulk, no_model_field, no_model_named, unknown_model, unreadable_ask, unreadable_body,
+};
 use super::view::{Lawful, View};
+use super::watch::{About, chance};
 use crate::intake::{Body, NoBody};
 use crate::relay::Crossing;
 use crate::respond::Refusal;
@@ -11,6 +14,9 @@ use bytes::Bytes;
 use gateway_core::ask::{Ask, Headers};
 use gateway_core::body::{self, Reading};
 use gateway_core::endpoint::{ModelField, Target};
+use gateway_core::lane::{Lane, NoBulk};
+use gateway_core::lawful::Law;
+use gateway_core::pace::Size;
 use gateway_core::tenant::{Cost, Tenant};
 use pingora::protocols::http::ServerSession;
 use rand::Rng;
@@ -35,11 +41,15 @@ pub(super) struct Request {
     pub(super) client: Option<GeoPoint>,
     pub(super) tenant: Arc<Tenant>,
     pub(super) deployment: DeploymentName,
+    /// The lane that it travels in.
+    pub(super) lane: Lane,
+    /// It asked for another.
+    pub(super) lane_changed: bool,
     pub(super) cost: Cost,
     /// The law it travels under: the deployment's, narrowed by its own header.
     pub(super) residency: ResidencyPolicy,
     /// The regions that may see it. Nothing is sent to any other.
-    pub(super) allowed: RegionSet,
+    pub(super) allowed: Law,
     /// The regions that had registered a ready replica when the route table was made.
     pub(super) registered: RegionSet,
     /// As a replica serves it.
@@ -64,6 +74,8 @@ impl Request {
             client: self.client,
             tenant: self.tenant.clone(),
             deployment: self.deployment.clone(),
+            lane: self.lane,
+            lane_changed: self.lane_changed,
             cost,
             residency: self.residency.clone(),
             allowed: self.allowed,
@@ -74,6 +86,11 @@ impl Request {
             first: Some(first),
             whole_max,
         }
+    }
+
+    /// What of it its way hangs on.
+    pub(super) fn about(&self) -> About<'_> {
+        About { deployment: &self.deployment, size: Size::of(self.cost.tokens), chance: chance() }
     }
 }
 
@@ -95,9 +112,10 @@ impl Edge {
         })?;
         let reading = body_of(target, &body)?;
         let cost = Cost { inputs: reading.inputs, tokens: reading.tokens };
+        let lane = tenant.lanes.lane(ask.lane, cost.inputs).map_err(|NoBulk| no_bulk(&tenant))?;
         let Lawful { deployment, allowed, registered } = asked_for(target, reading.model, view, &tenant)?;
         let narrower = tenant.residency.narrow(&ask.residency);
-        let allowed = allowed.intersect(narrower.permitted(&self.config.catalogue));
+        let allowed = allowed.narrowed(&narrower, &self.config.catalogue);
         let residency = deployment.residency.narrow(&narrower);
         if allowed.is_empty() {
             let message = format!(
@@ -116,6 +134,8 @@ impl Edge {
             client: ask.client,
             tenant,
             deployment: deployment.name.clone(),
+            lane,
+            lane_changed: ask.lane.is_some_and(|asked| asked != lane),
             cost,
             residency,
             allowed,
@@ -134,6 +154,7 @@ impl Edge {
         let asked = Headers {
             timeout_ms: single(session, headers::TIMEOUT_MS)?,
             residency: single(session, headers::RESIDENCY)?,
+            lane: single(session, headers::LANE)?,
             client_geo: single(session, headers::CLIENT_GEO)?.filter(|_| trusted),
         };
         Ask::read(asked, &self.config.catalogue).map_err(unreadable_ask)
@@ -176,6 +197,12 @@ pub(super) fn request_id(session: &ServerSession) -> String {
         Some(id) => id.to_owned(),
         None => format!("req-{:032x}", rand::rng().random::<u128>()),
     }
+}
+
+/// The length that a request declares; of one that declares none nothing is known but that it has some.
+pub(super) fn declared_length(session: &ServerSession) -> u64 {
+    let declared = header(session, "content-length").and_then(|value| std::str::from_utf8(value).ok());
+    declared.and_then(|length| length.parse().ok()).unwrap_or(0)
 }
 
 pub(super) fn header<'a>(session: &'a ServerSession, name: &str) -> Option<&'a [u8]> {

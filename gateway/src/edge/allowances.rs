@@ -1,13 +1,14 @@
 //! What each tenant has left, shared by all requests, and how clients are told.
 //!
-//! A request takes its estimate when it is let in, and gives back what it did not use when it ends, however it ends: the
-//! [`Taken`] does that when it is dropped. The headers are OpenAI's, which its clients and many others read.
+//! A request pays for itself at its head and for what it carries when it was read (see `gateway_core::tenant`), and gives
+//! back what it did not use when it ends, however it ends: the [`Taken`] does that when it is dropped. The headers are
+//! OpenAI's, which its clients and many others read; they stand on answers and on refusals alike.
 
+use super::refusals::beyond_limits;
 use crate::respond::Refusal;
 use gateway_core::keys::KeyRing;
-use gateway_core::tenant::{Allowance, Cost, Exceeded, Left, Limited, Tenant};
+use gateway_core::tenant::{Allowance, Cost, Left, Tenant};
 use regions::id::TenantId;
-use replica_core::wire::error::ErrorCode;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -17,6 +18,11 @@ pub(super) type Header = (&'static str, String);
 
 /// Every tenant's allowance.
 pub(crate) struct Allowances(BTreeMap<TenantId, Mutex<Allowance>>);
+
+/// A request that has paid for itself and not yet for what it carries.
+pub(super) struct Entered<'a> {
+    allowance: &'a Mutex<Allowance>,
+}
 
 /// What a request has taken.
 pub(super) struct Taken<'a> {
@@ -32,20 +38,35 @@ impl Allowances {
         Allowances(keys.tenants().map(|tenant| (tenant.id.clone(), allowance(tenant))).collect())
     }
 
-    /// Lets a request of `tenant` in, or says why not.
-    pub(super) fn take(&self, tenant: &Tenant, cost: Cost) -> Result<Taken<'_>, Refusal> {
-        let allowance = self.0.get(&tenant.id).expect("whoever has a key has an allowance");
-        let admitted = lock(allowance).admit(cost, Instant::now());
-        match admitted {
+    /// Lets in a request of `tenant` of which only the head was read, or says why not. `body_bytes` is the length that it
+    /// declares.
+    pub(super) fn enter(&self, tenant: &Tenant, body_bytes: u64) -> Result<Entered<'_>, Refusal> {
+        let allowance = self.of(tenant);
+        let entered = lock(allowance).enter(Cost::at_least(body_bytes), Instant::now());
+        match entered {
+            Ok(()) => Ok(Entered { allowance }),
+            Err(exceeded) => Err(beyond_limits(tenant, exceeded).with(self.headers(tenant))),
+        }
+    }
+
+    /// Charges a request that has entered for what it carries, or says why it is turned away.
+    pub(super) fn charge<'a>(
+        &self,
+        tenant: &Tenant,
+        entered: Entered<'a>,
+        cost: Cost,
+    ) -> Result<Taken<'a>, Refusal> {
+        let Entered { allowance } = entered;
+        let charged = lock(allowance).charge(cost, Instant::now());
+        match charged {
             Ok(()) => Ok(Taken { allowance, estimate: cost.tokens, used: 0 }),
-            Err(exceeded) => Err(used_up(tenant, exceeded)),
+            Err(exceeded) => Err(beyond_limits(tenant, exceeded).with(self.headers(tenant))),
         }
     }
 
     /// What `tenant` has left, in OpenAI's headers.
     pub(super) fn headers(&self, tenant: &Tenant) -> Vec<Header> {
-        let allowance = self.0.get(&tenant.id).expect("whoever has a key has an allowance");
-        let (requests, tokens) = lock(allowance).left(Instant::now());
+        let (requests, tokens) = lock(self.of(tenant)).left(Instant::now());
         let mut headers = Vec::new();
         if let Some(Left { limit, remaining, reset }) = requests {
             headers.push(("x-ratelimit-limit-requests", limit.to_string()));
@@ -58,6 +79,10 @@ impl Allowances {
             headers.push(("x-ratelimit-reset-tokens", duration(reset)));
         }
         headers
+    }
+
+    fn of(&self, tenant: &Tenant) -> &Mutex<Allowance> {
+        self.0.get(&tenant.id).expect("whoever is let in has an allowance")
     }
 }
 
@@ -78,24 +103,8 @@ fn lock(allowance: &Mutex<Allowance>) -> MutexGuard<'_, Allowance> {
     allowance.lock().expect("no decision panics while it holds the lock")
 }
 
-fn used_up(tenant: &Tenant, exceeded: Exceeded) -> Refusal {
-    let Exceeded { limited, limit, wait } = exceeded;
-    let what = match limited {
-        Limited::Requests => "requests a second",
-        Limited::Inputs => "inputs a second",
-        Limited::Tokens => "tokens a minute",
-    };
-    let message = format!(
-        "The tenant '{}' may use {limit} {what} ({}) and has used them up; try again in {}.",
-        tenant.id,
-        limited.as_str(),
-        duration(wait)
-    );
-    Refusal::new(ErrorCode::RateLimited, message).after(wait)
-}
-
 /// As OpenAI writes durations: `80ms`, `2.5s`, `1m30s`.
-fn duration(duration: Duration) -> String {
+pub(super) fn duration(duration: Duration) -> String {
     let millis = duration.as_millis();
     match millis {
         0..1_000 => format!("{millis}ms"),

@@ -2,24 +2,29 @@
 
 use super::admit::Request;
 use super::forward::{Edge, NotForwarded};
+use super::race::Race;
 use super::refusals::{deadline_passed, in_words};
 use super::view::View;
+use super::watch::{About, REGION_IN_FLIGHT_MAX};
 use crate::respond::Refusal;
 use crate::upstream::Answer;
+use gateway_core::lane::Lane;
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
-use gateway_core::trail::{Cause, End, Trail};
+use gateway_core::trail::{End, Trail};
 use regions::residency::ResidencyPolicy;
-use regions::selection::{self, Query, Selection};
+use regions::selection::{self, Candidate, Query, Selection};
 use regions::set::{RegionIndex, RegionSet};
 use replica_core::wire::error::{ErrorCode, Remedy};
 use replica_core::wire::headers;
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
 
 /// The least and the most that a connection to a region may take to open; between them, two round trips and a bit.
 const CONNECT_MIN: Duration = Duration::from_millis(100);
 const CONNECT_MAX: Duration = Duration::from_millis(400);
+
+/// When to come back where a region has as much as it may: half of what waits there has been answered by then.
+const FULL_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// How an attempt's answer came about.
 pub(super) struct Answered {
@@ -28,9 +33,13 @@ pub(super) struct Answered {
     pub(super) waited: Duration,
 }
 
+/// Regions no further than this beyond the nearest are as near: a client does not notice which of them it is, and
+/// notices a slow one.
+const AS_NEAR: Duration = Duration::from_millis(25);
+
 impl Edge {
     /// The regions that could take the request, best first, and why the others cannot.
-    pub(super) fn choose(&self, request: &Request, view: &View) -> Selection {
+    pub(super) fn choose(&self, request: &Request, view: &View, about: &About<'_>) -> Selection {
         let now = Instant::now();
         let known = self.watch.known();
         // A region knows its replicas better than the table, for which it registered some time ago.
@@ -43,15 +52,26 @@ impl Edge {
         }
         let mut selection = selection::select(&Query {
             considered: view.routed,
-            allowed: request.allowed,
+            allowed: *request.allowed,
             routed: view.routed,
             serving,
-            health: &|region| known.fleet.health(region, &request.deployment),
+            health: &|region| known.health(region, about, now),
             rtt: &|region| match request.client {
                 Some(place) => known.latency.prior_from(place, region),
                 None => known.latency.estimate(region, now),
             },
         });
+        if let Some(Candidate { score: best, .. }) = selection.order.first().copied() {
+            let as_near = |candidate: &&Candidate| {
+                candidate.score.health == best.health && candidate.score.rtt <= best.rtt + AS_NEAR
+            };
+            let near = selection.order.iter().take_while(as_near).map(|candidate| candidate.region);
+            let near: Vec<_> = near.collect();
+            let preferred = known.targets.preferred(&near, about.deployment, about.size, about.chance, now);
+            if let Some(place) = preferred.and_then(|first| near.iter().position(|near| *near == first)) {
+                selection.order[..=place].rotate_right(1);
+            }
+        }
         // A piece of a larger request is asked for where there is room for it, and elsewhere as any other.
         let first = selection.order.iter().position(|candidate| Some(candidate.region) == request.first);
         if let Some(first) = first {
@@ -69,64 +89,85 @@ impl Edge {
     ) -> Result<Answered, NotForwarded> {
         // Heard from before the choice is made, so that no loss falls between the two.
         let mut bell = self.watch.bell();
-        let selection = self.choose(request, view);
+        let about = request.about();
+        let selection = self.choose(request, view, &about);
         let order = selection.order.iter().map(|candidate| candidate.region).collect();
-        let mut plan = RequestPlan::new(order, request.arrived + request.timeout);
-        let mut step = plan.start(Instant::now());
-        let (mut held, mut cause) = (None, Cause::First);
+        let hedges = request.lane == Lane::Interactive;
+        let mut plan = RequestPlan::new(order, hedges, request.arrived + request.timeout);
+        let mut step = self.watch.start(&mut plan, &about);
+        let (mut held, mut race) = (None, Race::new(trail));
         loop {
-            let region = match step {
-                Step::Send { region, .. } => region,
+            match step {
+                Step::Send { region, attempt, cause, instead_of } => {
+                    if let Some(late) = instead_of {
+                        race.leave(late, End::Failed(Failure::Late));
+                    }
+                    let asked = self.attempt(request, view, plan.left(Instant::now()), region, attempt);
+                    race.enter(region, cause, self.watch.in_flight(region), asked);
+                }
+                Step::Wait => {}
                 Step::Relay => return Ok(held.take().expect("a plan relays what an attempt has brought")),
                 Step::NobodyReachable => return Err(self.nobody_reachable(request, view, &selection).into()),
-                Step::DeadlinePassed => return Err(deadline_passed(request.timeout).into()),
-            };
-            let attempt = trail.began(region, cause, Instant::now());
-            let ended = self.attempt(request, view, &plan, region, &mut bell).await;
-            let end = match &ended {
-                Ok(answered) => End::Answered { status: answered.answer.head.status.as_u16() },
-                Err(failure) => End::Failed(*failure),
-            };
-            trail.ended(attempt, end, Instant::now());
-            let failure = match ended {
-                Ok(answered) if !says_elsewhere(&answered.answer) => {
-                    self.watch.answered(region);
-                    return Ok(answered);
+                Step::Full(region) => return Err(self.full(region).into()),
+                Step::DeadlinePassed => {
+                    race.leave_all(End::Failed(Failure::DeadlinePassed));
+                    return Err(deadline_passed(request.timeout).into());
                 }
-                Ok(answered) => {
-                    held = Some(answered);
-                    Failure::Elsewhere
-                }
-                Err(failure) => failure,
+            }
+            step = tokio::select! {
+                biased;
+                (region, ended) = race.next() => match ended {
+                    Ok(answered) if !says_elsewhere(&answered.answer) => {
+                        let status = answered.answer.head.status.as_u16();
+                        self.watch.answered(&mut plan, region, &about, status, answered.waited);
+                        race.overtaken().for_each(|slower| self.watch.overtaken(slower));
+                        race.leave_all(End::Abandoned);
+                        return Ok(answered);
+                    }
+                    Ok(answered) => {
+                        let status = answered.answer.head.status.as_u16();
+                        held = Some(answered);
+                        self.watch.failed(&mut plan, region, Failure::Elsewhere, Some(status), &about)
+                    }
+                    Err(failure) => {
+                        tracing::debug!(id = request.id, region = region.as_usize(), ?failure, "an attempt failed");
+                        self.watch.failed(&mut plan, region, failure, None, &about)
+                    }
+                },
+                _ = bell.changed() => match race.find(|region| self.watch.gives_up(&plan, region, &about)) {
+                    Some(region) => {
+                        race.leave(region, End::Failed(Failure::Lost));
+                        // Another that races may be given up as well: the bell is heard again.
+                        bell.mark_changed();
+                        self.watch.failed(&mut plan, region, Failure::Lost, None, &about)
+                    }
+                    None => Step::Wait,
+                },
+                () = tokio::time::sleep_until(plan.alarm().into()) => self.watch.woke(&mut plan, &about),
             };
-            tracing::debug!(id = request.id, region = region.as_usize(), ?failure, "an attempt failed");
-            cause = Cause::after(failure);
-            step = self.watch.failed(&mut plan, region, failure, &request.deployment);
         }
     }
 
-    /// One attempt, ended by its answer, by the deadline, or by the loss of the region.
+    /// One attempt; whoever waits for it bounds its time by dropping it.
     async fn attempt(
         &self,
         request: &Request,
         view: &View,
-        plan: &RequestPlan,
+        left: Duration,
         region: RegionIndex,
-        bell: &mut watch::Receiver<()>,
+        attempt: u32,
     ) -> Result<Answered, Failure> {
-        assert!(
-            request.allowed.contains(region),
-            "a request is sent only where it is allowed (invariant 1, Lawful)"
-        );
         let address = view.address(region).ok_or(Failure::Unreachable)?;
+        let to = request.allowed.open(region, address);
+        let to = to.expect("a plan goes only where it is allowed (invariant 1, Lawful)");
         let begun = Instant::now();
-        let left = plan.left(begun);
-        let (left_ms, attempt) = (left.as_millis().max(1).to_string(), plan.attempts().to_string());
+        let (left_ms, attempt) = (left.as_millis().max(1).to_string(), attempt.to_string());
         let residency = request.residency.to_string();
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),
             (headers::DEPLOYMENT, request.deployment.as_str()),
             (headers::TENANT, request.tenant.id.as_str()),
+            (headers::LANE, request.lane.as_str()),
             (headers::TIMEOUT_MS, &left_ms),
             (headers::ATTEMPT, &attempt),
         ];
@@ -136,21 +177,18 @@ impl Edge {
         let head = request.crossing.head(request.path, &request.body.bytes, &extra);
         let connect =
             (2 * self.watch.known().latency.estimate(region, begun)).clamp(CONNECT_MIN, CONNECT_MAX);
-        let _in_flight = self.watch.in_flight(region);
-        let asked = self.upstream.ask(address, connect, head, request.body.bytes.clone(), request.whole_max);
-        let lost = async {
-            while bell.changed().await.is_ok() {
-                if self.watch.gives_up(plan, region, &request.deployment) {
-                    return;
-                }
-            }
-        };
-        tokio::select! {
-            biased;
-            answer = asked => answer.map(|answer| Answered { answer, region, waited: begun.elapsed() }),
-            () = lost => Err(Failure::Lost),
-            () = tokio::time::sleep(left) => Err(Failure::DeadlinePassed),
-        }
+        let body = request.allowed.seal(request.body.bytes.clone());
+        let answer = self.upstream.ask(to, connect, head, body, request.whole_max).await?;
+        Ok(Answered { answer, region, waited: begun.elapsed() })
+    }
+
+    fn full(&self, region: RegionIndex) -> Refusal {
+        let region = &self.config.catalogue.region(region).id;
+        let message = format!(
+            "{REGION_IN_FLIGHT_MAX} requests of this gateway wait for {region} already, as many as may; try again \
+             shortly, or send fewer at once. They are not sent to a region further away, which has not offered room."
+        );
+        Refusal::new(ErrorCode::Overloaded, message).after(FULL_RETRY_AFTER)
     }
 
     fn nobody_reachable(&self, request: &Request, view: &View, selection: &Selection) -> Refusal {

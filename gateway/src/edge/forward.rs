@@ -1,6 +1,6 @@
 //! A request at the edge, from its head to its answer.
 
-use super::admit::{Request, header, request_id};
+use super::admit::{Request, declared_length, header, request_id};
 use super::allowances::{Allowances, Taken};
 use super::attempts::Answered;
 use super::refusals::{no_table_yet, not_let_in, not_served};
@@ -83,8 +83,10 @@ impl Edge {
         match endpoint {
             Endpoint::Models => Ok(models(session, &view, &tenant, id).await),
             Endpoint::Computed(target) => {
+                // Who cannot pay is told before the body is read.
+                let entered = self.allowances.enter(&tenant, declared_length(session))?;
                 let request = self.read(session, target, &view, id, tenant, arrived).await?;
-                let mut taken = self.allowances.take(&request.tenant, request.cost)?;
+                let mut taken = self.allowances.charge(&request.tenant, entered, request.cost)?;
                 if let Some(cut) = self.cut(&request, &view).await? {
                     return self.scatter(session, &request, &view, cut, &mut taken, trail).await;
                 }
@@ -124,6 +126,9 @@ impl Edge {
             (headers::ATTEMPTS, &attempts_text),
             (headers::SERVER_TIMING, &timing),
         ];
+        if request.lane_changed {
+            extra.push((headers::LANE, request.lane.as_str()));
+        }
         extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
         let after = relay::outward(session, answer, &self.upstream, &extra).await;
         let (tenant, deployment) = (request.tenant.id.as_str(), request.deployment.as_str());

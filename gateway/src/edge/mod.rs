@@ -10,13 +10,15 @@
 //! [`table`] follows the hub's route table and survives without the hub; [`reports`] hears the regions; [`watch`] holds
 //! what is known of their health. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
 //! who asks for what and who may see it, [`allowances`] is what its tenant has left, and [`attempts`] goes from region to
-//! region. [`scatter`] does that with the pieces of a request that is too large for one replica.
+//! region, with a [`race`] of two at most under way. [`scatter`] does that with the pieces of a request that is too large
+//! for one replica.
 
 mod admit;
 mod allowances;
 mod attempts;
 mod forward;
 mod operations;
+mod race;
 mod refusals;
 mod reports;
 mod scatter;

@@ -1,14 +1,16 @@
 //! Every sentence with which the edge says no by itself: what is wrong, the limit, what to do.
 
+use super::allowances::duration;
 use super::view::View;
 use crate::respond::Refusal;
 use gateway_core::ask::{AskProblem, TIMEOUT_MAX};
 use gateway_core::body::{self, BodyProblem};
+use gateway_core::bucket::Short;
 use gateway_core::endpoint::{Endpoint, NotServed};
 use gateway_core::keys::KeyProblem;
 use gateway_core::scatter::INPUTS_MAX;
 use gateway_core::scatter::cut::TooManyInputs;
-use gateway_core::tenant::Tenant;
+use gateway_core::tenant::{Exceeded, Limited, Tenant};
 use regions::selection::Ineligible;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
@@ -57,11 +59,23 @@ pub(super) fn unreadable_ask(problem: AskProblem) -> Refusal {
         AskProblem::Residency(why) => {
             (headers::RESIDENCY, format!("{} cannot be read: {why}.", headers::RESIDENCY))
         }
+        AskProblem::Lane => {
+            (headers::LANE, format!("{} is neither 'interactive' nor 'bulk'.", headers::LANE))
+        }
         AskProblem::ClientGeo(why) => {
             (headers::CLIENT_GEO, format!("{} cannot be read: {why}.", headers::CLIENT_GEO))
         }
     };
     Refusal::new(ErrorCode::InvalidHeader, message).of(param)
+}
+
+pub(super) fn no_bulk(tenant: &Tenant) -> Refusal {
+    let message = format!(
+        "The tenant '{}' has no bulk lane; leave out {}, or ask whoever runs this gateway for one.",
+        tenant.id,
+        headers::LANE
+    );
+    Refusal::new(ErrorCode::LaneNotPermitted, message).of(headers::LANE)
 }
 
 pub(super) fn unreadable_body(problem: BodyProblem) -> Refusal {
@@ -127,6 +141,33 @@ pub(super) fn too_many_inputs(problem: TooManyInputs) -> Refusal {
         given.div_ceil(INPUTS_MAX)
     );
     Refusal::new(ErrorCode::TooManyInputs, message).of(field)
+}
+
+/// A tenant cannot pay for a request: not now, or never.
+pub(super) fn beyond_limits(tenant: &Tenant, exceeded: Exceeded) -> Refusal {
+    let Exceeded { limited, limit, short } = exceeded;
+    let (what, unit, never) = match limited {
+        Limited::Requests => ("requests a second", "requests", ErrorCode::RateLimited),
+        Limited::Inputs => ("inputs a second", "inputs", ErrorCode::TooManyInputs),
+        Limited::Tokens => ("tokens a minute", "tokens", ErrorCode::TooManyTokens),
+    };
+    let (id, key) = (&tenant.id, limited.as_str());
+    match short {
+        Short::NotYet { wait } => {
+            let message = format!(
+                "The tenant '{id}' may use {limit} {what} ({key}) and has used them up; try again in {}.",
+                duration(wait)
+            );
+            Refusal::new(ErrorCode::RateLimited, message).after(wait)
+        }
+        Short::Never => {
+            let message = format!(
+                "The tenant '{id}' may use {limit} {what} ({key}) and this request alone has more, so waiting does \
+                 not help; send no more than {limit} {unit} in one request."
+            );
+            Refusal::new(never, message)
+        }
+    }
 }
 
 pub(super) fn deadline_passed(timeout: Duration) -> Refusal {

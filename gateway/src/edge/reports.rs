@@ -35,7 +35,7 @@ pub(crate) async fn listen(
     let mut tasks = JoinSet::new();
     loop {
         let wanted: Vec<_> = views.borrow_and_update().iter().flat_map(|view| view.regions()).collect();
-        watch.known().fleet.watch(wanted.iter().map(|(region, _)| *region));
+        watch.watch(wanted.iter().map(|(region, _)| *region));
         heard.retain(|region, task| {
             let stays = wanted.contains(region);
             if !stays {

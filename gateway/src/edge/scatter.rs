@@ -169,7 +169,7 @@ impl Edge {
 
     /// The regions that could take the request, best first, and what they say of their room.
     fn places(&self, request: &Request, view: &View) -> Vec<Place> {
-        let selection = self.choose(request, view);
+        let selection = self.choose(request, view, &request.about());
         let known = self.watch.known();
         let place = |region: RegionIndex, rtt: Duration| {
             let load = known.load(region, &request.deployment);

@@ -1,5 +1,6 @@
 //! The route table as requests need it: names resolved, law worked out, once per table instead of once per request.
 
+use gateway_core::lawful::Law;
 use gateway_core::tenant::Tenant;
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
@@ -22,7 +23,7 @@ pub(crate) struct View {
 pub(crate) struct Lawful {
     pub(crate) deployment: Deployment,
     /// The regions that its residency permits and that its list, if it has one, names.
-    pub(crate) allowed: RegionSet,
+    pub(crate) allowed: Law,
     /// The regions that registered a ready replica for it when the table was made.
     pub(crate) registered: RegionSet,
 }
@@ -47,7 +48,7 @@ impl View {
             }
         }
         let lawful = |deployment: &Deployment| Lawful {
-            allowed: deployment.residency.permitted(catalogue).intersect(deployment.placed(catalogue)),
+            allowed: Law::of(deployment, catalogue),
             registered: table.serving(&deployment.name, catalogue),
             deployment: deployment.clone(),
         };

@@ -1,18 +1,23 @@
-//! The health of the regions as this edge sees it, shared between those who learn and those who ask.
+//! What is known of the regions, shared between those who learn and those who ask: what they say of themselves, what this
+//! edge's own requests have seen of them, and what may be spent on them.
 //!
-//! `gateway_core` decides; here are the lock around it and the bell that wakes requests which wait for a region that has
-//! got worse. The lock is held for one decision at a time and never across an await.
+//! `gateway_core` decides; here are the lock around it, the clock, the dice, and the bell that wakes requests which wait
+//! for a region that has got worse. The lock is held for one decision at a time and never across an await.
 
+use gateway_core::circuit::{Permille, Seen};
 use gateway_core::health::{Fleet, Heard, LOOK_PERIOD_MAX, Worse};
 use gateway_core::outcome::Failure;
-use gateway_core::plan::{Budgets, RequestPlan, Step};
+use gateway_core::pace::{Patience, Size};
+use gateway_core::plan::{Budgets, Due, Load, RequestPlan, Sight, Step, Waits};
+use gateway_core::targets::{CircuitState, Targets, UnderWay, Yardstick};
+use rand::Rng;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::selection::Health;
 use regions::set::RegionIndex;
-use scheduler_core::spoke::{Load, Report};
+use scheduler_core::spoke::{self, Report};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -20,6 +25,9 @@ use tokio::sync::watch;
 
 /// How often silence is looked for: twice as often as has to be.
 const LOOK_PERIOD: Duration = LOOK_PERIOD_MAX.checked_div(2).expect("two is not zero");
+/// Requests of one edge that may wait for one region. At 20 ms each that is 400,000 a second, more than an edge passes on;
+/// what waits beyond it waits for a region that does not answer, and would take the room of all others.
+pub(crate) const REGION_IN_FLIGHT_MAX: u32 = 8192;
 
 /// What is known, and the bell.
 pub(crate) struct Watch {
@@ -31,24 +39,73 @@ pub(crate) struct Watch {
 pub(crate) struct Known {
     pub(crate) fleet: Fleet,
     pub(crate) latency: LatencyModel,
+    pub(crate) targets: Targets<RegionIndex>,
     /// What each region last said of the work in it.
-    loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, Load>>,
+    loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, spoke::Load>>,
     budgets: Budgets,
+}
+
+/// What of a request its way hangs on.
+#[derive(Clone, Copy)]
+pub(crate) struct About<'a> {
+    pub(crate) deployment: &'a DeploymentName,
+    pub(crate) size: Size,
+    /// The request's own, drawn once.
+    pub(crate) chance: Permille,
+}
+
+/// A throw of the dice.
+pub(crate) fn chance() -> Permille {
+    Permille::new(rand::rng().random_range(0..1000))
 }
 
 impl Known {
     /// What `region` last said of the work that a deployment has there.
-    pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> Load {
+    pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> spoke::Load {
         self.loads.get(&region).and_then(|loads| loads.get(deployment)).copied().unwrap_or_default()
+    }
+
+    /// The health of a region for a request: whoever is left alone for a while is a suspect.
+    pub(crate) fn health(&self, region: RegionIndex, about: &About<'_>, now: Instant) -> Health {
+        health(&self.fleet, &self.targets, region, about, now)
+    }
+
+    /// Calls `decide` with what is known, and with the budgets.
+    fn decide<T>(
+        &mut self,
+        about: &About<'_>,
+        now: Instant,
+        decide: impl FnOnce(Sight<'_>, &mut Budgets) -> T,
+    ) -> T {
+        let Known { fleet, latency: _, targets, loads: _, budgets } = self;
+        let load = |region| match region {
+            region if targets.is_full(region) => Load::Full,
+            region if targets.is_calm(region) => Load::Calm,
+            _ => Load::Busy,
+        };
+        let waits = |region| Waits {
+            late: targets.first_byte(region, about.deployment, about.size),
+            hedge: targets.hedge_after(region, about.deployment, about.size),
+        };
+        let health = |region| health(fleet, targets, region, about, now);
+        decide(Sight { health: &health, load: &load, waits: &waits }, budgets)
+    }
+
+    /// Something was seen of `region`; if it is ejected for it, what is in flight there may leave.
+    fn saw(&mut self, region: RegionIndex, seen: Seen, now: Instant) {
+        if self.targets.saw(region, seen, chance(), now) {
+            tracing::warn!(region = region.as_usize(), ?seen, "a region is left alone for a while");
+            self.budgets.evacuate(region, self.targets.in_flight(region), now);
+        }
     }
 }
 
 impl Watch {
     pub(crate) fn new(place: GeoPoint, catalogue: &Catalogue) -> Watch {
-        let latency = LatencyModel::new(place, catalogue);
         let known = Known {
             fleet: Fleet::default(),
-            latency,
+            latency: LatencyModel::new(place, catalogue),
+            targets: Targets::new(Patience::WITH_A_REGION, Yardstick::Own, REGION_IN_FLIGHT_MAX),
             loads: BTreeMap::new(),
             budgets: Budgets::new(Instant::now()),
         };
@@ -57,6 +114,22 @@ impl Watch {
 
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().expect("no decision panics while it holds the lock")
+    }
+
+    /// Watches exactly these regions from now on.
+    pub(crate) fn watch(&self, wanted: impl IntoIterator<Item = RegionIndex> + Clone) {
+        let known = &mut *self.known();
+        known.fleet.watch(wanted.clone());
+        known.targets.watch(wanted);
+    }
+
+    /// How each of these regions stands with this edge; for operators.
+    #[expect(dead_code, reason = "shown by /routes and /metrics, which are being written beside this")]
+    pub(crate) fn circuits(
+        &self,
+        regions: impl IntoIterator<Item = RegionIndex>,
+    ) -> Vec<CircuitState<RegionIndex>> {
+        self.known().targets.states(regions, Instant::now())
     }
 
     /// Rings when a region gets worse.
@@ -76,47 +149,96 @@ impl Watch {
         self.known().loads.insert(region, report.deployments.clone());
     }
 
+    /// The first step of a plan.
+    pub(crate) fn start(&self, plan: &mut RequestPlan, about: &About<'_>) -> Step {
+        let now = Instant::now();
+        self.known().decide(about, now, |sight, budgets| plan.start(sight, budgets, now))
+    }
+
     /// An attempt at `region` is in flight until what this returns is dropped.
     pub(crate) fn in_flight(&self, region: RegionIndex) -> InFlight<'_> {
-        self.known().budgets.began(region);
-        InFlight { watch: self, region }
+        let request = self.known().targets.began(region, Instant::now());
+        InFlight { watch: self, request }
     }
 
-    /// A request was answered there.
-    pub(crate) fn answered(&self, region: RegionIndex) {
+    /// A request was answered there with `status`, after `took`.
+    pub(crate) fn answered(
+        &self,
+        plan: &mut RequestPlan,
+        region: RegionIndex,
+        about: &About<'_>,
+        status: u16,
+        took: Duration,
+    ) {
+        let now = Instant::now();
         let known = &mut *self.known();
-        known.fleet.answered(region, Instant::now());
+        known.fleet.answered(region, now);
         known.budgets.retry.succeeded();
+        let in_time = plan.answered(region);
+        // A refusal is quick, whoever gives it: it says nothing of how long the work takes.
+        if (200..300).contains(&status) {
+            known.targets.took(region, about.deployment, about.size, took, now);
+        }
+        if in_time {
+            known.saw(region, seen(status), now);
+        }
     }
 
-    /// An attempt at `region` failed; what the plan does next.
+    /// An attempt lost a race against one that began later.
+    pub(crate) fn overtaken(&self, attempt: &InFlight<'_>) {
+        self.known().targets.overtaken(&attempt.request, chance(), Instant::now());
+    }
+
+    /// An attempt at `region` failed; what the plan does next. `status` is that of an answer which says "elsewhere".
     pub(crate) fn failed(
         &self,
         plan: &mut RequestPlan,
         region: RegionIndex,
         failure: Failure,
-        deployment: &DeploymentName,
+        status: Option<u16>,
+        about: &About<'_>,
     ) -> Step {
         let now = Instant::now();
         let known = &mut *self.known();
-        let worse = if failure.blames_region() { known.fleet.failed(region) } else { None };
-        self.tell(known, worse, now);
-        let Known { fleet, budgets, .. } = known;
+        if failure.blames_region() {
+            let worse = known.fleet.failed(region);
+            self.tell(known, worse, now);
+            known.saw(region, Seen::Failed, now);
+        }
+        if let Some(status) = status.filter(|status| seen(*status) == Seen::Faulted) {
+            known.saw(region, seen(status), now);
+        }
         // What breaks off because its region dies is part of the evacuation, not a retry.
-        let down = fleet.health(region, deployment) == Health::Down;
+        let down = known.fleet.health(region, about.deployment) == Health::Down;
         let failure = if failure == Failure::Unreachable && down { Failure::Lost } else { failure };
-        plan.failed(failure, |next| fleet.health(next, deployment), budgets, now)
+        known.decide(about, now, |sight, budgets| plan.failed(region, failure, sight, budgets, now))
+    }
+
+    /// Something of a plan has come to its time; what the plan does next.
+    pub(crate) fn woke(&self, plan: &mut RequestPlan, about: &About<'_>) -> Step {
+        let now = Instant::now();
+        let known = &mut *self.known();
+        while let Some(due) = plan.due(now) {
+            if let Due::Late(region) = due {
+                known.saw(region, Seen::Missed, now);
+            }
+            let step = known.decide(about, now, |sight, budgets| match due {
+                Due::Deadline => Step::DeadlinePassed,
+                Due::Late(region) => plan.late(region, sight, budgets, now),
+                Due::Hedge => plan.hedge(sight, budgets, now),
+            });
+            if step != Step::Wait {
+                return step;
+            }
+        }
+        Step::Wait
     }
 
     /// Whether a request that waits for `region` should give it up.
-    pub(crate) fn gives_up(
-        &self,
-        plan: &RequestPlan,
-        region: RegionIndex,
-        deployment: &DeploymentName,
-    ) -> bool {
-        let known = self.known();
-        plan.gives_up(known.fleet.health(region, deployment), |next| known.fleet.health(next, deployment))
+    pub(crate) fn gives_up(&self, plan: &RequestPlan, region: RegionIndex, about: &About<'_>) -> bool {
+        let known = &mut *self.known();
+        let health = known.fleet.health(region, about.deployment);
+        known.decide(about, Instant::now(), |sight, _| plan.gives_up(health, sight))
     }
 
     /// Looks for silence for ever.
@@ -134,21 +256,38 @@ impl Watch {
 
     fn tell(&self, known: &mut Known, worse: impl IntoIterator<Item = Worse>, now: Instant) {
         for Worse { region, health } in worse {
-            known.budgets.evacuate(region, now);
+            known.budgets.evacuate(region, known.targets.in_flight(region), now);
             tracing::warn!(region = region.as_usize(), ?health, "a region got worse");
             self.bell.send_replace(());
         }
     }
 }
 
+fn health(
+    fleet: &Fleet,
+    targets: &Targets<RegionIndex>,
+    region: RegionIndex,
+    about: &About<'_>,
+    now: Instant,
+) -> Health {
+    let health = fleet.health(region, about.deployment);
+    let left_alone = || !targets.standing(region, now).takes(about.chance);
+    if health == Health::Healthy && left_alone() { Health::Suspect } else { health }
+}
+
+/// What an answer of this status says of whoever gave it. 503 and 504 are said of a load or a deadline, not of a fault.
+fn seen(status: u16) -> Seen {
+    if matches!(status, 500 | 502) { Seen::Faulted } else { Seen::Answered }
+}
+
 /// An attempt that waits for a region. It ends when this is dropped: also when the client has hung up.
 pub(crate) struct InFlight<'a> {
     watch: &'a Watch,
-    region: RegionIndex,
+    request: UnderWay<RegionIndex>,
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.watch.known().budgets.ended(self.region);
+        self.watch.known().targets.ended(&self.request, Instant::now());
     }
 }

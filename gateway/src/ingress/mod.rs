@@ -1,19 +1,23 @@
 //! The regional ingress: the door of a region, and the only way to its replicas.
 //!
 //! It holds the law a second time: a request carries the residency under which it travels, and a region that is not part
-//! of it refuses before it has read the body. It asks [`Spoke`] which replica, passes the request on, and answers each
-//! edge's question for a report. `Spoke` is shared with the agent that speaks to the hub; neither waits for the other.
+//! of it refuses before it has read the body. It asks [`Spoke`] which replica, passes the request on ([`attempts`]), and
+//! answers each edge's question for a report. `Spoke` is shared with the agent that speaks to the hub; neither waits for
+//! the other. What the ingress's own requests have seen of each replica it keeps beside it ([`replicas`]), and shows at
+//! `/status`.
 
+mod attempts;
 mod probe;
+mod replicas;
 
 use crate::intake::{Intake, NoBody};
 use crate::listener::{AfterAnswer, Door, Listener};
 use crate::relay::{self, Crossing};
 use crate::respond::{self, Refusal};
-use crate::upstream::{Answer, Upstream, WHOLE_ANSWER_MAX};
-use bytes::Bytes;
+use crate::upstream::Upstream;
+use attempts::Passing;
 use gateway_core::endpoint;
-use gateway_core::outcome::Failure;
+use gateway_core::lawful::Law;
 use gateway_core::timing;
 use pingora::protocols::http::ServerSession;
 use regions::catalogue::Catalogue;
@@ -22,7 +26,8 @@ use regions::residency::ResidencyPolicy;
 use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
-use scheduler_core::spoke::{self, Spoke};
+use replicas::{Replicas, chance};
+use scheduler_core::spoke::Spoke;
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
 use std::future::Future;
 use std::io;
@@ -31,8 +36,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// Replicas stand beside the ingress: one that does not take a connection in this time takes none.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long a request may take when whoever sends it does not say.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// How long an ingress that is told to stop still takes requests, while its reports say that it is draining: three
@@ -91,8 +94,8 @@ pub async fn run(
         Listener::bind(listen).await.map_err(|source| IngressError::Bind { address: listen, source })?;
     let client = reqwest::Client::builder().no_proxy().build()?;
     let mut tasks = JoinSet::new();
-    for (number, address) in replicas.into_iter().enumerate() {
-        tasks.spawn(probe::watch(number, address, client.clone(), spoke.clone()));
+    for (number, address) in replicas.iter().enumerate() {
+        tasks.spawn(probe::watch(number, *address, client.clone(), spoke.clone()));
     }
     ready(listener.address());
     let door = Ingress {
@@ -100,6 +103,7 @@ pub async fn run(
         here,
         catalogue,
         spoke: spoke.clone(),
+        replicas: Replicas::new(replicas, spoke.clone()),
         upstream: Upstream::new(),
         intake: Intake::new(),
     };
@@ -122,6 +126,7 @@ struct Ingress {
     here: RegionIndex,
     catalogue: Arc<Catalogue>,
     spoke: Arc<Mutex<Spoke>>,
+    replicas: Replicas,
     upstream: Upstream,
     intake: Intake,
 }
@@ -135,6 +140,11 @@ impl Door for Ingress {
             ("POST", "/spoke/v1/exchange") => self.exchange(session).await,
             ("GET", "/livez") => return respond::ok(session, b"{\"status\":\"alive\"}".to_vec(), &[]).await,
             ("GET", "/readyz") => self.ready(session).await,
+            ("GET", "/status") => {
+                let status =
+                    serde_json::json!({"region": self.region.as_str(), "replicas": self.replicas.status()});
+                return respond::ok(session, status.to_string().into_bytes(), &[]).await;
+            }
             (method, path) => match endpoint::for_a_replica(method, path) {
                 Some(path) => self.forward(session, path, arrived).await,
                 None => {
@@ -198,7 +208,7 @@ impl Ingress {
         path: &'static str,
         arrived: Instant,
     ) -> Result<AfterAnswer, Ended> {
-        self.lawful(session)?;
+        let law = self.lawful(session)?;
         let deployment = deployment(session)?;
         let deadline = arrived + timeout(session)?;
         let body = self.intake.body(session).await?;
@@ -209,9 +219,12 @@ impl Ingress {
             path,
             deployment,
             body: body.bytes.clone(),
+            law,
+            tokens: (body.bytes.len() as u64 / BYTES_PER_TOKEN).max(1),
             deadline,
+            chance: chance(),
         };
-        let (answer, mut sent) = tokio::select! {
+        let (answer, sent) = tokio::select! {
             biased;
             answered = self.go(&request) => answered?,
             () = relay::client_gone(session) => return Err(Ended::ClientGone),
@@ -220,122 +233,24 @@ impl Ingress {
         let timing = timing::at_the_region(told, arrived.elapsed());
         let extra = [(headers::REGION, self.region.as_str()), (headers::SERVER_TIMING, timing.as_str())];
         let after = relay::outward(session, answer, &self.upstream, &extra).await;
-        sent.outcome = spoke::Outcome::Answered;
+        sent.answered();
         Ok(after)
     }
 
-    /// Offers a request to one replica, and to another if the first is gone.
-    async fn go(&self, request: &Passing) -> Result<(Answer, Sent), Refusal> {
-        let mut tried = 0;
-        loop {
-            tried += 1;
-            let mut sent = self.choose(&request.deployment, request.body.len())?;
-            match self.ask(request, sent.choice.endpoint).await {
-                Ok(answer) => return Ok((answer, sent)),
-                Err(Failure::DeadlinePassed) => return Err(not_answered(Failure::DeadlinePassed)),
-                Err(failure) => {
-                    tracing::debug!(replica = %sent.choice.endpoint, ?failure, "a replica did not answer");
-                    sent.outcome = spoke::Outcome::Failed;
-                    if tried == TRIES_MAX {
-                        return Err(not_answered(failure));
-                    }
-                }
-            }
-        }
-    }
-
     /// Invariant 1 (Lawful), at the receiving end: what must not be seen here is refused before its body is read.
-    fn lawful(&self, session: &ServerSession) -> Result<(), Refusal> {
-        let Some(policy) = text(session, headers::RESIDENCY)? else {
-            return Ok(());
+    fn lawful(&self, session: &ServerSession) -> Result<Law, Refusal> {
+        let policy = match text(session, headers::RESIDENCY)? {
+            Some(policy) => policy.parse().map_err(|error| unreadable(headers::RESIDENCY, &error))?,
+            None => ResidencyPolicy::Anywhere,
         };
-        let policy: ResidencyPolicy =
-            policy.parse().map_err(|error| unreadable(headers::RESIDENCY, &error))?;
-        if policy.permitted(&self.catalogue).contains(self.here) {
-            return Ok(());
+        let law = Law::of_policy(&policy, &self.catalogue);
+        if law.contains(self.here) {
+            return Ok(law);
         }
         tracing::error!(region = %self.region, %policy, "a request came here that must not be seen here");
         let message =
             format!("Region {} is not part of the residency '{policy}'; nothing was read.", self.region);
         Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::RESIDENCY))
-    }
-
-    fn choose(&self, deployment: &DeploymentName, bytes: usize) -> Result<Sent, Refusal> {
-        let tokens = (bytes as u64 / BYTES_PER_TOKEN).max(1);
-        let chosen = lock(&self.spoke).choose(deployment, tokens, Instant::now());
-        let sent = |choice| Sent { choice, outcome: spoke::Outcome::GivenUp, spoke: self.spoke.clone() };
-        chosen.map(sent).map_err(|refusal| match refusal {
-            spoke::Refusal::UnknownHere => Refusal::new(
-                ErrorCode::NotReady,
-                format!("Region {} has no replica for '{deployment}'.", self.region),
-            ),
-            spoke::Refusal::NoneReady { .. } => Refusal::new(
-                ErrorCode::NotReady,
-                format!("No replica for '{deployment}' is ready in region {}.", self.region),
-            ),
-        })
-    }
-
-    async fn ask(&self, request: &Passing, replica: SocketAddr) -> Result<Answer, Failure> {
-        let Passing { id, tenant, crossing, path, deployment: _, body, deadline } = request;
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left_ms = left.as_millis().max(1).to_string();
-        let mut extra = vec![(headers::REQUEST_ID, id.as_str()), (headers::TIMEOUT_MS, &left_ms)];
-        extra.extend(tenant.as_deref().map(|tenant| (headers::TENANT, tenant)));
-        let head = crossing.head(path, body, &extra);
-        // A pooled connection that the replica has closed has not brought it the request: once more, on another.
-        for _ in 0..2 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let asked =
-                self.upstream.ask(replica, CONNECT_TIMEOUT, head.clone(), body.clone(), WHOLE_ANSWER_MAX);
-            match tokio::time::timeout(left, asked).await {
-                Ok(Err(Failure::StaleConnection)) => {}
-                Ok(asked) => return asked,
-                Err(_) => return Err(Failure::DeadlinePassed),
-            }
-        }
-        Err(Failure::Unreachable)
-    }
-}
-
-/// A request on its way to a replica.
-struct Passing {
-    id: String,
-    tenant: Option<String>,
-    crossing: Crossing,
-    /// As a replica serves it.
-    path: &'static str,
-    deployment: DeploymentName,
-    body: Bytes,
-    deadline: Instant,
-}
-
-/// A request that counts as pending at a replica, until this is dropped: also when whoever waited hung up.
-struct Sent {
-    choice: spoke::ReplicaChoice,
-    outcome: spoke::Outcome,
-    spoke: Arc<Mutex<Spoke>>,
-}
-
-impl Drop for Sent {
-    fn drop(&mut self) {
-        lock(&self.spoke).finished(&self.choice, self.outcome, Instant::now());
-    }
-}
-
-/// Replicas that one request is offered to: one, and one more when the first is gone.
-const TRIES_MAX: u32 = 2;
-
-fn not_answered(failure: Failure) -> Refusal {
-    match failure {
-        Failure::DeadlinePassed => Refusal::new(
-            ErrorCode::DeadlineExceeded,
-            "The replica did not answer before the request's deadline.",
-        ),
-        Failure::StaleConnection | Failure::Unreachable | Failure::Elsewhere | Failure::Lost => Refusal::new(
-            ErrorCode::ReplicaUnreachable,
-            "The replica could not be reached or broke off before it answered.",
-        ),
     }
 }
 

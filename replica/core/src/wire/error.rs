@@ -113,6 +113,8 @@ error_codes! {
     MethodNotAllowed = "method_not_allowed", 405, Caller, Nothing;
     /// The residency rules of the deployment and of the request together permit no region at all.
     RegionNotPermitted = "region_not_permitted", 403, Policy, Nothing;
+    /// The tenant may not use the lane that the request asks for.
+    LaneNotPermitted = "lane_not_permitted", 403, Policy, Nothing;
     /// A region was asked to see a request that it is not allowed to see, and refused.
     NotResidentHere = "not_resident_here", 403, Policy, Elsewhere;
     /// Every region that is allowed to see the request is out of reach; the others were not asked.
@@ -270,7 +272,9 @@ impl ErrorCode {
             WrongTask => (TeiErrorType::Backend, 424),
             Overloaded | RateLimited => (TeiErrorType::Overloaded, 429),
             InvalidHeader | BodyTimeout | InvalidApiKey | ModelNotFound | NotFound | MethodNotAllowed
-            | RegionNotPermitted | NotResidentHere => (TeiErrorType::Validation, self.status()),
+            | RegionNotPermitted | LaneNotPermitted | NotResidentHere => {
+                (TeiErrorType::Validation, self.status())
+            }
             NoCapacityInAllowedRegions | NotReady | Draining | RegionUnreachable | ReplicaUnreachable => {
                 (TeiErrorType::Unhealthy, self.status())
             }

@@ -4,7 +4,8 @@
 pub const REQUEST_ID: &str = "x-request-id";
 /// In: how long the client is willing to wait, in milliseconds. Between processes: what is left of it.
 pub const TIMEOUT_MS: &str = "x-meridian-timeout-ms";
-/// In: `interactive` or `bulk`; without it the number of inputs decides.
+/// In: `interactive` or `bulk`; without it the number of inputs decides. Between processes: the lane that the edge has
+/// decided on. Out: the same, where it is not the one that was asked for.
 pub const LANE: &str = "x-meridian-lane";
 /// In: narrows where the request may go. Between processes: the whole policy that the request travels under.
 pub const RESIDENCY: &str = "x-meridian-residency";

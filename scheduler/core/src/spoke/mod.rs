@@ -8,6 +8,10 @@
 //! speed. What it has before it is reckoned forward from its last word (see `replica`), so that a hundred requests
 //! which arrive between two words do not all go to whoever was idle at the first.
 //!
+//! A replica's own word is not all: one that is frozen says nothing, and one whose machine is throttled says that it is
+//! well. So the caller says what its own requests have seen of each ([`Seen`]): whether to ask it now, and how much slower
+//! than the best of them it is, by which its estimated finish is multiplied.
+//!
 //! The obvious other way, fewest requests in flight, counts a request of one word like one of two thousand texts.
 
 mod replica;
@@ -48,6 +52,33 @@ pub struct ReplicaChoice {
     tokens: u64,
 }
 
+/// What the caller's own requests have seen of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Whether to ask it.
+    pub turn: Turn,
+    /// How many thousandths of the time of the best it takes: 1000 and more.
+    pub slowness_permille: u64,
+}
+
+/// Whether to ask a replica. The order is that of preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Turn {
+    /// As any.
+    Open,
+    /// After all others: it has failed or been late, and is left alone for a while.
+    LastResort,
+    /// Not now: as many requests wait for it as may.
+    Full,
+    /// Not for this request, which was there.
+    Tried,
+}
+
+impl Seen {
+    /// Nothing, or nothing that speaks against it.
+    pub const FINE: Seen = Seen { turn: Turn::Open, slowness_permille: 1000 };
+}
+
 /// Why no replica takes a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -55,6 +86,11 @@ pub enum Refusal {
     UnknownHere,
     /// There are some, or may be, and none takes work now.
     NoneReady {
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// As many requests wait for each of them as may.
+    Full {
         /// When to ask again.
         retry_after: Duration,
     },
@@ -67,6 +103,8 @@ pub enum Outcome {
     Answered,
     /// The replica could not be reached or broke off. It is left alone until it is heard again.
     Failed,
+    /// Its first byte did not come in time, and the request went to another.
+    Late,
     /// Whoever waited gave up first, which says nothing about the replica.
     GivenUp,
 }
@@ -109,6 +147,7 @@ pub struct Spoke {
 /// How soon a replica would be done; less is better. **The order of the fields is the policy.**
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Score {
+    turn: Turn,
     finish: Duration,
     /// Among the equally quick the first, so that the same question has the same answer.
     index: usize,
@@ -153,7 +192,8 @@ impl Spoke {
         self.replicas[index].late(now);
     }
 
-    /// The replica that takes a request of about `cost_tokens` for `deployment`, and counts as sent there from now on.
+    /// The replica that takes a request of about `cost_tokens` for `deployment`, and counts as sent there from now on;
+    /// `seen` is what the caller's own requests have seen of each.
     ///
     /// # Errors
     ///
@@ -162,6 +202,7 @@ impl Spoke {
         &mut self,
         deployment: &DeploymentName,
         cost_tokens: u64,
+        seen: impl Fn(usize) -> Seen,
         now: Instant,
     ) -> Result<ReplicaChoice, Refusal> {
         // Somebody whose speed nobody knows yet is taken for as fast as the fastest: given work, it will be known.
@@ -170,12 +211,19 @@ impl Spoke {
             Some(fastest.map_or(speed, |fastest| fastest.max(speed)))
         });
         let scores = self.serving(deployment, now).map(|(index, replica)| {
+            let Seen { turn, slowness_permille } = seen(index);
             let tokens = replica.backlog_tokens().saturating_add(cost_tokens);
             let seconds = tokens as f64 / replica.speed().or(fastest).unwrap_or(1.0);
-            Score { finish: Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX), index }
+            let seconds = seconds * slowness_permille as f64 / 1000.0;
+            Score { turn, finish: Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX), index }
         });
-        let Some(Score { index, .. }) = scores.min() else {
-            return Err(self.refusal(deployment));
+        let index = match scores.min() {
+            Some(Score { turn: Turn::Open | Turn::LastResort, index, .. }) => index,
+            Some(Score { turn: Turn::Full, .. }) => return Err(Refusal::Full { retry_after: RETRY_AFTER }),
+            Some(Score { turn: Turn::Tried, .. }) => {
+                return Err(Refusal::NoneReady { retry_after: RETRY_AFTER });
+            }
+            None => return Err(self.refusal(deployment)),
         };
         let replica = &mut self.replicas[index];
         replica.sent(cost_tokens);
@@ -187,7 +235,8 @@ impl Spoke {
         let replica = &mut self.replicas[choice.index];
         replica.ended(choice.tokens);
         match outcome {
-            Outcome::Answered | Outcome::GivenUp => {}
+            // Whoever is late is heard of otherwise, or left alone by whoever saw it.
+            Outcome::Answered | Outcome::Late | Outcome::GivenUp => {}
             Outcome::Failed => replica.fail(now),
         }
     }
@@ -210,6 +259,11 @@ impl Spoke {
             deployments,
             draining: self.draining,
         }
+    }
+
+    /// How many replicas there are.
+    pub fn replicas(&self) -> usize {
+        self.replicas.len()
     }
 
     /// The deployments that somebody outside may count on: none while the region drains.

@@ -41,7 +41,16 @@ impl Region {
     }
 
     fn choose(&mut self, tokens: u64) -> Result<ReplicaChoice, Refusal> {
-        self.spoke.choose(&name("minilm"), tokens, self.now)
+        self.choose_seeing(tokens, &[])
+    }
+
+    /// Whoever is not in `seen` is fine.
+    fn choose_seeing(&mut self, tokens: u64, seen: &[(Turn, u64)]) -> Result<ReplicaChoice, Refusal> {
+        let of = |index| {
+            let seen = seen.get(index).copied();
+            seen.map_or(Seen::FINE, |(turn, slowness_permille)| Seen { turn, slowness_permille })
+        };
+        self.spoke.choose(&name("minilm"), tokens, of, self.now)
     }
 
     fn chosen(&mut self, tokens: u64) -> usize {
@@ -73,6 +82,37 @@ fn a_request_goes_to_the_replica_that_would_be_done_first() {
     check(&[(200, 0.0), (100, 0.0)], 100, 1); // nobody's is known: fewest tokens
     check(&[(200, f64::NAN), (100, -1.0)], 100, 1); // nor is one that cannot be
     check(&[(u64::MAX, 1000.0), (u64::MAX - 1, 1e-300)], u64::MAX, 0); // nothing overflows
+}
+
+#[test]
+fn what_requests_have_seen_of_a_replica_weighs_more_than_its_word() {
+    use Turn::*;
+    let full = Err(Refusal::Full { retry_after: RETRY_AFTER });
+    let check = |seen: [(Turn, u64); 2], expected: Result<usize, Refusal>| {
+        let mut region = Region::with(&[(0, 1000.0), (1900, 1000.0)]);
+        let chosen = region.choose_seeing(100, &seen).map(|choice| choice.index);
+        assert_eq!(chosen, expected, "{seen:?}");
+    };
+    check([(Open, 1000), (Open, 1000)], Ok(0));
+    check([(Open, 20_000), (Open, 1000)], Ok(0)); // 2 s each, and a tie
+    check([(Open, 20_001), (Open, 1000)], Ok(1)); // it says that it is idle, and is twenty times slower
+    check([(LastResort, 1000), (Open, 1000)], Ok(1));
+    check([(LastResort, 1000), (LastResort, 1000)], Ok(0));
+    check([(LastResort, 1000), (Full, 1000)], Ok(0));
+    check([(Full, 1000), (Open, 1000)], Ok(1));
+    check([(Full, 1000), (Full, 1000)], full);
+    check([(Tried, 1000), (Full, 1000)], full);
+    check([(Tried, 1000), (Open, 9000)], Ok(1));
+    check([(Tried, 1000), (Tried, 1000)], Err(NONE_READY));
+    check([(Open, u64::MAX), (Open, u64::MAX)], Ok(0));
+}
+
+#[test]
+fn a_replica_that_was_late_is_not_taken_for_dead() {
+    let mut region = Region::with(&[(0, 1000.0)]);
+    let choice = region.choose(100).unwrap();
+    region.finished(&choice, Outcome::Late);
+    assert_eq!((region.chosen(1), region.ready()), (0, 1));
 }
 
 #[test]

@@ -1,0 +1,203 @@
+//! The law of one request, as a type without which nothing is sent.
+//!
+//! A [`Law`] is the set of regions that may see a request. It is made from policies, never from a set of regions, and can
+//! only be narrowed. A body is sealed under it, a connection is opened under it, and [`send`] is the only way to get at
+//! either's inside: it takes a sealed body and an open connection and nothing else. So whoever writes a new exit (a retry,
+//! a hedge, a piece of a scattered request) cannot write one that the law was not asked about.
+//!
+//! ```
+//! use gateway_core::lawful::{Law, send};
+//! use regions::catalogue::Catalogue;
+//!
+//! let catalogue = Catalogue::builtin();
+//! let law = Law::of_policy(&"eu".parse().unwrap(), &catalogue);
+//! let europe = catalogue.index_of(&"gcp/europe-west4".parse().unwrap()).unwrap();
+//! let america = catalogue.index_of(&"aws/us-east-1".parse().unwrap()).unwrap();
+//! let connection = law.open(europe, "10.0.0.7:7100").unwrap();
+//! assert_eq!(send(law.seal("{}"), connection), ("{}", "10.0.0.7:7100"));
+//! assert!(law.open(america, "10.0.0.8:7100").is_err());
+//! ```
+//!
+//! A body that was not sealed is not sent, nor one to a mere address:
+//!
+//! ```compile_fail,E0308
+//! use gateway_core::lawful::{Law, send};
+//! # use regions::set::RegionIndex;
+//!
+//! fn wrong(law: Law, region: RegionIndex) {
+//!     let connection = law.open(region, "10.0.0.7:7100").unwrap();
+//!     send("{}", connection);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0308
+//! use gateway_core::lawful::{Law, send};
+//!
+//! fn wrong(law: Law) {
+//!     send(law.seal("{}"), "10.0.0.7:7100");
+//! }
+//! ```
+//!
+//! A connection is not made up, nor is a law, nor is a body taken out of its seal:
+//!
+//! ```compile_fail,E0451
+//! use gateway_core::lawful::Conn;
+//! # use regions::set::RegionIndex;
+//!
+//! fn wrong(region: RegionIndex) -> Conn<&'static str> {
+//!     Conn { region, address: "10.0.0.8:7100" }
+//! }
+//! ```
+//!
+//! ```compile_fail,E0451
+//! use gateway_core::lawful::Law;
+//! # use regions::set::RegionSet;
+//!
+//! fn wrong() -> Law {
+//!     Law { allowed: RegionSet::all(8) }
+//! }
+//! ```
+//!
+//! ```compile_fail,E0616
+//! use gateway_core::lawful::Body;
+//!
+//! fn wrong(sealed: Body<Vec<u8>>) -> Vec<u8> {
+//!     sealed.body
+//! }
+//! ```
+//!
+//! Two requests have two laws of one type, and the compiler does not see a body of one meet a connection of the other;
+//! that is what the assertion in [`send`] is for.
+
+use regions::catalogue::Catalogue;
+use regions::deployment::Deployment;
+use regions::residency::ResidencyPolicy;
+use regions::set::{RegionIndex, RegionSet};
+use std::ops::Deref;
+
+/// The regions that may see one request. What it permits is read as the set that it is; no set becomes a law.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Law {
+    allowed: RegionSet,
+}
+
+/// A body that leaves only through [`send`].
+#[derive(Clone, Debug)]
+pub struct Body<B> {
+    allowed: RegionSet,
+    body: B,
+}
+
+/// A way to a region that a law permits.
+#[derive(Clone, Copy, Debug)]
+pub struct Conn<A> {
+    region: RegionIndex,
+    address: A,
+}
+
+/// The law does not permit this region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forbidden;
+
+impl Law {
+    /// That of a deployment: where its residency permits it and where its list, if it has one, places it.
+    pub fn of(deployment: &Deployment, catalogue: &Catalogue) -> Law {
+        Law { allowed: deployment.residency.permitted(catalogue).intersect(deployment.placed(catalogue)) }
+    }
+
+    /// That of a policy alone, under which a request arrives at a region's door.
+    pub fn of_policy(policy: &ResidencyPolicy, catalogue: &Catalogue) -> Law {
+        Law { allowed: policy.permitted(catalogue) }
+    }
+
+    /// Both this and a policy.
+    #[must_use]
+    pub fn narrowed(self, policy: &ResidencyPolicy, catalogue: &Catalogue) -> Law {
+        Law { allowed: self.allowed.intersect(policy.permitted(catalogue)) }
+    }
+
+    /// Puts a body under this law.
+    pub fn seal<B>(&self, body: B) -> Body<B> {
+        Body { allowed: self.allowed, body }
+    }
+
+    /// The way to `region` at `address`, if the law permits it.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    pub fn open<A>(&self, region: RegionIndex, address: A) -> Result<Conn<A>, Forbidden> {
+        if self.allowed.contains(region) { Ok(Conn { region, address }) } else { Err(Forbidden) }
+    }
+}
+
+impl Deref for Law {
+    type Target = RegionSet;
+
+    fn deref(&self) -> &RegionSet {
+        &self.allowed
+    }
+}
+
+/// What goes to the wire, and where to: invariant 1 (Lawful), where it is used.
+///
+/// # Panics
+///
+/// When the body's law does not permit the region of the connection, which was opened under another one.
+pub fn send<B, A>(body: Body<B>, connection: Conn<A>) -> (B, A) {
+    assert!(
+        body.allowed.contains(connection.region),
+        "a request is sent only where it is allowed (invariant 1, Lawful)"
+    );
+    (body.body, connection.address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn law(policy: &str) -> Law {
+        Law::of_policy(&policy.parse().unwrap(), &Catalogue::builtin())
+    }
+
+    fn region(id: &str) -> RegionIndex {
+        Catalogue::builtin().index_of(&id.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_way_is_open_where_the_law_permits_and_nowhere_else() {
+        let open = |policy: &str, id: &str| law(policy).open(region(id), ()).is_ok();
+        assert!(open("eu", "gcp/europe-west4"));
+        assert!(!open("eu", "aws/us-east-1"));
+        assert!(open("eu,us", "aws/us-east-1"));
+        let both = law("eu,us").narrowed(&"us".parse().unwrap(), &Catalogue::builtin());
+        assert!(both.open(region("aws/us-east-1"), ()).is_ok());
+        assert_eq!(both.open(region("gcp/europe-west4"), ()).err(), Some(Forbidden));
+    }
+
+    #[test]
+    #[should_panic(expected = "invariant 1, Lawful")]
+    fn a_body_of_one_request_does_not_leave_over_the_connection_of_another() {
+        let american = law("us").open(region("aws/us-east-1"), ()).unwrap();
+        send(law("eu").seal(()), american);
+    }
+
+    proptest! {
+        #[test]
+        fn a_law_only_ever_narrows(policies in prop::collection::vec(
+            prop::sample::select(vec!["eu", "us", "jp", "eu,us", "gcp/europe-west4", "us,jp"]), 1..6,
+        )) {
+            let catalogue = Catalogue::builtin();
+            let mut law = law(policies[0]);
+            for policy in &policies {
+                let narrower = law.narrowed(&policy.parse().unwrap(), &catalogue);
+                prop_assert!(narrower.is_subset(&law));
+                law = narrower;
+            }
+            for region in catalogue.all().iter() {
+                prop_assert_eq!(law.open(region, ()).is_ok(), law.contains(region));
+            }
+        }
+    }
+}

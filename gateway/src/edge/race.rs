@@ -1,0 +1,101 @@
+//! The attempts of one request that are under way: one, or two that race.
+//!
+//! An attempt is a future, and whoever leaves drops it: the connection closes, and the region stops computing for nobody.
+//! Each has one entry on the trail, which is closed here and nowhere else, and counts as waiting for its region for as
+//! long as it is here.
+
+use super::attempts::Answered;
+use super::watch::InFlight;
+use gateway_core::outcome::Failure;
+use gateway_core::trail::{AttemptId, Cause, End, Trail};
+use regions::set::RegionIndex;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Instant;
+
+/// What an attempt comes to.
+type Ended = Result<Answered, Failure>;
+
+/// The attempts of one request.
+pub(super) struct Race<'a> {
+    trail: &'a mut Trail,
+    /// In the order in which they began.
+    runners: Vec<Runner<'a>>,
+    /// How many of those began before the one that ended last.
+    earlier: usize,
+}
+
+struct Runner<'a> {
+    region: RegionIndex,
+    on_trail: AttemptId,
+    in_flight: InFlight<'a>,
+    attempt: Pin<Box<dyn Future<Output = Ended> + Send + 'a>>,
+}
+
+impl<'a> Race<'a> {
+    pub(super) fn new(trail: &'a mut Trail) -> Race<'a> {
+        Race { trail, runners: Vec::with_capacity(1), earlier: 0 }
+    }
+
+    /// Another attempt begins.
+    pub(super) fn enter(
+        &mut self,
+        region: RegionIndex,
+        cause: Cause,
+        in_flight: InFlight<'a>,
+        attempt: impl Future<Output = Ended> + Send + 'a,
+    ) {
+        let on_trail = self.trail.began(region, cause, Instant::now());
+        self.runners.push(Runner { region, on_trail, in_flight, attempt: Box::pin(attempt) });
+    }
+
+    /// The next attempt that ends; for ever where there is none.
+    pub(super) async fn next(&mut self) -> (RegionIndex, Ended) {
+        let (place, ended) = poll_fn(|context| {
+            for (place, runner) in self.runners.iter_mut().enumerate() {
+                if let Poll::Ready(ended) = runner.attempt.as_mut().poll(context) {
+                    return Poll::Ready((place, ended));
+                }
+            }
+            Poll::Pending
+        })
+        .await;
+        let region = self.runners[place].region;
+        let end = match &ended {
+            Ok(answered) => End::Answered { status: answered.answer.head.status.as_u16() },
+            Err(failure) => End::Failed(*failure),
+        };
+        self.close(place, end);
+        self.earlier = place;
+        (region, ended)
+    }
+
+    /// The first of the regions that are asked for which this holds.
+    pub(super) fn find(&self, holds: impl Fn(RegionIndex) -> bool) -> Option<RegionIndex> {
+        self.runners.iter().map(|runner| runner.region).find(|region| holds(*region))
+    }
+
+    /// Those that are under way still and began before the one that ended last.
+    pub(super) fn overtaken(&self) -> impl Iterator<Item = &InFlight<'a>> {
+        self.runners[..self.earlier].iter().map(|runner| &runner.in_flight)
+    }
+
+    /// Nobody waits for the attempt at `region` any longer.
+    pub(super) fn leave(&mut self, region: RegionIndex, end: End) {
+        let place = self.runners.iter().position(|runner| runner.region == region);
+        self.close(place.expect("only who is asked is left"), end);
+    }
+
+    /// Nobody waits for any.
+    pub(super) fn leave_all(&mut self, end: End) {
+        while !self.runners.is_empty() {
+            self.close(0, end);
+        }
+    }
+
+    fn close(&mut self, place: usize, end: End) {
+        let Runner { on_trail, .. } = self.runners.remove(place);
+        self.trail.ended(on_trail, end, Instant::now());
+    }
+}

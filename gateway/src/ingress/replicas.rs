@@ -1,0 +1,245 @@
+//! What this ingress's own requests have seen of each replica, beside what the replicas say of themselves.
+//!
+//! [`Spoke`] chooses by the replicas' word and asks here what speaks against one: `gateway_core::targets` decides, with the
+//! replicas measured against the best of them. The lock is held for one decision, and taken before the spoke's where both
+//! are needed.
+
+use super::attempts::Passing;
+use super::lock;
+use gateway_core::budget::{EvacuationBudget, RetryBudget};
+use gateway_core::circuit::{Permille, Seen, Standing};
+use gateway_core::pace::Patience;
+use gateway_core::targets::{CircuitState, Targets, UnderWay, Yardstick};
+use rand::Rng;
+use scheduler_core::spoke::{self, Outcome, ReplicaChoice, Spoke, Turn};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Requests that may wait for one replica: more than its own queue is good for, and few enough that one that does not
+/// answer cannot take an ingress's memory.
+pub(super) const REPLICA_IN_FLIGHT_MAX: u32 = 1024;
+
+/// The replicas of a region, as seen by its ingress.
+pub(super) struct Replicas {
+    addresses: Vec<SocketAddr>,
+    spoke: Arc<Mutex<Spoke>>,
+    known: Mutex<Known>,
+}
+
+struct Known {
+    targets: Targets<usize>,
+    retry: RetryBudget,
+    /// Pays for leaving a replica that was ejected lately.
+    evacuation: BTreeMap<usize, EvacuationBudget>,
+}
+
+/// A throw of the dice.
+pub(super) fn chance() -> Permille {
+    Permille::new(rand::rng().random_range(0..1000))
+}
+
+/// Comes back after so long; never where it is not known when a replica is late.
+pub(super) async fn replica_is_late(after: Option<Duration>) {
+    match after {
+        Some(after) => tokio::time::sleep(after).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Replicas {
+    pub(super) fn new(addresses: Vec<SocketAddr>, spoke: Arc<Mutex<Spoke>>) -> Replicas {
+        let mut targets = Targets::new(Patience::WITH_A_REPLICA, Yardstick::Best, REPLICA_IN_FLIGHT_MAX);
+        targets.watch(0..addresses.len());
+        let retry = RetryBudget::new(Instant::now());
+        let known = Mutex::new(Known { targets, retry, evacuation: BTreeMap::new() });
+        Replicas { addresses, spoke, known }
+    }
+
+    /// The replica that takes a request, of those that were not tried for it.
+    pub(super) fn choose(&self, request: &Passing, tried: &[usize]) -> Result<Sent<'_>, spoke::Refusal> {
+        let now = Instant::now();
+        let known = &mut *self.known();
+        let choice = known.choose(&mut lock(&self.spoke), request, tried, now)?;
+        Ok(self.sent(known, choice, now))
+    }
+
+    /// After how long the first byte from the replica that was chosen is late.
+    pub(super) fn first_byte(&self, sent: &Sent<'_>, request: &Passing) -> Option<Duration> {
+        self.known().targets.first_byte(sent.index(), &request.deployment, request.size())
+    }
+
+    /// The first byte was late.
+    pub(super) fn missed(&self, sent: &mut Sent<'_>) {
+        sent.in_time = false;
+        self.known().saw(sent.index(), Seen::Missed, Instant::now());
+    }
+
+    /// Somebody who takes over a request from a replica that is late: not one that is left alone itself, and only if the
+    /// budget pays.
+    pub(super) fn instead_of(&self, sent: &Sent<'_>, request: &Passing, tried: &[usize]) -> Option<Sent<'_>> {
+        let now = Instant::now();
+        let known = &mut *self.known();
+        let choice = {
+            let mut spoke = lock(&self.spoke);
+            let choice = known.choose(&mut spoke, request, tried, now).ok()?;
+            let open = known.targets.standing(choice.index, now).takes(request.chance);
+            if !open || !known.pays(sent.index(), now) {
+                spoke.finished(&choice, Outcome::GivenUp, now);
+                return None;
+            }
+            choice
+        };
+        Some(self.sent(known, choice, now))
+    }
+
+    /// How each replica stands, for operators.
+    pub(super) fn status(&self) -> Vec<Value> {
+        let now = Instant::now();
+        let states = self.known().targets.states(0..self.addresses.len(), now);
+        states.into_iter().map(|state| self.shown(state, now)).collect()
+    }
+
+    fn shown(&self, state: CircuitState<usize>, now: Instant) -> Value {
+        let CircuitState { target, standing, in_flight, in_flight_max, first_byte } = state;
+        let (name, until, share) = match standing {
+            Standing::Closed => ("closed", None, None),
+            Standing::Ejected { until } => ("ejected", Some(until), None),
+            Standing::MayBeTried => ("may_be_tried", None, None),
+            Standing::OnTrial => ("on_trial", None, None),
+            Standing::Returning { share } => ("returning", None, Some(share.get())),
+        };
+        let first_byte: Vec<_> = first_byte
+            .into_iter()
+            .map(|(deployment, size, after)| {
+                let after_ms = after.as_millis() as u64;
+                json!({"deployment": deployment.as_str(), "tokens_from": size.tokens(), "late_after_ms": after_ms})
+            })
+            .collect();
+        let ejected_for = until.map(|until| until.saturating_duration_since(now).as_millis() as u64);
+        json!({
+            "endpoint": self.addresses[target].to_string(), "circuit": name, "ejected_for_ms": ejected_for,
+            "share_permille": share, "in_flight": in_flight, "in_flight_max": in_flight_max, "first_byte": first_byte,
+        })
+    }
+
+    fn sent(&self, known: &mut Known, choice: ReplicaChoice, now: Instant) -> Sent<'_> {
+        let under_way = known.targets.began(choice.index, now);
+        Sent { replicas: self, choice, under_way, begun: now, in_time: true, outcome: Outcome::GivenUp }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().expect("no decision panics while it holds the lock")
+    }
+}
+
+impl Known {
+    fn choose(
+        &self,
+        spoke: &mut Spoke,
+        request: &Passing,
+        tried: &[usize],
+        now: Instant,
+    ) -> Result<ReplicaChoice, spoke::Refusal> {
+        let turn = |index: usize| {
+            if tried.contains(&index) {
+                Turn::Tried
+            } else if self.targets.is_full(index) {
+                Turn::Full
+            } else if self.targets.standing(index, now).takes(request.chance) {
+                Turn::Open
+            } else {
+                Turn::LastResort
+            }
+        };
+        let seen = |index: usize| spoke::Seen {
+            turn: turn(index),
+            slowness_permille: self.targets.slowness_permille(
+                index,
+                &request.deployment,
+                request.size(),
+                now,
+            ),
+        };
+        spoke.choose(&request.deployment, request.tokens, seen, now)
+    }
+
+    fn saw(&mut self, index: usize, seen: Seen, now: Instant) {
+        if self.targets.saw(index, seen, chance(), now) {
+            tracing::warn!(replica = index, ?seen, "a replica is left alone for a while");
+            let in_flight = self.targets.in_flight(index);
+            self.evacuation.insert(index, EvacuationBudget::opened(in_flight, now));
+        }
+    }
+
+    fn pays(&mut self, index: usize, now: Instant) -> bool {
+        let evacuation = self.evacuation.get_mut(&index);
+        evacuation.is_some_and(|budget| budget.withdraw(now)) || self.retry.withdraw(now)
+    }
+}
+
+/// A request that waits for a replica, until this is dropped: also when whoever waited hung up.
+pub(super) struct Sent<'a> {
+    replicas: &'a Replicas,
+    choice: ReplicaChoice,
+    under_way: UnderWay<usize>,
+    begun: Instant,
+    in_time: bool,
+    outcome: Outcome,
+}
+
+impl Sent<'_> {
+    pub(super) fn index(&self) -> usize {
+        self.choice.index
+    }
+
+    pub(super) fn endpoint(&self) -> SocketAddr {
+        self.choice.endpoint
+    }
+
+    /// Its answer begins, with `status`.
+    pub(super) fn took(&mut self, request: &Passing, status: u16) {
+        let now = Instant::now();
+        let known = &mut *self.replicas.known();
+        known.retry.succeeded();
+        // A refusal is quick, whoever gives it: it says nothing of how long the work takes.
+        if (200..300).contains(&status) {
+            let took = now.saturating_duration_since(self.begun);
+            known.targets.took(self.choice.index, &request.deployment, request.size(), took, now);
+        }
+        if self.in_time {
+            let seen = if status == 500 { Seen::Faulted } else { Seen::Answered };
+            known.saw(self.choice.index, seen, now);
+        }
+    }
+
+    /// Its answer was passed on.
+    pub(super) fn answered(mut self) {
+        self.outcome = Outcome::Answered;
+    }
+
+    /// The replica could not be reached or broke off.
+    pub(super) fn failed(&mut self) {
+        self.outcome = Outcome::Failed;
+        self.replicas.known().saw(self.choice.index, Seen::Failed, Instant::now());
+    }
+
+    /// The replica was late, and another has taken over.
+    pub(super) fn left(&mut self, request: &Passing) {
+        self.outcome = Outcome::Late;
+        let now = Instant::now();
+        let waited = now.saturating_duration_since(self.begun);
+        let targets = &mut self.replicas.known().targets;
+        targets.gave_up(self.choice.index, &request.deployment, request.size(), waited, now);
+    }
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        lock(&self.replicas.spoke).finished(&self.choice, self.outcome, now);
+        self.replicas.known().targets.ended(&self.under_way, now);
+    }
+}
