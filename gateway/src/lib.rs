@@ -17,4 +17,5 @@ mod intake;
 mod listener;
 mod relay;
 mod respond;
+pub mod tokens;
 mod upstream;

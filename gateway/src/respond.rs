@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use gateway_core::endpoint;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, StatusCode};
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
@@ -55,6 +55,9 @@ const RETRY_AFTER_MS: &str = "retry-after-ms";
 /// How much of a body that was refused is still read, so that the client gets to see the answer: a client that is
 /// still writing when the connection closes sees a reset instead.
 const DISCARD_MAX: usize = 128 << 20;
+/// A body up to this is waited for, so that its connection can carry the next request: it came with its head or will
+/// have come in a round trip, which is less than a new connection takes.
+const KEPT_BODY_MAX: usize = 64 << 10;
 /// How long that may take.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -74,11 +77,23 @@ pub(crate) async fn refuse(
         put(&mut head, RETRY_AFTER_MS, &wait.as_millis().max(1).to_string());
         put(&mut head, RETRY_AFTER.as_str(), &wait.as_millis().div_ceil(1000).max(1).to_string());
     }
+    let keeps = keeps_its_connection(session);
+    session.set_close_on_response_before_downstream_finish(!keeps);
     let after = json(session, head, body.into()).await;
     if after == AfterAnswer::Reuse && !session.is_body_done() {
-        return discard(session).await;
+        let after = discard(session).await;
+        return if keeps { after } else { AfterAnswer::Close };
     }
     after
+}
+
+/// Whether the client may keep its connection though what is left of its body was not wanted: when that is little and
+/// certain to come. Who asked whether to send it (`expect`) and is refused may send it or not, and then nobody knows where
+/// the next request begins.
+fn keeps_its_connection(session: &ServerSession) -> bool {
+    let declared =
+        session.get_header(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    declared.is_some_and(|length| length <= KEPT_BODY_MAX) && session.get_header(EXPECT).is_none()
 }
 
 /// Answers 200 with a JSON body.
@@ -140,18 +155,21 @@ pub(crate) async fn whole(session: &mut ServerSession, head: ResponseHeader, bod
     }
 }
 
-/// Reads what is left of a refused body and throws it away, within bounds.
+/// Reads what is left of a refused body and throws it away, within bounds. When all of it came, the connection can carry
+/// the next request: whoever is refused for want of room will be back, and a handshake costs more than a refusal.
 async fn discard(session: &mut ServerSession) -> AfterAnswer {
     let mut read = 0;
     let all = async {
-        while let Ok(Some(chunk)) = session.read_request_body().await {
-            read += chunk.len();
+        loop {
+            match session.read_request_body().await {
+                Ok(Some(chunk)) => read += chunk.len(),
+                Ok(None) => return AfterAnswer::Reuse,
+                Err(_) => return AfterAnswer::Close,
+            }
             if read > DISCARD_MAX {
-                break;
+                return AfterAnswer::Close;
             }
         }
     };
-    // Whether it all came or not, the two sides may no longer agree on where the next request begins.
-    tokio::time::timeout(DISCARD_TIMEOUT, all).await.ok();
-    AfterAnswer::Close
+    tokio::time::timeout(DISCARD_TIMEOUT, all).await.unwrap_or(AfterAnswer::Close)
 }

@@ -138,12 +138,14 @@ impl App {
 
     pub(crate) fn status(&self) -> StatusV1 {
         let QueueV1 { pending_tokens, pending_inputs, tokens_per_second } = self.queue();
+        let batcher = self.service.get().map(|service| &service.batcher);
         StatusV1 {
             version: 1,
             names: self.names.clone(),
             model: self.source.clone(),
             state: self.life().into(),
             pending_tokens,
+            lookup_tokens: Some(batcher.map_or(0, Batcher::lookup_tokens)),
             pending_inputs,
             requests_total: self.metrics.requests_total(),
             tokens_per_second,

@@ -1,19 +1,45 @@
-//! Who asks: API keys.
+//! Who asks: the tenants of a gateway, and the API keys by which they are known.
 //!
 //! A key is kept as its SHA-256 digest and looked up by digest. What a caller could learn from how long the lookup
 //! takes is a prefix of the digest of their own guess, which says nothing about any key: so an ordered map is safe
 //! where comparing the keys themselves would not be. A plain hash (no salt, no stretching) is enough because keys are
 //! random, not passwords.
+//!
+//! A request that is let in shares its tenant; nothing is copied and nothing is looked up by name again: what others keep
+//! for each tenant they keep by its [place](Tenant::place).
 
 use crate::tenant::Tenant;
-use sha2::{Digest, Sha256};
+use regions::id::TenantId;
+use sha2::Digest as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The keys that open this gateway.
+/// What is kept of a secret.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// That of `secret`.
+    pub fn of(secret: &[u8]) -> Digest {
+        Digest(sha2::Sha256::digest(secret).into())
+    }
+}
+
+/// The tenants of this gateway and the keys that open it.
 #[derive(Clone, Default)]
 pub struct KeyRing {
-    tenants: BTreeMap<[u8; 32], Arc<Tenant>>,
+    tenants: Vec<Arc<Tenant>>,
+    names: BTreeMap<TenantId, usize>,
+    keys: BTreeMap<Digest, usize>,
+}
+
+/// What came in the `authorization` header.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Credential<'a> {
+    /// The key, or the token.
+    pub secret: &'a [u8],
+    /// Its digest.
+    pub digest: Digest,
 }
 
 /// Why a caller is not let in.
@@ -27,72 +53,119 @@ pub enum KeyProblem {
     Unknown,
 }
 
-impl KeyRing {
-    /// Gives `key` to `tenant`; a tenant may have several. Returns false when somebody else has that very key.
-    #[must_use]
-    pub fn add(&mut self, key: &str, tenant: &Arc<Tenant>) -> bool {
-        let holder = self.tenants.entry(digest(key.as_bytes())).or_insert_with(|| tenant.clone());
-        holder.id == tenant.id
-    }
-
-    /// The tenant behind an `authorization` header (RFC 6750 §2.1; the scheme's case does not matter).
-    pub fn tenant(&self, authorization: Option<&[u8]>) -> Result<&Arc<Tenant>, KeyProblem> {
+impl<'a> Credential<'a> {
+    /// Reads an `authorization` header (RFC 6750 §2.1; the scheme's case does not matter).
+    pub fn read(authorization: Option<&'a [u8]>) -> Result<Credential<'a>, KeyProblem> {
         let header = authorization.ok_or(KeyProblem::Missing)?;
-        let (scheme, key) = header.split_at_checked("Bearer ".len()).ok_or(KeyProblem::NotBearer)?;
+        let (scheme, secret) = header.split_at_checked("Bearer ".len()).ok_or(KeyProblem::NotBearer)?;
         if !scheme.eq_ignore_ascii_case(b"Bearer ") {
             return Err(KeyProblem::NotBearer);
         }
-        self.tenants.get(&digest(key.trim_ascii())).ok_or(KeyProblem::Unknown)
+        let secret = secret.trim_ascii();
+        Ok(Credential { secret, digest: Digest::of(secret) })
+    }
+}
+
+impl KeyRing {
+    /// Takes a tenant in. Returns false when there is one of its name.
+    #[must_use]
+    pub fn add(&mut self, tenant: Tenant) -> bool {
+        let place = self.tenants.len();
+        if self.names.contains_key(&tenant.id) {
+            return false;
+        }
+        self.names.insert(tenant.id.clone(), place);
+        self.tenants.push(Arc::new(Tenant { place, ..tenant }));
+        true
     }
 
-    /// Everybody who has a key; whoever has several comes as often.
-    pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
-        self.tenants.values()
+    /// Gives `key` to the tenant of this name; a tenant may have several. Returns false when somebody else has that very
+    /// key, or there is no such tenant.
+    #[must_use]
+    pub fn add_key(&mut self, key: &str, tenant: &TenantId) -> bool {
+        let Some(place) = self.names.get(tenant) else { return false };
+        self.keys.entry(Digest::of(key.as_bytes())).or_insert(*place) == place
+    }
+
+    /// The tenant who has this key.
+    pub fn tenant(&self, credential: &Credential<'_>) -> Result<&Arc<Tenant>, KeyProblem> {
+        let place = self.keys.get(&credential.digest).ok_or(KeyProblem::Unknown)?;
+        Ok(&self.tenants[*place])
+    }
+
+    /// The tenant of this name, if the tokens of this issuer speak for it.
+    pub fn tenant_of(&self, issuer: &str, name: &str) -> Option<&Arc<Tenant>> {
+        let tenant = &self.tenants[*self.names.get(&name.parse::<TenantId>().ok()?)?];
+        (tenant.issuer.as_deref() == Some(issuer)).then_some(tenant)
+    }
+
+    /// Everybody, in the order of their [places](Tenant::place).
+    pub fn tenants(&self) -> impl ExactSizeIterator<Item = &Arc<Tenant>> {
+        self.tenants.iter()
     }
 
     /// Whether nobody could ever be let in.
     pub fn is_empty(&self) -> bool {
-        self.tenants.is_empty()
+        self.keys.is_empty() && self.tenants.iter().all(|tenant| tenant.issuer.is_none())
     }
-}
-
-fn digest(key: &[u8]) -> [u8; 32] {
-    Sha256::digest(key).into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lane::Lanes;
-    use crate::tenant::Limits;
-    use regions::residency::ResidencyPolicy;
+    use crate::tenant::tests::named;
+
+    fn ring() -> KeyRing {
+        let mut ring = KeyRing::default();
+        for name in ["local", "other"] {
+            assert!(ring.add(Tenant::clone(&named(name))));
+        }
+        ring
+    }
+
+    fn id(name: &str) -> TenantId {
+        name.parse().unwrap()
+    }
 
     #[test]
     fn only_the_bearer_of_a_known_key_is_let_in() {
-        let named = |name: &str| {
-            Arc::new(Tenant {
-                id: name.parse().unwrap(),
-                deployments: None,
-                residency: ResidencyPolicy::Anywhere,
-                lanes: Lanes::default(),
-                limits: Limits::default(),
-            })
+        let mut ring = ring();
+        assert!(ring.add_key("s3cret", &id("local")));
+        assert!(ring.add_key("s3cret", &id("local")));
+        assert!(!ring.add_key("s3cret", &id("other")), "one key, one tenant");
+        assert!(!ring.add_key("x", &id("nobody")));
+        let check = |header: Option<&str>, expected: Result<&str, KeyProblem>| {
+            let credential = Credential::read(header.map(str::as_bytes));
+            let tenant =
+                credential.and_then(|credential| ring.tenant(&credential).map(|tenant| tenant.id.as_str()));
+            assert_eq!(tenant, expected, "{header:?}")
         };
-        let tenant = named("local");
-        let mut ring = KeyRing::default();
-        assert!(ring.add("s3cret", &tenant));
-        assert!(ring.add("s3cret", &tenant));
-        assert!(!ring.add("s3cret", &named("other")), "one key, one tenant");
-        let check = |header: Option<&str>, expected| {
-            assert_eq!(ring.tenant(header.map(str::as_bytes)), expected, "{header:?}")
-        };
-        check(Some("Bearer s3cret"), Ok(&tenant));
-        check(Some("bearer  s3cret "), Ok(&tenant));
+        check(Some("Bearer s3cret"), Ok("local"));
+        check(Some("bearer  s3cret "), Ok("local"));
         check(Some("Bearer s3cre"), Err(KeyProblem::Unknown));
         check(Some("Bearer "), Err(KeyProblem::Unknown));
         check(Some("Basic s3cret"), Err(KeyProblem::NotBearer));
         check(Some("s3cret"), Err(KeyProblem::NotBearer));
         check(Some(""), Err(KeyProblem::NotBearer));
         check(None, Err(KeyProblem::Missing));
+    }
+
+    #[test]
+    fn an_issuer_speaks_only_for_whoever_names_it() {
+        let mut ring = ring();
+        assert!(!ring.add(Tenant::clone(&named("local"))), "one name, one tenant");
+        assert!(ring.is_empty());
+        let ours = Tenant { issuer: Some("https://a/".to_owned()), ..Tenant::clone(&named("docs")) };
+        assert!(ring.add(ours) && !ring.is_empty());
+        let places: Vec<_> = ring.tenants().map(|tenant| tenant.place).collect();
+        assert_eq!(places, [0, 1, 2]);
+        let check = |issuer, name, expected: bool| {
+            assert_eq!(ring.tenant_of(issuer, name).is_some(), expected, "{issuer} {name}")
+        };
+        check("https://a/", "docs", true);
+        check("https://b/", "docs", false);
+        check("https://a/", "local", false);
+        check("https://a/", "nobody", false);
+        check("https://a/", "no name", false);
     }
 }

@@ -3,10 +3,11 @@
 //! In the order in which a request meets them:
 //!
 //! 1. [`endpoint`] — method and path say what is asked for.
-//! 2. [`keys`] — who asks; [`tenant`] — what they may use and how much of it, kept by a [`bucket`] per limit.
+//! 2. [`keys`], [`jwt`] — who asks; [`tenant`] — what they may use and how much of it, kept by a [`bucket`] per limit.
 //! 3. [`ask`] — what the headers ask for: time, place, narrower law, and a [`lane`].
 //! 4. [`body`] — the `model` that the JSON body names and the work that it brings, read without building a tree.
-//! 5. [`lawful`] — which regions may see it: a type without which nothing is sent.
+//! 5. [`lawful`] — which regions may see it: a type without which nothing is sent. [`shed`] — whether there is room for it,
+//!    and who goes first when there is not.
 //! 6. [`health`] — what this gateway knows of each region from its reports; [`targets`] — what its own requests have seen
 //!    of each: how long an answer takes ([`pace`]) and who is left alone for a while ([`circuit`]).
 //! 7. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
@@ -25,6 +26,7 @@ pub mod circuit;
 pub mod endpoint;
 pub mod health;
 pub mod hedge;
+pub mod jwt;
 pub mod keys;
 pub mod lane;
 pub mod lawful;
@@ -32,6 +34,7 @@ pub mod outcome;
 pub mod pace;
 pub mod plan;
 pub mod scatter;
+pub mod shed;
 pub mod targets;
 pub mod tenant;
 pub mod timing;

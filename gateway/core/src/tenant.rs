@@ -12,7 +12,7 @@ use crate::lane::Lanes;
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
 use std::collections::BTreeSet;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::time::{Duration, Instant};
 
 /// A tenant, as configured.
@@ -20,15 +20,24 @@ use std::time::{Duration, Instant};
 pub struct Tenant {
     /// Its name.
     pub id: TenantId,
+    /// Where it stands among the tenants of this gateway, from 0; what is kept for each is kept in that order.
+    pub place: usize,
+    /// Whose tokens speak for it; absent = it has keys only.
+    pub issuer: Option<String>,
     /// The deployments that it may use; absent = all.
     pub deployments: Option<BTreeSet<DeploymentName>>,
     /// Where its requests may go; narrows what the deployment permits.
     pub residency: ResidencyPolicy,
     /// How urgent its requests may be.
     pub lanes: Lanes,
+    /// How much of what there is too little of is its share, beside the weights of others.
+    pub weight: NonZeroU32,
     /// How much it may use.
     pub limits: Limits,
 }
+
+/// The largest weight: with more, the shares of others would come to nothing.
+pub const WEIGHT_MAX: u32 = 1000;
 
 impl Tenant {
     /// Whether it may use this deployment.
@@ -209,9 +218,25 @@ fn longest<const N: usize>(exceeded: [Option<Exceeded>; N]) -> Result<(), Exceed
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::lane::Lanes;
     use crate::some_instant;
+    use std::sync::Arc;
+
+    /// A tenant that may do everything.
+    pub(crate) fn named(name: &str) -> Arc<Tenant> {
+        Arc::new(Tenant {
+            id: name.parse().unwrap(),
+            place: 0,
+            issuer: None,
+            deployments: None,
+            residency: ResidencyPolicy::Anywhere,
+            lanes: Lanes::default(),
+            weight: NonZeroU32::MIN,
+            limits: Limits::default(),
+        })
+    }
 
     const ONE: Cost = Cost { inputs: 1, tokens: 1 };
 

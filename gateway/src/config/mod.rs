@@ -1,8 +1,10 @@
 //! `gateway.toml`, read once: what a person writes becomes what the edge can rely on, or a list of everything wrong.
 //! Who may come in stands in a file of its own, which changes more often: `tenants`.
 
+mod issuers;
 mod tenants;
 
+use crate::tokens::Issuer;
 use gateway_core::keys::KeyRing;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
@@ -47,6 +49,8 @@ pub struct EdgeConfig {
     pub trusted_peers: Vec<IpAddr>,
     /// Who may come in.
     pub keys: KeyRing,
+    /// Whose tokens are taken.
+    pub issuers: Vec<Issuer>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
 }
@@ -75,7 +79,7 @@ impl EdgeConfig {
         }
         let trusted_peers =
             trusted_peers.iter().filter_map(|peer| ip("trusted_peers", peer, &mut problems)).collect();
-        let keys = read_tenants(&base.join(tenants), environment, &mut problems);
+        let (keys, issuers) = read_tenants(&base.join(tenants), environment, &mut problems);
         match (listen, operations, place, catalogue) {
             (Some(listen), Some(operations), Some((place, point)), Some(catalogue))
                 if problems.is_empty() =>
@@ -90,6 +94,7 @@ impl EdgeConfig {
                     snapshot,
                     trusted_peers,
                     keys,
+                    issuers,
                     catalogue,
                 })
             }
@@ -142,20 +147,24 @@ fn find_place(
     known
 }
 
-fn read_tenants(path: &Path, environment: &BTreeMap<String, String>, problems: &mut Vec<String>) -> KeyRing {
+fn read_tenants(
+    path: &Path,
+    environment: &BTreeMap<String, String>,
+    problems: &mut Vec<String>,
+) -> (KeyRing, Vec<Issuer>) {
     let mut found = Vec::new();
-    let keys = match std::fs::read_to_string(path) {
+    let read = match std::fs::read_to_string(path) {
         Ok(text) => {
             let base = path.parent().unwrap_or(Path::new(""));
             tenants::read(&text, base, environment, &mut found)
         }
         Err(error) => {
             problems.push(format!("tenants = \"{}\" cannot be read: {error}", path.display()));
-            KeyRing::default()
+            (KeyRing::default(), Vec::new())
         }
     };
     problems.extend(found.into_iter().map(|problem| format!("{}: {problem}", path.display())));
-    keys
+    read
 }
 
 #[cfg(test)]

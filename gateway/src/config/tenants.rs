@@ -1,19 +1,22 @@
 //! `tenants.toml`: who may come in, what they may use, and how much.
 
+use super::issuers::{self, RawIssuer};
+use crate::tokens::Issuer;
 use gateway_core::keys::KeyRing;
 use gateway_core::lane::{Lane, Lanes};
-use gateway_core::tenant::{Limits, Tenant};
+use gateway_core::tenant::{Limits, Tenant, WEIGHT_MAX};
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawTenants {
+    #[serde(default)]
+    issuer: Vec<RawIssuer>,
     #[serde(default)]
     tenant: Vec<RawTenant>,
 }
@@ -22,11 +25,13 @@ struct RawTenants {
 #[serde(deny_unknown_fields)]
 struct RawTenant {
     name: String,
+    issuer: Option<String>,
     key_file: Option<PathBuf>,
     key_env: Option<String>,
     deployments: Option<Vec<String>>,
     residency: Option<RawResidency>,
     lanes: Option<Vec<String>>,
+    weight: Option<i64>,
     #[serde(default)]
     limits: RawLimits,
 }
@@ -51,28 +56,32 @@ pub(super) fn read(
     base: &Path,
     environment: &BTreeMap<String, String>,
     problems: &mut Vec<String>,
-) -> KeyRing {
+) -> (KeyRing, Vec<Issuer>) {
     let mut ring = KeyRing::default();
-    let RawTenants { tenant: tenants } = match toml::from_str(text) {
+    let RawTenants { issuer: issuers, tenant: tenants } = match toml::from_str(text) {
         Ok(raw) => raw,
         Err(error) => {
             problems.push(error.to_string());
-            return ring;
+            return (ring, Vec::new());
         }
     };
-    let mut names = BTreeSet::new();
     let before = problems.len();
+    let issuers = issuers::read(issuers, base, problems);
     for raw in tenants {
         let name = raw.name.clone();
         let mut found = Vec::new();
-        let keys = read_keys(raw.key_file.as_deref(), raw.key_env.as_deref(), base, environment);
+        let keys = read_keys(&raw, base, environment);
         let keys = keys.map_err(|problem| found.push(problem)).unwrap_or_default();
+        let known = |issuer: &String| issuers.names.contains(issuer);
+        if let Some(issuer) = raw.issuer.as_ref().filter(|issuer| !known(issuer)) {
+            found.push(format!("issuer = \"{issuer}\": no [[issuer]] has this name"));
+        }
         if let Some(tenant) = read_tenant(raw, &mut found) {
-            if !names.insert(tenant.id.clone()) {
+            let id = tenant.id.clone();
+            if !ring.add(tenant) {
                 found.push("it is there twice; keep one entry".to_owned());
             }
-            let tenant = Arc::new(tenant);
-            if !keys.iter().all(|key| ring.add(key, &tenant)) {
+            if !keys.iter().all(|key| ring.add_key(key, &id)) {
                 found.push("it has the key of another tenant; give each its own".to_owned());
             }
         }
@@ -81,11 +90,12 @@ pub(super) fn read(
     if ring.is_empty() && problems.len() == before {
         problems.push("no [[tenant]] has a key: nobody could use this gateway; add one".to_owned());
     }
-    ring
+    (ring, issuers.open)
 }
 
 fn read_tenant(raw: RawTenant, problems: &mut Vec<String>) -> Option<Tenant> {
-    let RawTenant { name, key_file: _, key_env: _, deployments, residency, lanes, limits } = raw;
+    let RawTenant { name, issuer, key_file: _, key_env: _, deployments, residency, lanes, weight, limits } =
+        raw;
     let id = name.parse::<TenantId>().map_err(|_| {
         problems.push("a name may have letters, digits, '.', '_' and '-' only".to_owned());
     });
@@ -105,6 +115,13 @@ fn read_tenant(raw: RawTenant, problems: &mut Vec<String>) -> Option<Tenant> {
         }),
     };
     let lanes = read_lanes(lanes, problems);
+    let weight = match weight.map_or(Some(1), |weight| u32::try_from(weight).ok()).and_then(NonZeroU32::new) {
+        Some(weight) if weight.get() <= WEIGHT_MAX => weight,
+        Some(_) | None => {
+            problems.push(format!("weight = {}; give 1 to {WEIGHT_MAX}", weight.unwrap_or_default()));
+            NonZeroU32::MIN
+        }
+    };
     let RawLimits { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
     let mut limit = |key: &str, given: Option<i64>| {
         let given = given?;
@@ -119,7 +136,7 @@ fn read_tenant(raw: RawTenant, problems: &mut Vec<String>) -> Option<Tenant> {
         inputs_per_second: limit("inputs_per_second", inputs_per_second),
         tokens_per_minute: limit("tokens_per_minute", tokens_per_minute),
     };
-    Some(Tenant { id: id.ok()?, deployments, residency, lanes, limits })
+    Some(Tenant { id: id.ok()?, place: 0, issuer, deployments, residency, lanes, weight, limits })
 }
 
 fn read_lanes(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Lanes {
@@ -143,21 +160,23 @@ fn read_lanes(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Lanes {
     }
 }
 
-/// Secrets come from a file, one a line, or from the environment, never from the TOML.
+/// Secrets come from a file, one a line, or from the environment, never from the TOML. Who has an issuer needs none.
 fn read_keys(
-    file: Option<&Path>,
-    variable: Option<&str>,
+    raw: &RawTenant,
     base: &Path,
     environment: &BTreeMap<String, String>,
 ) -> Result<Vec<String>, String> {
-    let text = match (file, variable) {
+    let text = match (&raw.key_file, &raw.key_env) {
+        (None, None) if raw.issuer.is_some() => return Ok(Vec::new()),
         (Some(path), None) => std::fs::read_to_string(base.join(path))
             .map_err(|error| format!("key_file = \"{}\" cannot be read: {error}", path.display()))?,
         (None, Some(variable)) => environment
             .get(variable)
             .cloned()
             .ok_or_else(|| format!("key_env = \"{variable}\" is not set in the environment"))?,
-        (None, None) | (Some(_), Some(_)) => return Err("it needs one of key_file and key_env".to_owned()),
+        (None, None) | (Some(_), Some(_)) => {
+            return Err("it needs one of key_file and key_env, or an issuer".to_owned());
+        }
     };
     let keys: Vec<String> =
         text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
@@ -167,12 +186,13 @@ fn read_keys(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gateway_core::keys::Credential;
 
     fn parse(text: &str) -> Result<KeyRing, Vec<String>> {
         let environment = [("DOCS_KEY", "s3cret"), ("TWO_KEYS", "old\nnew\n"), ("EMPTY", " ")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let mut problems = Vec::new();
-        let ring = read(text, Path::new("/nowhere"), &environment, &mut problems);
+        let (ring, _) = read(text, Path::new("/nowhere"), &environment, &mut problems);
         if problems.is_empty() { Ok(ring) } else { Err(problems) }
     }
 
@@ -182,11 +202,13 @@ mod tests {
         let plain = parse(&text).expect("as it stands");
         assert_eq!(plain.tenants().map(|tenant| tenant.limits).collect::<Vec<_>>(), [Limits::default()]);
         let shown = text.replace("# deployments", "deployments").replace("# residency", "residency");
-        let shown = parse(&shown.replace("# limits", "limits").replace("# lanes", "lanes"))
-            .expect("with everything that it shows");
+        let shown = parse(
+            &shown.replace("# limits", "limits").replace("# lanes", "lanes").replace("# weight", "weight"),
+        )
+        .expect("with everything that it shows");
         let tenant = shown.tenants().next().expect("one");
         assert_eq!(tenant.residency.to_string(), "eu");
-        assert_eq!(tenant.lanes, Lanes::Only(Lane::Bulk));
+        assert_eq!((tenant.lanes, tenant.weight.get()), (Lanes::Only(Lane::Bulk), 2));
         assert_eq!(tenant.limits.tokens_per_minute, NonZeroU64::new(2_000_000));
         assert!(tenant.may_use(&"minilm".parse().unwrap()) && !tenant.may_use(&"other".parse().unwrap()));
     }
@@ -195,7 +217,8 @@ mod tests {
     fn a_tenant_may_have_two_keys_while_it_changes_them() {
         let ring = parse("[[tenant]]\nname = \"a\"\nkey_env = \"TWO_KEYS\"").expect("two keys");
         for key in ["Bearer old", "Bearer new"] {
-            assert_eq!(ring.tenant(Some(key.as_bytes())).expect(key).id.as_str(), "a");
+            let credential = Credential::read(Some(key.as_bytes())).expect(key);
+            assert_eq!(ring.tenant(&credential).expect(key).id.as_str(), "a");
         }
     }
 
@@ -203,20 +226,23 @@ mod tests {
     fn all_problems_are_told_at_once_with_the_tenant_that_they_are_about() {
         let problems = parse(
             "[[tenant]]\nname = \"docs team\"\nkey_env = \"DOCS_KEY\"\n\
-             [[tenant]]\nname = \"docs\"\nkey_env = \"NOT_SET\"\nresidency = { allow = [] }\n\
+             [[tenant]]\nname = \"docs\"\nissuer = \"nobody\"\nkey_env = \"NOT_SET\"\nresidency = { allow = [] }\n\
              [[tenant]]\nname = \"bare\"\ndeployments = [\"a b\"]\nlanes = [\"bulk\", \"fast\"]\nlimits = { inputs_per_second = 0 }\n\
-             [[tenant]]\nname = \"bare\"\nlanes = []\nkey_env = \"EMPTY\"\n\
-             [[tenant]]\nname = \"one\"\nkey_env = \"DOCS_KEY\"\n[[tenant]]\nname = \"two\"\nkey_env = \"DOCS_KEY\"",
+             [[tenant]]\nname = \"bare\"\nlanes = []\nweight = 1001\nkey_env = \"EMPTY\"\n\
+             [[tenant]]\nname = \"one\"\nweight = 0\nkey_env = \"DOCS_KEY\"\n[[tenant]]\nname = \"two\"\nkey_env = \"DOCS_KEY\"",
         );
         let problems = problems.err().expect("many problems");
         for (tenant, word) in [
             ("docs team", "letters"),
             ("docs", "NOT_SET"),
+            ("docs", "no [[issuer]]"),
             ("docs", "residency.allow"),
             ("bare", "key_file and key_env"),
             ("bare", "a b"),
             ("bare", "fast"),
             ("bare", "lanes = []"),
+            ("bare", "weight = 1001; give 1 to 1000"),
+            ("one", "weight = 0"),
             ("bare", "inputs_per_second = 0"),
             ("bare", "empty"),
             ("bare", "twice"),
@@ -228,7 +254,7 @@ mod tests {
                 "{word} of {tenant} in {problems:#?}"
             );
         }
-        assert_eq!(problems.len(), 11, "{problems:#?}");
+        assert_eq!(problems.len(), 14, "{problems:#?}");
         assert_eq!(parse("").err().expect("nobody").len(), 1);
     }
 }

@@ -2,8 +2,10 @@
 
 use super::forward::{Edge, NotForwarded};
 use super::refusals::{
-    no_bulk, no_model_field, no_model_named, unknown_model, unreadable_ask, unreadable_body,
+    bad_token, no_bulk, no_model_field, no_model_named, not_let_in, unknown_model, unreadable_ask,
+    unreadable_body,
 };
+use super::shedding::Place;
 use super::view::{Lawful, View};
 use super::watch::{About, chance};
 use crate::intake::{Body, NoBody};
@@ -14,6 +16,8 @@ use bytes::Bytes;
 use gateway_core::ask::{Ask, Headers};
 use gateway_core::body::{self, Reading};
 use gateway_core::endpoint::{ModelField, Target};
+use gateway_core::jwt;
+use gateway_core::keys::Credential;
 use gateway_core::lane::{Lane, NoBulk};
 use gateway_core::lawful::Law;
 use gateway_core::pace::Size;
@@ -28,7 +32,7 @@ use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The longest request identifier that is taken from a client.
 const REQUEST_ID_BYTES_MAX: usize = 128;
@@ -60,6 +64,8 @@ pub(super) struct Request {
     pub(super) first: Option<RegionIndex>,
     /// An answer of so many bytes is read whole before it is an answer.
     pub(super) whole_max: usize,
+    /// Its room where it would go first, for as long as it is under way.
+    pub(super) _place: Option<Place>,
 }
 
 impl Request {
@@ -85,6 +91,8 @@ impl Request {
             body: Body::piece(body),
             first: Some(first),
             whole_max,
+            // The whole has the room of all its pieces.
+            _place: None,
         }
     }
 
@@ -95,6 +103,19 @@ impl Request {
 }
 
 impl Edge {
+    /// Who asks.
+    pub(super) fn tenant(&self, session: &ServerSession) -> Result<Arc<Tenant>, Refusal> {
+        let credential = Credential::read(header(session, "authorization")).map_err(not_let_in)?;
+        let ring = &self.config.keys;
+        match ring.tenant(&credential) {
+            Ok(tenant) => Ok(tenant.clone()),
+            Err(_) if !self.tokens.none() && jwt::looks_like_one(credential.secret) => {
+                self.tokens.tenant(&credential, ring, SystemTime::now()).map_err(bad_token)
+            }
+            Err(problem) => Err(not_let_in(problem)),
+        }
+    }
+
     /// Reads everything that the decision hangs on.
     pub(super) async fn read(
         &self,
@@ -106,6 +127,7 @@ impl Edge {
         arrived: Instant,
     ) -> Result<Request, NotForwarded> {
         let ask = self.ask(session)?;
+        self.room_at_the_head(target, view, &tenant, &ask, declared_length(session), arrived)?;
         let body = self.intake.body(session).await.map_err(|none| match none {
             NoBody::Refused(refusal) => NotForwarded::Refused(refusal),
             NoBody::ClientGone => NotForwarded::ClientGone,
@@ -113,7 +135,8 @@ impl Edge {
         let reading = body_of(target, &body)?;
         let cost = Cost { inputs: reading.inputs, tokens: reading.tokens };
         let lane = tenant.lanes.lane(ask.lane, cost.inputs).map_err(|NoBulk| no_bulk(&tenant))?;
-        let Lawful { deployment, allowed, registered } = asked_for(target, reading.model, view, &tenant)?;
+        let lawful = asked_for(target, reading.model, view, &tenant)?;
+        let Lawful { deployment, allowed, registered } = lawful;
         let narrower = tenant.residency.narrow(&ask.residency);
         let allowed = allowed.narrowed(&narrower, &self.config.catalogue);
         let residency = deployment.residency.narrow(&narrower);
@@ -127,6 +150,7 @@ impl Edge {
             );
             return Err(Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY).into());
         }
+        let place = self.room(view, lawful, *allowed, &tenant, &ask, lane, cost, arrived)?;
         Ok(Request {
             id: id.to_owned(),
             arrived,
@@ -145,6 +169,7 @@ impl Edge {
             body,
             first: None,
             whole_max: WHOLE_ANSWER_MAX,
+            _place: place,
         })
     }
 

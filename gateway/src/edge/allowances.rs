@@ -8,16 +8,14 @@ use super::refusals::beyond_limits;
 use crate::respond::Refusal;
 use gateway_core::keys::KeyRing;
 use gateway_core::tenant::{Allowance, Cost, Left, Tenant};
-use regions::id::TenantId;
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// A header's name and its value.
 pub(super) type Header = (&'static str, String);
 
-/// Every tenant's allowance.
-pub(crate) struct Allowances(BTreeMap<TenantId, Mutex<Allowance>>);
+/// Every tenant's allowance, in the order of their places.
+pub(crate) struct Allowances(Vec<Mutex<Allowance>>);
 
 /// A request that has paid for itself and not yet for what it carries.
 pub(super) struct Entered<'a> {
@@ -35,7 +33,7 @@ pub(super) struct Taken<'a> {
 impl Allowances {
     pub(crate) fn new(keys: &KeyRing, now: Instant) -> Allowances {
         let allowance = |tenant: &Tenant| Mutex::new(Allowance::new(&tenant.limits, now));
-        Allowances(keys.tenants().map(|tenant| (tenant.id.clone(), allowance(tenant))).collect())
+        Allowances(keys.tenants().map(|tenant| allowance(tenant)).collect())
     }
 
     /// Lets in a request of `tenant` of which only the head was read, or says why not. `body_bytes` is the length that it
@@ -82,7 +80,14 @@ impl Allowances {
     }
 
     fn of(&self, tenant: &Tenant) -> &Mutex<Allowance> {
-        self.0.get(&tenant.id).expect("whoever is let in has an allowance")
+        &self.0[tenant.place]
+    }
+}
+
+impl Entered<'_> {
+    /// The request is turned away for a reason that is not its own, and gets back what it has paid.
+    pub(super) fn leave(self) {
+        lock(self.allowance).leave(Instant::now());
     }
 }
 

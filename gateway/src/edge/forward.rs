@@ -1,9 +1,9 @@
 //! A request at the edge, from its head to its answer.
 
-use super::admit::{Request, declared_length, header, request_id};
+use super::admit::{Request, declared_length, request_id};
 use super::allowances::{Allowances, Taken};
 use super::attempts::Answered;
-use super::refusals::{no_table_yet, not_let_in, not_served};
+use super::refusals::{no_table_yet, not_served};
 use super::table::Current;
 use super::view::View;
 use super::watch::Watch;
@@ -12,12 +12,14 @@ use crate::intake::Intake;
 use crate::listener::{AfterAnswer, Door};
 use crate::relay;
 use crate::respond::{self, Refusal};
+use crate::tokens::Tokens;
 use crate::upstream::Upstream;
 use gateway_core::endpoint::Endpoint;
 use gateway_core::tenant::Tenant;
 use gateway_core::timing::RegionTiming;
 use gateway_core::trail::Trail;
 use pingora::protocols::http::ServerSession;
+use replica_core::wire::error::Fault;
 use replica_core::wire::headers;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,6 +28,7 @@ use tokio::sync::{Semaphore, watch};
 /// The door that clients come to.
 pub(super) struct Edge {
     pub(super) config: Arc<EdgeConfig>,
+    pub(super) tokens: Arc<Tokens>,
     pub(super) allowances: Allowances,
     pub(super) views: watch::Receiver<Current>,
     pub(super) watch: Arc<Watch>,
@@ -78,14 +81,21 @@ impl Edge {
         let head = session.req_header();
         let path = head.uri.path().to_owned();
         let endpoint = Endpoint::of(head.method.as_str(), &path).map_err(not_served)?;
-        let tenant = self.config.keys.tenant(header(session, "authorization")).map_err(not_let_in)?.clone();
+        let tenant = self.tenant(session)?;
         let view = self.views.borrow().clone().ok_or_else(no_table_yet)?;
         match endpoint {
             Endpoint::Models => Ok(models(session, &view, &tenant, id).await),
             Endpoint::Computed(target) => {
                 // Who cannot pay is told before the body is read.
                 let entered = self.allowances.enter(&tenant, declared_length(session))?;
-                let request = self.read(session, target, &view, id, tenant, arrived).await?;
+                let read = self.read(session, target, &view, id, tenant, arrived).await;
+                let request = match read {
+                    Err(NotForwarded::Refused(refusal)) if refusal.code.fault() == Fault::Capacity => {
+                        entered.leave();
+                        return Err(refusal.into());
+                    }
+                    read => read?,
+                };
                 let mut taken = self.allowances.charge(&request.tenant, entered, request.cost)?;
                 if let Some(cut) = self.cut(&request, &view).await? {
                     return self.scatter(session, &request, &view, cut, &mut taken, trail).await;

@@ -9,9 +9,9 @@
 //!
 //! [`table`] follows the hub's route table and survives without the hub; [`reports`] hears the regions; [`watch`] holds
 //! what is known of their health. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
-//! who asks for what and who may see it, [`allowances`] is what its tenant has left, and [`attempts`] goes from region to
-//! region, with a [`race`] of two at most under way. [`scatter`] does that with the pieces of a request that is too large
-//! for one replica.
+//! who asks for what and who may see it, [`allowances`] is what its tenant has left, [`shedding`] whether there is room
+//! for it, and [`attempts`] goes from region to region, with a [`race`] of two at most under way. [`scatter`] does that
+//! with the pieces of a request that is too large for one replica.
 
 mod admit;
 mod allowances;
@@ -22,6 +22,7 @@ mod race;
 mod refusals;
 mod reports;
 mod scatter;
+mod shedding;
 mod table;
 mod view;
 mod watch;
@@ -29,6 +30,7 @@ mod watch;
 use crate::config::EdgeConfig;
 use crate::intake::Intake;
 use crate::listener::Listener;
+use crate::tokens::Tokens;
 use crate::upstream::Upstream;
 use std::future::Future;
 use std::io;
@@ -83,9 +85,12 @@ pub async fn run(
     tasks.spawn(operations::serve(operations, config.clone(), views.subscribe(), watch.clone()));
 
     ready(listener.address());
+    let tokens = Arc::new(Tokens::new(&config.issuers));
+    tasks.spawn(tokens.clone().follow(config.issuers.clone()));
     let allowances = allowances::Allowances::new(&config.keys, Instant::now());
     let door = forward::Edge {
         config,
+        tokens,
         allowances,
         views: views.subscribe(),
         watch,

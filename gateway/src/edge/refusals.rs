@@ -7,9 +7,11 @@ use gateway_core::ask::{AskProblem, TIMEOUT_MAX};
 use gateway_core::body::{self, BodyProblem};
 use gateway_core::bucket::Short;
 use gateway_core::endpoint::{Endpoint, NotServed};
+use gateway_core::jwt::{TOKEN_BYTES_MAX, TokenProblem};
 use gateway_core::keys::KeyProblem;
 use gateway_core::scatter::INPUTS_MAX;
 use gateway_core::scatter::cut::TooManyInputs;
+use gateway_core::shed::{Reason, Shed};
 use gateway_core::tenant::{Exceeded, Limited, Tenant};
 use regions::selection::Ineligible;
 use replica_core::wire::error::ErrorCode;
@@ -36,7 +38,46 @@ pub(super) fn not_let_in(problem: KeyProblem) -> Refusal {
             "This API key is not known here; check it, or ask whoever runs this gateway for one."
         }
     };
-    Refusal::new(ErrorCode::InvalidApiKey, message).of("authorization")
+    let challenge = vec![("www-authenticate", "Bearer".to_owned())];
+    Refusal::new(ErrorCode::InvalidApiKey, message).of("authorization").with(challenge)
+}
+
+/// What is wrong with a token, without a word of it.
+pub(super) fn bad_token(problem: TokenProblem) -> Refusal {
+    let message = match problem {
+        TokenProblem::TooLong => {
+            return invalid_token(format!(
+                "The token has more than {TOKEN_BYTES_MAX} bytes; leave claims out of it."
+            ));
+        }
+        TokenProblem::Malformed => "The token is no JWT: three parts in base64url, two of them JSON objects.",
+        TokenProblem::Header => {
+            "The token's header is not one that is taken here: 'alg' must be RS256, ES256, EdDSA or HS256, 'typ' JWT or \
+             at+jwt, and there may be no 'crit'."
+        }
+        TokenProblem::Issuer => "The token's issuer ('iss') is not known here.",
+        TokenProblem::Key => {
+            "The issuer has no key here of the token's 'kid' and 'alg'; if its keys have just changed, try again shortly."
+        }
+        TokenProblem::Signature => "The token's signature is not that of its issuer.",
+        TokenProblem::Audience => "The token is for somebody else: 'aud' does not name this gateway.",
+        TokenProblem::Times => {
+            "The token needs 'exp', and 'exp', 'nbf' and 'iat' must be numbers of seconds."
+        }
+        TokenProblem::Expired => "The token has expired ('exp'); get a new one.",
+        TokenProblem::NotYet => {
+            "The token is not valid yet ('nbf', 'iat'); compare the clocks of issuer and gateway."
+        }
+        TokenProblem::Tenant => {
+            "The token names no tenant that its issuer speaks for here; ask whoever runs this gateway."
+        }
+    };
+    invalid_token(message)
+}
+
+fn invalid_token(message: impl Into<String>) -> Refusal {
+    let challenge = vec![("www-authenticate", "Bearer error=\"invalid_token\"".to_owned())];
+    Refusal::new(ErrorCode::InvalidToken, message).of("authorization").with(challenge)
 }
 
 pub(super) fn no_table_yet() -> Refusal {
@@ -168,6 +209,40 @@ pub(super) fn beyond_limits(tenant: &Tenant, exceeded: Exceeded) -> Refusal {
             Refusal::new(never, message)
         }
     }
+}
+
+/// There is too much for all.
+pub(super) fn shed(tenant: &Tenant, why: Shed) -> Refusal {
+    let Shed { reason, wait, retry_after } = why;
+    let (wait, soon) = (duration(wait), duration(retry_after));
+    let (code, message) = match reason {
+        Reason::OverShare => (
+            ErrorCode::Overloaded,
+            format!(
+                "There is not room for all, and the tenant '{}' has more in flight than its share (a request would wait \
+                 {wait}); send less at once, or try again in {soon}.",
+                tenant.id
+            ),
+        ),
+        Reason::NoRoom => (
+            ErrorCode::Saturated,
+            format!("There is no room: a request would wait {wait}; try again in {soon}."),
+        ),
+        Reason::LookupsFirst => (
+            ErrorCode::Saturated,
+            format!("There is no room for bulk while lookups are turned away; try again in {soon}."),
+        ),
+        Reason::TooLate => (
+            ErrorCode::Saturated,
+            format!(
+                "A request would wait {wait}, longer than this one may take; give it more time with {} (up to {}), or \
+                 try again in {soon}.",
+                headers::TIMEOUT_MS,
+                TIMEOUT_MAX.as_millis()
+            ),
+        ),
+    };
+    Refusal::new(code, message).after(retry_after)
 }
 
 pub(super) fn deadline_passed(timeout: Duration) -> Refusal {

@@ -112,6 +112,7 @@ impl Ear {
             return;
         }
         self.watch.loaded(self.region, &report);
+        self.watch.shedding.heard(self.region, &report);
         let ready = report.deployments.iter().filter(|(_, load)| load.ready > 0);
         let ready = ready.map(|(name, _)| name.clone()).collect();
         self.watch

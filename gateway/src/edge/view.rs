@@ -70,7 +70,12 @@ impl View {
 
     /// Those that this tenant may use.
     pub(crate) fn deployments_for(&self, tenant: &Tenant) -> impl Iterator<Item = &Deployment> {
-        self.deployments.values().filter(|lawful| lawful.is_for(tenant)).map(|lawful| &lawful.deployment)
+        self.lawful_for(tenant).map(|lawful| &lawful.deployment)
+    }
+
+    /// The same, with where they may be served.
+    pub(crate) fn lawful_for(&self, tenant: &Tenant) -> impl Iterator<Item = &Lawful> {
+        self.deployments.values().filter(|lawful| lawful.is_for(tenant))
     }
 
     /// All of them; for operators.

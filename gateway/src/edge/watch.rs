@@ -4,6 +4,7 @@
 //! `gateway_core` decides; here are the lock around it, the clock, the dice, and the bell that wakes requests which wait
 //! for a region that has got worse. The lock is held for one decision at a time and never across an await.
 
+use super::shedding::Shedding;
 use gateway_core::circuit::{Permille, Seen};
 use gateway_core::health::{Fleet, Heard, LOOK_PERIOD_MAX, Worse};
 use gateway_core::outcome::Failure;
@@ -32,6 +33,8 @@ pub(crate) const REGION_IN_FLIGHT_MAX: u32 = 8192;
 /// What is known, and the bell.
 pub(crate) struct Watch {
     known: Mutex<Known>,
+    /// How much there is before each region, and whose.
+    pub(super) shedding: Shedding,
     bell: watch::Sender<()>,
 }
 
@@ -109,7 +112,7 @@ impl Watch {
             loads: BTreeMap::new(),
             budgets: Budgets::new(Instant::now()),
         };
-        Watch { known: Mutex::new(known), bell: watch::Sender::new(()) }
+        Watch { known: Mutex::new(known), shedding: Shedding::default(), bell: watch::Sender::new(()) }
     }
 
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {

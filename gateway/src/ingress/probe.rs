@@ -59,6 +59,7 @@ fn observed(status: StatusV1) -> Result<ReplicaObserved, String> {
         model: _, // the region chooses by deployment
         state,
         pending_tokens,
+        lookup_tokens,
         pending_inputs: _, // tokens say more
         requests_total: _, // for people
         tokens_per_second,
@@ -72,6 +73,7 @@ fn observed(status: StatusV1) -> Result<ReplicaObserved, String> {
         ready: state == StateV1::Ready,
         draining: state == StateV1::Draining,
         pending_tokens,
+        lookup_tokens,
         tokens_per_second,
     })
 }

@@ -8,24 +8,59 @@ use axum::response::IntoResponse;
 use gateway::config::EdgeConfig;
 use scheduler_core::wire::report::ExchangeRequestV1;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, oneshot, watch};
 
 const PLACE: &str = "aws/us-east-1";
+/// What the region computes, in tokens a second.
+pub(crate) const SPEED: u64 = 20_000;
+
+/// What it takes to get to an engine and back, beside its queue.
+const AROUND: Duration = Duration::from_millis(20);
 
 /// The region.
-#[derive(Default)]
 pub(crate) struct Region {
     requests: AtomicU64,
     lane: Mutex<String>,
+    /// Tokens a second.
+    speed: u64,
+    queues: Mutex<Queues>,
+    work: Notify,
+    /// Computes nothing while this is so.
+    pub(crate) frozen: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+struct Queues {
+    lookups: VecDeque<(u64, oneshot::Sender<()>)>,
+    bulk: VecDeque<(u64, oneshot::Sender<()>)>,
+}
+
+impl Queues {
+    fn tokens(queue: &VecDeque<(u64, oneshot::Sender<()>)>) -> u64 {
+        queue.iter().map(|(tokens, _)| tokens).sum()
+    }
 }
 
 impl Region {
+    fn new(speed: u64) -> Region {
+        Region {
+            requests: AtomicU64::new(0),
+            lane: Mutex::default(),
+            speed,
+            queues: Mutex::default(),
+            work: Notify::new(),
+            frozen: watch::Sender::new(false),
+        }
+    }
+
     /// How many it has seen.
     pub(crate) fn requests(&self) -> u64 {
         self.requests.load(Ordering::SeqCst)
@@ -36,9 +71,39 @@ impl Region {
         self.lane.lock().unwrap().clone()
     }
 
+    /// Tokens that wait.
+    pub(crate) fn waiting(&self) -> u64 {
+        let queues = self.queues.lock().unwrap();
+        Queues::tokens(&queues.lookups) + Queues::tokens(&queues.bulk)
+    }
+
     fn report(&self, sequence: u64) -> Value {
-        let load = json!({"name": "m", "ready": 1, "pending_tokens": 0, "tokens_per_second": 0.0});
+        let queues = self.queues.lock().unwrap();
+        let lookups = Queues::tokens(&queues.lookups);
+        let load = json!({"name": "m", "ready": 1, "pending_tokens": lookups + Queues::tokens(&queues.bulk),
+                          "lookup_tokens": lookups, "tokens_per_second": self.speed as f64});
         json!({"version": 1, "region": PLACE, "boot_id": 1, "sequence": sequence, "draining": false, "deployments": [load]})
+    }
+
+    /// Computes what waits, lookups first, one after another, for ever.
+    async fn compute(self: Arc<Region>) {
+        let mut frozen = self.frozen.subscribe();
+        let mut busy_until = Instant::now();
+        loop {
+            frozen.wait_for(|frozen| !frozen).await.unwrap();
+            let next = {
+                let mut queues = self.queues.lock().unwrap();
+                queues.lookups.pop_front().or_else(|| queues.bulk.pop_front())
+            };
+            let Some((tokens, done)) = next else {
+                self.work.notified().await;
+                continue;
+            };
+            busy_until =
+                busy_until.max(Instant::now()) + Duration::from_nanos(tokens * 1_000_000_000 / self.speed);
+            tokio::time::sleep_until(busy_until.into()).await;
+            let _ = done.send(());
+        }
     }
 }
 
@@ -47,11 +112,21 @@ async fn exchange(State(region): State<Arc<Region>>, body: Bytes) -> impl IntoRe
     axum::Json(region.report(question.sequence))
 }
 
-async fn compute(State(region): State<Arc<Region>>, headers: HeaderMap, _body: Bytes) -> impl IntoResponse {
+async fn compute(State(region): State<Arc<Region>>, headers: HeaderMap, body: Bytes) -> impl IntoResponse {
     region.requests.fetch_add(1, Ordering::SeqCst);
     let lane = headers.get("x-meridian-lane").map_or("", |lane| lane.to_str().unwrap());
     *region.lane.lock().unwrap() = lane.to_owned();
-    (StatusCode::OK, [("x-meridian-tokens", "1")], "{}")
+    let tokens = gateway_core::body::read(&body).unwrap().tokens;
+    let (done, computed) = oneshot::channel();
+    {
+        let mut queues = region.queues.lock().unwrap();
+        let queue = if lane == "bulk" { &mut queues.bulk } else { &mut queues.lookups };
+        queue.push_back((tokens, done));
+    }
+    region.work.notify_one();
+    let _ = computed.await;
+    tokio::time::sleep(AROUND).await;
+    (StatusCode::OK, [("x-meridian-tokens", tokens.to_string())], "{}")
 }
 
 /// All of them.
@@ -66,14 +141,24 @@ pub(crate) struct Scene {
 impl Scene {
     /// With these tenants; a variable of the environment that holds a key holds its own name.
     pub(crate) async fn start(tenants: &str) -> Scene {
-        let region = Arc::new(Region::default());
+        Scene::with_files(tenants, &[]).await
+    }
+
+    /// With these files beside the tenants' own.
+    pub(crate) async fn with_files(tenants: &str, files: &[(&str, String)]) -> Scene {
+        let region = Arc::new(Region::new(SPEED));
+        tokio::spawn(region.clone().compute());
         let door = axum::Router::new()
             .route("/spoke/v1/exchange", axum::routing::post(exchange))
             .fallback(compute)
             .with_state(region.clone());
         let hub = hub(serve(door).await).await;
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("tenants.toml"), tenants).unwrap();
+        for (name, text) in
+            files.iter().map(|(name, text)| (*name, text.as_str())).chain([("tenants.toml", tenants)])
+        {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
         let text = format!(
             "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{PLACE}'\nhub = 'http://{hub}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'",
@@ -120,11 +205,33 @@ impl Scene {
         request.send().await.unwrap()
     }
 
+    /// The statuses of so many requests, one after another, that share a connection.
+    pub(crate) async fn on_one_connection(&self, bearer: &str, body: &str, requests: usize) -> Vec<u16> {
+        let mut stream = BufReader::new(TcpStream::connect(self.address).await.unwrap());
+        let mut statuses = Vec::new();
+        for _ in 0..requests {
+            let length = body.len();
+            let request = format!(
+                "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bearer}\r\ncontent-length: {length}\r\n\r\n{body}"
+            );
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let (mut line, mut head) = (String::new(), String::new());
+            while stream.read_line(&mut line).await.unwrap() > 2 {
+                head.push_str(&line.to_lowercase());
+                line.clear();
+            }
+            let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r").next());
+            stream.read_exact(&mut vec![0; length.unwrap().parse().unwrap()]).await.unwrap();
+            statuses.push(head.split(' ').nth(1).unwrap().parse().unwrap());
+        }
+        statuses
+    }
+
     /// The status and all the text that answer the head of a request whose body never comes.
-    pub(crate) async fn head_only(&self, bearer: &str, length: usize) -> (u16, String) {
+    pub(crate) async fn head_only(&self, bearer: &str, headers: &str, length: usize) -> (u16, String) {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let head = format!(
-            "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bearer}\r\ncontent-length: {length}\r\n\r\n"
+            "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bearer}\r\ncontent-length: {length}\r\n{headers}\r\n"
         );
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut text = String::new();

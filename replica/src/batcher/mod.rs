@@ -194,6 +194,11 @@ impl Batcher {
         self.shared.lock().planner.backlog()
     }
 
+    /// Tokens of lookups that wait.
+    pub fn lookup_tokens(&self) -> u64 {
+        self.shared.lock().planner.loads().interactive.queued.tokens
+    }
+
     /// Measured speed of the engine; 0 until it is known.
     pub fn tokens_per_second(&self) -> f64 {
         self.shared.lock().planner.tokens_per_second()

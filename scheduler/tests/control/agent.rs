@@ -40,6 +40,7 @@ impl Agent {
             ready: true,
             draining: false,
             pending_tokens: 0,
+            lookup_tokens: Some(0),
             tokens_per_second: 1.0,
         };
         self.spoke.lock().unwrap().observe_replica(0, observed, Instant::now());

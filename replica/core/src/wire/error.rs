@@ -103,6 +103,8 @@ error_codes! {
     BodyTimeout = "body_timeout", 408, Caller, Nothing;
     /// No API key, or one that is not known here.
     InvalidApiKey = "invalid_api_key", 401, Quota, Nothing;
+    /// The bearer token is not one that is taken here; the message says what is wrong with it.
+    InvalidToken = "invalid_token", 401, Quota, Nothing;
     /// The caller has used up what it may use; `retry-after` says when there is more.
     RateLimited = "rate_limit_exceeded", 429, Quota, Wait;
     /// No deployment of this name exists; the message lists those that do.
@@ -119,8 +121,10 @@ error_codes! {
     NotResidentHere = "not_resident_here", 403, Policy, Elsewhere;
     /// Every region that is allowed to see the request is out of reach; the others were not asked.
     NoCapacityInAllowedRegions = "no_capacity_in_allowed_regions", 503, Capacity, Wait;
-    /// The queue is full.
+    /// The queue is full, or the caller has more in it than its share.
     Overloaded = "overloaded", 429, Capacity, Wait;
+    /// There is more work than can be done in time, and this request was not begun; `retry-after` says when there is room.
+    Saturated = "saturated", 503, Capacity, Wait;
     /// No replica for this deployment is ready in this region.
     NotReady = "not_ready", 503, Capacity, Elsewhere;
     /// The process is going away and takes no new work.
@@ -271,13 +275,16 @@ impl ErrorCode {
             InputTooLong | TooManyInputs | TooManyTokens | BodyTooLarge => (TeiErrorType::Validation, 413),
             WrongTask => (TeiErrorType::Backend, 424),
             Overloaded | RateLimited => (TeiErrorType::Overloaded, 429),
-            InvalidHeader | BodyTimeout | InvalidApiKey | ModelNotFound | NotFound | MethodNotAllowed
-            | RegionNotPermitted | LaneNotPermitted | NotResidentHere => {
+            InvalidHeader | BodyTimeout | InvalidApiKey | InvalidToken | ModelNotFound | NotFound
+            | MethodNotAllowed | RegionNotPermitted | LaneNotPermitted | NotResidentHere => {
                 (TeiErrorType::Validation, self.status())
             }
-            NoCapacityInAllowedRegions | NotReady | Draining | RegionUnreachable | ReplicaUnreachable => {
-                (TeiErrorType::Unhealthy, self.status())
-            }
+            NoCapacityInAllowedRegions
+            | Saturated
+            | NotReady
+            | Draining
+            | RegionUnreachable
+            | ReplicaUnreachable => (TeiErrorType::Unhealthy, self.status()),
             DeadlineExceeded | Internal => (TeiErrorType::Backend, self.status()),
         }
     }

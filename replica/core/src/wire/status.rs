@@ -27,6 +27,10 @@ pub struct StatusV1 {
     pub state: StateV1,
     /// Tokens that wait or are being computed.
     pub pending_tokens: u64,
+    /// Of those, lookups that wait: what a new lookup waits for beside the batch that is being computed. Absent from
+    /// replicas that do not know it yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lookup_tokens: Option<u64>,
     /// Inputs that wait or are being computed.
     pub pending_inputs: u64,
     /// Requests for vectors since the start, refused ones included.

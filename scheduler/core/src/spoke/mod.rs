@@ -38,6 +38,8 @@ pub struct ReplicaObserved {
     pub draining: bool,
     /// Tokens that wait or are being computed.
     pub pending_tokens: u64,
+    /// Of those, lookups that wait, if it says.
+    pub lookup_tokens: Option<u64>,
     /// Its measured speed; 0 until it is known.
     pub tokens_per_second: f64,
 }
@@ -131,6 +133,8 @@ pub struct Load {
     pub ready: u32,
     /// Tokens that wait or are being computed in them.
     pub pending_tokens: u64,
+    /// Of those, lookups that wait, by the replicas' last words; nothing if one of them does not say.
+    pub lookup_tokens: Option<u64>,
     /// What they compute together, as far as it is known.
     pub tokens_per_second: f64,
 }
@@ -247,6 +251,9 @@ impl Spoke {
         let mut deployments: BTreeMap<_, _> = known.map(|name| (name.clone(), Load::default())).collect();
         for (name, load) in &mut deployments {
             for (_, replica) in self.serving(name, now) {
+                let before = if load.ready == 0 { Some(0) } else { load.lookup_tokens };
+                load.lookup_tokens =
+                    before.zip(replica.lookup_tokens()).map(|(sum, more)| sum.saturating_add(more));
                 load.ready += 1;
                 load.pending_tokens = load.pending_tokens.saturating_add(replica.backlog_tokens());
                 load.tokens_per_second += replica.speed().unwrap_or(0.0);

@@ -105,6 +105,12 @@ impl Replica {
         fix.saturating_add(self.outstanding).saturating_sub(self.outstanding_at_fix)
     }
 
+    /// Lookups of it that waited, by its last word. They are not reckoned forward: the words come as often as the reports
+    /// that this is for.
+    pub(super) fn lookup_tokens(&self) -> Option<u64> {
+        self.observed.as_ref()?.lookup_tokens
+    }
+
     /// Tokens per second, once they were measured.
     pub(super) fn speed(&self) -> Option<f64> {
         let speed = self.observed.as_ref()?.tokens_per_second;

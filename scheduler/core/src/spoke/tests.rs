@@ -17,7 +17,14 @@ fn name(text: &str) -> DeploymentName {
 
 fn well(pending_tokens: u64, tokens_per_second: f64) -> ReplicaObserved {
     let names = BTreeSet::from([name("minilm")]);
-    ReplicaObserved { names, ready: true, draining: false, pending_tokens, tokens_per_second }
+    ReplicaObserved {
+        names,
+        ready: true,
+        draining: false,
+        pending_tokens,
+        lookup_tokens: None,
+        tokens_per_second,
+    }
 }
 
 impl Region {
@@ -219,15 +226,20 @@ fn only_a_replica_that_takes_work_is_ready() {
 fn a_report_names_everything_that_the_region_answers_to() {
     let mut region = Region::with(&[(30, 1000.0), (12, 500.0), (0, 0.0)]);
     let both = BTreeSet::from([name("minilm"), name("minilm-eu")]);
-    region.says(1, ReplicaObserved { names: both, ..well(12, 500.0) });
+    region.says(1, ReplicaObserved { names: both, lookup_tokens: Some(5), ..well(12, 500.0) });
     let starting = ReplicaObserved { names: BTreeSet::from([name("later")]), ready: false, ..well(0, 0.0) };
     region.says(2, starting);
 
-    let load = |ready, pending_tokens, tokens_per_second| Load { ready, pending_tokens, tokens_per_second };
+    let load = |ready, pending_tokens, lookup_tokens, tokens_per_second| Load {
+        ready,
+        pending_tokens,
+        lookup_tokens,
+        tokens_per_second,
+    };
     let deployments = BTreeMap::from([
-        (name("later"), load(0, 0, 0.0)),
-        (name("minilm"), load(2, 42, 1500.0)),
-        (name("minilm-eu"), load(1, 12, 500.0)),
+        (name("later"), load(0, 0, None, 0.0)),
+        (name("minilm"), load(2, 42, None, 1500.0)),
+        (name("minilm-eu"), load(1, 12, Some(5), 500.0)),
     ]);
     let of = "aws/us-east-1".parse().unwrap();
     let expected = Report { region: of, boot_id: 7, sequence: 3, deployments, draining: false };

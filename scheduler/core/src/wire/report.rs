@@ -50,6 +50,9 @@ pub struct DeploymentReportV1 {
     pub ready: u32,
     /// Tokens that wait or are being computed in them.
     pub pending_tokens: u64,
+    /// Of those, lookups that wait: what a new lookup waits for. Absent from regions that do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lookup_tokens: Option<u64>,
     /// What they compute together; 0 until it is known.
     pub tokens_per_second: f64,
 }
@@ -58,8 +61,9 @@ impl From<Report> for ReportV1 {
     fn from(report: Report) -> ReportV1 {
         let Report { region, boot_id, sequence, deployments, draining } = report;
         let each = deployments.into_iter().map(|(name, load)| {
-            let Load { ready, pending_tokens, tokens_per_second } = load;
-            DeploymentReportV1 { name: name.to_string(), ready, pending_tokens, tokens_per_second }
+            let Load { ready, pending_tokens, lookup_tokens, tokens_per_second } = load;
+            let name = name.to_string();
+            DeploymentReportV1 { name, ready, pending_tokens, lookup_tokens, tokens_per_second }
         });
         let region = region.to_string();
         ReportV1 { version: super::VERSION, region, boot_id, sequence, deployments: each.collect(), draining }
@@ -75,13 +79,14 @@ impl TryFrom<ReportV1> for Report {
         refuse_too_many("deployments", deployments.len(), MAX_DEPLOYMENTS)?;
         let mut loads = BTreeMap::new();
         for (place, deployment) in deployments.into_iter().enumerate() {
-            let DeploymentReportV1 { name, ready, pending_tokens, tokens_per_second } = deployment;
+            let DeploymentReportV1 { name, ready, pending_tokens, lookup_tokens, tokens_per_second } =
+                deployment;
             let at = |field: &str| format!("deployments[{place}].{field}");
             if !(tokens_per_second.is_finite() && tokens_per_second >= 0.0) {
                 let problem = format!("{tokens_per_second} is no speed: a number from 0 is wanted");
                 return Err(WireError::new(at("tokens_per_second"), problem));
             }
-            let load = Load { ready, pending_tokens, tokens_per_second };
+            let load = Load { ready, pending_tokens, lookup_tokens, tokens_per_second };
             if loads.insert(parsed(at("name"), &name)?, load).is_some() {
                 return Err(WireError::new(at("name"), format!("`{name}` is reported twice")));
             }
@@ -99,8 +104,8 @@ mod tests {
 
     prop_compose! {
         // Quarters, because serde_json reads a longer fraction to within one unit in the last place.
-        fn load()(ready: u32, pending_tokens: u64, quarters: u32) -> Load {
-            Load { ready, pending_tokens, tokens_per_second: f64::from(quarters) / 4.0 }
+        fn load()(ready: u32, pending_tokens: u64, lookup_tokens: Option<u64>, quarters: u32) -> Load {
+            Load { ready, pending_tokens, lookup_tokens, tokens_per_second: f64::from(quarters) / 4.0 }
         }
     }
 
