@@ -13,6 +13,7 @@ pub mod config;
 pub mod edge;
 pub mod ingress;
 
+mod circuits;
 mod intake;
 mod listener;
 mod relay;

@@ -87,12 +87,11 @@ impl Region {
         let region = Arc::new(Region { id, script, requests: AtomicU64::new(0), silent, given_up, door });
         let shared = region.clone();
         tokio::spawn(async move {
-            let mut door = shared.door.subscribe();
             loop {
                 tokio::select! {
                     biased;
-                    _ = door.wait_for(|door| *door == Door::Gone) => return,
-                    _ = door.wait_for(|door| *door == Door::Stuck) => std::future::pending::<()>().await,
+                    () = shared.door_is(Door::Gone) => return,
+                    () = shared.door_is(Door::Stuck) => std::future::pending::<()>().await,
                     accepted = socket.accept() => {
                         let (region, (stream, _)) = (shared.clone(), accepted.unwrap());
                         tokio::spawn(async move { region.serve(BufReader::new(stream)).await });
@@ -101,6 +100,10 @@ impl Region {
             }
         });
         (region, address)
+    }
+
+    async fn door_is(&self, wanted: Door) {
+        self.door.subscribe().wait_for(|door| *door == wanted).await.unwrap();
     }
 
     async fn serve(&self, mut stream: BufReader<TcpStream>) -> Option<()> {
@@ -526,6 +529,13 @@ async fn a_region_that_reports_and_does_not_answer_is_left_after_the_time_in_whi
     // The second miss in a row takes it out of the way, and nobody meets it any longer.
     assert_eq!(answered(&scene, &[]).await, from(EUROPE, 2));
     assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 1));
+    let routes: Value =
+        scene.client.get(format!("{}/routes", scene.operations)).send().await.unwrap().json().await.unwrap();
+    let circuits = routes["regions"].as_array().unwrap().iter();
+    let states: Vec<_> =
+        circuits.map(|region| (region["region"].as_str(), region["circuit"]["state"].as_str())).collect();
+    assert!(!states.contains(&(Some(AMERICA), Some("closed"))), "{states:?}");
+    assert!(states.contains(&(Some(EUROPE), Some("closed"))), "{states:?}");
 }
 
 #[tokio::test]

@@ -155,6 +155,11 @@ impl<K: Copy + Ord> Circuits<K> {
         self.circuits = circuits;
     }
 
+    /// Whoever is watched.
+    pub fn watched(&self) -> impl Iterator<Item = K> {
+        self.circuits.keys().copied()
+    }
+
     /// How `key` stands; whoever is not watched stands like everybody.
     pub fn standing(&self, key: K, now: Instant) -> Standing {
         self.circuits.get(&key).map_or(Standing::Closed, |circuit| circuit.standing(now))

@@ -9,6 +9,16 @@ const PAID_IN_PERMILLE: u32 = 20;
 /// What may be saved up, in hedges: a stall of a region with a handful in flight, not a burst on everybody else.
 const SAVED_MAX: u32 = 8;
 
+/// The work before a request, in the time that it takes, up to which a region is calm: the wait at which a queue
+/// begins to be felt beside an answer of the same length.
+const CALM_WAIT_MS: f64 = 20.0;
+
+/// Whether a region that has so many tokens before it and computes so many a second is calm: beyond that an answer is
+/// late because of the load, and a second request is more of it. Whose speed is not known yet is not loaded.
+pub fn is_calm(pending_tokens: u64, tokens_per_second: f64) -> bool {
+    pending_tokens as f64 * 1e3 <= tokens_per_second * CALM_WAIT_MS || tokens_per_second <= 0.0
+}
+
 /// Hedges, as a share of requests.
 #[derive(Clone, Debug, Default)]
 pub struct HedgeBudget {
@@ -46,6 +56,15 @@ mod tests {
         assert!(budget.withdraw() && !budget.withdraw());
         (0..10_000).for_each(|_| budget.pay_in());
         assert_eq!((0..100).filter(|_| budget.withdraw()).count(), 8);
+    }
+
+    #[test]
+    fn a_region_is_calm_up_to_a_lookups_wait() {
+        for (pending, speed, calm) in
+            [(0, 1000.0, true), (20, 1000.0, true), (21, 1000.0, false), (9, 0.0, true)]
+        {
+            assert_eq!(is_calm(pending, speed), calm, "{pending} at {speed}");
+        }
     }
 
     proptest! {

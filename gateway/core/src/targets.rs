@@ -219,9 +219,9 @@ impl<K: Copy + Ord> Targets<K> {
         near.iter().find(|key| !slower(key)).copied()
     }
 
-    /// What is known of each of these; for operators.
-    pub fn states(&self, keys: impl IntoIterator<Item = K>, now: Instant) -> Vec<CircuitState<K>> {
-        keys.into_iter().map(|key| self.state(key, now)).collect()
+    /// What is known of everybody; for operators.
+    pub fn states(&self, now: Instant) -> Vec<CircuitState<K>> {
+        self.circuits.watched().map(|key| self.state(key, now)).collect()
     }
 
     fn state(&self, target: K, now: Instant) -> CircuitState<K> {
@@ -364,7 +364,7 @@ mod tests {
         targets.watch([1]);
         assert_eq!(targets.first_byte(0, &name("d"), Size::of(1)), None);
         assert!(targets.first_byte(1, &name("d"), Size::of(1)).is_some());
-        let state = &targets.states([1], now)[0];
+        let state = &targets.states(now)[0];
         assert_eq!((state.standing, state.in_flight, state.first_byte.len()), (Standing::Closed, 0, 1));
     }
 }

@@ -5,7 +5,7 @@ use super::forward::{Edge, NotForwarded};
 use super::race::Race;
 use super::refusals::{deadline_passed, in_words};
 use super::view::View;
-use super::watch::{About, REGION_IN_FLIGHT_MAX};
+use super::watch::{About, Next, REGION_IN_FLIGHT_MAX};
 use crate::respond::Refusal;
 use crate::upstream::Answer;
 use gateway_core::lane::Lane;
@@ -61,7 +61,7 @@ impl Edge {
                 None => known.latency.estimate(region, now),
             },
         });
-        if let Some(Candidate { score: best, .. }) = selection.order.first().copied() {
+        if let [Candidate { score: best, .. }, _, ..] = selection.order[..] {
             let as_near = |candidate: &&Candidate| {
                 candidate.score.health == best.health && candidate.score.rtt <= best.rtt + AS_NEAR
             };
@@ -94,16 +94,17 @@ impl Edge {
         let order = selection.order.iter().map(|candidate| candidate.region).collect();
         let hedges = request.lane == Lane::Interactive;
         let mut plan = RequestPlan::new(order, hedges, request.arrived + request.timeout);
-        let mut step = self.watch.start(&mut plan, &about);
+        let mut next = self.watch.start(&mut plan, &about);
         let (mut held, mut race) = (None, Race::new(trail));
         loop {
-            match step {
+            match next.step {
                 Step::Send { region, attempt, cause, instead_of } => {
                     if let Some(late) = instead_of {
                         race.leave(late, End::Failed(Failure::Late));
                     }
                     let asked = self.attempt(request, view, plan.left(Instant::now()), region, attempt);
-                    race.enter(region, cause, self.watch.in_flight(region), asked);
+                    let in_flight = next.in_flight.take().expect("whoever is asked counts as waiting");
+                    race.enter(region, cause, in_flight, asked);
                 }
                 Step::Wait => {}
                 Step::Relay => return Ok(held.take().expect("a plan relays what an attempt has brought")),
@@ -114,7 +115,7 @@ impl Edge {
                     return Err(deadline_passed(request.timeout).into());
                 }
             }
-            step = tokio::select! {
+            next = tokio::select! {
                 biased;
                 (region, ended) = race.next() => match ended {
                     Ok(answered) if !says_elsewhere(&answered.answer) => {
@@ -141,7 +142,7 @@ impl Edge {
                         bell.mark_changed();
                         self.watch.failed(&mut plan, region, Failure::Lost, None, &about)
                     }
-                    None => Step::Wait,
+                    None => Next::WAIT,
                 },
                 () = tokio::time::sleep_until(plan.alarm().into()) => self.watch.woke(&mut plan, &about),
             };

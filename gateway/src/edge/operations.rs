@@ -5,6 +5,7 @@
 
 use super::table::Current;
 use super::watch::Watch;
+use crate::circuits;
 use crate::config::EdgeConfig;
 use axum::Json;
 use axum::Router;
@@ -55,6 +56,8 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
         return Json(json!({"generation": null, "regions": []}));
     };
     let now = Instant::now();
+    let states = watch.circuits();
+    let circuit = |region| states.iter().find(|state| state.target == region);
     let known = watch.known();
     let regions: Vec<_> = view
         .regions()
@@ -67,6 +70,7 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
                 "report_age_ms": age.map(|age| age.as_millis() as u64),
                 "rtt_ms": known.latency.estimate(region, now).as_secs_f64() * 1e3,
                 "ready": known.fleet.ready(region),
+                "circuit": circuit(region).map(|state| circuits::shown(state, now)),
             })
         })
         .collect();

@@ -7,6 +7,7 @@
 use super::shedding::Shedding;
 use gateway_core::circuit::{Permille, Seen};
 use gateway_core::health::{Fleet, Heard, LOOK_PERIOD_MAX, Worse};
+use gateway_core::hedge::is_calm;
 use gateway_core::outcome::Failure;
 use gateway_core::pace::{Patience, Size};
 use gateway_core::plan::{Budgets, Due, Load, RequestPlan, Sight, Step, Waits};
@@ -19,7 +20,7 @@ use regions::latency::LatencyModel;
 use regions::selection::Health;
 use regions::set::RegionIndex;
 use scheduler_core::spoke::{self, Report};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -57,6 +58,18 @@ pub(crate) struct About<'a> {
     pub(crate) chance: Permille,
 }
 
+/// What a plan does next. Whoever is asked counts as waiting from the same moment, so that no two requests take the last
+/// place.
+pub(crate) struct Next<'a> {
+    pub(crate) step: Step,
+    pub(crate) in_flight: Option<InFlight<'a>>,
+}
+
+impl Next<'_> {
+    /// On with waiting.
+    pub(crate) const WAIT: Next<'static> = Next { step: Step::Wait, in_flight: None };
+}
+
 /// A throw of the dice.
 pub(crate) fn chance() -> Permille {
     Permille::new(rand::rng().random_range(0..1000))
@@ -80,10 +93,15 @@ impl Known {
         now: Instant,
         decide: impl FnOnce(Sight<'_>, &mut Budgets) -> T,
     ) -> T {
-        let Known { fleet, latency: _, targets, loads: _, budgets } = self;
+        let Known { fleet, latency: _, targets, loads, budgets } = self;
+        let calm = |region| {
+            let load = loads.get(&region).and_then(|loads| loads.get(about.deployment));
+            load.is_none_or(|load| is_calm(load.pending_tokens, load.tokens_per_second))
+                && targets.is_calm(region)
+        };
         let load = |region| match region {
             region if targets.is_full(region) => Load::Full,
-            region if targets.is_calm(region) => Load::Calm,
+            region if calm(region) => Load::Calm,
             _ => Load::Busy,
         };
         let waits = |region| Waits {
@@ -123,16 +141,14 @@ impl Watch {
     pub(crate) fn watch(&self, wanted: impl IntoIterator<Item = RegionIndex> + Clone) {
         let known = &mut *self.known();
         known.fleet.watch(wanted.clone());
-        known.targets.watch(wanted);
+        let wanted: BTreeSet<_> = wanted.into_iter().collect();
+        known.loads.retain(|region, _| wanted.contains(region));
+        known.targets.watch(wanted.iter().copied());
     }
 
-    /// How each of these regions stands with this edge; for operators.
-    #[expect(dead_code, reason = "shown by /routes and /metrics, which are being written beside this")]
-    pub(crate) fn circuits(
-        &self,
-        regions: impl IntoIterator<Item = RegionIndex>,
-    ) -> Vec<CircuitState<RegionIndex>> {
-        self.known().targets.states(regions, Instant::now())
+    /// How each region stands with this edge; for operators.
+    pub(crate) fn circuits(&self) -> Vec<CircuitState<RegionIndex>> {
+        self.known().targets.states(Instant::now())
     }
 
     /// Rings when a region gets worse.
@@ -153,15 +169,21 @@ impl Watch {
     }
 
     /// The first step of a plan.
-    pub(crate) fn start(&self, plan: &mut RequestPlan, about: &About<'_>) -> Step {
+    pub(crate) fn start(&self, plan: &mut RequestPlan, about: &About<'_>) -> Next<'_> {
         let now = Instant::now();
-        self.known().decide(about, now, |sight, budgets| plan.start(sight, budgets, now))
+        let known = &mut *self.known();
+        let step = known.decide(about, now, |sight, budgets| plan.start(sight, budgets, now));
+        self.next(known, step, now)
     }
 
-    /// An attempt at `region` is in flight until what this returns is dropped.
-    pub(crate) fn in_flight(&self, region: RegionIndex) -> InFlight<'_> {
-        let request = self.known().targets.began(region, Instant::now());
-        InFlight { watch: self, request }
+    fn next(&self, known: &mut Known, step: Step, now: Instant) -> Next<'_> {
+        let in_flight = match step {
+            Step::Send { region, .. } => {
+                Some(InFlight { watch: self, request: known.targets.began(region, now) })
+            }
+            Step::Wait | Step::Relay | Step::NobodyReachable | Step::Full(_) | Step::DeadlinePassed => None,
+        };
+        Next { step, in_flight }
     }
 
     /// A request was answered there with `status`, after `took`.
@@ -200,7 +222,7 @@ impl Watch {
         failure: Failure,
         status: Option<u16>,
         about: &About<'_>,
-    ) -> Step {
+    ) -> Next<'_> {
         let now = Instant::now();
         let known = &mut *self.known();
         if failure.blames_region() {
@@ -214,11 +236,13 @@ impl Watch {
         // What breaks off because its region dies is part of the evacuation, not a retry.
         let down = known.fleet.health(region, about.deployment) == Health::Down;
         let failure = if failure == Failure::Unreachable && down { Failure::Lost } else { failure };
-        known.decide(about, now, |sight, budgets| plan.failed(region, failure, sight, budgets, now))
+        let step =
+            known.decide(about, now, |sight, budgets| plan.failed(region, failure, sight, budgets, now));
+        self.next(known, step, now)
     }
 
     /// Something of a plan has come to its time; what the plan does next.
-    pub(crate) fn woke(&self, plan: &mut RequestPlan, about: &About<'_>) -> Step {
+    pub(crate) fn woke(&self, plan: &mut RequestPlan, about: &About<'_>) -> Next<'_> {
         let now = Instant::now();
         let known = &mut *self.known();
         while let Some(due) = plan.due(now) {
@@ -231,10 +255,10 @@ impl Watch {
                 Due::Hedge => plan.hedge(sight, budgets, now),
             });
             if step != Step::Wait {
-                return step;
+                return self.next(known, step, now);
             }
         }
-        Step::Wait
+        Next::WAIT
     }
 
     /// Whether a request that waits for `region` should give it up.

@@ -6,8 +6,9 @@
 
 use super::attempts::Passing;
 use super::lock;
+use crate::circuits;
 use gateway_core::budget::{EvacuationBudget, RetryBudget};
-use gateway_core::circuit::{Permille, Seen, Standing};
+use gateway_core::circuit::{Permille, Seen};
 use gateway_core::pace::Patience;
 use gateway_core::targets::{CircuitState, Targets, UnderWay, Yardstick};
 use rand::Rng;
@@ -98,31 +99,12 @@ impl Replicas {
     /// How each replica stands, for operators.
     pub(super) fn status(&self) -> Vec<Value> {
         let now = Instant::now();
-        let states = self.known().targets.states(0..self.addresses.len(), now);
-        states.into_iter().map(|state| self.shown(state, now)).collect()
-    }
-
-    fn shown(&self, state: CircuitState<usize>, now: Instant) -> Value {
-        let CircuitState { target, standing, in_flight, in_flight_max, first_byte } = state;
-        let (name, until, share) = match standing {
-            Standing::Closed => ("closed", None, None),
-            Standing::Ejected { until } => ("ejected", Some(until), None),
-            Standing::MayBeTried => ("may_be_tried", None, None),
-            Standing::OnTrial => ("on_trial", None, None),
-            Standing::Returning { share } => ("returning", None, Some(share.get())),
+        let states = self.known().targets.states(now);
+        let shown = |state: &CircuitState<usize>| {
+            let endpoint = self.addresses[state.target].to_string();
+            json!({"endpoint": endpoint, "circuit": circuits::shown(state, now)})
         };
-        let first_byte: Vec<_> = first_byte
-            .into_iter()
-            .map(|(deployment, size, after)| {
-                let after_ms = after.as_millis() as u64;
-                json!({"deployment": deployment.as_str(), "tokens_from": size.tokens(), "late_after_ms": after_ms})
-            })
-            .collect();
-        let ejected_for = until.map(|until| until.saturating_duration_since(now).as_millis() as u64);
-        json!({
-            "endpoint": self.addresses[target].to_string(), "circuit": name, "ejected_for_ms": ejected_for,
-            "share_permille": share, "in_flight": in_flight, "in_flight_max": in_flight_max, "first_byte": first_byte,
-        })
+        states.iter().map(shown).collect()
     }
 
     fn sent(&self, known: &mut Known, choice: ReplicaChoice, now: Instant) -> Sent<'_> {
