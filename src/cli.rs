@@ -26,6 +26,10 @@ pub(crate) enum Command {
     /// Fetch models into the local cache, and list them
     #[command(subcommand)]
     Model(ModelCommand),
+    /// Say why a request went where it went
+    Explain(ExplainOptions),
+    /// Audit receipts: did every request stay where it was allowed to be?
+    VerifyResidency(VerifyOptions),
     /// Put load on an endpoint at a fixed rate and see where it went
     Load(LoadOptions),
     /// Find batch settings for a model on this machine; replicas pick them up
@@ -122,6 +126,44 @@ pub(crate) struct LoadOptions {
     #[arg(long, value_name = "LAT,LON")]
     pub geo: Option<String>,
     /// For machines: JSON on stdout instead of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainOptions {
+    /// The request's identifier: the header x-request-id of its answer
+    #[arg(value_name = "REQUEST_ID")]
+    pub id: String,
+    /// The operations port of the gateway that served it
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
+    pub gateway: String,
+    /// For machines: what the gateway says, as it says it
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyOptions {
+    /// Folders of receipts: those of gateways, and those of spokes to confirm them
+    #[arg(long, value_name = "DIR", num_args = 1.., required = true)]
+    pub receipts: Vec<PathBuf>,
+    /// The catalogue by which policies are read; without it, the built-in one
+    #[arg(long, value_name = "FILE")]
+    pub regions: Option<PathBuf>,
+    /// A head that was noted elsewhere and must stand in a chain; may be given several times
+    #[arg(long = "head", value_name = "HASH")]
+    pub heads: Vec<String>,
+    /// A receipt that somebody was given and that must be there; may be given several times
+    #[arg(long = "receipt", value_name = "ID")]
+    pub held: Vec<String>,
+    /// Let chains begin after their first file, because earlier ones are archived elsewhere
+    #[arg(long)]
+    pub partial: bool,
+    /// How old a receipt must be, seen from the newest, before its counterpart is missed; while chains are being written
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub settle: u64,
+    /// For machines: JSON on stdout instead of tables
     #[arg(long)]
     pub json: bool,
 }

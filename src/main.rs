@@ -1,11 +1,13 @@
 //! Meridian's front door: one binary, one subcommand for each thing that a person does.
 
 mod cli;
+mod explain;
 mod load;
 mod models;
 mod roles;
 mod tune;
 mod up;
+mod verify;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -18,6 +20,8 @@ fn main() -> ExitCode {
         cli::Command::Spoke(options) => roles::spoke(&options),
         cli::Command::Replica(options) => roles::replica(&options),
         cli::Command::Model(command) => models::main(command),
+        cli::Command::Explain(options) => explain::main(&options),
+        cli::Command::VerifyResidency(options) => verify::main(options),
         cli::Command::Load(options) => load::main(options),
         cli::Command::Tune(options) => tune::main(options),
     }
@@ -27,6 +31,8 @@ fn main() -> ExitCode {
 const FAILED: u8 = 1;
 /// It was used wrongly.
 const WRONG_USAGE: u8 = 2;
+/// A check or an expectation did not hold.
+const DID_NOT_HOLD: u8 = 3;
 
 /// Says why on stderr, one problem a line, and fails with `code`.
 fn fail(code: u8, problems: &[String]) -> ExitCode {

@@ -7,6 +7,7 @@ use crate::cli::{RegionalRoleOptions, RoleOptions};
 use crate::{FAILED, WRONG_USAGE, fail};
 use gateway::config::EdgeConfig;
 use gateway::ingress::IngressConfig;
+use gateway::receipts::{RawReceipts, ReceiptsConfig};
 use scheduler::config::{HubConfig, SpokeConfig};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -21,6 +22,9 @@ use tracing_subscriber::EnvFilter;
 
 /// Holds the process identifier of a parent without which a role shall not live on.
 pub(crate) const PARENT_VARIABLE: &str = "MERIDIAN_PARENT_PID";
+
+/// Says in which form the log is written: `json`, or text for whoever does not say.
+const LOG_FORMAT_VARIABLE: &str = "MERIDIAN_LOG_FORMAT";
 
 /// Runs a gateway.
 pub(crate) fn gateway(options: &RoleOptions) -> ExitCode {
@@ -53,16 +57,32 @@ pub(crate) fn spoke(options: &RegionalRoleOptions) -> ExitCode {
         Ok(config) => config,
         Err(problems) => return wrong(&options.config, problems),
     };
-    run(async |stop| spoke_parts(config, stop).await)
+    let receipts = match spoke_receipts(&config, base(&options.config)) {
+        Ok(receipts) => receipts,
+        Err(problems) => return wrong(&options.config, problems),
+    };
+    run(async |stop| spoke_parts(config, receipts, stop).await)
 }
 
-async fn spoke_parts(config: SpokeConfig, stop: watch::Receiver<bool>) -> Result<(), anyhow::Error> {
+fn spoke_receipts(config: &SpokeConfig, base: &Path) -> Result<Option<ReceiptsConfig>, Vec<String>> {
+    let Some(receipts) = config.receipts.clone() else { return Ok(None) };
+    let scheduler::config::Receipts { dir, key_file, key_env, required } = receipts;
+    let environment = std::env::vars().collect();
+    ReceiptsConfig::read(RawReceipts { dir, key_file, key_env, required }, base, &environment).map(Some)
+}
+
+async fn spoke_parts(
+    config: SpokeConfig,
+    receipts: Option<ReceiptsConfig>,
+    stop: watch::Receiver<bool>,
+) -> Result<(), anyhow::Error> {
     let spoke = Arc::new(Mutex::new(config.spoke(rand::random())));
     let ingress = IngressConfig {
         listen: config.listen,
         region: config.region.clone(),
         replicas: config.replicas.clone(),
         catalogue: config.catalogue.clone(),
+        receipts,
     };
     let region = config.region.to_string();
     let agent = tokio::spawn(scheduler::agent::run(config, spoke.clone(), stopped(stop.clone())));
@@ -148,11 +168,17 @@ fn live_and_die_with_parent() -> Result<(), String> {
 
 /// Logs to stderr at `level`, or at what `MERIDIAN_LOG` says (the syntax of `tracing_subscriber::EnvFilter`), until what
 /// is returned is dropped. A thread of its own writes: a disk that stalls must not stall whoever has something to say.
-/// When it stalls for long, lines are lost rather than requests.
+/// When it stalls for long, lines are lost rather than requests. `MERIDIAN_LOG_FORMAT=json` writes a JSON object a line,
+/// for machines.
 pub(crate) fn log_to_stderr(level: &str) -> WorkerGuard {
     let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
     let filter = EnvFilter::try_from_env("MERIDIAN_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(false).init();
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(false);
+    if std::env::var_os(LOG_FORMAT_VARIABLE).is_some_and(|format| format == "json") {
+        lines.json().flatten_event(true).init();
+    } else {
+        lines.init();
+    }
     guard
 }
 

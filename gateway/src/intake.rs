@@ -18,7 +18,7 @@ use crate::respond::Refusal;
 /// between 32 KiB and 2 MiB.
 pub(crate) const BODY_BYTES_MAX: usize = 32 << 20;
 /// What all bodies together may take: sixteen of the largest, or some hundred thousand of the usual.
-const BODIES_BYTES_MAX: usize = 512 << 20;
+pub(crate) const BODIES_BYTES_MAX: usize = 512 << 20;
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Room is given out in pieces of this size.
@@ -54,6 +54,11 @@ pub(crate) enum NoBody {
 impl Intake {
     pub(crate) fn new() -> Intake {
         Intake { room: Arc::new(Semaphore::new(BODIES_BYTES_MAX / PIECE_BYTES)) }
+    }
+
+    /// How many bytes of [`BODIES_BYTES_MAX`] nobody has.
+    pub(crate) fn room(&self) -> usize {
+        self.room.available_permits() * PIECE_BYTES
     }
 
     /// The body of the request whose head `session` has read.

@@ -7,15 +7,19 @@
 //!
 //! Both are thin: `gateway_core` decides a request's fate, `scheduler_core::spoke` a region's, and the code here does
 //! as it is told. In reading order: `listener` accepts, `intake` reads a body, `upstream` asks the next hop, `relay` passes its answer on,
-//! `respond` refuses.
+//! `respond` refuses; `events` tells what became of it, to the log and to `metrics`,
+//! and [`receipts`] keeps the proof of it.
 
 pub mod config;
 pub mod edge;
 pub mod ingress;
 
 mod circuits;
+mod events;
 mod intake;
 mod listener;
+mod metrics;
+pub mod receipts;
 mod relay;
 mod respond;
 pub mod tokens;

@@ -21,7 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 /// Connections open at once. At about 20 KiB each that is 200 MiB; the next one waits in the kernel's queue.
-const CONNECTIONS_MAX: usize = 10_000;
+pub(crate) const CONNECTIONS_MAX: usize = 10_000;
 /// How long an idle connection is kept for its client's next request.
 const KEEPALIVE_SECS: u64 = 60;
 /// How long accepting pauses when the machine has no file descriptor left.
@@ -46,6 +46,7 @@ pub(crate) enum AfterAnswer {
 pub(crate) struct Listener {
     socket: Socket,
     address: SocketAddr,
+    room: Arc<Semaphore>,
 }
 
 impl Listener {
@@ -53,12 +54,18 @@ impl Listener {
     pub(crate) async fn bind(address: SocketAddr) -> io::Result<Listener> {
         let socket = TcpListener::bind(address).await?;
         let address = socket.local_addr()?;
-        Ok(Listener { socket: socket.into(), address })
+        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        Ok(Listener { socket: socket.into(), address, room })
     }
 
     /// Where it is bound.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// A permit for each connection that could be opened now, of [`CONNECTIONS_MAX`].
+    pub(crate) fn room(&self) -> Arc<Semaphore> {
+        self.room.clone()
     }
 
     /// Serves until `shutdown`; then takes no new connection, lets requests in flight finish for up to `drain`, and
@@ -71,7 +78,7 @@ impl Listener {
     ) {
         let app = Arc::new(App { door });
         let (closing, watch) = watch::channel(false);
-        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let room = self.room.clone();
         let mut connections = JoinSet::new();
         tokio::pin!(shutdown);
         loop {

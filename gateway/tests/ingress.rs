@@ -130,6 +130,7 @@ impl Scene {
         let addresses = vec![at, beside];
         let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses.clone())));
         let config = IngressConfig {
+            receipts: None,
             listen: "127.0.0.1:0".parse().unwrap(),
             region: REGION.parse().unwrap(),
             replicas: addresses,

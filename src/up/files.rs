@@ -56,6 +56,17 @@ impl Files {
         }
     }
 
+    /// The table by which the process `name` keeps receipts; it stands after all plain keys.
+    fn receipts(&self, document: Document, name: &str) -> Result<Document> {
+        let key = self.dir.join("receipts-key");
+        if !key.exists() {
+            write_secret(&key, &format!("{:032x}", rand::random::<u128>()))
+                .with_context(|| format!("{} cannot be written", key.display()))?;
+        }
+        let dir = self.dir.join("receipts").join(name);
+        Ok(document.line("\n[receipts]").text("dir", dir.display()).text("key_file", key.display()))
+    }
+
     pub(super) fn hub(&self, plan: &Plan, listen: SocketAddr) -> Result<Spec> {
         let deployments = self.dir.join("deployments.toml");
         fs::write(&deployments, &plan.deployments_text)
@@ -98,11 +109,11 @@ impl Files {
             .text("listen", listen)
             .text("advertise", advertise)
             .text("hub", format!("http://{hub}"));
-        document = Self::catalogue(document, plan);
+        let name = format!("spoke-{}", region.as_str().replace('/', "-"));
+        document = self.receipts(Self::catalogue(document, plan), &name)?;
         for replica in replicas {
             document = document.line("\n[[replica]]").text("endpoint", replica);
         }
-        let name = format!("spoke-{}", region.as_str().replace('/', "-"));
         Ok(self.spec("spoke", Some(region), 0, &self.write(&name, document)?))
     }
 
@@ -129,7 +140,7 @@ impl Files {
             .text("snapshot", self.dir.join("gateway-routes").display())
             .text("tenants", self.write("tenants", tenants)?.display())
             .line("trusted_peers = [\"127.0.0.1\"]");
-        let document = Self::catalogue(document, plan);
+        let document = self.receipts(Self::catalogue(document, plan), "gateway")?;
         Ok(self.spec("gateway", None, 0, &self.write("gateway", document)?))
     }
 }

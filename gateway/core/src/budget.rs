@@ -44,6 +44,12 @@ impl RetryBudget {
         self.topped_up = self.topped_up.max(now);
         take_one(&mut self.saved)
     }
+
+    /// How many retries could be taken out now.
+    pub fn left(&self, now: Instant) -> u32 {
+        let mut copy = self.clone();
+        (0..).take_while(|_| copy.withdraw(now)).count() as u32
+    }
 }
 
 /// How long after a loss its evacuation may go on.
@@ -75,6 +81,11 @@ impl EvacuationBudget {
         self.left -= 1;
         true
     }
+
+    /// How many evacuations could be taken out now.
+    pub fn left(&self, now: Instant) -> u32 {
+        if now > self.until { 0 } else { self.left }
+    }
 }
 
 fn take_one(saved: &mut f64) -> bool {
@@ -100,6 +111,7 @@ mod tests {
     fn an_idle_gateway_may_retry_a_little_and_again_a_second_later() {
         let now = some_instant();
         let mut budget = RetryBudget::new(now);
+        assert_eq!(budget.left(now), 10);
         assert_eq!(drain(&mut budget, now), 10);
         assert_eq!(drain(&mut budget, now), 0);
         assert_eq!(drain(&mut budget, now + Duration::from_millis(500)), 5);
@@ -124,6 +136,7 @@ mod tests {
         assert_eq!(moved(EvacuationBudget::opened(100, now)), 116);
         assert_eq!(moved(EvacuationBudget::opened(0, now)), 16);
         let mut late = EvacuationBudget::opened(100, now);
+        assert_eq!((late.left(now), late.left(now + 2 * EVACUATION_LASTS)), (116, 0));
         assert!(late.withdraw(now + EVACUATION_LASTS));
         assert!(!late.withdraw(now + EVACUATION_LASTS + Duration::from_millis(1)));
     }

@@ -89,6 +89,11 @@ impl<'a> Endpoint<'a> {
         }
     }
 
+    /// Every path that is served, as a replica has it; the same path with two methods comes once.
+    pub fn paths() -> impl Iterator<Item = &'static str> {
+        COMPUTED.iter().map(|(_, path, _)| *path).chain([MODELS.1])
+    }
+
     /// The paths that exist, for whoever asked for one that does not.
     pub fn served() -> impl Iterator<Item = String> {
         let computed =

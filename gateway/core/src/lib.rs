@@ -13,7 +13,8 @@
 //! 7. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
 //!    attempt can come to, [`budget`] what a second one costs and [`hedge`] what a race. [`scatter`] cuts a request with
 //!    very many inputs into pieces, each a request of its own, and joins their answers.
-//! 8. [`trail`] — what became of each attempt; [`timing`] — where the time went, for the client to read.
+//! 8. [`trail`] — what became of each attempt, in [`words`]; [`timing`] — where the time went, for the client to read.
+//! 9. [`receipt`] — what proves all this later, and the audit that reads it.
 //!
 //! The law (which regions may see the request at all) and the choice among them are in `regions`. Everything here
 //! takes the time as an argument; the Pingora shell in `gateway` does as it is told.
@@ -33,12 +34,14 @@ pub mod lawful;
 pub mod outcome;
 pub mod pace;
 pub mod plan;
+pub mod receipt;
 pub mod scatter;
 pub mod shed;
 pub mod targets;
 pub mod tenant;
 pub mod timing;
 pub mod trail;
+pub mod words;
 
 /// Some instant for tests to count from.
 #[cfg(test)]

@@ -54,6 +54,11 @@ impl Budgets {
         self.evacuation.insert(region, EvacuationBudget::opened(in_flight, now));
     }
 
+    /// What each region that was lost lately may still be left for.
+    pub fn evacuations_left(&self, now: Instant) -> impl Iterator<Item = (RegionIndex, u32)> {
+        self.evacuation.iter().map(move |(region, budget)| (*region, budget.left(now)))
+    }
+
     fn pay(&mut self, failure: Failure, region: RegionIndex, now: Instant) -> bool {
         let mut evacuation = || self.evacuation.get_mut(&region).is_some_and(|budget| budget.withdraw(now));
         match failure {

@@ -5,6 +5,7 @@
 //! client hung up is in it too. There is one entry for every attempt that was begun, and one end for each (invariant 9).
 
 use crate::outcome::Failure;
+use regions::selection::Selection;
 use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,8 @@ pub enum End {
 /// One attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempted {
+    /// Which attempt at the request, or at its piece, from 1: what the region is told.
+    pub number: u32,
     /// Where it was sent.
     pub region: RegionIndex,
     /// Why it was made.
@@ -70,6 +73,7 @@ pub struct Attempted {
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
     attempts: Vec<(Attempted, bool)>,
+    selection: Option<Selection>,
 }
 
 /// Which attempt of a [`Trail`].
@@ -77,9 +81,21 @@ pub struct Trail {
 pub struct AttemptId(usize);
 
 impl Trail {
+    /// The regions were put in this order, and these were left out; of several choices the last.
+    pub fn chosen(&mut self, selection: Selection) {
+        self.selection = Some(selection);
+    }
+
+    /// What was chosen from, once there was a choice.
+    pub fn selection(&self) -> Option<&Selection> {
+        self.selection.as_ref()
+    }
+
     /// Another attempt begins.
     pub fn began(&mut self, region: RegionIndex, cause: Cause, now: Instant) -> AttemptId {
-        let attempt = Attempted { region, cause, began: now, took: Duration::ZERO, end: End::Abandoned };
+        let number = self.attempts.len() as u32 + 1;
+        let attempt =
+            Attempted { number, region, cause, began: now, took: Duration::ZERO, end: End::Abandoned };
         self.attempts.push((attempt, true));
         AttemptId(self.attempts.len() - 1)
     }
@@ -134,6 +150,7 @@ mod tests {
         trail.began(region(1), Cause::after(Failure::Unreachable), now + second);
         trail.close(now + 3 * second);
         trail.close(now + 9 * second);
+        assert!(trail.attempts().map(|attempt| attempt.number).eq([1, 2]));
         let seen: Vec<_> =
             trail.attempts().map(|attempt| (attempt.cause, attempt.took, attempt.end)).collect();
         assert_eq!(

@@ -4,6 +4,7 @@
 mod issuers;
 mod tenants;
 
+use crate::receipts::{RawReceipts, ReceiptsConfig};
 use crate::tokens::Issuer;
 use gateway_core::keys::KeyRing;
 use regions::catalogue::Catalogue;
@@ -28,6 +29,7 @@ struct RawConfig {
     trusted_peers: Vec<String>,
     catalogue: Option<PathBuf>,
     tenants: PathBuf,
+    receipts: Option<RawReceipts>,
 }
 
 /// What an edge gateway needs to know.
@@ -53,6 +55,8 @@ pub struct EdgeConfig {
     pub issuers: Vec<Issuer>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
+    /// How receipts are kept, if they are.
+    pub receipts: Option<ReceiptsConfig>,
 }
 
 impl EdgeConfig {
@@ -68,7 +72,17 @@ impl EdgeConfig {
         environment: &BTreeMap<String, String>,
     ) -> Result<EdgeConfig, Vec<String>> {
         let raw: RawConfig = toml::from_str(text).map_err(|error| vec![error.to_string()])?;
-        let RawConfig { listen, operations, place, hub, snapshot, trusted_peers, catalogue, tenants } = raw;
+        let RawConfig {
+            listen,
+            operations,
+            place,
+            hub,
+            snapshot,
+            trusted_peers,
+            catalogue,
+            tenants,
+            receipts,
+        } = raw;
         let mut problems = Vec::new();
         let catalogue = read_catalogue(catalogue.map(|path| base.join(path)), &mut problems);
         let listen = address("listen", &listen, &mut problems);
@@ -80,6 +94,10 @@ impl EdgeConfig {
         let trusted_peers =
             trusted_peers.iter().filter_map(|peer| ip("trusted_peers", peer, &mut problems)).collect();
         let (keys, issuers) = read_tenants(&base.join(tenants), environment, &mut problems);
+        let receipts = receipts.and_then(|raw| {
+            let read = ReceiptsConfig::read(raw, base, environment);
+            read.map_err(|found| problems.extend(found)).ok()
+        });
         match (listen, operations, place, catalogue) {
             (Some(listen), Some(operations), Some((place, point)), Some(catalogue))
                 if problems.is_empty() =>
@@ -96,6 +114,7 @@ impl EdgeConfig {
                     keys,
                     issuers,
                     catalogue,
+                    receipts,
                 })
             }
             _ => Err(problems),
@@ -172,7 +191,8 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<EdgeConfig, Vec<String>> {
-        let environment = [("MERIDIAN_KEY".to_owned(), "s3cret".to_owned())].into();
+        let environment = [("MERIDIAN_KEY", "s3cret"), ("MERIDIAN_RECEIPTS_KEY", "0123456789abcdef")];
+        let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         EdgeConfig::parse(text, Path::new("../configs"), &environment)
     }
 
@@ -201,13 +221,31 @@ mod tests {
             snapshot = "routes"
             trusted_peers = ["nobody"]
             tenants = "nobody.toml"
+            receipts = { dir = "receipts" }
             "#,
         )
         .err()
         .expect("many problems");
-        for wanted in ["listen", "operations", "place", "hub", "trusted_peers", "nobody.toml"] {
+        for wanted in ["listen", "operations", "place", "hub", "trusted_peers", "nobody.toml", "receipts"] {
             assert!(problems.iter().any(|problem| problem.contains(wanted)), "{wanted} in {problems:#?}");
         }
-        assert_eq!(problems.len(), 6, "{problems:#?}");
+        assert_eq!(problems.len(), 7, "{problems:#?}");
+    }
+
+    #[test]
+    fn the_key_of_receipts_is_there_once_and_cannot_be_guessed() {
+        let example = include_str!("../../../configs/gateway.toml");
+        let config = parse(example).map_err(|problems| problems.join("\n")).unwrap();
+        let receipts = config.receipts.expect("the example keeps receipts");
+        assert!(!receipts.required && receipts.dir.ends_with("receipts"), "{:?}", receipts.dir);
+        let check = |from: &str, to: &str, word: &str| {
+            assert!(example.contains(from), "{from}");
+            let problems = parse(&example.replace(from, to)).err().expect(to);
+            assert!(problems.len() == 1 && problems[0].contains(word), "{word} in {problems:#?}");
+        };
+        check("MERIDIAN_RECEIPTS_KEY", "NOT_SET", "NOT_SET");
+        check("MERIDIAN_RECEIPTS_KEY", "MERIDIAN_KEY", "fewer than 16 bytes");
+        check("key_env = \"MERIDIAN_RECEIPTS_KEY\"", "key_file = \"nowhere\"", "nowhere");
+        check("key_env = \"MERIDIAN_RECEIPTS_KEY\"", "", "one of key_file and key_env");
     }
 }

@@ -91,6 +91,7 @@ impl Edge {
         let mut bell = self.watch.bell();
         let about = request.about();
         let selection = self.choose(request, view, &about);
+        trail.chosen(selection.clone());
         let order = selection.order.iter().map(|candidate| candidate.region).collect();
         let hedges = request.lane == Lane::Interactive;
         let mut plan = RequestPlan::new(order, hedges, request.arrived + request.timeout);

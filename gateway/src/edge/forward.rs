@@ -1,24 +1,29 @@
 //! A request at the edge, from its head to its answer.
 
-use super::admit::{Request, declared_length, request_id};
+use super::account::Account;
+use super::admit::{Request, declared_length};
 use super::allowances::{Allowances, Taken};
 use super::attempts::Answered;
-use super::refusals::{no_table_yet, not_served};
+use super::explain::Explanations;
+use super::refusals::{no_receipt, no_table_yet, not_served};
 use super::table::Current;
 use super::view::View;
 use super::watch::Watch;
 use crate::config::EdgeConfig;
+use crate::events::Times;
 use crate::intake::Intake;
 use crate::listener::{AfterAnswer, Door};
+use crate::metrics::{Asked, EdgeMetrics, Ending};
+use crate::receipts::{Promise, Recorder};
 use crate::relay;
 use crate::respond::{self, Refusal};
 use crate::tokens::Tokens;
-use crate::upstream::Upstream;
+use crate::upstream::{Answer, Upstream};
 use gateway_core::endpoint::Endpoint;
 use gateway_core::tenant::Tenant;
 use gateway_core::timing::RegionTiming;
-use gateway_core::trail::Trail;
 use pingora::protocols::http::ServerSession;
+use regions::residency::ResidencyPolicy;
 use replica_core::wire::error::Fault;
 use replica_core::wire::headers;
 use std::sync::Arc;
@@ -33,9 +38,12 @@ pub(super) struct Edge {
     pub(super) views: watch::Receiver<Current>,
     pub(super) watch: Arc<Watch>,
     pub(super) upstream: Upstream,
-    pub(super) intake: Intake,
+    pub(super) intake: Arc<Intake>,
     /// Room for requests that are computed in pieces.
     pub(super) scattering: Semaphore,
+    pub(super) metrics: Arc<EdgeMetrics>,
+    pub(super) explanations: Arc<Explanations>,
+    pub(super) recorder: Option<Recorder>,
 }
 
 /// Why a request is not served by a region.
@@ -53,20 +61,26 @@ impl From<Refusal> for NotForwarded {
 impl Door for Edge {
     async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
         let arrived = Instant::now();
-        let id = request_id(session);
-        let mut trail = Trail::default();
-        let end = self.serve(session, &id, arrived, &mut trail).await;
-        trail.close(Instant::now());
-        match end {
+        let mut account = Account::open(self, session, arrived);
+        let after = match self.serve(session, &mut account).await {
             Ok(after) => after,
-            Err(NotForwarded::ClientGone) => AfterAnswer::Close,
-            Err(NotForwarded::Refused(refusal)) => {
-                tracing::info!(id, code = refusal.code.as_str(), attempts = trail.count(), "refused");
-                let attempts = trail.count().to_string();
-                let extra = [(headers::REQUEST_ID, id.as_str()), (headers::ATTEMPTS, attempts.as_str())];
-                respond::refuse(session, &refusal, &extra).await
+            Err(NotForwarded::ClientGone) => {
+                account.ending = Ending::ClientGone;
+                AfterAnswer::Close
             }
-        }
+            Err(NotForwarded::Refused(refusal)) => {
+                let attempts = account.trail.count().to_string();
+                let receipt = account.receipt().map(|id| id.to_string());
+                let mut extra =
+                    vec![(headers::REQUEST_ID, account.id.as_str()), (headers::ATTEMPTS, &attempts)];
+                extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
+                let after = respond::refuse(session, &refusal, &extra).await;
+                account.ending = Ending::as_told(session);
+                after
+            }
+        };
+        account.measure(session);
+        after
     }
 }
 
@@ -74,21 +88,25 @@ impl Edge {
     async fn serve(
         &self,
         session: &mut ServerSession,
-        id: &str,
-        arrived: Instant,
-        trail: &mut Trail,
+        account: &mut Account<'_>,
     ) -> Result<AfterAnswer, NotForwarded> {
         let head = session.req_header();
         let path = head.uri.path().to_owned();
         let endpoint = Endpoint::of(head.method.as_str(), &path).map_err(not_served)?;
+        account.asked = Asked::of(&endpoint);
         let tenant = self.tenant(session)?;
+        account.tenant = Some(tenant.clone());
         let view = self.views.borrow().clone().ok_or_else(no_table_yet)?;
         match endpoint {
-            Endpoint::Models => Ok(models(session, &view, &tenant, id).await),
+            Endpoint::Models => {
+                let after = models(session, &view, &tenant, &account.id).await;
+                account.ending = Ending::as_told(session);
+                Ok(after)
+            }
             Endpoint::Computed(target) => {
                 // Who cannot pay is told before the body is read.
                 let entered = self.allowances.enter(&tenant, declared_length(session))?;
-                let read = self.read(session, target, &view, id, tenant, arrived).await;
+                let read = self.read(session, target, &view, &account.id, tenant, account.arrived).await;
                 let request = match read {
                     Err(NotForwarded::Refused(refusal)) if refusal.code.fault() == Fault::Capacity => {
                         entered.leave();
@@ -96,17 +114,28 @@ impl Edge {
                     }
                     read => read?,
                 };
+                account.admitted(&request, view.generation);
+                account.promise = self.promise(&request)?;
                 let mut taken = self.allowances.charge(&request.tenant, entered, request.cost)?;
                 if let Some(cut) = self.cut(&request, &view).await? {
-                    return self.scatter(session, &request, &view, cut, &mut taken, trail).await;
+                    return self.scatter(session, &request, &view, cut, &mut taken, account).await;
                 }
                 let answered = tokio::select! {
                     biased;
-                    answered = self.go(&request, &view, trail) => answered?,
+                    answered = self.go(&request, &view, &mut account.trail) => answered?,
                     () = relay::client_gone(session) => return Err(NotForwarded::ClientGone),
                 };
-                Ok(self.relay(session, &request, &mut taken, answered, trail.count()).await)
+                Ok(self.relay(session, &request, &mut taken, answered, account).await)
             }
+        }
+    }
+
+    /// A place for the receipts of a request that must not go without.
+    fn promise(&self, request: &Request) -> Result<Option<Promise>, Refusal> {
+        let locked = request.residency != ResidencyPolicy::Anywhere;
+        match self.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
+            Some(recorder) => recorder.promise().map(Some).ok_or_else(no_receipt),
+            None => Ok(None),
         }
     }
 
@@ -116,36 +145,44 @@ impl Edge {
         request: &Request,
         taken: &mut Taken<'_>,
         answered: Answered,
-        attempts: usize,
+        account: &mut Account<'_>,
     ) -> AfterAnswer {
         let Answered { answer, region, waited } = answered;
-        let region = self.config.catalogue.region(region).id.as_str();
-        let status = answer.head.status.as_u16();
-        let told = answer.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
-        let timing =
-            RegionTiming::parse(told.unwrap_or_default()).at_the_edge(request.arrived.elapsed(), waited);
+        let timing = RegionTiming::parse(text(&answer, headers::SERVER_TIMING).unwrap_or_default());
+        let times = Times { to_head: request.arrived.elapsed(), waited, region: timing };
+        account.answered = Some((region, times));
         if answer.head.status.is_success() {
-            let tokens = answer.head.headers.get(headers::TOKENS);
-            taken.used(tokens.and_then(|value| value.to_str().ok()?.parse().ok()));
+            account.tokens = text(&answer, headers::TOKENS).and_then(|tokens| tokens.parse().ok());
+            taken.used(account.tokens);
         }
-        let attempts_text = attempts.to_string();
+        let timing = timing.at_the_edge(times.to_head, waited);
+        let region = self.config.catalogue.region(region).id.as_str();
+        let attempts = account.trail.count().to_string();
+        let receipt = account.receipt().map(|id| id.to_string());
         let left = self.allowances.headers(&request.tenant);
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),
             (headers::REGION, region),
-            (headers::ATTEMPTS, &attempts_text),
+            (headers::ATTEMPTS, &attempts),
             (headers::SERVER_TIMING, &timing),
         ];
         if request.lane_changed {
             extra.push((headers::LANE, request.lane.as_str()));
         }
+        extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
         extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
         let after = relay::outward(session, answer, &self.upstream, &extra).await;
-        let (tenant, deployment) = (request.tenant.id.as_str(), request.deployment.as_str());
-        let took_ms = request.arrived.elapsed().as_secs_f64() * 1e3;
-        tracing::info!(id = request.id, tenant, deployment, region, status, attempts, took_ms, "served");
+        account.ending = match after {
+            AfterAnswer::Reuse => Ending::as_told(session),
+            AfterAnswer::Close => Ending::as_told(session).broken_off(),
+        };
         after
     }
+}
+
+/// A header of a region's answer.
+fn text<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
+    answer.head.headers.get(name)?.to_str().ok()
 }
 
 async fn models(session: &mut ServerSession, view: &View, tenant: &Tenant, id: &str) -> AfterAnswer {

@@ -11,17 +11,21 @@
 //! what is known of their health. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
 //! who asks for what and who may see it, [`allowances`] is what its tenant has left, [`shedding`] whether there is room
 //! for it, and [`attempts`] goes from region to region, with a [`race`] of two at most under way. [`scatter`] does that
-//! with the pieces of a request that is too large for one replica.
+//! with the pieces of a request that is too large for one replica. [`account`] is what is told of it afterwards, and
+//! [`operations`] where operators ask.
 
+mod account;
 mod admit;
 mod allowances;
 mod attempts;
+mod explain;
 mod forward;
 mod operations;
 mod race;
 mod refusals;
 mod reports;
 mod scatter;
+mod scrape;
 mod shedding;
 mod table;
 mod view;
@@ -30,8 +34,11 @@ mod watch;
 use crate::config::EdgeConfig;
 use crate::intake::Intake;
 use crate::listener::Listener;
+use crate::metrics::EdgeMetrics;
+use crate::receipts::{ReceiptsError, Recorder};
 use crate::tokens::Tokens;
 use crate::upstream::Upstream;
+use gateway_core::receipt::entry::Role;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -42,6 +49,9 @@ use tokio::task::JoinSet;
 
 /// How long requests in flight may go on after the edge was told to stop.
 const DRAIN: Duration = Duration::from_secs(30);
+
+/// How long the last receipts may take to reach the disk.
+const LAST_RECEIPTS: Duration = Duration::from_secs(5);
 
 /// Why an edge cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +64,9 @@ pub enum EdgeError {
         /// Why.
         source: io::Error,
     },
+    /// Receipts cannot be kept.
+    #[error("{0}")]
+    Receipts(#[from] ReceiptsError),
     /// The client for the control plane cannot be made.
     #[error("the control plane's HTTP client cannot be made: {0}")]
     Client(#[from] reqwest::Error),
@@ -82,7 +95,33 @@ pub async fn run(
     tasks.spawn(table::follow(config.clone(), client.clone(), views.clone()));
     tasks.spawn(reports::listen(config.clone(), client, views.subscribe(), watch.clone()));
     tasks.spawn(watch.clone().look_for_silence());
-    tasks.spawn(operations::serve(operations, config.clone(), views.subscribe(), watch.clone()));
+    let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
+    let intake = Arc::new(Intake::new());
+    let (recorder, writing) = match &config.receipts {
+        Some(receipts) => {
+            let regions = config.catalogue.iter().map(|(_, region)| region.id.clone()).collect();
+            let (recorder, writing) = Recorder::start(receipts, Role::Edge, &config.place, regions)?;
+            (Some(recorder), Some(writing))
+        }
+        None => {
+            tracing::warn!(
+                "no receipts are kept, because there is no [receipts]: where requests went cannot be proven"
+            );
+            (None, None)
+        }
+    };
+    let explanations = Arc::new(explain::Explanations::new());
+    let asked = operations::Operations {
+        config: config.clone(),
+        views: views.subscribe(),
+        watch: watch.clone(),
+        metrics: metrics.clone(),
+        intake: intake.clone(),
+        connections: listener.room(),
+        explanations: explanations.clone(),
+        receipts: recorder.as_ref().map(Recorder::gauge),
+    };
+    tasks.spawn(operations::serve(operations, asked));
 
     ready(listener.address());
     let tokens = Arc::new(Tokens::new(&config.issuers));
@@ -95,11 +134,17 @@ pub async fn run(
         views: views.subscribe(),
         watch,
         upstream: Upstream::new(),
-        intake: Intake::new(),
+        intake,
         scattering: scatter::at_once(),
+        metrics,
+        explanations,
+        recorder,
     };
     listener.serve(Arc::new(door), shutdown, DRAIN).await;
     tasks.shutdown().await;
+    if let Some(writing) = writing {
+        writing.finish(LAST_RECEIPTS).await;
+    }
     Ok(())
 }
 

@@ -1,42 +1,58 @@
 //! What operators ask an edge, on a port of its own.
 //!
-//! `GET /livez`: it runs. `GET /readyz`: it has a route table. `GET /routes`: the table, and what is known of each
-//! region.
+//! | path | says |
+//! |---|---|
+//! | `/livez` | it runs |
+//! | `/readyz` | it has a route table |
+//! | `/routes` | the table, and what is known of each region |
+//! | `/explain/{id}` | why a request went where it went ([`super::explain`]) |
+//! | `/metrics` | what it has done and what it holds, for Prometheus ([`super::scrape`]) |
 
+use super::explain::{Explanations, KEPT_MAX, health_word};
+use super::scrape;
 use super::table::Current;
 use super::watch::Watch;
 use crate::circuits;
 use crate::config::EdgeConfig;
+use crate::intake::Intake;
+use crate::metrics::{CONTENT_TYPE, EdgeMetrics};
+use crate::receipts::Gauge;
 use axum::Json;
 use axum::Router;
-use axum::extract::State;
-use axum::http::StatusCode;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
 use axum::routing::get;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
+/// Everything that operators may ask about.
 #[derive(Clone)]
-struct Operations {
-    config: Arc<EdgeConfig>,
-    views: watch::Receiver<Current>,
-    watch: Arc<Watch>,
+pub(super) struct Operations {
+    pub(super) config: Arc<EdgeConfig>,
+    pub(super) views: watch::Receiver<Current>,
+    pub(super) watch: Arc<Watch>,
+    pub(super) metrics: Arc<EdgeMetrics>,
+    pub(super) intake: Arc<Intake>,
+    /// A permit for each connection that could be opened.
+    pub(super) connections: Arc<Semaphore>,
+    pub(super) explanations: Arc<Explanations>,
+    /// How receipts are getting on, if they are kept.
+    pub(super) receipts: Option<Gauge>,
 }
 
 /// Serves operators for ever.
-pub(crate) async fn serve(
-    socket: TcpListener,
-    config: Arc<EdgeConfig>,
-    views: watch::Receiver<Current>,
-    watch: Arc<Watch>,
-) {
+pub(super) async fn serve(socket: TcpListener, operations: Operations) {
     let router = Router::new()
         .route("/livez", get(|| async { "alive\n" }))
         .route("/readyz", get(ready))
         .route("/routes", get(routes))
-        .with_state(Operations { config, views, watch });
+        .route("/explain/{*id}", get(explain))
+        .route("/metrics", get(metrics))
+        .with_state(operations);
     if let Err(error) = axum::serve(socket, router).await {
         tracing::error!(%error, "the operations port is gone");
     }
@@ -50,8 +66,25 @@ async fn ready(State(operations): State<Operations>) -> (StatusCode, &'static st
     }
 }
 
+/// An identifier may have slashes in it, so it is all that stands after the first two.
+async fn explain(State(operations): State<Operations>, Path(id): Path<String>) -> (StatusCode, Json<Value>) {
+    match operations.explanations.find(&id) {
+        Some(explanation) => (StatusCode::OK, Json(explanation.to_json(&operations.config.catalogue))),
+        None => {
+            let error = format!(
+                "this gateway knows no request of this identifier; it keeps the last {KEPT_MAX}, and its log has all"
+            );
+            (StatusCode::NOT_FOUND, Json(json!({"error": error})))
+        }
+    }
+}
+
+async fn metrics(State(operations): State<Operations>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], scrape::text(&operations))
+}
+
 async fn routes(State(operations): State<Operations>) -> Json<Value> {
-    let Operations { config, views, watch } = operations;
+    let Operations { config, views, watch, .. } = operations;
     let Some(view) = views.borrow().clone() else {
         return Json(json!({"generation": null, "regions": []}));
     };
@@ -66,7 +99,7 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
             json!({
                 "region": config.catalogue.region(region).id.as_str(),
                 "endpoint": address.to_string(),
-                "health": format!("{health:?}").to_lowercase(),
+                "health": health_word(health),
                 "report_age_ms": age.map(|age| age.as_millis() as u64),
                 "rtt_ms": known.latency.estimate(region, now).as_secs_f64() * 1e3,
                 "ready": known.fleet.ready(region),

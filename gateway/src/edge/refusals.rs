@@ -87,6 +87,14 @@ pub(super) fn no_table_yet() -> Refusal {
     )
 }
 
+pub(super) fn no_receipt() -> Refusal {
+    Refusal::new(
+        ErrorCode::ReceiptUnavailable,
+        "This deployment is locked, and every request to it must leave a receipt, which this gateway cannot write at the \
+         moment. Try again shortly.",
+    )
+}
+
 pub(super) fn unreadable_ask(problem: AskProblem) -> Refusal {
     let (param, message) = match problem {
         AskProblem::Timeout => (

@@ -20,13 +20,16 @@
 //! **What it costs.** Limits are taken once, for the whole. The tokens of all pieces are charged when there is an answer;
 //! a request that is refused in the end is not charged, like any other, though some pieces were computed.
 
+use super::account::Account;
 use super::admit::Request;
 use super::allowances::Taken;
 use super::attempts::Answered;
 use super::forward::{Edge, NotForwarded};
 use super::refusals::{deadline_passed, too_many_inputs};
 use super::view::View;
+use crate::events::Times;
 use crate::listener::AfterAnswer;
+use crate::metrics::Ending;
 use crate::relay;
 use crate::respond::{self, Refusal};
 use crate::upstream::{Answer, AnswerBody};
@@ -51,6 +54,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::spawn_blocking;
+
+/// What is noted in a request's account while its answer is told.
+struct Telling<'a> {
+    /// The region of the first piece, and where the time went of the slowest.
+    answered: &'a mut Option<(RegionIndex, Times)>,
+    tokens: &'a mut Option<u64>,
+    ending: &'a mut Ending,
+}
 
 /// Bytes of answers that are held for one request: what is there and not yet told, and what the pieces under way will
 /// bring, as far as is known.
@@ -193,14 +204,16 @@ impl Edge {
         view: &View,
         cut: Cut<'_>,
         taken: &mut Taken<'_>,
-        trail: &mut Trail,
+        account: &mut Account<'_>,
     ) -> Result<AfterAnswer, NotForwarded> {
         let count = cut.pieces.len();
         let failed = {
+            let Account { trail, answered, tokens, ending, .. } = account;
             let mut trails = Trails { of_pieces: vec![Trail::default(); count], whole: trail };
             let (tell, told) = mpsc::channel(1);
             let mut producer = Box::pin(self.produce(request, view, cut, &mut trails.of_pieces, tell));
-            let mut teller = Box::pin(self.tell(session, request, told, taken));
+            let mut teller =
+                Box::pin(self.tell(session, request, told, taken, Telling { answered, tokens, ending }));
             tokio::select! {
                 biased;
                 produced = &mut producer => match produced {
@@ -215,9 +228,7 @@ impl Edge {
             }
         };
         match failed {
-            Failed::Refused(answered) => {
-                Ok(self.relay(session, request, taken, *answered, trail.count()).await)
-            }
+            Failed::Refused(answered) => Ok(self.relay(session, request, taken, *answered, account).await),
             Failed::Not(why) => Err(why),
         }
     }
@@ -370,6 +381,7 @@ impl Edge {
         request: &Request,
         mut told: Receiver<Told>,
         taken: &mut Taken<'_>,
+        telling: Telling<'_>,
     ) -> Result<AfterAnswer, NotForwarded> {
         loop {
             let next = tokio::select! {
@@ -380,11 +392,18 @@ impl Edge {
             let written = match next {
                 Some(Told::Head(head)) => {
                     taken.used(head.tokens);
+                    let (waited, region) = head.slowest;
+                    let times = Times { to_head: request.arrived.elapsed(), waited, region };
+                    *telling.answered = head.regions.first().map(|region| (*region, times));
+                    *telling.tokens = head.tokens;
+                    *telling.ending = Ending::BrokeOff { status: 200 };
                     self.begin(session, request, head).await
                 }
                 Some(Told::Chunk(chunk)) => session.write_response_body(chunk.into(), false).await,
                 Some(Told::End(tokens)) => {
                     taken.used(tokens);
+                    *telling.tokens = tokens;
+                    *telling.ending = Ending::as_told(session);
                     match session.write_response_body(Bytes::new(), true).await {
                         Ok(()) => return Ok(AfterAnswer::Reuse),
                         Err(error) => Err(error),

@@ -46,7 +46,7 @@ pub(crate) struct Known {
     pub(crate) targets: Targets<RegionIndex>,
     /// What each region last said of the work in it.
     loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, spoke::Load>>,
-    budgets: Budgets,
+    pub(crate) budgets: Budgets,
 }
 
 /// What of a request its way hangs on.

@@ -6,18 +6,24 @@
 //! the other. What the ingress's own requests have seen of each replica it keeps beside it ([`replicas`]), and shows at
 //! `/status`.
 
+mod arrival;
 mod attempts;
 mod probe;
 mod replicas;
+mod scrape;
 
 use crate::intake::{Intake, NoBody};
 use crate::listener::{AfterAnswer, Door, Listener};
+use crate::metrics::{Ending, IngressMetrics};
+use crate::receipts::{ReceiptsConfig, ReceiptsError, Recorder};
 use crate::relay::{self, Crossing};
 use crate::respond::{self, Refusal};
 use crate::upstream::Upstream;
+use arrival::Arrival;
 use attempts::Passing;
 use gateway_core::endpoint;
 use gateway_core::lawful::Law;
+use gateway_core::receipt::entry::Role;
 use gateway_core::timing;
 use pingora::protocols::http::ServerSession;
 use regions::catalogue::Catalogue;
@@ -43,6 +49,8 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 const LAME_DUCK: Duration = Duration::from_millis(700);
 /// How long requests in flight may go on after that.
 const DRAIN: Duration = Duration::from_secs(30);
+/// How long the last receipts may take to reach the disk after that.
+const LAST_RECEIPTS: Duration = Duration::from_secs(5);
 /// Bytes of JSON text a token, roughly; a first estimate of what a request costs, before anybody has tokenized it.
 const BYTES_PER_TOKEN: u64 = 4;
 
@@ -56,6 +64,8 @@ pub struct IngressConfig {
     pub replicas: Vec<SocketAddr>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
+    /// How receipts are kept, if they are.
+    pub receipts: Option<ReceiptsConfig>,
 }
 
 /// Why an ingress cannot run.
@@ -72,6 +82,9 @@ pub enum IngressError {
         /// Why.
         source: io::Error,
     },
+    /// Receipts cannot be kept.
+    #[error("{0}")]
+    Receipts(#[from] ReceiptsError),
     /// The client that asks replicas for their status cannot be made.
     #[error("the HTTP client for replicas cannot be made: {0}")]
     Client(#[from] reqwest::Error),
@@ -88,10 +101,17 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), IngressError> {
-    let IngressConfig { listen, region, replicas, catalogue } = config;
+    let IngressConfig { listen, region, replicas, catalogue, receipts } = config;
     let here = catalogue.index_of(&region).ok_or_else(|| IngressError::UnknownRegion(region.clone()))?;
     let listener =
         Listener::bind(listen).await.map_err(|source| IngressError::Bind { address: listen, source })?;
+    let (recorder, writing) = match &receipts {
+        Some(receipts) => {
+            let (recorder, writing) = Recorder::start(receipts, Role::Spoke, &region, Vec::new())?;
+            (Some(recorder), Some(writing))
+        }
+        None => (None, None),
+    };
     let client = reqwest::Client::builder().no_proxy().build()?;
     let mut tasks = JoinSet::new();
     for (number, address) in replicas.iter().enumerate() {
@@ -106,6 +126,8 @@ pub async fn run(
         replicas: Replicas::new(replicas, spoke.clone()),
         upstream: Upstream::new(),
         intake: Intake::new(),
+        metrics: IngressMetrics::new(),
+        recorder,
     };
     let leave = async {
         shutdown.await;
@@ -114,6 +136,9 @@ pub async fn run(
     };
     listener.serve(Arc::new(door), leave, DRAIN).await;
     tasks.shutdown().await;
+    if let Some(writing) = writing {
+        writing.finish(LAST_RECEIPTS).await;
+    }
     Ok(())
 }
 
@@ -129,6 +154,8 @@ struct Ingress {
     replicas: Replicas,
     upstream: Upstream,
     intake: Intake,
+    metrics: IngressMetrics,
+    recorder: Option<Recorder>,
 }
 
 impl Door for Ingress {
@@ -136,6 +163,7 @@ impl Door for Ingress {
         let arrived = Instant::now();
         let head = session.req_header();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
+        let mut arrival = None;
         let served = match (method.as_str(), path.as_str()) {
             ("POST", "/spoke/v1/exchange") => self.exchange(session).await,
             ("GET", "/livez") => return respond::ok(session, b"{\"status\":\"alive\"}".to_vec(), &[]).await,
@@ -145,21 +173,34 @@ impl Door for Ingress {
                     serde_json::json!({"region": self.region.as_str(), "replicas": self.replicas.status()});
                 return respond::ok(session, status.to_string().into_bytes(), &[]).await;
             }
+            ("GET", "/metrics") => return self.scrape(session).await,
             (method, path) => match endpoint::for_a_replica(method, path) {
-                Some(path) => self.forward(session, path, arrived).await,
+                Some(path) => {
+                    let arrival = arrival.insert(Arrival::open(self, session, path, arrived));
+                    if arrival.promised() {
+                        self.forward(session, path, arrived).await
+                    } else {
+                        Err(self.no_receipt().into())
+                    }
+                }
                 None => {
                     Err(Ended::Refused(Refusal::new(ErrorCode::NotFound, "An ingress has no such path.")))
                 }
             },
         };
-        match served {
-            Ok(after) => after,
-            Err(Ended::ClientGone) => AfterAnswer::Close,
+        let (after, ending) = match served {
+            Ok(AfterAnswer::Reuse) => (AfterAnswer::Reuse, Ending::as_told(session)),
+            Ok(AfterAnswer::Close) => (AfterAnswer::Close, Ending::as_told(session).broken_off()),
+            Err(Ended::ClientGone) => (AfterAnswer::Close, Ending::ClientGone),
             Err(Ended::Refused(refusal)) => {
                 let region = [(headers::REGION, self.region.as_str())];
-                respond::refuse(session, &refusal, &region).await
+                (respond::refuse(session, &refusal, &region).await, Ending::as_told(session))
             }
+        };
+        if let Some(mut arrival) = arrival {
+            arrival.ended(session, ending);
         }
+        after
     }
 }
 
@@ -197,6 +238,7 @@ impl Ingress {
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
             Refusal::new(ErrorCode::InvalidJson, format!("No exchange request: {error}."))
         })?;
+        self.metrics.exchanges.add(1);
         let report = lock(&self.spoke).report(question.sequence, Instant::now());
         let body = serde_json::to_vec(&ReportV1::from(report)).expect("a report serialises to JSON");
         Ok(respond::ok(session, body, &[]).await)
@@ -251,6 +293,15 @@ impl Ingress {
         let message =
             format!("Region {} is not part of the residency '{policy}'; nothing was read.", self.region);
         Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::RESIDENCY))
+    }
+
+    /// Another region that the law permits may be able to write one.
+    fn no_receipt(&self) -> Refusal {
+        let message = format!(
+            "Every request of a locked deployment must leave a receipt, which region {} cannot write at the moment.",
+            self.region
+        );
+        Refusal::new(ErrorCode::NotReady, message)
     }
 }
 

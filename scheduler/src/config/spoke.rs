@@ -23,6 +23,7 @@ struct RawConfig {
     advertise: Option<String>,
     hub: Option<String>,
     catalogue: Option<PathBuf>,
+    receipts: Option<Receipts>,
     #[serde(default)]
     replica: Vec<RawReplica>,
 }
@@ -31,6 +32,21 @@ struct RawConfig {
 #[serde(deny_unknown_fields)]
 struct RawReplica {
     endpoint: String,
+}
+
+/// `[receipts]`, for the ingress, which keeps them: what stands in it is read there.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Receipts {
+    /// The folder of their files.
+    pub dir: PathBuf,
+    /// The file with the key of tenants' pseudonyms,
+    pub key_file: Option<PathBuf>,
+    /// or the variable that holds it.
+    pub key_env: Option<String>,
+    /// Whether requests of locked deployments are refused when their receipts cannot be kept.
+    #[serde(default)]
+    pub required: bool,
 }
 
 /// What a spoke needs to know: its ingress and its agent.
@@ -48,6 +64,8 @@ pub struct SpokeConfig {
     pub replicas: Vec<SocketAddr>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
+    /// How receipts are kept, if they are.
+    pub receipts: Option<Receipts>,
 }
 
 impl SpokeConfig {
@@ -58,7 +76,7 @@ impl SpokeConfig {
     ///
     /// Every problem at once, each naming the key, the value and what to write instead.
     pub fn parse(text: &str, base: &Path, region: Option<&str>) -> Result<SpokeConfig, Vec<String>> {
-        let RawConfig { region: written, listen, advertise, hub, catalogue, replica } = raw(text)?;
+        let RawConfig { region: written, listen, advertise, hub, catalogue, receipts, replica } = raw(text)?;
         let mut problems = Problems::default();
         let catalogue = problems.catalogue(catalogue, base);
         let region = problems.one_region(written, region);
@@ -72,7 +90,7 @@ impl SpokeConfig {
                 if problems.0.is_empty() =>
             {
                 let catalogue = Arc::new(catalogue);
-                Ok(SpokeConfig { region, listen, advertise, hub, replicas, catalogue })
+                Ok(SpokeConfig { region, listen, advertise, hub, replicas, catalogue, receipts })
             }
             _ => Err(problems.0),
         }

@@ -121,6 +121,8 @@ error_codes! {
     NotResidentHere = "not_resident_here", 403, Policy, Elsewhere;
     /// Every region that is allowed to see the request is out of reach; the others were not asked.
     NoCapacityInAllowedRegions = "no_capacity_in_allowed_regions", 503, Capacity, Wait;
+    /// The deployment is locked, each of its requests must leave a receipt, and none can be written at the moment.
+    ReceiptUnavailable = "receipt_unavailable", 503, Capacity, Wait;
     /// The queue is full, or the caller has more in it than its share.
     Overloaded = "overloaded", 429, Capacity, Wait;
     /// There is more work than can be done in time, and this request was not begun; `retry-after` says when there is room.
@@ -280,6 +282,7 @@ impl ErrorCode {
                 (TeiErrorType::Validation, self.status())
             }
             NoCapacityInAllowedRegions
+            | ReceiptUnavailable
             | Saturated
             | NotReady
             | Draining

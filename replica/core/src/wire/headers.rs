@@ -26,5 +26,7 @@ pub const TENANT: &str = "x-meridian-tenant";
 pub const ATTEMPT: &str = "x-meridian-attempt";
 /// Out: tokens that were computed, by which limits are settled.
 pub const TOKENS: &str = "x-meridian-tokens";
+/// Out, on answers of locked deployments: the identifier of the receipt that says where the request was sent.
+pub const RECEIPT: &str = "x-meridian-residency-receipt";
 /// Out: where the time went (W3C Server Timing).
 pub const SERVER_TIMING: &str = "server-timing";

@@ -1,0 +1,199 @@
+//! What is known of one request while it is under way, and told when it is over.
+//!
+//! An account is opened with the request's head and told when it is dropped: so a request leaves its line, its counts and
+//! its receipts also when its client hangs up or when the process stops in the middle of it (invariant 2, One fate).
+
+use super::admit::{Request, header, request_id};
+use super::explain::{Explanation, Understood};
+use super::forward::Edge;
+use crate::events::{RequestEnded, Times};
+use crate::metrics::{Asked, Ending, Lane, Protocol};
+use crate::receipts::{Promise, Sent, SentOnce, Told, now_ms};
+use gateway_core::receipt::ReceiptId;
+use gateway_core::tenant::Tenant;
+use gateway_core::trail::{Attempted, Trail};
+use gateway_core::words::Ended;
+use pingora::protocols::http::ServerSession;
+use regions::residency::ResidencyPolicy;
+use regions::route::Generation;
+use regions::set::{RegionIndex, RegionSet};
+use replica_core::wire::headers;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One request's account.
+pub(super) struct Account<'a> {
+    edge: &'a Edge,
+    pub(super) id: String,
+    pub(super) arrived: Instant,
+    /// The same moment, in milliseconds since 1970.
+    at_ms: u64,
+    tls_ended_here: bool,
+    protocol: Protocol,
+    lane: Lane,
+    pub(super) asked: Asked,
+    pub(super) tenant: Option<Arc<Tenant>>,
+    admitted: Option<Admitted>,
+    /// A place for its receipts, if it needs one.
+    pub(super) promise: Option<Promise>,
+    pub(super) trail: Trail,
+    /// Whose answer is given, where its time went, and the tokens that it counted.
+    pub(super) answered: Option<(RegionIndex, Times)>,
+    pub(super) tokens: Option<u64>,
+    bytes_in: u64,
+    bytes_out: u64,
+    pub(super) ending: Ending,
+}
+
+/// What is known of a request that was understood.
+struct Admitted {
+    understood: Understood,
+    /// The regions that could see it.
+    allowed: RegionSet,
+}
+
+impl<'a> Account<'a> {
+    pub(super) fn open(edge: &'a Edge, session: &ServerSession, arrived: Instant) -> Account<'a> {
+        edge.metrics.in_flight.add(1);
+        let protocol = if session.is_http2() { Protocol::Http2 } else { Protocol::Http1 };
+        let digest = session.digest();
+        Account {
+            edge,
+            id: request_id(session),
+            arrived,
+            at_ms: now_ms(),
+            tls_ended_here: digest.is_some_and(|digest| digest.ssl_digest.is_some()),
+            protocol,
+            lane: Lane::of(header(session, headers::LANE)),
+            asked: Asked::OTHER,
+            tenant: None,
+            admitted: None,
+            promise: None,
+            trail: Trail::default(),
+            answered: None,
+            tokens: None,
+            bytes_in: 0,
+            bytes_out: 0,
+            ending: Ending::CutOff,
+        }
+    }
+
+    /// The request is let in.
+    pub(super) fn admitted(&mut self, request: &Request, generation: Generation) {
+        let Request { deployment, cost, residency, allowed, .. } = request;
+        let understood = Understood {
+            deployment: deployment.clone(),
+            cost: *cost,
+            generation,
+            residency: residency.clone(),
+        };
+        self.admitted = Some(Admitted { understood, allowed: **allowed });
+    }
+
+    /// The identifier of the receipt that the client of a locked deployment is given: that of the attempt whose answer it
+    /// gets, or of the last if there is none.
+    pub(super) fn receipt(&self) -> Option<ReceiptId> {
+        let recorder = self.edge.recorder.as_ref()?;
+        let Understood { residency, .. } = &self.admitted.as_ref()?.understood;
+        if *residency == ResidencyPolicy::Anywhere {
+            return None;
+        }
+        let answered = |attempt: &&Attempted| {
+            self.answered.is_some_and(|(region, _)| region == attempt.region)
+                && Ended::from(attempt.end).was_answered()
+        };
+        let attempt = self.trail.attempts().filter(answered).last().or(self.trail.attempts().last())?;
+        let region = self.edge.config.catalogue.region(attempt.region).id.as_str();
+        Some(recorder.id(&self.id, attempt.number, region, &residency.to_string(), self.began_ms(attempt)))
+    }
+
+    fn began_ms(&self, attempt: &Attempted) -> u64 {
+        self.at_ms + attempt.began.saturating_duration_since(self.arrived).as_millis() as u64
+    }
+
+    /// What its receipts are made of, if it was sent anywhere.
+    fn sent(&self) -> Option<Sent> {
+        let attempt = |attempt: &Attempted| SentOnce {
+            number: attempt.number,
+            region: attempt.region,
+            cause: attempt.cause,
+            end: attempt.end,
+            at_ms: self.began_ms(attempt),
+            took: attempt.took,
+        };
+        let attempts: Vec<_> = self.trail.attempts().map(attempt).collect();
+        if attempts.is_empty() {
+            return None;
+        }
+        let Admitted { understood, allowed } = self.admitted.as_ref()?;
+        let Understood { deployment, cost: _, generation, residency } = understood;
+        Some(Sent {
+            request: self.id.clone(),
+            tenant: self.tenant.as_ref()?.id.clone(),
+            deployment: deployment.clone(),
+            generation: *generation,
+            residency: residency.clone(),
+            allowed: *allowed,
+            tls_ended_here: self.tls_ended_here,
+            attempts,
+        })
+    }
+
+    /// What crossed the client's connection.
+    pub(super) fn measure(&mut self, session: &ServerSession) {
+        self.bytes_in = session.body_bytes_read() as u64;
+        self.bytes_out = session.body_bytes_sent() as u64;
+    }
+
+    /// All of it, for whoever asks why.
+    fn explanation(&mut self, total: Duration) -> Explanation {
+        Explanation {
+            id: std::mem::take(&mut self.id),
+            at_ms: self.at_ms,
+            arrived: self.arrived,
+            asked: self.asked,
+            ending: self.ending,
+            tenant: self.tenant.as_ref().map(|tenant| tenant.id.clone()),
+            trail: std::mem::take(&mut self.trail),
+            answered: self.answered,
+            tokens: self.tokens,
+            total,
+            understood: self.admitted.take().map(|admitted| admitted.understood),
+        }
+    }
+}
+
+impl Drop for Account<'_> {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        self.trail.close(now);
+        self.edge.metrics.in_flight.less();
+        let total = now.saturating_duration_since(self.arrived);
+        let understood = self.admitted.as_ref().map(|admitted| &admitted.understood);
+        let ended = RequestEnded {
+            id: &self.id,
+            asked: self.asked,
+            protocol: self.protocol,
+            lane: self.lane,
+            ending: self.ending,
+            tenant: self.tenant.as_ref().map(|tenant| &tenant.id),
+            deployment: understood.map(|understood| &understood.deployment),
+            region: self.answered.map(|(region, _)| region),
+            trail: &self.trail,
+            catalogue: &self.edge.config.catalogue,
+            cost: understood.map(|understood| understood.cost),
+            tokens: self.tokens,
+            bytes_in: self.bytes_in,
+            bytes_out: self.bytes_out,
+            total,
+            times: self.answered.map(|(_, times)| times),
+        };
+        ended.record(&self.edge.metrics);
+        if let Some(recorder) = &self.edge.recorder
+            && let Some(sent) = self.sent()
+        {
+            recorder.record(Told::Sent(Box::new(sent)), self.promise.take());
+        }
+        self.edge.explanations.put(self.explanation(total));
+    }
+}

@@ -1,0 +1,98 @@
+//! `/metrics` of an edge: what it has counted, and what is so at this moment, asked of whoever holds it.
+
+use super::explain::health_word;
+use super::operations::Operations;
+use crate::intake::BODIES_BYTES_MAX;
+use crate::listener::CONNECTIONS_MAX;
+use crate::metrics::{Kind, Text};
+use regions::selection::Health;
+use std::time::{Duration, Instant};
+
+/// A region as this edge sees it at the moment.
+struct Seen {
+    region: String,
+    health: Health,
+    report_age: Option<Duration>,
+    round_trip: Duration,
+    evacuations_left: u32,
+}
+
+/// Everything, in Prometheus' text format.
+pub(super) fn text(operations: &Operations) -> String {
+    let Operations { config, views, metrics, intake, connections, receipts, .. } = operations;
+    let mut text = Text::default();
+    metrics.render(&mut text, &config.catalogue);
+
+    let generation = views.borrow().as_ref().map(|view| view.generation);
+    let (epoch, number) = generation.map_or((0, 0), |generation| (generation.epoch, generation.number));
+    let open = CONNECTIONS_MAX - connections.available_permits();
+    let taken = BODIES_BYTES_MAX - intake.room();
+    for (name, help, value) in [
+        ("meridian_gateway_route_epoch", "Epoch of the route table in hand; 0 before the first.", epoch),
+        ("meridian_gateway_route_generation", "Its generation within the epoch.", number),
+        ("meridian_gateway_connections", "Connections of clients that are open.", open as u64),
+        ("meridian_gateway_connections_max", "How many may be.", CONNECTIONS_MAX as u64),
+        ("meridian_gateway_bodies_bytes", "Room that the bodies under way have taken.", taken as u64),
+        ("meridian_gateway_bodies_bytes_max", "All the room that there is.", BODIES_BYTES_MAX as u64),
+    ] {
+        text.single(name, Kind::Gauge, help, value);
+    }
+    render_regions(&mut text, operations);
+    if let Some(receipts) = receipts {
+        receipts.render(&mut text);
+    }
+    text.finish()
+}
+
+fn render_regions(text: &mut Text, operations: &Operations) {
+    let (retries_left, seen) = look(operations);
+    let name = "meridian_gateway_retry_budget";
+    text.single(name, Kind::Gauge, "Retries that could be paid for now.", retries_left);
+    let name = "meridian_gateway_region_health";
+    text.head(name, Kind::Gauge, "1 for the state in which this gateway sees a region.");
+    for Seen { region, health, .. } in &seen {
+        for state in [Health::Healthy, Health::Unknown, Health::Suspect, Health::Down] {
+            let state_word = health_word(state);
+            text.sample(name, &[("region", region), ("state", state_word)], u8::from(state == *health));
+        }
+    }
+    let name = "meridian_gateway_region_report_age_seconds";
+    text.head(name, Kind::Gauge, "Time since a region was last heard of; absent before the first time.");
+    for Seen { region, report_age, .. } in &seen {
+        if let Some(age) = report_age {
+            text.sample(name, &[("region", region)], age.as_secs_f64());
+        }
+    }
+    let name = "meridian_gateway_region_rtt_seconds";
+    text.head(name, Kind::Gauge, "Estimated round trip to a region.");
+    for Seen { region, round_trip, .. } in &seen {
+        text.sample(name, &[("region", region)], round_trip.as_secs_f64());
+    }
+    let name = "meridian_gateway_evacuation_budget";
+    text.head(name, Kind::Gauge, "Requests that may still leave a region that was lost.");
+    for Seen { region, evacuations_left, .. } in &seen {
+        text.sample(name, &[("region", region)], evacuations_left);
+    }
+}
+
+/// What is known of the regions of the table, copied out so that the lock is not held while it is written.
+fn look(operations: &Operations) -> (u32, Vec<Seen>) {
+    let Operations { config, views, watch, .. } = operations;
+    let view = views.borrow().clone();
+    let now = Instant::now();
+    let known = watch.known();
+    let evacuations: Vec<_> = known.budgets.evacuations_left(now).collect();
+    let regions = view.iter().flat_map(|view| view.regions());
+    let seen = regions.map(|(region, _)| {
+        let (health, report_age) = known.fleet.state(region, now);
+        let left = evacuations.iter().find(|(lost, _)| *lost == region);
+        Seen {
+            region: config.catalogue.region(region).id.to_string(),
+            health,
+            report_age,
+            round_trip: known.latency.estimate(region, now),
+            evacuations_left: left.map_or(0, |(_, left)| *left),
+        }
+    });
+    (known.budgets.retry.left(now), seen.collect())
+}

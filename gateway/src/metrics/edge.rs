@@ -1,0 +1,211 @@
+//! What an edge counts.
+
+use super::label::Outcome;
+use super::{Asked, Count, Ending, Histogram, Kind, Lane, Lazily, Protocol, Stage, Text};
+use gateway_core::endpoint::Endpoint;
+use gateway_core::keys::KeyRing;
+use gateway_core::trail::{Attempted, Cause};
+use gateway_core::words::Ended;
+use regions::catalogue::Catalogue;
+use regions::id::TenantId;
+use regions::set::RegionIndex;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Everything that an edge counts.
+pub(crate) struct EdgeMetrics {
+    requests: BTreeMap<&'static str, ByEnding>,
+    others: ByEnding,
+    protocols: [Count; Protocol::ALL.len()],
+    pub(crate) in_flight: Count,
+    tenants: BTreeMap<TenantId, ByTenant>,
+    regions: Lazily<ByRegion>,
+    seconds: [Histogram; Lane::ALL.len()],
+    stages: [Histogram; Stage::ALL.len()],
+    pub(crate) bytes_in: Count,
+    pub(crate) bytes_out: Count,
+}
+
+/// One of a tenant's totals.
+type Total = fn(&ByTenant) -> &Count;
+
+struct ByEnding([Count; Ending::LEN]);
+
+impl Default for ByEnding {
+    fn default() -> ByEnding {
+        ByEnding(std::array::from_fn(|_| Count::default()))
+    }
+}
+
+#[derive(Default)]
+struct ByTenant {
+    outcomes: [Count; Outcome::ALL.len()],
+    inputs: Count,
+    tokens: Count,
+}
+
+#[derive(Default)]
+struct ByRegion {
+    outcomes: [Count; Outcome::ALL.len()],
+    attempts: [[Count; Ended::ALL.len()]; Cause::ALL.len()],
+    seconds: Histogram,
+}
+
+impl EdgeMetrics {
+    /// Metrics of an edge that knows these regions and these tenants.
+    pub(crate) fn new(catalogue: &Catalogue, keys: &KeyRing) -> EdgeMetrics {
+        let known = Endpoint::paths().map(|path| (path, ByEnding::default()));
+        let tenants = keys.tenants().map(|tenant| (tenant.id.clone(), ByTenant::default()));
+        EdgeMetrics {
+            requests: known.collect(),
+            others: ByEnding::default(),
+            protocols: Default::default(),
+            in_flight: Count::default(),
+            tenants: tenants.collect(),
+            regions: Lazily::new(catalogue.len()),
+            seconds: Default::default(),
+            stages: Default::default(),
+            bytes_in: Count::default(),
+            bytes_out: Count::default(),
+        }
+    }
+
+    /// A request ended so.
+    pub(crate) fn ended(&self, asked: Asked, protocol: Protocol, ending: Ending) {
+        self.requests.get(asked.as_str()).unwrap_or(&self.others).0[ending.at()].add(1);
+        self.protocols[protocol as usize].add(1);
+    }
+
+    /// It was this tenant's.
+    pub(crate) fn of_tenant(&self, tenant: &TenantId, ending: Ending, inputs: u64, tokens: u64) {
+        if let Some(by) = self.tenants.get(tenant) {
+            by.outcomes[Outcome::of(ending) as usize].add(1);
+            by.inputs.add(inputs);
+            by.tokens.add(tokens);
+        }
+    }
+
+    /// This region's answer was the one that counted.
+    pub(crate) fn answered_by(&self, region: RegionIndex, ending: Ending) {
+        self.regions.of(region.as_usize()).outcomes[Outcome::of(ending) as usize].add(1);
+    }
+
+    pub(crate) fn attempted(&self, attempt: &Attempted) {
+        let by = self.regions.of(attempt.region.as_usize());
+        by.attempts[attempt.cause as usize][Ended::from(attempt.end) as usize].add(1);
+        by.seconds.observe(attempt.took);
+    }
+
+    pub(crate) fn took(&self, lane: Lane, total: Duration) {
+        self.seconds[lane as usize].observe(total);
+    }
+
+    pub(crate) fn stage(&self, stage: Stage, took: Duration) {
+        self.stages[stage as usize].observe(took);
+    }
+
+    /// All of it, with regions by the names that `catalogue` has for them.
+    pub(crate) fn render(&self, text: &mut Text, catalogue: &Catalogue) {
+        self.render_requests(text);
+        self.render_tenants(text);
+        self.render_regions(text, catalogue);
+        let name = "meridian_gateway_request_seconds";
+        text.head(name, Kind::Histogram, "From a request's head to the last byte of its answer.");
+        for lane in Lane::ALL {
+            text.histogram(name, &[("lane", lane.as_str())], &self.seconds[lane as usize]);
+        }
+        let name = "meridian_gateway_stage_seconds";
+        text.head(name, Kind::Histogram, "Where forwarded requests spent their time.");
+        for stage in Stage::ALL {
+            text.histogram(name, &[("stage", stage.as_str())], &self.stages[stage as usize]);
+        }
+    }
+
+    fn render_requests(&self, text: &mut Text) {
+        let name = "meridian_gateway_requests_total";
+        text.head(
+            name,
+            Kind::Counter,
+            "Requests that ended, by endpoint and by how: ok, an error code, or unfinished.",
+        );
+        let endpoints = self.requests.iter().map(|(path, by)| (*path, by));
+        for (path, by) in endpoints.chain([(Asked::OTHER.as_str(), &self.others)]) {
+            let seen = by.0.iter().map(Count::get).enumerate();
+            for (at, n) in seen.filter(|(at, n)| *n > 0 || *at == 0) {
+                text.sample(name, &[("endpoint", path), ("outcome", Ending::name(at))], n);
+            }
+        }
+        let name = "meridian_gateway_protocol_requests_total";
+        text.head(name, Kind::Counter, "Requests that ended, by protocol.");
+        for protocol in Protocol::ALL {
+            let n = self.protocols[protocol as usize].get();
+            text.sample(name, &[("protocol", protocol.as_str())], n);
+        }
+        let name = "meridian_gateway_requests_in_flight";
+        text.single(name, Kind::Gauge, "Requests whose answer is not finished.", self.in_flight.get());
+        for (name, help, count) in [
+            ("meridian_gateway_request_bytes_total", "Bytes of requests' bodies.", &self.bytes_in),
+            ("meridian_gateway_response_bytes_total", "Bytes of answers' bodies.", &self.bytes_out),
+        ] {
+            text.single(name, Kind::Counter, help, count.get());
+        }
+    }
+
+    fn render_tenants(&self, text: &mut Text) {
+        let name = "meridian_gateway_tenant_requests_total";
+        text.head(name, Kind::Counter, "Requests of each configured tenant, by outcome.");
+        for (tenant, by) in &self.tenants {
+            for outcome in Outcome::ALL {
+                let labels = [("tenant", tenant.as_str()), ("outcome", outcome.as_str())];
+                text.sample(name, &labels, by.outcomes[outcome as usize].get());
+            }
+        }
+        let totals: [(&str, &str, Total); 2] = [
+            ("meridian_gateway_tenant_inputs_total", "Inputs of answered requests.", |by| &by.inputs),
+            (
+                "meridian_gateway_tenant_tokens_total",
+                "Tokens that were computed, as regions counted them.",
+                |by| &by.tokens,
+            ),
+        ];
+        for (name, help, total) in totals {
+            text.head(name, Kind::Counter, help);
+            for (tenant, by) in &self.tenants {
+                text.sample(name, &[("tenant", tenant.as_str())], total(by).get());
+            }
+        }
+    }
+
+    fn render_regions(&self, text: &mut Text, catalogue: &Catalogue) {
+        let named = || {
+            let index = |at| RegionIndex::new(at).expect("counted by the index of a region");
+            self.regions.iter().map(move |(at, by)| (catalogue.region(index(at)).id.as_str(), by))
+        };
+        let name = "meridian_gateway_region_requests_total";
+        text.head(name, Kind::Counter, "Requests by the region whose answer was given, and by outcome.");
+        for (region, by) in named() {
+            for outcome in Outcome::ALL {
+                let labels = [("region", region), ("outcome", outcome.as_str())];
+                text.sample(name, &labels, by.outcomes[outcome as usize].get());
+            }
+        }
+        let name = "meridian_gateway_attempts_total";
+        text.head(name, Kind::Counter, "Attempts, by region, by why they were made and by how they ended.");
+        for (region, by) in named() {
+            for cause in Cause::ALL {
+                for end in Ended::ALL {
+                    let n = by.attempts[cause as usize][end as usize].get();
+                    if n > 0 || (cause, end) == (Cause::First, Ended::Ok) {
+                        let labels = [("region", region), ("cause", cause.as_str()), ("end", end.as_str())];
+                        text.sample(name, &labels, n);
+                    }
+                }
+            }
+        }
+        let name = "meridian_gateway_attempt_seconds";
+        text.head(name, Kind::Histogram, "How long attempts at a region took.");
+        for (region, by) in named() {
+            text.histogram(name, &[("region", region)], &by.seconds);
+        }
+    }
+}

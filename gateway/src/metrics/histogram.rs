@@ -1,0 +1,61 @@
+//! A distribution that many threads add to without waiting for each other, in fixed buckets.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Upper ends in microseconds, rising, from a tenth of a millisecond (a gateway's own share) to a minute (a backfill's
+/// large request) by factors of about 2.
+const ENDS_US: [u64; 18] = [
+    100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
+    2_000_000, 5_000_000, 10_000_000, 20_000_000, 60_000_000,
+];
+
+/// How often a duration was in which bucket, and the sum of all.
+#[derive(Debug, Default)]
+pub(crate) struct Histogram {
+    /// One more than there are ends, for what is above the last. A value is in the first bucket whose end it does not
+    /// exceed.
+    counts: [AtomicU64; ENDS_US.len() + 1],
+    sum_us: AtomicU64,
+}
+
+impl Histogram {
+    pub(crate) fn observe(&self, took: Duration) {
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let bucket = ENDS_US.partition_point(|end| *end < us);
+        self.counts[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum_us.fetch_add(us, Ordering::Relaxed);
+    }
+
+    /// Each bucket's upper end in seconds with the number of values up to it; the last end is infinite.
+    pub(super) fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> {
+        let ends = ENDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
+        let mut below = 0;
+        ends.zip(&self.counts).map(move |(end, count)| {
+            below += count.load(Ordering::Relaxed);
+            (end, below)
+        })
+    }
+
+    pub(super) fn sum_seconds(&self) -> f64 {
+        self.sum_us.load(Ordering::Relaxed) as f64 / 1e6
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_is_in_the_first_bucket_that_holds_it() {
+        let histogram = Histogram::default();
+        for us in [0, 100, 101, 60_000_000, 60_000_001] {
+            histogram.observe(Duration::from_micros(us));
+        }
+        let seen: Vec<_> = histogram.cumulative().collect();
+        assert_eq!((seen[0], seen[1]), ((0.000_1, 2), (0.000_2, 3)));
+        assert_eq!(seen[ENDS_US.len() - 1], (60.0, 4));
+        assert_eq!(seen[ENDS_US.len()], (f64::INFINITY, 5));
+        assert!((histogram.sum_seconds() - 120.000_202).abs() < 1e-9, "{}", histogram.sum_seconds());
+    }
+}

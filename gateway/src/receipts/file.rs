@@ -1,0 +1,122 @@
+//! The files of a chain, and what is found in them when a process starts.
+//!
+//! `receipts-CHAIN-NUMBER.log`, beside a lock that says that a living process writes the chain. A process goes on with the
+//! newest chain of its folder that nobody holds; while one hands over to another, each has its own.
+
+use gateway_core::receipt::chain::{Head, entry_of};
+use gateway_core::receipt::entry::{EntryV1, Role};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+const PREFIX: &str = "receipts-";
+const SUFFIX: &str = ".log";
+
+/// A file of receipts by its name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    pub(super) chain: String,
+    pub(super) number: u32,
+}
+
+impl Name {
+    pub(super) fn parse(name: &str) -> Option<Name> {
+        let (chain, number) = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.rsplit_once('-')?;
+        Some(Name { chain: chain.to_owned(), number: number.parse().ok()? })
+    }
+
+    pub(super) fn in_dir(&self, dir: &Path) -> PathBuf {
+        dir.join(format!("{PREFIX}{}-{:08}{SUFFIX}", self.chain, self.number))
+    }
+}
+
+/// The files of a folder, in order of chain and number.
+pub(super) fn list(dir: &Path) -> io::Result<Vec<Name>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        names.extend(entry?.file_name().to_str().and_then(Name::parse));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Takes a chain for this process, until what is returned is dropped; `None` if another process has it.
+pub(super) fn lock(dir: &Path, chain: &str) -> io::Result<Option<File>> {
+    let path = dir.join(format!("{PREFIX}{chain}.lock"));
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Where a chain stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Standing {
+    /// Of its last file.
+    pub(super) number: u32,
+    pub(super) head: Head,
+    /// Bytes of that file that are good.
+    pub(super) len: u64,
+    /// Bytes after them.
+    pub(super) torn_bytes: u64,
+    /// Whether its last entry says that it was closed.
+    pub(super) clean: bool,
+    /// Who wrote it and where; absent while nothing of it is readable.
+    pub(super) writer: Option<(Role, String)>,
+}
+
+impl Standing {
+    /// Where a chain stands that has not begun.
+    pub(super) fn nowhere() -> Standing {
+        Standing { number: 0, head: Head::default(), len: 0, torn_bytes: 0, clean: true, writer: None }
+    }
+}
+
+/// Reads where a chain stands from its last file; `None` if that cannot be continued, because something in the middle of
+/// it is wrong.
+pub(super) fn standing(dir: &Path, files: &[Name]) -> io::Result<Option<Standing>> {
+    let Some((last, before)) = files.split_last() else { return Ok(None) };
+    let content = fs::read(last.in_dir(dir))?;
+    let whole = content.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    let torn_bytes = (content.len() - whole) as u64;
+    if whole == 0 {
+        // It was being begun: the chain stands where the file before it ended, and this one is begun again.
+        let before = match before {
+            [] => Some(Standing::nowhere()),
+            before => standing(dir, before)?,
+        };
+        return Ok(before.map(|standing| Standing { number: last.number, len: 0, torn_bytes, ..standing }));
+    }
+    let mut lines = content[..whole].split_inclusive(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
+    let first = lines.next().unwrap_or_default();
+    let Some(EntryV1::File { before, role, place, .. }) = entry_of(first) else { return Ok(None) };
+    let writer = Some((role, place.into_owned()));
+    let Ok(mut head) = before.parse::<Head>() else { return Ok(None) };
+    let mut clean = false;
+    for line in std::iter::once(first).chain(lines) {
+        let (entry, problem) = head.read(line);
+        if problem.is_some() {
+            return Ok(None);
+        }
+        clean = matches!(entry, Some(EntryV1::Closed { .. }));
+    }
+    Ok(Some(Standing { number: last.number, head, len: whole as u64, torn_bytes, clean, writer }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_leads_back_to_its_chain_and_number() {
+        let name = Name { chain: "0192ab".to_owned(), number: 12 };
+        let path = name.in_dir(Path::new("/d"));
+        assert_eq!(path, Path::new("/d/receipts-0192ab-00000012.log"));
+        assert_eq!(path.file_name().and_then(|name| Name::parse(name.to_str()?)), Some(name));
+        for other in ["receipts-0192ab.lock", "receipts-a-b.log", "routes", "receipts-.log"] {
+            assert_eq!(Name::parse(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! Writes a chain: one thread, one file at a time.
+//!
+//! A batch is appended whole or not at all: what a failed write has left is cut off before the next, and the chain stands
+//! where it stood. What could not be written is a gap, which goes first as soon as something can be written again.
+//!
+//! The thread looks for work fifty times a second instead of being woken by each request: waking a thread costs more than
+//! everything else that a request does here.
+
+use super::file::{Name, Standing, list, lock, standing};
+use super::{ReceiptsConfig, Received, Sent, SentOnce, Shared, Told, now_ms};
+use gateway_core::receipt::chain::Head;
+use gateway_core::receipt::entry::{EntryV1, Role, VERSION, Why};
+use gateway_core::receipt::{Essence, PseudonymKey};
+use gateway_core::words::Ended;
+use rand::Rng;
+use regions::id::RegionId;
+use regions::residency::ResidencyPolicy;
+use regions::set::RegionSet;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Requests that are written at once: a few hundred KiB.
+const BATCH_MAX: usize = 1024;
+/// Between two looks for work.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Between two tries at a disk that does not take what it is given.
+const RETRY: Duration = Duration::from_millis(250);
+/// How long a receipt may be in the machine's memory only.
+const SYNC_PERIOD: Duration = Duration::from_secs(1);
+/// Laws that a file remembers having written. A client may narrow its law in many ways; beyond this they are forgotten
+/// and written again.
+const LAWS_MAX: usize = 1024;
+
+/// The writer of a chain.
+pub(super) struct Writer {
+    dir: PathBuf,
+    role: Role,
+    place: RegionId,
+    key: PseudonymKey,
+    /// By their index.
+    regions: Vec<RegionId>,
+    shared: Arc<Shared>,
+    file_bytes: u64,
+    chain: String,
+    /// Held while this process writes the chain.
+    _lock: File,
+    /// The current file; none before the first, and after one that could not be made durable.
+    file: Option<File>,
+    number: u32,
+    head: Head,
+    /// Bytes of the current file that are good.
+    len: u64,
+    /// There may be more than that.
+    dirty: bool,
+    /// Laws of the current file with their numbers.
+    laws: HashMap<RegionSet, Vec<(ResidencyPolicy, u32)>>,
+    laws_known: usize,
+    next_law: u32,
+    /// Receipts that are missing and since when.
+    gaps: BTreeMap<Why, (u64, u64)>,
+    /// Receipts that are written and may not be durable, and since when.
+    unsynced: u64,
+    unsynced_since: Option<Instant>,
+}
+
+impl Writer {
+    /// Goes on with the newest chain of the folder that nobody holds, or begins one.
+    pub(super) fn open(
+        config: &ReceiptsConfig,
+        role: Role,
+        place: &RegionId,
+        regions: Vec<RegionId>,
+        shared: Arc<Shared>,
+    ) -> io::Result<Writer> {
+        let ReceiptsConfig { dir, key, required: _, queue: _, file_bytes } = config;
+        fs::create_dir_all(dir)?;
+        let left = take_over(dir, role, place)?;
+        let resumed = left.is_some();
+        let (chain, held, stands) = match left {
+            Some(left) => left,
+            None => {
+                // Begins with the time, so that the newest is the last by name.
+                let chain = format!("{:012x}{:08x}", now_ms(), rand::rng().random::<u32>());
+                let held = lock(dir, &chain)?.ok_or(io::ErrorKind::AlreadyExists)?;
+                (chain, held, Standing::nowhere())
+            }
+        };
+        let Standing { number, head, len, torn_bytes, clean, writer: _ } = stands;
+        if torn_bytes > 0 {
+            let torn = Name { chain: chain.clone(), number }.in_dir(dir);
+            OpenOptions::new().write(true).open(torn)?.set_len(len)?;
+        }
+        let mut writer = Writer {
+            dir: dir.clone(),
+            role,
+            place: place.clone(),
+            key: key.clone(),
+            regions,
+            shared,
+            file_bytes: *file_bytes,
+            chain,
+            _lock: held,
+            file: None,
+            // A file in which nothing is good is begun again.
+            number: if len == 0 { number.saturating_sub(1) } else { number },
+            head,
+            len: 0,
+            dirty: false,
+            laws: HashMap::new(),
+            laws_known: 0,
+            next_law: 1,
+            gaps: BTreeMap::new(),
+            unsynced: 0,
+            unsynced_since: None,
+        };
+        writer.begin_file()?;
+        if resumed {
+            writer.append(&[EntryV1::Resumed { at_ms: now_ms(), clean, torn_bytes }])?;
+            tracing::info!(chain = writer.chain, clean, torn_bytes, "receipts go on");
+        }
+        writer.sync();
+        Ok(writer)
+    }
+
+    pub(super) fn chain(&self) -> &str {
+        &self.chain
+    }
+
+    /// Writes what it is told until nobody can tell it anything any more.
+    pub(super) fn run(mut self, mut queue: mpsc::Receiver<Told>) {
+        let mut told = Vec::with_capacity(BATCH_MAX);
+        while self.next(&mut queue, &mut told) {
+            let full = told.len() == BATCH_MAX;
+            self.write(&mut told);
+            if self.unsynced_since.is_some_and(|since| since.elapsed() >= SYNC_PERIOD) {
+                self.sync();
+            }
+            if self.shared.failing() {
+                std::thread::sleep(RETRY);
+            } else if !full {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        self.write(&mut told);
+        self.close();
+    }
+
+    /// Takes what there is, and waits only if there is nothing else to do; false once nobody is left to tell anything.
+    fn next(&self, queue: &mut mpsc::Receiver<Told>, told: &mut Vec<Told>) -> bool {
+        if self.gaps.is_empty() && self.unsynced_since.is_none() {
+            return queue.blocking_recv_many(told, BATCH_MAX) > 0;
+        }
+        while told.len() < BATCH_MAX {
+            match queue.try_recv() {
+                Ok(one) => told.push(one),
+                Err(mpsc::error::TryRecvError::Empty) => break,
+                Err(mpsc::error::TryRecvError::Disconnected) => return !told.is_empty(),
+            }
+        }
+        true
+    }
+
+    /// Writes what it was told, and before it what is missing.
+    pub(super) fn write(&mut self, told: &mut Vec<Told>) {
+        let overflowed = self.shared.overflowed.swap(0, Ordering::Acquire);
+        if overflowed > 0 {
+            let since = self.shared.overflowed_since_ms.swap(0, Ordering::Relaxed);
+            self.miss(Why::QueueFull, overflowed, since);
+        }
+        if told.is_empty() && self.gaps.is_empty() {
+            return;
+        }
+        let receipts = told.iter().map(Told::receipts).sum();
+        let written = self.try_write(told);
+        told.clear();
+        let was_failing = self.shared.failing.swap(written.is_err(), Ordering::Relaxed);
+        match written {
+            Ok(()) => {
+                self.shared.written.add(receipts);
+                self.unsynced += receipts;
+                self.unsynced_since.get_or_insert_with(Instant::now);
+                if was_failing {
+                    tracing::info!(
+                        chain = self.chain,
+                        "receipts are written again; a gap says what is missing"
+                    );
+                }
+            }
+            Err(error) => {
+                self.shared.lost(Why::Disk).add(receipts);
+                self.miss(Why::Disk, receipts, now_ms());
+                // They may stand in what is cut off.
+                self.forget_laws();
+                if !was_failing {
+                    tracing::error!(chain = self.chain, %error, "receipts cannot be written; they are counted as missing");
+                }
+            }
+        }
+    }
+
+    fn miss(&mut self, why: Why, receipts: u64, since_ms: u64) {
+        let since_ms = if since_ms == 0 { now_ms() } else { since_ms };
+        let (missing, since) = self.gaps.entry(why).or_insert((0, since_ms));
+        *missing += receipts;
+        *since = (*since).min(since_ms);
+    }
+
+    fn try_write(&mut self, told: &[Told]) -> io::Result<()> {
+        if self.file.is_none() || self.len >= self.file_bytes {
+            self.begin_file()?;
+        }
+        let at_ms = now_ms();
+        let gaps = std::mem::take(&mut self.gaps);
+        let missing = gaps.iter().filter(|(_, (missing, _))| *missing > 0);
+        let mut entries: Vec<_> = missing
+            .map(|(why, (missing, since_ms))| EntryV1::Gap {
+                missing: *missing,
+                why: *why,
+                since_ms: *since_ms,
+                at_ms,
+            })
+            .collect();
+        for told in told {
+            match told {
+                Told::Sent(sent) => self.put_sent(sent, &mut entries),
+                Told::Received(received) => entries.push(arrival(&self.key, received)),
+            }
+        }
+        let appended = self.append(&entries);
+        if appended.is_err() {
+            self.gaps = gaps;
+        }
+        appended
+    }
+
+    /// Appends entries, all or none.
+    fn append(&mut self, entries: &[EntryV1<'_>]) -> io::Result<()> {
+        let (mut lines, mut head) = (Vec::new(), self.head);
+        entries.iter().for_each(|entry| head.append(entry, &mut lines));
+        let file = self.file.as_mut().expect("a file is begun before anything is appended");
+        if self.dirty {
+            file.set_len(self.len)?;
+        }
+        self.dirty = true;
+        file.write_all(&lines)?;
+        self.dirty = false;
+        (self.head, self.len) = (head, self.len + lines.len() as u64);
+        self.shared.bytes.add(lines.len() as u64);
+        Ok(())
+    }
+
+    /// Begins the next file. The one before it is made durable first.
+    fn begin_file(&mut self) -> io::Result<()> {
+        if self.file.is_some() {
+            self.sync();
+        }
+        let number = self.number + 1;
+        let path = Name { chain: self.chain.clone(), number }.in_dir(&self.dir);
+        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+        // It is there already if its first line could not be written the last time.
+        file.set_len(0)?;
+        let (mut lines, mut head) = (Vec::new(), self.head);
+        let begins = EntryV1::File {
+            version: VERSION,
+            chain: Cow::Borrowed(&self.chain),
+            role: self.role,
+            place: Cow::Borrowed(self.place.as_str()),
+            number,
+            before: self.head.to_string().into(),
+            at_ms: now_ms(),
+        };
+        head.append(&begins, &mut lines);
+        file.write_all(&lines)?;
+        File::open(&self.dir)?.sync_all()?;
+        (self.file, self.number, self.head) = (Some(file), number, head);
+        (self.len, self.dirty) = (lines.len() as u64, false);
+        self.unsynced_since.get_or_insert_with(Instant::now);
+        self.forget_laws();
+        self.next_law = 1;
+        Ok(())
+    }
+
+    fn forget_laws(&mut self) {
+        self.laws.clear();
+        self.laws_known = 0;
+    }
+
+    /// Makes what was written durable. After a failure nobody knows what of it is: the file is left, and they count as
+    /// missing although they may be there.
+    fn sync(&mut self) {
+        self.unsynced_since = None;
+        let unsynced = std::mem::take(&mut self.unsynced);
+        let Some(file) = &self.file else { return };
+        self.shared.syncs.add(1);
+        if let Err(error) = file.sync_data() {
+            tracing::error!(chain = self.chain, %error, unsynced, "receipts may not have reached the disk");
+            self.file = None;
+            self.shared.lost(Why::Unsynced).add(unsynced);
+            self.shared.failing.store(true, Ordering::Relaxed);
+            self.miss(Why::Unsynced, unsynced.max(1), now_ms());
+        }
+    }
+
+    /// The end, if the disk lets it be told.
+    pub(super) fn close(mut self) {
+        self.write(&mut Vec::new());
+        if self.file.is_some() && self.append(&[EntryV1::Closed { at_ms: now_ms() }]).is_ok() {
+            self.sync();
+        }
+    }
+
+    fn put_sent<'a>(&mut self, sent: &'a Sent, entries: &mut Vec<EntryV1<'a>>) {
+        let Sent { request, tenant, deployment, generation, residency, allowed, tls_ended_here, attempts } =
+            sent;
+        let law = self.law(residency, allowed, entries);
+        let (residency, tenant) = (residency.to_string(), self.key.pseudonym(tenant.as_str()));
+        let generation = generation.to_string();
+        for SentOnce { number, region, cause, end, at_ms, took } in attempts {
+            let region = self.regions[region.as_usize()].to_string();
+            let essence = Essence {
+                chain: &self.chain,
+                request,
+                attempt: *number,
+                region: &region,
+                residency: &residency,
+                at_ms: *at_ms,
+            };
+            entries.push(EntryV1::Attempt {
+                id: essence.id().to_string().into(),
+                request: request.into(),
+                attempt: *number,
+                tenant: tenant.clone().into(),
+                deployment: deployment.as_str().into(),
+                generation: generation.clone().into(),
+                law,
+                tls: tls_ended_here.then(|| self.place.to_string().into()),
+                region: region.into(),
+                at_ms: *at_ms,
+                took_us: micros(*took),
+                cause: cause.as_str().into(),
+                end: Ended::from(*end).as_str().into(),
+            });
+        }
+    }
+
+    /// The number of a law in the current file, in which it is written out when it is new there.
+    fn law(
+        &mut self,
+        residency: &ResidencyPolicy,
+        allowed: &RegionSet,
+        entries: &mut Vec<EntryV1<'_>>,
+    ) -> u32 {
+        let same = |laws: &Vec<(ResidencyPolicy, u32)>| {
+            laws.iter().find(|(known, _)| known == residency).map(|(_, number)| *number)
+        };
+        if let Some(number) = self.laws.get(allowed).and_then(same) {
+            return number;
+        }
+        if self.laws_known == LAWS_MAX {
+            self.forget_laws();
+        }
+        let law = self.next_law;
+        self.next_law += 1;
+        self.laws_known += 1;
+        self.laws.entry(*allowed).or_default().push((residency.clone(), law));
+        let allowed = allowed.iter().map(|region| self.regions[region.as_usize()].to_string().into());
+        entries.push(EntryV1::Law {
+            law,
+            residency: residency.to_string().into(),
+            allowed: allowed.collect(),
+        });
+        law
+    }
+}
+
+fn arrival<'a>(key: &PseudonymKey, received: &'a Received) -> EntryV1<'a> {
+    let Received { request, attempt, tenant, deployment, residency, at_ms, took, outcome } = received;
+    EntryV1::Arrival {
+        request: request.into(),
+        attempt: *attempt,
+        tenant: tenant.as_deref().map(|tenant| key.pseudonym(tenant).into()),
+        deployment: deployment.as_ref().map(|name| name.as_str().into()),
+        residency: residency.as_deref().unwrap_or("anywhere").into(),
+        at_ms: *at_ms,
+        took_us: micros(*took),
+        outcome: Cow::Borrowed(*outcome),
+    }
+}
+
+/// The newest chain of the folder that was written by such a process and that nobody holds, and where it stands.
+fn take_over(
+    dir: &std::path::Path,
+    role: Role,
+    place: &RegionId,
+) -> io::Result<Option<(String, File, Standing)>> {
+    let names = list(dir)?;
+    let mut chains: Vec<_> = names.iter().map(|name| &name.chain).collect();
+    chains.dedup();
+    for chain in chains.into_iter().rev() {
+        let Some(held) = lock(dir, chain)? else { continue };
+        let files: Vec<_> = names.iter().filter(|name| name.chain == *chain).cloned().collect();
+        let Some(stands) = standing(dir, &files)? else {
+            tracing::error!(
+                chain,
+                "a chain of receipts is broken and is left as it is; another one is begun"
+            );
+            continue;
+        };
+        match &stands.writer {
+            Some((theirs, there)) if *theirs == role && there == place.as_str() => {
+                return Ok(Some((chain.clone(), held, stands)));
+            }
+            Some(_) | None => {}
+        }
+    }
+    Ok(None)
+}
+
+fn micros(took: Duration) -> u64 {
+    u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! Chains that rotate, end, are torn, and meet a disk that does not take them; each read by the audit afterwards.
+
+use super::*;
+use crate::receipts::{audit, files_in};
+use gateway_core::receipt::audit::{Demands, Kind, Report};
+use gateway_core::trail::{Cause, End};
+use regions::catalogue::Catalogue;
+use regions::route::Generation;
+
+struct Scene {
+    dir: tempfile::TempDir,
+    catalogue: Catalogue,
+    shared: Arc<Shared>,
+    config: ReceiptsConfig,
+}
+
+impl Scene {
+    fn new(file_bytes: u64) -> Scene {
+        let dir = tempfile::tempdir().unwrap();
+        let key = PseudonymKey::new(b"0123456789abcdef").unwrap();
+        let config = ReceiptsConfig { dir: dir.path().join("r"), key, required: false, queue: 4, file_bytes };
+        Scene { dir, catalogue: Catalogue::builtin(), shared: Arc::default(), config }
+    }
+
+    fn open(&self) -> Writer {
+        let place = "aws/us-east-1".parse().unwrap();
+        let regions = self.catalogue.iter().map(|(_, region)| region.id.clone()).collect();
+        Writer::open(&self.config, Role::Edge, &place, regions, self.shared.clone()).unwrap()
+    }
+
+    /// A request of so many attempts under this policy.
+    fn told(&self, request: &str, attempts: u32, residency: &str) -> Told {
+        let residency: ResidencyPolicy = residency.parse().unwrap();
+        let allowed = residency.permitted(&self.catalogue);
+        let region = allowed.iter().next().unwrap();
+        let attempt = |number| SentOnce {
+            number,
+            region,
+            cause: Cause::First,
+            end: End::Answered { status: 200 },
+            at_ms: 5,
+            took: Duration::from_millis(1),
+        };
+        Told::Sent(Box::new(Sent {
+            request: request.to_owned(),
+            tenant: "docs".parse().unwrap(),
+            deployment: "minilm".parse().unwrap(),
+            generation: Generation { epoch: 1, number: 2 },
+            residency,
+            allowed,
+            tls_ended_here: true,
+            attempts: (1..=attempts).map(attempt).collect(),
+        }))
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        files_in(std::slice::from_ref(&self.config.dir)).unwrap()
+    }
+
+    fn report(&self) -> Report {
+        audit(&self.files(), &self.catalogue, Demands::default(), || {}).unwrap()
+    }
+
+    #[track_caller]
+    fn check(&self, attempts: u64, expected: &[(Kind, u64)]) {
+        let report = self.report();
+        let kinds: Vec<_> = report.counts.iter().map(|(kind, n)| (*kind, *n)).collect();
+        assert_eq!((report.attempts, kinds), (attempts, expected.to_vec()), "{report:#?}");
+    }
+}
+
+#[test]
+fn a_chain_goes_on_over_files_and_restarts_and_holds() {
+    let scene = Scene::new(4_000);
+    for _ in 0..3 {
+        let mut writer = scene.open();
+        for number in 0..20 {
+            let policy = ["eu", "de & eu"][number % 2];
+            writer.write(&mut vec![scene.told(&format!("r{number}"), 2, policy)]);
+        }
+        writer.close();
+    }
+    assert!(scene.files().len() > 6, "{:?}", scene.files());
+    scene.check(120, &[]);
+    let report = scene.report();
+    assert_eq!(report.chains.len(), 1);
+    assert!(report.chains[0].closed, "{report:#?}");
+    let text: String = scene.files().iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+    assert!(!text.contains("docs"), "the tenant is not named");
+    assert!(text.contains("\"tls\":\"aws/us-east-1\"") && text.contains("\"generation\":\"1.2\""), "{text}");
+}
+
+#[test]
+fn a_torn_last_line_is_cut_off_and_told() {
+    let scene = Scene::new(1 << 20);
+    let mut writer = scene.open();
+    writer.write(&mut vec![scene.told("a", 1, "eu")]);
+    drop(writer);
+    let file = scene.files().pop().unwrap();
+    let whole = fs::read(&file).unwrap();
+    // However much of the last line has reached the disk.
+    let last_line = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
+    fs::write(&file, &whole[..last_line + 70]).unwrap();
+    scene.open().close();
+    assert_eq!(fs::read(&file).unwrap(), &whole[..last_line]);
+    scene.check(0, &[(Kind::UncleanEnd, 1)]);
+    let told = &scene.report().findings[0].message;
+    assert!(told.contains("70 bytes of a torn line"), "{told}");
+}
+
+#[test]
+fn a_file_that_was_only_begun_is_begun_again() {
+    let scene = Scene::new(1 << 20);
+    scene.open().close();
+    let first = scene.files().pop().unwrap();
+    let begun = first.to_str().unwrap().replace("00000001.log", "00000002.log");
+    fs::write(&begun, "0123 {\"ki").unwrap();
+    let mut writer = scene.open();
+    writer.write(&mut vec![scene.told("a", 1, "eu")]);
+    writer.close();
+    assert_eq!(scene.files(), [first, PathBuf::from(begun)]);
+    scene.check(1, &[]);
+}
+
+#[test]
+fn a_chain_that_was_tampered_with_is_left_as_it_is() {
+    let scene = Scene::new(1 << 20);
+    let mut writer = scene.open();
+    writer.write(&mut vec![scene.told("a", 1, "eu")]);
+    writer.close();
+    let file = scene.files().pop().unwrap();
+    let tampered = fs::read_to_string(&file).unwrap().replace("\"took_us\":1000", "\"took_us\":1001");
+    fs::write(&file, &tampered).unwrap();
+    scene.open().close();
+    assert_eq!(fs::read_to_string(&file).unwrap(), tampered);
+    let report = scene.report();
+    assert_eq!(report.chains.len(), 2, "{report:#?}");
+    scene.check(1, &[(Kind::BrokenChain, 1)]);
+}
+
+#[test]
+fn two_processes_in_one_folder_have_a_chain_each() {
+    let scene = Scene::new(1 << 20);
+    let (mut old, mut new) = (scene.open(), scene.open());
+    assert_ne!(old.chain(), new.chain());
+    new.write(&mut vec![scene.told("new", 1, "eu")]);
+    old.write(&mut vec![scene.told("old", 1, "eu")]);
+    old.close();
+    let newest = new.chain().to_owned();
+    new.close();
+    scene.check(2, &[]);
+    assert_eq!(scene.open().chain(), newest, "the newest goes on");
+}
+
+#[test]
+fn what_a_disk_does_not_take_is_a_gap_as_soon_as_it_takes_something() {
+    let scene = Scene::new(1);
+    let mut writer = scene.open();
+    writer.write(&mut vec![scene.told("a", 1, "eu")]);
+    // No file can be begun in a folder that is gone.
+    let away = scene.dir.path().join("away");
+    fs::rename(&scene.config.dir, &away).unwrap();
+    for request in ["b", "c"] {
+        writer.write(&mut vec![scene.told(request, 3, "eu")]);
+        assert!(scene.shared.failing());
+    }
+    assert_eq!((scene.shared.written.get(), scene.shared.lost(Why::Disk).get()), (1, 6));
+    fs::rename(&away, &scene.config.dir).unwrap();
+    writer.write(&mut vec![scene.told("d", 1, "eu")]);
+    assert!(!scene.shared.failing());
+    writer.close();
+    scene.check(2, &[(Kind::Gap, 1)]);
+    assert_eq!(scene.report().missing, 6, "written and missing are all that there were");
+}
+
+#[test]
+fn a_write_that_fails_in_the_middle_leaves_nothing_behind() {
+    let scene = Scene::new(1 << 20);
+    let mut writer = scene.open();
+    writer.write(&mut vec![scene.told("a", 1, "eu")]);
+    // As a full disk does: half a line is there, and the write says no. /dev/full says no to everything.
+    let file = writer.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
+    writer.write(&mut vec![scene.told("b", 1, "eu"), scene.told("c", 1, "de")]);
+    assert!(scene.shared.failing() && writer.dirty);
+    writer.file = file;
+    writer.file.as_mut().unwrap().write_all(b"half a li").unwrap();
+    writer.write(&mut vec![scene.told("d", 1, "de")]);
+    writer.close();
+    scene.check(2, &[(Kind::Gap, 1)]);
+    assert_eq!(scene.report().missing, 2);
+}
+
+#[test]
+fn what_may_not_have_reached_the_disk_is_a_gap_and_another_file_is_begun() {
+    let scene = Scene::new(1 << 20);
+    let mut writer = scene.open();
+    writer.write(&mut vec![scene.told("a", 2, "eu")]);
+    // A pipe cannot be made durable.
+    let (_reader, pipe) = io::pipe().unwrap();
+    writer.file = Some(File::from(std::os::fd::OwnedFd::from(pipe)));
+    writer.sync();
+    assert!(scene.shared.failing());
+    writer.write(&mut vec![scene.told("b", 1, "eu")]);
+    writer.close();
+    scene.check(3, &[(Kind::Gap, 1)]);
+    assert_eq!((scene.report().missing, scene.files().len()), (2, 2));
+}
+
+#[tokio::test]
+async fn a_queue_that_is_full_costs_receipts_and_not_time_and_says_so() {
+    let scene = Scene::new(1 << 20);
+    let shared = scene.shared.clone();
+    let (queue, mut told) = mpsc::channel(scene.config.queue);
+    let recorder =
+        super::super::Recorder { queue, shared: shared.clone(), chain: "c".into(), required: true };
+    let promise = recorder.promise();
+    assert!(promise.is_some());
+    for number in 0..5 {
+        recorder.record(scene.told(&number.to_string(), 2, "eu"), None);
+    }
+    assert!(recorder.promise().is_none(), "all places are taken");
+    assert_eq!((recorder.queue.capacity(), shared.lost(Why::QueueFull).get()), (0, 4));
+    recorder.record(scene.told("promised", 1, "eu"), promise);
+    drop(recorder);
+    let mut writer = scene.open();
+    let mut batch = Vec::new();
+    told.recv_many(&mut batch, 100).await;
+    writer.write(&mut batch);
+    writer.close();
+    scene.check(7, &[(Kind::Gap, 1)]);
+    assert_eq!(scene.report().missing, 4);
+}
+
+#[test]
+fn a_law_is_written_once_in_a_file_and_again_when_too_many_were_forgotten() {
+    let scene = Scene::new(1 << 20);
+    let mut writer = scene.open();
+    for _ in 0..3 {
+        writer.write(&mut vec![scene.told("a", 1, "eu"), scene.told("b", 1, "anywhere")]);
+    }
+    let laws = |scene: &Scene| {
+        let text = fs::read_to_string(scene.files().pop().unwrap()).unwrap();
+        text.lines().filter(|line| line.contains("\"kind\":\"law\"")).count()
+    };
+    assert_eq!(laws(&scene), 2);
+    writer.laws_known = LAWS_MAX;
+    writer.write(&mut vec![scene.told("c", 1, "eu"), scene.told("d", 1, "de"), scene.told("e", 1, "eu")]);
+    assert_eq!(laws(&scene), 4, "the first was remembered until the second was new");
+    writer.close();
+    scene.check(9, &[]);
+}

@@ -1,0 +1,181 @@
+//! What is told of a request when it is over: its line in the log, its counts, and its receipts.
+
+#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+
+mod receipts;
+mod scene;
+
+use scene::{AMERICA, EUROPE, JAPAN, Scene, Scrape, Script, logged, told};
+use serde_json::{Value, json};
+
+/// Stands in what clients send and must stand nowhere else.
+const SECRET: &str = "what-nobody-may-know";
+
+/// The one line about this request.
+async fn line(scene: &Scene, id: &str) -> Value {
+    scene.until("a request is told", async || !told(id).is_empty()).await;
+    let mut lines = told(id);
+    assert_eq!(lines.len(), 1, "{id} is told once: {lines:#?}");
+    lines.remove(0)
+}
+
+#[track_caller]
+fn has(line: &Value, expected: Value) {
+    for (field, value) in expected.as_object().unwrap() {
+        assert_eq!(&line[field], value, "{field} of {line:#}");
+    }
+}
+
+#[tokio::test]
+async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_of_it() {
+    let scene = Scene::new().await;
+    scene.ask("served", "anywhere", SECRET).await;
+    scene.ask("no-model", SECRET, "x").await;
+    let stranger = scene.client.post(format!("{}/v1/embeddings", scene.url)).bearer_auth(SECRET);
+    stranger.header("x-request-id", "no-key").body(SECRET).send().await.unwrap();
+    let locked_out = scene.asking("unlawful", "locked", "x").header("x-meridian-residency", "us");
+    locked_out.send().await.unwrap();
+    let url = format!("{}/{SECRET}?{SECRET}", scene.url);
+    scene.client.get(url).header("x-request-id", "no-path").send().await.unwrap();
+    let models = scene.client.get(format!("{}/v1/models", scene.url)).bearer_auth("k");
+    models.header("x-request-id", "models").send().await.unwrap();
+
+    let line_of = async |id| line(&scene, id).await;
+    let served = line_of("served").await;
+    has(
+        &served,
+        json!({"protocol": "http/1.1", "endpoint": "/v1/embeddings", "tenant": "test", "deployment": "anywhere",
+               "lane": "by_size", "outcome": "ok", "status": 200, "region": AMERICA, "attempts": 1, "inputs": 1,
+               "tokens": 7, "queue_ms": 1.0, "tokenize_ms": 2.0, "engine_ms": 3.0, "bytes_out": 11}),
+    );
+    assert!(served["trail"].as_str().unwrap().starts_with("aws/us-east-1:first:ok:"), "{served}");
+    let bytes_in = json!({"model": "anywhere", "input": SECRET}).to_string().len();
+    assert_eq!(served["bytes_in"], bytes_in);
+    let ms = |field: &str| served[field].as_f64().unwrap_or_else(|| panic!("{field} of {served}"));
+    let parts = ["gateway_ms", "network_ms", "sending_ms"].map(ms).iter().sum::<f64>();
+    assert!(parts > 0.0 && parts <= ms("total_ms"), "{served:#}");
+    has(
+        &line_of("no-model").await,
+        json!({"outcome": "model_not_found", "status": 404, "attempts": 0, "tenant": "test", "deployment": null}),
+    );
+    has(&line_of("no-key").await, json!({"outcome": "invalid_api_key", "status": 401, "tenant": null}));
+    has(&line_of("unlawful").await, json!({"outcome": "region_not_permitted", "status": 403, "attempts": 0}));
+    has(&line_of("no-path").await, json!({"outcome": "not_found", "status": 404, "endpoint": "other"}));
+    has(&line_of("models").await, json!({"outcome": "ok", "status": 200, "endpoint": "/v1/models"}));
+
+    let scrape = scene.scrape().await;
+    let check =
+        |series: &str, expected: f64| assert_eq!(scrape.get(series), expected, "{series}\n{}", scrape.text);
+    let requests = |endpoint: &str, outcome: &str| {
+        format!("meridian_gateway_requests_total{{endpoint=\"{endpoint}\",outcome=\"{outcome}\"}}")
+    };
+    check(&requests("/v1/embeddings", "ok"), 1.0);
+    check(&requests("/v1/embeddings", "model_not_found"), 1.0);
+    check(&requests("/v1/embeddings", "invalid_api_key"), 1.0);
+    check(&requests("/v1/embeddings", "region_not_permitted"), 1.0);
+    check(&requests("other", "not_found"), 1.0);
+    check(&requests("/v1/models", "ok"), 1.0);
+    assert_eq!(scrape.sum("meridian_gateway_requests_total", ""), 6.0);
+    assert_eq!(scrape.sum("meridian_gateway_protocol_requests_total", "http/1.1"), 6.0);
+    check("meridian_gateway_request_seconds_count{lane=\"by_size\"}", 6.0);
+    check("meridian_gateway_stage_seconds_count{stage=\"engine\"}", 1.0);
+    check("meridian_gateway_stage_seconds_sum{stage=\"engine\"}", 0.003);
+    check("meridian_gateway_tenant_requests_total{tenant=\"test\",outcome=\"ok\"}", 2.0);
+    check("meridian_gateway_tenant_requests_total{tenant=\"test\",outcome=\"client_error\"}", 2.0);
+    check("meridian_gateway_tenant_tokens_total{tenant=\"test\"}", 7.0);
+    check("meridian_gateway_tenant_inputs_total{tenant=\"test\"}", 1.0);
+    check(&format!("meridian_gateway_region_requests_total{{region=\"{AMERICA}\",outcome=\"ok\"}}"), 1.0);
+    let first = format!("meridian_gateway_attempts_total{{region=\"{AMERICA}\",cause=\"first\",end=\"ok\"}}");
+    check(&first, 1.0);
+    check("meridian_gateway_requests_in_flight", 0.0);
+    check("meridian_gateway_route_epoch", 3.0);
+    check("meridian_gateway_route_generation", 14.0);
+    check("meridian_gateway_retry_budget", 10.0);
+    check(&format!("meridian_gateway_region_health{{region=\"{JAPAN}\",state=\"healthy\"}}"), 1.0);
+    assert!(scrape.get("meridian_gateway_connections") >= 1.0, "{}", scrape.text);
+    check("meridian_gateway_bodies_bytes", 0.0);
+
+    let ingress = Scrape::of(&scene.client, &format!("http://{}", scene.regions[AMERICA].address)).await;
+    let served = "meridian_ingress_requests_total{endpoint=\"/v1/embeddings\",outcome=\"ok\"}";
+    assert_eq!(ingress.get(served), 1.0, "{}", ingress.text);
+    assert_eq!(ingress.get("meridian_ingress_request_bytes_total"), bytes_in as f64);
+    assert_eq!(ingress.get("meridian_ingress_replicas_ready{deployment=\"locked\"}"), 1.0);
+    assert!(ingress.get("meridian_ingress_exchanges_total") >= 1.0);
+
+    for (what, text) in [("the log", logged()), ("metrics", scrape.text), ("the region's", ingress.text)] {
+        assert!(!text.contains(SECRET), "{what} holds what a client wrote");
+    }
+}
+
+#[tokio::test]
+async fn who_hangs_up_and_where_a_request_went_on_are_told_too() {
+    let scene = Scene::new().await;
+    scene.regions[AMERICA].script.send_replace(Script::SaysElsewhere);
+    scene.ask("elsewhere", "anywhere", "x").await;
+    let elsewhere = line(&scene, "elsewhere").await;
+    has(&elsewhere, json!({"outcome": "ok", "status": 200, "region": EUROPE, "attempts": 2}));
+    let trail: Vec<_> = elsewhere["trail"].as_str().unwrap().split(' ').map(str::to_owned).collect();
+    assert!(trail[0].starts_with("aws/us-east-1:first:server_error:"), "{trail:?}");
+    assert!(trail[1].starts_with("gcp/europe-west4:retry:ok:"), "{trail:?}");
+
+    scene.regions[EUROPE].script.send_replace(Script::Waits);
+    let waiting = tokio::spawn(scene.asking("hung-up", "locked", "x").send());
+    let in_flight = "meridian_gateway_requests_in_flight";
+    scene.until("it is under way", async || scene.scrape().await.get(in_flight) == 1.0).await;
+    waiting.abort();
+    let hung_up = line(&scene, "hung-up").await;
+    has(&hung_up, json!({"outcome": "client_gone", "status": null, "attempts": 1, "region": null}));
+    assert!(hung_up["trail"].as_str().unwrap().starts_with("gcp/europe-west4:first:abandoned:"), "{hung_up}");
+
+    let scrape = scene.scrape().await;
+    assert_eq!(scrape.get(in_flight), 0.0);
+    assert_eq!(scrape.sum("meridian_gateway_attempts_total", "cause=\"retry\""), 1.0, "{}", scrape.text);
+    assert_eq!(scrape.sum("meridian_gateway_attempts_total", "end=\"abandoned\""), 1.0, "{}", scrape.text);
+    assert_eq!(scrape.sum("meridian_gateway_requests_total", "client_gone"), 1.0, "{}", scrape.text);
+    let europe = format!("http://{}", scene.regions[EUROPE].address);
+    scene
+        .until("the region has noticed", async || {
+            let scrape = Scrape::of(&scene.client, &europe).await;
+            scrape.sum("meridian_ingress_requests_total", "client_gone") == 1.0
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_request_explains_itself_for_a_while_after_it_is_over() {
+    let scene = Scene::new().await;
+    let explain = async |id: &str| {
+        let url = format!("{}/explain/{id}", scene.operations);
+        let answer = scene.client.get(url).send().await.unwrap();
+        (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
+    };
+    let (status, unknown) = explain("nobody").await;
+    assert!(status == 404 && unknown["error"].as_str().unwrap().contains("4096"), "{unknown}");
+
+    scene.ask("a/b?c", "locked", SECRET).await;
+    line(&scene, "a/b?c").await;
+    scene.until("it is kept", async || explain("a/b%3Fc").await.0 == 200).await;
+    let (_, locked) = explain("a/b%3Fc").await;
+    has(
+        &locked,
+        json!({"id": "a/b?c", "outcome": "ok", "status": 200, "tenant": "test", "deployment": "locked",
+               "residency": "eu", "generation": "3.14", "region": EUROPE, "tokens": 7}),
+    );
+    let regions = locked["regions"].as_array().unwrap();
+    has(&regions[0], json!({"region": EUROPE, "rank": 1, "health": "healthy"}));
+    assert!(regions[0]["rtt_ms"].as_f64().unwrap() > 0.0, "{locked:#}");
+    let refused = json!([{"region": AMERICA, "refused": "forbidden by residency"},
+                         {"region": JAPAN, "refused": "forbidden by residency"}]);
+    assert_eq!(json!(regions[1..]), refused);
+    assert_eq!(locked["attempts"].as_array().unwrap().len(), 1);
+    has(
+        &locked["attempts"][0],
+        json!({"attempt": 1, "region": EUROPE, "cause": "first", "end": "ok", "status": 200}),
+    );
+    assert!(!locked.to_string().contains(SECRET), "{locked}");
+
+    scene.ask("refused", SECRET, "x").await;
+    scene.until("it is kept", async || explain("refused").await.0 == 200).await;
+    let (_, refused) = explain("refused").await;
+    has(&refused, json!({"outcome": "model_not_found", "deployment": null, "regions": null, "attempts": []}));
+}

@@ -1,0 +1,124 @@
+//! Receipts of both ends, read by the audit after everybody has stopped.
+
+use super::scene::{AMERICA, EUROPE, Scene, Scrape, Script};
+use super::{SECRET, line};
+use gateway::receipts::{audit, files_in};
+use gateway_core::receipt::audit::{Demands, Kind, Report};
+use regions::catalogue::Catalogue;
+use std::fs;
+
+fn report(scene: &Scene, demands: Demands) -> Report {
+    let files = files_in(&scene.receipts()).unwrap();
+    audit(&files, &Catalogue::builtin(), demands, || {}).unwrap()
+}
+
+fn receipt(answer: &reqwest::Response) -> Option<String> {
+    Some(answer.headers().get("x-meridian-residency-receipt")?.to_str().unwrap().to_owned())
+}
+
+#[tokio::test]
+async fn every_attempt_has_a_receipt_at_both_ends_whatever_became_of_it() {
+    let mut scene = Scene::new().await;
+    let anywhere = scene.ask("anywhere", "anywhere", SECRET).await;
+    assert_eq!(receipt(&anywhere), None, "nothing is promised about where it goes");
+    let locked = scene.ask("locked", "locked", SECRET).await;
+    let mut demands = Demands::default();
+    demands.receipts.insert(receipt(&locked).expect("an answer of a locked deployment names its receipt"));
+    scene.ask("no-model", SECRET, "x").await;
+
+    // Refused by the only region that may, so that the answer is a refusal.
+    scene.regions[EUROPE].script.send_replace(Script::SaysElsewhere);
+    let refused = scene.ask("refused", "locked", "x").await;
+    assert_eq!(refused.status(), 503);
+    demands.receipts.insert(receipt(&refused).expect("a refusal by a region names its receipt"));
+    // Sent on.
+    scene.regions[AMERICA].script.send_replace(Script::SaysElsewhere);
+    scene.ask("sent-on", "anywhere", "x").await;
+    // Given up by its client.
+    scene.regions[EUROPE].script.send_replace(Script::Waits);
+    let waiting = tokio::spawn(scene.asking("given-up", "locked", "x").send());
+    let in_flight = "meridian_ingress_requests_in_flight";
+    let europe = format!("http://{}", scene.regions[EUROPE].address);
+    scene
+        .until("it has arrived", async || Scrape::of(&scene.client, &europe).await.get(in_flight) == 1.0)
+        .await;
+    waiting.abort();
+    line(&scene, "given-up").await;
+    // The edge goes and another goes on with its chain.
+    scene.restart_edge().await;
+    // A region that is not there any more; the edge may or may not know yet.
+    let america = scene.regions.get_mut(AMERICA).unwrap().running.take().unwrap();
+    america.stop().await;
+    scene.regions[EUROPE].script.send_replace(Script::Answers);
+    scene.ask("after", "anywhere", "x").await;
+    scene.stop().await;
+
+    let found = report(&scene, demands);
+    assert!(found.holds && found.both_ends, "{found:#?}");
+    // anywhere, locked, refused, sent-on twice (of which Europe refused one as well) or thrice, given-up, after.
+    assert_eq!(found.confirmed + found.never_arrived, found.attempts, "{found:#?}");
+    assert_eq!((found.confirmed, found.missing), (found.arrivals, 0), "{found:#?}");
+    assert!((7..=9).contains(&found.attempts), "{found:#?}");
+    assert_eq!(found.chains.len(), 4, "the edge has one over its restart: {found:#?}");
+
+    for file in files_in(&scene.receipts()).unwrap() {
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(!text.contains(SECRET) && !text.contains("\"test\""), "{}: {text}", file.display());
+    }
+    // One line less at either end is found.
+    for dir in [0, 1, 2] {
+        let files = files_in(&scene.receipts()[dir..=dir]).unwrap();
+        let with_receipts = |file: &&std::path::PathBuf| {
+            let text = fs::read_to_string(file).unwrap();
+            text.contains("\"attempt\":1") && text.contains("\"kind\":\"closed\"")
+        };
+        let file = files.iter().find(with_receipts).expect("a file with receipts");
+        let text = fs::read_to_string(file).unwrap();
+        let answered = |line: &str| line.contains("\"end\":\"ok\"") || line.contains("\"outcome\":\"ok\"");
+        let left_out = text.lines().position(answered).expect("something was answered");
+        let kept = text.lines().enumerate().filter(|(place, _)| *place != left_out);
+        let kept: String = kept.map(|(_, line)| format!("{line}\n")).collect();
+        fs::write(file, kept).unwrap();
+        let found = report(&scene, Demands::default());
+        fs::write(file, text).unwrap();
+        assert!(found.counts.contains_key(&Kind::BrokenChain), "{found:#?}");
+        let ends = [Kind::ArrivalWithoutAttempt, Kind::AttemptWithoutArrival];
+        assert!(ends.iter().any(|kind| found.counts.contains_key(kind)), "{found:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_locked_request_waits_for_the_disk_where_receipts_are_required_and_others_leave_a_gap() {
+    let mut scene = Scene::with(|config| {
+        let receipts = config.receipts.as_mut().unwrap();
+        receipts.required = true;
+        // Each batch begins a file, which a folder that is gone does not take.
+        receipts.file_bytes = 1;
+    })
+    .await;
+    assert_eq!(scene.ask("before", "locked", "x").await.status(), 200);
+    let written = "meridian_receipts_written_total";
+    scene.until("it is written", async || scene.scrape().await.get(written) == 1.0).await;
+    let (dir, away) = (scene.dir.path().join("receipts"), scene.dir.path().join("away"));
+    fs::rename(&dir, &away).unwrap();
+    let failing = "meridian_receipts_failing";
+    assert_eq!(scene.ask("lost", "anywhere", "x").await.status(), 200, "nothing is promised about it");
+    scene.until("the disk is noticed", async || scene.scrape().await.get(failing) == 1.0).await;
+    let refused = scene.ask("refused", "locked", "x").await;
+    assert_eq!(refused.status(), 503);
+    assert_eq!(refused.headers()["x-meridian-error"], "receipt_unavailable");
+    assert!(refused.headers().contains_key("retry-after"));
+    assert_eq!(scene.ask("lost-too", "anywhere", "x").await.status(), 200);
+    fs::rename(&away, &dir).unwrap();
+    scene.until("the disk is back", async || scene.scrape().await.get(failing) == 0.0).await;
+    assert_eq!(scene.ask("after", "locked", "x").await.status(), 200);
+    let missing = scene.scrape().await.sum("meridian_receipts_missing_total", "disk");
+    scene.stop().await;
+
+    let found = report(&scene, Demands::default());
+    assert_eq!((found.missing as f64, found.attempts + found.missing), (missing, 4), "{found:#?}");
+    assert!((1..=2).contains(&found.missing), "{found:#?}");
+    let kinds: Vec<_> = found.counts.keys().collect();
+    assert_eq!(kinds, [&Kind::ArrivalWithoutAttempt, &Kind::Gap], "the other end shows what is missing");
+    assert_eq!(found.counts[&Kind::ArrivalWithoutAttempt], found.missing);
+}

@@ -1,0 +1,366 @@
+//! A real edge and real ingresses, between a scripted hub and scripted replicas.
+
+use gateway::config::EdgeConfig;
+use gateway::ingress::IngressConfig;
+use gateway::receipts::{RawReceipts, ReceiptsConfig};
+use regions::catalogue::Catalogue;
+use scheduler_core::spoke::Spoke;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex, Once};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+pub(crate) const AMERICA: &str = "aws/us-east-1";
+pub(crate) const EUROPE: &str = "gcp/europe-west4";
+pub(crate) const JAPAN: &str = "oci/ap-tokyo-1";
+
+/// Longer than anything here takes, also on a machine that has much else to do.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";
+
+/// What the replicas of a region do with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Script {
+    Answers,
+    /// Waits until it is told something else.
+    Waits,
+    /// Says that it cannot, and that another could.
+    SaysElsewhere,
+}
+
+/// Something that runs until it is told to stop.
+pub(crate) struct Running {
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    /// Tells it to stop and waits until it has.
+    pub(crate) async fn stop(mut self) {
+        drop(self.stop.take());
+        self.task.await.unwrap();
+    }
+}
+
+pub(crate) struct Region {
+    pub(crate) script: watch::Sender<Script>,
+    pub(crate) address: SocketAddr,
+    pub(crate) running: Option<Running>,
+}
+
+pub(crate) struct Scene {
+    pub(crate) url: String,
+    pub(crate) operations: String,
+    pub(crate) regions: BTreeMap<&'static str, Region>,
+    pub(crate) client: reqwest::Client,
+    pub(crate) dir: tempfile::TempDir,
+    hub: SocketAddr,
+    pub(crate) edge: Option<Running>,
+}
+
+impl Scene {
+    pub(crate) async fn new() -> Scene {
+        Scene::with(|_| {}).await
+    }
+
+    /// A scene whose edge is configured in another way.
+    pub(crate) async fn with(change: impl FnOnce(&mut EdgeConfig)) -> Scene {
+        log();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("key"), "k").unwrap();
+        std::fs::write(dir.path().join("tenants.toml"), TENANTS).unwrap();
+        std::fs::write(dir.path().join("receipts-key"), "0123456789abcdef").unwrap();
+        let (mut regions, mut rows) = (BTreeMap::new(), Vec::new());
+        for id in [AMERICA, EUROPE, JAPAN] {
+            let region = start_region(id, dir.path()).await;
+            let endpoint = region.address.to_string();
+            rows.push(json!({"id": id, "endpoint": endpoint, "deployments": ["anywhere", "locked"]}));
+            regions.insert(id, region);
+        }
+        let hub = hub(rows).await;
+        let (url, operations, edge) = start_edge(hub, dir.path(), change).await;
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let scene = Scene { url, operations, regions, client, dir, hub, edge: Some(edge) };
+        scene.until_all_healthy().await;
+        scene
+    }
+
+    /// Stops the edge, and starts another in its place.
+    pub(crate) async fn restart_edge(&mut self) {
+        self.edge.take().expect("it runs").stop().await;
+        let (url, operations, edge) = start_edge(self.hub, self.dir.path(), |_| {}).await;
+        (self.url, self.operations, self.edge) = (url, operations, Some(edge));
+        self.until_all_healthy().await;
+    }
+
+    /// Stops everybody; all receipts are on disk then.
+    pub(crate) async fn stop(&mut self) {
+        self.edge.take().expect("it runs").stop().await;
+        for region in self.regions.values_mut() {
+            if let Some(running) = region.running.take() {
+                running.stop().await;
+            }
+        }
+    }
+
+    /// The folder of the edge's receipts, and those of the regions.
+    pub(crate) fn receipts(&self) -> Vec<PathBuf> {
+        let regions = self.regions.keys().map(|id| self.dir.path().join(folder(id)));
+        std::iter::once(self.dir.path().join("receipts")).chain(regions).collect()
+    }
+
+    async fn until_all_healthy(&self) {
+        self.until("the regions are healthy", async || {
+            let Ok(answer) = self.client.get(format!("{}/routes", self.operations)).send().await else {
+                return false;
+            };
+            let routes: Value = answer.json().await.unwrap();
+            let regions = routes["regions"].as_array().cloned().unwrap_or_default();
+            let fine = |region: &Value| {
+                region["health"] == "healthy"
+                    && region["ready"].as_array().is_some_and(|ready| ready.len() == 2)
+            };
+            regions.len() == 3 && regions.iter().all(fine)
+        })
+        .await;
+    }
+
+    pub(crate) async fn until(&self, what: &str, holds: impl AsyncFn() -> bool) {
+        let begun = Instant::now();
+        while !holds().await {
+            assert!(begun.elapsed() < PATIENCE, "it does not come to pass that {what}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// The answer to `input` of `model`, under this identifier.
+    pub(crate) async fn ask(&self, id: &str, model: &str, input: &str) -> reqwest::Response {
+        self.asking(id, model, input).send().await.unwrap()
+    }
+
+    pub(crate) fn asking(&self, id: &str, model: &str, input: &str) -> reqwest::RequestBuilder {
+        let body = json!({"model": model, "input": input}).to_string();
+        let url = format!("{}/v1/embeddings", self.url);
+        self.client.post(url).bearer_auth("k").header("x-request-id", id).body(body)
+    }
+
+    /// `/metrics` of the edge.
+    pub(crate) async fn scrape(&self) -> Scrape {
+        Scrape::of(&self.client, &self.operations).await
+    }
+}
+
+/// One scrape, held to the rules of the format.
+pub(crate) struct Scrape {
+    pub(crate) text: String,
+    samples: BTreeMap<String, f64>,
+}
+
+impl Scrape {
+    pub(crate) async fn of(client: &reqwest::Client, base: &str) -> Scrape {
+        let answer = client.get(format!("{base}/metrics")).send().await.unwrap();
+        let kind = answer.headers()["content-type"].to_str().unwrap().to_owned();
+        assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
+        Scrape::read(answer.text().await.unwrap())
+    }
+
+    fn read(text: String) -> Scrape {
+        let (mut samples, mut kinds) = (BTreeMap::new(), BTreeMap::new());
+        let mut helped = None;
+        for line in text.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                let (name, help) = help.split_once(' ').expect("a name and a help");
+                assert!(help.ends_with('.'), "{line}");
+                helped = Some(name.to_owned());
+                continue;
+            }
+            if let Some(kind) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = kind.split_once(' ').expect("a name and a kind");
+                assert_eq!(helped.take().as_deref(), Some(name), "help stands before type");
+                let twice = kinds.insert(name.to_owned(), kind.to_owned());
+                assert_eq!(twice, None, "{name} is there once");
+                let usual = name
+                    .bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || byte == b'_' || byte.is_ascii_digit());
+                assert!(usual && name.starts_with("meridian_"), "{name}");
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{name} is a {kind}");
+                continue;
+            }
+            let (series, value) = line.rsplit_once(' ').expect("a series and a value");
+            let name = series.split('{').next().expect("a name");
+            let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+            let known = |family: &str, kind: &str| kinds.get(family).is_some_and(|known| known == kind);
+            assert!(
+                family.is_some_and(|family| known(family, "histogram"))
+                    || known(name, "counter")
+                    || known(name, "gauge"),
+                "{line} is of a family that was announced"
+            );
+            let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line} has a number"));
+            assert_eq!(samples.insert(series.to_owned(), value), None, "{series} is there once");
+        }
+        Scrape { text, samples }
+    }
+
+    /// The value of a series; a counter that has not been counted may be absent, and is 0.
+    pub(crate) fn get(&self, series: &str) -> f64 {
+        self.samples.get(series).copied().unwrap_or(0.0)
+    }
+
+    /// The sum of all series of `name` whose labels hold `label`.
+    pub(crate) fn sum(&self, name: &str, label: &str) -> f64 {
+        let of_name = |series: &str| series.split('{').next() == Some(name) && series.contains(label);
+        self.samples.iter().filter(|(series, _)| of_name(series)).map(|(_, value)| value).sum()
+    }
+}
+
+async fn start_edge(
+    hub: SocketAddr,
+    dir: &Path,
+    change: impl FnOnce(&mut EdgeConfig),
+) -> (String, String, Running) {
+    let operations = free_address().await;
+    let text = format!(
+        "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
+         snapshot = 'routes'\ntenants = 'tenants.toml'\n\
+         [receipts]\ndir = 'receipts'\nkey_file = 'receipts-key'"
+    );
+    let config = EdgeConfig::parse(&text, dir, &BTreeMap::new()).map_err(|problems| problems.join("\n"));
+    let mut config = config.unwrap();
+    change(&mut config);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (ready, address) = oneshot::channel();
+    let shutdown = async { drop(stopped.await) };
+    let run = gateway::edge::run(config, shutdown, |address| ready.send(address).expect("somebody waits"));
+    let task = tokio::spawn(async move { run.await.unwrap() });
+    let url = format!("http://{}", address.await.unwrap());
+    (url, format!("http://{operations}"), Running { stop: Some(stop), task })
+}
+
+/// Where a region keeps its receipts.
+fn folder(region: &str) -> PathBuf {
+    PathBuf::from(format!("receipts-{}", region.replace('/', "-")))
+}
+
+async fn start_region(id: &'static str, dir: &Path) -> Region {
+    let script = watch::Sender::new(Script::Answers);
+    let replica = replica(script.clone()).await;
+    let region = id.parse().unwrap();
+    let key_file = Some(PathBuf::from("receipts-key"));
+    let raw = RawReceipts { dir: folder(id), key_file, key_env: None, required: false };
+    let config = IngressConfig {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        region,
+        replicas: vec![replica],
+        catalogue: Arc::new(Catalogue::builtin()),
+        receipts: Some(ReceiptsConfig::read(raw, dir, &BTreeMap::new()).unwrap()),
+    };
+    let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica])));
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (ready, address) = oneshot::channel();
+    let shutdown = async { drop(stopped.await) };
+    let run = gateway::ingress::run(config, spoke, shutdown, |address| {
+        ready.send(address).expect("somebody waits")
+    });
+    let task = tokio::spawn(async move { run.await.unwrap() });
+    Region { script, address: address.await.unwrap(), running: Some(Running { stop: Some(stop), task }) }
+}
+
+/// A replica that says it is ready, and does with requests what `script` says.
+async fn replica(script: watch::Sender<Script>) -> SocketAddr {
+    let status = json!({"version": 1, "names": ["anywhere", "locked"], "model": "m", "state": "ready",
+                        "pending_tokens": 0, "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 0.0});
+    let answer = move || async move {
+        let mut script = script.subscribe();
+        script.wait_for(|script| *script != Script::Waits).await.unwrap();
+        let timing = ("server-timing", "queue;dur=1, tokenize;dur=2, engine;dur=3");
+        match *script.borrow() {
+            Script::SaysElsewhere => (
+                axum::http::StatusCode::SERVICE_UNAVAILABLE,
+                [timing, ("x-meridian-error", "not_ready")],
+                "{}",
+            ),
+            Script::Answers | Script::Waits => {
+                (axum::http::StatusCode::OK, [timing, ("x-meridian-tokens", "7")], "{\"data\":[]}")
+            }
+        }
+    };
+    let router = axum::Router::new()
+        .route("/status", axum::routing::get(async move || axum::Json(status)))
+        .route("/v1/embeddings", axum::routing::post(answer));
+    serve(router).await
+}
+
+/// A hub with one table; it holds every later question.
+async fn hub(regions: Vec<Value>) -> SocketAddr {
+    let deployment = |name: &str, residency: Value| {
+        json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
+               "residency": residency, "regions": []})
+    };
+    let deployments = [deployment("anywhere", Value::Null), deployment("locked", json!("eu"))];
+    let table =
+        json!({"version": 1, "epoch": 3, "generation": 14, "regions": regions, "deployments": deployments});
+    let routes = move |query: axum::extract::RawQuery| async move {
+        if query.0.is_some_and(|query| query.contains("after=")) {
+            std::future::pending::<()>().await;
+        }
+        axum::Json(table)
+    };
+    serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
+}
+
+async fn serve(router: axum::Router) -> SocketAddr {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    tokio::spawn(axum::serve(socket, router).into_future());
+    address
+}
+
+async fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+/// Everything that anybody logs in this process, at every level, as JSON lines.
+static LOG: LazyLock<Mutex<Vec<u8>>> = LazyLock::new(Mutex::default);
+
+struct ToLog;
+
+impl std::io::Write for ToLog {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        LOG.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn log() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let filter = "trace,hyper=info,hyper_util=info,reqwest=info,h2=info,mio=info";
+        let filter = tracing_subscriber::EnvFilter::new(filter);
+        tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(|| ToLog).init();
+    });
+}
+
+/// The whole log so far.
+pub(crate) fn logged() -> String {
+    String::from_utf8(LOG.lock().unwrap().clone()).unwrap()
+}
+
+/// The access lines of the edge about this request.
+pub(crate) fn told(id: &str) -> Vec<Value> {
+    let log = logged();
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).expect("each line is JSON"));
+    let about =
+        |line: &Value| line["target"] == "access" && line["level"] == "INFO" && line["fields"]["id"] == id;
+    lines.filter(about).map(|line| line["fields"].clone()).collect()
+}
