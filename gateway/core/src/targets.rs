@@ -328,9 +328,13 @@ mod tests {
     fn so_many_wait_for_one_and_no_more() {
         let (mut targets, now) = of(Yardstick::Own, &[20]);
         assert!(targets.is_calm(0));
-        (0..4).for_each(|_| drop(targets.began(0, now)));
+        for _ in 0..4 {
+            targets.began(0, now);
+        }
         assert!(!targets.is_calm(0) && !targets.is_full(0));
-        (0..3).for_each(|_| drop(targets.began(0, now)));
+        for _ in 0..3 {
+            targets.began(0, now);
+        }
         assert!(!targets.is_full(0));
         let last = targets.began(0, now);
         assert!(targets.is_full(0));

@@ -141,6 +141,24 @@ mod tests {
     use crate::some_instant;
 
     #[test]
+    fn the_attempts_of_pieces_are_told_in_the_order_in_which_they_began() {
+        let (now, second) = (some_instant(), Duration::from_secs(1));
+        let region = |number| RegionIndex::new(number).unwrap_or_else(|| panic!("{number} is small"));
+        let (mut whole, mut piece) = (Trail::default(), Trail::default());
+        whole.began(region(0), Cause::First, now + second);
+        let first = piece.began(region(1), Cause::First, now);
+        piece.ended(first, End::Answered { status: 200 }, now + second);
+        piece.began(region(2), Cause::Retry, now + 2 * second);
+        whole.absorb(piece);
+        whole.close(now + 3 * second);
+        let seen: Vec<_> =
+            whole.attempts().map(|attempt| (attempt.region, attempt.took, attempt.end)).collect();
+        let answered = End::Answered { status: 200 };
+        let abandoned = |at, seconds| (region(at), seconds * second, End::Abandoned);
+        assert_eq!(seen, [(region(1), second, answered), abandoned(0, 2), abandoned(2, 1)]);
+    }
+
+    #[test]
     fn every_attempt_that_began_has_one_end_whatever_became_of_it() {
         let (now, second) = (some_instant(), Duration::from_secs(1));
         let region = |number| RegionIndex::new(number).unwrap_or_else(|| panic!("{number} is small"));

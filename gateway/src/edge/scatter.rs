@@ -622,3 +622,43 @@ impl Joining {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joining(held: usize, largest: Option<usize>) -> Joining {
+        let cutting = Cutting::read("/embed", br#"{"inputs":["a","b"]}"#);
+        let cutting = cutting.ok().flatten().expect("two texts can be cut");
+        Joining { held, largest, ..Joining::new(&cutting) }
+    }
+
+    #[test]
+    fn the_room_for_answers_holds_at_its_limit_and_one_past_it() {
+        let check = |held, largest, under_way, expected| {
+            let has_room = joining(held, largest).has_room_for_another(under_way);
+            assert_eq!(has_room, expected, "{held} {largest:?} {under_way}");
+        };
+        check(0, None, FIRST_PIECES_MAX - 1, true);
+        check(0, None, FIRST_PIECES_MAX, false);
+        check(0, Some(HELD_MAX / 4), 3, true);
+        check(0, Some(HELD_MAX / 4 + 1), 3, false);
+        check(HELD_MAX / 2, Some(HELD_MAX / 4), 1, true);
+        check(HELD_MAX / 2 + 1, Some(HELD_MAX / 4), 1, false);
+        // One that does not fit comes alone, when all else was told.
+        check(0, Some(HELD_MAX + 1), 0, true);
+        check(1, Some(HELD_MAX + 1), 0, false);
+    }
+
+    #[test]
+    fn what_cannot_be_told_before_its_end_is_too_much() {
+        let mut ranked = joining(HELD_MAX, Some(1));
+        ranked.shape = Shape::Results;
+        assert!(ranked.make_room(1).is_ok(), "what is under way may still end it");
+        assert_eq!(ranked.make_room(0).err().map(|refusal| refusal.code), Some(ErrorCode::BodyTooLarge));
+        let mut rows = joining(HELD_MAX, Some(1));
+        assert!(rows.make_room(0).is_ok() && !rows.begun, "there is nothing to begin with yet");
+        rows.untold.push_back(vec![b'[']);
+        assert!(rows.make_room(0).is_ok() && rows.begun);
+    }
+}

@@ -9,6 +9,7 @@ mod scene;
 use gateway_core::scatter::{INPUTS_MAX, REPLICA_INPUTS_MAX};
 use scene::{AMERICA, EUROPE, JAPAN, Scene, Script, WIDTH};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// So many different texts.
@@ -177,6 +178,38 @@ async fn a_client_who_hangs_up_takes_all_pieces_along() {
         region.until_under_way(|under_way| under_way == 0).await;
     }
     assert_eq!(scene.requests(), [2, 2, 2], "two for each replica, and nobody else is asked instead");
+}
+
+/// Four requests are computed in pieces at once. The fifth goes whole, and one that cannot waits for its turn.
+#[tokio::test]
+async fn the_limit_of_requests_in_pieces_holds_at_it_and_one_past_it() {
+    let scene = Arc::new(Scene::healthy().await);
+    let pieces = scene.ask("/v1/embeddings", &embeddings(600), &[]).await;
+    let pieces: u64 = pieces.header("x-meridian-attempts").parse().unwrap();
+    assert!((2..6).contains(&pieces), "{pieces} pieces, all of which can be under way");
+    scene.regions.values().for_each(|region| region.follow(Script::Waits));
+    let until_under_way = async |wanted: u64| {
+        let begun = Instant::now();
+        while scene.regions.values().map(|region| region.under_way()).sum::<u64>() != wanted {
+            assert!(begun.elapsed() < Duration::from_secs(20), "never {wanted} under way");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let mut asked = tokio::task::JoinSet::new();
+    let mut ask = || {
+        let scene = scene.clone();
+        asked.spawn(async move { scene.ask("/v1/embeddings", &embeddings(600), &[]).await });
+    };
+    for at_once in 1..=4 {
+        ask();
+        until_under_way(at_once * pieces).await;
+    }
+    ask();
+    until_under_way(4 * pieces + 1).await;
+    let before = scene.requests();
+    let waits = scene.ask("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "300")]).await;
+    assert_eq!((waits.status, waits.header("x-meridian-error")), (504, "deadline_exceeded"));
+    assert_eq!(scene.requests(), before, "it was not its turn");
 }
 
 #[tokio::test]

@@ -172,6 +172,16 @@ impl Region {
         self.under_way.subscribe().wait_for(|under_way| wanted(*under_way)).await.unwrap();
     }
 
+    /// Does this from now on.
+    pub(crate) fn follow(&self, script: Script) {
+        self.script.send_replace(script);
+    }
+
+    /// Requests that are under way here.
+    pub(crate) fn under_way(&self) -> u64 {
+        *self.under_way.borrow()
+    }
+
     /// Asked so many times.
     pub(crate) fn requests(&self) -> u64 {
         self.requests.load(Ordering::SeqCst)

@@ -205,26 +205,9 @@ impl Scene {
         request.send().await.unwrap()
     }
 
-    /// The statuses of so many requests, one after another, that share a connection.
-    pub(crate) async fn on_one_connection(&self, bearer: &str, body: &str, requests: usize) -> Vec<u16> {
-        let mut stream = BufReader::new(TcpStream::connect(self.address).await.unwrap());
-        let mut statuses = Vec::new();
-        for _ in 0..requests {
-            let length = body.len();
-            let request = format!(
-                "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bearer}\r\ncontent-length: {length}\r\n\r\n{body}"
-            );
-            stream.write_all(request.as_bytes()).await.unwrap();
-            let (mut line, mut head) = (String::new(), String::new());
-            while stream.read_line(&mut line).await.unwrap() > 2 {
-                head.push_str(&line.to_lowercase());
-                line.clear();
-            }
-            let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r").next());
-            stream.read_exact(&mut vec![0; length.unwrap().parse().unwrap()]).await.unwrap();
-            statuses.push(head.split(' ').nth(1).unwrap().parse().unwrap());
-        }
-        statuses
+    /// A connection of its own.
+    pub(crate) async fn line(&self) -> Line {
+        Line(BufReader::new(TcpStream::connect(self.address).await.unwrap()))
     }
 
     /// The status and all the text that answer the head of a request whose body never comes.
@@ -243,6 +226,29 @@ impl Scene {
             text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
         }
         (text.split(' ').nth(1).unwrap().parse().unwrap(), text.to_lowercase())
+    }
+}
+
+/// One connection, and a client that does next to nothing: where many requests are sent, what they cost here is not to be
+/// taken for what they cost there.
+pub(crate) struct Line(BufReader<TcpStream>);
+
+impl Line {
+    /// The status that a request is answered with.
+    pub(crate) async fn post(&mut self, bearer: &str, body: &str) -> u16 {
+        let length = body.len();
+        let request = format!(
+            "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bearer}\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        self.0.write_all(request.as_bytes()).await.unwrap();
+        let (mut line, mut head) = (String::new(), String::new());
+        while self.0.read_line(&mut line).await.unwrap() > 2 {
+            head.push_str(&line.to_lowercase());
+            line.clear();
+        }
+        let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r").next());
+        self.0.read_exact(&mut vec![0; length.unwrap().parse().unwrap()]).await.unwrap();
+        head.split(' ').nth(1).unwrap().parse().unwrap()
     }
 }
 

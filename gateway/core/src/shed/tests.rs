@@ -253,7 +253,7 @@ impl World {
             done.push((entered.tenant, self.busy_until - since + AROUND));
             self.pools.leave(&entered);
         }
-        if number % 2_000 == 0 {
+        if number.is_multiple_of(2_000) {
             let waiting = self.queue.iter().map(|(entered, _)| entered.tokens).sum();
             let waits = Waits::of(Some(waiting), waiting, SPEED as f64);
             self.pools.heard(region(), [(name(), waits)], self.now);

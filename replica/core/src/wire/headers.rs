@@ -11,9 +11,10 @@ pub const LANE: &str = "x-meridian-lane";
 pub const RESIDENCY: &str = "x-meridian-residency";
 /// In, from trusted peers only: `lat,lon` of the client; used for choosing, never for law.
 pub const CLIENT_GEO: &str = "x-meridian-client-geo";
-/// Out: the region that answered.
+/// Out: the region that answered; of a request that was computed in pieces all of them, with commas between, in the order
+/// of the inputs.
 pub const REGION: &str = "x-meridian-region";
-/// Out: how many attempts the answer took.
+/// Out: how many attempts the answer took, over all pieces.
 pub const ATTEMPTS: &str = "x-meridian-attempts";
 /// Out, on errors: the [`crate::wire::error::ErrorCode`].
 pub const ERROR: &str = "x-meridian-error";
