@@ -64,6 +64,9 @@ pub(crate) struct UpOptions {
     /// The API key that clients send
     #[arg(long, default_value = "local")]
     pub key: String,
+    /// Clients come over TLS, to a certificate that is made for this world; it is named when the world is ready
+    #[arg(long)]
+    pub tls: bool,
     /// What is deployed; without it, all-MiniLM-L6-v2 everywhere and once locked to the EU
     #[arg(long, value_name = "FILE")]
     pub deployments: Option<PathBuf>,

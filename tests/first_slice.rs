@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use world::https::Https;
 use world::{World, command_lines, meridian};
 
 const EUROPE: &str = "gcp/europe-west4";
@@ -297,6 +298,43 @@ async fn without_its_hub_a_gateway_restarts_from_disk_and_answers() {
     assert_eq!((answer.status, answer.header("x-meridian-region")), (200, AMERICA), "{}", answer.body);
     let answer = world.embed("minilm-eu", "still lawful", &[]).await;
     assert_eq!((answer.status, answer.header("x-meridian-region")), (200, EUROPE), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn over_tls_and_http_2_lost_regions_and_a_lost_hub_cost_no_request_either() {
+    let world = World::up(&["--tls"]);
+    let client = Https::connect(&world).await;
+    let outcome = client
+        .load(40, async {
+            world
+                .until("the nearest region is under load", async || world.requests_at(AMERICA).await > 40)
+                .await;
+            world.signal("-KILL", &["hub"]);
+            world.signal("-KILL", &["spoke", AMERICA]);
+            world.signal("-KILL", &["replica", AMERICA]);
+            world.until("the next region took over", async || world.requests_at(EUROPE).await > 80).await;
+            world.press(&format!("cut?region={EUROPE}")).await;
+            world.until("the last region took over", async || world.requests_at(JAPAN).await > 40).await;
+        })
+        .await;
+    assert_eq!(outcome.failed, [""; 0], "{:?}", outcome.served);
+    for region in [AMERICA, EUROPE, JAPAN] {
+        assert!(outcome.served.get(region).is_some_and(|served| *served > 20), "{:?}", outcome.served);
+    }
+
+    // Neither hub nor nearest region: a gateway that restarts serves from disk, and greets with the same certificate.
+    world.press(&format!("heal?region={EUROPE}")).await;
+    world.press("restart?process=gateway").await;
+    world.until_health(EUROPE, "healthy").await;
+    let client = Https::connect(&world).await;
+    for model in ["minilm", "minilm-eu"] {
+        let (status, headers, body) = client.embed(model).await.unwrap();
+        assert_eq!(
+            (status, headers["x-meridian-region"].to_str().unwrap()),
+            (200, EUROPE),
+            "{model}: {body}"
+        );
+    }
 }
 
 #[tokio::test]

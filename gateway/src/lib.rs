@@ -6,21 +6,25 @@
 //!   to the edges five times a second.
 //!
 //! Both are thin: `gateway_core` decides a request's fate, `scheduler_core::spoke` a region's, and the code here does
-//! as it is told. In reading order: `listener` accepts, `intake` reads a body, `upstream` asks the next hop, `relay` passes its answer on,
-//! `respond` refuses; `events` tells what became of it, to the log and to `metrics`,
-//! and [`receipts`] keeps the proof of it.
+//! as it is told. In reading order: `listener` accepts, `intake` reads a body and `compress` unpacks it, `upstream` asks
+//! the next hop, `relay` passes its answer on, `respond` refuses; `events` tells what became of it, to the log and to
+//! `metrics`, and [`receipts`] keeps the proof of it. `tls` and [`tokens`] are about who is who, and `handover` lets the
+//! next process go on where this one ends.
 
 pub mod config;
 pub mod edge;
 pub mod ingress;
 
 mod circuits;
+mod compress;
 mod events;
+mod handover;
 mod intake;
 mod listener;
 mod metrics;
 pub mod receipts;
 mod relay;
 mod respond;
+pub mod tls;
 pub mod tokens;
 mod upstream;

@@ -3,11 +3,11 @@
 //! What crosses is a list, in both directions: a header that nobody named (a key, a cookie, a hop's own) stays where it
 //! is.
 
-use crate::listener::AfterAnswer;
+use crate::listener::{self, AfterAnswer};
 use crate::respond;
 use crate::upstream::{Answer, AnswerBody, Upstream};
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER};
+use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, VARY};
 use http::{HeaderName, HeaderValue, Method};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::http::ServerSession;
@@ -17,9 +17,11 @@ use replica_core::wire::headers;
 const INWARD: [HeaderName; 4] =
     [CONTENT_TYPE, ACCEPT, HeaderName::from_static("traceparent"), HeaderName::from_static(headers::LANE)];
 /// Headers of an answer that cross back.
-const OUTWARD: [HeaderName; 6] = [
+const OUTWARD: [HeaderName; 8] = [
     CONTENT_TYPE,
+    CONTENT_ENCODING,
     CONTENT_LENGTH,
+    VARY,
     RETRY_AFTER,
     HeaderName::from_static(headers::ERROR),
     HeaderName::from_static(headers::REGION),
@@ -84,6 +86,7 @@ pub(crate) async fn outward(
         AnswerBody::Whole(body) => return respond::whole(session, head, body).await,
         AnswerBody::Coming(coming) => coming,
     };
+    listener::heed_notice(session);
     let passed = async {
         session.write_response_header(Box::new(head)).await?;
         while let Some(chunk) = coming.chunk().await? {

@@ -2,15 +2,17 @@
 
 use bytes::Bytes;
 use gateway_core::endpoint;
+use gateway_core::head::{FIELDS_MAX, HEAD_BYTES_MAX, HeadProblem, TARGET_BYTES_MAX};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue, Method, StatusCode};
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
+use pingora::protocols::http::date::get_cached_date;
 use replica_core::wire::error::{Dialect, ErrorBody, ErrorCode, Remedy};
 use replica_core::wire::headers;
 use std::time::Duration;
 
-use crate::listener::AfterAnswer;
+use crate::listener::{self, AfterAnswer};
 
 /// A refusal, before it is an HTTP answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +82,8 @@ pub(crate) async fn refuse(
     let keeps = keeps_its_connection(session);
     session.set_close_on_response_before_downstream_finish(!keeps);
     let after = json(session, head, body.into()).await;
-    if after == AfterAnswer::Reuse && !session.is_body_done() {
+    // Of HTTP/2 the rest of one body is in nobody's way: the stream is reset, and the connection goes on.
+    if after == AfterAnswer::Reuse && !session.is_http2() && !session.is_body_done() {
         let after = discard(session).await;
         return if keeps { after } else { AfterAnswer::Close };
     }
@@ -107,13 +110,63 @@ pub(crate) async fn ok(
 
 /// Answers a head that could not be parsed; the connection is closed by the caller.
 pub(crate) async fn unreadable(session: &mut ServerSession) {
-    let body =
-        ErrorBody::new(ErrorCode::InvalidHeader, "The request is not HTTP/1.1 that can be read.", None)
-            .to_json();
-    let mut head = head(ErrorCode::InvalidHeader.status(), &[]);
-    put(&mut head, "connection", "close");
-    put(&mut head, headers::ERROR, ErrorCode::InvalidHeader.as_str());
-    json(session, head, body.into()).await;
+    let code = ErrorCode::MalformedRequest;
+    let body = ErrorBody::new(code, "The request is not HTTP/1.1 that can be read.", None).to_json();
+    let mut head = head(code.status(), &[]);
+    session.set_keepalive(None);
+    put(&mut head, headers::ERROR, code.as_str());
+    put(&mut head, CONTENT_TYPE.as_str(), "application/json");
+    put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
+    written(session, head, body.into()).await;
+}
+
+/// The answer, as it is written, to a head that no parser has seen; it is the last on its connection.
+pub(crate) fn unreadable_head(problem: HeadProblem) -> Vec<u8> {
+    let (code, message) = match problem {
+        HeadProblem::TooLong => (
+            ErrorCode::HeadTooLarge,
+            format!("The head of the request has more than {HEAD_BYTES_MAX} bytes."),
+        ),
+        HeadProblem::TargetTooLong => (
+            ErrorCode::HeadTooLarge,
+            format!("The target of the request has more than {TARGET_BYTES_MAX} bytes."),
+        ),
+        HeadProblem::TooManyFields => {
+            (ErrorCode::HeadTooLarge, format!("The head of the request has more than {FIELDS_MAX} fields."))
+        }
+        HeadProblem::UnknownCoding => (
+            ErrorCode::UnknownTransferCoding,
+            "The transfer-encoding is not 'chunked' alone; send the body so, or with a content-length."
+                .to_owned(),
+        ),
+        HeadProblem::Malformed(problem) => {
+            (ErrorCode::MalformedRequest, format!("The request cannot be read: {problem}."))
+        }
+    };
+    last(code, &message)
+}
+
+/// The answer, as it is written, to a head that does not come to an end.
+pub(crate) fn slow_head(limit: Duration) -> Vec<u8> {
+    last(
+        ErrorCode::HeadTimeout,
+        &format!("The head of the request did not arrive within {} s.", limit.as_secs_f64()),
+    )
+}
+
+fn last(code: ErrorCode, message: &str) -> Vec<u8> {
+    let body = ErrorBody::new(code, message, None).to_json();
+    let status = StatusCode::from_u16(code.status()).expect("an error's status is one");
+    let head = format!(
+        "HTTP/1.1 {} {}\r\ndate: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{}: {}\r\nconnection: close\r\n\r\n",
+        status.as_u16(),
+        status.canonical_reason().unwrap_or_default(),
+        get_cached_date().to_str().unwrap_or_default(),
+        body.len(),
+        headers::ERROR,
+        code.as_str()
+    );
+    [head.into_bytes(), body].concat()
 }
 
 /// A head with `extra` headers.
@@ -142,6 +195,13 @@ async fn json(session: &mut ServerSession, mut head: ResponseHeader, body: Bytes
 
 /// Writes an answer that is whole.
 pub(crate) async fn whole(session: &mut ServerSession, head: ResponseHeader, body: Bytes) -> AfterAnswer {
+    listener::heed_notice(session);
+    // Whoever asks for the head alone gets it, with the length of the body that is not there (RFC 9110, 9.3.2).
+    let body = if session.req_header().method == Method::HEAD { Bytes::new() } else { body };
+    written(session, head, body).await
+}
+
+async fn written(session: &mut ServerSession, head: ResponseHeader, body: Bytes) -> AfterAnswer {
     let written = async {
         session.write_response_header(Box::new(head)).await?;
         session.write_response_body(body, true).await

@@ -120,12 +120,11 @@ impl Files {
     pub(super) fn gateway(
         &self,
         plan: &Plan,
-        listen: SocketAddr,
-        operations: SocketAddr,
         place: &RegionId,
         hub: SocketAddr,
-        key: &str,
+        front: &Front<'_>,
     ) -> Result<Spec> {
+        let Front { listen, operations, key, certificate } = front;
         let key_file = self.dir.join("key");
         write_secret(&key_file, key).with_context(|| format!("{} cannot be written", key_file.display()))?;
         let tenants = Document::new("Who may use a world on one machine.")
@@ -140,8 +139,43 @@ impl Files {
             .text("snapshot", self.dir.join("gateway-routes").display())
             .text("tenants", self.write("tenants", tenants)?.display())
             .line("trusted_peers = [\"127.0.0.1\"]");
-        let document = self.receipts(Self::catalogue(document, plan), "gateway")?;
+        // Nobody stands in front of this gateway who would have to notice that it goes.
+        let mut document = Self::catalogue(document, plan).line("\n[timeouts]").text("lame_duck", "0s");
+        if let Some(Certificate { certificate, key }) = certificate {
+            document = document.line("\n[tls]");
+            document = document.text("certificate", certificate.display()).text("key", key.display());
+        }
+        let document = self.receipts(document, "gateway")?;
         Ok(self.spec("gateway", None, 0, &self.write("gateway", document)?))
+    }
+}
+
+/// How a gateway is met: where by clients and by operators, with which key, and over TLS or not.
+pub(super) struct Front<'a> {
+    pub(super) listen: SocketAddr,
+    pub(super) operations: SocketAddr,
+    pub(super) key: &'a str,
+    pub(super) certificate: Option<&'a Certificate>,
+}
+
+/// Where a certificate and its key are.
+pub(super) struct Certificate {
+    pub(super) certificate: PathBuf,
+    key: PathBuf,
+}
+
+impl Files {
+    /// Makes a certificate that this machine's own names stand in, signed by itself: whoever is to believe it is shown
+    /// the file.
+    pub(super) fn certificate(&self) -> Result<Certificate> {
+        let made = rcgen::generate_simple_self_signed(["localhost", "127.0.0.1"].map(str::to_owned))
+            .context("no certificate can be made")?;
+        let (certificate, key) = (self.dir.join("gateway.crt"), self.dir.join("gateway.key"));
+        fs::write(&certificate, made.cert.pem())
+            .with_context(|| format!("{} cannot be written", certificate.display()))?;
+        write_secret(&key, &made.signing_key.serialize_pem())
+            .with_context(|| format!("{} cannot be written", key.display()))?;
+        Ok(Certificate { certificate, key })
     }
 }
 

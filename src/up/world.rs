@@ -2,7 +2,7 @@
 
 use super::Interrupts;
 use super::control::{self, Action, Control, Order};
-use super::files::{Files, state_dir};
+use super::files::{Files, Front, state_dir};
 use super::link::Link;
 use super::plan::Plan;
 use super::ports::Ports;
@@ -14,6 +14,7 @@ use regions::residency::ResidencyPolicy;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -39,6 +40,8 @@ struct Place {
 pub(super) struct World {
     hub: (Spec, SocketAddr),
     gateway: (Spec, SocketAddr),
+    /// What clients have to believe, where they come over TLS.
+    certificate: Option<PathBuf>,
     operations: SocketAddr,
     control: SocketAddr,
     places: Vec<Place>,
@@ -84,10 +87,14 @@ impl World {
             let (region, one_way) = (region.clone(), round_trip / 2);
             places.push(Place { region, spoke, spoke_address, link_address, one_way, replicas });
         }
-        let gateway = files.gateway(plan, gateway_address, operations, &place, hub_address, &options.key)?;
+        let certificate = options.tls.then(|| files.certificate()).transpose()?;
+        let (key, shown) = (options.key.as_str(), certificate.as_ref());
+        let front = Front { listen: gateway_address, operations, key, certificate: shown };
+        let gateway = files.gateway(plan, &place, hub_address, &front)?;
         Ok(World {
             hub: (hub, hub_address),
             gateway: (gateway, gateway_address),
+            certificate: certificate.map(|made| made.certificate),
             operations,
             control,
             places,
@@ -174,13 +181,20 @@ impl World {
             let millis = round_trip.as_secs_f64() * 1e3;
             println!("{:<28} {city:<16} {distance_km:>6.0} km {millis:>5.0} ms  healthy", region.as_str());
         }
-        let (url, model) = (format!("http://{}", self.gateway.1), &plan.deployments[0].name);
+        let (scheme, believing) = match &self.certificate {
+            Some(file) => ("https", format!("--cacert {} ", file.display())),
+            None => ("http", String::new()),
+        };
+        let (url, model) = (format!("{scheme}://{}", self.gateway.1), &plan.deployments[0].name);
         println!("\nmodels      {}", names(plan));
         println!("operations  http://{}/routes", self.operations);
         println!("control     http://{} (cut, heal, kill, restart)", self.control);
+        if let Some(file) = &self.certificate {
+            println!("certificate {}", file.display());
+        }
         println!("\nready  {url}/v1\n");
         println!(
-            "curl -s {url}/v1/embeddings -H 'authorization: Bearer {key}' -H 'content-type: application/json' \\\n  \
+            "curl -s {believing}{url}/v1/embeddings -H 'authorization: Bearer {key}' -H 'content-type: application/json' \\\n  \
              -d '{{\"model\": \"{model}\", \"input\": \"The sea was calm that morning.\"}}'"
         );
         Ok(())

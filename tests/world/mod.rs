@@ -1,5 +1,7 @@
 //! A real world for a test: `meridian up` with its real processes, on ports of its own, gone with the test.
 
+pub(crate) mod https;
+
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -22,6 +24,8 @@ pub(crate) struct World {
     pub url: String,
     operations: String,
     control: String,
+    /// The certificate, where clients come over TLS.
+    certificate: String,
     dir: tempfile::TempDir,
     client: reqwest::Client,
     _turn: MutexGuard<'static, ()>,
@@ -87,7 +91,7 @@ impl World {
             .spawn()
             .expect("the binary starts");
         let mut lines = BufReader::new(up.stdout.take().expect("piped")).lines();
-        let (mut operations, mut control) = (String::new(), String::new());
+        let (mut operations, mut control, mut certificate) = (String::new(), String::new(), String::new());
         let url = loop {
             let line = lines.next().expect("a world becomes ready").expect("text");
             println!("{line}");
@@ -95,6 +99,7 @@ impl World {
             match (words.next(), words.next()) {
                 (Some("operations"), Some(url)) => operations = url.trim_end_matches("/routes").to_owned(),
                 (Some("control"), Some(url)) => control = url.to_owned(),
+                (Some("certificate"), Some(file)) => certificate = file.to_owned(),
                 (Some("ready"), Some(url)) => break url.trim_end_matches("/v1").to_owned(),
                 _ => {}
             }
@@ -102,7 +107,7 @@ impl World {
         // What else it says goes to the test's output; and its pipe must not fill.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("up: {line}")));
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-        World { up, url, operations, control, dir, client, _turn: turn }
+        World { up, url, operations, control, certificate, dir, client, _turn: turn }
     }
 
     /// `POST /v1/embeddings` with any body and further headers.

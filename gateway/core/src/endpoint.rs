@@ -76,6 +76,7 @@ impl<'a> Endpoint<'a> {
     /// The endpoint behind a method and a path; a query string is no part of the path.
     pub fn of(method: &str, path: &'a str) -> Result<Endpoint<'a>, NotServed> {
         let (deployment, path) = split(path);
+        let method = reading(method);
         if path == MODELS.1 {
             return if method == MODELS.0 { Ok(Endpoint::Models) } else { Err(NotServed::Method(MODELS.0)) };
         }
@@ -118,8 +119,14 @@ pub fn at_a_replica(path: &str) -> &str {
 
 /// The path of a request that an edge sent, if it is one for a replica.
 pub fn for_a_replica(method: &str, path: &str) -> Option<&'static str> {
+    let method = reading(method);
     let computed = COMPUTED.iter().find(|(wanted, served, _)| *wanted == method && *served == path);
     computed.map(|(_, path, _)| *path)
+}
+
+/// Whoever may have an answer may have its head alone (RFC 9110, 9.3.2).
+fn reading(method: &str) -> &str {
+    if method == "HEAD" { "GET" } else { method }
 }
 
 #[cfg(test)]
@@ -132,6 +139,8 @@ mod tests {
             |method, path, expected| assert_eq!(Endpoint::of(method, path), expected, "{method} {path}");
         let computed = |path, deployment, model| Ok(Endpoint::Computed(Target { path, deployment, model }));
         check("POST", "/v1/embeddings", computed("/v1/embeddings", None, Required));
+        check("HEAD", "/v1/models", Ok(Endpoint::Models));
+        check("HEAD", "/v1/embeddings", Err(NotServed::Method("POST")));
         check("POST", "/embed", computed("/embed", None, Optional));
         check("POST", "/deployments/a/embed", computed("/embed", Some("a"), Optional));
         check("POST", "/deployments/a/v1/embeddings", computed("/v1/embeddings", Some("a"), Required));

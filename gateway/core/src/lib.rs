@@ -2,10 +2,13 @@
 //!
 //! In the order in which a request meets them:
 //!
+//! 0. [`head`] — whether what came is a request that everybody reads alike; [`flood`] — whether an HTTP/2 client only keeps
+//!    us busy.
 //! 1. [`endpoint`] — method and path say what is asked for.
 //! 2. [`keys`], [`jwt`] — who asks; [`tenant`] — what they may use and how much of it, kept by a [`bucket`] per limit.
 //! 3. [`ask`] — what the headers ask for: time, place, narrower law, and a [`lane`].
-//! 4. [`body`] — the `model` that the JSON body names and the work that it brings, read without building a tree.
+//! 4. [`encoding`] — what a body is packed in; [`body`] — the `model` that the JSON body names and the work that it
+//!    brings, read without building a tree.
 //! 5. [`lawful`] — which regions may see it: a type without which nothing is sent. [`shed`] — whether there is room for it,
 //!    and who goes first when there is not.
 //! 6. [`health`] — what this gateway knows of each region from its reports; [`targets`] — what its own requests have seen
@@ -24,7 +27,10 @@ pub mod body;
 pub mod bucket;
 pub mod budget;
 pub mod circuit;
+pub mod encoding;
 pub mod endpoint;
+pub mod flood;
+pub mod head;
 pub mod health;
 pub mod hedge;
 pub mod jwt;

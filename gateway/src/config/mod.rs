@@ -3,8 +3,13 @@
 
 mod issuers;
 mod tenants;
+mod timeouts;
 
+pub use timeouts::Timeouts;
+
+use crate::listener::CONNECTIONS_MAX;
 use crate::receipts::{RawReceipts, ReceiptsConfig};
+use crate::tls::Identity;
 use crate::tokens::Issuer;
 use gateway_core::keys::KeyRing;
 use regions::catalogue::Catalogue;
@@ -30,7 +35,23 @@ struct RawConfig {
     catalogue: Option<PathBuf>,
     tenants: PathBuf,
     receipts: Option<RawReceipts>,
+    tls: Option<RawTls>,
+    handover: Option<PathBuf>,
+    gzip_answers_from: Option<i64>,
+    connections_max: Option<i64>,
+    #[serde(default)]
+    timeouts: timeouts::RawTimeouts,
 }
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTls {
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+/// Below this an answer fits into one packet anyway.
+const GZIP_ANSWERS_FROM_MIN: usize = 1024;
 
 /// What an edge gateway needs to know.
 #[derive(Clone)]
@@ -49,6 +70,16 @@ pub struct EdgeConfig {
     pub snapshot: PathBuf,
     /// Who is believed about a client's place.
     pub trusted_peers: Vec<IpAddr>,
+    /// What the edge proves its name with; without it, clients come over plain HTTP.
+    pub tls: Option<Arc<Identity>>,
+    /// Where the next process of this gateway asks for its sockets.
+    pub handover: Option<PathBuf>,
+    /// Answers of at least so many bytes of JSON are packed for clients that take it; without it, none.
+    pub gzip_answers_from: Option<usize>,
+    /// Connections that clients may have open at once.
+    pub connections_max: usize,
+    /// How long things may take.
+    pub timeouts: Timeouts,
     /// Who may come in.
     pub keys: KeyRing,
     /// Whose tokens are taken.
@@ -82,6 +113,11 @@ impl EdgeConfig {
             catalogue,
             tenants,
             receipts,
+            tls,
+            handover,
+            gzip_answers_from,
+            connections_max,
+            timeouts,
         } = raw;
         let mut problems = Vec::new();
         let catalogue = read_catalogue(catalogue.map(|path| base.join(path)), &mut problems);
@@ -98,11 +134,26 @@ impl EdgeConfig {
             let read = ReceiptsConfig::read(raw, base, environment);
             read.map_err(|found| problems.extend(found)).ok()
         });
+        let tls = tls.and_then(|RawTls { certificate, key }| {
+            let loaded = Identity::load(base.join(certificate), base.join(key));
+            loaded.map_err(|found| problems.extend(found)).ok().map(Arc::new)
+        });
+        let gzip_answers_from = at_least(
+            "gzip_answers_from",
+            GZIP_ANSWERS_FROM_MIN,
+            "leave it out to pack nothing",
+            gzip_answers_from,
+            &mut problems,
+        );
+        let connections_max =
+            at_least("connections_max", 1, "leave it out for 10000", connections_max, &mut problems);
+        let timeouts = timeouts.read(&mut problems);
         match (listen, operations, place, catalogue) {
             (Some(listen), Some(operations), Some((place, point)), Some(catalogue))
                 if problems.is_empty() =>
             {
                 let (snapshot, catalogue) = (base.join(snapshot), Arc::new(catalogue));
+                let handover = handover.map(|path| base.join(path));
                 Ok(EdgeConfig {
                     listen,
                     operations,
@@ -111,6 +162,11 @@ impl EdgeConfig {
                     hub,
                     snapshot,
                     trusted_peers,
+                    tls,
+                    handover,
+                    gzip_answers_from,
+                    connections_max: connections_max.unwrap_or(CONNECTIONS_MAX),
+                    timeouts,
                     keys,
                     issuers,
                     catalogue,
@@ -134,6 +190,22 @@ fn read_catalogue(path: Option<PathBuf>, problems: &mut Vec<String>) -> Option<C
             problems.extend(found.iter().map(|problem| format!("{}: {problem}", path.display())))
         })
         .ok()
+}
+
+/// A number that may be absent, and is not below `least`.
+fn at_least(
+    key: &str,
+    least: usize,
+    otherwise: &str,
+    given: Option<i64>,
+    problems: &mut Vec<String>,
+) -> Option<usize> {
+    let given = given?;
+    let checked = usize::try_from(given).ok().filter(|given| *given >= least);
+    if checked.is_none() {
+        problems.push(format!("{key} = {given} is less than {least}; give so many or more, or {otherwise}"));
+    }
+    checked
 }
 
 fn address(key: &str, value: &str, problems: &mut Vec<String>) -> Option<SocketAddr> {
@@ -211,6 +283,29 @@ mod tests {
     }
 
     #[test]
+    fn answers_are_packed_from_a_size_at_which_it_can_help() {
+        let with = |line: &str| {
+            let text = include_str!("../../../configs/gateway.toml");
+            parse(&text.replace("# gzip_answers_from = 65536", line)).map(|config| config.gzip_answers_from)
+        };
+        assert_eq!(with(""), Ok(None));
+        assert_eq!(with("gzip_answers_from = 1024"), Ok(Some(1024)));
+        for wrong in ["gzip_answers_from = 1023", "gzip_answers_from = -1"] {
+            assert!(with(wrong).is_err_and(|problems| problems[0].contains("1024")), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_stands_in_the_example_as_a_comment_is_a_key_that_is_known() {
+        let text = include_str!("../../../configs/gateway.toml").replace("# handover", "handover");
+        let text =
+            text.replace("# [tls]", "[tls]").replace("# certificate", "certificate").replace("# key", "key");
+        let problems = parse(&text).err().expect("the files are not there");
+        assert!(problems.iter().all(|problem| problem.contains("cannot be read")), "{problems:#?}");
+        assert_eq!(problems.len(), 2, "{problems:#?}");
+    }
+
+    #[test]
     fn all_problems_are_told_at_once() {
         let problems = parse(
             r#"
@@ -222,14 +317,28 @@ mod tests {
             trusted_peers = ["nobody"]
             tenants = "nobody.toml"
             receipts = { dir = "receipts" }
+            tls = { certificate = "no.crt", key = "no.key" }
+            timeouts = { idle = "soon" }
+            connections_max = 0
             "#,
         )
         .err()
         .expect("many problems");
-        for wanted in ["listen", "operations", "place", "hub", "trusted_peers", "nobody.toml", "receipts"] {
+        for wanted in [
+            "listen",
+            "operations",
+            "place",
+            "hub",
+            "trusted_peers",
+            "nobody.toml",
+            "no.crt",
+            "no.key",
+            "timeouts.idle",
+            "receipts",
+        ] {
             assert!(problems.iter().any(|problem| problem.contains(wanted)), "{wanted} in {problems:#?}");
         }
-        assert_eq!(problems.len(), 7, "{problems:#?}");
+        assert_eq!(problems.len(), 11, "{problems:#?}");
     }
 
     #[test]

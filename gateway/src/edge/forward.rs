@@ -9,6 +9,7 @@ use super::refusals::{no_receipt, no_table_yet, not_served};
 use super::table::Current;
 use super::view::View;
 use super::watch::Watch;
+use crate::compress;
 use crate::config::EdgeConfig;
 use crate::events::Times;
 use crate::intake::Intake;
@@ -171,6 +172,7 @@ impl Edge {
         }
         extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
         extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
+        let answer = compress::pack(session, answer, self.config.gzip_answers_from).await;
         let after = relay::outward(session, answer, &self.upstream, &extra).await;
         account.ending = match after {
             AfterAnswer::Reuse => Ending::as_told(session),

@@ -32,23 +32,24 @@ mod view;
 mod watch;
 
 use crate::config::EdgeConfig;
+use crate::handover::{self, Giver, Sockets, Taken};
 use crate::intake::Intake;
-use crate::listener::Listener;
+use crate::listener::{Leave, Listener};
 use crate::metrics::EdgeMetrics;
 use crate::receipts::{ReceiptsError, Recorder};
+use crate::tls;
 use crate::tokens::Tokens;
 use crate::upstream::Upstream;
 use gateway_core::receipt::entry::Role;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
-
-/// How long requests in flight may go on after the edge was told to stop.
-const DRAIN: Duration = Duration::from_secs(30);
 
 /// How long the last receipts may take to reach the disk.
 const LAST_RECEIPTS: Duration = Duration::from_secs(5);
@@ -67,6 +68,20 @@ pub enum EdgeError {
     /// Receipts cannot be kept.
     #[error("{0}")]
     Receipts(#[from] ReceiptsError),
+    /// A socket that was bound cannot be used.
+    #[error("a socket cannot be used: {0}")]
+    Socket(io::Error),
+    /// The sockets cannot be taken from the process that runs already, or kept for the next.
+    #[error("cannot hand over at {path}: {source}; choose another path or stop whoever answers there")]
+    Handover {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// TLS cannot be set up.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(#[from] rustls::Error),
     /// The client for the control plane cannot be made.
     #[error("the control plane's HTTP client cannot be made: {0}")]
     Client(#[from] reqwest::Error),
@@ -82,21 +97,25 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), EdgeError> {
-    let listener = bind(config.listen).await?;
-    let operations = tokio::net::TcpListener::bind(config.operations)
-        .await
-        .map_err(|source| EdgeError::Bind { address: config.operations, source })?;
+    let (sockets, taken) = sockets(&config).await?;
+    let acceptor = config.tls.clone().map(tls::acceptor).transpose()?;
+    let giver = config.handover.as_deref().map(|path| giver_beside(path, &sockets)).transpose()?;
+    let (clients, operators) = (listening(sockets.clients)?, listening(sockets.operators)?);
+    let listener =
+        Listener::on(clients).map_err(EdgeError::Socket)?.over_tls(acceptor).holding(config.connections_max);
     let client = reqwest::Client::builder().no_proxy().build()?;
     let config = Arc::new(config);
     let views = channel::Sender::new(table::restore(&config));
     let watch = Arc::new(watch::Watch::new(config.point, &config.catalogue));
+    let leaving = channel::Sender::new(false);
 
     let mut tasks = JoinSet::new();
     tasks.spawn(table::follow(config.clone(), client.clone(), views.clone()));
     tasks.spawn(reports::listen(config.clone(), client, views.subscribe(), watch.clone()));
     tasks.spawn(watch.clone().look_for_silence());
+    tasks.extend(config.tls.clone().map(tls::Identity::follow));
     let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
-    let intake = Arc::new(Intake::new());
+    let intake = Arc::new(Intake::new(config.timeouts.body));
     let (recorder, writing) = match &config.receipts {
         Some(receipts) => {
             let regions = config.catalogue.iter().map(|(_, region)| region.id.clone()).collect();
@@ -118,12 +137,21 @@ pub async fn run(
         metrics: metrics.clone(),
         intake: intake.clone(),
         connections: listener.room(),
+        connections_max: config.connections_max,
         explanations: explanations.clone(),
+        leaving: leaving.subscribe(),
         receipts: recorder.as_ref().map(Recorder::gauge),
     };
-    tasks.spawn(operations::serve(operations, asked));
+    let operations = tasks.spawn(operations::serve(operators, asked));
 
+    if let (Some(giver), Some(path)) = (&giver, &config.handover) {
+        giver.stand_at(path).map_err(|source| EdgeError::Handover { path: path.clone(), source })?;
+    }
+    if let Some(taken) = taken {
+        taken.ready().map_err(EdgeError::Socket)?;
+    }
     ready(listener.address());
+    let timeouts = config.timeouts;
     let tokens = Arc::new(Tokens::new(&config.issuers));
     tasks.spawn(tokens.clone().follow(config.issuers.clone()));
     let allowances = allowances::Allowances::new(&config.keys, Instant::now());
@@ -140,7 +168,19 @@ pub async fn run(
         explanations,
         recorder,
     };
-    listener.serve(Arc::new(door), shutdown, DRAIN).await;
+    let leave = async {
+        let leave = tokio::select! {
+            () = shutdown => Leave::Stopping,
+            () = given(giver) => Leave::HandedOver,
+        };
+        leaving.send_replace(true);
+        if leave == Leave::HandedOver {
+            // Operators are answered by the next process now.
+            operations.abort();
+        }
+        leave
+    };
+    listener.serve(Arc::new(door), leave, timeouts).await;
     tasks.shutdown().await;
     if let Some(writing) = writing {
         writing.finish(LAST_RECEIPTS).await;
@@ -148,6 +188,36 @@ pub async fn run(
     Ok(())
 }
 
-async fn bind(address: SocketAddr) -> Result<Listener, EdgeError> {
-    Listener::bind(address).await.map_err(|source| EdgeError::Bind { address, source })
+/// The sockets: those of the process that runs already, if it is there to give them.
+async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Taken>), EdgeError> {
+    if let Some(path) = config.handover.clone() {
+        let asked = path.clone();
+        let taken = tokio::task::spawn_blocking(move || handover::ask(&asked)).await;
+        let taken = taken.expect("asking for sockets does not panic");
+        if let Some(taken) = taken.map_err(|source| EdgeError::Handover { path, source })? {
+            tracing::info!("taking over from a running process");
+            return Ok((taken.sockets.again().map_err(EdgeError::Socket)?, Some(taken)));
+        }
+    }
+    let bind =
+        |address| std::net::TcpListener::bind(address).map_err(|source| EdgeError::Bind { address, source });
+    Ok((Sockets { clients: bind(config.listen)?, operators: bind(config.operations)? }, None))
+}
+
+fn giver_beside(path: &Path, sockets: &Sockets) -> Result<Giver, EdgeError> {
+    let giver = sockets.again().and_then(|sockets| Giver::beside(path, sockets));
+    giver.map_err(|source| EdgeError::Handover { path: path.to_owned(), source })
+}
+
+fn listening(socket: std::net::TcpListener) -> Result<TcpListener, EdgeError> {
+    let listening = socket.set_nonblocking(true).and_then(|()| TcpListener::from_std(socket));
+    listening.map_err(EdgeError::Socket)
+}
+
+/// Comes back when the next process has taken over; never, where none can.
+async fn given(giver: Option<Giver>) {
+    match giver {
+        Some(giver) => giver.given().await,
+        None => std::future::pending().await,
+    }
 }

@@ -3,7 +3,7 @@
 //! | path | says |
 //! |---|---|
 //! | `/livez` | it runs |
-//! | `/readyz` | it has a route table |
+//! | `/readyz` | it has a route table and is not about to leave |
 //! | `/routes` | the table, and what is known of each region |
 //! | `/explain/{id}` | why a request went where it went ([`super::explain`]) |
 //! | `/metrics` | what it has done and what it holds, for Prometheus ([`super::scrape`]) |
@@ -39,7 +39,11 @@ pub(super) struct Operations {
     pub(super) intake: Arc<Intake>,
     /// A permit for each connection that could be opened.
     pub(super) connections: Arc<Semaphore>,
+    /// How many may be open at once.
+    pub(super) connections_max: usize,
     pub(super) explanations: Arc<Explanations>,
+    /// Whether the edge is on its way out.
+    pub(super) leaving: watch::Receiver<bool>,
     /// How receipts are getting on, if they are kept.
     pub(super) receipts: Option<Gauge>,
 }
@@ -59,7 +63,9 @@ pub(super) async fn serve(socket: TcpListener, operations: Operations) {
 }
 
 async fn ready(State(operations): State<Operations>) -> (StatusCode, &'static str) {
-    if operations.views.borrow().is_some() {
+    if *operations.leaving.borrow() {
+        (StatusCode::SERVICE_UNAVAILABLE, "leaving\n")
+    } else if operations.views.borrow().is_some() {
         (StatusCode::OK, "ready\n")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "no route table yet\n")

@@ -3,7 +3,6 @@
 use super::explain::health_word;
 use super::operations::Operations;
 use crate::intake::BODIES_BYTES_MAX;
-use crate::listener::CONNECTIONS_MAX;
 use crate::metrics::{Kind, Text};
 use regions::selection::Health;
 use std::time::{Duration, Instant};
@@ -25,13 +24,13 @@ pub(super) fn text(operations: &Operations) -> String {
 
     let generation = views.borrow().as_ref().map(|view| view.generation);
     let (epoch, number) = generation.map_or((0, 0), |generation| (generation.epoch, generation.number));
-    let open = CONNECTIONS_MAX - connections.available_permits();
+    let open = operations.connections_max - connections.available_permits();
     let taken = BODIES_BYTES_MAX - intake.room();
     for (name, help, value) in [
         ("meridian_gateway_route_epoch", "Epoch of the route table in hand; 0 before the first.", epoch),
         ("meridian_gateway_route_generation", "Its generation within the epoch.", number),
         ("meridian_gateway_connections", "Connections of clients that are open.", open as u64),
-        ("meridian_gateway_connections_max", "How many may be.", CONNECTIONS_MAX as u64),
+        ("meridian_gateway_connections_max", "How many may be.", operations.connections_max as u64),
         ("meridian_gateway_bodies_bytes", "Room that the bodies under way have taken.", taken as u64),
         ("meridian_gateway_bodies_bytes_max", "All the room that there is.", BODIES_BYTES_MAX as u64),
     ] {

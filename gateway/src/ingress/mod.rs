@@ -12,8 +12,9 @@ mod probe;
 mod replicas;
 mod scrape;
 
+use crate::config::Timeouts;
 use crate::intake::{Intake, NoBody};
-use crate::listener::{AfterAnswer, Door, Listener};
+use crate::listener::{AfterAnswer, Door, Leave, Listener};
 use crate::metrics::{Ending, IngressMetrics};
 use crate::receipts::{ReceiptsConfig, ReceiptsError, Recorder};
 use crate::relay::{self, Crossing};
@@ -47,8 +48,6 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// How long an ingress that is told to stop still takes requests, while its reports say that it is draining: three
 /// reports, so that every edge has heard it.
 const LAME_DUCK: Duration = Duration::from_millis(700);
-/// How long requests in flight may go on after that.
-const DRAIN: Duration = Duration::from_secs(30);
 /// How long the last receipts may take to reach the disk after that.
 const LAST_RECEIPTS: Duration = Duration::from_secs(5);
 /// Bytes of JSON text a token, roughly; a first estimate of what a request costs, before anybody has tokenized it.
@@ -118,6 +117,8 @@ pub async fn run(
         tasks.spawn(probe::watch(number, *address, client.clone(), spoke.clone()));
     }
     ready(listener.address());
+    // Edges know from the reports that it is leaving.
+    let timeouts = Timeouts { lame_duck: Duration::ZERO, ..Timeouts::default() };
     let door = Ingress {
         region,
         here,
@@ -125,7 +126,7 @@ pub async fn run(
         spoke: spoke.clone(),
         replicas: Replicas::new(replicas, spoke.clone()),
         upstream: Upstream::new(),
-        intake: Intake::new(),
+        intake: Intake::new(timeouts.body),
         metrics: IngressMetrics::new(),
         recorder,
     };
@@ -133,8 +134,9 @@ pub async fn run(
         shutdown.await;
         lock(&spoke).set_draining();
         tokio::time::sleep(LAME_DUCK).await;
+        Leave::Stopping
     };
-    listener.serve(Arc::new(door), leave, DRAIN).await;
+    listener.serve(Arc::new(door), leave, timeouts).await;
     tasks.shutdown().await;
     if let Some(writing) = writing {
         writing.finish(LAST_RECEIPTS).await;

@@ -85,6 +85,16 @@ error_codes! {
     MissingField = "missing_field", 400, Caller, Nothing;
     /// A field has a type or a value that this path does not take; `param` names it.
     InvalidValue = "invalid_value", 400, Caller, Nothing;
+    /// What came is not HTTP/1.1 as RFC 9112 has it, or could be read in two ways; the connection is closed.
+    MalformedRequest = "malformed_request", 400, Caller, Nothing;
+    /// The head of the request has more bytes or more fields than a head may; the connection is closed.
+    HeadTooLarge = "head_too_large", 431, Caller, Nothing;
+    /// The head of the request did not arrive within the time that a head may take; the connection is closed.
+    HeadTimeout = "head_timeout", 408, Caller, Nothing;
+    /// The body comes in a transfer coding other than `chunked`; the connection is closed.
+    UnknownTransferCoding = "unknown_transfer_coding", 501, Caller, Nothing;
+    /// The body comes in a content coding that is not spoken here; gzip is.
+    UnsupportedEncoding = "unsupported_encoding", 415, Caller, Nothing;
     /// A header that Meridian reads has a value that it cannot read; `param` names it.
     InvalidHeader = "invalid_header", 400, Caller, Nothing;
     /// An input is empty: there is nothing to compute.
@@ -277,6 +287,9 @@ impl ErrorCode {
             InputTooLong | TooManyInputs | TooManyTokens | BodyTooLarge => (TeiErrorType::Validation, 413),
             WrongTask => (TeiErrorType::Backend, 424),
             Overloaded | RateLimited => (TeiErrorType::Overloaded, 429),
+            MalformedRequest | HeadTooLarge | HeadTimeout | UnknownTransferCoding | UnsupportedEncoding => {
+                (TeiErrorType::Validation, self.status())
+            }
             InvalidHeader | BodyTimeout | InvalidApiKey | InvalidToken | ModelNotFound | NotFound
             | MethodNotAllowed | RegionNotPermitted | LaneNotPermitted | NotResidentHere => {
                 (TeiErrorType::Validation, self.status())

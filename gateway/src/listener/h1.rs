@@ -1,0 +1,147 @@
+//! HTTP/1 connections: one request after the other.
+//!
+//! The head is read here and not by Pingora, which would take a megabyte of it, a byte a minute: within one time and one
+//! size, and checked by [`gateway_core::head`] while it comes. What is whole and in order is handed to Pingora, which reads
+//! it from memory. What is not is answered from here and the connection closed, because nobody can know where the next
+//! request would begin.
+
+use super::{AfterAnswer, Door, Shared, h2};
+use crate::respond;
+use bytes::BytesMut;
+use gateway_core::head::{HeadProblem, Scan};
+use pingora::protocols::Stream;
+use pingora::protocols::http::ServerSession;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+/// Room for a head at first: most fit, and an idle connection holds no more.
+const HEAD_BUFFER_BYTES: usize = 2 << 10;
+/// RFC 9113, 3.4.
+const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How much of what a refused client still sends is read before the connection is closed: a close with bytes unread is
+/// a reset, which can overtake the answer.
+const LINGER_BYTES_MAX: usize = 1 << 20;
+/// How long that may take.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What came where a request could.
+enum Came {
+    /// A head, all of it, in order.
+    Head,
+    /// The preface of HTTP/2.
+    Preface,
+    /// Nothing more: the client has gone, or was idle for too long, or we are leaving.
+    Nothing,
+    /// Something that is no head.
+    Nonsense(HeadProblem),
+    /// Only a part of a head, in all the time that there was.
+    TooSlow,
+}
+
+pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream) {
+    let mut buffer = BytesMut::new();
+    // Over TLS it is ALPN that says so.
+    let mut may_be_h2 = shared.tls.is_none();
+    loop {
+        match next(shared, &mut stream, &mut buffer, may_be_h2).await {
+            Came::Head => {}
+            Came::Preface => return h2::serve(shared, stream, buffer.freeze()).await,
+            Came::Nothing => return,
+            Came::Nonsense(problem) => {
+                tracing::debug!(?problem, "a head is refused");
+                return refuse(stream, &respond::unreadable_head(problem)).await;
+            }
+            Came::TooSlow => return refuse(stream, &respond::slow_head(shared.timeouts.head)).await,
+        }
+        may_be_h2 = false;
+        match one(shared, stream, std::mem::take(&mut buffer)).await {
+            Some((kept, over)) => (stream, buffer) = (kept, over),
+            None => return,
+        }
+    }
+}
+
+/// Waits for a request and reads its head into `buffer`, which may hold the beginning of it.
+async fn next<D: Door>(
+    shared: &Shared<D>,
+    stream: &mut Stream,
+    buffer: &mut BytesMut,
+    may_be_h2: bool,
+) -> Came {
+    if buffer.is_empty() {
+        buffer.reserve(HEAD_BUFFER_BYTES);
+        let came = tokio::select! {
+            biased;
+            came = timeout(shared.timeouts.idle, stream.read_buf(buffer)) => came,
+            () = shared.closing() => return Came::Nothing,
+            () = shared.crowded.notified() => return Came::Nothing,
+        };
+        if !matches!(came, Ok(Ok(1..))) {
+            return Came::Nothing;
+        }
+    }
+    let head = async {
+        let mut scan = Scan::default();
+        loop {
+            if may_be_h2 && H2_PREFACE.starts_with(&buffer[..buffer.len().min(H2_PREFACE.len())]) {
+                if buffer.len() >= H2_PREFACE.len() {
+                    return Ok(Came::Preface);
+                }
+            } else {
+                match scan.go_on(buffer) {
+                    Ok(Some(_)) => return Ok(Came::Head),
+                    Ok(None) => {}
+                    Err(problem) => return Ok(Came::Nonsense(problem)),
+                }
+            }
+            if stream.read_buf(buffer).await? == 0 {
+                return Ok::<_, io::Error>(Came::Nothing);
+            }
+        }
+    };
+    match timeout(shared.timeouts.head, head).await {
+        Ok(came) => came.unwrap_or(Came::Nothing),
+        Err(_) => Came::TooSlow,
+    }
+}
+
+/// Answers the request whose head is in `buffer`; gives the connection back if it can carry another, with what was read
+/// of that.
+async fn one<D: Door>(shared: &Shared<D>, stream: Stream, buffer: BytesMut) -> Option<(Stream, BytesMut)> {
+    let mut session = ServerSession::new_http1(stream);
+    session.set_pipelined_prefix(buffer);
+    session.set_pipelining_enabled(true);
+    // The intake has a time for the whole of a body; one for each read would be a timer a piece.
+    session.set_read_timeout(None);
+    match session.read_request().await {
+        Ok(true) => {}
+        Ok(false) => return None,
+        Err(error) => {
+            tracing::debug!(%error, "a request head that cannot be read");
+            respond::unreadable(&mut session).await;
+            return None;
+        }
+    }
+    if shared.answer(&mut session).await == AfterAnswer::Close {
+        session.shutdown().await;
+        return None;
+    }
+    let (stream, over) = session.finish().await.ok()??.into_parts();
+    Some((stream, over.unwrap_or_default()))
+}
+
+/// Writes an answer, says that it was the last, and lets the client read it.
+async fn refuse(mut stream: Stream, answer: &[u8]) {
+    let said = async {
+        stream.write_all(answer).await?;
+        stream.flush().await?;
+        AsyncWriteExt::shutdown(&mut stream).await?;
+        let mut rest = stream.take(LINGER_BYTES_MAX as u64);
+        tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
+    };
+    // Whether it was read or not, the connection ends here.
+    timeout(LINGER_TIMEOUT, said).await.ok();
+}

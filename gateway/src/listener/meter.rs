@@ -1,0 +1,128 @@
+//! Shows [`gateway_core::flood::Meter`] the bytes of an HTTP/2 connection as they are read.
+//!
+//! The protocol library does not tell how many frames it was sent; so this stands between it and the connection. Once
+//! there were too many it reads nothing more and rings: whoever owns the connection ends it.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use gateway_core::flood::Meter;
+use pingora::protocols::raw_connect::ProxyDigest;
+use pingora::protocols::{
+    GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, Stream,
+    TimingDigest, UniqueID, UniqueIDType,
+};
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+
+#[derive(Debug)]
+pub(super) struct Metered {
+    inner: Stream,
+    /// What was read before it was known that this is HTTP/2.
+    read_before: Bytes,
+    meter: Meter,
+    flooded: Option<Arc<Notify>>,
+}
+
+impl Metered {
+    /// Of which `read_before` was read already; with the bell that rings when the client floods.
+    pub(super) fn new(inner: Stream, read_before: Bytes) -> (Metered, Arc<Notify>) {
+        let bell = Arc::new(Notify::new());
+        let flooded = Some(bell.clone());
+        (Metered { inner, read_before, meter: Meter::new(Instant::now()), flooded }, bell)
+    }
+}
+
+impl AsyncRead for Metered {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.flooded.is_none() {
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        if self.read_before.is_empty() {
+            std::task::ready!(Pin::new(&mut self.inner).poll_read(context, buffer))?;
+        } else {
+            let now = self.read_before.len().min(buffer.remaining());
+            buffer.put_slice(&self.read_before.split_to(now));
+        }
+        if self.meter.read(&buffer.filled()[before..], Instant::now()).is_err()
+            && let Some(bell) = self.flooded.take()
+        {
+            bell.notify_one();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Metered {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+}
+
+#[async_trait]
+impl Shutdown for Metered {
+    async fn shutdown(&mut self) {
+        self.inner.shutdown().await;
+    }
+}
+
+impl UniqueID for Metered {
+    fn id(&self) -> UniqueIDType {
+        self.inner.id()
+    }
+}
+
+impl Ssl for Metered {}
+
+impl Peek for Metered {}
+
+impl GetTimingDigest for Metered {
+    fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
+        self.inner.get_timing_digest()
+    }
+}
+
+impl GetProxyDigest for Metered {
+    fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
+        self.inner.get_proxy_digest()
+    }
+}
+
+impl GetSocketDigest for Metered {
+    fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
+        self.inner.get_socket_digest()
+    }
+}

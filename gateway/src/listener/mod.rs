@@ -1,0 +1,259 @@
+//! Accepts connections, and lets go of them in order.
+//!
+//! Pingora's `Server` owns the process: its own runtimes, its own signal handling, a fixed wait before it exits. Ours is
+//! one role among others in a process that the front door owns, so the accept loop is here (bound before it is
+//! announced, joined before it returns) and Pingora begins where a request does: parsing, bodies, framing.
+//!
+//! A connection is one of three kinds, and which one is found out by itself: TLS, where there is a certificate, and in it
+//! what ALPN agreed on; else HTTP/2, if the first bytes are its preface; else HTTP/1. [`h1`] and [`h2`] go on from there.
+//!
+//! How it ends is the same for all. A listener that is told to leave first only says so: answers carry `connection:
+//! close`, HTTP/2 gets GOAWAY, and whoever asks is still served, so that a load balancer has time to look elsewhere. Then
+//! it accepts nobody, closes what is idle, and waits for what is in flight, within a bound.
+
+mod h1;
+mod h2;
+mod meter;
+
+use crate::config::Timeouts;
+use bytes::Bytes;
+use pingora::listeners::tls::Acceptor;
+use pingora::protocols::Stream;
+use pingora::protocols::http::ServerSession;
+use pingora::protocols::l4::listener::Listener as Socket;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Connections open at once, unless the configuration says otherwise. At about 20 KiB each that is 200 MiB; the next one
+/// waits in the kernel's queue, and the one that was idle for longest is closed for it.
+pub(crate) const CONNECTIONS_MAX: usize = 10_000;
+/// How long accepting pauses when the machine has no file descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What stands behind a listener: it answers one request after another.
+pub(crate) trait Door: Send + Sync + 'static {
+    /// Answers the request whose head `session` has read.
+    fn answer(&self, session: &mut ServerSession) -> impl Future<Output = AfterAnswer> + Send;
+}
+
+/// What becomes of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterAnswer {
+    /// It can carry the next request.
+    Reuse,
+    /// The answer broke off, or the client is gone.
+    Close,
+}
+
+/// Why a listener leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// The process ends: whoever still comes for a while is served.
+    Stopping,
+    /// Another process accepts from the same socket now.
+    HandedOver,
+}
+
+/// How far it has got with leaving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Serving,
+    /// Answers say that this connection should not be used again.
+    LameDuck,
+    /// Whatever is idle is closed.
+    Closing,
+}
+
+/// A bound socket that is not served yet.
+pub(crate) struct Listener {
+    socket: Socket,
+    address: SocketAddr,
+    tls: Option<Arc<Acceptor>>,
+    room: Arc<Semaphore>,
+}
+
+/// What every connection of a listener shares.
+struct Shared<D> {
+    door: Arc<D>,
+    timeouts: Timeouts,
+    tls: Option<Arc<Acceptor>>,
+    stage: watch::Receiver<Stage>,
+    /// Wakes the connection that is idle for longest.
+    crowded: Notify,
+}
+
+impl Listener {
+    /// Binds `address`; port 0 takes any that is free.
+    pub(crate) async fn bind(address: SocketAddr) -> io::Result<Listener> {
+        Listener::on(TcpListener::bind(address).await?)
+    }
+
+    /// On a socket that somebody else has bound.
+    pub(crate) fn on(socket: TcpListener) -> io::Result<Listener> {
+        let address = socket.local_addr()?;
+        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        Ok(Listener { socket: socket.into(), address, tls: None, room })
+    }
+
+    /// Speaks TLS, and nothing else.
+    pub(crate) fn over_tls(self, acceptor: Option<Acceptor>) -> Listener {
+        Listener { tls: acceptor.map(Arc::new), ..self }
+    }
+
+    /// Holds so many connections at once.
+    pub(crate) fn holding(self, connections_max: usize) -> Listener {
+        Listener { room: Arc::new(Semaphore::new(connections_max)), ..self }
+    }
+
+    /// A permit for each connection that could be opened now.
+    pub(crate) fn room(&self) -> Arc<Semaphore> {
+        self.room.clone()
+    }
+
+    /// Where it is bound.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until it is to `leave`; then as the head of this file has it.
+    pub(crate) async fn serve<D: Door>(
+        self,
+        door: Arc<D>,
+        leave: impl Future<Output = Leave>,
+        timeouts: Timeouts,
+    ) {
+        let (stage, seen) = watch::channel(Stage::Serving);
+        let Listener { socket, address: _, tls, room } = self;
+        let shared = Arc::new(Shared { door, timeouts, tls, stage: seen, crowded: Notify::new() });
+        let mut connections = JoinSet::new();
+        let left = accept_until(&socket, &shared, &room, &mut connections, leave).await;
+        stage.send_replace(Stage::LameDuck);
+        match left {
+            Leave::Stopping => {
+                let time = tokio::time::sleep(timeouts.lame_duck);
+                accept_until(&socket, &shared, &room, &mut connections, time).await;
+                drop(socket);
+            }
+            Leave::HandedOver => {
+                drop(socket);
+                timeout(timeouts.lame_duck, all(&mut connections)).await.ok();
+            }
+        }
+        stage.send_replace(Stage::Closing);
+        if timeout(timeouts.drain, all(&mut connections)).await.is_err() {
+            tracing::warn!(drain = ?timeouts.drain, "requests still in flight after the drain are cut off");
+            connections.shutdown().await;
+        }
+    }
+}
+
+async fn all(connections: &mut JoinSet<()>) {
+    while connections.join_next().await.is_some() {}
+}
+
+/// Takes connections, each in a task of its own, until `until`.
+async fn accept_until<D: Door, T>(
+    socket: &Socket,
+    shared: &Arc<Shared<D>>,
+    room: &Arc<Semaphore>,
+    connections: &mut JoinSet<()>,
+    until: impl Future<Output = T>,
+) -> T {
+    tokio::pin!(until);
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            done = &mut until => return done,
+            Some(_) = connections.join_next() => continue,
+            accepted = accept(socket, room, &shared.crowded) => accepted,
+        };
+        match accepted {
+            Ok((stream, place)) => {
+                let shared = shared.clone();
+                connections.spawn(async move {
+                    shared.serve(stream).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Pingora's own accept, because it notes who the peer is: nobody else tells a session.
+async fn accept(
+    socket: &Socket,
+    room: &Arc<Semaphore>,
+    crowded: &Notify,
+) -> io::Result<(pingora::protocols::l4::stream::Stream, OwnedSemaphorePermit)> {
+    let place = match room.clone().try_acquire_owned() {
+        Ok(place) => place,
+        Err(_) => {
+            crowded.notify_one();
+            room.clone().acquire_owned().await.expect("the semaphore is never closed")
+        }
+    };
+    let mut stream = socket.accept().await?;
+    stream.set_nodelay().map_err(io::Error::other)?;
+    Ok((stream, place))
+}
+
+impl<D: Door> Shared<D> {
+    /// One connection, from its first byte to its last.
+    async fn serve(self: &Arc<Self>, stream: pingora::protocols::l4::stream::Stream) {
+        let Some(tls) = &self.tls else {
+            return h1::serve(self, Box::new(stream)).await;
+        };
+        match timeout(self.timeouts.head, tls.tls_handshake(stream)).await {
+            Ok(Ok(stream)) => {
+                let stream: Stream = Box::new(stream);
+                match stream.selected_alpn_proto() {
+                    Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new()).await,
+                    _ => h1::serve(self, stream).await,
+                }
+            }
+            Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+            Err(_) => tracing::debug!("a TLS handshake took too long"),
+        }
+    }
+
+    /// Answers one request; says whether its connection may go on.
+    async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
+        session.set_write_timeout(Some(self.timeouts.write));
+        session.req_header_mut().extensions_mut().insert(Notice(self.stage.clone()));
+        self.door.answer(session).await
+    }
+
+    /// Comes back when idle connections are to be closed.
+    async fn closing(&self) {
+        // The sender outlives every connection.
+        self.stage.clone().wait_for(|stage| *stage == Stage::Closing).await.ok();
+    }
+}
+
+/// Travels with a request, so that its answer can say whether the connection may be used again: what is known of that
+/// when the answer is written, not when the request came.
+#[derive(Clone)]
+struct Notice(watch::Receiver<Stage>);
+
+/// To be called before the head of an answer is written: HTTP/1 says in it that the connection ends.
+pub(crate) fn heed_notice(session: &mut ServerSession) {
+    let leaving = session
+        .req_header()
+        .extensions
+        .get::<Notice>()
+        .is_some_and(|Notice(stage)| *stage.borrow() != Stage::Serving);
+    if leaving {
+        session.set_keepalive(None);
+    }
+}

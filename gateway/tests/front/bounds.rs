@@ -1,0 +1,135 @@
+//! Whoever takes his time: each part of a request has one, and what takes longer ends.
+
+use crate::http2::Client;
+use crate::scene::{BODY, Mode, PATIENCE, Scene, ask, one, post, rest};
+use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+/// Sends `bytes` and then `drop`s, one every 20 ms, until the other side has enough.
+async fn trickle(mut stream: TcpStream, bytes: &[u8], drops: &[u8]) -> (crate::scene::Answer, Duration) {
+    let begun = Instant::now();
+    stream.write_all(bytes).await.unwrap();
+    let (mut read, mut write) = stream.into_split();
+    let drops = drops.to_vec();
+    let dripping = tokio::spawn(async move {
+        for drop in drops.iter().cycle() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            if write.write_all(&[*drop]).await.is_err() {
+                return;
+            }
+        }
+    });
+    let answer = rest(&mut read).await;
+    dripping.abort();
+    (answer, begun.elapsed())
+}
+
+#[tokio::test]
+async fn a_head_that_comes_by_the_byte_is_given_up() {
+    let scene = Scene::new().await;
+    let edge = scene.quick_edge().await;
+    let (answer, took) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\nhost: ", b"x").await;
+    assert_eq!((answer.status, answer.code()), (408, "head_timeout"), "{answer:?}");
+    assert!((Duration::from_millis(300)..Duration::from_secs(3)).contains(&took), "{took:?}");
+    // Field after field, and as what looks like the preface of HTTP/2.
+    let (answer, _) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\n", b"x: y\r\n").await;
+    assert_eq!((answer.status, answer.code()), (408, "head_timeout"), "{answer:?}");
+    let mut stream = edge.connect().await;
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM").await.unwrap();
+    assert_eq!(rest(&mut stream).await.status, 408);
+}
+
+#[tokio::test]
+async fn a_body_that_never_ends_is_given_up_and_so_is_one_that_does_not_come() {
+    let scene = Scene::new().await;
+    let edge = scene.quick_edge().await;
+    let request = post("", BODY).replace("content-length: 35", "content-length: 1000000");
+    let (answer, took) = trickle(edge.connect().await, request.as_bytes(), b" ").await;
+    assert_eq!((answer.status, answer.code()), (408, "body_timeout"), "{answer:?}");
+    assert!(took >= Duration::from_millis(500), "{took:?}");
+    let head = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
+    let (answer, _) = trickle(edge.connect().await, head.as_bytes(), b"1\r\n \r\n").await;
+    assert_eq!((answer.status, answer.code()), (408, "body_timeout"), "{answer:?}");
+    assert_eq!(scene.region.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_connection_without_a_request_is_closed_and_one_with_requests_is_not() {
+    let scene = Scene::new().await;
+    let edge = scene.quick_edge().await;
+    let begun = Instant::now();
+    let (mut silent, mut busy) = (edge.connect().await, edge.connect().await);
+    let closed = tokio::spawn(async move { rest(&mut silent).await.status });
+    while !closed.is_finished() || begun.elapsed() < Duration::from_millis(800) {
+        assert_eq!(ask(&mut busy).await.status, 200);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(closed.await.unwrap(), 0, "without a word");
+    assert_eq!(rest(&mut busy).await.status, 0, "and when it is idle in turn, this one too");
+}
+
+#[tokio::test]
+async fn a_place_is_kept_free_by_closing_the_longest_idle_and_never_the_busy() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("connections_max = 4\n").await;
+    let (mut first, http2) = (edge.connect().await, Client::plain(&edge).await);
+    assert_eq!(ask(&mut first).await.status, 200);
+    assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
+    let mut third = edge.connect().await;
+    assert_eq!(ask(&mut third).await.status, 200);
+    let mut fourth = edge.connect().await;
+    assert_eq!(ask(&mut fourth).await.status, 200);
+    assert_eq!(rest(&mut first).await.status, 0, "the place of the first is for the next one");
+    let mut fifth = edge.connect().await;
+    assert_eq!(ask(&mut fifth).await.status, 200);
+    let Client { send, ended } = http2;
+    tokio::time::timeout(PATIENCE, ended).await.expect("then that of the second").unwrap().unwrap();
+    drop(send);
+    // All busy: the next one waits.
+    scene.region.mode.send_replace(Mode::Waits);
+    let mut busy = vec![third, fourth, fifth];
+    for stream in &mut busy {
+        stream.write_all(post("", BODY).as_bytes()).await.unwrap();
+    }
+    scene.region.until_requests(8).await;
+    let mut sixth = edge.connect().await;
+    sixth.write_all(post("", BODY).as_bytes()).await.unwrap();
+    busy.push(sixth);
+    scene.region.until_requests(9).await;
+    let mut waiting = edge.connect().await;
+    waiting.write_all(post("", BODY).as_bytes()).await.unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(200), waiting.readable()).await.is_err());
+    scene.region.go_on.send_replace(true);
+    for stream in &mut busy {
+        assert_eq!(one(stream).await.status, 200, "nobody at work is sent away");
+    }
+    assert_eq!(one(&mut waiting).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_http_2_body_that_never_ends_is_given_up_and_its_connection_goes_on() {
+    let scene = Scene::new().await;
+    let edge = scene.quick_edge().await;
+    let client = Client::plain(&edge).await;
+    let (answer, mut body) = client.begin(crate::http2::post(), false).await.unwrap();
+    body.send_data("{".into(), false).unwrap();
+    let answer = tokio::time::timeout(PATIENCE, answer).await.expect("an answer").unwrap();
+    assert_eq!(answer.status().as_u16(), 408);
+    assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_its_request_takes_nothing_along() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    for cut in [1, 20, 60, 90, 110] {
+        let mut stream = edge.connect().await;
+        stream.write_all(&post("", BODY).as_bytes()[..cut]).await.unwrap();
+        drop(stream);
+    }
+    let mut stream = edge.connect().await;
+    stream.write_all(post("", BODY).as_bytes()).await.unwrap();
+    assert_eq!(one(&mut stream).await.status, 200);
+    assert_eq!(scene.region.requests(), 1);
+}

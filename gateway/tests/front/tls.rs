@@ -1,0 +1,124 @@
+//! TLS: what is spoken inside, certificates that change, and files that are wrong.
+
+use crate::http2::Client;
+use crate::scene::{BODY, Edge, PATIENCE, Scene, ask, certify, rest};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+const TLS: &str = "[tls]\ncertificate = 'gateway.crt'\nkey = 'gateway.key'\n";
+
+/// A client that trusts `certificate` and speaks `protocols`.
+pub(crate) async fn connect(
+    edge: &Edge,
+    certificate: &CertificateDer<'static>,
+    protocols: &[&[u8]],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate.clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    let name = ServerName::try_from("localhost").unwrap();
+    TlsConnector::from(Arc::new(config)).connect(name, edge.connect().await).await
+}
+
+fn agreed(stream: &TlsStream<TcpStream>) -> Option<&[u8]> {
+    stream.get_ref().1.alpn_protocol()
+}
+
+#[tokio::test]
+async fn http_2_and_http_1_are_spoken_over_tls_as_the_client_likes() {
+    let scene = Scene::new().await;
+    let certificate = certify(scene.dir.path());
+    let edge = scene.edge(TLS).await;
+    for protocols in [&[&b"http/1.1"[..]][..], &[]] {
+        let mut stream = connect(&edge, &certificate, protocols).await.unwrap();
+        assert_eq!(agreed(&stream), protocols.first().copied());
+        for _ in 0..2 {
+            assert_eq!(ask(&mut stream).await.status, 200);
+        }
+    }
+    let stream = connect(&edge, &certificate, &[b"http/1.1", b"h2"]).await.unwrap();
+    assert_eq!(agreed(&stream), Some(&b"h2"[..]), "the better one");
+    let client = Client::over(stream).await;
+    assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
+    let large = BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat(8 << 20)));
+    let answer = client.post(large.clone()).await.unwrap();
+    assert_eq!(answer.json()["bytes"].as_u64(), Some(large.len() as u64));
+    assert!(connect(&edge, &certificate, &[b"h3"]).await.is_err(), "none that both speak");
+}
+
+#[tokio::test]
+async fn who_does_not_speak_tls_or_is_slow_about_it_is_let_go() {
+    let scene = Scene::new().await;
+    let certificate = certify(scene.dir.path());
+    let edge = scene.edge(&format!("{TLS}[timeouts]\nhead = '300ms'\n")).await;
+    let answer = edge.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    assert_ne!(answer.status, 200, "{answer:?}");
+    let mut slow = edge.connect().await;
+    slow.write_all(&[22, 3, 1]).await.unwrap();
+    assert_eq!(rest(&mut slow).await.status, 0);
+    // The preface of HTTP/2 where HTTP/1 was agreed on is no request.
+    let mut stream = connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    assert_eq!(rest(&mut stream).await.status, 400);
+    let mut stream = connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
+    assert_eq!(ask(&mut stream).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_certificate_that_changes_is_taken_while_connections_go_on() {
+    let scene = Scene::new().await;
+    let old = certify(scene.dir.path());
+    let edge = scene.edge(TLS).await;
+    let mut open = connect(&edge, &old, &[]).await.unwrap();
+    assert_eq!(ask(&mut open).await.status, 200);
+    let old_key = std::fs::read(scene.dir.path().join("gateway.key")).unwrap();
+
+    // One file after the other: for a moment they do not go together, and the old pair stays.
+    let new = certify(scene.dir.path());
+    let new_key = std::fs::read(scene.dir.path().join("gateway.key")).unwrap();
+    std::fs::write(scene.dir.path().join("gateway.key"), old_key).unwrap();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(ask(&mut connect(&edge, &old, &[]).await.unwrap()).await.status, 200);
+    std::fs::write(scene.dir.path().join("gateway.key"), new_key).unwrap();
+    let taken = async {
+        while connect(&edge, &new, &[]).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, taken).await.expect("the new certificate is taken");
+    assert!(connect(&edge, &old, &[]).await.is_err(), "the old one is gone");
+    assert_eq!(ask(&mut open).await.status, 200, "what was open goes on");
+}
+
+#[tokio::test]
+async fn files_that_are_wrong_are_told_by_name_and_all_at_once() {
+    let scene = Scene::new().await;
+    certify(scene.dir.path());
+    let check = |config: &str, words: &[&str]| {
+        let problems = scene.config(config).err().expect("wrong files");
+        assert_eq!(problems.len(), words.len(), "{problems:#?}");
+        for (problem, word) in problems.iter().zip(words) {
+            assert!(problem.contains(word), "'{word}' in {problem}");
+        }
+    };
+    check("[tls]\ncertificate = 'no.crt'\nkey = 'no.key'\n", &["no.crt", "no.key"]);
+    check("[tls]\ncertificate = 'key'\nkey = 'key'\n", &["no certificate", "no private key"]);
+    check("[tls]\ncertificate = 'gateway.key'\nkey = 'gateway.key'\n", &["no certificate"]);
+    let key = std::fs::read(scene.dir.path().join("gateway.key")).unwrap();
+    certify(scene.dir.path());
+    std::fs::write(scene.dir.path().join("gateway.key"), key).unwrap();
+    check(TLS, &["do not go together"]);
+    assert!(scene.config("[tls]\ncertificate = 'gateway.crt'\n").is_err(), "a key is needed");
+}
