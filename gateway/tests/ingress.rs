@@ -130,11 +130,11 @@ impl Scene {
         let addresses = vec![at, beside];
         let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses.clone())));
         let config = IngressConfig {
-            receipts: None,
             listen: "127.0.0.1:0".parse().unwrap(),
             region: REGION.parse().unwrap(),
             replicas: addresses,
             catalogue: Arc::new(Catalogue::builtin()),
+            receipts: None,
         };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, address) = tokio::sync::oneshot::channel();

@@ -39,6 +39,11 @@ impl HedgeBudget {
         }
         enough
     }
+
+    /// How many hedges could be taken out now.
+    pub fn left(&self) -> u32 {
+        self.saved_permille / 1000
+    }
 }
 
 #[cfg(test)]
@@ -52,7 +57,9 @@ mod tests {
         assert!(!budget.withdraw());
         (0..49).for_each(|_| budget.pay_in());
         assert!(!budget.withdraw());
+        assert_eq!(budget.left(), 0);
         budget.pay_in();
+        assert_eq!(budget.left(), 1);
         assert!(budget.withdraw() && !budget.withdraw());
         (0..10_000).for_each(|_| budget.pay_in());
         assert_eq!((0..100).filter(|_| budget.withdraw()).count(), 8);

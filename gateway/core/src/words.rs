@@ -130,7 +130,8 @@ mod tests {
 
     #[test]
     fn every_word_leads_back_to_what_it_stands_for() {
-        for cause in Cause::ALL {
+        for (place, cause) in Cause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, place, "the order of the list is that of the enum");
             assert_eq!(Cause::parse(cause.as_str()), Some(cause));
         }
         for (place, ended) in Ended::ALL.into_iter().enumerate() {

@@ -3,7 +3,7 @@
 //! An account is opened with the request's head and told when it is dropped: so a request leaves its line, its counts and
 //! its receipts also when its client hangs up or when the process stops in the middle of it (invariant 2, One fate).
 
-use super::admit::{Request, header, request_id};
+use super::admit::{Request, request_id};
 use super::explain::{Explanation, Understood};
 use super::forward::Edge;
 use crate::events::{RequestEnded, Times};
@@ -17,7 +17,6 @@ use pingora::protocols::http::ServerSession;
 use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
-use replica_core::wire::headers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,7 +63,7 @@ impl<'a> Account<'a> {
             at_ms: now_ms(),
             tls_ended_here: digest.is_some_and(|digest| digest.ssl_digest.is_some()),
             protocol,
-            lane: Lane::of(header(session, headers::LANE)),
+            lane: Lane::default(),
             asked: Asked::OTHER,
             tenant: None,
             admitted: None,
@@ -80,7 +79,8 @@ impl<'a> Account<'a> {
 
     /// The request is let in.
     pub(super) fn admitted(&mut self, request: &Request, generation: Generation) {
-        let Request { deployment, cost, residency, allowed, .. } = request;
+        let Request { deployment, cost, residency, allowed, lane, .. } = request;
+        self.lane = Lane::from(*lane);
         let understood = Understood {
             deployment: deployment.clone(),
             cost: *cost,

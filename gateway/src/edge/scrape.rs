@@ -2,10 +2,16 @@
 
 use super::explain::health_word;
 use super::operations::Operations;
+use crate::circuits;
 use crate::intake::BODIES_BYTES_MAX;
 use crate::metrics::{Kind, Text};
+use gateway_core::targets::CircuitState;
 use regions::selection::Health;
+use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
+
+/// One of the numbers of a circuit.
+type InFlight = fn(&CircuitState<RegionIndex>) -> u32;
 
 /// A region as this edge sees it at the moment.
 struct Seen {
@@ -37,6 +43,7 @@ pub(super) fn text(operations: &Operations) -> String {
         text.single(name, Kind::Gauge, help, value);
     }
     render_regions(&mut text, operations);
+    render_circuits(&mut text, operations);
     if let Some(receipts) = receipts {
         receipts.render(&mut text);
     }
@@ -44,9 +51,11 @@ pub(super) fn text(operations: &Operations) -> String {
 }
 
 fn render_regions(text: &mut Text, operations: &Operations) {
-    let (retries_left, seen) = look(operations);
+    let (retries_left, hedges_left, seen) = look(operations);
     let name = "meridian_gateway_retry_budget";
     text.single(name, Kind::Gauge, "Retries that could be paid for now.", retries_left);
+    let name = "meridian_gateway_hedge_budget";
+    text.single(name, Kind::Gauge, "Hedges that could be paid for now.", hedges_left);
     let name = "meridian_gateway_region_health";
     text.head(name, Kind::Gauge, "1 for the state in which this gateway sees a region.");
     for Seen { region, health, .. } in &seen {
@@ -74,8 +83,32 @@ fn render_regions(text: &mut Text, operations: &Operations) {
     }
 }
 
+fn render_circuits(text: &mut Text, operations: &Operations) {
+    let Operations { config, watch, .. } = operations;
+    let states = watch.circuits();
+    let named = |state: &CircuitState<_>| config.catalogue.region(state.target).id.to_string();
+    let name = "meridian_gateway_region_circuit";
+    text.head(name, Kind::Gauge, "1 for how the circuit of a region stands.");
+    for state in &states {
+        for word in circuits::WORDS {
+            let is = u8::from(word == circuits::word(state.standing));
+            text.sample(name, &[("region", &named(state)), ("state", word)], is);
+        }
+    }
+    let gauges: [(&str, &str, InFlight); 2] = [
+        ("meridian_gateway_region_in_flight", "Attempts that wait for a region.", |state| state.in_flight),
+        ("meridian_gateway_region_in_flight_max", "How many may.", |state| state.in_flight_max),
+    ];
+    for (name, help, of) in gauges {
+        text.head(name, Kind::Gauge, help);
+        for state in &states {
+            text.sample(name, &[("region", &named(state))], of(state));
+        }
+    }
+}
+
 /// What is known of the regions of the table, copied out so that the lock is not held while it is written.
-fn look(operations: &Operations) -> (u32, Vec<Seen>) {
+fn look(operations: &Operations) -> (u32, u32, Vec<Seen>) {
     let Operations { config, views, watch, .. } = operations;
     let view = views.borrow().clone();
     let now = Instant::now();
@@ -93,5 +126,5 @@ fn look(operations: &Operations) -> (u32, Vec<Seen>) {
             evacuations_left: left.map_or(0, |(_, left)| *left),
         }
     });
-    (known.budgets.retry.left(now), seen.collect())
+    (known.budgets.retry.left(now), known.budgets.hedge.left(), seen.collect())
 }

@@ -1,6 +1,7 @@
 //! The labels, each a closed set with a number for each member and its name.
 
 use gateway_core::endpoint::Endpoint;
+use gateway_core::lane;
 use pingora::protocols::http::ServerSession;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
@@ -140,33 +141,33 @@ impl Protocol {
     }
 }
 
-/// The lane that a request asked for.
+/// The lane in which a request travels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Lane {
     Interactive,
     Bulk,
-    /// It did not say; its size decides at the replica.
+    /// It was answered or refused before that was known.
     #[default]
-    BySize,
+    Unknown,
 }
 
 impl Lane {
-    pub(crate) const ALL: [Lane; 3] = [Lane::Interactive, Lane::Bulk, Lane::BySize];
-
-    /// The lane that a header's value names; one that is none is as if it were absent.
-    pub(crate) fn of(header: Option<&[u8]>) -> Lane {
-        match header {
-            Some(b"interactive") => Lane::Interactive,
-            Some(b"bulk") => Lane::Bulk,
-            Some(_) | None => Lane::BySize,
-        }
-    }
+    pub(crate) const ALL: [Lane; 3] = [Lane::Interactive, Lane::Bulk, Lane::Unknown];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Lane::Interactive => "interactive",
             Lane::Bulk => "bulk",
-            Lane::BySize => "by_size",
+            Lane::Unknown => "unknown",
+        }
+    }
+}
+
+impl From<lane::Lane> for Lane {
+    fn from(lane: lane::Lane) -> Lane {
+        match lane {
+            lane::Lane::Interactive => Lane::Interactive,
+            lane::Lane::Bulk => Lane::Bulk,
         }
     }
 }

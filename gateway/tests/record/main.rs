@@ -45,7 +45,7 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
     has(
         &served,
         json!({"protocol": "http/1.1", "endpoint": "/v1/embeddings", "tenant": "test", "deployment": "anywhere",
-               "lane": "by_size", "outcome": "ok", "status": 200, "region": AMERICA, "attempts": 1, "inputs": 1,
+               "lane": "interactive", "outcome": "ok", "status": 200, "region": AMERICA, "attempts": 1, "inputs": 1,
                "tokens": 7, "queue_ms": 1.0, "tokenize_ms": 2.0, "engine_ms": 3.0, "bytes_out": 11}),
     );
     assert!(served["trail"].as_str().unwrap().starts_with("aws/us-east-1:first:ok:"), "{served}");
@@ -77,7 +77,8 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
     check(&requests("/v1/models", "ok"), 1.0);
     assert_eq!(scrape.sum("meridian_gateway_requests_total", ""), 6.0);
     assert_eq!(scrape.sum("meridian_gateway_protocol_requests_total", "http/1.1"), 6.0);
-    check("meridian_gateway_request_seconds_count{lane=\"by_size\"}", 6.0);
+    check("meridian_gateway_request_seconds_count{lane=\"interactive\"}", 1.0);
+    check("meridian_gateway_request_seconds_count{lane=\"unknown\"}", 5.0);
     check("meridian_gateway_stage_seconds_count{stage=\"engine\"}", 1.0);
     check("meridian_gateway_stage_seconds_sum{stage=\"engine\"}", 0.003);
     check("meridian_gateway_tenant_requests_total{tenant=\"test\",outcome=\"ok\"}", 2.0);
@@ -94,6 +95,10 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
     check(&format!("meridian_gateway_region_health{{region=\"{JAPAN}\",state=\"healthy\"}}"), 1.0);
     assert!(scrape.get("meridian_gateway_connections") >= 1.0, "{}", scrape.text);
     check("meridian_gateway_bodies_bytes", 0.0);
+    check(&format!("meridian_gateway_region_circuit{{region=\"{EUROPE}\",state=\"closed\"}}"), 1.0);
+    check(&format!("meridian_gateway_region_circuit{{region=\"{EUROPE}\",state=\"ejected\"}}"), 0.0);
+    check(&format!("meridian_gateway_region_in_flight{{region=\"{AMERICA}\"}}"), 0.0);
+    assert!(scrape.get(&format!("meridian_gateway_region_in_flight_max{{region=\"{AMERICA}\"}}")) > 0.0);
 
     let ingress = Scrape::of(&scene.client, &format!("http://{}", scene.regions[AMERICA].address)).await;
     let served = "meridian_ingress_requests_total{endpoint=\"/v1/embeddings\",outcome=\"ok\"}";
