@@ -3,6 +3,7 @@
 mod cli;
 mod explain;
 mod load;
+mod log;
 mod models;
 mod roles;
 mod tune;
@@ -11,6 +12,11 @@ mod verify;
 
 use clap::Parser;
 use std::process::ExitCode;
+
+/// A request at the edge is some dozens of small allocations, made and freed on one thread; the allocator of the C library
+/// takes a tenth of what the whole request costs for them (docs/benchmarks.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     match cli::Cli::parse().command {

@@ -4,6 +4,7 @@
 //! ROLE [REGION] on ADDRESS` on stdout when it can be used, and nothing else there; its log goes to stderr.
 
 use crate::cli::{RegionalRoleOptions, RoleOptions};
+use crate::log::{self, Writing};
 use crate::{FAILED, WRONG_USAGE, fail};
 use gateway::config::EdgeConfig;
 use gateway::ingress::IngressConfig;
@@ -17,7 +18,6 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tracing_appender::non_blocking::WorkerGuard;
 use tracing_subscriber::EnvFilter;
 
 /// Holds the process identifier of a parent without which a role shall not live on.
@@ -167,19 +167,30 @@ fn live_and_die_with_parent() -> Result<(), String> {
 }
 
 /// Logs to stderr at `level`, or at what `MERIDIAN_LOG` says (the syntax of `tracing_subscriber::EnvFilter`), until what
-/// is returned is dropped. A thread of its own writes: a disk that stalls must not stall whoever has something to say.
-/// When it stalls for long, lines are lost rather than requests. `MERIDIAN_LOG_FORMAT=json` writes a JSON object a line,
-/// for machines.
-pub(crate) fn log_to_stderr(level: &str) -> WorkerGuard {
-    let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
+/// is returned is dropped. `MERIDIAN_LOG_FORMAT=json` writes a JSON object a line, for machines.
+pub(crate) fn log_to_stderr(level: &str) -> Option<Writing> {
     let filter = EnvFilter::try_from_env("MERIDIAN_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(false);
-    if std::env::var_os(LOG_FORMAT_VARIABLE).is_some_and(|format| format == "json") {
-        lines.json().flatten_event(true).init();
-    } else {
-        lines.init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    let json = std::env::var_os(LOG_FORMAT_VARIABLE).is_some_and(|format| format == "json");
+    // On a machine without room for one more thread each line is written where it is said.
+    match (log::write_to(std::io::stderr()), json) {
+        (Ok((lines, writing)), true) => {
+            log.with_writer(lines).json().flatten_event(true).init();
+            Some(writing)
+        }
+        (Ok((lines, writing)), false) => {
+            log.with_writer(lines).init();
+            Some(writing)
+        }
+        (Err(_), true) => {
+            log.with_writer(std::io::stderr).json().flatten_event(true).init();
+            None
+        }
+        (Err(_), false) => {
+            log.with_writer(std::io::stderr).init();
+            None
+        }
     }
-    guard
 }
 
 fn read(file: &Path) -> Result<String, Vec<String>> {

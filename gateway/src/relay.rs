@@ -5,11 +5,12 @@
 
 use crate::listener::{self, AfterAnswer};
 use crate::respond;
-use crate::upstream::{Answer, AnswerBody, Upstream};
+use crate::upstream::{Answer, AnswerBody, RequestHead, Upstream, can_stand_in_a_header};
 use bytes::Bytes;
+use http::HeaderName;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, VARY};
-use http::{HeaderName, HeaderValue, Method};
-use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::http::ResponseHeader;
+use pingora::prelude::{ErrorType, OrErr};
 use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
 
@@ -30,17 +31,22 @@ const OUTWARD: [HeaderName; 8] = [
 
 /// What of a request's head crosses to the next hop.
 #[derive(Clone)]
-pub(crate) struct Crossing {
-    method: Method,
-    headers: Vec<(HeaderName, HeaderValue)>,
-}
+pub(crate) struct Crossing(RequestHead);
 
 impl Crossing {
     /// Taken from the request at hand, which is then free to be watched for its client hanging up.
     pub(crate) fn of(session: &ServerSession) -> Crossing {
         let came = session.req_header();
-        let header = |name: HeaderName| came.headers.get(&name).map(|value| (name, value.clone()));
-        Crossing { method: came.method.clone(), headers: INWARD.into_iter().filter_map(header).collect() }
+        let mut head = RequestHead::new(came.method.clone());
+        head.put(HOST.as_str(), "region");
+        for name in &INWARD {
+            if let Some(value) = came.headers.get(name)
+                && can_stand_in_a_header(value.as_bytes())
+            {
+                head.put(name.as_str(), value);
+            }
+        }
+        Crossing(head)
     }
 
     /// The head for the next hop, which serves the request at `path`, with `extra` headers.
@@ -49,17 +55,11 @@ impl Crossing {
         path: &'static str,
         body: &Bytes,
         extra: &[(&'static str, &str)],
-    ) -> RequestHeader {
-        let mut head = RequestHeader::build(self.method.clone(), path.as_bytes(), Some(10))
-            .expect("a path of ours can be written");
-        for (name, value) in &self.headers {
-            head.insert_header(name.clone(), value.clone()).expect("a header that was parsed can be written");
-        }
-        let length = body.len().to_string();
-        for (name, value) in
-            [(HOST.as_str(), "region"), (CONTENT_LENGTH.as_str(), &length)].iter().chain(extra)
-        {
-            head.insert_header(*name, *value).expect("our own headers are valid");
+    ) -> RequestHead {
+        let mut head = self.0.for_path(path);
+        head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
+        for (name, value) in extra {
+            head.put(name, value);
         }
         head
     }
@@ -89,14 +89,14 @@ pub(crate) async fn outward(
     listener::heed_notice(session);
     let passed = async {
         session.write_response_header(Box::new(head)).await?;
-        while let Some(chunk) = coming.chunk().await? {
+        while let Some(chunk) = coming.chunk().await.or_err(ErrorType::ReadError, "reading an answer")? {
             session.write_response_body(chunk, false).await?;
         }
         session.write_response_body(Bytes::new(), true).await
     };
     match passed.await {
         Ok(()) => {
-            coming.finish(upstream).await;
+            coming.finish(upstream);
             AfterAnswer::Reuse
         }
         Err(error) => {

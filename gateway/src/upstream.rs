@@ -1,36 +1,81 @@
 //! One attempt: a request to an address, and its answer.
 //!
 //! Pingora's proxy replays a body of 64 KiB at most and gives an attempt one peer and no way out; an edge that moves a
-//! request of 32 MiB from a region that is being lost to another needs both. So the exchange is our own over Pingora's
-//! connection pool and HTTP sessions: the body is held whole and shared between attempts, and dropping the future of an
-//! attempt ends it.
+//! request of 32 MiB from a region that is being lost to another needs both. So the exchange is our own ([`crate::plain`]):
+//! the body is held whole and shared between attempts, and dropping the future of an attempt ends it.
 //!
 //! A small answer is read whole before the client sees any of it. Then a region that dies in the middle of it has given
 //! the client nothing yet, and another region can. Only a large answer is streamed, and is final once it has begun.
 
-use bytes::{Bytes, BytesMut};
+use crate::plain::{Begun, Broken, Plain, Rest};
+use bytes::Bytes;
 use gateway_core::lawful::{self, Conn};
 use gateway_core::outcome::Failure;
+use http::Method;
 use http::header::CONTENT_LENGTH;
-use pingora::connectors::ConnectorOptions;
-use pingora::connectors::http::Connector;
-use pingora::http::{RequestHeader, ResponseHeader};
-use pingora::prelude::HttpPeer;
-use pingora::protocols::http::client::HttpSession;
+use pingora::http::ResponseHeader;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Connections kept idle, over all addresses.
-const IDLE_MAX: usize = 1024;
-/// How long a connection is kept idle. Shorter than the other side keeps it, so that the race in which a request meets
-/// a closing connection is rare.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Answers up to this size are read whole before any of it is passed on: some 200 vectors of 384 numbers, as text.
 pub(crate) const WHOLE_ANSWER_MAX: usize = 1 << 20;
 
-/// The pool of connections to the next hop.
+/// The way to the next hop.
 pub(crate) struct Upstream {
-    connector: Connector,
+    plain: Plain,
+}
+
+/// The head of a request to the next hop: put together once, as it stands on the wire.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestHead {
+    method: Method,
+    path: &'static str,
+    /// A line for each header.
+    lines: Vec<u8>,
+}
+
+/// Room for the headers of a usual request, so that they are allocated once.
+const LINES_BYTES: usize = 512;
+
+impl RequestHead {
+    pub(crate) fn new(method: Method) -> RequestHead {
+        RequestHead { method, path: "/", lines: Vec::with_capacity(LINES_BYTES) }
+    }
+
+    /// The same for another path.
+    pub(crate) fn for_path(&self, path: &'static str) -> RequestHead {
+        let mut lines = Vec::with_capacity(LINES_BYTES);
+        lines.extend_from_slice(&self.lines);
+        RequestHead { method: self.method.clone(), path, lines }
+    }
+
+    /// Adds a header of ours, or one whose value [can stand in a header](can_stand_in_a_header).
+    pub(crate) fn put(&mut self, name: &str, value: impl AsRef<[u8]>) {
+        let value = value.as_ref();
+        // A line break in a value would be a header, or a request, of whoever chose the value.
+        assert!(can_stand_in_a_header(value), "the value of {name} cannot stand in a header");
+        for part in [name.as_bytes(), b": ", value, b"\r\n"] {
+            self.lines.extend_from_slice(part);
+        }
+    }
+
+    /// As HTTP/1.1 has it.
+    pub(crate) fn in_the_clear(&self) -> Vec<u8> {
+        let parts = [
+            self.method.as_str().as_bytes(),
+            b" ",
+            self.path.as_bytes(),
+            b" HTTP/1.1\r\n",
+            &self.lines,
+            b"\r\n",
+        ];
+        parts.concat()
+    }
+}
+
+/// Whether a value ends where its line ends (RFC 9110, 5.5).
+pub(crate) fn can_stand_in_a_header(value: &[u8]) -> bool {
+    value.iter().all(|byte| (*byte >= b' ' && *byte != 0x7f) || *byte == b'\t')
 }
 
 /// An answer whose head has come.
@@ -48,16 +93,11 @@ pub(crate) enum AnswerBody {
 }
 
 /// A body that is still coming.
-pub(crate) struct Coming {
-    session: HttpSession,
-    peer: HttpPeer,
-}
+pub(crate) struct Coming(Rest);
 
 impl Upstream {
     pub(crate) fn new() -> Upstream {
-        let mut options = ConnectorOptions::new(IDLE_MAX);
-        options.keepalive_pool_size = IDLE_MAX;
-        Upstream { connector: Connector::new(Some(options)) }
+        Upstream { plain: Plain::new() }
     }
 
     /// Sends `head` and `body` where the law of the body permits and waits for an answer, which is read whole if it
@@ -66,63 +106,33 @@ impl Upstream {
         &self,
         to: Conn<SocketAddr>,
         connect_timeout: Duration,
-        head: RequestHeader,
+        head: RequestHead,
         body: lawful::Body<Bytes>,
         whole_max: usize,
     ) -> Result<Answer, Failure> {
         let (body, address) = lawful::send(body, to);
-        let mut peer = HttpPeer::new(address, false, String::new());
-        peer.options.connection_timeout = Some(connect_timeout);
-        peer.options.idle_timeout = Some(IDLE_TIMEOUT);
-        let (mut session, reused) =
-            self.connector.get_http_session(&peer).await.map_err(|error| unreachable(address, &error))?;
-        if let Err(error) = exchange(&mut session, head, body).await {
-            tracing::debug!(%address, reused, %error, "an attempt broke off before an answer");
-            return Err(if reused { Failure::StaleConnection } else { Failure::Unreachable });
-        }
-        let head = session.response_header().expect("exchange returns once the head is read").clone();
-        let mut coming = Coming { session, peer };
-        if declared_length(&head).is_none_or(|length| length > whole_max) {
-            return Ok(Answer { head, body: AnswerBody::Coming(Box::new(coming)) });
-        }
-        let mut whole = BytesMut::new();
-        while let Some(chunk) = coming.chunk().await.map_err(|error| unreachable(address, &error))? {
-            whole.extend_from_slice(&chunk);
-        }
-        coming.finish(self).await;
-        Ok(Answer { head, body: AnswerBody::Whole(whole.freeze()) })
+        let Begun { head, mut rest } = self.plain.ask(address, connect_timeout, &head, &body).await?;
+        let Some(length) = declared_length(&head).filter(|length| *length <= whole_max) else {
+            return Ok(Answer { head, body: AnswerBody::Coming(Box::new(Coming(rest))) });
+        };
+        let whole = rest.whole(length).await.map_err(|error| {
+            tracing::debug!(%address, %error, "an answer broke off");
+            Failure::Unreachable
+        })?;
+        rest.finish(&self.plain);
+        Ok(Answer { head, body: AnswerBody::Whole(whole) })
     }
 }
 
 impl Coming {
     /// The next piece of the body; `None` at its end.
-    pub(crate) async fn chunk(&mut self) -> pingora::Result<Option<Bytes>> {
-        self.session.read_response_body().await
+    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Broken> {
+        self.0.chunk().await
     }
 
     /// Gives the connection back once the body has ended.
-    pub(crate) async fn finish(self, upstream: &Upstream) {
-        upstream.connector.release_http_session(self.session, &self.peer, Some(IDLE_TIMEOUT)).await;
-    }
-}
-
-/// Writes the request and reads the head of the answer. Whoever refuses a body early answers before it has read all of
-/// it and closes; so a failed write does not end the exchange, the answer does.
-async fn exchange(session: &mut HttpSession, head: RequestHeader, body: Bytes) -> pingora::Result<()> {
-    let sent = async {
-        session.write_request_header(Box::new(head)).await?;
-        session.write_request_body(body, true).await?;
-        session.finish_request_body().await
-    }
-    .await;
-    loop {
-        if let Err(unread) = session.read_response_header().await {
-            return Err(sent.err().unwrap_or(unread));
-        }
-        let status = session.response_header().map(|head| head.status);
-        if status.is_none_or(|status| !status.is_informational()) {
-            return Ok(());
-        }
+    pub(crate) fn finish(self, upstream: &Upstream) {
+        self.0.finish(&upstream.plain);
     }
 }
 
@@ -130,7 +140,25 @@ fn declared_length(head: &ResponseHeader) -> Option<usize> {
     head.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-fn unreachable(address: SocketAddr, error: &pingora::Error) -> Failure {
-    tracing::debug!(%address, %error, "the next hop cannot be reached");
-    Failure::Unreachable
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_stands_on_the_wire_as_it_was_put_together() {
+        let mut head = RequestHead::new(Method::POST);
+        head.put("host", "region");
+        let mut other = head.for_path("/v1/embeddings");
+        other.put("x-request-id", "a\tb c~é");
+        assert_eq!(head.in_the_clear(), b"POST / HTTP/1.1\r\nhost: region\r\n\r\n");
+        let wire = "POST /v1/embeddings HTTP/1.1\r\nhost: region\r\nx-request-id: a\tb c~é\r\n\r\n";
+        assert_eq!(other.in_the_clear(), wire.as_bytes());
+    }
+
+    #[test]
+    fn no_value_ends_its_line_or_the_head() {
+        for value in ["a\r\nx: y", "a\nb", "a\rb", "a\0b", "a\x7fb"] {
+            assert!(!can_stand_in_a_header(value.as_bytes()), "{value:?}");
+        }
+    }
 }

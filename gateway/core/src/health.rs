@@ -20,7 +20,7 @@
 
 use regions::id::DeploymentName;
 use regions::selection::Health;
-use regions::set::RegionIndex;
+use regions::set::{RegionIndex, RegionSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -60,9 +60,14 @@ struct Region {
 }
 
 /// The regions that this gateway watches.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Fleet {
     regions: BTreeMap<RegionIndex, Region>,
+    /// The regions that have reported.
+    reported: RegionSet,
+    /// Of those, the ones that have each deployment ready: what all the reports say, turned round, so that a request
+    /// looks its deployment up once and not once for each region.
+    serving: BTreeMap<DeploymentName, RegionSet>,
     /// When silence was last looked for.
     looked: Option<Instant>,
 }
@@ -87,6 +92,12 @@ pub struct Worse {
     pub health: Health,
 }
 
+impl Default for Fleet {
+    fn default() -> Fleet {
+        Fleet { regions: BTreeMap::new(), reported: RegionSet::EMPTY, serving: BTreeMap::new(), looked: None }
+    }
+}
+
 impl Fleet {
     /// Watches exactly these regions from now on; what is known of those that stay is kept.
     pub fn watch(&mut self, wanted: impl IntoIterator<Item = RegionIndex>) {
@@ -101,7 +112,31 @@ impl Fleet {
             });
             regions.insert(region, known);
         }
-        self.regions = regions;
+        let gone = std::mem::replace(&mut self.regions, regions);
+        for (region, known) in gone {
+            self.turn_round(region, known.ready.unwrap_or_default(), &BTreeSet::new());
+            self.reported.remove(region);
+        }
+    }
+
+    /// A region no longer has `before` ready, but `after`.
+    fn turn_round(
+        &mut self,
+        region: RegionIndex,
+        before: BTreeSet<DeploymentName>,
+        after: &BTreeSet<DeploymentName>,
+    ) {
+        for name in before.difference(after) {
+            if let Some(serving) = self.serving.get_mut(name) {
+                serving.remove(region);
+                if serving.is_empty() {
+                    self.serving.remove(name);
+                }
+            }
+        }
+        for name in after.difference(&before) {
+            self.serving.entry(name.clone()).or_insert(RegionSet::EMPTY).insert(region);
+        }
     }
 
     /// A report came.
@@ -113,7 +148,8 @@ impl Fleet {
         let gap = known.silence(now);
         known.heard = Some(now);
         known.round_trip = round_trip;
-        known.ready = Some(if draining { BTreeSet::new() } else { ready });
+        let ready = if draining { BTreeSet::new() } else { ready };
+        let before = known.ready.replace(ready.clone());
         known.state = match known.state {
             State::Unknown | State::Suspect | State::Healthy => State::Healthy,
             State::Down => State::Returning { since: now },
@@ -126,6 +162,8 @@ impl Fleet {
         if known.state == State::Healthy {
             known.failures = 0;
         }
+        self.reported.insert(region);
+        self.turn_round(region, before.unwrap_or_default(), &ready);
     }
 
     /// A request was answered there.
@@ -206,18 +244,31 @@ impl Fleet {
 
     /// The health of a region, for one deployment.
     pub fn health(&self, region: RegionIndex, deployment: &DeploymentName) -> Health {
-        match self.regions.get(&region) {
-            None => Health::Unknown,
-            Some(known) if known.ready.as_ref().is_some_and(|ready| !ready.contains(deployment)) => {
-                Health::Down
-            }
-            Some(known) => known.health(),
+        if self.reported.contains(region) && !self.says(region, deployment) {
+            return Health::Down;
         }
+        self.standing(region)
+    }
+
+    /// The health of a region, whatever it serves.
+    pub fn standing(&self, region: RegionIndex) -> Health {
+        self.regions.get(&region).map_or(Health::Unknown, Region::health)
+    }
+
+    /// The regions that have a replica ready for this deployment: by their own word, and where there is none yet by
+    /// `registered`, what the route table says.
+    pub fn serving(&self, deployment: &DeploymentName, registered: RegionSet) -> RegionSet {
+        let said = self.serving.get(deployment).copied().unwrap_or(RegionSet::EMPTY);
+        said.union(registered.minus(self.reported))
     }
 
     /// Whether a region says that it has a replica ready for this deployment; `None` until it has reported.
     pub fn serves(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<bool> {
-        self.regions.get(&region)?.ready.as_ref().map(|ready| ready.contains(deployment))
+        self.reported.contains(region).then(|| self.says(region, deployment))
+    }
+
+    fn says(&self, region: RegionIndex, deployment: &DeploymentName) -> bool {
+        self.serving.get(deployment).is_some_and(|serving| serving.contains(region))
     }
 
     /// The deployments that a region says it has a replica ready for; for operators.
@@ -255,6 +306,7 @@ impl Region {
 mod tests {
     use super::*;
     use crate::some_instant;
+    use proptest::prelude::*;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -398,5 +450,47 @@ mod tests {
         let heard = Heard { round_trip: MS, ready: [deployment()].into(), draining: true };
         story.fleet.reported(region(0), heard, story.now);
         story.expect(&[Down]);
+    }
+
+    proptest! {
+        /// What all the reports say, turned round, is what each of them said last, whoever came, went, drained or was
+        /// no longer watched meanwhile.
+        #[test]
+        fn who_serves_what_is_what_each_said_last(
+            events in prop::collection::vec((0u16..4, prop::collection::btree_set("[a-c]", 0..3), 0u8..6), 1..60),
+            registered in prop::collection::btree_set(0u16..4, 0..4),
+        ) {
+            let now = some_instant();
+            let mut fleet = Fleet::default();
+            let mut said: BTreeMap<u16, Option<BTreeSet<String>>> = (0..4).map(|number| (number, None)).collect();
+            fleet.watch((0..4).map(region));
+            for (number, names, what) in events {
+                if what == 0 {
+                    // No longer watched, and then again.
+                    fleet.watch((0..4).filter(|other| *other != number).map(region));
+                    fleet.watch((0..4).map(region));
+                    said.insert(number, None);
+                    continue;
+                }
+                let draining = what == 1;
+                let ready = names.iter().map(|name| name.parse().unwrap()).collect();
+                fleet.reported(region(number), Heard { round_trip: MS, ready, draining }, now);
+                said.insert(number, Some(if draining { BTreeSet::new() } else { names }));
+            }
+            let registered: RegionSet = registered.into_iter().map(region).collect();
+            for name in ["a", "b", "c"] {
+                let deployment: DeploymentName = name.parse().unwrap();
+                let serving = fleet.serving(&deployment, registered);
+                for (number, names) in &said {
+                    let expected = names.as_ref().map(|names| names.contains(name));
+                    let at = region(*number);
+                    prop_assert_eq!(fleet.serves(at, &deployment), expected);
+                    prop_assert_eq!(serving.contains(at), expected.unwrap_or(registered.contains(at)));
+                    prop_assert_eq!(fleet.health(at, &deployment) == Health::Down, expected == Some(false));
+                }
+            }
+            let known: BTreeSet<&String> = said.values().flatten().flatten().collect();
+            prop_assert_eq!(fleet.serving.len(), known.len(), "a deployment that nobody has is forgotten");
+        }
     }
 }

@@ -14,7 +14,7 @@ use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::trail::{End, Trail};
 use regions::residency::ResidencyPolicy;
 use regions::selection::{self, Candidate, Query, Selection};
-use regions::set::{RegionIndex, RegionSet};
+use regions::set::RegionIndex;
 use replica_core::wire::error::{ErrorCode, Remedy};
 use replica_core::wire::headers;
 use std::time::{Duration, Instant};
@@ -43,13 +43,7 @@ impl Edge {
         let now = Instant::now();
         let known = self.watch.known();
         // A region knows its replicas better than the table, for which it registered some time ago.
-        let mut serving = RegionSet::empty();
-        for region in view.routed.iter() {
-            let reported = known.fleet.serves(region, &request.deployment);
-            if reported.unwrap_or(request.registered.contains(region)) {
-                serving.insert(region);
-            }
-        }
+        let serving = known.fleet.serving(&request.deployment, request.registered);
         let mut selection = selection::select(&Query {
             considered: view.routed,
             allowed: *request.allowed,

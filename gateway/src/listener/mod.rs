@@ -16,6 +16,7 @@ mod h2;
 mod meter;
 
 use crate::config::Timeouts;
+use crate::gathered::Gathered;
 use bytes::Bytes;
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::Stream;
@@ -212,11 +213,11 @@ impl<D: Door> Shared<D> {
     /// One connection, from its first byte to its last.
     async fn serve(self: &Arc<Self>, stream: pingora::protocols::l4::stream::Stream) {
         let Some(tls) = &self.tls else {
-            return h1::serve(self, Box::new(stream)).await;
+            return h1::serve(self, Box::new(Gathered::new(stream))).await;
         };
         match timeout(self.timeouts.head, tls.tls_handshake(stream)).await {
             Ok(Ok(stream)) => {
-                let stream: Stream = Box::new(stream);
+                let stream: Stream = Box::new(Gathered::new(stream));
                 match stream.selected_alpn_proto() {
                     Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new()).await,
                     _ => h1::serve(self, stream).await,

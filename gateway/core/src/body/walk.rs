@@ -2,6 +2,21 @@
 
 use super::{BodyProblem, NESTING_MAX};
 
+/// How far the end of a string is looked for byte by byte once it has had an escape, before the search that begins slowly
+/// and then takes many bytes at a time.
+const NEAR_BYTES: usize = 16;
+
+/// The bytes that a number, `true`, `false` or `null` is made of.
+const IN_A_BARE_VALUE: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        table[byte] = (byte as u8).is_ascii_alphanumeric() || matches!(byte as u8, b'+' | b'-' | b'.');
+        byte += 1;
+    }
+    table
+};
+
 /// A place in a body, and what was counted on the way to it.
 pub(super) struct Walk<'a> {
     body: &'a [u8],
@@ -58,7 +73,11 @@ impl<'a> Walk<'a> {
         let start = self.at;
         loop {
             let rest = &self.body[self.at..];
-            let Some(stop) = memchr::memchr2(b'"', b'\\', rest) else {
+            // Where there was one escape the next is near.
+            let near = if self.at == start { 0 } else { NEAR_BYTES };
+            let found = rest.iter().take(near).position(|byte| matches!(byte, b'"' | b'\\'));
+            let far = || Some(near + memchr::memchr2(b'"', b'\\', rest.get(near..)?)?);
+            let Some(stop) = found.or_else(far) else {
                 return Err(BodyProblem::NotJson { at: self.body.len(), expected: "'\"'" });
             };
             self.at += stop + 1;
@@ -89,11 +108,10 @@ impl<'a> Walk<'a> {
 
     /// Walks over a number, `true`, `false` or `null`.
     fn bare(&mut self) -> Result<(), BodyProblem> {
-        let start = self.at;
-        while matches!(self.peek(), Some(b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'+' | b'-' | b'.')) {
-            self.at += 1;
-        }
-        if self.at == start { Err(self.wanted("a value")) } else { Ok(()) }
+        let rest = &self.body[self.at..];
+        let length = rest.iter().position(|byte| !IN_A_BARE_VALUE[usize::from(*byte)]).unwrap_or(rest.len());
+        self.at += length;
+        if length == 0 { Err(self.wanted("a value")) } else { Ok(()) }
     }
 
     /// Walks over an object or an array, its contents included.
@@ -106,14 +124,12 @@ impl<'a> Walk<'a> {
             let Some(byte) = self.peek() else {
                 return Err(self.wanted("']' or '}'"));
             };
-            // A list in the top-level object, or in an object there.
-            let of_inputs = depth == 2 && open & 1 == 0 || depth == 3 && open & 3 == 2;
             match byte {
                 b'{' | b'[' => {
                     if depth == NESTING_MAX {
                         return Err(BodyProblem::TooDeep);
                     }
-                    elements += u64::from(of_inputs);
+                    elements += u64::from(of_inputs(depth, open));
                     open = open << 1 | u64::from(byte == b'{');
                     depth += 1;
                     self.at += 1;
@@ -122,7 +138,7 @@ impl<'a> Walk<'a> {
                     if open & 1 != u64::from(byte == b'}') {
                         return Err(self.wanted("the bracket that closes the open one"));
                     }
-                    if of_inputs {
+                    if of_inputs(depth, open) {
                         self.longest_list = self.longest_list.max(elements);
                         elements = 0;
                     }
@@ -137,7 +153,7 @@ impl<'a> Walk<'a> {
                     self.string("a key in double quotes")?;
                 }
                 b'"' => {
-                    elements += u64::from(of_inputs);
+                    elements += u64::from(of_inputs(depth, open));
                     self.text()?;
                 }
                 b',' | b':' => self.at += 1,
@@ -148,9 +164,20 @@ impl<'a> Walk<'a> {
                 _ => {
                     self.numbers += u64::from(open & 1 == 0);
                     self.bare()?;
+                    // Token ids come by the thousand, each with a comma behind it.
+                    if self.peek() == Some(b',') {
+                        self.at += 1;
+                        before = b',';
+                        continue;
+                    }
                 }
             }
             before = byte;
         }
     }
+}
+
+/// Whether this is a list in the top-level object, or in an object there.
+fn of_inputs(depth: u32, open: u64) -> bool {
+    depth == 2 && open & 1 == 0 || depth == 3 && open & 3 == 2
 }

@@ -1,0 +1,275 @@
+"""The failover bench: two replicas behind a proxy, sixteen callers who ask again as soon as they are answered, and a fault.
+
+Each case has processes of its own, so that no proxy begins with what another one's fault has taught it. The others are
+there twice: as a package installs them, and as their users tune them for this (retries of POST, short timeouts, outlier
+detection). Meridian is there twice too: its edge over two regions, and its ingress over two replicas; both as they come.
+
+crash    one replica is killed              freeze   one is stopped: its sockets stay open and take bytes
+slow     one needs 400 ms instead of 20     drain    the proxy is told to go, every replica needs 300 ms
+stale    every replica closes a kept connection when the second request comes, without an answer
+"""
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proxy"))
+
+import peers  # noqa: E402
+from processes import Failed, Missing, Process, embeds, get  # noqa: E402
+
+CALLERS = 16
+LOAD_CORE, PROXY_CORE = 0, 1
+# Milliseconds that a replica needs, and a slow one.
+FAST, SLOW, DRAINING = 20, 400, 300
+# An answer that took longer came from the slow replica.
+SLOW_SEEN_MS = 200
+STALE_REQUESTS = 6
+
+NGINX_TUNED = """proxy_next_upstream error timeout http_502 http_503 non_idempotent;
+      proxy_connect_timeout 250ms;
+      proxy_read_timeout 1s;"""
+HAPROXY_TUNED = """    balance leastconn
+    option redispatch
+    retries 3
+    retry-on conn-failure empty-response response-timeout 502 503
+    timeout connect 250ms
+    timeout server 1s
+    default-server check inter 500ms observe layer7 error-limit 3 on-error mark-down
+"""
+ENVOY_ROUTE = {
+    "timeout": "5s",
+    "retry_policy": {
+        "retry_on": "connect-failure,refused-stream,reset,5xx",
+        "num_retries": 2,
+        "per_try_timeout": "1s",
+        "retry_host_predicate": [
+            {
+                "name": "envoy.retry_host_predicates.previous_hosts",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                },
+            }
+        ],
+        "host_selection_retry_max_attempts": 3,
+    },
+}
+ENVOY_CLUSTER = {
+    "outlier_detection": {
+        "consecutive_5xx": 3,
+        "consecutive_gateway_failure": 3,
+        "interval": "1s",
+        "base_ejection_time": "5s",
+        "max_ejection_percent": 50,
+    },
+    "circuit_breakers": {"thresholds": [{"max_retries": 128}]},
+}
+
+
+def nginx_tuned(place, upstreams):
+    return peers.nginx(place, upstreams, "nginx-tuned", "max_fails=2 fail_timeout=5s", NGINX_TUNED)
+
+
+def haproxy_tuned(place, upstreams):
+    return peers.haproxy(place, upstreams, "haproxy-tuned", HAPROXY_TUNED)
+
+
+def envoy_tuned(place, upstreams):
+    return peers.envoy(place, upstreams, "envoy-tuned", ENVOY_ROUTE, ENVOY_CLUSTER)
+
+
+def meridian_ingress(place, upstreams):
+    """A region's ingress over replicas; who asks it is an edge, and says so in its headers."""
+    listen, hub, name = peers.address(), peers.address(), "meridian-ingress"
+    replicas = "".join(f'[[replica]]\nendpoint = "{one}"\n' for one in upstreams)
+    config = place.write(
+        f"{name}.toml",
+        f'region = "{peers.REGIONS[0]}"\nlisten = "{listen}"\nadvertise = "{listen}"\nhub = "http://{hub}"\n{replicas}',
+    )
+    command = [os.path.join(place.tools, "world"), "hub", hub, f"{peers.REGIONS[0]}={listen}"]
+    teller = Process(f"{name}-hub", command, place.log(f"{name}-hub"))
+    process = place.start(name, [place.meridian, "spoke", "--config", config], {"MERIDIAN_LOG": "warn"})
+    process.until(lambda: get(f"http://{listen}/readyz")[0] == 200, "its readiness")
+    # Both replicas have been heard after two rounds of questions.
+    time.sleep(0.5)
+    return peers.Proxy(name, listen, process, ["x-meridian-deployment: bench", "x-request-id: bench"], [teller])
+
+
+def meridian_edge(place, upstreams):
+    return peers.meridian(place, upstreams, "meridian-edge", "warn")
+
+
+PROXIES = {
+    "meridian-edge": meridian_edge,
+    "meridian-ingress": meridian_ingress,
+    "nginx": peers.nginx,
+    "nginx-tuned": nginx_tuned,
+    "haproxy": peers.haproxy,
+    "haproxy-tuned": haproxy_tuned,
+    "envoy": peers.envoy,
+    "envoy-tuned": envoy_tuned,
+}
+# How each is told to finish what it has and go.
+GO = {"nginx": signal.SIGQUIT, "haproxy": signal.SIGUSR1}
+
+
+class Scene:
+    """Replicas and a proxy before them."""
+
+    def __init__(self, place, name, delays_ms, stale=False):
+        self.replicas, self.proxy, self.name, self.place = [], None, name, place
+        addresses = [peers.address() for _ in delays_ms]
+        for number, (address, delay) in enumerate(zip(addresses, delays_ms)):
+            command = [os.path.join(place.tools, "world"), "upstream", address, str(delay), peers.REGIONS[number]]
+            command += ["stale"] if stale else []
+            label = f"replica-{number}"
+            self.replicas.append(Process(label, command, place.log(label), LOAD_CORE))
+        try:
+            for replica, address in zip(self.replicas, addresses):
+                replica.until(lambda: get(f"http://{address}/health")[0] == 200, "an answer")  # noqa: B023
+            self.proxy = PROXIES[name](place, addresses)
+        except (Failed, Missing):
+            self.end()
+            raise
+
+    def load(self, kind, *numbers):
+        command = ["taskset", "-c", str(LOAD_CORE), os.path.join(self.place.tools, "load"), kind, self.proxy.address]
+        return subprocess.Popen([*command, *map(str, numbers), *self.proxy.headers], stdout=subprocess.PIPE, text=True)
+
+    def end(self):
+        for one in (*self.replicas, *([self.proxy] if self.proxy else [])):
+            one.end()
+
+
+def seen(load):
+    output, _ = load.communicate()
+    if load.returncode != 0:
+        raise Failed(f"the load generator ended with {load.returncode}")
+    return json.loads(output)
+
+
+def fault(place, name, seconds, number):
+    """A third into the run one replica gets a signal."""
+    scene = Scene(place, name, (FAST, FAST))
+    try:
+        load = scene.load("closed", CALLERS, seconds, 0)
+        time.sleep(seconds / 3)
+        scene.replicas[0].signal(number)
+        return seen(load)
+    finally:
+        scene.end()
+
+
+def crash(place, name, seconds):
+    told = fault(place, name, seconds, signal.SIGKILL)
+    return {"failed": told["failed"], "completed": told["completed"], "max ms": round(told["max_ms"])}
+
+
+def freeze(place, name, seconds):
+    told = fault(place, name, seconds, signal.SIGSTOP)
+    row = {"failed": told["failed"], "completed": told["completed"], "p99 ms": round(told["p99_ms"])}
+    return {**row, "over 0.5 s": told["over_500_ms"], "max ms": round(told["max_ms"])}
+
+
+def slow(place, name, seconds):
+    scene = Scene(place, name, (SLOW, FAST))
+    try:
+        told = seen(scene.load("closed", CALLERS, seconds, 1))
+    finally:
+        scene.end()
+    share = 100 * told["over_200_ms"] / max(told["completed"], 1)
+    row = {"rps": round(told["per_second"]), "% slow": f"{share:.1f}", "failed": told["failed"]}
+    return {**row, "p50 ms": round(told["p50_ms"]), "p99 ms": round(told["p99_ms"])}
+
+
+def drain(place, name, _seconds):
+    scene = Scene(place, name, (DRAINING, DRAINING))
+    try:
+        load = scene.load("drain", CALLERS, 12)
+        time.sleep(2)
+        told_at = time.time()
+        os.kill(scene.proxy.process.process.pid, GO.get(name.split("-")[0], signal.SIGTERM))
+        told = seen(load)
+        try:
+            scene.proxy.process.process.wait(timeout=15)
+            after = round((time.time() - max(told["last_answer"], told_at)) * 1e3)
+            row = {"exit after the last answer, ms": after, "exit after the signal, s": f"{time.time() - told_at:.1f}"}
+        except subprocess.TimeoutExpired:
+            row = {"exit after the last answer, ms": "> 15 s", "exit after the signal, s": "> 15"}
+        return {"answered": told["answered"], "lost": told["lost"], "told to close": told["closed"], **row}
+    finally:
+        scene.end()
+
+
+def stale(place, name, _seconds):
+    scene = Scene(place, name, (0, 0), stale=True)
+    try:
+        host, port = scene.proxy.address.split(":")
+        statuses = []
+        for _ in range(STALE_REQUESTS):
+            client = http.client.HTTPConnection(host, int(port), timeout=5)
+            headers = {"content-type": "application/json", **dict(one.split(": ", 1) for one in scene.proxy.headers)}
+            try:
+                client.request("POST", "/v1/embeddings", b'{"model":"bench","input":"x"}', headers)
+                statuses.append(str(client.getresponse().status))
+            except OSError as error:
+                statuses.append(type(error).__name__)
+            client.close()
+        return {"statuses": " ".join(statuses)}
+    finally:
+        scene.end()
+
+
+CASES = {"crash": crash, "freeze": freeze, "slow": slow, "drain": drain, "stale": stale}
+
+
+def table(case, rows):
+    heads = list(next(iter(rows.values())))
+    print(f"\n| {case} | " + " | ".join(heads) + " |\n|---|" + "---:|" * len(heads))
+    for name, row in rows.items():
+        print(f"| {name} | " + " | ".join(str(row[head]) for head in heads) + " |")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="gateway/benches/failover/run", description="What faults cost behind a proxy.")
+    parser.add_argument("--made", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--tools", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--meridian", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--only", default=",".join(PROXIES), help="names, by comma")
+    parser.add_argument("--case", default=",".join(CASES), help="cases, by comma")
+    parser.add_argument("--seconds", type=float, default=9.0, help="of crash, freeze and slow (default 9)")
+    parser.add_argument("--quick", action="store_true", help="five seconds, and the peers as they are tuned")
+    options = parser.parse_args()
+    names, cases = options.only.split(","), options.case.split(",")
+    unknown = [one for one in names if one not in PROXIES] + [one for one in cases if one not in CASES]
+    if unknown:
+        raise SystemExit(f"there is no {unknown[0]}; there are {', '.join([*PROXIES, *CASES])}")
+    seconds = 5.0 if options.quick else options.seconds
+    if options.quick:
+        names = [name for name in names if f"{name}-tuned" not in PROXIES]
+    place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
+    report = {}
+    for case in cases:
+        rows = {}
+        for name in names:
+            try:
+                rows[name] = CASES[case](place, name, seconds)
+            except Missing as missing:
+                print(f"{name} is not here and left out; it comes with: {missing}", file=sys.stderr)
+            except Failed as failed:
+                print(f"{name}, {case}: {failed}", file=sys.stderr)
+        if rows:
+            table(case, rows)
+            sys.stdout.flush()
+        report[case] = rows
+    with open(os.path.join(place.made, "failover.json"), "w", encoding="utf-8") as file:
+        json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

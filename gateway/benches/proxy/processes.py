@@ -1,0 +1,140 @@
+"""Processes of a bench: started on a core of their own, asked for what they use, stopped while it is not their turn."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+START_SECONDS = 90
+
+
+class Missing(Exception):
+    """A peer that is not on this machine, and how to get it."""
+
+
+class Failed(Exception):
+    """A peer that does not do what it should."""
+
+
+def free_port():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
+class Process:
+    """A process and its children."""
+
+    def __init__(self, name, command, log, core=None, environment=None):
+        self.name, self.log = name, log
+        if core is not None:
+            command = ["taskset", "-c", str(core), *command]
+        with open(log, "w", encoding="utf-8") as file:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+
+    def until(self, holds, what):
+        """Waits until `holds`."""
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                raise Failed(f"{self.name} ended with {self.process.returncode}; see {self.log}")
+            if holds():
+                return
+            time.sleep(0.05)
+        raise Failed(f"{self.name}: {what} did not come within {START_SECONDS} s; see {self.log}")
+
+    def tree(self):
+        """This process and all below it."""
+        parents = {}
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as file:
+                        parents[int(entry)] = int(file.read().rpartition(")")[2].split()[1])
+                except OSError:
+                    continue
+        found = [self.process.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found
+
+    def cpu_seconds(self):
+        ticks = 0
+        for pid in self.tree():
+            try:
+                with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+                    fields = file.read().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+            except OSError:
+                continue
+        return ticks / TICKS
+
+    def rss_mb(self):
+        pages = 0
+        for pid in self.tree():
+            try:
+                with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+                    pages += int(file.read().split()[1])
+            except OSError:
+                continue
+        return pages * PAGE / 1e6
+
+    def signal(self, number):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+
+    def pause(self):
+        self.signal(signal.SIGSTOP)
+
+    def resume(self):
+        self.signal(signal.SIGCONT)
+
+    def end(self):
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self.resume()
+            self.process.wait()
+
+
+def busy_seconds():
+    """Of all processors together, since the machine started."""
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, file.readline().split()[1:])
+    return (user + nice + system + irq + softirq) / TICKS
+
+
+def get(url):
+    """Status and text; status 0 if nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+    except (OSError, ValueError):
+        return 0, ""
+
+
+def embeds(address, headers):
+    """Whether an embedding comes back."""
+    request = urllib.request.Request(
+        f"http://{address}/v1/embeddings",
+        b'{"model":"bench","input":"x"}',
+        {"content-type": "application/json", **dict(header.split(": ", 1) for header in headers)},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.status == 200 and b'"embedding"' in answer.read()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,35 @@
+//! Bare Pingora: a proxy that passes on what comes and does nothing else, as its quick start shows it.
+//!
+//! `bare-pingora LISTEN UPSTREAM`. One thread, the allocator of the C library, connections to the upstream kept.
+
+use async_trait::async_trait;
+use pingora::prelude::*;
+use std::net::SocketAddr;
+
+struct Through(SocketAddr);
+
+#[async_trait]
+impl ProxyHttp for Through {
+    type CTX = ();
+
+    fn new_ctx(&self) {}
+
+    async fn upstream_peer(&self, _session: &mut Session, _: &mut ()) -> Result<Box<HttpPeer>> {
+        Ok(Box::new(HttpPeer::new(self.0, false, String::new())))
+    }
+}
+
+fn main() {
+    let mut given = std::env::args().skip(1);
+    let (Some(listen), Some(Ok(upstream))) = (given.next(), given.next().map(|address| address.parse()))
+    else {
+        eprintln!("bare-pingora wants LISTEN UPSTREAM, two addresses");
+        std::process::exit(2);
+    };
+    let mut server = Server::new(None).expect("a server without a configuration");
+    server.bootstrap();
+    let mut proxy = http_proxy_service(&server.configuration, Through(upstream));
+    proxy.add_tcp(&listen);
+    server.add_service(proxy);
+    server.run_forever();
+}

@@ -1,0 +1,347 @@
+//! Who asks: a closed loop, a fixed rate, or connections that do nothing.
+//!
+//! ```text
+//! load closed ADDRESS CALLERS SECONDS WARM_UP [HEADER…]         each asks again as soon as he has his answer
+//! load rate   ADDRESS CALLERS SECONDS WARM_UP RATE [HEADER…]    so many requests a second, whatever the answers do
+//! load idle   ADDRESS CONNECTIONS [HEADER…]                     each has asked once; held until stdin ends
+//! load drain  ADDRESS CALLERS SECONDS [HEADER…]                 each goes when he is told to, or nobody answers the door
+//! ```
+//!
+//! Prints one JSON object. A caller is a thread with a blocking socket: cheap enough for some dozens, and its clock is
+//! exact. What takes longer than [`TIMEOUT`] has failed, and so has whatever is not 2xx; the caller then connects anew.
+//!
+//! At a fixed rate each caller has his own beat. A request is timed from when it was sent if its caller was free at its
+//! beat, and else from its beat, so that a slow answer also counts for those which waited behind it, and the sleep of
+//! this machine's timer counts for nobody.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// When a client gives up.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of a request's body.
+const BODY_BYTES: usize = 300;
+/// Between attempts to connect to a proxy that refuses: a client that hammers measures itself.
+const REFUSED_PAUSE: Duration = Duration::from_millis(1);
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let given: Vec<String> = std::env::args().skip(1).collect();
+    let given: Vec<&str> = given.iter().map(String::as_str).collect();
+    match given.as_slice() {
+        ["closed", address, callers, seconds, warm_up, headers @ ..] => {
+            run(Load::new(address, callers, seconds, warm_up, None, headers)?)
+        }
+        ["rate", address, callers, seconds, warm_up, rate, headers @ ..] => {
+            run(Load::new(address, callers, seconds, warm_up, Some(rate.parse()?), headers)?)
+        }
+        ["drain", address, callers, seconds, headers @ ..] => {
+            drain(Load::new(address, callers, seconds, "0", None, headers)?)
+        }
+        ["idle", address, connections, headers @ ..] => hold(address, connections.parse()?, headers)?,
+        _ => {
+            eprintln!(
+                "load wants: closed ADDRESS CALLERS SECONDS WARM_UP, or rate … RATE, or idle ADDRESS CONNECTIONS"
+            );
+            std::process::exit(2);
+        }
+    }
+    Ok(())
+}
+
+struct Load {
+    address: SocketAddr,
+    callers: u32,
+    time: Duration,
+    warm_up: Duration,
+    /// Between two requests of one caller.
+    beat: Option<Duration>,
+    request: Vec<u8>,
+}
+
+impl Load {
+    fn new(
+        address: &str,
+        callers: &str,
+        seconds: &str,
+        warm_up: &str,
+        rate: Option<f64>,
+        headers: &[&str],
+    ) -> Result<Load, Box<dyn std::error::Error>> {
+        let callers: u32 = callers.parse()?;
+        Ok(Load {
+            address: address.parse()?,
+            callers,
+            time: Duration::from_secs_f64(seconds.parse()?),
+            warm_up: Duration::from_secs_f64(warm_up.parse()?),
+            beat: rate.map(|rate| Duration::from_secs_f64(f64::from(callers) / rate)),
+            request: request(address, headers),
+        })
+    }
+}
+
+fn request(address: &str, headers: &[&str]) -> Vec<u8> {
+    let (before, after) = ("{\"model\":\"bench\",\"input\":\"", "\"}");
+    let text = "a passage of plain words ".repeat(BODY_BYTES / 25 + 1);
+    let body = format!("{before}{}{after}", &text[..BODY_BYTES - before.len() - after.len()]);
+    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    format!(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n{headers}\
+         content-length: {BODY_BYTES}\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
+/// What one caller saw.
+#[derive(Default)]
+struct Seen {
+    micros: Vec<u32>,
+    failed: u64,
+    /// Requests of all, those of the warm-up among them.
+    sent: u64,
+    /// Longest of all, failures among them.
+    longest: Duration,
+}
+
+fn run(load: Load) {
+    let load = Arc::new(load);
+    let begun = Instant::now();
+    let callers: Vec<_> = (0..load.callers)
+        .map(|number| {
+            let load = load.clone();
+            thread::Builder::new()
+                .stack_size(256 << 10)
+                .spawn(move || call(&load, number, begun))
+                .expect("a thread")
+        })
+        .collect();
+    let mut all = Seen::default();
+    for caller in callers {
+        let seen = caller.join().expect("a caller does not panic");
+        all.micros.extend(seen.micros);
+        all.failed += seen.failed;
+        all.sent += seen.sent;
+        all.longest = all.longest.max(seen.longest);
+    }
+    all.micros.sort_unstable();
+    let at = |share: f64| {
+        let place = ((all.micros.len() as f64 * share) as usize).min(all.micros.len().saturating_sub(1));
+        all.micros.get(place).map_or(0.0, |micros| f64::from(*micros) / 1e3)
+    };
+    let over = |limit: u32| all.micros.iter().filter(|micros| **micros > limit).count();
+    println!(
+        "{{\"sent\":{},\"completed\":{},\"failed\":{},\"per_second\":{:.1},\"p50_ms\":{:.3},\"p99_ms\":{:.3},\"max_ms\":{:.3},\
+         \"over_200_ms\":{},\"over_500_ms\":{}}}",
+        all.sent,
+        all.micros.len(),
+        all.failed,
+        all.micros.len() as f64 / load.time.as_secs_f64(),
+        at(0.5),
+        at(0.99),
+        all.longest.as_secs_f64() * 1e3,
+        over(200_000),
+        over(500_000),
+    );
+}
+
+fn call(load: &Load, number: u32, begun: Instant) -> Seen {
+    let counts_from = begun + load.warm_up;
+    let end = counts_from + load.time;
+    let mut seen = Seen::default();
+    let mut caller = Caller { address: load.address, stream: None, buffer: vec![0; 64 << 10] };
+    let mut due = begun + load.beat.unwrap_or_default().mul_f64(f64::from(number) / f64::from(load.callers));
+    loop {
+        let mut sent = Instant::now();
+        if let Some(beat) = load.beat {
+            if sent < due {
+                thread::sleep(due - sent);
+                sent = Instant::now();
+            } else {
+                sent = due;
+            }
+            due += beat;
+        }
+        if sent >= end {
+            return seen;
+        }
+        let answered = caller.ask(&load.request);
+        let took = sent.elapsed();
+        seen.sent += 1;
+        if answered.is_err() {
+            caller.stream = None;
+        }
+        if sent < counts_from {
+            continue;
+        }
+        seen.longest = seen.longest.max(took);
+        match answered {
+            Ok(status) if (200..300).contains(&status) => {
+                seen.micros.push(u32::try_from(took.as_micros()).unwrap_or(u32::MAX));
+            }
+            Ok(_) | Err(_) => seen.failed += 1,
+        }
+    }
+}
+
+struct Caller {
+    address: SocketAddr,
+    stream: Option<TcpStream>,
+    buffer: Vec<u8>,
+}
+
+impl Caller {
+    /// Asks once and returns the status.
+    fn ask(&mut self, request: &[u8]) -> io::Result<u16> {
+        let mut stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => connect(self.address)?,
+        };
+        stream.write_all(request)?;
+        let (status, keep) = read_answer(&mut stream, &mut self.buffer)?;
+        if keep {
+            self.stream = Some(stream);
+        }
+        Ok(status)
+    }
+}
+
+fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream =
+        TcpStream::connect_timeout(&address, TIMEOUT).inspect_err(|_| thread::sleep(REFUSED_PAUSE))?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    Ok(stream)
+}
+
+/// Reads one answer; its status, and whether the connection can be used again.
+fn read_answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<(u16, bool)> {
+    let mut filled = 0;
+    let mut ends: Option<(usize, End)> = None;
+    let mut keep = true;
+    let mut status = 0;
+    loop {
+        if filled == buffer.len() {
+            buffer.resize(filled * 2, 0);
+        }
+        let read = match stream.read(&mut buffer[filled..])? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => read,
+        };
+        filled += read;
+        if ends.is_none()
+            && let Some(head) = buffer[..filled].windows(4).position(|window| window == b"\r\n\r\n")
+        {
+            let text = String::from_utf8_lossy(&buffer[..head + 2]).to_ascii_lowercase();
+            status = text
+                .split(' ')
+                .nth(1)
+                .and_then(|code| code.parse().ok())
+                .ok_or(io::ErrorKind::InvalidData)?;
+            keep = !text.contains("\r\nconnection: close");
+            let length = text.split("\r\ncontent-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
+            let end = match length.and_then(|length| length.trim().parse::<usize>().ok()) {
+                Some(length) => End::At(head + 4 + length),
+                None if text.contains("\r\ntransfer-encoding: chunked") => End::Chunked,
+                None => return Err(io::Error::other("an answer without a length")),
+            };
+            ends = Some((head + 4, end));
+        }
+        match ends {
+            Some((_, End::At(end))) if filled >= end => return Ok((status, keep)),
+            Some((head, End::Chunked)) if buffer[head..filled].ends_with(b"0\r\n\r\n") => {
+                return Ok((status, keep));
+            }
+            _ => {}
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum End {
+    At(usize),
+    Chunked,
+}
+
+/// How a caller's last request before he went ended.
+enum Went {
+    /// The answer said that the connection closes, or it was closed behind an answer.
+    ToldToClose,
+    /// Nobody takes a new connection.
+    Refused,
+    /// A request was sent and had no answer.
+    Lost,
+    /// The time was over.
+    Stayed,
+}
+
+fn drain(load: Load) {
+    let load = Arc::new(load);
+    let end = Instant::now() + load.time;
+    let callers: Vec<_> = (0..load.callers)
+        .map(|_| {
+            let load = load.clone();
+            thread::Builder::new()
+                .stack_size(256 << 10)
+                .spawn(move || ask_until_told(&load, end))
+                .expect("a thread")
+        })
+        .collect();
+    let (mut answered, mut closed, mut refused, mut lost, mut last) = (0, 0, 0, 0, UNIX_EPOCH);
+    for caller in callers {
+        let (count, answer, went) = caller.join().expect("a caller does not panic");
+        answered += count;
+        last = last.max(answer);
+        match went {
+            Went::ToldToClose => closed += 1,
+            Went::Refused => refused += 1,
+            Went::Lost => lost += 1,
+            Went::Stayed => {}
+        }
+    }
+    let last = last.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    println!(
+        "{{\"answered\":{answered},\"closed\":{closed},\"refused\":{refused},\"lost\":{lost},\"last_answer\":{last:.3}}}"
+    );
+}
+
+fn ask_until_told(load: &Load, end: Instant) -> (u64, SystemTime, Went) {
+    let (mut answered, mut last) = (0, UNIX_EPOCH);
+    let mut buffer = vec![0; 64 << 10];
+    let Ok(mut stream) = connect(load.address) else { return (answered, last, Went::Refused) };
+    while Instant::now() < end {
+        // A connection that was closed while nothing was asked on it has lost nothing.
+        let idle = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+        if stream.set_nonblocking(false).is_err() || matches!(idle, Ok(0)) {
+            return (answered, last, Went::ToldToClose);
+        }
+        let asked = stream.write_all(&load.request).and_then(|()| read_answer(&mut stream, &mut buffer));
+        match asked {
+            Ok((200, keep)) => {
+                (answered, last) = (answered + 1, SystemTime::now());
+                if !keep {
+                    return (answered, last, Went::ToldToClose);
+                }
+            }
+            Ok(_) | Err(_) => return (answered, last, Went::Lost),
+        }
+    }
+    (answered, last, Went::Stayed)
+}
+
+fn hold(address: &str, connections: usize, headers: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
+    let (request, parsed) = (request(address, headers), address.parse()?);
+    let mut held = Vec::with_capacity(connections);
+    for _ in 0..connections {
+        let mut caller = Caller { address: parsed, stream: None, buffer: vec![0; 64 << 10] };
+        let status = caller.ask(&request)?;
+        if status != 200 {
+            return Err(format!("status {status}").into());
+        }
+        held.extend(caller.stream);
+    }
+    println!("{{\"held\":{}}}", held.len());
+    io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! What stands behind the proxies: answers every request with the same 8 KB after the same time, at next to no cost.
+//!
+//! ```text
+//! world upstream LISTEN DELAY_MS [REGION [stale]]   a replica and, for Meridian, a region's ingress
+//! world hub LISTEN REGION=ADDRESS…                  the route table of these regions, once
+//! ```
+//!
+//! One thread a connection and one write an answer: with a few dozen connections nothing is cheaper, and a thread may
+//! sleep to the microsecond, which a timer wheel may not. An upstream answers `/v1/embeddings` with an embedding that
+//! every peer's parser takes, and what a gateway asks to find out how it is (reports, status, health) in its own words.
+//! One that is `stale` closes a connection without an answer when a second embedding is asked for on it: the race of a
+//! kept connection, on purpose.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+/// Bytes of an answer's body.
+const ANSWER_BYTES: usize = 8_192;
+/// The deployment, by the name that the load asks for.
+const MODEL: &str = "bench";
+/// How long a hub holds a question to which it has nothing new to say.
+const HELD: Duration = Duration::from_secs(15);
+/// The largest request.
+const REQUEST_BYTES_MAX: usize = 1 << 20;
+
+fn main() -> io::Result<()> {
+    let given: Vec<String> = std::env::args().skip(1).collect();
+    let given: Vec<&str> = given.iter().map(String::as_str).collect();
+    match given.as_slice() {
+        ["upstream", listen, delay_ms, region @ ..] => {
+            let delay = Duration::from_millis(delay_ms.parse().map_err(io::Error::other)?);
+            let stale = region.get(1) == Some(&"stale");
+            let region = region.first().copied().unwrap_or("aws/us-east-1").to_owned();
+            let answer = answer();
+            serve(listen, move |stream| upstream(stream, delay, &region, stale, &answer))
+        }
+        ["hub", listen, regions @ ..] => {
+            let table = table(regions);
+            serve(listen, move |stream| hub(stream, &table))
+        }
+        _ => {
+            eprintln!("world wants: upstream LISTEN DELAY_MS [REGION], or: hub LISTEN REGION=ADDRESS...");
+            std::process::exit(2);
+        }
+    }
+}
+
+fn serve(
+    listen: &str,
+    each: impl Fn(TcpStream) -> io::Result<()> + Send + Sync + Clone + 'static,
+) -> io::Result<()> {
+    let socket = TcpListener::bind(listen)?;
+    loop {
+        let (stream, _) = socket.accept()?;
+        stream.set_nodelay(true)?;
+        let each = each.clone();
+        // A connection that breaks is the proxy's affair.
+        thread::Builder::new().stack_size(128 << 10).spawn(move || each(stream).ok())?;
+    }
+}
+
+/// A request: its head in lower case, its body, and all that was read.
+struct Request<'a> {
+    head: &'a str,
+    body: &'a [u8],
+}
+
+impl Request<'_> {
+    fn path(&self) -> &str {
+        self.head.split(' ').nth(1).unwrap_or_default()
+    }
+}
+
+/// Reads one request into `buffer`; `None` when the other side has closed.
+fn read<'a>(stream: &mut TcpStream, buffer: &'a mut Vec<u8>) -> io::Result<Option<Request<'a>>> {
+    buffer.clear();
+    let mut chunk = [0; 16 << 10];
+    let head_end = loop {
+        if let Some(end) = find(buffer, b"\r\n\r\n") {
+            break end + 4;
+        }
+        let read = stream.read(&mut chunk)?;
+        if read == 0 {
+            return Ok(None);
+        }
+        buffer.extend_from_slice(&chunk[..read]);
+    };
+    buffer[..head_end].make_ascii_lowercase();
+    let head = std::str::from_utf8(&buffer[..head_end]).map_err(io::Error::other)?;
+    let length: Option<usize> = head
+        .split("\r\ncontent-length: ")
+        .nth(1)
+        .and_then(|rest| rest.split("\r\n").next()?.trim().parse().ok());
+    let chunked = head.contains("\r\ntransfer-encoding: chunked");
+    let complete = |buffer: &[u8]| match length {
+        Some(length) => buffer.len() >= head_end + length,
+        None => !chunked || buffer[head_end..].ends_with(b"0\r\n\r\n"),
+    };
+    while !complete(buffer) {
+        let read = stream.read(&mut chunk)?;
+        if read == 0 || buffer.len() > REQUEST_BYTES_MAX {
+            return Ok(None);
+        }
+        buffer.extend_from_slice(&chunk[..read]);
+    }
+    let (head, body) = buffer.split_at(head_end);
+    Ok(Some(Request { head: std::str::from_utf8(head).map_err(io::Error::other)?, body }))
+}
+
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    haystack.windows(needle.len()).position(|window| window == needle)
+}
+
+fn upstream(
+    mut stream: TcpStream,
+    delay: Duration,
+    region: &str,
+    stale: bool,
+    answer: &[u8],
+) -> io::Result<()> {
+    let mut buffer = Vec::new();
+    let mut served = 0;
+    while let Some(request) = read(&mut stream, &mut buffer)? {
+        match request.path() {
+            "/v1/embeddings" => {
+                if stale && served > 0 {
+                    return Ok(());
+                }
+                served += 1;
+                if !delay.is_zero() {
+                    thread::sleep(delay);
+                }
+                stream.write_all(answer)?;
+            }
+            "/spoke/v1/exchange" => {
+                let sequence = number_after(request.body, b"\"sequence\":");
+                write_json(&mut stream, &report(region, sequence))?;
+            }
+            "/status" => write_json(&mut stream, STATUS)?,
+            "/v1/models" => write_json(&mut stream, MODELS)?,
+            _ => write_json(
+                &mut stream,
+                "{\"status\":\"ok\",\"model_path\":\"bench\",\"is_generation\":false}",
+            )?,
+        }
+    }
+    Ok(())
+}
+
+fn hub(mut stream: TcpStream, table: &str) -> io::Result<()> {
+    let mut buffer = Vec::new();
+    while let Some(request) = read(&mut stream, &mut buffer)? {
+        if request.path().contains("after=") {
+            thread::sleep(HELD);
+            stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n")?;
+        } else {
+            write_json(&mut stream, table)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_json(stream: &mut TcpStream, body: &str) -> io::Result<()> {
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + body).as_bytes())
+}
+
+/// An embedding of as many numbers as make up the size, with the headers of a replica.
+fn answer() -> Vec<u8> {
+    let mut vector = String::new();
+    let body = |vector: &str| {
+        format!(
+            "{{\"object\":\"list\",\"data\":[{{\"object\":\"embedding\",\"index\":0,\"embedding\":[{vector}]}}],\
+             \"model\":\"{MODEL}\",\"usage\":{{\"prompt_tokens\":60,\"total_tokens\":60}}}}"
+        )
+    };
+    let room = ANSWER_BYTES - body("").len();
+    while vector.len() + 12 < room {
+        let comma = if vector.is_empty() { "" } else { "," };
+        vector += &format!("{comma}0.{:08}", vector.len() * 7919 % 99_999_999);
+    }
+    let body = body(&vector);
+    format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\nx-meridian-tokens: 60\r\n\
+         server-timing: queue;dur=0.100, tokenize;dur=0.200, engine;dur=3.000, region;dur=3.500\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
+}
+
+fn report(region: &str, sequence: u64) -> String {
+    format!(
+        "{{\"version\":1,\"region\":\"{region}\",\"boot_id\":1,\"sequence\":{sequence},\"draining\":false,\
+         \"deployments\":[{{\"name\":\"{MODEL}\",\"ready\":1,\"pending_tokens\":0,\"tokens_per_second\":0.0}}]}}"
+    )
+}
+
+/// What a replica says of itself.
+const STATUS: &str = "{\"version\":1,\"names\":[\"bench\"],\"model\":\"bench\",\"state\":\"ready\",\"pending_tokens\":0,\
+                      \"pending_inputs\":0,\"requests_total\":0,\"tokens_per_second\":0.0}";
+const MODELS: &str = "{\"object\":\"list\",\"data\":[{\"id\":\"bench\",\"object\":\"model\",\"created\":0,\
+                      \"owned_by\":\"bench\"}]}";
+
+/// One deployment, locked to two jurisdictions so that the law has something to say.
+fn table(regions: &[&str]) -> String {
+    let rows: Vec<String> = regions
+        .iter()
+        .filter_map(|region| region.split_once('='))
+        .map(|(id, address)| {
+            format!("{{\"id\":\"{id}\",\"endpoint\":\"{address}\",\"deployments\":[\"{MODEL}\"]}}")
+        })
+        .collect();
+    format!(
+        "{{\"version\":1,\"epoch\":1,\"generation\":1,\"regions\":[{}],\"deployments\":[{{\"name\":\"{MODEL}\",\
+         \"task\":\"embed\",\"model\":\"pypi://m\",\"engine\":{{\"kind\":\"cpu\",\"precision\":\"f32\"}},\
+         \"residency\":\"us,eu\",\"regions\":[]}}]}}",
+        rows.join(",")
+    )
+}
+
+fn number_after(body: &[u8], name: &[u8]) -> u64 {
+    let Some(at) = find(body, name) else { return 0 };
+    let digits = body[at + name.len()..].iter().skip_while(|byte| **byte == b' ');
+    digits
+        .take_while(|byte| byte.is_ascii_digit())
+        .fold(0, |number, byte| number * 10 + u64::from(byte - b'0'))
+}

@@ -1,0 +1,83 @@
+//! How fast the body reader reads, beside serde_json on the same bytes: `cargo bench -p gateway-core --bench body`.
+//!
+//! The edge reads each body once, before anything is decided, so this is time that every request pays. Bodies are those
+//! of the APIs: one query, a batch of passages, a backfill of long texts, token ids instead of texts, and texts full of
+//! escapes and of letters beyond ASCII. serde_json is measured twice: into a tree, as a gateway does that also wants to
+//! change the body, and past everything but `model`, the least that a serde gateway can do.
+
+#![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
+#![expect(clippy::unwrap_used, reason = "what is not as expected ends the bench, there")]
+
+use gateway_core::body;
+use serde_json::{Value, json};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Of each figure; the best of [`ROUNDS`] counts, since whatever disturbs only ever adds.
+const TIME: Duration = Duration::from_millis(60);
+const ROUNDS: usize = 5;
+
+/// As little as serde can read.
+#[derive(serde::Deserialize)]
+struct ModelOnly {
+    model: Option<String>,
+}
+
+fn main() {
+    let passage =
+        "The night train leaves at half past nine from the old platform, and whoever misses it walks. ";
+    let texts = |count: usize, bytes: usize| -> Vec<String> {
+        (0..count)
+            .map(|number| format!("{number} {}", passage.repeat(bytes / passage.len() + 1)))
+            .map(|mut text| {
+                text.truncate(bytes);
+                text
+            })
+            .collect()
+    };
+    let embed = |input: Value| serde_json::to_vec(&json!({"model": "docs-embed", "input": input})).unwrap();
+    let escaped: Vec<String> =
+        texts(64, 120).iter().map(|text| text.replace(' ', "\n\"").replace('e', "é\u{1F600}")).collect();
+    let ids: Vec<Vec<u32>> =
+        (0..64).map(|row| (0..512).map(|at| (row * 7919 + at * 104_729) % 30_522).collect()).collect();
+    let bodies = [
+        ("300 B, one text", embed(json!(texts(1, 260)))),
+        ("8 KB, 16 texts", embed(json!(texts(16, 500)))),
+        ("1 MB, 2,048 texts", embed(json!(texts(2048, 508)))),
+        ("10 MB, 2,048 texts", embed(json!(texts(2048, 5_116)))),
+        ("190 KB of token ids", embed(json!(ids))),
+        ("17 KB full of escapes", embed(json!(escaped))),
+        (
+            "8 KB, model last",
+            serde_json::to_vec(&json!({"input": texts(16, 500), "model": "docs-embed"})).unwrap(),
+        ),
+    ];
+    println!(
+        "{:<24}{:>10}{:>12}{:>16}{:>18}",
+        "body", "bytes", "GB/s, ours", "serde, model", "serde, a tree"
+    );
+    for (name, bytes) in &bodies {
+        assert_eq!(body::read(bytes).unwrap().model.as_deref(), Some("docs-embed"));
+        let ours = speed(bytes, |bytes| body::read(bytes).unwrap().inputs as usize);
+        let model =
+            speed(bytes, |bytes| serde_json::from_slice::<ModelOnly>(bytes).unwrap().model.unwrap().len());
+        let tree =
+            speed(bytes, |bytes| serde_json::from_slice::<Value>(bytes).unwrap().as_object().unwrap().len());
+        println!("{name:<24}{:>10}{ours:>12.2}{model:>16.2}{tree:>18.2}", bytes.len());
+    }
+}
+
+/// GB/s of the best round.
+fn speed(bytes: &[u8], read: impl Fn(&[u8]) -> usize) -> f64 {
+    let round = || {
+        let (began, mut times) = (Instant::now(), 0u64);
+        while began.elapsed() < TIME {
+            for _ in 0..16 {
+                black_box(read(black_box(bytes)));
+            }
+            times += 16;
+        }
+        times as f64 * bytes.len() as f64 / began.elapsed().as_secs_f64() / 1e9
+    };
+    (0..ROUNDS).map(|_| round()).fold(0.0, f64::max)
+}

@@ -1,0 +1,181 @@
+//! How long it takes to decide where a request goes: `cargo bench -p gateway-core --bench decision`.
+//!
+//! 64 regions, 1,000 deployments, every region with three quarters of them ready, some suspect, some down. The decision
+//! is all that stands between a body that was read and the first byte to a region: whose law it is under, who has the
+//! deployment ready, who of them is well, who is nearest. Each decision is timed alone, for it is the slow one that a
+//! client sees; and the allocator counts, for an allocation is what makes the slow one slow.
+
+#![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
+#![expect(clippy::unwrap_used, reason = "what is not as expected ends the bench, there")]
+
+use gateway_core::health::{Fleet, Heard};
+use regions::catalogue::Catalogue;
+use regions::geography::GeoPoint;
+use regions::id::DeploymentName;
+use regions::latency::LatencyModel;
+use regions::residency::ResidencyPolicy;
+use regions::selection::{self, Query, Selection};
+use regions::set::{RegionIndex, RegionSet};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const REGIONS: usize = 64;
+const DEPLOYMENTS: usize = 1_000;
+const DECISIONS: usize = 200_000;
+
+/// The system's allocator, and how often it was asked.
+struct Counted;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+#[expect(unsafe_code, reason = "an allocator is unsafe to write; this one hands everything on as it came")]
+// SAFETY: every call is the system allocator's own, with the arguments that came.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: `at` came from `alloc` above, and so from the system.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTED: Counted = Counted;
+
+/// What an edge holds: routes, law, health, distance.
+struct World {
+    catalogue: Catalogue,
+    routed: RegionSet,
+    deployments: BTreeMap<DeploymentName, (RegionSet, RegionSet)>,
+    fleet: Fleet,
+    latency: LatencyModel,
+}
+
+impl World {
+    fn new(now: Instant) -> World {
+        let catalogue = Catalogue::builtin();
+        let all: Vec<RegionIndex> = catalogue.iter().map(|(region, _)| region).collect();
+        assert!(all.len() >= REGIONS, "the catalogue has {} regions", all.len());
+        let stride = all.len() / REGIONS;
+        let routed: Vec<RegionIndex> = all.into_iter().step_by(stride).take(REGIONS).collect();
+        let names: Vec<DeploymentName> = (0..DEPLOYMENTS)
+            .map(|number| format!("team-{}-embed-{number}", number % 37).parse().unwrap())
+            .collect();
+        let laws =
+            ["eu", "us", "eu,us", "de,fr,nl", "jp"].map(|text| text.parse::<ResidencyPolicy>().unwrap());
+        let mut fleet = Fleet::default();
+        let mut latency = LatencyModel::new(catalogue.region(routed[0]).point, &catalogue);
+        fleet.watch(routed.iter().copied());
+        for (number, region) in routed.iter().enumerate() {
+            let ready = names
+                .iter()
+                .skip(number % 4)
+                .enumerate()
+                .filter(|(at, _)| at % 4 != 0)
+                .map(|(_, name)| name.clone());
+            let heard =
+                Heard { round_trip: Duration::from_millis(10), ready: ready.collect(), draining: false };
+            fleet.reported(*region, heard, now);
+            for sample in 0..32 {
+                latency.observe(
+                    *region,
+                    Duration::from_millis(5 + number as u64 * 3),
+                    now + Duration::from_millis(sample * 200),
+                );
+            }
+            if number % 9 == 8 {
+                for _ in 0..3 {
+                    fleet.failed(*region);
+                }
+            }
+        }
+        let set: RegionSet = routed.iter().copied().collect();
+        let lawful = |number: usize| match number % 8 {
+            place @ 0..5 => laws[place].permitted(&catalogue),
+            _ => catalogue.all(),
+        };
+        let deployments =
+            names.into_iter().enumerate().map(|(number, name)| (name, (lawful(number), set))).collect();
+        World { catalogue, routed: set, deployments, fleet, latency }
+    }
+
+    /// As the edge decides: the deployment by its name, its law narrowed by the tenant's and the header's, the choice.
+    fn decide(
+        &self,
+        name: &str,
+        tenant: &ResidencyPolicy,
+        header: &ResidencyPolicy,
+        client: Option<GeoPoint>,
+        now: Instant,
+    ) -> Selection {
+        let name: DeploymentName = name.parse().unwrap();
+        let (allowed, registered) = self.deployments.get(&name).unwrap();
+        let allowed = allowed.intersect(tenant.narrow(header).permitted(&self.catalogue));
+        selection::select(&Query {
+            considered: self.routed,
+            allowed,
+            routed: self.routed,
+            serving: self.fleet.serving(&name, *registered),
+            health: &|region| self.fleet.standing(region),
+            rtt: &|region| match client {
+                Some(place) => self.latency.prior_from(place, region),
+                None => self.latency.estimate(region, now),
+            },
+        })
+    }
+}
+
+fn main() {
+    let now = Instant::now();
+    let world = World::new(now);
+    let names: Vec<&str> = world.deployments.keys().map(DeploymentName::as_str).collect();
+    let anywhere = ResidencyPolicy::Anywhere;
+    let tenant: ResidencyPolicy = "eu,us,jp,gb,ch".parse().unwrap();
+    let client = "48.86,2.35".parse::<GeoPoint>().unwrap();
+    println!(
+        "{REGIONS} regions, {DEPLOYMENTS} deployments, {DECISIONS} decisions; the clock's own time is in each figure"
+    );
+    println!("{:<44}{:>10}{:>10}{:>10}{:>14}", "", "p50 µs", "p99 µs", "p99.9 µs", "allocations");
+    let nothing = measure(&names, |_| ());
+    report("the clock alone", nothing);
+    report(
+        "anyone's request",
+        measure(&names, |name| drop(black_box(world.decide(name, &anywhere, &anywhere, None, now)))),
+    );
+    report(
+        "of a tenant with a residency",
+        measure(&names, |name| drop(black_box(world.decide(name, &tenant, &anywhere, None, now)))),
+    );
+    let with_place =
+        measure(&names, |name| drop(black_box(world.decide(name, &tenant, &anywhere, Some(client), now))));
+    report("and from a client whose place is known", with_place);
+}
+
+/// Nanoseconds of each decision, sorted, and allocations of all.
+fn measure(names: &[&str], decide: impl Fn(&str)) -> (Vec<u64>, u64) {
+    let mut nanos = Vec::with_capacity(DECISIONS);
+    names.iter().for_each(|name| decide(name));
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for number in 0..DECISIONS {
+        let name = names[number * 7919 % names.len()];
+        let began = Instant::now();
+        decide(black_box(name));
+        nanos.push(began.elapsed().as_nanos() as u64);
+    }
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    nanos.sort_unstable();
+    (nanos, allocations)
+}
+
+fn report(what: &str, (nanos, allocations): (Vec<u64>, u64)) {
+    let at = |share: f64| nanos[(nanos.len() as f64 * share) as usize] as f64 / 1e3;
+    let each = allocations as f64 / DECISIONS as f64;
+    println!("{what:<44}{:>10.2}{:>10.2}{:>10.2}{each:>14.2}", at(0.5), at(0.99), at(0.999));
+}
