@@ -34,13 +34,18 @@ const OUTWARD: [HeaderName; 8] = [
 pub(crate) struct Crossing(RequestHead);
 
 impl Crossing {
-    /// Taken from the request at hand, which is then free to be watched for its client hanging up.
-    pub(crate) fn of(session: &ServerSession) -> Crossing {
+    /// Taken from the request at hand, which is then free to be watched for its client hanging up. What was `decided` of a
+    /// header crosses in the place of what came: of two the next hop would read the first.
+    pub(crate) fn of(session: &ServerSession, decided: &[(&'static str, &str)]) -> Crossing {
         let came = session.req_header();
         let mut head = RequestHead::new(came.method.clone());
         head.put(HOST.as_str(), "region");
+        for (name, value) in decided {
+            head.put(name, value);
+        }
         for name in &INWARD {
-            if let Some(value) = came.headers.get(name)
+            if decided.iter().all(|(decided, _)| name != decided)
+                && let Some(value) = came.headers.get(name)
                 && can_stand_in_a_header(value.as_bytes())
             {
                 head.put(name.as_str(), value);

@@ -165,7 +165,7 @@ impl Edge {
             allowed,
             registered: *registered,
             path: target.path,
-            crossing: Crossing::of(session),
+            crossing: Crossing::of(session, &[(headers::LANE, lane.as_str())]),
             body,
             first: None,
             whole_max: WHOLE_ANSWER_MAX,

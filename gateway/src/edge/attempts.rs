@@ -163,7 +163,6 @@ impl Edge {
             (headers::REQUEST_ID, request.id.as_str()),
             (headers::DEPLOYMENT, request.deployment.as_str()),
             (headers::TENANT, request.tenant.id.as_str()),
-            (headers::LANE, request.lane.as_str()),
             (headers::TIMEOUT_MS, &left_ms),
             (headers::ATTEMPT, &attempt),
         ];

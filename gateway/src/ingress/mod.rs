@@ -259,7 +259,7 @@ impl Ingress {
         let request = Passing {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
             tenant: text(session, headers::TENANT)?.map(str::to_owned),
-            crossing: Crossing::of(session),
+            crossing: Crossing::of(session, &[]),
             path,
             deployment,
             body: body.bytes.clone(),
