@@ -20,6 +20,8 @@
 //! **What it costs.** Limits are taken once, for the whole. The tokens of all pieces are charged when there is an answer;
 //! a request that is refused in the end is not charged, like any other, though some pieces were computed.
 
+mod joining;
+
 use super::account::Account;
 use super::admit::Request;
 use super::allowances::Taken;
@@ -35,20 +37,19 @@ use crate::respond::{self, Refusal};
 use crate::upstream::{Answer, AnswerBody};
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use gateway_core::scatter::Shape;
 use gateway_core::scatter::cut::{self, Cutting, Piece, TOKENS_AROUND};
-use gateway_core::scatter::join::{Join, NotJoinable, Part};
+use gateway_core::scatter::join::{NotJoinable, Part};
 use gateway_core::scatter::spread::{self, CUT_INPUTS_MIN, CUT_TOKENS_MIN, Place, Scale, Spread};
 use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
 use gateway_core::trail::Trail;
+use http::Version;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
-use http::{HeaderValue, Version};
+use joining::{Arrived, HELD_MAX, Head, Joining, Told, too_much};
 use pingora::protocols::http::ServerSession;
 use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, Receiver, Sender};
@@ -63,14 +64,9 @@ struct Telling<'a> {
     ending: &'a mut Ending,
 }
 
-/// Bytes of answers that are held for one request: what is there and not yet told, and what the pieces under way will
-/// bring, as far as is known.
-const HELD_MAX: usize = 64 << 20;
 /// Requests that are computed in pieces at once; a quarter of a gigabyte is held for them at most. One more goes whole if
 /// a replica can take it, and waits if none can.
 const AT_ONCE_MAX: usize = 4;
-/// Pieces under way while nobody knows how large an answer to one is.
-const FIRST_PIECES_MAX: usize = 8;
 /// Answers that are read as quickly as they would be handed to another thread.
 const INLINE_BYTES: usize = 64 << 10;
 
@@ -86,18 +82,6 @@ pub(super) struct Cut<'a> {
     places: Vec<Place>,
     /// Its turn; one that must be cut can wait for it.
     turn: Option<SemaphorePermit<'a>>,
-}
-
-/// A piece that was answered.
-struct Arrived {
-    part: Part,
-    content_type: Option<HeaderValue>,
-    region: RegionIndex,
-    attempts: usize,
-    waited: Duration,
-    timing: RegionTiming,
-    /// That were computed.
-    tokens: Option<u64>,
 }
 
 /// Why there is no answer to the whole.
@@ -117,28 +101,6 @@ impl From<Refusal> for Failed {
     fn from(refusal: Refusal) -> Failed {
         Failed::Not(refusal.into())
     }
-}
-
-/// What the producer of an answer tells the one who writes it.
-enum Told {
-    Head(Head),
-    Chunk(Vec<u8>),
-    /// All of it was told; so many tokens were computed.
-    End(Option<u64>),
-}
-
-/// What is known of an answer when it begins.
-#[derive(Clone, Default)]
-struct Head {
-    /// How long it is, if all of it is there.
-    length: Option<usize>,
-    content_type: Option<HeaderValue>,
-    /// In the order of the first piece that each has answered.
-    regions: Vec<RegionIndex>,
-    attempts: usize,
-    tokens: Option<u64>,
-    /// Of the piece that was waited for longest.
-    slowest: (Duration, RegionTiming),
 }
 
 /// The trails of the pieces, which become that of the request however it ends.
@@ -450,18 +412,6 @@ impl Edge {
             }
             None => {}
         }
-        let took_ms = request.arrived.elapsed().as_secs_f64() * 1e3;
-        let (tenant, deployment) = (request.tenant.id.as_str(), request.deployment.as_str());
-        tracing::info!(
-            id = request.id,
-            tenant,
-            deployment,
-            regions,
-            status = 200,
-            attempts,
-            took_ms,
-            "served"
-        );
         session.write_response_header(Box::new(answer)).await
     }
 }
@@ -483,182 +433,4 @@ fn refused(mut answered: Answered, field: &str, first: usize) -> Failed {
         answered.answer.body = AnswerBody::Whole(body.into());
     }
     Failed::Refused(Box::new(answered))
-}
-
-fn too_much() -> Refusal {
-    let message = format!(
-        "The answer is larger than can be held until it is whole, {HELD_MAX} bytes; ask for fewer inputs, or for less of \
-         each."
-    );
-    Refusal::new(ErrorCode::BodyTooLarge, message)
-}
-
-/// The parts of an answer on their way into it.
-struct Joining {
-    shape: Shape,
-    /// Parts that are there before their turn, by number.
-    early: BTreeMap<usize, Arrived>,
-    /// The number of the next part.
-    next: usize,
-    /// `None` when all parts are in.
-    join: Option<Join>,
-    /// What is known of the answer and not yet told.
-    untold: VecDeque<Vec<u8>>,
-    /// Bytes of all of that.
-    held: usize,
-    /// Bytes of the largest part so far.
-    largest: Option<usize>,
-    head: Head,
-    /// The client is being told.
-    begun: bool,
-    head_told: bool,
-    end_told: bool,
-}
-
-impl Joining {
-    fn new(cutting: &Cutting) -> Joining {
-        Joining {
-            shape: cutting.shape,
-            early: BTreeMap::new(),
-            next: 0,
-            join: Some(Join::new(cutting.inputs(), cutting.top_n)),
-            untold: VecDeque::new(),
-            held: 0,
-            largest: None,
-            head: Head { tokens: Some(0), ..Head::default() },
-            begun: false,
-            head_told: false,
-            end_told: false,
-        }
-    }
-
-    /// Whether there is room for the answer of one more piece than are under way.
-    fn has_room_for_another(&self, under_way: usize) -> bool {
-        match self.largest {
-            None => under_way < FIRST_PIECES_MAX,
-            // One that does not fit at all has to come alone.
-            Some(_) if under_way == 0 && self.held == 0 => true,
-            Some(largest) => self.held + (under_way + 1) * largest <= HELD_MAX,
-        }
-    }
-
-    fn arrived(&mut self, number: usize, arrived: Arrived) {
-        let bytes = arrived.part.bytes();
-        self.held += bytes;
-        self.largest = self.largest.max(Some(bytes));
-        self.early.insert(number, arrived);
-        while let Some(arrived) = self.early.remove(&self.next) {
-            let Arrived { part, content_type, region, attempts, waited, timing, tokens } = arrived;
-            let head = &mut self.head;
-            head.attempts += attempts;
-            if !head.regions.contains(&region) {
-                head.regions.push(region);
-            }
-            head.content_type = head.content_type.take().or(content_type);
-            head.tokens = head.tokens.zip(tokens).map(|(sum, tokens)| sum + tokens);
-            head.slowest = if waited > head.slowest.0 { (waited, timing) } else { head.slowest };
-            let (bytes, mut out) = (part.bytes(), Vec::new());
-            self.join.as_mut().expect("parts come before the end").push(part, &mut out);
-            if self.goes_out_in_order() {
-                self.held = self.held - bytes + out.iter().map(Vec::len).sum::<usize>();
-            }
-            self.untold.extend(out);
-            self.next += 1;
-        }
-    }
-
-    /// Whether the beginning of the answer is known before its end.
-    fn goes_out_in_order(&self) -> bool {
-        match self.shape {
-            Shape::Rows | Shape::Data => true,
-            Shape::Ranks | Shape::Results => false,
-        }
-    }
-
-    /// There is no room for another piece: what is there has to be told before all is. What cannot be is too much.
-    fn make_room(&mut self, under_way: usize) -> Result<(), Refusal> {
-        if self.goes_out_in_order() {
-            self.begun |= !self.untold.is_empty();
-        } else if under_way == 0 {
-            return Err(too_much());
-        }
-        Ok(())
-    }
-
-    /// All parts are there.
-    fn finish(&mut self) {
-        if let Some(join) = self.join.take() {
-            let mut out = Vec::new();
-            join.finish(&mut out);
-            self.untold.extend(out);
-            if !self.begun {
-                self.begun = true;
-                self.head.length = Some(self.untold.iter().map(Vec::len).sum());
-            }
-        }
-    }
-
-    fn has_something_to_tell(&self) -> bool {
-        self.begun && (!self.head_told || !self.untold.is_empty() || self.join.is_none() && !self.end_told)
-    }
-
-    fn is_told(&self) -> bool {
-        self.end_told
-    }
-
-    fn next(&mut self) -> Told {
-        if !std::mem::replace(&mut self.head_told, true) {
-            return Told::Head(self.head.clone());
-        }
-        match self.untold.pop_front() {
-            Some(chunk) => {
-                self.held = self.held.saturating_sub(chunk.len());
-                Told::Chunk(chunk)
-            }
-            None => {
-                self.end_told = true;
-                Told::End(self.head.tokens)
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn joining(held: usize, largest: Option<usize>) -> Joining {
-        let cutting = Cutting::read("/embed", br#"{"inputs":["a","b"]}"#);
-        let cutting = cutting.ok().flatten().expect("two texts can be cut");
-        Joining { held, largest, ..Joining::new(&cutting) }
-    }
-
-    #[test]
-    fn the_room_for_answers_holds_at_its_limit_and_one_past_it() {
-        let check = |held, largest, under_way, expected| {
-            let has_room = joining(held, largest).has_room_for_another(under_way);
-            assert_eq!(has_room, expected, "{held} {largest:?} {under_way}");
-        };
-        check(0, None, FIRST_PIECES_MAX - 1, true);
-        check(0, None, FIRST_PIECES_MAX, false);
-        check(0, Some(HELD_MAX / 4), 3, true);
-        check(0, Some(HELD_MAX / 4 + 1), 3, false);
-        check(HELD_MAX / 2, Some(HELD_MAX / 4), 1, true);
-        check(HELD_MAX / 2 + 1, Some(HELD_MAX / 4), 1, false);
-        // One that does not fit comes alone, when all else was told.
-        check(0, Some(HELD_MAX + 1), 0, true);
-        check(1, Some(HELD_MAX + 1), 0, false);
-    }
-
-    #[test]
-    fn what_cannot_be_told_before_its_end_is_too_much() {
-        let mut ranked = joining(HELD_MAX, Some(1));
-        ranked.shape = Shape::Results;
-        assert!(ranked.make_room(1).is_ok(), "what is under way may still end it");
-        assert_eq!(ranked.make_room(0).err().map(|refusal| refusal.code), Some(ErrorCode::BodyTooLarge));
-        let mut rows = joining(HELD_MAX, Some(1));
-        assert!(rows.make_room(0).is_ok() && !rows.begun, "there is nothing to begin with yet");
-        rows.untold.push_back(vec![b'[']);
-        assert!(rows.make_room(0).is_ok() && rows.begun);
-    }
 }

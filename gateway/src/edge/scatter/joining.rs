@@ -1,0 +1,233 @@
+//! The answers of pieces, in whatever order they arrive, on their way to one answer in order.
+//!
+//! It holds what is there before its turn, has `gateway_core::scatter` join what is next, and says when the client can be
+//! told: of an answer that is held whole when all of it is there, of a larger one when the room is full. No IO here.
+
+use crate::respond::Refusal;
+use gateway_core::scatter::Shape;
+use gateway_core::scatter::cut::Cutting;
+use gateway_core::scatter::join::{Join, Part};
+use gateway_core::timing::RegionTiming;
+use http::HeaderValue;
+use regions::set::RegionIndex;
+use replica_core::wire::error::ErrorCode;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Bytes of answers that are held for one request: what is there and not yet told, and what the pieces under way will
+/// bring, as far as is known.
+pub(super) const HELD_MAX: usize = 64 << 20;
+/// Pieces under way while nobody knows how large an answer to one is.
+pub(super) const FIRST_PIECES_MAX: usize = 8;
+
+/// A piece that was answered.
+pub(super) struct Arrived {
+    pub(super) part: Part,
+    pub(super) content_type: Option<HeaderValue>,
+    pub(super) region: RegionIndex,
+    pub(super) attempts: usize,
+    pub(super) waited: Duration,
+    pub(super) timing: RegionTiming,
+    /// That were computed.
+    pub(super) tokens: Option<u64>,
+}
+
+/// What the producer of an answer tells the one who writes it.
+pub(super) enum Told {
+    Head(Head),
+    Chunk(Vec<u8>),
+    /// All of it was told; so many tokens were computed.
+    End(Option<u64>),
+}
+
+/// What is known of an answer when it begins.
+#[derive(Clone, Default)]
+pub(super) struct Head {
+    /// How long it is, if all of it is there.
+    pub(super) length: Option<usize>,
+    pub(super) content_type: Option<HeaderValue>,
+    /// In the order of the first piece that each has answered.
+    pub(super) regions: Vec<RegionIndex>,
+    pub(super) attempts: usize,
+    pub(super) tokens: Option<u64>,
+    /// Of the piece that was waited for longest.
+    pub(super) slowest: (Duration, RegionTiming),
+}
+
+pub(super) fn too_much() -> Refusal {
+    let message = format!(
+        "The answer is larger than can be held until it is whole, {HELD_MAX} bytes; ask for fewer inputs, or for less of \
+         each."
+    );
+    Refusal::new(ErrorCode::BodyTooLarge, message)
+}
+
+/// The parts of an answer on their way into it.
+pub(super) struct Joining {
+    shape: Shape,
+    /// Parts that are there before their turn, by number.
+    early: BTreeMap<usize, Arrived>,
+    /// The number of the next part.
+    next: usize,
+    /// `None` when all parts are in.
+    join: Option<Join>,
+    /// What is known of the answer and not yet told.
+    untold: VecDeque<Vec<u8>>,
+    /// Bytes of all of that.
+    held: usize,
+    /// Bytes of the largest part so far.
+    largest: Option<usize>,
+    head: Head,
+    /// The client is being told.
+    pub(super) begun: bool,
+    head_told: bool,
+    end_told: bool,
+}
+
+impl Joining {
+    pub(super) fn new(cutting: &Cutting) -> Joining {
+        Joining {
+            shape: cutting.shape,
+            early: BTreeMap::new(),
+            next: 0,
+            join: Some(Join::new(cutting.inputs(), cutting.top_n)),
+            untold: VecDeque::new(),
+            held: 0,
+            largest: None,
+            head: Head { tokens: Some(0), ..Head::default() },
+            begun: false,
+            head_told: false,
+            end_told: false,
+        }
+    }
+
+    /// Whether there is room for the answer of one more piece than are under way.
+    pub(super) fn has_room_for_another(&self, under_way: usize) -> bool {
+        match self.largest {
+            None => under_way < FIRST_PIECES_MAX,
+            // One that does not fit at all has to come alone.
+            Some(_) if under_way == 0 && self.held == 0 => true,
+            Some(largest) => self.held + (under_way + 1) * largest <= HELD_MAX,
+        }
+    }
+
+    pub(super) fn arrived(&mut self, number: usize, arrived: Arrived) {
+        let bytes = arrived.part.bytes();
+        self.held += bytes;
+        self.largest = self.largest.max(Some(bytes));
+        self.early.insert(number, arrived);
+        while let Some(arrived) = self.early.remove(&self.next) {
+            let Arrived { part, content_type, region, attempts, waited, timing, tokens } = arrived;
+            let head = &mut self.head;
+            head.attempts += attempts;
+            if !head.regions.contains(&region) {
+                head.regions.push(region);
+            }
+            head.content_type = head.content_type.take().or(content_type);
+            head.tokens = head.tokens.zip(tokens).map(|(sum, tokens)| sum + tokens);
+            head.slowest = if waited > head.slowest.0 { (waited, timing) } else { head.slowest };
+            let (bytes, mut out) = (part.bytes(), Vec::new());
+            self.join.as_mut().expect("parts come before the end").push(part, &mut out);
+            if self.goes_out_in_order() {
+                self.held = self.held - bytes + out.iter().map(Vec::len).sum::<usize>();
+            }
+            self.untold.extend(out);
+            self.next += 1;
+        }
+    }
+
+    /// Whether the beginning of the answer is known before its end.
+    fn goes_out_in_order(&self) -> bool {
+        match self.shape {
+            Shape::Rows | Shape::Data => true,
+            Shape::Ranks | Shape::Results => false,
+        }
+    }
+
+    /// There is no room for another piece: what is there has to be told before all is. What cannot be is too much.
+    pub(super) fn make_room(&mut self, under_way: usize) -> Result<(), Refusal> {
+        if self.goes_out_in_order() {
+            self.begun |= !self.untold.is_empty();
+        } else if under_way == 0 {
+            return Err(too_much());
+        }
+        Ok(())
+    }
+
+    /// All parts are there.
+    pub(super) fn finish(&mut self) {
+        if let Some(join) = self.join.take() {
+            let mut out = Vec::new();
+            join.finish(&mut out);
+            self.untold.extend(out);
+            if !self.begun {
+                self.begun = true;
+                self.head.length = Some(self.untold.iter().map(Vec::len).sum());
+            }
+        }
+    }
+
+    pub(super) fn has_something_to_tell(&self) -> bool {
+        self.begun && (!self.head_told || !self.untold.is_empty() || self.join.is_none() && !self.end_told)
+    }
+
+    pub(super) fn is_told(&self) -> bool {
+        self.end_told
+    }
+
+    pub(super) fn next(&mut self) -> Told {
+        if !std::mem::replace(&mut self.head_told, true) {
+            return Told::Head(self.head.clone());
+        }
+        match self.untold.pop_front() {
+            Some(chunk) => {
+                self.held = self.held.saturating_sub(chunk.len());
+                Told::Chunk(chunk)
+            }
+            None => {
+                self.end_told = true;
+                Told::End(self.head.tokens)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joining(held: usize, largest: Option<usize>) -> Joining {
+        let cutting = Cutting::read("/embed", br#"{"inputs":["a","b"]}"#);
+        let cutting = cutting.ok().flatten().expect("two texts can be cut");
+        Joining { held, largest, ..Joining::new(&cutting) }
+    }
+
+    #[test]
+    fn the_room_for_answers_holds_at_its_limit_and_one_past_it() {
+        let check = |held, largest, under_way, expected| {
+            let has_room = joining(held, largest).has_room_for_another(under_way);
+            assert_eq!(has_room, expected, "{held} {largest:?} {under_way}");
+        };
+        check(0, None, FIRST_PIECES_MAX - 1, true);
+        check(0, None, FIRST_PIECES_MAX, false);
+        check(0, Some(HELD_MAX / 4), 3, true);
+        check(0, Some(HELD_MAX / 4 + 1), 3, false);
+        check(HELD_MAX / 2, Some(HELD_MAX / 4), 1, true);
+        check(HELD_MAX / 2 + 1, Some(HELD_MAX / 4), 1, false);
+        // One that does not fit comes alone, when all else was told.
+        check(0, Some(HELD_MAX + 1), 0, true);
+        check(1, Some(HELD_MAX + 1), 0, false);
+    }
+
+    #[test]
+    fn what_cannot_be_told_before_its_end_is_too_much() {
+        let mut ranked = joining(HELD_MAX, Some(1));
+        ranked.shape = Shape::Results;
+        assert!(ranked.make_room(1).is_ok(), "what is under way may still end it");
+        assert_eq!(ranked.make_room(0).err().map(|refusal| refusal.code), Some(ErrorCode::BodyTooLarge));
+        let mut rows = joining(HELD_MAX, Some(1));
+        assert!(rows.make_room(0).is_ok() && !rows.begun, "there is nothing to begin with yet");
+        rows.untold.push_back(vec![b'[']);
+        assert!(rows.make_room(0).is_ok() && rows.begun);
+    }
+}
