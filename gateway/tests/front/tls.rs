@@ -83,15 +83,17 @@ async fn a_certificate_that_changes_is_taken_while_connections_go_on() {
     let edge = scene.edge(TLS).await;
     let mut open = connect(&edge, &old, &[]).await.unwrap();
     assert_eq!(ask(&mut open).await.status, 200);
-    let old_key = std::fs::read(scene.dir.path().join("gateway.key")).unwrap();
 
-    // One file after the other: for a moment they do not go together, and the old pair stays.
-    let new = certify(scene.dir.path());
-    let new_key = std::fs::read(scene.dir.path().join("gateway.key")).unwrap();
-    std::fs::write(scene.dir.path().join("gateway.key"), old_key).unwrap();
+    // One file after the other: for a while they do not go together, and the old pair stays. That nothing happens can only be
+    // waited for: longer than the second in which the files are looked at once.
+    let next = scene.dir.path().join("next");
+    std::fs::create_dir(&next).unwrap();
+    let new = certify(&next);
+    let rename = |file: &str| std::fs::rename(next.join(file), scene.dir.path().join(file)).unwrap();
+    rename("gateway.crt");
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(ask(&mut connect(&edge, &old, &[]).await.unwrap()).await.status, 200);
-    std::fs::write(scene.dir.path().join("gateway.key"), new_key).unwrap();
+    rename("gateway.key");
     let taken = async {
         while connect(&edge, &new, &[]).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
