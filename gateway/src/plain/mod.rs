@@ -4,7 +4,8 @@
 //! client does all that a proxy of strangers needs (it keeps the case of headers, upgrades, times every part) and writes
 //! head and body apart; measured per request on one core that was a third of what the edge costs, see
 //! docs/benchmarks.md. So the exchange in the clear is our own: [`frame`] cuts answers and believes none that could be
-//! cut in two ways, [`pool`] keeps connections, and here bytes are moved. TLS and HTTP/2 stay with Pingora.
+//! cut in two ways, [`pool`] keeps connections, and here bytes are moved. There is no other way to the next hop: what has to
+//! be hidden between edge and region is hidden by the network between them.
 
 mod frame;
 mod pool;
