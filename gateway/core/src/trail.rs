@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 pub enum Cause {
     /// It is the first.
     First,
+    /// It is the first, and goes past a nearer region that has too much, to one that has offered to take it.
+    Overflow,
     /// The connection of the one before was stale.
     Replay,
     /// The one before failed.

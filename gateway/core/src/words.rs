@@ -11,13 +11,21 @@ pub const NOT_RESIDENT_HERE: &str = "not_resident_here";
 
 impl Cause {
     /// Every cause.
-    pub const ALL: [Cause; 6] =
-        [Cause::First, Cause::Replay, Cause::Retry, Cause::Late, Cause::Evacuation, Cause::Hedge];
+    pub const ALL: [Cause; 7] = [
+        Cause::First,
+        Cause::Overflow,
+        Cause::Replay,
+        Cause::Retry,
+        Cause::Late,
+        Cause::Evacuation,
+        Cause::Hedge,
+    ];
 
     /// The word for it.
     pub fn as_str(self) -> &'static str {
         match self {
             Cause::First => "first",
+            Cause::Overflow => "overflow",
             Cause::Replay => "replay",
             Cause::Retry => "retry",
             Cause::Late => "late",

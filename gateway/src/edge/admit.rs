@@ -62,6 +62,8 @@ pub(super) struct Request {
     pub(super) body: Body,
     /// The region that is asked before all others that may be.
     pub(super) first: Option<RegionIndex>,
+    /// It is the overflow of a nearer one.
+    pub(super) overflow: bool,
     /// An answer of so many bytes is read whole before it is an answer.
     pub(super) whole_max: usize,
     /// Its room where it would go first, for as long as it is under way.
@@ -90,10 +92,16 @@ impl Request {
             crossing: self.crossing.clone(),
             body: Body::piece(body),
             first: Some(first),
+            overflow: false,
             whole_max,
             // The whole has the room of all its pieces.
             _place: None,
         }
+    }
+
+    /// Whether `region` has offered to take it from a nearer one.
+    pub(super) fn overflows_to(&self, region: RegionIndex) -> bool {
+        self.overflow && self.first == Some(region)
     }
 
     /// What of it its way hangs on.
@@ -150,7 +158,7 @@ impl Edge {
             );
             return Err(Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY).into());
         }
-        let place = self.room(view, lawful, *allowed, &tenant, &ask, lane, cost, arrived)?;
+        let room = self.room(view, lawful, *allowed, &tenant, &ask, lane, cost, arrived)?;
         Ok(Request {
             id: id.to_owned(),
             arrived,
@@ -167,9 +175,10 @@ impl Edge {
             path: target.path,
             crossing: Crossing::of(session, &[(headers::LANE, lane.as_str())]),
             body,
-            first: None,
+            first: room.overflow,
+            overflow: room.overflow.is_some(),
             whole_max: WHOLE_ANSWER_MAX,
-            _place: place,
+            _place: room.place,
         })
     }
 

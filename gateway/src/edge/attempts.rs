@@ -11,7 +11,7 @@ use crate::upstream::Answer;
 use gateway_core::lane::Lane;
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
-use gateway_core::trail::{End, Trail};
+use gateway_core::trail::{Cause, End, Trail};
 use regions::residency::ResidencyPolicy;
 use regions::selection::{self, Candidate, Query, Selection};
 use regions::set::RegionIndex;
@@ -99,7 +99,8 @@ impl Edge {
                     }
                     let asked = self.attempt(request, view, plan.left(Instant::now()), region, attempt);
                     let in_flight = next.in_flight.take().expect("whoever is asked counts as waiting");
-                    race.enter(region, cause, in_flight, asked);
+                    let overflows = cause == Cause::First && request.overflows_to(region);
+                    race.enter(region, if overflows { Cause::Overflow } else { cause }, in_flight, asked);
                 }
                 Step::Wait => {}
                 Step::Relay => return Ok(held.take().expect("a plan relays what an attempt has brought")),
@@ -168,6 +169,9 @@ impl Edge {
         ];
         if request.residency != ResidencyPolicy::Anywhere {
             extra.push((headers::RESIDENCY, &residency));
+        }
+        if request.overflows_to(region) {
+            extra.push((headers::OVERFLOW, "1"));
         }
         let head = request.crossing.head(request.path, &request.body.bytes, &extra);
         let connect =

@@ -10,6 +10,7 @@ use super::watch::Watch;
 use crate::config::EdgeConfig;
 use gateway_core::health::{Heard, REPORT_PERIOD};
 use regions::set::RegionIndex;
+use scheduler_core::spoke::{Gateway, Question};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -33,6 +34,7 @@ pub(crate) async fn listen(
 ) {
     let mut heard: BTreeMap<(RegionIndex, SocketAddr), tokio::task::AbortHandle> = BTreeMap::new();
     let mut tasks = JoinSet::new();
+    let gateway = Gateway { place: config.place.to_string(), boot_id: rand::random() };
     loop {
         let wanted: Vec<_> = views.borrow_and_update().iter().flat_map(|view| view.regions()).collect();
         watch.watch(wanted.iter().map(|(region, _)| *region));
@@ -48,7 +50,7 @@ pub(crate) async fn listen(
                 let ear = Ear {
                     region,
                     url: format!("http://{address}/spoke/v1/exchange"),
-                    gateway: config.place.to_string(),
+                    gateway: gateway.clone(),
                     client: client.clone(),
                     watch: watch.clone(),
                     newest: AtomicU64::new(0),
@@ -66,7 +68,7 @@ pub(crate) async fn listen(
 struct Ear {
     region: RegionIndex,
     url: String,
-    gateway: String,
+    gateway: Gateway,
     client: reqwest::Client,
     watch: Arc<Watch>,
     /// The newest report that was taken; an older one that comes later says nothing new.
@@ -89,8 +91,9 @@ impl Ear {
 
     async fn exchange(self: Arc<Ear>, sequence: u64) {
         let asked = Instant::now();
-        let question = ExchangeRequestV1 { version: 1, gateway: self.gateway.clone(), sequence };
-        match self.ask(&question).await {
+        let wanted = self.watch.wanted(self.region);
+        let question = Question { gateway: self.gateway.clone(), sequence, wanted };
+        match self.ask(&ExchangeRequestV1::from(question)).await {
             Ok(report) => self.take(report, asked),
             Err(error) => tracing::debug!(url = self.url, %error, "no report"),
         }
@@ -111,7 +114,7 @@ impl Ear {
         if self.newest.fetch_max(report.sequence, Ordering::Relaxed) >= report.sequence {
             return;
         }
-        self.watch.loaded(self.region, &report);
+        self.watch.loaded(self.region, &report, asked);
         self.watch.shedding.heard(self.region, &report);
         let ready = report.deployments.iter().filter(|(_, load)| load.ready > 0);
         let ready = ready.map(|(name, _)| name.clone()).collect();

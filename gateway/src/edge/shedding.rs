@@ -3,22 +3,27 @@
 //! `gateway_core::shed` decides; here are the lock around it and the question where a request would go first: to the nearest
 //! of the regions that may see it, serve its deployment and are well, as the choice among them has it. Before its body is
 //! read the deployment of most requests is not known (it is in the body), so a request is turned away at its head only if
-//! none of those that its tenant may use has room for it.
+//! none of those that its tenant may use has room for it, and no other region has offered any.
+//!
+//! Where the nearest is not calm, `gateway_core::spill` may send a request past it: to a region that has offered to take it.
+//! Then its room is there, and that region is asked first.
 
 use super::forward::Edge;
 use super::refusals::shed;
 use super::view::{Lawful, View};
-use super::watch::Watch;
+use super::watch::{Known, Watch, chance};
 use crate::respond::Refusal;
 use gateway_core::ask::Ask;
 use gateway_core::endpoint::Target;
 use gateway_core::lane::Lane;
-use gateway_core::shed::{self, Entered, Pools, Waits};
+use gateway_core::shed::{self, Entered, Pools, Shed, Waits};
+use gateway_core::spill;
 use gateway_core::tenant::{Cost, Tenant};
 use regions::geography::GeoPoint;
+use regions::id::DeploymentName;
 use regions::selection::Health;
 use regions::set::{RegionIndex, RegionSet};
-use scheduler_core::spoke::Report;
+use scheduler_core::spoke::{Load, Report};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -29,6 +34,15 @@ const LOOKED_AT_MAX: usize = 16;
 /// What is in flight, by region and deployment, and what may be.
 #[derive(Default)]
 pub(crate) struct Shedding(Mutex<Pools>);
+
+/// Where a request has room.
+#[derive(Default)]
+pub(super) struct Room {
+    /// Its room, if what it goes to is known.
+    pub(super) place: Option<Place>,
+    /// The region that has offered to take it, where it does not go to the nearest.
+    pub(super) overflow: Option<RegionIndex>,
+}
 
 /// A request's room, given back when this is dropped.
 pub(super) struct Place {
@@ -45,9 +59,7 @@ impl Drop for Place {
 impl Shedding {
     /// A region has said how much it has before it.
     pub(super) fn heard(&self, region: RegionIndex, report: &Report) {
-        let waits = report.deployments.iter().map(|(name, load)| {
-            (name.clone(), Waits::of(load.lookup_tokens, load.pending_tokens, load.tokens_per_second))
-        });
+        let waits = report.deployments.iter().map(|(name, load)| (name.clone(), waits(load)));
         self.pools().heard(region, waits, Instant::now());
     }
 
@@ -93,11 +105,18 @@ impl Edge {
         let Ok(lane) = tenant.lanes.lane(ask.lane, 0) else { return Ok(()) };
         let tokens = Cost::at_least(body_bytes).tokens;
         let asked = asked(tenant, lane, tokens, left(ask.timeout, arrived));
-        let room = self.watch.shedding.pools().at_the_head(pools.iter().copied(), &asked, Instant::now());
-        room.map_err(|why| shed(tenant, why))
+        let now = Instant::now();
+        let room = self.watch.shedding.pools().at_the_head(pools.iter().copied(), &asked, now);
+        let Err(why) = room else { return Ok(()) };
+        let known = self.watch.known();
+        let offered = |(_, name): &(RegionIndex, &DeploymentName)| {
+            known.spill.would_take(name, tokens, permitted.intersect(view.routed).iter(), now)
+        };
+        if pools.iter().any(offered) { Ok(()) } else { Err(shed(tenant, why)) }
     }
 
-    /// Room for a request in the pool that it would go to first; nothing if there is no such pool, of which it will hear.
+    /// Room for a request in the pool that it would go to first, or in one that has offered it; nothing if there is no such
+    /// pool, of which it will hear.
     #[expect(
         clippy::too_many_arguments,
         reason = "this is what it hangs on, and all of it is at hand in one place"
@@ -112,15 +131,76 @@ impl Edge {
         lane: Lane,
         cost: Cost,
         arrived: Instant,
-    ) -> Result<Option<Place>, Refusal> {
-        let Some(region) = self.first_region(view, lawful, allowed, ask.client) else { return Ok(None) };
+    ) -> Result<Room, Refusal> {
+        let Some(nearest) = self.first_region(view, lawful, allowed, ask.client) else {
+            return Ok(Room::default());
+        };
+        let name = &lawful.deployment.name;
         let asked = asked(tenant, lane, cost.tokens, left(ask.timeout, arrived));
-        let entered =
-            self.watch.shedding.pools().enter(region, &lawful.deployment.name, &asked, Instant::now());
-        match entered {
-            Ok(entered) => Ok(Some(Place { watch: self.watch.clone(), entered })),
-            Err(why) => Err(shed(tenant, why)),
+        let mut overflow = spill::Ask {
+            deployment: name,
+            lane,
+            tokens: cost.tokens,
+            left: asked.left,
+            turned_away: false,
+            chance: chance(),
+        };
+        let past =
+            |overflow: &spill::Ask<'_>| self.past(nearest, overflow, view, lawful, allowed, ask.client);
+        let enter = |region| self.enter(region, name, &asked);
+        // Room that was offered and is not there after all is no reason to be turned away here.
+        let offered = |to: RegionIndex| {
+            let place = enter(to).ok()?;
+            Some(Room { place: Some(place), overflow: Some(to) })
+        };
+        if let Some(room) = past(&overflow).and_then(offered) {
+            return Ok(room);
         }
+        match enter(nearest) {
+            Ok(place) => Ok(Room { place: Some(place), overflow: None }),
+            Err(why) => {
+                overflow.turned_away = true;
+                past(&overflow).and_then(offered).ok_or_else(|| shed(tenant, why))
+            }
+        }
+    }
+
+    fn enter(&self, region: RegionIndex, name: &DeploymentName, asked: &shed::Ask) -> Result<Place, Shed> {
+        let entered = self.watch.shedding.pools().enter(region, name, asked, Instant::now())?;
+        Ok(Place { watch: self.watch.clone(), entered })
+    }
+
+    /// Where a request goes past the nearest region, if it does; then that region's offer is taken.
+    fn past(
+        &self,
+        nearest: RegionIndex,
+        overflow: &spill::Ask<'_>,
+        view: &View,
+        lawful: &Lawful,
+        allowed: RegionSet,
+        client: Option<GeoPoint>,
+    ) -> Option<RegionIndex> {
+        let now = Instant::now();
+        let known = &mut *self.watch.known();
+        let place = |known: &Known, region| {
+            let Waits { interactive, bulk } = waits(&known.load(region, overflow.deployment));
+            let wait = match overflow.lane {
+                // A region that does not know them apart has one queue for both.
+                Lane::Interactive => interactive.or(bulk),
+                Lane::Bulk => bulk,
+            };
+            spill::Place { region, rtt: rtt(known, client, region, now), wait }
+        };
+        let home = place(known, nearest);
+        if overflow.is_calm_at(home) {
+            return None;
+        }
+        let others = serving(known, view, lawful, allowed).filter(|region| {
+            *region != nearest && known.fleet.health(*region, overflow.deployment) == Health::Healthy
+        });
+        let mut others: Vec<_> = others.map(|region| place(known, region)).collect();
+        others.sort_unstable_by_key(|other| (other.rtt, other.region));
+        known.spill.leaves(overflow, home, &others, now)
     }
 
     fn first_region(
@@ -131,20 +211,35 @@ impl Edge {
         client: Option<GeoPoint>,
     ) -> Option<RegionIndex> {
         let (name, now) = (&lawful.deployment.name, Instant::now());
-        let known = self.watch.known();
-        let serving = allowed.intersect(view.routed).iter().filter(|region| {
-            let reported = known.fleet.serves(*region, name);
-            reported.unwrap_or(lawful.registered.contains(*region))
-        });
-        let near = serving.map(|region| {
-            let rtt = match client {
-                Some(place) => known.latency.prior_from(place, region),
-                None => known.latency.estimate(region, now),
-            };
-            (known.fleet.health(region, name), rtt, region)
-        });
+        let known = &*self.watch.known();
+        let near = serving(known, view, lawful, allowed)
+            .map(|region| (known.fleet.health(region, name), rtt(known, client, region, now), region));
         near.filter(|(health, ..)| *health != Health::Down).min().map(|(.., region)| region)
     }
+}
+
+/// The regions that may see a request and serve its deployment.
+fn serving<'a>(
+    known: &'a Known,
+    view: &View,
+    lawful: &'a Lawful,
+    allowed: RegionSet,
+) -> impl Iterator<Item = RegionIndex> + 'a {
+    allowed.intersect(view.routed).iter().filter(|region| {
+        let reported = known.fleet.serves(*region, &lawful.deployment.name);
+        reported.unwrap_or(lawful.registered.contains(*region))
+    })
+}
+
+fn rtt(known: &Known, client: Option<GeoPoint>, region: RegionIndex, now: Instant) -> Duration {
+    match client {
+        Some(place) => known.latency.prior_from(place, region),
+        None => known.latency.estimate(region, now),
+    }
+}
+
+fn waits(load: &Load) -> Waits {
+    Waits::of(load.lookup_tokens, load.pending_tokens, load.tokens_per_second)
 }
 
 fn asked(tenant: &Tenant, lane: Lane, tokens: u64, left: Duration) -> shed::Ask {

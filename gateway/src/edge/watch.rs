@@ -11,6 +11,7 @@ use gateway_core::hedge::is_calm;
 use gateway_core::outcome::Failure;
 use gateway_core::pace::{Patience, Size};
 use gateway_core::plan::{Budgets, Due, Load, RequestPlan, Sight, Step, Waits};
+use gateway_core::spill::Spill;
 use gateway_core::targets::{CircuitState, Targets, UnderWay, Yardstick};
 use rand::Rng;
 use regions::catalogue::Catalogue;
@@ -47,6 +48,8 @@ pub(crate) struct Known {
     /// What each region last said of the work in it.
     loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, spoke::Load>>,
     pub(crate) budgets: Budgets,
+    /// What regions have offered to take of others' overflow.
+    pub(crate) spill: Spill,
 }
 
 /// What of a request its way hangs on.
@@ -93,7 +96,7 @@ impl Known {
         now: Instant,
         decide: impl FnOnce(Sight<'_>, &mut Budgets) -> T,
     ) -> T {
-        let Known { fleet, latency: _, targets, loads, budgets } = self;
+        let Known { fleet, latency: _, targets, loads, budgets, spill: _ } = self;
         let calm = |region| {
             let load = loads.get(&region).and_then(|loads| loads.get(about.deployment));
             load.is_none_or(|load| is_calm(load.pending_tokens, load.tokens_per_second))
@@ -129,6 +132,7 @@ impl Watch {
             targets: Targets::new(Patience::WITH_A_REGION, Yardstick::Own, REGION_IN_FLIGHT_MAX),
             loads: BTreeMap::new(),
             budgets: Budgets::new(Instant::now()),
+            spill: Spill::default(),
         };
         Watch { known: Mutex::new(known), shedding: Shedding::default(), bell: watch::Sender::new(()) }
     }
@@ -144,6 +148,7 @@ impl Watch {
         let wanted: BTreeSet<_> = wanted.into_iter().collect();
         known.loads.retain(|region, _| wanted.contains(region));
         known.targets.watch(wanted.iter().copied());
+        known.spill.watch(|region| wanted.contains(&region));
     }
 
     /// How each region stands with this edge; for operators.
@@ -163,9 +168,20 @@ impl Watch {
         known.fleet.reported(region, heard, now);
     }
 
-    /// What `region` says of the work in it.
-    pub(crate) fn loaded(&self, region: RegionIndex, report: &Report) {
-        self.known().loads.insert(region, report.deployments.clone());
+    /// What `region` says of the work in it, and what it offers, in answer to what it was `asked`.
+    pub(crate) fn loaded(&self, region: RegionIndex, report: &Report, asked: Instant) {
+        let granted = report.deployments.iter().map(|(name, load)| (name.clone(), load.granted_tokens));
+        let known = &mut *self.known();
+        known.spill.heard(region, granted.collect(), asked);
+        known.loads.insert(region, report.deployments.clone());
+    }
+
+    /// What would have liked to leave other regions in the last period, for all that `region` serves.
+    pub(crate) fn wanted(&self, region: RegionIndex) -> BTreeMap<DeploymentName, u64> {
+        let now = Instant::now();
+        let known = &*self.known();
+        let served = known.loads.get(&region).into_iter().flat_map(BTreeMap::keys);
+        served.map(|name| (name.clone(), known.spill.wanted(name, now))).collect()
     }
 
     /// The first step of a plan.

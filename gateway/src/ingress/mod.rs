@@ -34,7 +34,7 @@ use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use replicas::{Replicas, chance};
-use scheduler_core::spoke::Spoke;
+use scheduler_core::spoke::{Question, Spoke, Whose};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
 use std::future::Future;
 use std::io;
@@ -240,8 +240,11 @@ impl Ingress {
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
             Refusal::new(ErrorCode::InvalidJson, format!("No exchange request: {error}."))
         })?;
+        let question = Question::try_from(question).map_err(|error| {
+            Refusal::new(ErrorCode::InvalidValue, format!("No exchange request: {error}."))
+        })?;
         self.metrics.exchanges.add(1);
-        let report = lock(&self.spoke).report(question.sequence, Instant::now());
+        let report = lock(&self.spoke).answer(&question, Instant::now());
         let body = serde_json::to_vec(&ReportV1::from(report)).expect("a report serialises to JSON");
         Ok(respond::ok(session, body, &[]).await)
     }
@@ -255,6 +258,8 @@ impl Ingress {
         let law = self.lawful(session)?;
         let deployment = deployment(session)?;
         let deadline = arrived + timeout(session)?;
+        let whose =
+            if session.get_header(headers::OVERFLOW).is_some() { Whose::Overflow } else { Whose::Own };
         let body = self.intake.body(session).await?;
         let request = Passing {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
@@ -268,6 +273,7 @@ impl Ingress {
             deadline,
             chance: chance(),
         };
+        lock(&self.spoke).arrived(&request.deployment, request.tokens, whose, Instant::now());
         let (answer, sent) = tokio::select! {
             biased;
             answered = self.go(&request) => answered?,

@@ -25,7 +25,13 @@ impl Ingress {
         let mut text = Text::default();
         self.metrics.render(&mut text);
         // Sequence 0: a report that no edge asked for.
-        let report = lock(&self.spoke).report(0, Instant::now());
+        let (report, granted) = {
+            let spoke = lock(&self.spoke);
+            let report = spoke.report(0, Instant::now());
+            let granted = report.deployments.keys().map(|name| (name.clone(), spoke.granted(name)));
+            let granted: Vec<_> = granted.collect();
+            (report, granted)
+        };
         let parts: [(&str, &str, Part); 3] = [
             ("meridian_ingress_replicas_ready", "Replicas that take work for a deployment.", |load| {
                 f64::from(load.ready)
@@ -42,6 +48,11 @@ impl Ingress {
             for (deployment, load) in &report.deployments {
                 text.sample(name, &[("deployment", deployment.as_str())], part(load));
             }
+        }
+        let name = "meridian_ingress_granted_tokens";
+        text.head(name, Kind::Gauge, "Tokens of others' overflow that edges may still send.");
+        for (deployment, tokens) in granted {
+            text.sample(name, &[("deployment", deployment.as_str())], tokens);
         }
         let draining = u8::from(report.draining);
         text.single("meridian_ingress_draining", Kind::Gauge, "1 once it was told to stop.", draining);

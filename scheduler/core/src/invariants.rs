@@ -18,6 +18,23 @@ pub fn monotone(previous: Generation, next: Generation) -> Result<(), NotMonoton
     if next > previous { Ok(()) } else { Err(NotMonotone { previous, next }) }
 }
 
+/// More of a region's room is given out than there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{given} tokens are granted where {held} are held already and {spare} were spare")]
+pub struct NotRationed {
+    /// What the region can take for a period beyond what comes by itself, in tokens.
+    pub spare: u64,
+    /// What others may send already.
+    pub held: u64,
+    /// What is given out now.
+    pub given: u64,
+}
+
+/// **Rationed spill**: whatever is given out is taken from the spare room that nobody else holds.
+pub fn rationed(spare: u64, held: u64, given: u64) -> Result<(), NotRationed> {
+    if given <= spare.saturating_sub(held) { Ok(()) } else { Err(NotRationed { spare, held, given }) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,5 +52,14 @@ mod tests {
             let expected = if rises { Ok(()) } else { Err(NotMonotone { previous, next }) };
             assert_eq!(monotone(previous, next), expected);
         }
+    }
+
+    #[test]
+    fn a_grant_of_what_another_holds_breaks_rationed_spill() {
+        assert_eq!(rationed(10, 4, 6), Ok(()));
+        assert_eq!(rationed(10, 4, 7), Err(NotRationed { spare: 10, held: 4, given: 7 }));
+        // Less is spare than was when the others were given theirs: nothing more until they have asked again.
+        assert_eq!(rationed(3, 4, 0), Ok(()));
+        assert_eq!(rationed(3, 4, 1), Err(NotRationed { spare: 3, held: 4, given: 1 }));
     }
 }

@@ -25,6 +25,9 @@ pub const DEPLOYMENT: &str = "x-meridian-deployment";
 pub const TENANT: &str = "x-meridian-tenant";
 /// Between processes: which attempt at the request this is, from 1.
 pub const ATTEMPT: &str = "x-meridian-attempt";
+/// Between processes: this request is another region's overflow, and was paid for with what the region that it comes to has
+/// granted.
+pub const OVERFLOW: &str = "x-meridian-overflow";
 /// Out: tokens that were computed, by which limits are settled.
 pub const TOKENS: &str = "x-meridian-tokens";
 /// Out, on answers of locked deployments: the identifier of the receipt that says where the request was sent.

@@ -13,13 +13,20 @@
 //! than the best of them it is, by which its estimated finish is multiplied.
 //!
 //! The obvious other way, fewest requests in flight, counts a request of one word like one of two thousand texts.
+//!
+//! What the region could take beyond what comes by itself it offers to gateways whose own region is full (see `grants`).
 
+mod arrivals;
+mod grants;
 mod replica;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use arrivals::Arrivals;
+pub use grants::{GATEWAYS_MAX, GRANT_FOR, GRANT_PERIOD, Gateway};
+use grants::{Grants, Pool};
 use regions::{DeploymentName, RegionId};
 use replica::Replica;
 pub use replica::{SILENCE_MAX, STATUS_AGE_MAX};
@@ -111,6 +118,26 @@ pub enum Outcome {
     GivenUp,
 }
 
+/// What a gateway asks a region, five times a second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Who asks.
+    pub gateway: Gateway,
+    /// Counts the questions of this gateway to this region.
+    pub sequence: u64,
+    /// What it would have liked to send elsewhere in the last period, in tokens; what is not named it does not want.
+    pub wanted: BTreeMap<DeploymentName, u64>,
+}
+
+/// Whose request it is that comes to a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// It comes by itself: no region is nearer to it.
+    Own,
+    /// It is another region's overflow, and pays with what was granted.
+    Overflow,
+}
+
 /// What a region says of itself to a gateway.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -137,6 +164,8 @@ pub struct Load {
     pub lookup_tokens: Option<u64>,
     /// What they compute together, as far as it is known.
     pub tokens_per_second: f64,
+    /// Tokens of others' overflow that the asker may send until it asks again.
+    pub granted_tokens: u64,
 }
 
 /// A region's view of itself.
@@ -146,7 +175,15 @@ pub struct Spoke {
     boot_id: u64,
     draining: bool,
     replicas: Vec<Replica>,
+    arrivals: Arrivals,
+    grants: Grants,
 }
+
+/// Of a region's speed so much is offered: the rest is for what nobody can foresee (an estimate of tokens that is off, the
+/// next beat of its own traffic).
+const OFFERED_PERCENT: u64 = 90;
+/// And of that so much while more than a period's work waits already.
+const OFFERED_BUSY_PERCENT: u64 = 30;
 
 /// How soon a replica would be done; less is better. **The order of the fields is the policy.**
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -160,7 +197,9 @@ struct Score {
 impl Spoke {
     /// A region whose replicas are reached at `replicas` and have not been heard yet.
     pub fn new(region: RegionId, boot_id: u64, replicas: Vec<SocketAddr>) -> Spoke {
-        Spoke { region, boot_id, draining: false, replicas: replicas.into_iter().map(Replica::new).collect() }
+        let replicas = replicas.into_iter().map(Replica::new).collect();
+        let (arrivals, grants) = (Arrivals::default(), Grants::default());
+        Spoke { region, boot_id, draining: false, replicas, arrivals, grants }
     }
 
     /// Drawn anew whenever the spoke starts.
@@ -245,7 +284,69 @@ impl Spoke {
         }
     }
 
-    /// What the region says of itself in answer to the question `sequence`.
+    /// A request of about so many tokens came for a deployment.
+    pub fn arrived(&mut self, deployment: &DeploymentName, tokens: u64, whose: Whose, now: Instant) {
+        match whose {
+            // What a name that nobody here answers to asks for is refused, and takes no room in memory.
+            Whose::Own if self.replicas.iter().any(|replica| replica.serves(deployment)) => {
+                self.arrivals.came(deployment, tokens, now);
+            }
+            Whose::Own | Whose::Overflow => {}
+        }
+    }
+
+    /// What the region says of itself to a gateway, and how much of others' overflow that one may send it.
+    pub fn answer(&mut self, question: &Question, now: Instant) -> Report {
+        let mut report = self.report(question.sequence, now);
+        let pools = self.pools(&report.deployments, now);
+        let granted = self.grants.grant(&question.gateway, &question.wanted, &pools, now);
+        for (name, tokens) in granted {
+            report.deployments.entry(name).or_default().granted_tokens = tokens;
+        }
+        report
+    }
+
+    /// What gateways may still send of others' overflow, in tokens.
+    pub fn granted(&self, deployment: &DeploymentName) -> u64 {
+        self.grants.outstanding(deployment)
+    }
+
+    /// Deployments that share replicas, with their spare room.
+    fn pools<'a>(&self, loads: &'a BTreeMap<DeploymentName, Load>, now: Instant) -> Vec<Pool<'a>> {
+        let mut shared: Vec<(Vec<&DeploymentName>, BTreeSet<usize>)> = Vec::new();
+        for name in loads.keys() {
+            let mut names = vec![name];
+            let mut replicas: BTreeSet<usize> = self.serving(name, now).map(|(index, _)| index).collect();
+            // One deployment can be what joins two pools that had nothing in common.
+            let joined: Vec<_> =
+                shared.extract_if(.., |(_, others)| !others.is_disjoint(&replicas)).collect();
+            for (others, on) in joined {
+                names.extend(others);
+                replicas.extend(on);
+            }
+            shared.push((names, replicas));
+        }
+        let pools = shared.into_iter().map(|(deployments, replicas)| {
+            let spare = self.spare(&deployments, &replicas, now);
+            Pool { deployments, spare }
+        });
+        pools.collect()
+    }
+
+    /// What these replicas can take in a period beyond what comes by itself for their deployments, in tokens.
+    fn spare(&self, deployments: &[&DeploymentName], replicas: &BTreeSet<usize>, now: Instant) -> u64 {
+        if self.draining {
+            return 0;
+        }
+        let speed: f64 = replicas.iter().filter_map(|index| self.replicas[*index].speed()).sum();
+        let backlog: u64 = replicas.iter().map(|index| self.replicas[*index].backlog_tokens()).sum();
+        let in_a_period = (speed * GRANT_PERIOD.as_secs_f64()) as u64;
+        let own: u64 = deployments.iter().map(|name| self.arrivals.in_a_period(name, now)).sum();
+        let spare = (in_a_period / 100 * OFFERED_PERCENT).saturating_sub(own);
+        if backlog > in_a_period { spare / 100 * OFFERED_BUSY_PERCENT } else { spare }
+    }
+
+    /// What the region says of itself in answer to the question `sequence`; nothing is granted by it.
     pub fn report(&self, sequence: u64, now: Instant) -> Report {
         let known = self.replicas.iter().flat_map(Replica::names);
         let mut deployments: BTreeMap<_, _> = known.map(|name| (name.clone(), Load::default())).collect();

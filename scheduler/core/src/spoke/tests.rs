@@ -235,6 +235,7 @@ fn a_report_names_everything_that_the_region_answers_to() {
         pending_tokens,
         lookup_tokens,
         tokens_per_second,
+        granted_tokens: 0,
     };
     let deployments = BTreeMap::from([
         (name("later"), load(0, 0, None, 0.0)),
@@ -276,4 +277,54 @@ fn a_replica_that_is_late_is_left_only_for_one_that_is_not_until_it_must_be_froz
     let mut never = Region::of(1);
     never.spoke.replica_late(0, never.now);
     assert_eq!(never.choose(1), Err(NONE_READY));
+}
+
+/// What a gateway that wants all it can get is granted of `deployment`, at a region to which `own` tokens come a period.
+fn granted(region: &mut Region, own: u64, deployment: &str) -> u64 {
+    for _ in 0..5 {
+        region.spoke.arrived(&name(deployment), own, Whose::Own, region.now);
+        region.spoke.arrived(&name(deployment), 1_000_000, Whose::Overflow, region.now);
+        region.now += GRANT_PERIOD;
+    }
+    let names = region.spoke.deployments_ready(region.now);
+    let wanted = names.into_iter().map(|name| (name, 1_000_000)).collect();
+    let gateway = Gateway { place: "50.1,8.7".to_owned(), boot_id: 1 };
+    let report = region.spoke.answer(&Question { gateway, sequence: 1, wanted }, region.now);
+    let granted = report.deployments[&name(deployment)].granted_tokens;
+    assert_eq!(region.spoke.granted(&name(deployment)), granted);
+    granted
+}
+
+#[test]
+fn a_region_offers_what_it_can_take_beyond_what_comes_by_itself() {
+    // A period is a fifth of a second.
+    let check = |replicas: &[(u64, f64)], own: u64, expected: u64| {
+        assert_eq!(
+            granted(&mut Region::with(replicas), own, "minilm"),
+            expected,
+            "{replicas:?}, {own} a period"
+        );
+    };
+    check(&[(0, 10_000.0)], 0, 1800);
+    check(&[(0, 10_000.0), (0, 5_000.0)], 0, 2700);
+    check(&[(0, 10_000.0)], 1000, 800); // others' overflow is not its own
+    check(&[(0, 10_000.0)], 1801, 0);
+    check(&[(2000, 10_000.0)], 1000, 800); // a period's work waits
+    check(&[(2001, 10_000.0)], 1000, 240);
+    check(&[(0, 0.0)], 0, 0); // nobody knows what it can take
+    check(&[(0, f64::INFINITY)], 0, 0);
+    let mut draining = Region::with(&[(0, 10_000.0)]);
+    draining.spoke.set_draining();
+    assert_eq!(granted(&mut draining, 0, "minilm"), 0);
+}
+
+#[test]
+fn deployments_on_the_same_replicas_share_what_is_spare() {
+    let mut region = Region::with(&[(0, 10_000.0), (0, 10_000.0)]);
+    let both = BTreeSet::from([name("minilm"), name("minilm-eu")]);
+    region.says(1, ReplicaObserved { names: both.clone(), ..well(0, 10_000.0) });
+    assert_eq!(granted(&mut region, 0, "minilm-eu"), 1800, "half of what both replicas can take");
+    let mut region = Region::with(&[(0, 10_000.0)]);
+    region.says(0, ReplicaObserved { names: both, ..well(0, 10_000.0) });
+    assert_eq!(granted(&mut region, 1000, "minilm-eu"), 400, "what comes for one is not there for the other");
 }

@@ -8,8 +8,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{WireError, known_version, parsed, refuse_other_versions, refuse_too_many};
-use crate::spoke::{Load, Report};
+use crate::spoke::{Gateway, Load, Question, Report};
 use regions::deployment::MAX_DEPLOYMENTS;
+
+/// The longest name of a gateway that is taken.
+const GATEWAY_BYTES_MAX: usize = 128;
 
 /// The question, `POST /spoke/v1/exchange`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,8 +22,23 @@ pub struct ExchangeRequestV1 {
     pub version: u32,
     /// Who asks: the place of the gateway.
     pub gateway: String,
+    /// Drawn anew whenever the gateway starts.
+    #[serde(default)]
+    pub boot_id: u64,
     /// Counts the questions of this gateway to this region.
     pub sequence: u64,
+    /// What it would have liked to send elsewhere, for every deployment of the last report: as many in calm as in crisis.
+    #[serde(default)]
+    pub wanted: Vec<WantedV1>,
+}
+
+/// One deployment's overflow at a gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WantedV1 {
+    /// Which.
+    pub name: String,
+    /// In the last period.
+    pub tokens: u64,
 }
 
 /// The answer.
@@ -55,15 +73,61 @@ pub struct DeploymentReportV1 {
     pub lookup_tokens: Option<u64>,
     /// What they compute together; 0 until it is known.
     pub tokens_per_second: f64,
+    /// Tokens of others' overflow that the asker may send until it asks again. Absent from regions that take none.
+    #[serde(default)]
+    pub granted_tokens: u64,
+}
+
+impl From<Question> for ExchangeRequestV1 {
+    fn from(question: Question) -> ExchangeRequestV1 {
+        let Question { gateway: Gateway { place, boot_id }, sequence, wanted } = question;
+        let wanted = wanted.into_iter().map(|(name, tokens)| WantedV1 { name: name.to_string(), tokens });
+        ExchangeRequestV1 {
+            version: super::VERSION,
+            gateway: place,
+            boot_id,
+            sequence,
+            wanted: wanted.collect(),
+        }
+    }
+}
+
+impl TryFrom<ExchangeRequestV1> for Question {
+    type Error = WireError;
+
+    fn try_from(wire: ExchangeRequestV1) -> Result<Question, WireError> {
+        let ExchangeRequestV1 { version, gateway, boot_id, sequence, wanted } = wire;
+        refuse_other_versions(version)?;
+        if gateway.len() > GATEWAY_BYTES_MAX {
+            let problem = format!("it has {} bytes, {GATEWAY_BYTES_MAX} are the most", gateway.len());
+            return Err(WireError::new("gateway".to_owned(), problem));
+        }
+        refuse_too_many("wanted", wanted.len(), MAX_DEPLOYMENTS)?;
+        let mut each = BTreeMap::new();
+        for (place, WantedV1 { name, tokens }) in wanted.into_iter().enumerate() {
+            let at = format!("wanted[{place}].name");
+            if each.insert(parsed(at.clone(), &name)?, tokens).is_some() {
+                return Err(WireError::new(at, format!("`{name}` is wanted twice")));
+            }
+        }
+        Ok(Question { gateway: Gateway { place: gateway, boot_id }, sequence, wanted: each })
+    }
 }
 
 impl From<Report> for ReportV1 {
     fn from(report: Report) -> ReportV1 {
         let Report { region, boot_id, sequence, deployments, draining } = report;
         let each = deployments.into_iter().map(|(name, load)| {
-            let Load { ready, pending_tokens, lookup_tokens, tokens_per_second } = load;
+            let Load { ready, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens } = load;
             let name = name.to_string();
-            DeploymentReportV1 { name, ready, pending_tokens, lookup_tokens, tokens_per_second }
+            DeploymentReportV1 {
+                name,
+                ready,
+                pending_tokens,
+                lookup_tokens,
+                tokens_per_second,
+                granted_tokens,
+            }
         });
         let region = region.to_string();
         ReportV1 { version: super::VERSION, region, boot_id, sequence, deployments: each.collect(), draining }
@@ -79,14 +143,20 @@ impl TryFrom<ReportV1> for Report {
         refuse_too_many("deployments", deployments.len(), MAX_DEPLOYMENTS)?;
         let mut loads = BTreeMap::new();
         for (place, deployment) in deployments.into_iter().enumerate() {
-            let DeploymentReportV1 { name, ready, pending_tokens, lookup_tokens, tokens_per_second } =
-                deployment;
+            let DeploymentReportV1 {
+                name,
+                ready,
+                pending_tokens,
+                lookup_tokens,
+                tokens_per_second,
+                granted_tokens,
+            } = deployment;
             let at = |field: &str| format!("deployments[{place}].{field}");
             if !(tokens_per_second.is_finite() && tokens_per_second >= 0.0) {
                 let problem = format!("{tokens_per_second} is no speed: a number from 0 is wanted");
                 return Err(WireError::new(at("tokens_per_second"), problem));
             }
-            let load = Load { ready, pending_tokens, lookup_tokens, tokens_per_second };
+            let load = Load { ready, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens };
             if loads.insert(parsed(at("name"), &name)?, load).is_some() {
                 return Err(WireError::new(at("name"), format!("`{name}` is reported twice")));
             }
@@ -104,8 +174,11 @@ mod tests {
 
     prop_compose! {
         // Quarters, because serde_json reads a longer fraction to within one unit in the last place.
-        fn load()(ready: u32, pending_tokens: u64, lookup_tokens: Option<u64>, quarters: u32) -> Load {
-            Load { ready, pending_tokens, lookup_tokens, tokens_per_second: f64::from(quarters) / 4.0 }
+        fn load()(
+            ready: u32, pending_tokens: u64, lookup_tokens: Option<u64>, quarters: u32, granted_tokens: u64,
+        ) -> Load {
+            let tokens_per_second = f64::from(quarters) / 4.0;
+            Load { ready, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens }
         }
     }
 
@@ -122,6 +195,19 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_question_comes_back_as_it_went(
+            boot_id: u64,
+            sequence: u64,
+            wanted in proptest::collection::btree_map(any::name(), proptest::num::u64::ANY, 0..4),
+        ) {
+            let gateway = Gateway { place: "50.1,8.7".to_owned(), boot_id };
+            let question = Question { gateway, sequence, wanted };
+            let text = serde_json::to_string(&ExchangeRequestV1::from(question.clone())).unwrap();
+            let wire: ExchangeRequestV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(Question::try_from(wire), Ok(question));
+        }
+
         #[test]
         fn a_report_comes_back_as_it_went(report in report()) {
             let text = serde_json::to_string(&ReportV1::from(report.clone())).unwrap();
@@ -152,6 +238,24 @@ mod tests {
         check("/deployments/0/tokens_per_second", json!(-1.0), "deployments[0].tokens_per_second");
         let one = message()["deployments"][0].clone();
         check("/deployments", json!(vec![one; MAX_DEPLOYMENTS + 1]), "deployments");
+    }
+
+    #[test]
+    fn a_question_that_cannot_be_right_is_refused_by_its_field() {
+        let check = |change: &dyn Fn(&mut ExchangeRequestV1), field: &str| {
+            let one = WantedV1 { name: "a".to_owned(), tokens: 1 };
+            let gateway = "50.1,8.7".to_owned();
+            let mut wire =
+                ExchangeRequestV1 { version: 1, gateway, boot_id: 1, sequence: 1, wanted: vec![one] };
+            assert!(Question::try_from(wire.clone()).is_ok());
+            change(&mut wire);
+            assert_eq!(Question::try_from(wire).unwrap_err().field, field);
+        };
+        let one = |name: &str| WantedV1 { name: name.to_owned(), tokens: 1 };
+        check(&|wire| wire.wanted.push(one("a")), "wanted[1].name");
+        check(&|wire| wire.wanted.push(one("b c")), "wanted[1].name");
+        check(&|wire| wire.wanted = vec![one("a"); MAX_DEPLOYMENTS + 1], "wanted");
+        check(&|wire| wire.gateway = "x".repeat(GATEWAY_BYTES_MAX + 1), "gateway");
     }
 
     #[test]

@@ -1,0 +1,333 @@
+//! The world that a surge comes to: events in the order of their time, and nothing that is not drawn from the seed.
+
+use gateway_core::circuit::Permille;
+use gateway_core::lane::Lane;
+use gateway_core::spill::{Ask, Place, Spill};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use regions::catalogue::Catalogue;
+use regions::id::DeploymentName;
+use regions::latency::LatencyModel;
+use regions::set::RegionIndex;
+use scheduler_core::spoke::{
+    GRANT_PERIOD, Gateway, Load, Outcome as Ended, Question, ReplicaChoice, ReplicaObserved, Report, Seen,
+    Spoke, Whose,
+};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::{Duration, Instant};
+
+pub(crate) const DEADLINE: Duration = Duration::from_millis(1500);
+const REGIONS: [&str; 6] = [
+    "aws/us-east-1",
+    "aws/us-west-2",
+    "aws/eu-central-1",
+    "aws/eu-west-2",
+    "aws/ap-northeast-1",
+    "aws/ap-southeast-2",
+];
+/// Where the surge is, and what it is.
+const SURGING: usize = 2;
+const SURGE: f64 = 3.0;
+const GATEWAYS_EACH: usize = 2;
+/// What one region computes, in tokens per second, and what a request has on average.
+const SPEED: f64 = 64_000.0;
+const TOKENS_MEAN: f64 = 64.0;
+/// What is asked of all regions, of what they can compute.
+const USUAL_LOAD: f64 = 0.6;
+/// What a request takes besides its turn.
+const SERVICE: Duration = Duration::from_millis(20);
+const BEGINS: Duration = Duration::from_secs(5);
+const ENDS: Duration = Duration::from_secs(25);
+const OVER: Duration = Duration::from_secs(30);
+
+/// Who decides where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Policy {
+    Nearest,
+    Greedy,
+    Credits,
+}
+
+/// One request that came while the surge lasted.
+pub(crate) struct Outcome {
+    /// None where its deadline passed.
+    pub(crate) took: Option<Duration>,
+    pub(crate) remote: bool,
+}
+
+/// What came of it all.
+pub(crate) struct World {
+    pub(crate) in_the_surge: Vec<Outcome>,
+    pub(crate) worst_neighbour: Duration,
+}
+
+enum Event {
+    /// A client of this gateway asks.
+    Asks {
+        gateway: usize,
+    },
+    /// A request comes to a region.
+    Comes {
+        region: usize,
+        request: Request,
+    },
+    /// A region is done with it.
+    Done {
+        region: usize,
+        choice: ReplicaChoice,
+    },
+    /// A gateway asks a region how it is, and the answers to that.
+    Questions {
+        gateway: usize,
+        region: usize,
+    },
+    Answers {
+        region: usize,
+        gateway: usize,
+        question: Question,
+        asked: Instant,
+    },
+    Hears {
+        gateway: usize,
+        region: usize,
+        report: Report,
+        asked: Instant,
+    },
+    /// A replica says how it is.
+    Says {
+        region: usize,
+    },
+}
+
+struct Request {
+    gateway: usize,
+    tokens: u64,
+    asked: Instant,
+    whose: Whose,
+}
+
+struct Edge {
+    home: usize,
+    spill: Spill,
+    loads: Vec<Load>,
+    rtt: Vec<Duration>,
+    sequence: u64,
+}
+
+struct Region {
+    index: RegionIndex,
+    spoke: Spoke,
+    /// When it will be done with all that it has.
+    free: Instant,
+}
+
+struct Running {
+    policy: Policy,
+    chance: SmallRng,
+    start: Instant,
+    now: Instant,
+    events: BinaryHeap<Reverse<(Instant, u64)>>,
+    waiting: std::collections::BTreeMap<u64, Event>,
+    numbered: u64,
+    name: DeploymentName,
+    edges: Vec<Edge>,
+    regions: Vec<Region>,
+    world: World,
+}
+
+impl World {
+    pub(crate) fn run(policy: Policy, seed: u64) -> World {
+        let mut running = Running::new(policy, seed);
+        while let Some(Reverse((at, number))) = running.events.pop() {
+            if at > running.start + OVER {
+                break;
+            }
+            running.now = at;
+            let event = running.waiting.remove(&number).unwrap();
+            running.happens(event);
+        }
+        running.world
+    }
+}
+
+impl Running {
+    fn new(policy: Policy, seed: u64) -> Running {
+        let (catalogue, start) = (Catalogue::builtin(), Instant::now());
+        let index = |name: &str| catalogue.index_of(&name.parse().unwrap()).unwrap();
+        let regions = REGIONS.iter().map(|name| Region {
+            index: index(name),
+            spoke: Spoke::new(name.parse().unwrap(), 1, vec!["10.0.0.1:1".parse().unwrap()]),
+            free: start,
+        });
+        let edges = (0..REGIONS.len() * GATEWAYS_EACH).map(|number| {
+            let home = number % REGIONS.len();
+            let at = catalogue.region(index(REGIONS[home])).point;
+            let latency = LatencyModel::new(at, &catalogue);
+            let rtt = REGIONS.iter().map(|name| latency.estimate(index(name), start)).collect();
+            let loads = vec![Load::default(); REGIONS.len()];
+            Edge { home, spill: Spill::default(), loads, rtt, sequence: 0 }
+        });
+        let mut running = Running {
+            policy,
+            chance: SmallRng::seed_from_u64(seed),
+            start,
+            now: start,
+            events: BinaryHeap::new(),
+            waiting: Default::default(),
+            numbered: 0,
+            name: "d".parse().unwrap(),
+            edges: edges.collect(),
+            regions: regions.collect(),
+            world: World { in_the_surge: Vec::new(), worst_neighbour: Duration::ZERO },
+        };
+        for region in 0..REGIONS.len() {
+            running.later(Duration::ZERO, Event::Says { region });
+        }
+        for gateway in 0..running.edges.len() {
+            running.later(Duration::ZERO, Event::Asks { gateway });
+            for region in 0..REGIONS.len() {
+                let some = running.chance.random_range(0..GRANT_PERIOD.as_micros() as u64);
+                running.later(Duration::from_micros(some), Event::Questions { gateway, region });
+            }
+        }
+        running
+    }
+
+    fn later(&mut self, after: Duration, event: Event) {
+        self.numbered += 1;
+        self.events.push(Reverse((self.now + after, self.numbered)));
+        self.waiting.insert(self.numbered, event);
+    }
+
+    fn surges(&self) -> bool {
+        (BEGINS..ENDS).contains(&(self.now - self.start))
+    }
+
+    /// Exponential, of this mean.
+    fn drawn(&mut self, mean: f64) -> f64 {
+        -mean * (1.0 - self.chance.random::<f64>()).ln()
+    }
+
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::Asks { gateway } => self.asks(gateway),
+            Event::Comes { region, request } => self.comes(region, request),
+            Event::Done { region, choice } => {
+                self.regions[region].spoke.finished(&choice, Ended::Answered, self.now);
+            }
+            Event::Questions { gateway, region } => {
+                let edge = &mut self.edges[gateway];
+                edge.sequence += 1;
+                let wanted = [(self.name.clone(), edge.spill.wanted(&self.name, self.now))].into();
+                let who = Gateway { place: String::new(), boot_id: gateway as u64 };
+                let question = Question { gateway: who, sequence: edge.sequence, wanted };
+                let (there, asked) = (edge.rtt[region] / 2, self.now);
+                self.later(there, Event::Answers { region, gateway, question, asked });
+                self.later(GRANT_PERIOD, Event::Questions { gateway, region });
+            }
+            Event::Answers { region, gateway, question, asked } => {
+                let report = self.regions[region].spoke.answer(&question, self.now);
+                let back = self.edges[gateway].rtt[region] / 2;
+                self.later(back, Event::Hears { gateway, region, report, asked });
+            }
+            Event::Hears { gateway, region, report, asked } => {
+                let edge = &mut self.edges[gateway];
+                let load = report.deployments.get(&self.name).copied().unwrap_or_default();
+                edge.loads[region] = load;
+                let granted = [(self.name.clone(), load.granted_tokens)].into();
+                edge.spill.heard(self.regions[region].index, granted, asked);
+            }
+            Event::Says { region } => {
+                let waits = self.waits(region);
+                if region != SURGING {
+                    self.world.worst_neighbour = self.world.worst_neighbour.max(waits);
+                }
+                let pending_tokens = (waits.as_secs_f64() * SPEED) as u64;
+                let observed = ReplicaObserved {
+                    names: [self.name.clone()].into(),
+                    ready: true,
+                    draining: false,
+                    pending_tokens,
+                    lookup_tokens: Some(pending_tokens),
+                    tokens_per_second: SPEED,
+                };
+                self.regions[region].spoke.observe_replica(0, observed, self.now);
+                self.later(GRANT_PERIOD, Event::Says { region });
+            }
+        }
+    }
+
+    fn waits(&self, region: usize) -> Duration {
+        self.regions[region].free.saturating_duration_since(self.now)
+    }
+
+    fn asks(&mut self, gateway: usize) {
+        let usual = SPEED * USUAL_LOAD / TOKENS_MEAN / GATEWAYS_EACH as f64;
+        let surge = if self.edges[gateway].home == SURGING && self.surges() { SURGE } else { 1.0 };
+        let next = self.drawn(1.0 / (usual * surge));
+        self.later(Duration::from_secs_f64(next), Event::Asks { gateway });
+        let tokens = self.drawn(TOKENS_MEAN) as u64 + 1;
+        let (region, whose) = self.goes(gateway, tokens);
+        let there = self.edges[gateway].rtt[region] / 2;
+        let request = Request { gateway, tokens, asked: self.now, whose };
+        self.later(there, Event::Comes { region, request });
+    }
+
+    fn goes(&mut self, gateway: usize, tokens: u64) -> (usize, Whose) {
+        let chance = Permille::new(self.chance.random_range(0..1000));
+        let edge = &mut self.edges[gateway];
+        let place = |region: usize| {
+            let load = &edge.loads[region];
+            let wait = (load.tokens_per_second > 0.0)
+                .then(|| Duration::from_secs_f64(load.pending_tokens as f64 / load.tokens_per_second));
+            Place { region: self.regions[region].index, rtt: edge.rtt[region], wait }
+        };
+        let mut places: Vec<_> = (0..REGIONS.len()).map(place).collect();
+        let at = |found: RegionIndex| self.regions.iter().position(|region| region.index == found).unwrap();
+        match self.policy {
+            Policy::Nearest => (edge.home, Whose::Own),
+            Policy::Greedy => {
+                let least = places.iter().min_by_key(|place| place.rtt + place.wait.unwrap_or_default());
+                (at(least.unwrap().region), Whose::Own)
+            }
+            Policy::Credits => {
+                places.sort_by_key(|place| place.rtt);
+                let ask = Ask {
+                    deployment: &self.name,
+                    lane: Lane::Interactive,
+                    tokens,
+                    left: DEADLINE,
+                    turned_away: false,
+                    chance,
+                };
+                match edge.spill.leaves(&ask, places[0], &places[1..], self.now) {
+                    Some(region) => (at(region), Whose::Overflow),
+                    None => (edge.home, Whose::Own),
+                }
+            }
+        }
+    }
+
+    fn comes(&mut self, region: usize, request: Request) {
+        let Request { gateway, tokens, asked, whose } = request;
+        let home = self.edges[gateway].home;
+        let back = self.edges[gateway].rtt[region] / 2;
+        let turn = self.waits(region);
+        let compute = Duration::from_secs_f64(tokens as f64 / SPEED);
+        let took = (self.now - asked) + turn + compute + SERVICE + back;
+        let in_time = took <= DEADLINE;
+        if in_time {
+            let now = self.now;
+            let here = &mut self.regions[region];
+            here.spoke.arrived(&self.name, tokens, whose, now);
+            let choice = here.spoke.choose(&self.name, tokens, |_| Seen::FINE, now).unwrap();
+            here.free = here.free.max(now) + compute;
+            self.later(turn + compute, Event::Done { region, choice });
+        }
+        if (BEGINS..ENDS).contains(&(asked - self.start)) {
+            let outcome = Outcome { took: in_time.then_some(took), remote: region != home };
+            self.world.in_the_surge.push(outcome);
+        }
+    }
+}
