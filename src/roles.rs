@@ -7,9 +7,10 @@ use crate::cli::{RegionalRoleOptions, RoleOptions};
 use crate::log::{self, Writing};
 use crate::{FAILED, WRONG_USAGE, fail};
 use gateway::config::EdgeConfig;
+use gateway::hop::Credentials;
 use gateway::ingress::IngressConfig;
 use gateway::receipts::{RawReceipts, ReceiptsConfig};
-use scheduler::config::{HubConfig, SpokeConfig};
+use scheduler::config::{HubConfig, SpokeConfig, TlsFiles};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -57,11 +58,20 @@ pub(crate) fn spoke(options: &RegionalRoleOptions) -> ExitCode {
         Ok(config) => config,
         Err(problems) => return wrong(&options.config, problems),
     };
-    let receipts = match spoke_receipts(&config, base(&options.config)) {
-        Ok(receipts) => receipts,
-        Err(problems) => return wrong(&options.config, problems),
+    let (receipts, tls) = match (spoke_receipts(&config, base(&options.config)), spoke_tls(&config)) {
+        (Ok(receipts), Ok(tls)) => (receipts, tls),
+        (receipts, tls) => {
+            let problems = [receipts.err(), tls.err()];
+            return wrong(&options.config, problems.into_iter().flatten().flatten().collect());
+        }
     };
-    run(async |stop| spoke_parts(config, receipts, stop).await)
+    run(async |stop| spoke_parts(config, receipts, tls, stop).await)
+}
+
+fn spoke_tls(config: &SpokeConfig) -> Result<Option<Arc<Credentials>>, Vec<String>> {
+    let Some(TlsFiles { certificate, key, client_ca: ca }) = config.tls.clone() else { return Ok(None) };
+    let files = gateway::hop::Files { certificate, key, ca };
+    Credentials::of_region(files, &config.region, &config.catalogue).map(|read| Some(Arc::new(read)))
 }
 
 fn spoke_receipts(config: &SpokeConfig, base: &Path) -> Result<Option<ReceiptsConfig>, Vec<String>> {
@@ -74,6 +84,7 @@ fn spoke_receipts(config: &SpokeConfig, base: &Path) -> Result<Option<ReceiptsCo
 async fn spoke_parts(
     config: SpokeConfig,
     receipts: Option<ReceiptsConfig>,
+    tls: Option<Arc<Credentials>>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), anyhow::Error> {
     let spoke = Arc::new(Mutex::new(config.spoke(rand::random())));
@@ -83,6 +94,8 @@ async fn spoke_parts(
         replicas: config.replicas.clone(),
         catalogue: config.catalogue.clone(),
         receipts,
+        tls,
+        operations: config.operations,
     };
     let region = config.region.to_string();
     let agent = tokio::spawn(scheduler::agent::run(config, spoke.clone(), stopped(stop.clone())));

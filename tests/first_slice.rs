@@ -338,6 +338,18 @@ async fn over_tls_and_http_2_lost_regions_and_a_lost_hub_cost_no_request_either(
 }
 
 #[tokio::test]
+async fn the_door_of_a_region_lets_its_gateway_in_and_nobody_else() {
+    let world = World::up(&["--regions", "1"]);
+    assert_eq!(world.embed("minilm", "over TLS", &[]).await.status, 200);
+    let request = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
+    let asked = world.say_to_spoke(AMERICA, "listen", request).await;
+    assert_eq!(asked, "", "not a word in the clear");
+    let told = world.say_to_spoke(AMERICA, "operations", b"GET /metrics HTTP/1.0\r\nhost: x\r\n\r\n").await;
+    let counted = "meridian_ingress_connections_refused_total{cause=\"not_tls\"} 1";
+    assert!(told.contains(counted), "{told}");
+}
+
+#[tokio::test]
 async fn nothing_is_left_behind_whether_a_world_is_asked_to_end_or_killed() {
     for signal in ["-INT", "-KILL"] {
         let mut world = World::up(&["--regions", "2"]);

@@ -1,4 +1,5 @@
-//! What the edge proves its name with: a certificate chain and its key, in two PEM files that may change at any time.
+//! What a process proves its name with: a certificate chain and its key, in two PEM files that may change at any time. To
+//! clients an edge shows one, and gateways and regions show each other another ([`crate::hop`]).
 //!
 //! The files are read when the configuration is, so that what is wrong with them is told then; after that they are looked
 //! at once a second and taken when they have changed *and* belong together. Certificates are renewed by replacing two
@@ -9,6 +10,8 @@
 //! and a copy can keep its time.
 
 use pingora::listeners::tls::Acceptor;
+use rustls::SignatureScheme;
+use rustls::client::ResolvesClientCert;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -26,6 +29,9 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// A certificate chain with its key, as the files have it now.
 #[derive(Debug)]
 pub struct Identity {
+    /// The table of the configuration that names the files.
+    table: &'static str,
+    check: Check,
     certificate: PathBuf,
     key: PathBuf,
     current: RwLock<Current>,
@@ -51,16 +57,47 @@ impl std::fmt::Debug for Files {
     }
 }
 
+/// What must hold of a certificate beside that its key fits, else what to say of it.
+type Holds = dyn Fn(&CertificateDer<'_>) -> Result<(), String> + Send + Sync;
+
+struct Check(Box<Holds>);
+
+impl std::fmt::Debug for Check {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Check")
+    }
+}
+
 impl Identity {
-    /// Reads both files.
+    /// Reads both files, of the table `tls`, of whose certificate nothing more must hold.
     ///
     /// # Errors
     ///
     /// What is wrong with each of them, or with the two together.
     pub fn load(certificate: PathBuf, key: PathBuf) -> Result<Identity, Vec<String>> {
-        let files = read(&certificate, &key)?;
-        let current = Current { key: Arc::new(certified(&files, &certificate, &key)?), files };
-        Ok(Identity { certificate, key, current: RwLock::new(current) })
+        Identity::load_where("tls", certificate, key, |_| Ok(()))
+    }
+
+    /// Reads both files, of this table, now and whenever they change; the certificate must pass `check`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with each of them, or with the two together.
+    pub(crate) fn load_where(
+        table: &'static str,
+        certificate: PathBuf,
+        key: PathBuf,
+        check: impl Fn(&CertificateDer<'_>) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Result<Identity, Vec<String>> {
+        let check = Check(Box::new(check));
+        let files = read(table, &certificate, &key)?;
+        let current = Current { key: Arc::new(certified(table, &files, &certificate, &key, &check)?), files };
+        Ok(Identity { table, check, certificate, key, current: RwLock::new(current) })
+    }
+
+    /// The certificate itself, as it is now.
+    pub(crate) fn certificate(&self) -> CertificateDer<'static> {
+        self.current().key.cert[0].clone()
     }
 
     /// Follows the files for ever.
@@ -88,11 +125,12 @@ impl Identity {
     }
 
     fn look(&self) -> Result<Looked, Vec<String>> {
-        let files = read(&self.certificate, &self.key)?;
+        let files = read(self.table, &self.certificate, &self.key)?;
         if self.current().files == files {
             return Ok(Looked::Same);
         }
-        let key = Arc::new(certified(&files, &self.certificate, &self.key)?);
+        let key = certified(self.table, &files, &self.certificate, &self.key, &self.check)?;
+        let key = Arc::new(key);
         *self.current.write().expect("nobody panics while holding it") = Current { files, key };
         Ok(Looked::Changed)
     }
@@ -113,6 +151,16 @@ impl ResolvesServerCert for Identity {
     }
 }
 
+impl ResolvesClientCert for Identity {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.current().key.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
 /// Greets clients with `identity`: TLS 1.2 and 1.3, HTTP/2 or HTTP/1.1. Tickets, so that a client that comes again is
 /// greeted for a tenth of the work, by whichever of the connections it had before.
 pub(crate) fn acceptor(identity: Arc<Identity>) -> Result<Acceptor, rustls::Error> {
@@ -125,10 +173,10 @@ pub(crate) fn acceptor(identity: Arc<Identity>) -> Result<Acceptor, rustls::Erro
     Ok(Acceptor::from_server_config(Arc::new(config)))
 }
 
-fn read(certificate: &Path, key: &Path) -> Result<Files, Vec<String>> {
+fn read(table: &str, certificate: &Path, key: &Path) -> Result<Files, Vec<String>> {
     let read = |name: &str, path: &Path| {
         std::fs::read(path)
-            .map_err(|error| format!("tls.{name} = \"{}\" cannot be read: {error}", path.display()))
+            .map_err(|error| format!("{table}.{name} = \"{}\" cannot be read: {error}", path.display()))
     };
     match (read("certificate", certificate), read("key", key)) {
         (Ok(certificate), Ok(key)) => Ok(Files { certificate, key }),
@@ -136,26 +184,39 @@ fn read(certificate: &Path, key: &Path) -> Result<Files, Vec<String>> {
     }
 }
 
-fn certified(files: &Files, certificate: &Path, key: &Path) -> Result<CertifiedKey, Vec<String>> {
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&files.certificate).collect();
-    let chain = match chain {
-        Ok(chain) if chain.is_empty() => Err("has no certificate; it needs 'BEGIN CERTIFICATE'".to_owned()),
-        Ok(chain) => Ok(chain),
+/// Every certificate in `text`, or what is wrong with it.
+pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    match read {
+        Ok(read) if read.is_empty() => Err("has no certificate; it needs 'BEGIN CERTIFICATE'".to_owned()),
+        Ok(read) => Ok(read),
         Err(error) => Err(format!("is not PEM: {error}")),
-    };
-    let chain = chain.map_err(|problem| format!("tls.certificate = \"{}\" {problem}", certificate.display()));
+    }
+}
+
+fn certified(
+    table: &str,
+    files: &Files,
+    certificate: &Path,
+    key: &Path,
+    Check(check): &Check,
+) -> Result<CertifiedKey, Vec<String>> {
+    let of_certificate = |problem| format!("{table}.certificate = \"{}\" {problem}", certificate.display());
+    let chain = certificates(&files.certificate).map_err(of_certificate);
     let private = PrivateKeyDer::from_pem_slice(&files.key).map_err(|_| {
-        format!("tls.key = \"{}\" has no private key; it needs 'BEGIN PRIVATE KEY'", key.display())
+        format!("{table}.key = \"{}\" has no private key; it needs 'BEGIN PRIVATE KEY'", key.display())
     });
     match (chain, private) {
-        (Ok(chain), Ok(private)) => CertifiedKey::from_der(chain, private, &ring::default_provider())
-            .map_err(|error| {
+        (Ok(chain), Ok(private)) => {
+            check(&chain[0]).map_err(|problem| vec![of_certificate(problem)])?;
+            CertifiedKey::from_der(chain, private, &ring::default_provider()).map_err(|error| {
                 vec![format!(
-                    "tls: the certificate of \"{}\" and the key of \"{}\" do not go together: {error}",
+                    "{table}: the certificate of \"{}\" and the key of \"{}\" do not go together: {error}",
                     certificate.display(),
                     key.display()
                 )]
-            }),
+            })
+        }
         (chain, private) => Err([chain.err(), private.err()].into_iter().flatten().collect()),
     }
 }

@@ -7,7 +7,9 @@
 //! A small answer is read whole before the client sees any of it. Then a region that dies in the middle of it has given
 //! the client nothing yet, and another region can. Only a large answer is streamed, and is final once it has begun.
 
-use crate::plain::{Begun, Broken, Plain, Rest};
+use crate::events::HopFailures;
+use crate::hop::{Outward, Regions};
+use crate::plain::{Begun, Broken, Plain, Rest, Way};
 use bytes::Bytes;
 use gateway_core::lawful::{self, Conn};
 use gateway_core::outcome::Failure;
@@ -15,10 +17,14 @@ use http::Method;
 use http::header::CONTENT_LENGTH;
 use pingora::http::ResponseHeader;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Answers up to this size are read whole before any of it is passed on: some 200 vectors of 384 numbers, as text.
 pub(crate) const WHOLE_ANSWER_MAX: usize = 1 << 20;
+
+/// How long a connection may take to open over which a region is asked how it is. Nobody waits for that, and the time from
+/// question to answer counts from when it is open.
+const CONVERSE_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The way to the next hop.
 pub(crate) struct Upstream {
@@ -96,8 +102,40 @@ pub(crate) enum AnswerBody {
 pub(crate) struct Coming(Rest);
 
 impl Upstream {
-    pub(crate) fn new() -> Upstream {
-        Upstream { plain: Plain::new() }
+    /// From an edge to regions.
+    pub(crate) fn to_regions(regions: &Regions) -> Result<Upstream, rustls::Error> {
+        Ok(Upstream { plain: Plain::over(Outward::to_regions(regions)?) })
+    }
+
+    /// From a region's door to its replicas: in the clear, as whatever is between those two has seen the request anyway.
+    pub(crate) fn within_the_region() -> Upstream {
+        Upstream { plain: Plain::over(Outward::within_the_region()) }
+    }
+
+    /// What went wrong before anything was sent.
+    pub(crate) fn hop_failures(&self) -> &HopFailures {
+        self.plain.outward().failures()
+    }
+
+    /// Says something to a region that is nobody's request, and waits for the whole answer, which may have so many bytes;
+    /// with the time from question to answer.
+    pub(crate) async fn converse(
+        &self,
+        way: Way,
+        head: &RequestHead,
+        body: &[u8],
+        whole_max: usize,
+    ) -> Result<(Answer, Duration), Failure> {
+        loop {
+            let opened = self.plain.open(way, CONVERSE_CONNECT_TIMEOUT).await?;
+            let asked = Instant::now();
+            let answered = match opened.ask(head, body).await {
+                // Not one that waits is left, or a new one: that ends.
+                Err(Failure::StaleConnection) => continue,
+                answered => self.whole(answered?, whole_max, way.address).await?,
+            };
+            return Ok((answered, asked.elapsed()));
+        }
     }
 
     /// Sends `head` and `body` where the law of the body permits and waits for an answer, which is read whole if it
@@ -110,8 +148,15 @@ impl Upstream {
         body: lawful::Body<Bytes>,
         whole_max: usize,
     ) -> Result<Answer, Failure> {
-        let (body, address) = lawful::send(body, to);
-        let Begun { head, mut rest } = self.plain.ask(address, connect_timeout, &head, &body).await?;
+        let way = Way { region: to.region(), address: *to.address() };
+        let opened = self.plain.open(way, connect_timeout).await?;
+        let (body, address) = lawful::send(body, to, opened.peer());
+        self.whole(opened.ask(&head, &body).await?, whole_max, address).await
+    }
+
+    /// The rest of the answer, if it declares no more than `whole_max` bytes.
+    async fn whole(&self, begun: Begun, whole_max: usize, address: SocketAddr) -> Result<Answer, Failure> {
+        let Begun { head, mut rest } = begun;
         let Some(length) = declared_length(&head).filter(|length| *length <= whole_max) else {
             return Ok(Answer { head, body: AnswerBody::Coming(Box::new(Coming(rest))) });
         };

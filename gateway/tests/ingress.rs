@@ -135,6 +135,8 @@ impl Scene {
             replicas: addresses,
             catalogue: Arc::new(Catalogue::builtin()),
             receipts: None,
+            tls: None,
+            operations: None,
         };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, address) = tokio::sync::oneshot::channel();

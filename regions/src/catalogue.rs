@@ -39,6 +39,12 @@ impl Region {
     pub fn cloud(&self) -> &str {
         self.id.cloud()
     }
+
+    /// The narrowest jurisdiction that is known to contain it, from which the others follow: a subdivision or a country.
+    pub fn narrowest(&self) -> &Jurisdiction {
+        let subdivision = |jurisdiction: &&Jurisdiction| jurisdiction.as_str().contains('-');
+        self.jurisdictions.iter().find(subdivision).unwrap_or(&self.country)
+    }
 }
 
 /// Every region that this process knows, in order of id.
@@ -151,6 +157,17 @@ mod tests {
             assert_eq!(catalogue.region(index).id, region.id);
         }
         assert_eq!(catalogue.index_of(&"aws/mars-1".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn the_narrowest_jurisdiction_of_a_region_is_the_one_of_its_row() {
+        let catalogue = Catalogue::builtin();
+        let narrowest =
+            |id: &str| catalogue.get(&id.parse().unwrap()).unwrap().narrowest().as_str().to_owned();
+        assert_eq!(
+            (narrowest("aws/us-east-1"), narrowest("aws/eu-central-1")),
+            ("us-va".into(), "de".into())
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The files of a world: a configuration for each process, as a person would write it, and where logs and state go.
 
+use super::identities::{Authority, Named};
 use super::plan::Plan;
 use super::process::Spec;
 use anyhow::{Context, Result};
@@ -95,23 +96,24 @@ impl Files {
         Ok(self.spec("replica", Some(region), number, &self.write(&name, document)?))
     }
 
-    pub(super) fn spoke(
-        &self,
-        plan: &Plan,
-        region: &RegionId,
-        listen: SocketAddr,
-        advertise: SocketAddr,
-        hub: SocketAddr,
-        replicas: &[SocketAddr],
-    ) -> Result<Spec> {
+    pub(super) fn spoke(&self, plan: &Plan, region: &RegionId, door: &Door<'_>) -> Result<Spec> {
+        let Door { listen, advertise, operations, hub, replicas, authority } = door;
         let mut document = Document::new(&format!("The spoke of {region}."))
             .text("region", region)
             .text("listen", listen)
             .text("advertise", advertise)
+            .text("operations", operations)
             .text("hub", format!("http://{hub}"));
         let name = format!("spoke-{}", region.as_str().replace('/', "-"));
         document = self.receipts(Self::catalogue(document, plan), &name)?;
-        for replica in replicas {
+        let Named { certificate, key } =
+            authority.region(plan.catalogue.get(region).context("a planned region is in the catalogue")?)?;
+        document = document
+            .line("\n[tls]")
+            .text("certificate", certificate.display())
+            .text("key", key.display())
+            .text("client_ca", authority.file.display());
+        for replica in *replicas {
             document = document.line("\n[[replica]]").text("endpoint", replica);
         }
         Ok(self.spec("spoke", Some(region), 0, &self.write(&name, document)?))
@@ -124,7 +126,7 @@ impl Files {
         hub: SocketAddr,
         front: &Front<'_>,
     ) -> Result<Spec> {
-        let Front { listen, operations, key, certificate } = front;
+        let Front { listen, operations, key, certificate, authority } = front;
         let key_file = self.dir.join("key");
         write_secret(&key_file, key).with_context(|| format!("{} cannot be written", key_file.display()))?;
         let tenants = Document::new("Who may use a world on one machine.")
@@ -145,6 +147,13 @@ impl Files {
             document = document.line("\n[tls]");
             document = document.text("certificate", certificate.display()).text("key", key.display());
         }
+        let Named { certificate, key } =
+            authority.gateway(plan.catalogue.get(place).context("a planned region is in the catalogue")?)?;
+        let document = document
+            .line("\n[region_tls]")
+            .text("certificate", certificate.display())
+            .text("key", key.display())
+            .text("region_ca", authority.file.display());
         let document = self.receipts(document, "gateway")?;
         Ok(self.spec("gateway", None, 0, &self.write("gateway", document)?))
     }
@@ -156,6 +165,17 @@ pub(super) struct Front<'a> {
     pub(super) operations: SocketAddr,
     pub(super) key: &'a str,
     pub(super) certificate: Option<&'a Certificate>,
+    pub(super) authority: &'a Authority,
+}
+
+/// How a spoke is met: where by gateways, through the link, and by operators; what is behind it.
+pub(super) struct Door<'a> {
+    pub(super) listen: SocketAddr,
+    pub(super) advertise: SocketAddr,
+    pub(super) operations: SocketAddr,
+    pub(super) hub: SocketAddr,
+    pub(super) replicas: &'a [SocketAddr],
+    pub(super) authority: &'a Authority,
 }
 
 /// Where a certificate and its key are.
@@ -180,7 +200,7 @@ impl Files {
 }
 
 /// Writes a file that only its owner can read.
-fn write_secret(file: &Path, secret: &str) -> io::Result<()> {
+pub(super) fn write_secret(file: &Path, secret: &str) -> io::Result<()> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     if file.exists() {

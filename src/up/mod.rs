@@ -7,11 +7,13 @@
 //! ```
 //!
 //! Every process is what `meridian gateway|hub|spoke|replica` would be elsewhere, with a configuration file that a
-//! person can read and start again by hand. This one process plans, starts, watches, and stops them; when it is gone,
+//! person can read and start again by hand; between gateway and regions they speak TLS and know each other by certificates
+//! that are made for this world ([`identities`]). This one process plans, starts, watches, and stops them; when it is gone,
 //! the kernel ends the rest.
 
 mod control;
 mod files;
+mod identities;
 mod link;
 mod plan;
 mod ports;

@@ -2,7 +2,8 @@
 
 use super::Interrupts;
 use super::control::{self, Action, Control, Order};
-use super::files::{Files, Front, state_dir};
+use super::files::{Door, Files, Front, state_dir};
+use super::identities::Authority;
 use super::link::Link;
 use super::plan::Plan;
 use super::ports::Ports;
@@ -31,6 +32,7 @@ struct Place {
     region: RegionId,
     spoke: Spec,
     spoke_address: SocketAddr,
+    operations: SocketAddr,
     link_address: SocketAddr,
     one_way: Duration,
     replicas: Vec<(Spec, SocketAddr)>,
@@ -72,10 +74,11 @@ impl World {
         let hub_address = ports.reserve(0)?;
         let hub = files.hub(plan, hub_address)?;
         let place = plan.regions.first().context("no region")?.clone();
+        let authority = Authority::begin(files.dir.join("identities"))?;
         let mut places = Vec::new();
         for region in &plan.regions {
             let (_, round_trip) = plan.apart(&place, region);
-            let (spoke_address, link_address) = (ports.reserve(0)?, ports.reserve(0)?);
+            let (listen, advertise, operations) = (ports.reserve(0)?, ports.reserve(0)?, ports.reserve(0)?);
             let mut replicas = Vec::new();
             for (number, (model, deployments)) in plan.replicas(region).into_iter().enumerate() {
                 let address = ports.reserve(0)?;
@@ -83,13 +86,23 @@ impl World {
                 replicas.push((files.replica(region, number, address, model, &names)?, address));
             }
             let behind: Vec<_> = replicas.iter().map(|(_, address)| *address).collect();
-            let spoke = files.spoke(plan, region, spoke_address, link_address, hub_address, &behind)?;
+            let door = Door {
+                listen,
+                advertise,
+                operations,
+                hub: hub_address,
+                replicas: &behind,
+                authority: &authority,
+            };
+            let spoke = files.spoke(plan, region, &door)?;
             let (region, one_way) = (region.clone(), round_trip / 2);
-            places.push(Place { region, spoke, spoke_address, link_address, one_way, replicas });
+            let (spoke_address, link_address) = (listen, advertise);
+            places.push(Place { region, spoke, spoke_address, operations, link_address, one_way, replicas });
         }
         let certificate = options.tls.then(|| files.certificate()).transpose()?;
         let (key, shown) = (options.key.as_str(), certificate.as_ref());
-        let front = Front { listen: gateway_address, operations, key, certificate: shown };
+        let authority = &authority;
+        let front = Front { listen: gateway_address, operations, key, certificate: shown, authority };
         let gateway = files.gateway(plan, &place, hub_address, &front)?;
         Ok(World {
             hub: (hub, hub_address),
@@ -113,12 +126,13 @@ impl World {
         let places: Vec<_> = self
             .places
             .iter()
-            .map(|place| (place.spoke.clone(), place.spoke_address, place.replicas.clone()))
+            .map(|place| (place.spoke.clone(), place.spoke_address, place.operations, place.replicas.clone()))
             .collect();
-        for (spoke, spoke_address, replicas) in places {
+        for (spoke, spoke_address, operations, replicas) in places {
             for (replica, address) in replicas {
                 self.start(replica, address, begun).await?;
             }
+            drop(self.ports.take(operations));
             self.start(spoke, spoke_address, begun).await?;
         }
         let links = self.open_links()?;

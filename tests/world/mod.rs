@@ -7,6 +7,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 /// How long anything that is waited for may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -196,12 +198,28 @@ impl World {
 
     /// How many requests the replica of a region has counted.
     pub(crate) async fn requests_at(&self, region: &str) -> u64 {
-        let file = self.dir.path().join(format!("replica-{}-0.toml", region.replace('/', "-")));
-        let config: toml::Table =
-            std::fs::read_to_string(file).expect("a configuration").parse().expect("TOML");
-        let address = config["listen"].as_str().expect("an address");
+        let address = self.address(&format!("replica-{}-0", region.replace('/', "-")), "listen");
         let status = answer(self.client.get(format!("http://{address}/status"))).await;
         status.body["requests_total"].as_u64().expect("a count")
+    }
+
+    /// What an address of a region's spoke has to say to these bytes.
+    pub(crate) async fn say_to_spoke(&self, region: &str, key: &str, bytes: &[u8]) -> String {
+        let address = self.address(&format!("spoke-{}", region.replace('/', "-")), key);
+        let mut stream = TcpStream::connect(address).await.expect("a connection");
+        stream.write_all(bytes).await.expect("room for a few bytes");
+        let mut said = Vec::new();
+        // However it ends; a reset says no less than an end.
+        tokio::time::timeout(PATIENCE, stream.read_to_end(&mut said)).await.expect("an end").ok();
+        String::from_utf8_lossy(&said).into_owned()
+    }
+
+    /// What a configuration of this world has under `key`.
+    fn address(&self, name: &str, key: &str) -> String {
+        let file = self.dir.path().join(format!("{name}.toml"));
+        let config: toml::Table =
+            std::fs::read_to_string(file).expect("a configuration").parse().expect("TOML");
+        config[key].as_str().expect("an address").to_owned()
     }
 
     /// The process of `meridian up` itself.

@@ -5,8 +5,13 @@
 //! either's inside: it takes a sealed body and an open connection and nothing else. So whoever writes a new exit (a retry,
 //! a hedge, a piece of a scattered request) cannot write one that the law was not asked about.
 //!
+//! The third thing that [`send`] takes is what the one at the other end has proven of itself: a [`Peer`]. A region is named
+//! by an address, and an address can lead anywhere; so what was opened to one region is not sent to another that answers
+//! there. A peer whose certificate says so is turned away while the connection is made, as everything that comes from
+//! outside; that it never gets as far as here is what is asserted.
+//!
 //! ```
-//! use gateway_core::lawful::{Law, send};
+//! use gateway_core::lawful::{Law, Peer, send};
 //! use regions::catalogue::Catalogue;
 //!
 //! let catalogue = Catalogue::builtin();
@@ -14,31 +19,40 @@
 //! let europe = catalogue.index_of(&"gcp/europe-west4".parse().unwrap()).unwrap();
 //! let america = catalogue.index_of(&"aws/us-east-1".parse().unwrap()).unwrap();
 //! let connection = law.open(europe, "10.0.0.7:7100").unwrap();
-//! assert_eq!(send(law.seal("{}"), connection), ("{}", "10.0.0.7:7100"));
+//! assert_eq!(send(law.seal("{}"), connection, Peer::UNPROVEN), ("{}", "10.0.0.7:7100"));
 //! assert!(law.open(america, "10.0.0.8:7100").is_err());
 //! ```
 //!
 //! A body that was not sealed is not sent, nor one to a mere address:
 //!
 //! ```compile_fail,E0308
-//! use gateway_core::lawful::{Law, send};
+//! use gateway_core::lawful::{Law, Peer, send};
 //! # use regions::set::RegionIndex;
 //!
 //! fn wrong(law: Law, region: RegionIndex) {
 //!     let connection = law.open(region, "10.0.0.7:7100").unwrap();
-//!     send("{}", connection);
+//!     send("{}", connection, Peer::UNPROVEN);
 //! }
 //! ```
 //!
 //! ```compile_fail,E0308
-//! use gateway_core::lawful::{Law, send};
+//! use gateway_core::lawful::{Law, Peer, send};
 //!
 //! fn wrong(law: Law) {
-//!     send(law.seal("{}"), "10.0.0.7:7100");
+//!     send(law.seal("{}"), "10.0.0.7:7100", Peer::UNPROVEN);
 //! }
 //! ```
 //!
-//! A connection is not made up, nor is a law, nor is a body taken out of its seal:
+//! A connection is not made up, nor is a law, nor what a peer has proven, nor is a body taken out of its seal:
+//!
+//! ```compile_fail,E0423
+//! use gateway_core::lawful::Peer;
+//! # use regions::set::RegionIndex;
+//!
+//! fn wrong(region: RegionIndex) -> Peer {
+//!     Peer(Some(region))
+//! }
+//! ```
 //!
 //! ```compile_fail,E0451
 //! use gateway_core::lawful::Conn;
@@ -69,6 +83,7 @@
 //! Two requests have two laws of one type, and the compiler does not see a body of one meet a connection of the other;
 //! that is what the assertion in [`send`] is for.
 
+use crate::spiffe::{Role, SpiffeId, WrongPeer};
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::residency::ResidencyPolicy;
@@ -94,6 +109,10 @@ pub struct Conn<A> {
     region: RegionIndex,
     address: A,
 }
+
+/// What the one at the other end of a connection has proven of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(Option<RegionIndex>);
 
 /// The law does not permit this region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +150,32 @@ impl Law {
     }
 }
 
+impl<A> Conn<A> {
+    /// Where it leads.
+    pub fn region(&self) -> RegionIndex {
+        self.region
+    }
+
+    /// Through which address.
+    pub fn address(&self) -> &A {
+        &self.address
+    }
+}
+
+impl Peer {
+    /// Nothing is proven: the connection is in the clear, because whoever runs this wants it so, or within a region.
+    pub const UNPROVEN: Peer = Peer(None);
+
+    /// The door of the region that `shown`, the name in its certificate, has; `own` is the name of who asks.
+    ///
+    /// # Errors
+    ///
+    /// When it is no region of this fleet, or under another law than the catalogue has.
+    pub fn proven(shown: &SpiffeId, own: &SpiffeId, catalogue: &Catalogue) -> Result<Peer, WrongPeer> {
+        shown.stands(Role::Region, own, catalogue).map(|region| Peer(Some(region)))
+    }
+}
+
 impl Deref for Law {
     type Target = RegionSet;
 
@@ -143,11 +188,16 @@ impl Deref for Law {
 ///
 /// # Panics
 ///
-/// When the body's law does not permit the region of the connection, which was opened under another one.
-pub fn send<B, A>(body: Body<B>, connection: Conn<A>) -> (B, A) {
+/// When the body's law does not permit the region of the connection, which was opened under another one; or when the peer
+/// has proven to be another region.
+pub fn send<B, A>(body: Body<B>, connection: Conn<A>, peer: Peer) -> (B, A) {
     assert!(
         body.allowed.contains(connection.region),
         "a request is sent only where it is allowed (invariant 1, Lawful)"
+    );
+    assert!(
+        peer.0.is_none_or(|proven| proven == connection.region),
+        "a request is sent only to the region that it was opened to (invariant 1, Lawful)"
     );
     (body.body, connection.address)
 }
@@ -180,7 +230,26 @@ mod tests {
     #[should_panic(expected = "invariant 1, Lawful")]
     fn a_body_of_one_request_does_not_leave_over_the_connection_of_another() {
         let american = law("us").open(region("aws/us-east-1"), ()).unwrap();
-        send(law("eu").seal(()), american);
+        send(law("eu").seal(()), american, Peer::UNPROVEN);
+    }
+
+    fn peer(name: &str) -> Peer {
+        let own = "spiffe://m/gateway/aws/us-east-1/in/us-va".parse().unwrap();
+        Peer::proven(&name.parse().unwrap(), &own, &Catalogue::builtin()).unwrap()
+    }
+
+    #[test]
+    fn a_body_leaves_to_the_region_that_proved_to_be_the_one_that_was_meant() {
+        let european = law("eu").open(region("gcp/europe-west4"), "there").unwrap();
+        let met = peer("spiffe://m/region/gcp/europe-west4/in/nl");
+        assert_eq!(send(law("eu").seal("body"), european, met), ("body", "there"));
+    }
+
+    #[test]
+    #[should_panic(expected = "opened to (invariant 1, Lawful)")]
+    fn a_body_does_not_leave_to_a_region_that_answers_under_the_address_of_another() {
+        let european = law("eu").open(region("gcp/europe-west4"), ()).unwrap();
+        send(law("eu").seal(()), european, peer("spiffe://m/region/aws/us-east-1/in/us-va"));
     }
 
     proptest! {

@@ -11,7 +11,7 @@
 //!    brings, read without building a tree.
 //! 5. [`lawful`] — which regions may see it: a type without which nothing is sent. [`shed`] — whether there is room for it,
 //!    and who goes first when there is not; [`spill`] — whether it goes past the nearest region, because another has
-//!    offered to take it.
+//!    offered to take it. [`spiffe`] — who a region proves to be.
 //! 6. [`health`] — what this gateway knows of each region from its reports; [`targets`] — what its own requests have seen
 //!    of each: how long an answer takes ([`pace`]) and who is left alone for a while ([`circuit`]).
 //! 7. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
@@ -44,6 +44,7 @@ pub mod plan;
 pub mod receipt;
 pub mod scatter;
 pub mod shed;
+pub mod spiffe;
 pub mod spill;
 pub mod targets;
 pub mod tenant;

@@ -13,6 +13,8 @@ pub enum Failure {
     StaleConnection,
     /// The region could not be reached, or broke off before the first byte of an answer.
     Unreachable,
+    /// Who answered at the region's address proved to be somebody else; not a byte of the request was sent.
+    WrongPeer,
     /// The region answered that it cannot, and that another could.
     Elsewhere,
     /// Nothing came within the time in which this region answers such requests, and somebody else could take over.
@@ -27,7 +29,7 @@ impl Failure {
     /// Whether it speaks against the region.
     pub fn blames_region(self) -> bool {
         match self {
-            Failure::Unreachable => true,
+            Failure::Unreachable | Failure::WrongPeer => true,
             // The watch has already counted a loss and a miss; a deadline may be the client's impatience; an answer
             // proves life.
             Failure::StaleConnection

@@ -7,7 +7,7 @@
 //! | what happens | next | paid from |
 //! |---|---|---|
 //! | stale connection | the same region, once | nothing: it has not seen the request |
-//! | unreachable, or "elsewhere" | the next region, once | the retry budget |
+//! | unreachable, the wrong peer, or "elsewhere" | the next region, once | the retry budget |
 //! | first byte late | the next healthy region instead, once | the evacuation budget of a region that is ejected, else the retry budget |
 //! | region lost | the next region, once | the evacuation budget of the lost region |
 //! | slower than nearly all | the next healthy and calm region as well, once | the hedge budget |
@@ -65,7 +65,7 @@ impl Budgets {
             Failure::StaleConnection => true,
             Failure::Lost => evacuation(),
             Failure::Late => evacuation() || self.retry.withdraw(now),
-            Failure::Unreachable | Failure::Elsewhere => self.retry.withdraw(now),
+            Failure::Unreachable | Failure::WrongPeer | Failure::Elsewhere => self.retry.withdraw(now),
             Failure::DeadlinePassed => false,
         }
     }
@@ -340,6 +340,7 @@ impl RequestPlan {
             Failure::Late => &mut self.spent.late,
             Failure::StaleConnection
             | Failure::Unreachable
+            | Failure::WrongPeer
             | Failure::Elsewhere
             | Failure::DeadlinePassed => &mut self.spent.retry,
         };

@@ -35,7 +35,9 @@ impl Cause {
             Failure::StaleConnection => Cause::Replay,
             Failure::Lost => Cause::Evacuation,
             Failure::Late => Cause::Late,
-            Failure::Unreachable | Failure::Elsewhere | Failure::DeadlinePassed => Cause::Retry,
+            Failure::Unreachable | Failure::WrongPeer | Failure::Elsewhere | Failure::DeadlinePassed => {
+                Cause::Retry
+            }
         }
     }
 }

@@ -53,6 +53,8 @@ pub enum Ended {
     StaleConnection,
     /// [`Failure::Unreachable`].
     Unreachable,
+    /// [`Failure::WrongPeer`].
+    WrongPeer,
     /// [`Failure::Elsewhere`].
     Elsewhere,
     /// [`Failure::Late`].
@@ -67,12 +69,13 @@ pub enum Ended {
 
 impl Ended {
     /// Every way in which an attempt ends.
-    pub const ALL: [Ended; 10] = [
+    pub const ALL: [Ended; 11] = [
         Ended::Ok,
         Ended::ClientError,
         Ended::ServerError,
         Ended::StaleConnection,
         Ended::Unreachable,
+        Ended::WrongPeer,
         Ended::Elsewhere,
         Ended::Late,
         Ended::Lost,
@@ -88,6 +91,7 @@ impl Ended {
             Ended::ServerError => "server_error",
             Ended::StaleConnection => "stale_connection",
             Ended::Unreachable => "unreachable",
+            Ended::WrongPeer => "wrong_peer",
             Ended::Elsewhere => "elsewhere",
             Ended::Late => "late",
             Ended::Lost => "lost",
@@ -107,6 +111,7 @@ impl Ended {
             Ended::Ok | Ended::ClientError | Ended::ServerError | Ended::Elsewhere => true,
             Ended::StaleConnection
             | Ended::Unreachable
+            | Ended::WrongPeer
             | Ended::Late
             | Ended::Lost
             | Ended::DeadlinePassed
@@ -123,6 +128,7 @@ impl From<End> for Ended {
             End::Answered { .. } => Ended::Ok,
             End::Failed(Failure::StaleConnection) => Ended::StaleConnection,
             End::Failed(Failure::Unreachable) => Ended::Unreachable,
+            End::Failed(Failure::WrongPeer) => Ended::WrongPeer,
             End::Failed(Failure::Elsewhere) => Ended::Elsewhere,
             End::Failed(Failure::Late) => Ended::Late,
             End::Failed(Failure::Lost) => Ended::Lost,

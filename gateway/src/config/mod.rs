@@ -7,6 +7,7 @@ mod timeouts;
 
 pub use timeouts::Timeouts;
 
+use crate::hop::{RawRegionTls, Regions};
 use crate::listener::CONNECTIONS_MAX;
 use crate::receipts::{RawReceipts, ReceiptsConfig};
 use crate::tls::Identity;
@@ -36,6 +37,7 @@ struct RawConfig {
     tenants: PathBuf,
     receipts: Option<RawReceipts>,
     tls: Option<RawTls>,
+    region_tls: Option<RawRegionTls>,
     handover: Option<PathBuf>,
     gzip_answers_from: Option<i64>,
     connections_max: Option<i64>,
@@ -72,6 +74,8 @@ pub struct EdgeConfig {
     pub trusted_peers: Vec<IpAddr>,
     /// What the edge proves its name with; without it, clients come over plain HTTP.
     pub tls: Option<Arc<Identity>>,
+    /// What it shows to regions and whom it believes.
+    pub regions: Regions,
     /// Where the next process of this gateway asks for its sockets.
     pub handover: Option<PathBuf>,
     /// Answers of at least so many bytes of JSON are packed for clients that take it; without it, none.
@@ -114,16 +118,17 @@ impl EdgeConfig {
             tenants,
             receipts,
             tls,
+            region_tls,
             handover,
             gzip_answers_from,
             connections_max,
             timeouts,
         } = raw;
         let mut problems = Vec::new();
-        let catalogue = read_catalogue(catalogue.map(|path| base.join(path)), &mut problems);
+        let catalogue = read_catalogue(catalogue.map(|path| base.join(path)), &mut problems).map(Arc::new);
         let listen = address("listen", &listen, &mut problems);
         let operations = address("operations", &operations, &mut problems);
-        let place = find_place(&place, catalogue.as_ref(), &mut problems);
+        let place = find_place(&place, catalogue.as_deref(), &mut problems);
         if !hub.starts_with("http://") {
             problems.push(format!("hub = \"{hub}\" is no URL; write \"http://HOST:PORT\""));
         }
@@ -138,6 +143,10 @@ impl EdgeConfig {
             let loaded = Identity::load(base.join(certificate), base.join(key));
             loaded.map_err(|found| problems.extend(found)).ok().map(Arc::new)
         });
+        let regions = place.as_ref().zip(catalogue.as_ref()).and_then(|((place, _), catalogue)| {
+            let read = Regions::read(region_tls, base, place, catalogue);
+            read.map_err(|found| problems.extend(found)).ok()
+        });
         let gzip_answers_from = at_least(
             "gzip_answers_from",
             GZIP_ANSWERS_FROM_MIN,
@@ -148,11 +157,11 @@ impl EdgeConfig {
         let connections_max =
             at_least("connections_max", 1, "leave it out for 10000", connections_max, &mut problems);
         let timeouts = timeouts.read(&mut problems);
-        match (listen, operations, place, catalogue) {
-            (Some(listen), Some(operations), Some((place, point)), Some(catalogue))
+        match (listen, operations, place, catalogue, regions) {
+            (Some(listen), Some(operations), Some((place, point)), Some(catalogue), Some(regions))
                 if problems.is_empty() =>
             {
-                let (snapshot, catalogue) = (base.join(snapshot), Arc::new(catalogue));
+                let snapshot = base.join(snapshot);
                 let handover = handover.map(|path| base.join(path));
                 Ok(EdgeConfig {
                     listen,
@@ -163,6 +172,7 @@ impl EdgeConfig {
                     snapshot,
                     trusted_peers,
                     tls,
+                    regions,
                     handover,
                     gzip_answers_from,
                     connections_max: connections_max.unwrap_or(CONNECTIONS_MAX),
@@ -298,11 +308,32 @@ mod tests {
     #[test]
     fn what_stands_in_the_example_as_a_comment_is_a_key_that_is_known() {
         let text = include_str!("../../../configs/gateway.toml").replace("# handover", "handover");
-        let text =
-            text.replace("# [tls]", "[tls]").replace("# certificate", "certificate").replace("# key", "key");
+        let text = ["[tls]", "[region_tls]", "certificate =", "key =", "region_ca ="]
+            .into_iter()
+            .fold(text, |text, key| text.replace(&format!("# {key}"), key));
         let problems = parse(&text).err().expect("the files are not there");
         assert!(problems.iter().all(|problem| problem.contains("cannot be read")), "{problems:#?}");
-        assert_eq!(problems.len(), 2, "{problems:#?}");
+        assert_eq!(problems.len(), 5, "{problems:#?}");
+    }
+
+    #[test]
+    fn a_gateway_has_all_that_it_needs_for_regions_or_says_that_it_wants_none() {
+        let with = |table: &str| {
+            let text = include_str!("../../../configs/gateway.toml");
+            parse(&text.replace("[timeouts]", &format!("{table}\n[timeouts]"))).map(|config| config.regions)
+        };
+        assert!(matches!(with(""), Ok(Regions::OnThisMachine)));
+        assert!(matches!(with("[region_tls]\ninsecure = true"), Ok(Regions::InTheClear)));
+        let files = "[region_tls]\ncertificate = \"no.crt\"\nkey = \"no.key\"\nregion_ca = \"no.ca\"\n";
+        let both = format!("{files}insecure = true");
+        for half in ["[region_tls]", "[region_tls]\nkey = \"no.key\"", &both] {
+            let problems = with(half).expect_err(half);
+            assert!(problems.len() == 1 && problems[0].contains("[region_tls] needs"), "{problems:#?}");
+        }
+        let problems = with(files).expect_err("no files");
+        let wanted = ["region_tls.certificate", "region_tls.key", "region_tls.region_ca"];
+        assert!(problems.iter().zip(wanted).all(|(problem, key)| problem.contains(key)), "{problems:#?}");
+        assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(super) struct Edge {
     pub(super) allowances: Allowances,
     pub(super) views: watch::Receiver<Current>,
     pub(super) watch: Arc<Watch>,
-    pub(super) upstream: Upstream,
+    pub(super) upstream: Arc<Upstream>,
     pub(super) intake: Arc<Intake>,
     /// Room for requests that are computed in pieces.
     pub(super) scattering: Semaphore,

@@ -33,6 +33,7 @@ mod watch;
 
 use crate::config::EdgeConfig;
 use crate::handover::{self, Giver, Sockets, Taken};
+use crate::hop::Regions;
 use crate::intake::Intake;
 use crate::listener::{Leave, Listener};
 use crate::metrics::EdgeMetrics;
@@ -101,19 +102,26 @@ pub async fn run(
     let acceptor = config.tls.clone().map(tls::acceptor).transpose()?;
     let giver = config.handover.as_deref().map(|path| giver_beside(path, &sockets)).transpose()?;
     let (clients, operators) = (listening(sockets.clients)?, listening(sockets.operators)?);
-    let listener =
-        Listener::on(clients).map_err(EdgeError::Socket)?.over_tls(acceptor).holding(config.connections_max);
+    let refused = Arc::default();
+    let listener = Listener::on(clients).map_err(EdgeError::Socket)?.over_tls(acceptor);
+    let listener = listener.holding(config.connections_max).refusing(Arc::clone(&refused));
     let client = reqwest::Client::builder().no_proxy().build()?;
     let config = Arc::new(config);
     let views = channel::Sender::new(table::restore(&config));
     let watch = Arc::new(watch::Watch::new(config.point, &config.catalogue));
     let leaving = channel::Sender::new(false);
+    let upstream = Arc::new(Upstream::to_regions(&config.regions)?);
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(table::follow(config.clone(), client.clone(), views.clone()));
-    tasks.spawn(reports::listen(config.clone(), client, views.subscribe(), watch.clone()));
+    tasks.spawn(table::follow(config.clone(), client, views.clone()));
+    tasks.spawn(reports::listen(config.clone(), upstream.clone(), views.subscribe(), watch.clone()));
     tasks.spawn(watch.clone().look_for_silence());
     tasks.extend(config.tls.clone().map(tls::Identity::follow));
+    match &config.regions {
+        Regions::Tls(credentials) => drop(tasks.spawn(credentials.clone().follow())),
+        Regions::InTheClear => tracing::warn!("requests go to regions in the clear, as [region_tls] says"),
+        Regions::OnThisMachine => {}
+    }
     let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
     let intake = Arc::new(Intake::new(config.timeouts.body));
     let (recorder, writing) = match &config.receipts {
@@ -136,6 +144,8 @@ pub async fn run(
         watch: watch.clone(),
         metrics: metrics.clone(),
         intake: intake.clone(),
+        upstream: upstream.clone(),
+        refused,
         connections: listener.room(),
         connections_max: config.connections_max,
         explanations: explanations.clone(),
@@ -161,7 +171,7 @@ pub async fn run(
         allowances,
         views: views.subscribe(),
         watch,
-        upstream: Upstream::new(),
+        upstream,
         intake,
         scattering: scatter::at_once(),
         metrics,

@@ -14,9 +14,11 @@ use super::table::Current;
 use super::watch::Watch;
 use crate::circuits;
 use crate::config::EdgeConfig;
+use crate::events::HopFailures;
 use crate::intake::Intake;
 use crate::metrics::{CONTENT_TYPE, EdgeMetrics};
 use crate::receipts::Gauge;
+use crate::upstream::Upstream;
 use axum::Json;
 use axum::Router;
 use axum::extract::{Path, State};
@@ -42,6 +44,9 @@ pub(super) struct Operations {
     /// How many may be open at once.
     pub(super) connections_max: usize,
     pub(super) explanations: Arc<Explanations>,
+    pub(super) upstream: Arc<Upstream>,
+    /// Clients that came with TLS to a port in the clear.
+    pub(super) refused: Arc<HopFailures>,
     /// Whether the edge is on its way out.
     pub(super) leaving: watch::Receiver<bool>,
     /// How receipts are getting on, if they are kept.

@@ -3,12 +3,17 @@
 //! The edge asks and the region answers with its report: so the edge needs no door for regions, the time from question
 //! to answer is the round trip, and a region that is cut off in either direction falls silent. Questions leave on the
 //! beat whether or not earlier ones were answered: over an ocean two or three are under way at once, and a stall is
-//! seen in the beat that it happens.
+//! seen in the beat that it happens. They go the way of requests and over the same connections ([`crate::hop`]), so whoever
+//! answers there and is not the region is not believed about it either.
 
 use super::table::Current;
 use super::watch::Watch;
 use crate::config::EdgeConfig;
+use crate::plain::Way;
+use crate::upstream::{Answer, AnswerBody, RequestHead, Upstream};
 use gateway_core::health::{Heard, REPORT_PERIOD};
+use http::Method;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use regions::set::RegionIndex;
 use scheduler_core::spoke::{Gateway, Question};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
@@ -22,13 +27,15 @@ use tokio::task::JoinSet;
 
 /// How long a report is waited for; by then the region is long known to be down.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of a report: 1,000 deployments of the longest names with their numbers are half of it.
+const REPORT_BYTES_MAX: usize = 512 << 10;
 /// Questions under way to one region: all that fit into the timeout.
 const UNDER_WAY_MAX: usize = (EXCHANGE_TIMEOUT.as_millis() / REPORT_PERIOD.as_millis()) as usize;
 
 /// Listens to the regions of the current table, for ever.
 pub(crate) async fn listen(
     config: Arc<EdgeConfig>,
-    client: reqwest::Client,
+    upstream: Arc<Upstream>,
     mut views: watch::Receiver<Current>,
     watch: Arc<Watch>,
 ) {
@@ -48,10 +55,9 @@ pub(crate) async fn listen(
         for (region, address) in wanted {
             heard.entry((region, address)).or_insert_with(|| {
                 let ear = Ear {
-                    region,
-                    url: format!("http://{address}/spoke/v1/exchange"),
+                    way: Way { region, address },
                     gateway: gateway.clone(),
-                    client: client.clone(),
+                    upstream: upstream.clone(),
                     watch: watch.clone(),
                     newest: AtomicU64::new(0),
                 };
@@ -66,10 +72,9 @@ pub(crate) async fn listen(
 
 /// Listens to one region.
 struct Ear {
-    region: RegionIndex,
-    url: String,
+    way: Way,
     gateway: Gateway,
-    client: reqwest::Client,
+    upstream: Arc<Upstream>,
     watch: Arc<Watch>,
     /// The newest report that was taken; an older one that comes later says nothing new.
     newest: AtomicU64,
@@ -91,34 +96,50 @@ impl Ear {
 
     async fn exchange(self: Arc<Ear>, sequence: u64) {
         let asked = Instant::now();
-        let wanted = self.watch.wanted(self.region);
+        let wanted = self.watch.wanted(self.way.region);
         let question = Question { gateway: self.gateway.clone(), sequence, wanted };
-        match self.ask(&ExchangeRequestV1::from(question)).await {
-            Ok(report) => self.take(report, asked),
-            Err(error) => tracing::debug!(url = self.url, %error, "no report"),
+        match tokio::time::timeout(EXCHANGE_TIMEOUT, self.ask(&ExchangeRequestV1::from(question))).await {
+            Ok(Ok((report, round_trip))) => self.take(report, round_trip, asked),
+            Ok(Err(error)) => tracing::debug!(address = %self.way.address, error, "no report"),
+            Err(late) => tracing::debug!(address = %self.way.address, %late, "no report"),
         }
     }
 
-    async fn ask(&self, question: &ExchangeRequestV1) -> reqwest::Result<ReportV1> {
-        let answer = self.client.post(&self.url).json(question).timeout(EXCHANGE_TIMEOUT).send().await?;
-        answer.error_for_status()?.json().await
+    /// The report, and how long it took to come.
+    async fn ask(&self, question: &ExchangeRequestV1) -> Result<(ReportV1, Duration), String> {
+        let body = serde_json::to_vec(question).expect("a question serialises to JSON");
+        let mut head = RequestHead::new(Method::POST).for_path("/spoke/v1/exchange");
+        head.put(HOST.as_str(), "region");
+        head.put(CONTENT_TYPE.as_str(), "application/json");
+        head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
+        let asked = self.upstream.converse(self.way, &head, &body, REPORT_BYTES_MAX).await;
+        let (Answer { head, body }, round_trip) = asked.map_err(|failure| format!("{failure:?}"))?;
+        match body {
+            AnswerBody::Whole(body) if head.status.is_success() => {
+                let report = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
+                Ok((report, round_trip))
+            }
+            AnswerBody::Whole(_) => Err(format!("the region says {}", head.status)),
+            AnswerBody::Coming(_) => Err(format!("the region says more than {REPORT_BYTES_MAX} bytes")),
+        }
     }
 
-    fn take(&self, report: ReportV1, asked: Instant) {
+    fn take(&self, report: ReportV1, round_trip: Duration, asked: Instant) {
         let report = match scheduler_core::spoke::Report::try_from(report) {
             Ok(report) => report,
             Err(error) => {
-                return tracing::warn!(url = self.url, %error, "a report that cannot be read is refused");
+                let address = self.way.address;
+                return tracing::warn!(%address, %error, "a report that cannot be read is refused");
             }
         };
         if self.newest.fetch_max(report.sequence, Ordering::Relaxed) >= report.sequence {
             return;
         }
-        self.watch.loaded(self.region, &report, asked);
-        self.watch.shedding.heard(self.region, &report);
+        let region = self.way.region;
+        self.watch.loaded(region, &report, asked);
+        self.watch.shedding.heard(region, &report);
         let ready = report.deployments.iter().filter(|(_, load)| load.ready > 0);
         let ready = ready.map(|(name, _)| name.clone()).collect();
-        self.watch
-            .reported(self.region, Heard { round_trip: asked.elapsed(), ready, draining: report.draining });
+        self.watch.reported(region, Heard { round_trip, ready, draining: report.draining });
     }
 }

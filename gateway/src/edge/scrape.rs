@@ -42,6 +42,10 @@ pub(super) fn text(operations: &Operations) -> String {
     ] {
         text.single(name, Kind::Gauge, help, value);
     }
+    let help = "Times that a region could not be talked to over TLS, by what was the matter.";
+    operations.upstream.hop_failures().render(&mut text, "meridian_gateway_hop_failures_total", help);
+    let help = "Connections of clients that were not taken, by what was the matter.";
+    operations.refused.render(&mut text, "meridian_gateway_connections_refused_total", help);
     render_regions(&mut text, operations);
     render_circuits(&mut text, operations);
     if let Some(receipts) = receipts {

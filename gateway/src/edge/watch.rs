@@ -251,7 +251,8 @@ impl Watch {
         }
         // What breaks off because its region dies is part of the evacuation, not a retry.
         let down = known.fleet.health(region, about.deployment) == Health::Down;
-        let failure = if failure == Failure::Unreachable && down { Failure::Lost } else { failure };
+        let broke_off = matches!(failure, Failure::Unreachable | Failure::WrongPeer);
+        let failure = if broke_off && down { Failure::Lost } else { failure };
         let step =
             known.decide(about, now, |sight, budgets| plan.failed(region, failure, sight, budgets, now));
         self.next(known, step, now)

@@ -6,9 +6,11 @@
 //! client wrote but the request's identifier, which is bounded and printable.
 
 mod arrival;
+mod hop;
 mod request;
 
 pub(crate) use arrival::ArrivalEnded;
+pub(crate) use hop::{HopFailed, HopFailures, HopRefused};
 pub(crate) use request::{RequestEnded, Times};
 
 /// Where access lines go.

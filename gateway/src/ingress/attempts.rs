@@ -145,6 +145,7 @@ fn not_answered(failure: Failure) -> Refusal {
         ),
         Failure::StaleConnection
         | Failure::Unreachable
+        | Failure::WrongPeer
         | Failure::Elsewhere
         | Failure::Late
         | Failure::Lost => Refusal::new(

@@ -8,11 +8,13 @@
 
 mod arrival;
 mod attempts;
+mod operations;
 mod probe;
 mod replicas;
 mod scrape;
 
 use crate::config::Timeouts;
+use crate::hop::{Credentials, Doorkeeper};
 use crate::intake::{Intake, NoBody};
 use crate::listener::{AfterAnswer, Door, Leave, Listener};
 use crate::metrics::{Ending, IngressMetrics};
@@ -26,6 +28,7 @@ use gateway_core::endpoint;
 use gateway_core::lawful::Law;
 use gateway_core::receipt::entry::Role;
 use gateway_core::timing;
+use operations::Operators;
 use pingora::protocols::http::ServerSession;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId};
@@ -65,6 +68,10 @@ pub struct IngressConfig {
     pub catalogue: Arc<Catalogue>,
     /// How receipts are kept, if they are.
     pub receipts: Option<ReceiptsConfig>,
+    /// What the door shows to edges and whom it believes; without it, it is open and in the clear.
+    pub tls: Option<Arc<Credentials>>,
+    /// Where operators connect, in the clear; without it, where edges do.
+    pub operations: Option<SocketAddr>,
 }
 
 /// Why an ingress cannot run.
@@ -84,6 +91,9 @@ pub enum IngressError {
     /// Receipts cannot be kept.
     #[error("{0}")]
     Receipts(#[from] ReceiptsError),
+    /// TLS cannot be set up.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(#[from] rustls::Error),
     /// The client that asks replicas for their status cannot be made.
     #[error("the HTTP client for replicas cannot be made: {0}")]
     Client(#[from] reqwest::Error),
@@ -100,10 +110,18 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), IngressError> {
-    let IngressConfig { listen, region, replicas, catalogue, receipts } = config;
+    let IngressConfig { listen, region, replicas, catalogue, receipts, tls, operations } = config;
     let here = catalogue.index_of(&region).ok_or_else(|| IngressError::UnknownRegion(region.clone()))?;
-    let listener =
-        Listener::bind(listen).await.map_err(|source| IngressError::Bind { address: listen, source })?;
+    let bind = async |address| {
+        Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
+    };
+    let metrics = IngressMetrics::new();
+    let doorkeeper = tls.clone().map(|shown| Doorkeeper::with(shown, metrics.refused.clone())).transpose()?;
+    let listener = bind(listen).await?.kept_by(doorkeeper).refusing(metrics.refused.clone());
+    let operations = match operations {
+        Some(address) => Some(bind(address).await?),
+        None => None,
+    };
     let (recorder, writing) = match &receipts {
         Some(receipts) => {
             let (recorder, writing) = Recorder::start(receipts, Role::Spoke, &region, Vec::new())?;
@@ -116,6 +134,7 @@ pub async fn run(
     for (number, address) in replicas.iter().enumerate() {
         tasks.spawn(probe::watch(number, *address, client.clone(), spoke.clone()));
     }
+    tasks.extend(tls.map(Credentials::follow));
     ready(listener.address());
     // Edges know from the reports that it is leaving.
     let timeouts = Timeouts { lame_duck: Duration::ZERO, ..Timeouts::default() };
@@ -125,9 +144,9 @@ pub async fn run(
         catalogue,
         spoke: spoke.clone(),
         replicas: Replicas::new(replicas, spoke.clone()),
-        upstream: Upstream::new(),
+        upstream: Upstream::within_the_region(),
         intake: Intake::new(timeouts.body),
-        metrics: IngressMetrics::new(),
+        metrics,
         recorder,
     };
     let leave = async {
@@ -136,7 +155,24 @@ pub async fn run(
         tokio::time::sleep(LAME_DUCK).await;
         Leave::Stopping
     };
-    listener.serve(Arc::new(door), leave, timeouts).await;
+    let door = Arc::new(door);
+    let left = tokio::sync::watch::Sender::new(false);
+    let operators = async {
+        if let Some(operations) = operations {
+            let mut left = left.subscribe();
+            let leave = async {
+                // The sender outlives this.
+                left.wait_for(|left| *left).await.ok();
+                Leave::Stopping
+            };
+            operations.serve(Arc::new(Operators(door.clone())), leave, timeouts).await;
+        }
+    };
+    let edges = async {
+        listener.serve(door.clone(), leave, timeouts).await;
+        left.send_replace(true);
+    };
+    tokio::join!(edges, operators);
     tasks.shutdown().await;
     if let Some(writing) = writing {
         writing.finish(LAST_RECEIPTS).await;
@@ -165,17 +201,12 @@ impl Door for Ingress {
         let arrived = Instant::now();
         let head = session.req_header();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
+        if let Some(after) = self.operators(session, method.as_str(), &path).await {
+            return after;
+        }
         let mut arrival = None;
         let served = match (method.as_str(), path.as_str()) {
             ("POST", "/spoke/v1/exchange") => self.exchange(session).await,
-            ("GET", "/livez") => return respond::ok(session, b"{\"status\":\"alive\"}".to_vec(), &[]).await,
-            ("GET", "/readyz") => self.ready(session).await,
-            ("GET", "/status") => {
-                let status =
-                    serde_json::json!({"region": self.region.as_str(), "replicas": self.replicas.status()});
-                return respond::ok(session, status.to_string().into_bytes(), &[]).await;
-            }
-            ("GET", "/metrics") => return self.scrape(session).await,
             (method, path) => match endpoint::for_a_replica(method, path) {
                 Some(path) => {
                     let arrival = arrival.insert(Arrival::open(self, session, path, arrived));
@@ -228,13 +259,6 @@ impl From<NoBody> for Ended {
 }
 
 impl Ingress {
-    async fn ready(&self, session: &mut ServerSession) -> Result<AfterAnswer, Ended> {
-        if lock(&self.spoke).deployments_ready(Instant::now()).is_empty() {
-            return Err(Refusal::new(ErrorCode::NotReady, "No replica of this region is ready yet.").into());
-        }
-        Ok(respond::ok(session, b"{\"status\":\"ready\"}".to_vec(), &[]).await)
-    }
-
     async fn exchange(&self, session: &mut ServerSession) -> Result<AfterAnswer, Ended> {
         let body = self.intake.body(session).await?;
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {

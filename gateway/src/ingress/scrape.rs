@@ -1,4 +1,4 @@
-//! `/metrics` of an ingress, on the port that edges come to: it has no other.
+//! `/metrics` of an ingress: on its operations port, or else on the one that edges come to.
 
 use super::{Ingress, lock};
 use crate::listener::AfterAnswer;

@@ -5,7 +5,8 @@
 //! it from memory. What is not is answered from here and the connection closed, because nobody can know where the next
 //! request would begin.
 
-use super::{AfterAnswer, Door, Shared, h2};
+use super::{AfterAnswer, Door, Greeting, Shared, h2};
+use crate::hop::HANDSHAKE_RECORD;
 use crate::respond;
 use bytes::BytesMut;
 use gateway_core::head::{HeadProblem, Scan};
@@ -44,7 +45,7 @@ enum Came {
 pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream) {
     let mut buffer = BytesMut::new();
     // Over TLS it is ALPN that says so.
-    let mut may_be_h2 = shared.tls.is_none();
+    let mut may_be_h2 = matches!(*shared.greeting, Greeting::Clear);
     loop {
         match next(shared, &mut stream, &mut buffer, may_be_h2).await {
             Came::Head => {}
@@ -82,6 +83,10 @@ async fn next<D: Door>(
         if !matches!(came, Ok(Ok(1..))) {
             return Came::Nothing;
         }
+    }
+    if may_be_h2 && buffer.first() == Some(&HANDSHAKE_RECORD) {
+        shared.met_tls();
+        return Came::Nonsense(HeadProblem::Malformed("it is TLS, which is not spoken on this port"));
     }
     let head = async {
         let mut scan = Scan::default();

@@ -16,7 +16,9 @@ mod h2;
 mod meter;
 
 use crate::config::Timeouts;
+use crate::events::{HopFailures, HopRefused};
 use crate::gathered::Gathered;
+use crate::hop::{Cause, Doorkeeper};
 use bytes::Bytes;
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::Stream;
@@ -76,15 +78,27 @@ enum Stage {
 pub(crate) struct Listener {
     socket: Socket,
     address: SocketAddr,
-    tls: Option<Arc<Acceptor>>,
+    greeting: Arc<Greeting>,
     room: Arc<Semaphore>,
+    refused: Arc<HopFailures>,
+}
+
+/// How a connection begins.
+enum Greeting {
+    /// With a request.
+    Clear,
+    /// With TLS, for anybody.
+    Clients(Acceptor),
+    /// With TLS, for gateways.
+    Gateways(Doorkeeper),
 }
 
 /// What every connection of a listener shares.
 struct Shared<D> {
     door: Arc<D>,
     timeouts: Timeouts,
-    tls: Option<Arc<Acceptor>>,
+    greeting: Arc<Greeting>,
+    refused: Arc<HopFailures>,
     stage: watch::Receiver<Stage>,
     /// Wakes the connection that is idle for longest.
     crowded: Notify,
@@ -100,12 +114,25 @@ impl Listener {
     pub(crate) fn on(socket: TcpListener) -> io::Result<Listener> {
         let address = socket.local_addr()?;
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        Ok(Listener { socket: socket.into(), address, tls: None, room })
+        let greeting = Arc::new(Greeting::Clear);
+        Ok(Listener { socket: socket.into(), address, greeting, room, refused: Arc::default() })
     }
 
     /// Speaks TLS, and nothing else.
     pub(crate) fn over_tls(self, acceptor: Option<Acceptor>) -> Listener {
-        Listener { tls: acceptor.map(Arc::new), ..self }
+        let greeting = acceptor.map_or(Greeting::Clear, Greeting::Clients);
+        Listener { greeting: Arc::new(greeting), ..self }
+    }
+
+    /// Lets gateways in and nobody else.
+    pub(crate) fn kept_by(self, doorkeeper: Option<Doorkeeper>) -> Listener {
+        let greeting = doorkeeper.map_or(Greeting::Clear, Greeting::Gateways);
+        Listener { greeting: Arc::new(greeting), ..self }
+    }
+
+    /// Who did not find the greeting that he came with, counted there.
+    pub(crate) fn refusing(self, refused: Arc<HopFailures>) -> Listener {
+        Listener { refused, ..self }
     }
 
     /// Holds so many connections at once.
@@ -131,8 +158,9 @@ impl Listener {
         timeouts: Timeouts,
     ) {
         let (stage, seen) = watch::channel(Stage::Serving);
-        let Listener { socket, address: _, tls, room } = self;
-        let shared = Arc::new(Shared { door, timeouts, tls, stage: seen, crowded: Notify::new() });
+        let Listener { socket, address: _, greeting, room, refused } = self;
+        let crowded = Notify::new();
+        let shared = Arc::new(Shared { door, timeouts, greeting, refused, stage: seen, crowded });
         let mut connections = JoinSet::new();
         let left = accept_until(&socket, &shared, &room, &mut connections, leave).await;
         stage.send_replace(Stage::LameDuck);
@@ -212,19 +240,26 @@ async fn accept(
 impl<D: Door> Shared<D> {
     /// One connection, from its first byte to its last.
     async fn serve(self: &Arc<Self>, stream: pingora::protocols::l4::stream::Stream) {
-        let Some(tls) = &self.tls else {
-            return h1::serve(self, Box::new(Gathered::new(stream))).await;
-        };
-        match timeout(self.timeouts.head, tls.tls_handshake(stream)).await {
-            Ok(Ok(stream)) => {
-                let stream: Stream = Box::new(Gathered::new(stream));
-                match stream.selected_alpn_proto() {
-                    Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new()).await,
-                    _ => h1::serve(self, stream).await,
+        let stream = match &*self.greeting {
+            Greeting::Clear => return h1::serve(self, Box::new(Gathered::new(stream))).await,
+            Greeting::Gateways(doorkeeper) => doorkeeper.greet(stream, self.timeouts.head).await,
+            Greeting::Clients(tls) => match timeout(self.timeouts.head, tls.tls_handshake(stream)).await {
+                Ok(Ok(stream)) => Some(stream),
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "a TLS handshake failed");
+                    None
                 }
-            }
-            Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
-            Err(_) => tracing::debug!("a TLS handshake took too long"),
+                Err(_) => {
+                    tracing::debug!("a TLS handshake took too long");
+                    None
+                }
+            },
+        };
+        let Some(stream) = stream else { return };
+        let stream: Stream = Box::new(Gathered::new(stream));
+        match stream.selected_alpn_proto() {
+            Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new()).await,
+            _ => h1::serve(self, stream).await,
         }
     }
 
@@ -233,6 +268,12 @@ impl<D: Door> Shared<D> {
         session.set_write_timeout(Some(self.timeouts.write));
         session.req_header_mut().extensions_mut().insert(Notice(self.stage.clone()));
         self.door.answer(session).await
+    }
+
+    /// Somebody speaks TLS on a port that is in the clear.
+    fn met_tls(&self) {
+        let why = "it speaks TLS, and this port is in the clear";
+        HopRefused { cause: Cause::UnexpectedTls, why }.record(&self.refused);
     }
 
     /// Comes back when idle connections are to be closed.

@@ -1,8 +1,10 @@
 //! What the door of a region counts.
 
 use super::{Asked, Count, Ending, Histogram, Kind, Text};
+use crate::events::HopFailures;
 use gateway_core::endpoint::Endpoint;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Everything that an ingress counts.
@@ -14,6 +16,8 @@ pub(crate) struct IngressMetrics {
     pub(crate) bytes_out: Count,
     /// Questions of edges for a report.
     pub(crate) exchanges: Count,
+    /// Who was not let in.
+    pub(crate) refused: Arc<HopFailures>,
 }
 
 struct ByEnding([Count; Ending::LEN]);
@@ -28,6 +32,7 @@ impl IngressMetrics {
             bytes_in: Count::default(),
             bytes_out: Count::default(),
             exchanges: Count::default(),
+            refused: Arc::default(),
         }
     }
 
@@ -51,6 +56,8 @@ impl IngressMetrics {
                 text.sample(name, &[("endpoint", path), ("outcome", Ending::name(at))], n);
             }
         }
+        let help = "Connections that were not let in at the door, by what was the matter.";
+        self.refused.render(text, "meridian_ingress_connections_refused_total", help);
         let in_flight = self.in_flight.get();
         text.single(
             "meridian_ingress_requests_in_flight",

@@ -3,33 +3,48 @@
 //! Behind the edge stands a region, behind the ingress a replica, and both speak HTTP/1.1 as it is in RFC 9112. Pingora's
 //! client does all that a proxy of strangers needs (it keeps the case of headers, upgrades, times every part) and writes
 //! head and body apart; measured per request on one core that was a third of what the edge costs, see
-//! docs/benchmarks.md. So the exchange in the clear is our own: [`frame`] cuts answers and believes none that could be
-//! cut in two ways, [`pool`] keeps connections, and here bytes are moved. There is no other way to the next hop: what has to
-//! be hidden between edge and region is hidden by the network between them.
+//! docs/benchmarks.md. So the exchange is our own: [`frame`] cuts answers and believes none that could be cut in two ways,
+//! [`pool`] keeps connections, and here bytes are moved. Whether they cross in the clear or over TLS, and who is at the other
+//! end, is [`crate::hop`]'s affair; the exchange is the same.
+//!
+//! A connection is opened first and written to second, so that who asks can look at who answers in between.
 
 mod frame;
 mod pool;
+mod stream;
 
+pub(crate) use pool::Way;
+pub(crate) use stream::Stream;
+
+use crate::hop::Outward;
 use crate::upstream::RequestHead;
 use bytes::{Bytes, BytesMut};
 use frame::{Body, HEAD_BYTES_MAX, Head, Unreadable};
+use gateway_core::lawful::Peer;
 use gateway_core::outcome::Failure;
 use pingora::http::ResponseHeader;
 use pool::{Connection, Pool};
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 /// What is read at once: the answer to a usual request, an embedding of 1,024 numbers as text, with its head.
 const READ_BYTES: usize = 16 << 10;
 /// Of an answer that is passed on while it comes.
 const READ_BYTES_LARGE: usize = 64 << 10;
 
-/// Exchanges in the clear.
+/// Exchanges with the next hop.
 pub(crate) struct Plain {
+    outward: Outward,
     pool: Pool,
+}
+
+/// A connection on which nothing was asked yet.
+pub(crate) struct Opened<'a> {
+    plain: &'a Plain,
+    connection: Connection,
+    /// It was used before.
+    reused: bool,
 }
 
 /// An answer whose head has come, and the way to the rest of it.
@@ -54,38 +69,53 @@ pub(crate) enum Broken {
 }
 
 impl Plain {
-    pub(crate) fn new() -> Plain {
-        Plain { pool: Pool::new() }
+    pub(crate) fn over(outward: Outward) -> Plain {
+        Plain { outward, pool: Pool::new() }
     }
 
-    /// Sends a request to `address` and waits for the head of its answer; the caller bounds the time by dropping this.
-    pub(crate) async fn ask(
-        &self,
-        address: SocketAddr,
-        connect_timeout: Duration,
-        head: &RequestHead,
-        body: &[u8],
-    ) -> Result<Begun, Failure> {
-        let waiting = self.pool.take(address);
-        let reused = waiting.is_some();
-        let mut connection = match waiting {
-            Some(connection) => connection,
-            None => connect(address, connect_timeout).await.map_err(|error| {
-                tracing::debug!(%address, %error, "the next hop cannot be reached");
-                Failure::Unreachable
-            })?,
-        };
+    /// How connections are opened.
+    pub(crate) fn outward(&self) -> &Outward {
+        &self.outward
+    }
+
+    /// A connection that leads there: one that waits, or a new one.
+    pub(crate) async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, Failure> {
+        if let Some(connection) = self.pool.take(way) {
+            return Ok(Opened { plain: self, connection, reused: true });
+        }
+        let (stream, peer) = self.outward.connect(way, connect_timeout).await?;
+        let connection = Connection { stream, buffer: BytesMut::new(), way, peer };
+        Ok(Opened { plain: self, connection, reused: false })
+    }
+}
+
+impl Opened<'_> {
+    /// Who is at the other end.
+    pub(crate) fn peer(&self) -> Peer {
+        self.connection.peer
+    }
+
+    /// Sends a request and waits for the head of its answer; the caller bounds the time by dropping this.
+    pub(crate) async fn ask(self, head: &RequestHead, body: &[u8]) -> Result<Begun, Failure> {
+        let Opened { plain, mut connection, reused } = self;
+        let way = connection.way;
         // Whoever refuses a body early answers before it has read all of it and closes; so a failed write does not end
         // the exchange, the answer does.
         let sent = send(&mut connection.stream, &head.in_the_clear(), body).await;
         match read_head(&mut connection).await {
             Ok(Head { head, body, keep }) => {
+                if !reused {
+                    plain.outward.is_well(way.region);
+                }
                 // Of a request that did not go out whole the other side may still wait for the rest.
                 let keep = keep && sent.is_ok();
                 Ok(Begun { head, rest: Rest { connection, body, keep } })
             }
             Err(error) => {
-                tracing::debug!(%address, reused, %error, "an attempt broke off before an answer");
+                tracing::debug!(address = %way.address, reused, %error, "an attempt broke off before an answer");
+                if let Broken::Io(error) = &error {
+                    plain.outward.broke(way, error);
+                }
                 let unanswered = connection.buffer.is_empty() && matches!(error, Broken::Io(_));
                 Err(if reused && unanswered { Failure::StaleConnection } else { Failure::Unreachable })
             }
@@ -134,14 +164,8 @@ impl Rest {
     }
 }
 
-async fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Connection> {
-    let stream = tokio::time::timeout(timeout, TcpStream::connect(address)).await??;
-    stream.set_nodelay(true)?;
-    Ok(Connection { stream, buffer: BytesMut::new(), address })
-}
-
 /// Writes both in as few writes as the socket allows.
-async fn send(stream: &mut TcpStream, head: &[u8], body: &[u8]) -> io::Result<()> {
+async fn send(stream: &mut Stream, head: &[u8], body: &[u8]) -> io::Result<()> {
     let mut slices = [IoSlice::new(head), IoSlice::new(body)];
     let mut left = slices.as_mut_slice();
     while !left.is_empty() {
@@ -150,7 +174,8 @@ async fn send(stream: &mut TcpStream, head: &[u8], body: &[u8]) -> io::Result<()
             written => IoSlice::advance_slices(&mut left, written),
         }
     }
-    Ok(())
+    // TLS holds what the socket did not take.
+    stream.flush().await
 }
 
 /// Reads the head of the answer, past what is only information.
@@ -177,6 +202,8 @@ async fn read_head(connection: &mut Connection) -> Result<Head, Broken> {
 mod tests {
     use super::*;
     use http::Method;
+    use regions::set::RegionIndex;
+    use std::net::SocketAddr;
     use tokio::net::TcpListener;
 
     const BODY: &[u8] = b"{\"input\":\"x\"}";
@@ -217,8 +244,14 @@ mod tests {
         (address, tokio::spawn(serve))
     }
 
+    fn plain() -> Plain {
+        Plain::over(Outward::within_the_region())
+    }
+
     async fn ask(plain: &Plain, address: SocketAddr) -> Result<(u16, Vec<u8>), Failure> {
-        let Begun { head, mut rest } = plain.ask(address, Duration::from_secs(5), &request(), BODY).await?;
+        let way = Way { region: RegionIndex::new(0).expect("a number"), address };
+        let opened = plain.open(way, Duration::from_secs(5)).await?;
+        let Begun { head, mut rest } = opened.ask(&request(), BODY).await?;
         let mut body = Vec::new();
         while let Some(bytes) = rest.chunk().await.map_err(|_| Failure::Unreachable)? {
             body.extend_from_slice(&bytes);
@@ -237,7 +270,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\nx: close\r\n\r\nuntil the end",
         ])
         .await;
-        let plain = Plain::new();
+        let plain = plain();
         for expected in ["abc", "abc", "", "abc", "until the end"] {
             let (_, body) = ask(&plain, address).await.unwrap();
             assert_eq!(String::from_utf8(body).unwrap(), expected);
@@ -252,7 +285,7 @@ mod tests {
     #[tokio::test]
     async fn a_kept_connection_that_closes_without_a_byte_is_stale_and_a_new_one_is_not() {
         let (address, _server) = server(&["HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "", "", ""]).await;
-        let plain = Plain::new();
+        let plain = plain();
         assert!(ask(&plain, address).await.is_ok());
         assert_eq!(ask(&plain, address).await, Err(Failure::StaleConnection));
         assert_eq!(ask(&plain, address).await, Err(Failure::Unreachable));
@@ -263,7 +296,7 @@ mod tests {
     async fn a_kept_connection_that_breaks_off_in_the_head_is_not_stale() {
         let (address, _server) =
             server(&["HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "HTTP/1.1 200 OK\r\nx-close: "]).await;
-        let plain = Plain::new();
+        let plain = plain();
         assert!(ask(&plain, address).await.is_ok());
         assert_eq!(ask(&plain, address).await, Err(Failure::Unreachable));
     }
@@ -278,7 +311,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\nx: close\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
         ] {
             let (address, _server) = server(Vec::leak(vec![answer])).await;
-            assert_eq!(ask(&Plain::new(), address).await, Err(Failure::Unreachable), "{answer}");
+            assert_eq!(ask(&plain(), address).await, Err(Failure::Unreachable), "{answer}");
         }
     }
 
@@ -290,7 +323,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\nx: close\r\ncontent-length: 3\r\n\r\ndef",
         ])
         .await;
-        let plain = Plain::new();
+        let plain = plain();
         assert_eq!(ask(&plain, address).await, Ok((200, b"abc".to_vec())));
         assert_eq!(ask(&plain, address).await, Ok((200, b"def".to_vec())));
         assert_eq!(server.await.unwrap(), 2);

@@ -5,14 +5,16 @@
 //! with every request): whether the other side has closed it is looked at when it is taken, which costs nothing because
 //! the reactor knows, and what is too old goes when another one comes back.
 
+use super::Stream;
 use bytes::BytesMut;
+use gateway_core::lawful::Peer;
+use regions::set::RegionIndex;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::net::TcpStream;
 
-/// Connections kept idle, over all addresses.
+/// Connections kept idle, over all ways.
 const IDLE_MAX: usize = 1024;
 /// How long a connection is kept idle. Shorter than the other side keeps it, so that the race in which a request meets
 /// a closing connection is rare.
@@ -20,12 +22,22 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often the old ones are looked for.
 const SWEEP_PERIOD: Duration = Duration::from_secs(1);
 
+/// Where a connection leads. An address alone does not say: it may become that of another region, to which what is open
+/// does not lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Way {
+    pub(crate) region: RegionIndex,
+    pub(crate) address: SocketAddr,
+}
+
 /// A connection, and what was read from it and not used yet.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Stream,
     pub(super) buffer: BytesMut,
-    pub(super) address: SocketAddr,
+    pub(super) way: Way,
+    /// Who is at the other end.
+    pub(super) peer: Peer,
 }
 
 /// Those that wait.
@@ -33,32 +45,39 @@ pub(super) struct Pool(Mutex<Waiting>);
 
 struct Waiting {
     /// The one that came last is at the back.
-    by_address: BTreeMap<SocketAddr, VecDeque<(TcpStream, Instant)>>,
+    by_way: BTreeMap<Way, VecDeque<Kept>>,
     count: usize,
     swept: Instant,
 }
 
+struct Kept {
+    stream: Stream,
+    peer: Peer,
+    since: Instant,
+}
+
 impl Pool {
     pub(super) fn new() -> Pool {
-        Pool(Mutex::new(Waiting { by_address: BTreeMap::new(), count: 0, swept: Instant::now() }))
+        Pool(Mutex::new(Waiting { by_way: BTreeMap::new(), count: 0, swept: Instant::now() }))
     }
 
-    /// One that waits for `address` and is still open.
-    pub(super) fn take(&self, address: SocketAddr) -> Option<Connection> {
+    /// One that leads there and is still open.
+    pub(super) fn take(&self, way: Way) -> Option<Connection> {
         let now = Instant::now();
         loop {
-            let (stream, since) = self.lock().pop(address)?;
-            if now.saturating_duration_since(since) < IDLE_TIMEOUT && is_quiet(&stream) {
-                return Some(Connection { stream, buffer: BytesMut::new(), address });
+            let Kept { mut stream, peer, since } = self.lock().pop(way)?;
+            if now.saturating_duration_since(since) < IDLE_TIMEOUT && stream.is_quiet() {
+                return Some(Connection { stream, buffer: BytesMut::new(), way, peer });
             }
         }
     }
 
     /// A connection whose answer has been read to its end. One with more in it than that is closed.
     pub(super) fn put(&self, connection: Connection) {
-        let Connection { stream, buffer, address } = connection;
+        let Connection { stream, buffer, way, peer } = connection;
         if buffer.is_empty() {
-            let old = self.lock().push(address, stream, Instant::now());
+            let since = Instant::now();
+            let old = self.lock().push(way, Kept { stream, peer, since });
             drop(old);
         }
     }
@@ -69,51 +88,50 @@ impl Pool {
 }
 
 impl Waiting {
-    fn pop(&mut self, address: SocketAddr) -> Option<(TcpStream, Instant)> {
-        let popped = self.by_address.get_mut(&address)?.pop_back()?;
+    fn pop(&mut self, way: Way) -> Option<Kept> {
+        let popped = self.by_way.get_mut(&way)?.pop_back()?;
         self.count -= 1;
         Some(popped)
     }
 
     /// Keeps one more, and returns those that have to go, to be closed outside the lock.
-    fn push(&mut self, address: SocketAddr, stream: TcpStream, now: Instant) -> Vec<TcpStream> {
-        let mut old = Vec::new();
+    fn push(&mut self, way: Way, kept: Kept) -> Vec<Kept> {
+        let (mut old, now) = (Vec::new(), kept.since);
         if now.saturating_duration_since(self.swept) >= SWEEP_PERIOD {
             self.swept = now;
-            for waiting in self.by_address.values_mut() {
-                let fresh = waiting
-                    .partition_point(|(_, since)| now.saturating_duration_since(*since) >= IDLE_TIMEOUT);
-                old.extend(waiting.drain(..fresh).map(|(stream, _)| stream));
+            for waiting in self.by_way.values_mut() {
+                let fresh =
+                    waiting.partition_point(|kept| now.saturating_duration_since(kept.since) >= IDLE_TIMEOUT);
+                old.extend(waiting.drain(..fresh));
             }
-            self.by_address.retain(|_, waiting| !waiting.is_empty());
+            self.by_way.retain(|_, waiting| !waiting.is_empty());
             self.count -= old.len();
         }
         if self.count >= IDLE_MAX {
-            old.push(stream);
+            old.push(kept);
         } else {
-            self.by_address.entry(address).or_default().push_back((stream, now));
+            self.by_way.entry(way).or_default().push_back(kept);
             self.count += 1;
         }
         old
     }
 }
 
-/// Neither closed by the other side nor holding anything that nobody asked for.
-fn is_quiet(stream: &TcpStream) -> bool {
-    matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use tokio::io::AsyncWriteExt;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
+
+    fn way(address: SocketAddr) -> Way {
+        Way { region: RegionIndex::new(0).expect("a number"), address }
+    }
 
     async fn pair(listener: &TcpListener) -> (Connection, TcpStream) {
         let address = listener.local_addr().unwrap();
-        let stream = TcpStream::connect(address).await.unwrap();
+        let stream = Stream::Clear(TcpStream::connect(address).await.unwrap());
         let (other, _) = listener.accept().await.unwrap();
-        (Connection { stream, buffer: BytesMut::new(), address }, other)
+        (Connection { stream, buffer: BytesMut::new(), way: way(address), peer: Peer::UNPROVEN }, other)
     }
 
     async fn listener() -> (TcpListener, SocketAddr) {
@@ -122,23 +140,29 @@ mod tests {
         (listener, address)
     }
 
+    fn port(connection: &Connection) -> SocketAddr {
+        connection.stream.tcp().local_addr().unwrap()
+    }
+
     #[tokio::test]
-    async fn the_last_that_came_is_the_first_that_goes_and_only_to_its_own_address() {
+    async fn the_last_that_came_is_the_first_that_goes_and_only_where_it_leads() {
         let (listener, address) = listener().await;
         let pool = Pool::new();
         let mut others = Vec::new();
         let mut ports = Vec::new();
         for _ in 0..3 {
             let (connection, other) = pair(&listener).await;
-            ports.push(connection.stream.local_addr().unwrap());
+            ports.push(port(&connection));
             pool.put(connection);
             others.push(other);
         }
-        assert!(pool.take("127.0.0.1:1".parse().unwrap()).is_none());
-        for port in ports.into_iter().rev() {
-            assert_eq!(pool.take(address).unwrap().stream.local_addr().unwrap(), port);
+        assert!(pool.take(way("127.0.0.1:1".parse().unwrap())).is_none());
+        let moved = Way { region: RegionIndex::new(1).expect("a number"), address };
+        assert!(pool.take(moved).is_none(), "the address is that of another region now");
+        for expected in ports.into_iter().rev() {
+            assert_eq!(port(&pool.take(way(address)).unwrap()), expected);
         }
-        assert!(pool.take(address).is_none());
+        assert!(pool.take(way(address)).is_none());
     }
 
     #[tokio::test]
@@ -152,32 +176,37 @@ mod tests {
             } else {
                 other.write_all(b"unasked").await.unwrap();
             }
-            connection.stream.readable().await.unwrap();
+            connection.stream.tcp().readable().await.unwrap();
             pool.put(connection);
-            assert!(pool.take(address).is_none(), "closed: {closes}");
+            assert!(pool.take(way(address)).is_none(), "closed: {closes}");
         }
         let (mut connection, _other) = pair(&listener).await;
         connection.buffer.extend_from_slice(b"more than the answer");
         let pool = Pool::new();
         pool.put(connection);
-        assert!(pool.take(address).is_none());
+        assert!(pool.take(way(address)).is_none());
     }
 
     #[tokio::test]
     async fn what_is_too_old_goes_and_what_is_too_many_is_not_kept() {
         let (listener, address) = listener().await;
-        let (first, _first) = pair(&listener).await;
-        let (second, _second) = pair(&listener).await;
-        let (third, _third) = pair(&listener).await;
         let begin = Instant::now();
-        let mut waiting = Waiting { by_address: BTreeMap::new(), count: 0, swept: begin };
-        assert!(waiting.push(address, first.stream, begin).is_empty());
-        let elsewhere = "127.0.0.1:1".parse().unwrap();
-        let old = waiting.push(elsewhere, second.stream, begin + IDLE_TIMEOUT);
+        let mut others = Vec::new();
+        let mut kept = async |since| {
+            let (Connection { stream, peer, .. }, other) = pair(&listener).await;
+            others.push(other);
+            Kept { stream, peer, since }
+        };
+        let (first, second) = (kept(begin).await, kept(begin + IDLE_TIMEOUT).await);
+        let third = kept(begin + IDLE_TIMEOUT).await;
+        let mut waiting = Waiting { by_way: BTreeMap::new(), count: 0, swept: begin };
+        assert!(waiting.push(way(address), first).is_empty());
+        let elsewhere = way("127.0.0.1:1".parse().unwrap());
+        let old = waiting.push(elsewhere, second);
         assert_eq!((old.len(), waiting.count), (1, 1));
-        assert!(!waiting.by_address.contains_key(&address), "an address that nobody uses is forgotten");
+        assert!(!waiting.by_way.contains_key(&way(address)), "a way that nobody uses is forgotten");
         waiting.count = IDLE_MAX;
-        let old = waiting.push(elsewhere, third.stream, begin + IDLE_TIMEOUT);
+        let old = waiting.push(elsewhere, third);
         assert_eq!((old.len(), waiting.count), (1, IDLE_MAX));
     }
 }

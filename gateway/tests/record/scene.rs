@@ -260,6 +260,8 @@ async fn start_region(id: &'static str, dir: &Path) -> Region {
         replicas: vec![replica],
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: Some(ReceiptsConfig::read(raw, dir, &BTreeMap::new()).unwrap()),
+        tls: None,
+        operations: None,
     };
     let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica])));
     let (stop, stopped) = oneshot::channel::<()>();

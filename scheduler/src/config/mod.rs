@@ -5,7 +5,7 @@ mod hub;
 mod spoke;
 
 pub use hub::{HubConfig, LEASE_TTL};
-pub use spoke::{REPLICAS_MAX, Receipts, SpokeConfig};
+pub use spoke::{REPLICAS_MAX, Receipts, SpokeConfig, TlsFiles};
 
 use regions::Catalogue;
 use serde::de::DeserializeOwned;

@@ -24,6 +24,8 @@ struct RawConfig {
     hub: Option<String>,
     catalogue: Option<PathBuf>,
     receipts: Option<Receipts>,
+    operations: Option<String>,
+    tls: Option<RawTls>,
     #[serde(default)]
     replica: Vec<RawReplica>,
 }
@@ -49,6 +51,28 @@ pub struct Receipts {
     pub required: bool,
 }
 
+/// `[tls]`, as written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTls {
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    client_ca: Option<PathBuf>,
+    #[serde(default)]
+    insecure: bool,
+}
+
+/// The files of `[tls]`, for the ingress, which reads them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The door's certificate.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authorities that may name gateways.
+    pub client_ca: PathBuf,
+}
+
 /// What a spoke needs to know: its ingress and its agent.
 #[derive(Clone, Debug)]
 pub struct SpokeConfig {
@@ -66,6 +90,10 @@ pub struct SpokeConfig {
     pub catalogue: Arc<Catalogue>,
     /// How receipts are kept, if they are.
     pub receipts: Option<Receipts>,
+    /// Where operators connect; without it, where gateways do.
+    pub operations: Option<SocketAddr>,
+    /// What the door shows to gateways and whom it believes; without it, it is in the clear.
+    pub tls: Option<TlsFiles>,
 }
 
 impl SpokeConfig {
@@ -76,7 +104,17 @@ impl SpokeConfig {
     ///
     /// Every problem at once, each naming the key, the value and what to write instead.
     pub fn parse(text: &str, base: &Path, region: Option<&str>) -> Result<SpokeConfig, Vec<String>> {
-        let RawConfig { region: written, listen, advertise, hub, catalogue, receipts, replica } = raw(text)?;
+        let RawConfig {
+            region: written,
+            listen,
+            advertise,
+            hub,
+            catalogue,
+            receipts,
+            operations,
+            tls,
+            replica,
+        } = raw(text)?;
         let mut problems = Problems::default();
         let catalogue = problems.catalogue(catalogue, base);
         let region = problems.one_region(written, region);
@@ -84,13 +122,25 @@ impl SpokeConfig {
         let listen = problems.address("listen", listen);
         let advertise = problems.reachable("advertise", advertise);
         let hub = problems.need("hub", hub, "\"http://HOST:PORT\"").and_then(|hub| problems.hub(&hub));
+        let operations = operations.and_then(|address| problems.address("operations", Some(address)));
+        let tls = problems.tls(tls, base, [("listen", listen), ("advertise", advertise)]);
         let replicas = problems.replicas(replica);
         match (region, listen, advertise, hub, catalogue) {
             (Some(region), Some(listen), Some(advertise), Some(hub), Some(catalogue))
                 if problems.0.is_empty() =>
             {
                 let catalogue = Arc::new(catalogue);
-                Ok(SpokeConfig { region, listen, advertise, hub, replicas, catalogue, receipts })
+                Ok(SpokeConfig {
+                    region,
+                    listen,
+                    advertise,
+                    hub,
+                    replicas,
+                    catalogue,
+                    receipts,
+                    operations,
+                    tls,
+                })
             }
             _ => Err(problems.0),
         }
@@ -138,6 +188,37 @@ impl Problems {
             self.note(format!("hub = \"{text}\" is no URL of a hub; write \"http://HOST:PORT\""));
         }
         plain.map(|_| text.trim_end_matches('/').to_owned())
+    }
+
+    /// In the clear only where nothing leaves the machine, or where somebody has written that it may.
+    fn tls(
+        &mut self,
+        given: Option<RawTls>,
+        base: &Path,
+        doors: [(&str, Option<SocketAddr>); 2],
+    ) -> Option<TlsFiles> {
+        let Some(RawTls { certificate, key, client_ca, insecure }) = given else {
+            for (name, door) in doors {
+                if let Some(door) = door.filter(|door| !door.ip().is_loopback()) {
+                    self.note(format!(
+                        "{name} = \"{door}\" is not of this machine, and without [tls] requests would come there in the \
+                         clear; give [tls] a certificate, a key and client_ca, or insecure = true"
+                    ));
+                }
+            }
+            return None;
+        };
+        match (certificate, key, client_ca, insecure) {
+            (Some(certificate), Some(key), Some(client_ca), false) => {
+                let [certificate, key, client_ca] = [certificate, key, client_ca].map(|path| base.join(path));
+                Some(TlsFiles { certificate, key, client_ca })
+            }
+            (None, None, None, true) => None,
+            _ => {
+                self.note("[tls] needs certificate, key and client_ca, or insecure = true and none of them");
+                None
+            }
+        }
     }
 
     fn replicas(&mut self, given: Vec<RawReplica>) -> Vec<SocketAddr> {
@@ -217,8 +298,49 @@ mod tests {
             "region = \"aws/us-esat-1\"\nlisten = \"0.0.0.0:7100\"\nadvertise = \"10.0.0.7:7100\"\n\
              hub = \"https://hub\"\n[[replica]]\nendpoint = \"10.0.0.8:0\"\n[[replica]]\nendpoint = \"10.0.0.8:9\"\n\
              [[replica]]\nendpoint = \"10.0.0.8:9\"\n",
-            &["perhaps aws/us-east-1", "https://hub", "[[replica]] 1", "[[replica]] 3"],
+            &[
+                "perhaps aws/us-east-1",
+                "https://hub",
+                "listen = \"0.0.0.0:7100\" is not of this machine",
+                "advertise = \"10.0.0.7:7100\" is not of this machine",
+                "[[replica]] 1",
+                "[[replica]] 3",
+            ],
         );
+    }
+
+    #[test]
+    fn what_stands_in_the_example_as_a_comment_is_a_key_that_is_known() {
+        let keys = ["operations =", "[tls]", "certificate =", "key =", "client_ca ="];
+        let text = keys.iter().fold(EXAMPLE.to_owned(), |text, key| text.replace(&format!("# {key}"), key));
+        let config = parse(&text, None).unwrap();
+        assert_eq!(config.operations.map(|address| address.port()), Some(7101));
+        assert_eq!(config.tls.map(|files| files.client_ca), Some(PathBuf::from("./gateways-ca.crt")));
+    }
+
+    #[test]
+    fn a_door_that_others_can_reach_is_in_the_clear_only_where_somebody_wrote_so() {
+        let with = |door: &str, tls: &str| {
+            let text = EXAMPLE.replace("127.0.0.1:7100", door);
+            let (head, replicas) = text.split_once("[[replica]]").unwrap();
+            let text = format!("{head}\n{tls}\n[[replica]]{replicas}");
+            SpokeConfig::parse(&text, Path::new("/etc/meridian"), None).map(|config| config.tls)
+        };
+        let files = "[tls]\ncertificate = \"door.crt\"\nkey = \"door.key\"\nclient_ca = \"/ca.crt\"\n";
+        assert_eq!(with("127.0.0.1:7100", ""), Ok(None));
+        assert_eq!(with("10.0.0.7:7100", "[tls]\ninsecure = true\n"), Ok(None));
+        let read = with("10.0.0.7:7100", files).unwrap().unwrap();
+        let [certificate, key, client_ca] =
+            ["/etc/meridian/door.crt", "/etc/meridian/door.key", "/ca.crt"].map(PathBuf::from);
+        assert_eq!(read, TlsFiles { certificate, key, client_ca });
+        let problems = with("10.0.0.7:7100", "").unwrap_err();
+        assert!(problems.len() == 2 && problems[0].contains("insecure = true"), "{problems:#?}");
+        for half in
+            [format!("{files}insecure = true\n"), "[tls]\nkey = \"door.key\"\n".into(), "[tls]\n".into()]
+        {
+            let problems = with("127.0.0.1:7100", &half).unwrap_err();
+            assert!(problems.len() == 1 && problems[0].contains("[tls] needs"), "{half}: {problems:#?}");
+        }
     }
 
     #[test]

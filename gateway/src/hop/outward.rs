@@ -1,0 +1,164 @@
+//! The edge's end: opens connections to regions, and knows who answered.
+//!
+//! What goes wrong is told once and counted every time: an edge asks each region for its report five times a second, and a
+//! log that says so five times a second says nothing else.
+
+use super::verify::{Verifier, server_name};
+use super::{Cause, Credentials, PROTOCOLS, Regions};
+use crate::events::{HopFailed, HopFailures};
+use crate::plain::{Stream, Way};
+use gateway_core::lawful::Peer;
+use gateway_core::outcome::Failure;
+use regions::set::RegionIndex;
+use rustls::client::Resumption;
+use rustls::pki_types::UnixTime;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, HandshakeKind};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+/// A handshake is given no less than this: to connect, the other side's kernel suffices, to greet, its process has to run,
+/// beside replicas that take every core.
+const HANDSHAKE_MIN: Duration = Duration::from_millis(500);
+/// Sessions that can be resumed, over all regions: eight for each of a hundred.
+const SESSIONS_MAX: usize = 800;
+
+/// Opens connections to the next hop.
+pub(crate) struct Outward {
+    mode: Mode,
+    failures: HopFailures,
+    /// What was told of each region, until it is well again.
+    told: Mutex<BTreeMap<RegionIndex, Cause>>,
+}
+
+enum Mode {
+    Clear,
+    /// In the clear, and not over a network.
+    ClearOnThisMachine,
+    Tls(Box<Tls>),
+}
+
+struct Tls {
+    verifier: Verifier,
+    connector: TlsConnector,
+}
+
+impl Outward {
+    /// Within a region, to its replicas.
+    pub(crate) fn within_the_region() -> Outward {
+        Outward::new(Mode::Clear)
+    }
+
+    /// From an edge to regions.
+    pub(crate) fn to_regions(regions: &Regions) -> Result<Outward, rustls::Error> {
+        Ok(Outward::new(match regions {
+            Regions::OnThisMachine => Mode::ClearOnThisMachine,
+            Regions::InTheClear => Mode::Clear,
+            Regions::Tls(credentials) => Mode::Tls(Box::new(Tls::with(credentials.clone())?)),
+        }))
+    }
+
+    fn new(mode: Mode) -> Outward {
+        Outward { mode, failures: HopFailures::default(), told: Mutex::default() }
+    }
+
+    /// What went wrong so far.
+    pub(crate) fn failures(&self) -> &HopFailures {
+        &self.failures
+    }
+
+    /// Opens a connection and finds out who is at the other end. A TCP connection may take `limit`, and so may the
+    /// handshake, or a little more.
+    pub(crate) async fn connect(&self, way: Way, limit: Duration) -> Result<(Stream, Peer), Failure> {
+        let Way { region, address } = way;
+        if matches!(self.mode, Mode::ClearOnThisMachine) && !address.ip().is_loopback() {
+            let why = "without [region_tls] nothing is sent to another machine; give it certificates, or insecure = true";
+            return Err(self.failed(way, Cause::InTheClear, &why));
+        }
+        let tcp = async {
+            let stream = timeout(limit, TcpStream::connect(address)).await??;
+            stream.set_nodelay(true)?;
+            Ok::<_, io::Error>(stream)
+        };
+        let tcp = tcp.await.map_err(|error| {
+            tracing::debug!(%address, %error, "the next hop cannot be reached");
+            Failure::Unreachable
+        })?;
+        let Mode::Tls(tls) = &self.mode else {
+            return Ok((Stream::Clear(tcp), Peer::UNPROVEN));
+        };
+        match timeout(limit.max(HANDSHAKE_MIN), tls.greet(region, tcp)).await {
+            Ok(Ok(greeted)) => Ok(greeted),
+            Ok(Err(error)) => match Cause::of_io(&error) {
+                Some(cause) => Err(self.failed(way, cause, &error)),
+                None => {
+                    tracing::debug!(%address, %error, "the next hop hung up in the handshake");
+                    Err(Failure::Unreachable)
+                }
+            },
+            Err(late) => Err(self.failed(way, Cause::TimedOut, &late)),
+        }
+    }
+
+    /// An answer came from there: what was wrong is over.
+    pub(crate) fn is_well(&self, region: RegionIndex) {
+        if matches!(self.mode, Mode::Tls(_)) && self.told().remove(&region).is_some() {
+            tracing::info!(region = region.as_usize(), "the hop to a region works again");
+        }
+    }
+
+    /// A connection broke before an answer. That the other end does not take our certificate is heard only then: in TLS 1.3
+    /// a client is through with its handshake before the server has looked at it.
+    pub(crate) fn broke(&self, way: Way, error: &io::Error) {
+        if let Some(cause) = Cause::of_io(error) {
+            self.failed(way, cause, error);
+        }
+    }
+
+    fn failed(&self, way: Way, cause: Cause, why: &dyn std::fmt::Display) -> Failure {
+        let news = self.told().insert(way.region, cause) != Some(cause);
+        HopFailed { region: way.region, address: way.address, cause, why, news }.record(&self.failures);
+        if cause == Cause::WrongPeer { Failure::WrongPeer } else { Failure::Unreachable }
+    }
+
+    fn told(&self) -> std::sync::MutexGuard<'_, BTreeMap<RegionIndex, Cause>> {
+        self.told.lock().expect("nobody panics while holding it")
+    }
+}
+
+impl Tls {
+    fn with(credentials: Arc<Credentials>) -> Result<Tls, rustls::Error> {
+        let verifier = Verifier(credentials.clone());
+        let mut config = ClientConfig::builder_with_provider(credentials.anchors.provider().clone())
+            .with_protocol_versions(&[&TLS13])?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier.clone()))
+            .with_client_cert_resolver(credentials.identity.clone());
+        config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
+        config.resumption = Resumption::in_memory_sessions(SESSIONS_MAX);
+        config.enable_sni = false;
+        Ok(Tls { verifier, connector: TlsConnector::from(Arc::new(config)) })
+    }
+
+    /// The handshake, and what the other end has proven by it. In a resumed session the library takes the certificate as it
+    /// was; whether it still holds is looked at here.
+    async fn greet(&self, meant: RegionIndex, tcp: TcpStream) -> io::Result<(Stream, Peer)> {
+        let stream = self.connector.connect(server_name(meant), tcp).await?;
+        let (_, session) = stream.get_ref();
+        let shown = session.peer_certificates().unwrap_or_default();
+        let Some((certificate, others)) = shown.split_first() else {
+            return Err(io::Error::other(rustls::Error::NoCertificatesPresented));
+        };
+        let peer = match session.handshake_kind() {
+            Some(HandshakeKind::Resumed) => self.verifier.region(certificate, others, meant, UnixTime::now()),
+            // Verified a moment ago.
+            _ => self.verifier.named(certificate, meant),
+        };
+        Ok((Stream::Tls(Box::new(stream)), peer.map_err(io::Error::other)?))
+    }
+}

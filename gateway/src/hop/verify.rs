@@ -1,0 +1,139 @@
+//! Whom one end believes: the chain by rustls, the name by the core.
+
+use super::Credentials;
+use super::cause::wrong_peer;
+use gateway_core::lawful::Peer;
+use gateway_core::spiffe::{Role, SpiffeId, WrongPeer};
+use regions::set::RegionIndex;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::server::danger::ClientCertVerified;
+use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
+use std::sync::Arc;
+
+/// The one name in a certificate.
+pub(super) fn name_in(certificate: &CertificateDer<'_>) -> Result<SpiffeId, WrongPeer> {
+    let parsed = webpki::EndEntityCert::try_from(certificate).map_err(|_| WrongPeer::Nameless)?;
+    SpiffeId::of(parsed.valid_uri_names())
+}
+
+/// How rustls is told which region is meant: it keeps sessions by it. It is not sent (`enable_sni`), and nobody resolves it
+/// (RFC 6761, 6.4).
+pub(super) fn server_name(region: RegionIndex) -> ServerName<'static> {
+    let name = format!("{PREFIX}{}{SUFFIX}", region.as_usize());
+    ServerName::try_from(name).expect("letters, digits and a hyphen are a host's name")
+}
+
+const PREFIX: &str = "region-";
+const SUFFIX: &str = ".invalid";
+
+fn meant(name: &ServerName<'_>) -> Option<RegionIndex> {
+    let ServerName::DnsName(name) = name else { return None };
+    RegionIndex::new(name.as_ref().strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()?)
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Verifier(pub(super) Arc<Credentials>);
+
+impl Verifier {
+    /// The chain leads to an authority of ours and the certificate is that of the region that is `meant`.
+    pub(super) fn region(
+        &self,
+        certificate: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        meant: RegionIndex,
+        now: UnixTime,
+    ) -> Result<Peer, Error> {
+        let anchors = &self.0.anchors;
+        let parsed = ParsedCertificate::try_from(certificate)?;
+        let algorithms = anchors.provider().signature_verification_algorithms.all;
+        let roots = anchors.current().roots;
+        verify_server_cert_signed_by_trust_anchor(&parsed, &roots, others, now, algorithms)?;
+        self.named(certificate, meant)
+    }
+
+    /// Of a certificate whose chain was verified: it is that of the region that is `meant`.
+    pub(super) fn named(&self, certificate: &CertificateDer<'_>, meant: RegionIndex) -> Result<Peer, Error> {
+        let Credentials { own, catalogue, .. } = &*self.0;
+        let name = name_in(certificate).map_err(wrong_peer)?;
+        name.is_at(meant, Role::Region, own, catalogue).map_err(wrong_peer)?;
+        Peer::proven(&name, own, catalogue).map_err(wrong_peer)
+    }
+
+    /// The chain leads to an authority of ours and the certificate is that of a gateway.
+    pub(super) fn gateway(
+        &self,
+        certificate: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let Credentials { anchors, own, catalogue, .. } = &*self.0;
+        let verified = anchors.current().of_clients.verify_client_cert(certificate, others, now)?;
+        let name = name_in(certificate).map_err(wrong_peer)?;
+        name.stands(Role::Gateway, own, catalogue).map_err(wrong_peer)?;
+        Ok(verified)
+    }
+
+    pub(super) fn tls12(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.0.anchors.provider().signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, algorithms)
+    }
+
+    pub(super) fn tls13(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.0.anchors.provider().signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    pub(super) fn schemes(&self) -> Vec<SignatureScheme> {
+        self.0.anchors.provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let meant = meant(name).ok_or(Error::InvalidCertificate(CertificateError::NotValidForName))?;
+        self.region(certificate, others, meant, now).map(|_| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.tls12(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.tls13(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes()
+    }
+}

@@ -1,0 +1,61 @@
+//! What operators ask of a region's door: whether it lives, whether it is ready, how its replicas are, what it has counted.
+//!
+//! Where edges come over TLS only gateways are let in, and whoever looks after a region is none; so operators have a port of
+//! their own, on which no request passes. Without one they ask where edges do.
+
+use super::{Ingress, lock};
+use crate::listener::{AfterAnswer, Door};
+use crate::respond::{self, Refusal};
+use pingora::protocols::http::ServerSession;
+use replica_core::wire::error::ErrorCode;
+use replica_core::wire::headers;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The door that operators come to.
+pub(super) struct Operators(pub(super) Arc<Ingress>);
+
+impl Door for Operators {
+    async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
+        let head = session.req_header();
+        let (method, path) = (head.method.clone(), head.uri.path().to_owned());
+        match self.0.operators(session, method.as_str(), &path).await {
+            Some(after) => after,
+            None => {
+                let none =
+                    Refusal::new(ErrorCode::NotFound, "The operations port of an ingress has no such path.");
+                respond::refuse(session, &none, &[]).await
+            }
+        }
+    }
+}
+
+impl Ingress {
+    /// Answers what operators ask; `None` for everything else.
+    pub(super) async fn operators(
+        &self,
+        session: &mut ServerSession,
+        method: &str,
+        path: &str,
+    ) -> Option<AfterAnswer> {
+        let said = match (method, path) {
+            ("GET", "/livez") => b"{\"status\":\"alive\"}".to_vec(),
+            ("GET", "/readyz") => {
+                if lock(&self.spoke).deployments_ready(Instant::now()).is_empty() {
+                    let none = Refusal::new(ErrorCode::NotReady, "No replica of this region is ready yet.");
+                    let region = [(headers::REGION, self.region.as_str())];
+                    return Some(respond::refuse(session, &none, &region).await);
+                }
+                b"{\"status\":\"ready\"}".to_vec()
+            }
+            ("GET", "/status") => {
+                let replicas = self.replicas.status();
+                let status = serde_json::json!({"region": self.region.as_str(), "replicas": replicas});
+                status.to_string().into_bytes()
+            }
+            ("GET", "/metrics") => return Some(self.scrape(session).await),
+            _ => return None,
+        };
+        Some(respond::ok(session, said, &[]).await)
+    }
+}

@@ -1,0 +1,88 @@
+//! What a connection is made of: TCP, or TLS over it.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Clear(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    /// Neither closed by the other side nor holding anything that nobody asked for. Over TLS the other side says so too
+    /// before it closes, and what it says is something.
+    pub(super) fn is_quiet(&mut self) -> bool {
+        let tcp = match self {
+            Stream::Clear(tcp) => &*tcp,
+            Stream::Tls(tls) => {
+                let (tcp, session) = tls.get_mut();
+                let unread = session.process_new_packets().map(|state| state.plaintext_bytes_to_read());
+                if !matches!(unread, Ok(0)) {
+                    return false;
+                }
+                tcp
+            }
+        };
+        matches!(tcp.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    #[cfg(test)]
+    pub(super) fn tcp(&self) -> &TcpStream {
+        match self {
+            Stream::Clear(tcp) => tcp,
+            Stream::Tls(tls) => tls.get_ref().0,
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Clear(stream) => Pin::new(stream).poll_read(cx, into),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, into),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Clear(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Clear(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write_vectored(cx, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Clear(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Clear(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+        }
+    }
+}
