@@ -3,14 +3,15 @@
 //! The *revision* counts the transactions that changed something, since the store was made. A key carries the revision
 //! at which it came to be and the one at which it last changed; both are 0 for a key that is not there.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Operations in one transaction; etcd's default (`--max-txn-ops`).
 pub const TXN_OPS_MAX: usize = 128;
-/// Bytes of one value. The largest value is the route table: 64 regions with the thousand deployments that routing is
-/// measured with take 2 MB. (etcd takes 1.5 MB by default, and has to be told to take more.)
-pub const VALUE_BYTES_MAX: usize = 16 << 20;
+/// Bytes of the keys and values that one transaction puts. etcd takes requests of 1.5 MiB (`--max-request-bytes`), and what
+/// stands around keys and values in a request is less than the rest.
+pub const TXN_BYTES_MAX: usize = 1 << 20;
 /// Leases at a time: eight for each region that a catalogue can have, and as many again that run out.
 pub const LEASES_MAX: usize = 8192;
 
@@ -79,6 +80,29 @@ pub struct Txn {
     pub then: Vec<Op>,
 }
 
+impl Txn {
+    /// Says what is wrong with it in itself, whatever stands in the store. Every store asks this before it does anything,
+    /// so that what one takes all of them take.
+    pub(crate) fn refuse_malformed(&self) -> Result<(), StoreError> {
+        if self.then.len() > TXN_OPS_MAX {
+            return Err(StoreError::TooManyOps(self.then.len()));
+        }
+        let mut keys = BTreeSet::new();
+        let mut bytes = 0;
+        for op in &self.then {
+            let (key, value) = match op {
+                Op::Put { key, value, .. } => (key, value.len()),
+                Op::Delete { key } => (key, 0),
+            };
+            bytes += key.len() + value;
+            if !keys.insert(key) {
+                return Err(StoreError::DuplicateKey(key.clone()));
+            }
+        }
+        if bytes > TXN_BYTES_MAX { Err(StoreError::TooLarge(bytes)) } else { Ok(()) }
+    }
+}
+
 /// What became of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxnOutcome {
@@ -135,15 +159,10 @@ pub enum StoreError {
     /// Two operations of one transaction are about the same key.
     #[error("the transaction names `{0}` twice")]
     DuplicateKey(String),
-    /// The value is too large.
-    #[error("the value of `{key}` has {bytes} bytes; {VALUE_BYTES_MAX} fit")]
-    ValueTooLarge {
-        /// Whose value it is.
-        key: String,
-        /// Its size.
-        bytes: usize,
-    },
-    /// The disk does not do its part. What was asked for may or may not have been written.
+    /// What the transaction puts is too large.
+    #[error("what is to be put has {0} bytes, keys and values together; {TXN_BYTES_MAX} fit")]
+    TooLarge(usize),
+    /// The disk, or etcd, does not do its part. What was asked for may or may not have been written.
     #[error("the store cannot be written or read: {0}")]
     Unavailable(String),
     /// The store was closed.
@@ -157,7 +176,7 @@ pub enum WatchError {
     /// Changes that it was to tell are no longer known. List what there is, and watch on from there.
     #[error("changes before revision {oldest} are no longer known; list what there is and watch from there")]
     Compacted {
-        /// The first revision from which a watch may start.
+        /// A watch may start from here at the earliest.
         oldest: u64,
     },
     /// It was to start with a revision that is further away than the next: of another store, or of this one before it

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::model::{
-    Compare, Event, KeyValue, LEASES_MAX, Lease, Op, Range, StoreError, TXN_OPS_MAX, Txn, TxnOutcome,
-    VALUE_BYTES_MAX,
+    Compare, Event, KeyValue, LEASES_MAX, Lease, Op, Range, StoreError, Txn, TxnOutcome,
 };
 
 /// What stands in the store.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// How many transactions have changed something.
     pub(crate) revision: u64,
@@ -26,7 +25,7 @@ pub(crate) struct State {
 }
 
 /// A lease that stands.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Granted {
     ttl: Duration,
     until: Instant,
@@ -34,7 +33,7 @@ struct Granted {
 }
 
 /// What has changed since it was last written down.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Changes {
     /// The events of each new revision, in order.
     pub(crate) events: Vec<Vec<Event>>,
@@ -87,8 +86,8 @@ impl State {
 
     /// Carries a transaction out, if what it asks for holds.
     pub(crate) fn txn(&mut self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+        txn.refuse_malformed()?;
         let Txn { when, then } = txn;
-        self.refuse_malformed(&then)?;
         if !when.iter().all(|compare| self.holds(compare)) {
             return Ok(TxnOutcome { succeeded: false, revision: self.revision });
         }
@@ -125,6 +124,11 @@ impl State {
         Ok(granted.keys.iter().cloned().collect())
     }
 
+    /// Gives every lease its whole time to live again.
+    pub(crate) fn renew_all(&mut self, now: Instant) {
+        self.leases.values_mut().for_each(|granted| granted.until = now + granted.ttl);
+    }
+
     /// Ends a lease and takes its keys away.
     pub(crate) fn revoke(&mut self, lease: Lease) -> Result<(), StoreError> {
         let granted = self.leases.remove(&lease).ok_or(StoreError::NoSuchLease(lease))?;
@@ -143,26 +147,6 @@ impl State {
             self.revoke(*lease).expect("it stood a moment ago");
         }
         over
-    }
-
-    fn refuse_malformed(&self, ops: &[Op]) -> Result<(), StoreError> {
-        if ops.len() > TXN_OPS_MAX {
-            return Err(StoreError::TooManyOps(ops.len()));
-        }
-        let mut keys = BTreeSet::new();
-        for op in ops {
-            let (key, bytes) = match op {
-                Op::Put { key, value, .. } => (key, value.len()),
-                Op::Delete { key } => (key, 0),
-            };
-            if bytes > VALUE_BYTES_MAX {
-                return Err(StoreError::ValueTooLarge { key: key.clone(), bytes });
-            }
-            if !keys.insert(key) {
-                return Err(StoreError::DuplicateKey(key.clone()));
-            }
-        }
-        Ok(())
     }
 
     fn holds(&self, compare: &Compare) -> bool {

@@ -1,282 +1,163 @@
-//! The handle, and the thread behind it.
+//! What every store can do.
 //!
-//! redb blocks, and an fsync may take as long as the disk likes, so one thread owns the file and the state, and
-//! everybody else sends it work. It takes all the work that is waiting (at most [`GROUP_MAX`]), does it in memory, writes
-//! what has changed in one transaction with one fsync, lets the watches see it and answers; in this order, so that
-//! nobody ever reads, watches or is told of something that a crash could take back. Reads go the same way and see what
-//! was written before them.
+//! Time is an argument where a lease begins or is kept alive, so that a test or a simulation passes as much of it as it
+//! likes. etcd has a clock of its own and does not look at ours.
 //!
-//! If the disk fails, nobody knows what is on it. The thread then answers with the error, throws its state away, and
-//! reads the file anew before it does anything else; watches are told that they may have missed something.
+//! Who leads is no question of its own here: a *term* is a key under a lease, which whoever comes first creates and
+//! everybody else waits for. What the key is good for is the revision at which it was created: a write that is guarded by
+//! it ([`Term::guard`]) fails from the moment on in which the term has ended, whether or not the one who writes has
+//! noticed. etcd's own elections add a queue to that, which a handful of candidates does not need, and its lock says
+//! nothing about writes at all.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::future::Future;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, oneshot, watch};
+use crate::model::{Compare, Event, KeyValue, Lease, Op, Range, StoreError, Txn, TxnOutcome, WatchError};
 
-use crate::disk::{Disk, DiskError};
-use crate::history::History;
-use crate::model::{KeyValue, Lease, Op, Range, StoreError, Txn, TxnOutcome};
-use crate::state::State;
-use crate::watch::Watch;
+/// A store, as the hub uses it. Clones are handles of the same one.
+///
+/// Every call may fail with [`StoreError::Unavailable`] or [`StoreError::Closed`]; what else may be wrong is said with it.
+pub trait Store: Clone + Send + Sync + 'static {
+    /// What [`Store::watch`] gives.
+    type Watch: Watch;
 
-/// Pieces of work that wait for the thread; whoever comes later waits to get in.
-const QUEUE_MAX: usize = 1024;
-/// Pieces of work that are written together.
-const GROUP_MAX: usize = 256;
+    /// The key, if it is there: as it is after everything that was answered to anybody before.
+    fn get(&self, key: &str) -> impl Future<Output = Result<Option<KeyValue>, StoreError>> + Send;
 
-/// What the thread does for somebody; it returns how that somebody is answered, once it is known whether the disk has
-/// taken it.
-type Work = Box<dyn FnOnce(Result<&mut State, StoreError>) -> Answer + Send>;
-type Answer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
-
-/// Opens the disk and reads it, at the start and after it has failed.
-type Opener = Box<dyn FnMut(Instant) -> Result<(Disk, State), DiskError> + Send>;
-
-enum Request {
-    Work(Work),
-    Close(oneshot::Sender<()>),
-}
-
-/// The store. Clones are handles of the same one; the file is free again when it was closed, or soon after the last
-/// handle is gone.
-#[derive(Clone)]
-pub struct Store {
-    requests: mpsc::Sender<Request>,
-    history: Arc<Mutex<History>>,
-    bell: watch::Receiver<()>,
-}
-
-/// The store cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[error("the store {} cannot be opened: {problem}", path.display())]
-pub struct OpenError {
-    path: PathBuf,
-    problem: String,
-}
-
-impl Store {
-    /// Opens the file, or makes it. Leases that stood when it was last closed have their whole time to live from `now`.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be read or written, is no store, or another process has it open.
-    pub async fn open(path: &Path, now: Instant) -> Result<Store, OpenError> {
-        let file = path.to_owned();
-        let opened = Store::start(Box::new(move |now| Disk::open(&file, now)), now).await;
-        opened.map_err(|problem| OpenError { path: path.to_owned(), problem })
-    }
-
-    async fn start(mut opener: Opener, now: Instant) -> Result<Store, String> {
-        let (requests, inbox) = mpsc::channel(QUEUE_MAX);
-        let (opened, outcome) = oneshot::channel();
-        let (ring, bell) = watch::channel(());
-        let serve = move || match opener(now) {
-            Ok((disk, state)) => {
-                let history = Arc::new(Mutex::new(History::starting_at(state.revision)));
-                // Whoever opens it may have gone; then there are no handles, and the thread ends.
-                opened.send(Ok(history.clone())).ok();
-                Writer { opener, open: Some((disk, state)), history, bell: ring }.serve(inbox);
-            }
-            Err(error) => drop(opened.send(Err(error.to_string()))),
-        };
-        thread::Builder::new().name("store".to_owned()).spawn(serve).map_err(|error| error.to_string())?;
-        let history = outcome.await.map_err(|_| "its thread has ended".to_owned())??;
-        Ok(Store { requests, history, bell })
-    }
-
-    /// The key, if it is there.
-    ///
-    /// # Errors
-    ///
-    /// When the disk fails or the store is closed, as in everything that follows.
-    pub async fn get(&self, key: &str) -> Result<Option<KeyValue>, StoreError> {
-        let key = key.to_owned();
-        self.ask(move |state| Ok(state.get(&key))).await
-    }
-
-    /// The keys that start with `prefix`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::get`].
-    pub async fn range(&self, prefix: &str) -> Result<Range, StoreError> {
-        let prefix = prefix.to_owned();
-        self.ask(move |state| Ok(state.range(&prefix))).await
-    }
+    /// The keys that start with `prefix`, all of them at one revision.
+    fn range(&self, prefix: &str) -> impl Future<Output = Result<Range, StoreError>> + Send;
 
     /// Carries out a transaction, if what it asks for holds.
     ///
     /// # Errors
     ///
-    /// As [`Store::get`]; and when it is malformed or names a lease that does not stand, in which case nothing is done.
-    pub async fn txn(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-        self.ask(move |state| state.txn(txn)).await
-    }
+    /// When it is malformed or names a lease that does not stand, in which case nothing is done. A store that is reached
+    /// over a network may try twice: then the first try may be what made the guard of the second fail.
+    fn txn(&self, txn: Txn) -> impl Future<Output = Result<TxnOutcome, StoreError>> + Send;
+
+    /// The changes to keys that start with `prefix`, at the revision `from` and later.
+    fn watch(&self, prefix: &str, from: u64) -> Self::Watch;
+
+    /// A new lease, which ends after `ttl` unless it is kept alive.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::TooManyLeases`].
+    fn lease_grant(&self, ttl: Duration, now: Instant) -> impl Future<Output = Result<Lease, StoreError>> + Send;
+
+    /// Gives a lease its whole time to live again, and says which keys go with it.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::NoSuchLease`].
+    fn lease_keep_alive(
+        &self,
+        lease: Lease,
+        now: Instant,
+    ) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send;
+
+    /// Ends a lease and takes its keys away.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::NoSuchLease`].
+    fn lease_revoke(&self, lease: Lease) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Ends the leases that nobody has kept alive, and says which. Whoever owns the store calls this now and then; etcd
+    /// does it by itself, and has nothing to say here.
+    fn expire(&self, now: Instant) -> impl Future<Output = Result<Vec<Lease>, StoreError>> + Send;
 
     /// Gives a key a value, to go with `lease`. Returns the store's revision after it.
     ///
     /// # Errors
     ///
     /// As [`Store::txn`].
-    pub async fn put(&self, key: &str, value: Vec<u8>, lease: Option<Lease>) -> Result<u64, StoreError> {
+    fn put(
+        &self,
+        key: &str,
+        value: Vec<u8>,
+        lease: Option<Lease>,
+    ) -> impl Future<Output = Result<u64, StoreError>> + Send {
         let then = vec![Op::Put { key: key.to_owned(), value, lease }];
-        Ok(self.txn(Txn { when: Vec::new(), then }).await?.revision)
+        async move { Ok(self.txn(Txn { when: Vec::new(), then }).await?.revision) }
     }
 
-    /// A new lease, which ends after `ttl` unless it is kept alive.
+    /// Takes a key away, if it is there. Returns the store's revision after it.
+    fn delete(&self, key: &str) -> impl Future<Output = Result<u64, StoreError>> + Send {
+        let then = vec![Op::Delete { key: key.to_owned() }];
+        async move { Ok(self.txn(Txn { when: Vec::new(), then }).await?.revision) }
+    }
+
+    /// Waits until nobody else has `key`, and takes it under `lease`, which is kept alive by whoever calls this. Whoever
+    /// stops waiting and calls it again with the same lease finds a term that had begun meanwhile.
     ///
     /// # Errors
     ///
-    /// As [`Store::get`], and when there are too many.
-    pub async fn lease_grant(&self, ttl: Duration, now: Instant) -> Result<Lease, StoreError> {
-        self.ask(move |state| state.grant(ttl, now)).await
-    }
-
-    /// Gives a lease its whole time to live again, and says which keys go with it.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::get`], and [`StoreError::NoSuchLease`].
-    pub async fn lease_keep_alive(&self, lease: Lease, now: Instant) -> Result<Vec<String>, StoreError> {
-        self.ask(move |state| state.keep_alive(lease, now)).await
-    }
-
-    /// Ends a lease and takes its keys away.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::get`], and [`StoreError::NoSuchLease`].
-    pub async fn lease_revoke(&self, lease: Lease) -> Result<(), StoreError> {
-        self.ask(move |state| state.revoke(lease)).await
-    }
-
-    /// Ends the leases that nobody has kept alive, and says which. The owner of the store calls this now and then; etcd
-    /// does it by itself.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::get`].
-    pub async fn expire(&self, now: Instant) -> Result<Vec<Lease>, StoreError> {
-        self.ask(move |state| Ok(state.expire(now))).await
-    }
-
-    /// The changes to keys that start with `prefix`, at the revision `from` and later.
-    pub fn watch(&self, prefix: &str, from: u64) -> Watch {
-        Watch::new(prefix.to_owned(), from, self.history.clone(), self.bell.clone())
-    }
-
-    /// Answers what was asked before, and returns when the file is free. Every other handle and watch finds it closed.
-    pub async fn close(self) {
-        let (closed, when) = oneshot::channel();
-        if self.requests.send(Request::Close(closed)).await.is_ok() {
-            // Whoever else closed it got there first, if nobody answers.
-            when.await.ok();
+    /// As [`Store::txn`]; with [`StoreError::NoSuchLease`], when the lease has ended before the term began.
+    fn campaign(
+        &self,
+        key: &str,
+        value: Vec<u8>,
+        lease: Lease,
+    ) -> impl Future<Output = Result<Term, StoreError>> + Send {
+        async move {
+            loop {
+                let when = vec![Compare::CreateRevision(key.to_owned(), 0)];
+                let then = vec![Op::Put { key: key.to_owned(), value: value.clone(), lease: Some(lease) }];
+                self.txn(Txn { when, then }).await?;
+                // Whether that was done is read and not told: of two tries the first may have done it.
+                let Range { entries, revision } = self.range(key).await?;
+                let Some(holder) = entries.into_iter().find(|entry| entry.key == key) else { continue };
+                if holder.lease == Some(lease) {
+                    return Ok(Term { key: holder.key, created: holder.create_revision, lease });
+                }
+                ended(self.watch(key, revision + 1), key).await?;
+            }
         }
     }
+}
 
-    async fn ask<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut State) -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        let work: Work = Box::new(move |state| {
-            let outcome = state.and_then(work);
-            // Whoever asked may have gone; the work is done all the same.
-            Box::new(move |written| drop(answer.send(written.and(outcome))))
-        });
-        self.requests.send(Request::Work(work)).await.map_err(|_| StoreError::Closed)?;
-        answered.await.map_err(|_| StoreError::Closed)?
+/// A watch: the changes under a prefix, from a revision on, in order and without a gap.
+pub trait Watch: Send {
+    /// Waits for changes and returns all there are, at least one. Dropping the future loses none.
+    ///
+    /// # Errors
+    ///
+    /// When there is a gap: some changes that it was to return are no longer known. Every later call says so too.
+    fn next(&mut self) -> impl Future<Output = Result<Vec<Event>, WatchError>> + Send;
+}
+
+/// The right to write as the leader, for as long as it lasts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// The key that whoever leads has.
+    pub key: String,
+    /// The revision at which it was created for this term.
+    pub created: u64,
+    /// The lease with which the term ends.
+    pub lease: Lease,
+}
+
+impl Term {
+    /// What a write of this term is to be guarded by: that the term has not ended.
+    pub fn guard(&self) -> Compare {
+        Compare::CreateRevision(self.key.clone(), self.created)
     }
 }
 
-/// The thread's side.
-struct Writer {
-    opener: Opener,
-    /// Nothing, after the disk has failed and until it could be read again.
-    open: Option<(Disk, State)>,
-    history: Arc<Mutex<History>>,
-    bell: watch::Sender<()>,
-}
-
-impl Writer {
-    fn serve(mut self, mut inbox: mpsc::Receiver<Request>) {
-        let mut group = Vec::new();
-        while let Some(first) = inbox.blocking_recv() {
-            let more = std::iter::from_fn(|| inbox.try_recv().ok());
-            let mut closing = None;
-            for request in std::iter::once(first).chain(more).take(GROUP_MAX) {
-                match request {
-                    Request::Work(work) => group.push(work),
-                    Request::Close(closed) => {
-                        closing = Some(closed);
-                        break;
-                    }
+/// Waits until the key may be gone.
+async fn ended(mut watch: impl Watch, key: &str) -> Result<(), StoreError> {
+    loop {
+        match watch.next().await {
+            Ok(events) => {
+                let gone =
+                    |event: &Event| matches!(event, Event::Delete { key: deleted, .. } if deleted == key);
+                if events.iter().any(gone) {
+                    return Ok(());
                 }
             }
-            self.carry_out(group.drain(..));
-            if let Some(closed) = closing {
-                drop(self);
-                // Nobody may wait for it any longer.
-                closed.send(()).ok();
-                return;
-            }
+            Err(WatchError::Compacted { .. } | WatchError::FromTheFuture { .. }) => return Ok(()),
+            Err(WatchError::Closed) => return Err(StoreError::Closed),
         }
-    }
-
-    fn carry_out(&mut self, group: impl Iterator<Item = Work>) {
-        let answers: Vec<Answer> = match self.state() {
-            Ok(state) => group.map(|work| work(Ok(state))).collect(),
-            Err(error) => group.map(|work| work(Err(error.clone()))).collect(),
-        };
-        let written = self.write();
-        if written.is_err() {
-            self.open = None;
-        }
-        for answer in answers {
-            answer(written.clone());
-        }
-    }
-
-    /// Writes what has changed and lets the watches see it.
-    fn write(&mut self) -> Result<(), StoreError> {
-        let Some((disk, state)) = &mut self.open else {
-            return Ok(());
-        };
-        let changes = state.take_changes();
-        if changes.is_empty() {
-            return Ok(());
-        }
-        disk.write(&changes, state).map_err(unavailable)?;
-        let mut history = self.history.lock().expect("nothing panics that holds it");
-        changes.events.into_iter().for_each(|events| history.push(events));
-        drop(history);
-        self.bell.send_replace(());
-        Ok(())
-    }
-
-    /// The state. After the disk has failed it is read anew. What was being written then may or may not be in it, so
-    /// watches that could have missed something are told.
-    fn state(&mut self) -> Result<&mut State, StoreError> {
-        let open = match self.open.take() {
-            Some(open) => open,
-            None => {
-                let (disk, state) = (self.opener)(Instant::now()).map_err(unavailable)?;
-                *self.history.lock().expect("nothing panics that holds it") =
-                    History::starting_at(state.revision);
-                self.bell.send_replace(());
-                (disk, state)
-            }
-        };
-        Ok(&mut self.open.insert(open).1)
     }
 }
-
-fn unavailable(error: DiskError) -> StoreError {
-    StoreError::Unavailable(error.to_string())
-}
-
-#[cfg(test)]
-mod tests;

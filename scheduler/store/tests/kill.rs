@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use scheduler_store::{Lease, Store};
+use scheduler_store::{Embedded, Lease, Store};
 
 const CHILD: &str = "SCHEDULER_STORE_CHILD";
 const WRITERS: usize = 8;
@@ -19,7 +19,7 @@ const ANSWERS: usize = 200;
 
 /// Writes for ever.
 async fn write(path: &Path) {
-    let store = Store::open(path, Instant::now()).await.unwrap();
+    let store = Embedded::open(path, Instant::now()).await.unwrap();
     let lease = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
     let writers = (0..WRITERS).map(|writer| {
         let store = store.clone();
@@ -71,7 +71,7 @@ async fn what_was_answered_survives_kill_9() {
     assert!(!child.wait().unwrap().success() && count >= ANSWERS, "{count} answers");
 
     let now = Instant::now();
-    let store = Store::open(&path, now).await.unwrap();
+    let store = Embedded::open(&path, now).await.unwrap();
     for (key, (value, revision)) in answered {
         let entry = store.get(&key).await.unwrap().unwrap_or_else(|| panic!("{key} is lost"));
         // A later put may have been written and not answered.

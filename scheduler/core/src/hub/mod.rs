@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::invariants;
 use crate::publish::publish;
 use crate::registry::{Registry, Standing};
-use regions::{Deployment, DeploymentName, RegionId, RouteTable};
+use regions::{Deployment, DeploymentName, Generation, RegionId, RouteTable};
 
 /// How long the hub waits before it asks a store again that did not take a table.
 pub const PERSIST_RETRY: Duration = Duration::from_secs(1);
@@ -55,6 +55,18 @@ pub enum Command {
     Persist(RouteTable),
     /// Give this table to whoever asks for one.
     Publish(RouteTable),
+}
+
+/// The epoch that has to begin before anything is published on this store, if one has to.
+///
+/// `known` is the table that a hub has seen before, `epoch` and `table` are what the store says now. A store that knows
+/// less than it knew has been set back to an older copy of itself: what is counted up from there would be given out a
+/// second time, or never be taken by whoever has the higher one. Whoever restores a store raises its epoch; where that
+/// was forgotten, a hub that lives can tell.
+pub fn epoch_to_begin(known: Option<Generation>, epoch: u64, table: Option<Generation>) -> Option<u64> {
+    let known = known?;
+    let went_back = epoch <= known.epoch && table.is_none_or(|table| table < known);
+    went_back.then_some(known.epoch + 1)
 }
 
 /// What the hub finds in its store when it starts.
@@ -120,7 +132,7 @@ impl Hub {
                 let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
                 self.deployments = named.collect();
             }
-            Event::SpokeStands(standing) => self.registry.put(standing),
+            Event::SpokeStands(standing) => self.registry.put(standing, now),
             Event::SpokeGone { region, boot_id } => self.registry.remove(&region, boot_id, now),
             Event::Deployed(deployment) => {
                 self.deployments.insert(deployment.name.clone(), deployment);
@@ -152,6 +164,11 @@ impl Hub {
                 Some(Command::Persist(next))
             }
         }
+    }
+
+    /// Whether so many leases ended in one moment that their regions are held, the store being suspected.
+    pub fn suspects_the_store(&self) -> bool {
+        self.registry.holds()
     }
 
     /// When [`Hub::handle_timeout`] wants to be called, at the latest.

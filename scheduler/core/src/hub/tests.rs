@@ -3,7 +3,7 @@
 use super::*;
 use crate::registry::{LAPSED_KEEP, Registration};
 use crate::some_instant;
-use regions::{EngineKind, EngineSpec, Generation, Precision, ResidencyPolicy, Task};
+use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Task};
 use std::collections::BTreeSet;
 
 const EUROPE: &str = "gcp/europe-west4";
@@ -179,4 +179,20 @@ fn a_list_of_everything_stands_for_the_events_that_were_missed() {
     world.tell(Event::Undeployed("minilm-eu".parse().unwrap()));
     world.settle();
     assert!(world.published.last().unwrap().deployments.is_empty());
+}
+
+#[test]
+fn a_store_that_knows_less_than_it_did_begins_a_new_epoch() {
+    let check = |known: Option<&str>, epoch: u64, table: Option<&str>, begins: Option<u64>| {
+        let generation = |text: Option<&str>| text.map(|text| text.parse().unwrap());
+        assert_eq!(epoch_to_begin(generation(known), epoch, generation(table)), begins, "{known:?} {table:?}");
+    };
+    check(None, 4, Some("4.7"), None);
+    check(Some("4.7"), 4, Some("4.7"), None);
+    check(Some("4.7"), 4, Some("4.8"), None);
+    check(Some("4.7"), 4, Some("4.6"), Some(5));
+    check(Some("4.7"), 4, None, Some(5));
+    check(Some("4.7"), 3, Some("3.9"), Some(5));
+    check(Some("4.7"), 5, Some("4.6"), None);
+    check(Some("4.7"), 5, None, None);
 }

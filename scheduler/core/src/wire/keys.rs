@@ -4,7 +4,8 @@
 //! meta/epoch                    decimal digits       raised when the store is replaced or restored
 //! deployments/{name}            StoredDeploymentV1   what there is to serve
 //! spokes/{region}/{boot id}     RegisterV1           under the spoke's lease
-//! routes                        RouteTableV1         what was published last
+//! routes                        RouteTableV1         what was published last, compressed where it is long
+//! leader                        a hub's address      of the hub that writes `routes`, under its lease
 //! ```
 
 use regions::{DeploymentName, RegionId};
@@ -17,6 +18,9 @@ pub const DEPLOYMENTS: &str = "deployments/";
 pub const SPOKES: &str = "spokes/";
 /// The route table that was published last.
 pub const ROUTES: &str = "routes";
+
+/// Which hub leads.
+pub const LEADER: &str = "leader";
 
 /// Where a deployment is kept.
 pub fn deployment(name: &DeploymentName) -> String {
@@ -63,7 +67,7 @@ mod tests {
 
     #[test]
     fn what_is_no_key_of_ours_leads_nowhere() {
-        for key in ["spokes/", "spokes/aws/us-east-1", "spokes/aws/us-east-1/one", "routes", ""] {
+        for key in ["spokes/", "spokes/aws/us-east-1", "spokes/aws/us-east-1/one", "routes", "leader", ""] {
             assert_eq!(spoke_of(key), None, "{key}");
         }
         assert_eq!(deployment_of("deployments/a b"), None);

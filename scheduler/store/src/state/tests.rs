@@ -1,6 +1,7 @@
 //! What operations make of the state, told as what happens to it.
 
 use super::*;
+use crate::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
 use proptest::prelude::*;
 
 const TTL: Duration = Duration::from_secs(5);
@@ -134,9 +135,9 @@ fn limits_hold_and_no_less() {
     assert_eq!(state.txn(ops(TXN_OPS_MAX + 1)), Err(StoreError::TooManyOps(TXN_OPS_MAX + 1)));
 
     let value = |bytes| always(vec![Op::Put { key: "v".to_owned(), value: vec![0; bytes], lease: None }]);
-    assert!(state.txn(value(VALUE_BYTES_MAX)).is_ok());
-    let bytes = VALUE_BYTES_MAX + 1;
-    assert_eq!(state.txn(value(bytes)), Err(StoreError::ValueTooLarge { key: "v".to_owned(), bytes }));
+    let fits = TXN_BYTES_MAX - "v".len();
+    assert!(state.txn(value(fits)).is_ok());
+    assert_eq!(state.txn(value(fits + 1)), Err(StoreError::TooLarge(TXN_BYTES_MAX + 1)));
 
     let twice = always(vec![put("a", "1"), delete("a")]);
     assert_eq!(state.txn(twice), Err(StoreError::DuplicateKey("a".to_owned())));

@@ -1,7 +1,8 @@
 //! The store as its callers see it: what is answered, watched, and lost.
 
 use super::*;
-use crate::model::{Compare, Event, WatchError};
+use crate::model::{Compare, Event, Op, WatchError};
+use crate::store::Watch;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,10 +17,10 @@ async fn what_was_answered_is_there_after_it_was_closed_and_opened_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let now = Instant::now();
-    let store = Store::open(&path, now).await.unwrap();
+    let store = Embedded::open(&path, now).await.unwrap();
     let lease = store.lease_grant(TTL, now).await.unwrap();
     assert_eq!(store.put("a", b"1".to_vec(), Some(lease)).await, Ok(1));
-    let taken = Store::open(&path, now).await.err().expect("one process at a time").to_string();
+    let taken = Embedded::open(&path, now).await.err().expect("one process at a time").to_string();
     assert!(taken.contains("cannot be opened") && taken.contains("already open"), "{taken}");
 
     let other = store.clone();
@@ -27,7 +28,7 @@ async fn what_was_answered_is_there_after_it_was_closed_and_opened_again() {
     assert_eq!(other.get("a").await, Err(StoreError::Closed));
     assert_eq!(other.watch("", 2).next().await, Err(WatchError::Closed));
 
-    let store = Store::open(&path, now).await.unwrap();
+    let store = Embedded::open(&path, now).await.unwrap();
     assert_eq!(store.get("a").await.unwrap().map(|entry| entry.value.to_vec()), Some(b"1".to_vec()));
     assert_eq!(store.put("b", b"2".to_vec(), None).await, Ok(2), "the revision goes on");
     assert_eq!(store.lease_keep_alive(lease, now).await, Ok(vec!["a".to_owned()]));
@@ -38,7 +39,7 @@ async fn what_was_answered_is_there_after_it_was_closed_and_opened_again() {
 #[tokio::test]
 async fn of_two_who_write_on_the_same_ground_one_is_told_that_it_has_moved() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(&dir.path().join("store"), Instant::now()).await.unwrap();
+    let store = Embedded::open(&dir.path().join("store"), Instant::now()).await.unwrap();
     let write = async |value: &str| {
         let when = vec![Compare::ModRevision("routes".to_owned(), 0)];
         let then = vec![Op::Put { key: "routes".to_owned(), value: value.into(), lease: None }];
@@ -51,7 +52,7 @@ async fn of_two_who_write_on_the_same_ground_one_is_told_that_it_has_moved() {
 #[tokio::test]
 async fn a_watch_wakes_when_something_changes_and_tells_it_once() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(&dir.path().join("store"), Instant::now()).await.unwrap();
+    let store = Embedded::open(&dir.path().join("store"), Instant::now()).await.unwrap();
     let lease = store.lease_grant(TTL, Instant::now()).await.unwrap();
     store.put("spokes/a", b"1".to_vec(), Some(lease)).await.unwrap();
     let listed = store.range("spokes/").await.unwrap();
@@ -80,7 +81,7 @@ async fn a_watch_wakes_when_something_changes_and_tells_it_once() {
 #[tokio::test]
 async fn what_is_asked_at_once_is_answered_each_to_its_own() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(&dir.path().join("store"), Instant::now()).await.unwrap();
+    let store = Embedded::open(&dir.path().join("store"), Instant::now()).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..3 * GROUP_MAX {
         let store = store.clone();
@@ -146,7 +147,7 @@ async fn what_the_disk_refused_was_not_done_and_the_store_goes_on_when_the_disk_
     let disk = Flaky::default();
     let opener = disk.clone();
     let opener: Opener = Box::new(move |now| Disk::on(opener.clone(), now));
-    let store = Store::start(opener, Instant::now()).await.unwrap();
+    let store = Embedded::start(opener, Instant::now()).await.unwrap();
     store.put("a", b"1".to_vec(), None).await.unwrap();
     let mut watch = store.watch("", 2);
 
@@ -169,7 +170,7 @@ async fn a_watch_that_may_have_missed_something_is_told_to_look_again() {
     let disk = Flaky::default();
     let (base, swapped) = (disk.clone(), disk.clone());
     let opener: Opener = Box::new(move |now| Disk::on(swapped.clone(), now));
-    let store = Store::start(opener, Instant::now()).await.unwrap();
+    let store = Embedded::start(opener, Instant::now()).await.unwrap();
     store.put("a", b"1".to_vec(), None).await.unwrap();
     let mut watch = store.watch("", 2);
 
@@ -177,7 +178,7 @@ async fn a_watch_that_may_have_missed_something_is_told_to_look_again() {
     let copy = Flaky { bytes: Arc::new(Mutex::new(base.bytes.lock().unwrap().clone())), ..Flaky::default() };
     let same = copy.clone();
     let opener: Opener = Box::new(move |now| Disk::on(same.clone(), now));
-    let ahead = Store::start(opener, Instant::now()).await.unwrap();
+    let ahead = Embedded::start(opener, Instant::now()).await.unwrap();
     ahead.put("a", b"2".to_vec(), None).await.unwrap();
     ahead.close().await;
 

@@ -1,4 +1,4 @@
-//! A watch: the changes under a prefix, from a revision on, in order and without a gap.
+//! A watch on a history in this process: the embedded store's and the simulated one's.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,32 +6,30 @@ use tokio::sync::watch;
 
 use crate::history::History;
 use crate::model::{Event, WatchError};
+use crate::store::Watch;
 
 /// The changes under a prefix.
 #[derive(Debug)]
-pub struct Watch {
+pub struct LocalWatch {
     prefix: String,
     from: u64,
     history: Arc<Mutex<History>>,
     bell: watch::Receiver<()>,
 }
 
-impl Watch {
+impl LocalWatch {
     pub(crate) fn new(
         prefix: String,
         from: u64,
         history: Arc<Mutex<History>>,
         bell: watch::Receiver<()>,
-    ) -> Watch {
-        Watch { prefix, from, history, bell }
+    ) -> LocalWatch {
+        LocalWatch { prefix, from, history, bell }
     }
+}
 
-    /// Waits for changes and returns all there are, at least one. Dropping the future loses none.
-    ///
-    /// # Errors
-    ///
-    /// When there is a gap: some changes that it was to return are no longer known. Every later call says so too.
-    pub async fn next(&mut self) -> Result<Vec<Event>, WatchError> {
+impl Watch for LocalWatch {
+    async fn next(&mut self) -> Result<Vec<Event>, WatchError> {
         loop {
             // Seen before it is read, so that what comes in between rings again.
             self.bell.borrow_and_update();

@@ -1,0 +1,236 @@
+//! Random histories, answered by all three stores. Whatever etcd says to a call is what the other two must say: the same
+//! success or error, the same keys, values and leases, the same revisions (counted from where etcd was), and in the end
+//! the same events.
+//!
+//! The seeds are printed. `MERIDIAN_DIFFERENTIAL_OPS=100000` makes the histories longer, and another
+//! `MERIDIAN_DIFFERENTIAL_SEED` makes others.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use scheduler_store::{
+    Compare, Embedded, Etcd, Event, KeyValue, Lease, Op, Range, Sim, Store, StoreError, Txn, Watch, WatchError,
+};
+
+use super::cluster::Cluster;
+use super::soon;
+
+/// Operations of one history, unless there is a wish for more.
+const OPS: u64 = 700;
+const HISTORIES: u64 = 3;
+/// Longer than any history takes: that etcd has a clock is not what is compared.
+const TTL: Duration = Duration::from_secs(3600);
+const KEYS: [&str; 6] = ["a", "a/1", "a/2", "b", "b/1", "c"];
+
+fn wish(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name}={value}")))
+}
+
+/// One store and what is needed to speak of it in words that all share.
+struct Subject<S> {
+    store: S,
+    /// Its revision when the history began.
+    zero: u64,
+    /// Its leases, in the order in which they were granted.
+    leases: Vec<Lease>,
+}
+
+/// An operation, in shared words: revisions counted from the beginning, leases by their turn.
+#[derive(Clone, Debug)]
+enum Step {
+    Get(&'static str),
+    Range(&'static str),
+    Txn { when: Vec<(bool, &'static str, u64)>, then: Vec<Change> },
+    Grant,
+    KeepAlive(usize),
+    Revoke(usize),
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Put(&'static str, u64, Option<usize>),
+    Delete(&'static str),
+}
+
+/// Key, value, created, changed, lease.
+type Entry = (String, Vec<u8>, u64, u64, Option<usize>);
+
+/// An answer, in shared words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    Entries(Vec<Entry>, Option<u64>),
+    Outcome(bool, u64),
+    Keys(Vec<String>),
+    Done,
+    NoSuchLease(usize),
+    Refused(StoreError),
+}
+
+impl<S: Store> Subject<S> {
+    async fn new(store: S) -> Subject<S> {
+        let zero = store.range("").await.unwrap().revision;
+        Subject { store, zero, leases: Vec::new() }
+    }
+
+    /// 0 is a key that is not there, in all of them.
+    fn shared(&self, revision: u64) -> u64 {
+        if revision == 0 { 0 } else { revision - self.zero }
+    }
+
+    fn own(&self, revision: u64) -> u64 {
+        if revision == 0 { 0 } else { revision + self.zero }
+    }
+
+    fn turn(&self, lease: Lease) -> usize {
+        self.leases.iter().position(|known| *known == lease).expect("a lease of this history")
+    }
+
+    fn entry(&self, entry: KeyValue) -> Entry {
+        let KeyValue { key, value, create_revision, mod_revision, lease } = entry;
+        let (created, changed) = (self.shared(create_revision), self.shared(mod_revision));
+        (key, value.to_vec(), created, changed, lease.map(|lease| self.turn(lease)))
+    }
+
+    fn txn(&self, when: &[(bool, &str, u64)], then: &[Change]) -> Txn {
+        let when = when.iter().map(|(created, key, revision)| {
+            let (key, revision) = ((*key).to_owned(), self.own(*revision));
+            if *created { Compare::CreateRevision(key, revision) } else { Compare::ModRevision(key, revision) }
+        });
+        let then = then.iter().map(|change| match change {
+            Change::Put(key, value, lease) => {
+                let (key, value) = ((*key).to_owned(), value.to_string().into_bytes());
+                Op::Put { key, value, lease: lease.map(|turn| self.leases[turn]) }
+            }
+            Change::Delete(key) => Op::Delete { key: (*key).to_owned() },
+        });
+        Txn { when: when.collect(), then: then.collect() }
+    }
+
+    async fn carry_out(&mut self, step: &Step) -> Answer {
+        let now = Instant::now();
+        let answer = match step {
+            Step::Get(key) => self.store.get(key).await.map(|entry| {
+                Answer::Entries(entry.into_iter().map(|entry| self.entry(entry)).collect(), None)
+            }),
+            Step::Range(prefix) => self.store.range(prefix).await.map(|Range { entries, revision }| {
+                let entries = entries.into_iter().map(|entry| self.entry(entry));
+                Answer::Entries(entries.collect(), Some(self.shared(revision)))
+            }),
+            Step::Txn { when, then } => {
+                let outcome = self.store.txn(self.txn(when, then)).await;
+                outcome.map(|outcome| Answer::Outcome(outcome.succeeded, self.shared(outcome.revision)))
+            }
+            Step::Grant => self.store.lease_grant(TTL, now).await.map(|lease| {
+                self.leases.push(lease);
+                Answer::Done
+            }),
+            Step::KeepAlive(turn) => {
+                self.store.lease_keep_alive(self.leases[*turn], now).await.map(|mut keys| {
+                    keys.sort();
+                    Answer::Keys(keys)
+                })
+            }
+            Step::Revoke(turn) => self.store.lease_revoke(self.leases[*turn]).await.map(|()| Answer::Done),
+        };
+        answer.unwrap_or_else(|error| match error {
+            StoreError::NoSuchLease(lease) => Answer::NoSuchLease(self.turn(lease)),
+            other => Answer::Refused(other),
+        })
+    }
+
+    /// Everything that happened, told by a watch from the beginning: what became of which key at which revision.
+    async fn told(&self, until: u64) -> BTreeMap<(u64, String), Option<Entry>> {
+        let mut watch = self.store.watch("", self.zero + 1);
+        let mut told = BTreeMap::new();
+        while told.keys().next_back().is_none_or(|(revision, _)| *revision < until) {
+            for event in soon("the history", watch.next()).await.unwrap() {
+                let place = (self.shared(event.revision()), event.key().to_owned());
+                let entry = match event {
+                    Event::Put(entry) => Some(self.entry(entry)),
+                    Event::Delete { .. } => None,
+                };
+                assert_eq!(told.insert(place, entry), None, "told twice");
+            }
+        }
+        told
+    }
+}
+
+/// Draws the next step. What is known of the state makes guards hold about as often as not.
+fn step(rng: &mut SmallRng, leases: usize, known: &BTreeMap<String, (u64, u64)>, number: u64) -> Step {
+    let key = |rng: &mut SmallRng| KEYS[rng.random_range(0..KEYS.len())];
+    match rng.random_range(0..100) {
+        0..8 => Step::Get(key(rng)),
+        8..14 => Step::Range(["", "a", "a/", "b", "none"][rng.random_range(0..5)]),
+        14..22 => Step::Grant,
+        22..28 if leases > 0 => Step::KeepAlive(rng.random_range(0..leases)),
+        28..34 if leases > 0 => Step::Revoke(rng.random_range(0..leases)),
+        _ => {
+            let when = (0..rng.random_range(0..3)).map(|_| {
+                let (created, key) = (rng.random(), key(rng));
+                let (create, change) = known.get(key).copied().unwrap_or_default();
+                let right = if created { create } else { change };
+                (created, key, if rng.random_bool(0.8) { right } else { right.saturating_sub(1) })
+            });
+            let when = when.collect();
+            // Sometimes nothing, sometimes the same key twice.
+            let then = (0..rng.random_range(0..4)).map(|_| {
+                if rng.random_bool(0.3) {
+                    Change::Delete(key(rng))
+                } else {
+                    let under = (leases > 0 && rng.random_bool(0.4)).then(|| rng.random_range(0..leases));
+                    Change::Put(key(rng), number, under)
+                }
+            });
+            Step::Txn { when, then: then.collect() }
+        }
+    }
+}
+
+async fn compare(seed: u64, ops: u64, etcd: Etcd) -> u64 {
+    let dir = tempfile::tempdir().unwrap();
+    let embedded = Embedded::open(&dir.path().join("store"), Instant::now()).await.unwrap();
+    let mut etcd = Subject::new(etcd).await;
+    let mut embedded = Subject::new(embedded).await;
+    let mut sim = Subject::new(Sim::new()).await;
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut last = 0;
+    for number in 0..ops {
+        let listed = sim.store.range("").await.unwrap();
+        let known = listed.entries.iter().map(|entry| (entry.key.clone(), (entry.create_revision, entry.mod_revision)));
+        let step = step(&mut rng, sim.leases.len(), &known.collect(), number);
+        let wanted = etcd.carry_out(&step).await;
+        let at = || format!("seed {seed}, operation {number}: {step:?}");
+        assert!(!matches!(wanted, Answer::Refused(StoreError::Unavailable(_))), "{}: {wanted:?}", at());
+        assert_eq!(embedded.carry_out(&step).await, wanted, "embedded, {}", at());
+        assert_eq!(sim.carry_out(&step).await, wanted, "sim, {}", at());
+        last = sim.store.range("").await.unwrap().revision;
+    }
+    let wanted = etcd.told(last).await;
+    // Both stores in this process remember so many revisions and say so; etcd was not asked to forget any.
+    let forgets = matches!(embedded.store.watch("", 1).next().await, Err(WatchError::Compacted { .. }));
+    if !forgets {
+        assert_eq!(embedded.told(last).await, wanted, "embedded, seed {seed}");
+        assert_eq!(sim.told(last).await, wanted, "sim, seed {seed}");
+    }
+    embedded.store.close().await;
+    last
+}
+
+#[tokio::test]
+async fn all_three_answer_a_random_history_alike() {
+    let cluster = Cluster::start(3).await;
+    let ops = wish("MERIDIAN_DIFFERENTIAL_OPS", OPS);
+    let first = wish("MERIDIAN_DIFFERENTIAL_SEED", 1);
+    for seed in first..first + HISTORIES {
+        let begun = Instant::now();
+        let etcd = cluster.store(&format!("{seed}/"), 0);
+        let revisions = compare(seed, ops, etcd).await;
+        println!(
+            "seed {seed}: {ops} operations, {revisions} revisions, 0 differences between etcd, embedded and sim; {:?}",
+            begun.elapsed()
+        );
+    }
+}
