@@ -4,6 +4,7 @@
 //! In reading order:
 //!
 //! - [`spoke`]: a region by itself. Which replica takes a request, and what the region reports.
+//! - [`scale`]: how many replicas a deployment should have there.
 //! - [`registry`]: the spokes that the hub knows, and for how long it remembers one that fell silent.
 //! - [`publish`]: from what is registered and what is deployed to the next route table, if it differs from the last.
 //! - [`hub`]: the machine around these two: events in, commands out.
@@ -14,6 +15,7 @@ pub mod hub;
 pub mod invariants;
 pub mod publish;
 pub mod registry;
+pub mod scale;
 pub mod spoke;
 pub mod wire;
 
