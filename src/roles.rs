@@ -192,7 +192,7 @@ pub(crate) fn log_to_stderr(level: &str) -> Option<Writing> {
             Some(writing)
         }
         (Ok((lines, writing)), false) => {
-            log.with_writer(lines).init();
+            log.event_format(log::Text::default()).with_writer(lines).init();
             Some(writing)
         }
         (Err(_), true) => {
@@ -200,7 +200,7 @@ pub(crate) fn log_to_stderr(level: &str) -> Option<Writing> {
             None
         }
         (Err(_), false) => {
-            log.with_writer(std::io::stderr).init();
+            log.event_format(log::Text::default()).with_writer(std::io::stderr).init();
             None
         }
     }

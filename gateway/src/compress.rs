@@ -80,7 +80,7 @@ pub(crate) async fn pack(session: &ServerSession, mut answer: Answer, from: Opti
         return answer;
     }
     let insert = |answer: &mut Answer, name: http::HeaderName, value: &str| {
-        answer.head.insert_header(name, value).expect("our own headers are valid");
+        answer.head.headers.insert(name, value.parse().expect("our own headers are valid"));
     };
     insert(&mut answer, VARY, ACCEPT_ENCODING.as_str());
     if encoding::takes_gzip(session.get_header(ACCEPT_ENCODING).map(http::HeaderValue::as_bytes))

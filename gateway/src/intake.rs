@@ -95,13 +95,16 @@ impl Intake {
         if waits {
             session.write_continue_response().await.map_err(|_| NoBody::ClientGone)?;
         }
-        let late = format!(
-            "The body did not arrive within {} s; send it faster or in smaller requests.",
-            self.time.as_secs_f64()
-        );
         tokio::time::timeout(self.time, self.read(session, declared.unwrap_or(0), place))
             .await
-            .unwrap_or_else(|_| Err(NoBody::Refused(Refusal::new(ErrorCode::BodyTimeout, late))))
+            .unwrap_or_else(|_| Err(self.too_slow()))
+    }
+
+    fn too_slow(&self) -> NoBody {
+        let seconds = self.time.as_secs_f64();
+        let message =
+            format!("The body did not arrive within {seconds} s; send it faster or in smaller requests.");
+        NoBody::Refused(Refusal::new(ErrorCode::BodyTimeout, message))
     }
 
     /// Reads until the end; a body whose length nobody declared takes its place as it comes.

@@ -31,3 +31,5 @@ mod respond;
 pub mod tls;
 pub mod tokens;
 mod upstream;
+
+pub use events::ACCESS;

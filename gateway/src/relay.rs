@@ -9,7 +9,7 @@ use crate::upstream::{Answer, AnswerBody, RequestHead, Upstream, can_stand_in_a_
 use bytes::Bytes;
 use http::HeaderName;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, VARY};
-use pingora::http::ResponseHeader;
+use http::response::Parts as Head;
 use pingora::prelude::{ErrorType, OrErr};
 use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
@@ -93,7 +93,7 @@ pub(crate) async fn outward(
     };
     listener::heed_notice(session);
     let passed = async {
-        session.write_response_header(Box::new(head)).await?;
+        respond::begin(session, head).await?;
         while let Some(chunk) = coming.chunk().await.or_err(ErrorType::ReadError, "reading an answer")? {
             session.write_response_body(chunk, false).await?;
         }
@@ -112,11 +112,11 @@ pub(crate) async fn outward(
     }
 }
 
-fn outward_head(came: &ResponseHeader, extra: &[(&'static str, &str)]) -> ResponseHeader {
+fn outward_head(came: &Head, extra: &[(&'static str, &str)]) -> Head {
     let mut head = respond::head(came.status.as_u16(), &[]);
     for name in OUTWARD {
         if let Some(value) = came.headers.get(&name) {
-            head.insert_header(name, value.clone()).expect("a header that was parsed can be written");
+            head.headers.insert(name, value.clone());
         }
     }
     extra.iter().for_each(|(name, value)| respond::put(&mut head, name, value));

@@ -5,6 +5,7 @@ use gateway_core::endpoint;
 use gateway_core::head::{FIELDS_MAX, HEAD_BYTES_MAX, HeadProblem, TARGET_BYTES_MAX};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
+use http::response::Parts as Head;
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::date::get_cached_date;
@@ -169,11 +170,16 @@ fn last(code: ErrorCode, message: &str) -> Vec<u8> {
     [head.into_bytes(), body].concat()
 }
 
-/// A head with `extra` headers.
-pub(crate) fn head(status: u16, extra: &[(&'static str, &str)]) -> ResponseHeader {
+/// Headers of a usual answer, with the two that Pingora adds: room for them is made once.
+const HEADERS_USUAL: usize = 20;
+
+/// A head with `extra` headers. It becomes Pingora's when it is written: Pingora's own looks up and copies the name of
+/// each header three times over, to keep the case in which it was written.
+pub(crate) fn head(status: u16, extra: &[(&'static str, &str)]) -> Head {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
-    let mut head =
-        ResponseHeader::build(status, Some(8 + extra.len())).expect("a status code is a valid status");
+    let (mut head, ()) = http::Response::new(()).into_parts();
+    head.status = status;
+    head.headers.reserve(HEADERS_USUAL);
     for (name, value) in extra {
         put(&mut head, name, value);
     }
@@ -181,29 +187,34 @@ pub(crate) fn head(status: u16, extra: &[(&'static str, &str)]) -> ResponseHeade
 }
 
 /// Sets a header; a value that no header can have is left out.
-pub(crate) fn put(head: &mut ResponseHeader, name: &'static str, value: &str) {
+pub(crate) fn put(head: &mut Head, name: &'static str, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
-        head.insert_header(HeaderName::from_static(name), value).expect("a valid name and value");
+        head.headers.insert(HeaderName::from_static(name), value);
     }
 }
 
-async fn json(session: &mut ServerSession, mut head: ResponseHeader, body: Bytes) -> AfterAnswer {
+async fn json(session: &mut ServerSession, mut head: Head, body: Bytes) -> AfterAnswer {
     put(&mut head, CONTENT_TYPE.as_str(), "application/json");
     put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
     whole(session, head, body).await
 }
 
 /// Writes an answer that is whole.
-pub(crate) async fn whole(session: &mut ServerSession, head: ResponseHeader, body: Bytes) -> AfterAnswer {
+pub(crate) async fn whole(session: &mut ServerSession, head: Head, body: Bytes) -> AfterAnswer {
     listener::heed_notice(session);
     // Whoever asks for the head alone gets it, with the length of the body that is not there (RFC 9110, 9.3.2).
     let body = if session.req_header().method == Method::HEAD { Bytes::new() } else { body };
     written(session, head, body).await
 }
 
-async fn written(session: &mut ServerSession, head: ResponseHeader, body: Bytes) -> AfterAnswer {
+/// Writes the head of an answer.
+pub(crate) async fn begin(session: &mut ServerSession, head: Head) -> pingora::Result<()> {
+    session.write_response_header(Box::new(ResponseHeader::from(head))).await
+}
+
+async fn written(session: &mut ServerSession, head: Head, body: Bytes) -> AfterAnswer {
     let written = async {
-        session.write_response_header(Box::new(head)).await?;
+        begin(session, head).await?;
         session.write_response_body(body, true).await
     };
     match written.await {

@@ -15,7 +15,7 @@ use gateway_core::lawful::{self, Conn};
 use gateway_core::outcome::Failure;
 use http::Method;
 use http::header::CONTENT_LENGTH;
-use pingora::http::ResponseHeader;
+use http::response::Parts as Head;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -86,7 +86,7 @@ pub(crate) fn can_stand_in_a_header(value: &[u8]) -> bool {
 
 /// An answer whose head has come.
 pub(crate) struct Answer {
-    pub(crate) head: ResponseHeader,
+    pub(crate) head: Head,
     pub(crate) body: AnswerBody,
 }
 
@@ -181,7 +181,7 @@ impl Coming {
     }
 }
 
-fn declared_length(head: &ResponseHeader) -> Option<usize> {
+fn declared_length(head: &Head) -> Option<usize> {
     head.headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 

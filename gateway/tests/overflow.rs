@@ -76,6 +76,8 @@ async fn region(
         replicas: vec![replica],
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: None,
+        tls: None,
+        operations: None,
     };
     let (ready, bound) = oneshot::channel();
     tokio::spawn(async move {

@@ -22,6 +22,7 @@ from processes import Failed, Missing, Process, busy_seconds, embeds
 PROXIES = {
     "meridian": peers.meridian,
     "meridian, no log": peers.meridian_quiet,
+    "meridian, no receipts": peers.meridian_unreceipted,
     "pingora": peers.bare_pingora,
     "haproxy": peers.haproxy,
     "nginx": peers.nginx,

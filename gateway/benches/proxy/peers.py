@@ -233,10 +233,13 @@ def litellm(place, upstreams, name="litellm"):
     return Proxy(name, listen, place.start(name, command, environment), [f"authorization: Bearer {key}"])
 
 
-def meridian(place, upstreams, name="meridian", log="info"):
+def meridian(place, upstreams, name="meridian", log="info", receipts=True):
     """Meridian's edge with everything on: each upstream is a region."""
     listen, operations, hub = address(), address(), address()
     key = place.write("meridian.key", KEY)
+    kept = os.path.join(place.files, f"{name}-receipts")
+    shutil.rmtree(kept, ignore_errors=True)
+    pseudonyms = place.write("pseudonyms.key", KEY * 4)
     limits = "{ requests_per_second = 10000000, inputs_per_second = 10000000, tokens_per_minute = 100000000000 }"
     place.write(
         f"{name}-tenants.toml",
@@ -248,7 +251,8 @@ def meridian(place, upstreams, name="meridian", log="info"):
     config = place.write(
         f"{name}.toml",
         f'listen = "{listen}"\noperations = "{operations}"\nplace = "{REGIONS[0]}"\nhub = "http://{hub}"\n'
-        f'tenants = "{name}-tenants.toml"\nsnapshot = "{snapshot}"\n',
+        f'tenants = "{name}-tenants.toml"\nsnapshot = "{snapshot}"\n'
+        + (f'[receipts]\ndir = "{kept}"\nkey_file = "{pseudonyms}"\n' if receipts else ""),
     )
     routes = [f"{region}={one}" for region, one in zip(REGIONS, upstreams)]
     teller = Process(f"{name}-hub", [os.path.join(place.tools, "world"), "hub", hub, *routes], place.log(f"{name}-hub"))
@@ -265,3 +269,8 @@ def healthy(operations):
 def meridian_quiet(place, upstreams):
     """The same without its line for each request, as the others are measured."""
     return meridian(place, upstreams, "meridian, no log", "warn")
+
+
+def meridian_unreceipted(place, upstreams):
+    """The same without receipts, which is what they cost."""
+    return meridian(place, upstreams, "meridian, no receipts", receipts=False)

@@ -89,11 +89,19 @@ use regions::deployment::Deployment;
 use regions::residency::ResidencyPolicy;
 use regions::set::{RegionIndex, RegionSet};
 use std::ops::Deref;
+use std::sync::Arc;
 
 /// The regions that may see one request. What it permits is read as the set that it is; no set becomes a law.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Law {
     allowed: RegionSet,
+}
+
+/// The policy that a request travels under, as it is written: all that is told of it once its law is worked out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Residency {
+    text: Arc<str>,
+    locked: bool,
 }
 
 /// A body that leaves only through [`send`].
@@ -173,6 +181,23 @@ impl Peer {
     /// When it is no region of this fleet, or under another law than the catalogue has.
     pub fn proven(shown: &SpiffeId, own: &SpiffeId, catalogue: &Catalogue) -> Result<Peer, WrongPeer> {
         shown.stands(Role::Region, own, catalogue).map(|region| Peer(Some(region)))
+    }
+}
+
+impl Residency {
+    /// Of this policy.
+    pub fn of(policy: &ResidencyPolicy) -> Residency {
+        Residency { text: policy.to_string().into(), locked: *policy != ResidencyPolicy::Anywhere }
+    }
+
+    /// The policy, also where it has no condition.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether it has a condition.
+    pub fn is_locked(&self) -> bool {
+        self.locked
     }
 }
 

@@ -18,7 +18,7 @@
 //!    attempt can come to, [`budget`] what a second one costs and [`hedge`] what a race. [`scatter`] cuts a request with
 //!    very many inputs into pieces, each a request of its own, and joins their answers.
 //! 8. [`trail`] — what became of each attempt, in [`words`]; [`timing`] — where the time went, for the client to read.
-//! 9. [`receipt`] — what proves all this later, and the audit that reads it.
+//! 9. [`receipt`] — what proves all this later, and the audit that reads it. [`decimal`] writes the numbers in all of these.
 //!
 //! The law (which regions may see the request at all) and the choice among them are in `regions`. Everything here
 //! takes the time as an argument; the Pingora shell in `gateway` does as it is told.
@@ -28,6 +28,7 @@ pub mod body;
 pub mod bucket;
 pub mod budget;
 pub mod circuit;
+pub mod decimal;
 pub mod encoding;
 pub mod endpoint;
 pub mod flood;

@@ -5,7 +5,7 @@
 //! adds `region`, all of its own time; the gateway subtracts that from what it waited and calls the rest `network`.
 //! What is left of the whole is the gateway's own.
 
-use std::fmt::Write;
+use crate::decimal;
 use std::time::Duration;
 
 /// What the region said of itself, read from its answer.
@@ -26,10 +26,10 @@ impl RegionTiming {
     pub fn parse(header: &str) -> RegionTiming {
         let mut timing = RegionTiming::default();
         for metric in header.split(',') {
-            let mut parts = metric.split(';').map(str::trim);
-            let name = parts.next().unwrap_or_default();
-            let duration = parts.find_map(|part| part.strip_prefix("dur=")).and_then(milliseconds);
-            match name {
+            let Some((name, parameters)) = metric.split_once(';') else { continue };
+            let durations = parameters.split(';').map(str::trim);
+            let duration = durations.filter_map(|part| part.strip_prefix("dur=")).next().and_then(milliseconds);
+            match name.trim() {
                 "region" => timing.region = duration,
                 "queue" => timing.queue = duration,
                 "tokenize" => timing.tokenize = duration,
@@ -65,11 +65,16 @@ pub fn at_the_region(replica: Option<&str>, region: Duration) -> String {
 fn push(header: &mut String, name: &str, duration: Option<Duration>) {
     let Some(duration) = duration else { return };
     let separator = if header.is_empty() { "" } else { ", " };
-    let dur = duration.as_secs_f64() * 1e3;
-    write!(header, "{separator}{name};dur={dur:.3}").expect("a String takes every write");
+    for part in [separator, name, ";dur="] {
+        header.push_str(part);
+    }
+    decimal::push_millis(header, duration);
 }
 
 fn milliseconds(text: &str) -> Option<Duration> {
+    if let Some(duration) = decimal::millis(text) {
+        return Some(duration);
+    }
     Duration::try_from_secs_f64(text.parse::<f64>().ok()? / 1e3).ok()
 }
 

@@ -14,7 +14,6 @@ use gateway_core::tenant::Tenant;
 use gateway_core::trail::{Attempted, Trail};
 use gateway_core::words::Ended;
 use pingora::protocols::http::ServerSession;
-use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
@@ -33,6 +32,8 @@ pub(super) struct Account<'a> {
     pub(super) asked: Asked,
     pub(super) tenant: Option<Arc<Tenant>>,
     admitted: Option<Admitted>,
+    /// The receipt that its client was told of, and of which attempt it is.
+    told: Option<(u32, ReceiptId)>,
     /// A place for its receipts, if it needs one.
     pub(super) promise: Option<Promise>,
     pub(super) trail: Trail,
@@ -67,6 +68,7 @@ impl<'a> Account<'a> {
             asked: Asked::OTHER,
             tenant: None,
             admitted: None,
+            told: None,
             promise: None,
             trail: Trail::default(),
             answered: None,
@@ -92,10 +94,10 @@ impl<'a> Account<'a> {
 
     /// The identifier of the receipt that the client of a locked deployment is given: that of the attempt whose answer it
     /// gets, or of the last if there is none.
-    pub(super) fn receipt(&self) -> Option<ReceiptId> {
+    pub(super) fn receipt(&mut self) -> Option<ReceiptId> {
         let recorder = self.edge.recorder.as_ref()?;
         let Understood { residency, .. } = &self.admitted.as_ref()?.understood;
-        if *residency == ResidencyPolicy::Anywhere {
+        if !residency.is_locked() {
             return None;
         }
         let answered = |attempt: &&Attempted| {
@@ -104,7 +106,9 @@ impl<'a> Account<'a> {
         };
         let attempt = self.trail.attempts().filter(answered).last().or(self.trail.attempts().last())?;
         let region = self.edge.config.catalogue.region(attempt.region).id.as_str();
-        Some(recorder.id(&self.id, attempt.number, region, &residency.to_string(), self.began_ms(attempt)))
+        let id = recorder.id(&self.id, attempt.number, region, residency.as_str(), self.began_ms(attempt));
+        self.told = Some((attempt.number, id));
+        Some(id)
     }
 
     fn began_ms(&self, attempt: &Attempted) -> u64 {
@@ -114,6 +118,7 @@ impl<'a> Account<'a> {
     /// What its receipts are made of, if it was sent anywhere.
     fn sent(&self) -> Option<Sent> {
         let attempt = |attempt: &Attempted| SentOnce {
+            id: self.told.filter(|(number, _)| *number == attempt.number).map(|(_, id)| id),
             number: attempt.number,
             region: attempt.region,
             cause: attempt.cause,

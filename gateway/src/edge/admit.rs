@@ -6,7 +6,7 @@ use super::refusals::{
     unreadable_body,
 };
 use super::shedding::Place;
-use super::view::{Lawful, View};
+use super::view::{Lawful, Terms, View};
 use super::watch::{About, chance};
 use crate::intake::{Body, NoBody};
 use crate::relay::Crossing;
@@ -19,14 +19,13 @@ use gateway_core::endpoint::{ModelField, Target};
 use gateway_core::jwt;
 use gateway_core::keys::Credential;
 use gateway_core::lane::{Lane, NoBulk};
-use gateway_core::lawful::Law;
+use gateway_core::lawful::{Law, Residency};
 use gateway_core::pace::Size;
 use gateway_core::tenant::{Cost, Tenant};
 use pingora::protocols::http::ServerSession;
 use rand::Rng;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
-use regions::residency::ResidencyPolicy;
 use regions::set::{RegionIndex, RegionSet};
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
@@ -51,7 +50,7 @@ pub(super) struct Request {
     pub(super) lane_changed: bool,
     pub(super) cost: Cost,
     /// The law it travels under: the deployment's, narrowed by its own header.
-    pub(super) residency: ResidencyPolicy,
+    pub(super) residency: Residency,
     /// The regions that may see it. Nothing is sent to any other.
     pub(super) allowed: Law,
     /// The regions that had registered a ready replica when the route table was made.
@@ -144,15 +143,14 @@ impl Edge {
         let cost = Cost { inputs: reading.inputs, tokens: reading.tokens };
         let lane = tenant.lanes.lane(ask.lane, cost.inputs).map_err(|NoBulk| no_bulk(&tenant))?;
         let lawful = asked_for(target, reading.model, view, &tenant)?;
-        let Lawful { deployment, allowed, registered } = lawful;
-        let narrower = tenant.residency.narrow(&ask.residency);
-        let allowed = allowed.narrowed(&narrower, &self.config.catalogue);
-        let residency = deployment.residency.narrow(&narrower);
+        let Lawful { deployment, registered, .. } = lawful;
+        let Terms { residency, allowed } = lawful.terms(&tenant, &ask.residency, &self.config.catalogue);
         if allowed.is_empty() {
             let message = format!(
-                "No region may serve '{}' under the residency '{residency}', which is that of the deployment, of the \
+                "No region may serve '{}' under the residency '{}', which is that of the deployment, of the \
                  tenant '{}' and of {} together; widen the last or leave it out.",
                 deployment.name,
+                residency.as_str(),
                 tenant.id,
                 headers::RESIDENCY
             );
@@ -246,10 +244,11 @@ pub(super) fn header<'a>(session: &'a ServerSession, name: &str) -> Option<&'a [
 /// A header that may be there once: of two, each could be the one that was meant, and for residency the narrower
 /// would be lost.
 fn single<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a [u8]>, Refusal> {
-    if session.req_header().headers.get_all(name).iter().count() > 1 {
+    let given = header(session, name);
+    if given.is_some() && session.req_header().headers.get_all(name).iter().count() > 1 {
         return Err(
             Refusal::new(ErrorCode::InvalidHeader, format!("{name} is there more than once.")).of(name)
         );
     }
-    Ok(header(session, name))
+    Ok(given)
 }

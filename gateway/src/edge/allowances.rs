@@ -6,6 +6,7 @@
 
 use super::refusals::beyond_limits;
 use crate::respond::Refusal;
+use gateway_core::decimal;
 use gateway_core::keys::KeyRing;
 use gateway_core::tenant::{Allowance, Cost, Left, Tenant};
 use std::sync::{Mutex, MutexGuard};
@@ -65,15 +66,16 @@ impl Allowances {
     /// What `tenant` has left, in OpenAI's headers.
     pub(super) fn headers(&self, tenant: &Tenant) -> Vec<Header> {
         let (requests, tokens) = lock(self.of(tenant)).left(Instant::now());
-        let mut headers = Vec::new();
+        let number = |number: u64| decimal::text(|text| decimal::push(text, number));
+        let mut headers = Vec::with_capacity(6);
         if let Some(Left { limit, remaining, reset }) = requests {
-            headers.push(("x-ratelimit-limit-requests", limit.to_string()));
-            headers.push(("x-ratelimit-remaining-requests", remaining.to_string()));
+            headers.push(("x-ratelimit-limit-requests", number(limit.get())));
+            headers.push(("x-ratelimit-remaining-requests", number(remaining)));
             headers.push(("x-ratelimit-reset-requests", duration(reset)));
         }
         if let Some(Left { limit, remaining, reset }) = tokens {
-            headers.push(("x-ratelimit-limit-tokens", limit.to_string()));
-            headers.push(("x-ratelimit-remaining-tokens", remaining.to_string()));
+            headers.push(("x-ratelimit-limit-tokens", number(limit.get())));
+            headers.push(("x-ratelimit-remaining-tokens", number(remaining)));
             headers.push(("x-ratelimit-reset-tokens", duration(reset)));
         }
         headers
@@ -110,9 +112,12 @@ fn lock(allowance: &Mutex<Allowance>) -> MutexGuard<'_, Allowance> {
 
 /// As OpenAI writes durations: `80ms`, `2.5s`, `1m30s`.
 pub(super) fn duration(duration: Duration) -> String {
-    let millis = duration.as_millis();
+    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     match millis {
-        0..1_000 => format!("{millis}ms"),
+        0..1_000 => decimal::text(|text| {
+            decimal::push(text, millis);
+            text.push_str("ms");
+        }),
         1_000..60_000 => format!("{}s", (millis / 10) as f64 / 100.0),
         _ => format!("{}m{}s", millis / 60_000, millis % 60_000 / 1_000),
     }

@@ -12,7 +12,6 @@ use gateway_core::lane::Lane;
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::trail::{Cause, End, Trail};
-use regions::residency::ResidencyPolicy;
 use regions::selection::{self, Candidate, Query, Selection};
 use regions::set::RegionIndex;
 use replica_core::wire::error::{ErrorCode, Remedy};
@@ -159,7 +158,6 @@ impl Edge {
         let to = to.expect("a plan goes only where it is allowed (invariant 1, Lawful)");
         let begun = Instant::now();
         let (left_ms, attempt) = (left.as_millis().max(1).to_string(), attempt.to_string());
-        let residency = request.residency.to_string();
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),
             (headers::DEPLOYMENT, request.deployment.as_str()),
@@ -167,8 +165,8 @@ impl Edge {
             (headers::TIMEOUT_MS, &left_ms),
             (headers::ATTEMPT, &attempt),
         ];
-        if request.residency != ResidencyPolicy::Anywhere {
-            extra.push((headers::RESIDENCY, &residency));
+        if request.residency.is_locked() {
+            extra.push((headers::RESIDENCY, request.residency.as_str()));
         }
         if request.overflows_to(region) {
             extra.push((headers::OVERFLOW, "1"));
@@ -206,7 +204,8 @@ impl Edge {
             format!(
                 "No region that may serve '{}' under the residency '{}' can be reached: {places}. Try again shortly; \
                  other regions were not asked.",
-                request.deployment, request.residency
+                request.deployment,
+                request.residency.as_str()
             ),
         )
     }

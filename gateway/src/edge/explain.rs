@@ -5,12 +5,12 @@
 
 use crate::events::Times;
 use crate::metrics::{Asked, Ending};
+use gateway_core::lawful::Residency;
 use gateway_core::tenant::Cost;
 use gateway_core::trail::{Attempted, End, Trail};
 use gateway_core::words::Ended;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
-use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
 use regions::selection::Health;
 use regions::set::RegionIndex;
@@ -43,7 +43,7 @@ pub(super) struct Understood {
     pub(super) deployment: DeploymentName,
     pub(super) cost: Cost,
     pub(super) generation: Generation,
-    pub(super) residency: ResidencyPolicy,
+    pub(super) residency: Residency,
 }
 
 /// The last requests.
@@ -91,7 +91,7 @@ impl Explanation {
             "status": ending.status(),
             "tenant": tenant.as_ref().map(TenantId::as_str),
             "deployment": understood.map(|understood| understood.deployment.as_str()),
-            "residency": understood.map(|understood| understood.residency.to_string()),
+            "residency": understood.map(|understood| understood.residency.as_str()),
             "generation": understood.map(|understood| understood.generation.to_string()),
             "inputs": understood.map(|understood| understood.cost.inputs),
             "tokens_estimated": understood.map(|understood| understood.cost.tokens),

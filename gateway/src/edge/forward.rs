@@ -20,11 +20,11 @@ use crate::relay;
 use crate::respond::{self, Refusal};
 use crate::tokens::Tokens;
 use crate::upstream::{Answer, Upstream};
+use gateway_core::decimal;
 use gateway_core::endpoint::Endpoint;
 use gateway_core::tenant::Tenant;
 use gateway_core::timing::RegionTiming;
 use pingora::protocols::http::ServerSession;
-use regions::residency::ResidencyPolicy;
 use replica_core::wire::error::Fault;
 use replica_core::wire::headers;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl Door for Edge {
             }
             Err(NotForwarded::Refused(refusal)) => {
                 let attempts = account.trail.count().to_string();
-                let receipt = account.receipt().map(|id| id.to_string());
+                let receipt = account.receipt().map(|id| id.text());
                 let mut extra =
                     vec![(headers::REQUEST_ID, account.id.as_str()), (headers::ATTEMPTS, &attempts)];
                 extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
@@ -133,7 +133,7 @@ impl Edge {
 
     /// A place for the receipts of a request that must not go without.
     fn promise(&self, request: &Request) -> Result<Option<Promise>, Refusal> {
-        let locked = request.residency != ResidencyPolicy::Anywhere;
+        let locked = request.residency.is_locked();
         match self.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
             Some(recorder) => recorder.promise().map(Some).ok_or_else(no_receipt),
             None => Ok(None),
@@ -158,8 +158,8 @@ impl Edge {
         }
         let timing = timing.at_the_edge(times.to_head, waited);
         let region = self.config.catalogue.region(region).id.as_str();
-        let attempts = account.trail.count().to_string();
-        let receipt = account.receipt().map(|id| id.to_string());
+        let attempts = decimal::text(|text| decimal::push(text, account.trail.count() as u64));
+        let receipt = account.receipt().map(|id| id.text());
         let left = self.allowances.headers(&request.tenant);
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),

@@ -1,14 +1,16 @@
 //! The route table as requests need it: names resolved, law worked out, once per table instead of once per request.
 
-use gateway_core::lawful::Law;
+use gateway_core::lawful::{Law, Residency};
 use gateway_core::tenant::Tenant;
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::id::DeploymentName;
+use regions::residency::ResidencyPolicy;
 use regions::route::{Generation, RouteTable};
 use regions::set::{RegionIndex, RegionSet};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Mutex;
 
 /// A route table, worked out for one catalogue.
 pub(crate) struct View {
@@ -26,9 +28,35 @@ pub(crate) struct Lawful {
     pub(crate) allowed: Law,
     /// The regions that registered a ready replica for it when the table was made.
     pub(crate) registered: RegionSet,
+    /// For requests that ask for nothing narrower, by their tenant's place; worked out when the first one comes.
+    terms: Mutex<BTreeMap<usize, Terms>>,
+}
+
+/// The law that a request travels under, and how it is written.
+#[derive(Clone)]
+pub(crate) struct Terms {
+    pub(crate) residency: Residency,
+    /// The regions that may see it. Nothing is sent to any other.
+    pub(crate) allowed: Law,
 }
 
 impl Lawful {
+    /// Those of a request of `tenant` that asks for `asked`: the deployment's, narrowed by both.
+    pub(crate) fn terms(&self, tenant: &Tenant, asked: &ResidencyPolicy, catalogue: &Catalogue) -> Terms {
+        if *asked != ResidencyPolicy::Anywhere {
+            return self.narrowed(&tenant.residency.narrow(asked), catalogue);
+        }
+        let mut terms = self.terms.lock().expect("no decision panics while it holds the lock");
+        terms.entry(tenant.place).or_insert_with(|| self.narrowed(&tenant.residency, catalogue)).clone()
+    }
+
+    fn narrowed(&self, narrower: &ResidencyPolicy, catalogue: &Catalogue) -> Terms {
+        Terms {
+            residency: Residency::of(&self.deployment.residency.narrow(narrower)),
+            allowed: self.allowed.narrowed(narrower, catalogue),
+        }
+    }
+
     fn is_for(&self, tenant: &Tenant) -> bool {
         tenant.may_use(&self.deployment.name)
     }
@@ -50,6 +78,7 @@ impl View {
         let lawful = |deployment: &Deployment| Lawful {
             allowed: Law::of(deployment, catalogue),
             registered: table.serving(&deployment.name, catalogue),
+            terms: Mutex::default(),
             deployment: deployment.clone(),
         };
         let deployments =

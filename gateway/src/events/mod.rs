@@ -14,7 +14,7 @@ pub(crate) use hop::{HopFailed, HopFailures, HopRefused};
 pub(crate) use request::{RequestEnded, Times};
 
 /// Where access lines go.
-const ACCESS: &str = "access";
+pub const ACCESS: &str = "access";
 
 /// For a person to read: milliseconds with three decimals.
 fn millis(took: std::time::Duration) -> f64 {

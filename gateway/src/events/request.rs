@@ -2,6 +2,7 @@
 
 use super::{ACCESS, millis};
 use crate::metrics::{Asked, EdgeMetrics, Ending, Lane, Protocol, Stage};
+use gateway_core::decimal;
 use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
 use gateway_core::trail::Trail;
@@ -9,7 +10,6 @@ use gateway_core::words::Ended;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
-use std::fmt;
 use std::time::Duration;
 
 /// A request is over.
@@ -104,7 +104,7 @@ impl RequestEnded<'_> {
             status = ending.status(),
             region = region.map(|region| catalogue.region(region).id.as_str()),
             attempts = trail.count(),
-            trail = %Told { trail, catalogue },
+            trail = told(trail, catalogue),
             inputs = cost.map(|cost| cost.inputs),
             tokens_estimated = cost.map(|cost| cost.tokens),
             tokens,
@@ -122,19 +122,15 @@ impl RequestEnded<'_> {
 }
 
 /// The attempts, as `aws/us-east-1:first:unreachable:1.250 gcp/europe-west4:retry:ok:93.100`.
-struct Told<'a> {
-    trail: &'a Trail,
-    catalogue: &'a Catalogue,
-}
-
-impl fmt::Display for Told<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, attempt) in self.trail.attempts().enumerate() {
-            let region = self.catalogue.region(attempt.region).id.as_str();
-            let (cause, end) = (attempt.cause.as_str(), Ended::from(attempt.end).as_str());
-            let space = if place == 0 { "" } else { " " };
-            write!(f, "{space}{region}:{cause}:{end}:{:.3}", millis(attempt.took))?;
+fn told(trail: &Trail, catalogue: &Catalogue) -> String {
+    let mut text = String::with_capacity(64 * trail.count());
+    for attempt in trail.attempts() {
+        let region = catalogue.region(attempt.region).id.as_str();
+        let space = if text.is_empty() { "" } else { " " };
+        for part in [space, region, ":", attempt.cause.as_str(), ":", Ended::from(attempt.end).as_str(), ":"] {
+            text.push_str(part);
         }
-        Ok(())
+        decimal::push_millis(&mut text, attempt.took);
     }
+    text
 }

@@ -6,8 +6,9 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
-use http::{HeaderName, HeaderValue};
-use pingora::http::ResponseHeader;
+use http::response::Parts;
+use http::{HeaderName, HeaderValue, StatusCode};
+use std::mem::MaybeUninit;
 
 /// Headers of an answer; Pingora and nginx take about as many.
 const HEADERS_MAX: usize = 128;
@@ -26,7 +27,7 @@ pub(crate) struct Unreadable(pub(super) &'static str);
 /// The head of an answer.
 #[derive(Debug)]
 pub(super) struct Head {
-    pub(super) head: ResponseHeader,
+    pub(super) head: Parts,
     pub(super) body: Body,
     /// The connection can be used again once the body has ended.
     pub(super) keep: bool,
@@ -61,9 +62,14 @@ pub(super) enum Chunk {
 /// Takes a head off the front of `buffer`; `None` if there is no whole one yet. The values of the headers share its
 /// memory.
 pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<Head>, Unreadable> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
-    let mut answer = httparse::Response::new(&mut headers);
-    let length = match answer.parse(buffer) {
+    let mut headers = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+    let mut answer = httparse::Response::new(&mut []);
+    let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(
+        &mut answer,
+        buffer,
+        &mut headers,
+    );
+    let length = match parsed {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) if buffer.len() > HEAD_BYTES_MAX => {
             return Err(Unreadable("its head is too long"));
@@ -73,20 +79,21 @@ pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<Head>, Unreadable> {
     };
     let (status, minor) = (answer.code.unwrap_or(0), answer.version.unwrap_or(0));
     let start = buffer.as_ptr() as usize;
-    let mut names = [(0, 0, 0, 0); HEADERS_MAX];
-    let count = answer.headers.len();
-    for (place, header) in names.iter_mut().zip(answer.headers.iter()) {
-        let (name, value) = (header.name.as_ptr() as usize - start, header.value.as_ptr() as usize - start);
-        *place = (name, header.name.len(), value, header.value.len());
-    }
+    let place = |part: &[u8]| {
+        let begin = part.as_ptr() as usize - start;
+        begin..begin + part.len()
+    };
+    let fields = answer.headers.iter().map(|field| (place(field.name.as_bytes()), place(field.value)));
+    let fields: Vec<_> = fields.collect();
     let text = buffer.split_to(length).freeze();
-    let mut head = ResponseHeader::build_no_case(status, Some(count))
-        .map_err(|_| Unreadable("its status is not one"))?;
+    let (mut head, ()) = http::Response::new(()).into_parts();
+    head.status = StatusCode::from_u16(status).map_err(|_| Unreadable("its status is not one"))?;
+    head.headers.reserve(fields.len());
     let (mut length, mut chunked, mut told) = (None, false, None);
-    for (name, name_len, value, value_len) in names.into_iter().take(count) {
-        let name = HeaderName::from_bytes(&text[name..name + name_len])
-            .map_err(|_| Unreadable("a header's name is not one"))?;
-        let value = text.slice(value..value + value_len);
+    for (name, value) in fields {
+        let name =
+            HeaderName::from_bytes(&text[name]).map_err(|_| Unreadable("a header's name is not one"))?;
+        let value = text.slice(value);
         if name == CONTENT_LENGTH {
             let this = number(&value).ok_or(Unreadable("its length is no number"))?;
             if length.replace(this).is_some_and(|other| other != this) {
@@ -105,7 +112,7 @@ pub(super) fn head(buffer: &mut BytesMut) -> Result<Option<Head>, Unreadable> {
         }
         let value =
             HeaderValue::from_maybe_shared(value).map_err(|_| Unreadable("a header's value is not one"))?;
-        head.append_header(name, value).map_err(|_| Unreadable("it has too many headers"))?;
+        head.headers.append(name, value);
     }
     let body = match (length, chunked) {
         (Some(_), true) => return Err(Unreadable("it has a length and chunks")),

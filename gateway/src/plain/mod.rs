@@ -22,7 +22,7 @@ use bytes::{Bytes, BytesMut};
 use frame::{Body, HEAD_BYTES_MAX, Head, Unreadable};
 use gateway_core::lawful::Peer;
 use gateway_core::outcome::Failure;
-use pingora::http::ResponseHeader;
+use http::response::Parts;
 use pool::{Connection, Pool};
 use std::io::{self, IoSlice};
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub(crate) struct Opened<'a> {
 
 /// An answer whose head has come, and the way to the rest of it.
 pub(crate) struct Begun {
-    pub(crate) head: ResponseHeader,
+    pub(crate) head: Parts,
     pub(crate) rest: Rest,
 }
 

@@ -15,11 +15,11 @@ mod writer;
 pub use audit::{audit, files_in};
 
 use crate::metrics::{Count, Kind, Text};
+use gateway_core::lawful::Residency;
 use gateway_core::receipt::entry::{Role, Why};
 use gateway_core::receipt::{Essence, PseudonymKey, ReceiptId};
 use gateway_core::trail::{Cause, End};
 use regions::id::{DeploymentName, RegionId, TenantId};
-use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
 use serde::Deserialize;
@@ -115,7 +115,7 @@ pub(crate) struct Sent {
     pub(crate) tenant: TenantId,
     pub(crate) deployment: DeploymentName,
     pub(crate) generation: Generation,
-    pub(crate) residency: ResidencyPolicy,
+    pub(crate) residency: Residency,
     pub(crate) allowed: RegionSet,
     pub(crate) tls_ended_here: bool,
     pub(crate) attempts: Vec<SentOnce>,
@@ -123,6 +123,8 @@ pub(crate) struct Sent {
 
 /// One attempt at it.
 pub(crate) struct SentOnce {
+    /// What its client was told that its receipt will be called.
+    pub(crate) id: Option<ReceiptId>,
     /// From 1.
     pub(crate) number: u32,
     pub(crate) region: RegionIndex,

@@ -8,13 +8,13 @@
 
 use super::file::{Name, Standing, list, lock, standing};
 use super::{ReceiptsConfig, Received, Sent, SentOnce, Shared, Told, now_ms};
+use gateway_core::lawful::Residency;
 use gateway_core::receipt::chain::Head;
 use gateway_core::receipt::entry::{EntryV1, Role, VERSION, Why};
 use gateway_core::receipt::{Essence, PseudonymKey};
 use gateway_core::words::Ended;
 use rand::Rng;
 use regions::id::RegionId;
-use regions::residency::ResidencyPolicy;
 use regions::set::RegionSet;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -38,12 +38,15 @@ const SYNC_PERIOD: Duration = Duration::from_secs(1);
 /// and written again.
 const LAWS_MAX: usize = 1024;
 
+/// Pseudonyms that are remembered: a hash of four blocks each, and two hundred bytes. A spoke is told names by whoever
+/// sends to it; beyond this they are forgotten and made again.
+const PSEUDONYMS_MAX: usize = 4096;
+
 /// The writer of a chain.
 pub(super) struct Writer {
     dir: PathBuf,
     role: Role,
     place: RegionId,
-    key: PseudonymKey,
     /// By their index.
     regions: Vec<RegionId>,
     shared: Arc<Shared>,
@@ -60,7 +63,8 @@ pub(super) struct Writer {
     /// There may be more than that.
     dirty: bool,
     /// Laws of the current file with their numbers.
-    laws: HashMap<RegionSet, Vec<(ResidencyPolicy, u32)>>,
+    laws: HashMap<RegionSet, Vec<(Residency, u32)>>,
+    pseudonyms: Pseudonyms,
     laws_known: usize,
     next_law: u32,
     /// Receipts that are missing and since when.
@@ -101,7 +105,6 @@ impl Writer {
             dir: dir.clone(),
             role,
             place: place.clone(),
-            key: key.clone(),
             regions,
             shared,
             file_bytes: *file_bytes,
@@ -114,6 +117,7 @@ impl Writer {
             len: 0,
             dirty: false,
             laws: HashMap::new(),
+            pseudonyms: Pseudonyms { key: key.clone(), known: BTreeMap::new() },
             laws_known: 0,
             next_law: 1,
             gaps: BTreeMap::new(),
@@ -122,7 +126,9 @@ impl Writer {
         };
         writer.begin_file()?;
         if resumed {
-            writer.append(&[EntryV1::Resumed { at_ms: now_ms(), clean, torn_bytes }])?;
+            let mut batch = writer.batch();
+            batch.put(&EntryV1::Resumed { at_ms: now_ms(), clean, torn_bytes });
+            writer.append(batch)?;
             tracing::info!(chain = writer.chain, clean, torn_bytes, "receipts go on");
         }
         writer.sync();
@@ -217,33 +223,29 @@ impl Writer {
             self.begin_file()?;
         }
         let at_ms = now_ms();
-        let gaps = std::mem::take(&mut self.gaps);
-        let missing = gaps.iter().filter(|(_, (missing, _))| *missing > 0);
-        let mut entries: Vec<_> = missing
-            .map(|(why, (missing, since_ms))| EntryV1::Gap {
-                missing: *missing,
-                why: *why,
-                since_ms: *since_ms,
-                at_ms,
-            })
-            .collect();
+        let mut batch = self.batch();
+        for (why, (missing, since_ms)) in self.gaps.iter().filter(|(_, (missing, _))| *missing > 0) {
+            batch.put(&EntryV1::Gap { missing: *missing, why: *why, since_ms: *since_ms, at_ms });
+        }
         for told in told {
             match told {
-                Told::Sent(sent) => self.put_sent(sent, &mut entries),
-                Told::Received(received) => entries.push(arrival(&self.key, received)),
+                Told::Sent(sent) => self.put_sent(sent, &mut batch),
+                Told::Received(received) => batch.put(&arrival(&mut self.pseudonyms, received)),
             }
         }
-        let appended = self.append(&entries);
-        if appended.is_err() {
-            self.gaps = gaps;
-        }
-        appended
+        self.append(batch)?;
+        self.gaps.clear();
+        Ok(())
+    }
+
+    /// Nothing yet, to be appended to what there is.
+    fn batch(&self) -> Batch {
+        Batch { lines: Vec::new(), head: self.head }
     }
 
     /// Appends entries, all or none.
-    fn append(&mut self, entries: &[EntryV1<'_>]) -> io::Result<()> {
-        let (mut lines, mut head) = (Vec::new(), self.head);
-        entries.iter().for_each(|entry| head.append(entry, &mut lines));
+    fn append(&mut self, batch: Batch) -> io::Result<()> {
+        let Batch { lines, head } = batch;
         let file = self.file.as_mut().expect("a file is begun before anything is appended");
         if self.dirty {
             file.set_len(self.len)?;
@@ -266,7 +268,7 @@ impl Writer {
         let mut file = OpenOptions::new().create(true).append(true).open(path)?;
         // It is there already if its first line could not be written the last time.
         file.set_len(0)?;
-        let (mut lines, mut head) = (Vec::new(), self.head);
+        let mut batch = self.batch();
         let begins = EntryV1::File {
             version: VERSION,
             chain: Cow::Borrowed(&self.chain),
@@ -276,7 +278,8 @@ impl Writer {
             before: self.head.to_string().into(),
             at_ms: now_ms(),
         };
-        head.append(&begins, &mut lines);
+        batch.put(&begins);
+        let Batch { lines, head } = batch;
         file.write_all(&lines)?;
         File::open(&self.dir)?.sync_all()?;
         (self.file, self.number, self.head) = (Some(file), number, head);
@@ -311,36 +314,38 @@ impl Writer {
     /// The end, if the disk lets it be told.
     pub(super) fn close(mut self) {
         self.write(&mut Vec::new());
-        if self.file.is_some() && self.append(&[EntryV1::Closed { at_ms: now_ms() }]).is_ok() {
+        let mut batch = self.batch();
+        batch.put(&EntryV1::Closed { at_ms: now_ms() });
+        if self.file.is_some() && self.append(batch).is_ok() {
             self.sync();
         }
     }
 
-    fn put_sent<'a>(&mut self, sent: &'a Sent, entries: &mut Vec<EntryV1<'a>>) {
+    fn put_sent(&mut self, sent: &Sent, batch: &mut Batch) {
         let Sent { request, tenant, deployment, generation, residency, allowed, tls_ended_here, attempts } =
             sent;
-        let law = self.law(residency, allowed, entries);
-        let (residency, tenant) = (residency.to_string(), self.key.pseudonym(tenant.as_str()));
+        let law = self.law(residency, allowed, batch);
+        let tenant = self.pseudonyms.of(tenant.as_str());
         let generation = generation.to_string();
-        for SentOnce { number, region, cause, end, at_ms, took } in attempts {
-            let region = self.regions[region.as_usize()].to_string();
+        for SentOnce { id, number, region, cause, end, at_ms, took } in attempts {
+            let region = self.regions[region.as_usize()].as_str();
             let essence = Essence {
                 chain: &self.chain,
                 request,
                 attempt: *number,
-                region: &region,
-                residency: &residency,
+                region,
+                residency: residency.as_str(),
                 at_ms: *at_ms,
             };
-            entries.push(EntryV1::Attempt {
-                id: essence.id().to_string().into(),
+            batch.put(&EntryV1::Attempt {
+                id: id.unwrap_or_else(|| essence.id()).text().into(),
                 request: request.into(),
                 attempt: *number,
-                tenant: tenant.clone().into(),
+                tenant: tenant.into(),
                 deployment: deployment.as_str().into(),
-                generation: generation.clone().into(),
+                generation: generation.as_str().into(),
                 law,
-                tls: tls_ended_here.then(|| self.place.to_string().into()),
+                tls: tls_ended_here.then(|| self.place.as_str().into()),
                 region: region.into(),
                 at_ms: *at_ms,
                 took_us: micros(*took),
@@ -353,11 +358,11 @@ impl Writer {
     /// The number of a law in the current file, in which it is written out when it is new there.
     fn law(
         &mut self,
-        residency: &ResidencyPolicy,
+        residency: &Residency,
         allowed: &RegionSet,
-        entries: &mut Vec<EntryV1<'_>>,
+        batch: &mut Batch,
     ) -> u32 {
-        let same = |laws: &Vec<(ResidencyPolicy, u32)>| {
+        let same = |laws: &Vec<(Residency, u32)>| {
             laws.iter().find(|(known, _)| known == residency).map(|(_, number)| *number)
         };
         if let Some(number) = self.laws.get(allowed).and_then(same) {
@@ -370,22 +375,52 @@ impl Writer {
         self.next_law += 1;
         self.laws_known += 1;
         self.laws.entry(*allowed).or_default().push((residency.clone(), law));
-        let allowed = allowed.iter().map(|region| self.regions[region.as_usize()].to_string().into());
-        entries.push(EntryV1::Law {
+        let allowed = allowed.iter().map(|region| self.regions[region.as_usize()].as_str().into());
+        batch.put(&EntryV1::Law {
             law,
-            residency: residency.to_string().into(),
+            residency: residency.as_str().into(),
             allowed: allowed.collect(),
         });
         law
     }
 }
 
-fn arrival<'a>(key: &PseudonymKey, received: &'a Received) -> EntryV1<'a> {
+/// Lines that are not in a file yet, and where the chain stands behind them.
+struct Batch {
+    lines: Vec<u8>,
+    head: Head,
+}
+
+impl Batch {
+    fn put(&mut self, entry: &EntryV1<'_>) {
+        self.head.append(entry, &mut self.lines);
+    }
+}
+
+/// Makes pseudonyms, and remembers them.
+struct Pseudonyms {
+    key: PseudonymKey,
+    known: BTreeMap<String, String>,
+}
+
+impl Pseudonyms {
+    fn of(&mut self, tenant: &str) -> &str {
+        if !self.known.contains_key(tenant) {
+            if self.known.len() == PSEUDONYMS_MAX {
+                self.known.clear();
+            }
+            self.known.insert(tenant.to_owned(), self.key.pseudonym(tenant));
+        }
+        &self.known[tenant]
+    }
+}
+
+fn arrival<'a>(pseudonyms: &'a mut Pseudonyms, received: &'a Received) -> EntryV1<'a> {
     let Received { request, attempt, tenant, deployment, residency, at_ms, took, outcome } = received;
     EntryV1::Arrival {
         request: request.into(),
         attempt: *attempt,
-        tenant: tenant.as_deref().map(|tenant| key.pseudonym(tenant).into()),
+        tenant: tenant.as_deref().map(|tenant| pseudonyms.of(tenant).into()),
         deployment: deployment.as_ref().map(|name| name.as_str().into()),
         residency: residency.as_deref().unwrap_or("anywhere").into(),
         at_ms: *at_ms,

@@ -61,9 +61,16 @@ impl Essence<'_> {
     }
 }
 
+impl ReceiptId {
+    /// As it is told, in hexadecimal.
+    pub fn text(&self) -> String {
+        chain::hex(&self.0)
+    }
+}
+
 impl fmt::Display for ReceiptId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&chain::hex(&self.0))
+        f.write_str(&self.text())
     }
 }
 

@@ -400,9 +400,7 @@ impl Edge {
         extra.extend(tokens.as_deref().filter(|_| length.is_some()).map(|tokens| (headers::TOKENS, tokens)));
         let mut answer = respond::head(200, &extra);
         if let Some(content_type) = content_type {
-            answer
-                .insert_header(CONTENT_TYPE, content_type)
-                .expect("a header that was parsed can be written");
+            answer.headers.insert(CONTENT_TYPE, content_type);
         }
         match length {
             Some(length) => respond::put(&mut answer, CONTENT_LENGTH.as_str(), &length.to_string()),
@@ -412,7 +410,7 @@ impl Edge {
             }
             None => {}
         }
-        session.write_response_header(Box::new(answer)).await
+        respond::begin(session, answer).await
     }
 }
 

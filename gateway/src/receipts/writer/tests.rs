@@ -5,6 +5,7 @@ use crate::receipts::{audit, files_in};
 use gateway_core::receipt::audit::{Demands, Kind, Report};
 use gateway_core::trail::{Cause, End};
 use regions::catalogue::Catalogue;
+use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
 
 struct Scene {
@@ -34,6 +35,7 @@ impl Scene {
         let allowed = residency.permitted(&self.catalogue);
         let region = allowed.iter().next().unwrap();
         let attempt = |number| SentOnce {
+            id: None,
             number,
             region,
             cause: Cause::First,
@@ -46,7 +48,7 @@ impl Scene {
             tenant: "docs".parse().unwrap(),
             deployment: "minilm".parse().unwrap(),
             generation: Generation { epoch: 1, number: 2 },
-            residency,
+            residency: Residency::of(&residency),
             allowed,
             tls_ended_here: true,
             attempts: (1..=attempts).map(attempt).collect(),

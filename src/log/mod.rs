@@ -3,7 +3,12 @@
 //! Every request leaves a line. Written one at a time that is a system call for each, and a thread that is woken for
 //! each; together they cost as much as deciding where the request goes. So a line is appended to what is waiting, and
 //! the thread takes all of it every [`WRITE_PERIOD`]. A disk that stalls must not stall whoever has something to say:
-//! when more waits than [`WAITING_BYTES_MAX`], lines are lost rather than requests, and how many is said.
+//! when more waits than [`WAITING_BYTES_MAX`], lines are lost rather than requests, and how many is said. What a line
+//! looks like is in [`text`].
+
+mod text;
+
+pub(crate) use text::Text;
 
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
