@@ -36,18 +36,13 @@ pub(crate) struct Intake {
 /// A body, and its place.
 pub(crate) struct Body {
     pub(crate) bytes: Bytes,
-    _place: Option<OwnedSemaphorePermit>,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Body {
-    /// A piece of another body. It has no place of its own: whoever cuts bodies bounds how many pieces there are at once.
-    pub(crate) fn piece(bytes: Bytes) -> Body {
-        Body { bytes, _place: None }
-    }
-
     /// What takes up this place until it is dropped.
     pub(crate) fn new(bytes: Bytes, place: OwnedSemaphorePermit) -> Body {
-        Body { bytes, _place: Some(place) }
+        Body { bytes, _place: place }
     }
 }
 
@@ -90,6 +85,9 @@ impl Intake {
             return Err(too_large(&format!("has {length} bytes")));
         }
         let place = self.place(declared.unwrap_or(0))?;
+        // Over HTTP/2 nobody is told to go on (RFC 9110, 10.1.1 would have it): `h2` could send the interim answer
+        // (`SendResponse::send_informational`), Pingora's session keeps that to itself and drops every 1xx. A client must
+        // not wait for it for ever and none does; and one that is refused hears so before it has sent more than its window.
         let waits = session.req_header().version == Version::HTTP_11
             && session.get_header_bytes(EXPECT).eq_ignore_ascii_case(b"100-continue");
         if waits {

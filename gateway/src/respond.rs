@@ -4,8 +4,8 @@ use bytes::Bytes;
 use gateway_core::endpoint;
 use gateway_core::head::{FIELDS_MAX, HEAD_BYTES_MAX, HeadProblem, TARGET_BYTES_MAX};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
-use http::{HeaderName, HeaderValue, Method, StatusCode};
 use http::response::Parts as Head;
+use http::{HeaderName, HeaderValue, Method, StatusCode};
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::date::get_cached_date;
@@ -54,7 +54,7 @@ impl Refusal {
 /// given up, and once more.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(3);
 /// `retry-after` knows whole seconds; OpenAI's clients read this one first.
-const RETRY_AFTER_MS: &str = "retry-after-ms";
+pub(crate) const RETRY_AFTER_MS: &str = "retry-after-ms";
 /// How much of a body that was refused is still read, so that the client gets to see the answer: a client that is
 /// still writing when the connection closes sees a reset instead.
 const DISCARD_MAX: usize = 128 << 20;

@@ -196,7 +196,10 @@ mod tests {
         for _ in 0..20_000 {
             let mut line = String::new();
             text.put_time(&mut line).unwrap();
-            assert!(line >= before && line.len() == "2026-11-21T20:00:00.000000Z".len(), "{line} after {before}");
+            assert!(
+                line >= before && line.len() == "2026-11-21T20:00:00.000000Z".len(),
+                "{line} after {before}"
+            );
             before = line;
             std::hint::spin_loop();
         }

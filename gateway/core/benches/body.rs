@@ -1,8 +1,9 @@
 //! How fast the body reader reads, beside serde_json on the same bytes: `cargo bench -p gateway-core --bench body`.
 //!
 //! The edge reads each body once, before anything is decided, so this is time that every request pays. Bodies are those
-//! of the APIs: one query, a batch of passages, a backfill of long texts, token ids instead of texts, and texts full of
-//! escapes and of letters beyond ASCII. serde_json is measured twice: into a tree, as a gateway does that also wants to
+//! of the APIs: one query, a batch of passages, a backfill of long texts, many short ones, token ids instead of texts, and
+//! texts full of escapes and of letters beyond ASCII; some of them also as Python's `json` writes them, which is what most
+//! clients send: a space behind each comma, and `\u` for every letter beyond ASCII. serde_json is measured twice: into a tree, as a gateway does that also wants to
 //! change the body, and past everything but `model`, the least that a serde gateway can do.
 
 #![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
@@ -40,13 +41,27 @@ fn main() {
         texts(64, 120).iter().map(|text| text.replace(' ', "\n\"").replace('e', "é\u{1F600}")).collect();
     let ids: Vec<Vec<u32>> =
         (0..64).map(|row| (0..512).map(|at| (row * 7919 + at * 104_729) % 30_522).collect()).collect();
+    let spaced = |body: Vec<u8>| String::from_utf8(body).unwrap().replace(',', ", ").into_bytes();
+    let words: Vec<&str> = passage.split(' ').cycle().take(4_096).collect();
+    let chinese =
+        "\\u591c\\u884c\\u5217\\u8f66\\u5728\\u4e5d\\u70b9\\u534a\\u79bb\\u5f00\\u65e7\\u7ad9\\u53f0\\u3002";
     let bodies = [
         ("300 B, one text", embed(json!(texts(1, 260)))),
         ("8 KB, 16 texts", embed(json!(texts(16, 500)))),
         ("1 MB, 2,048 texts", embed(json!(texts(2048, 508)))),
         ("10 MB, 2,048 texts", embed(json!(texts(2048, 5_116)))),
         ("190 KB of token ids", embed(json!(ids))),
+        ("220 KB of them, spaced", spaced(embed(json!(ids)))),
         ("17 KB full of escapes", embed(json!(escaped))),
+        (
+            "350 KB of \\u escapes",
+            format!(
+                r#"{{"model": "docs-embed", "input": [{}]}}"#,
+                vec![format!("\"{}\"", chinese.repeat(64)); 64].join(", ")
+            )
+            .into(),
+        ),
+        ("30 KB, 4,096 words", embed(json!(words))),
         (
             "8 KB, model last",
             serde_json::to_vec(&json!({"input": texts(16, 500), "model": "docs-embed"})).unwrap(),

@@ -74,7 +74,9 @@ mod tests {
 
     #[test]
     fn what_is_no_duration_of_ours_is_left_to_others() {
-        for text in ["", ".", "1", "1.", ".123", "1.23", "1.2345", "-1.000", "+1.000", "1e3.000", "1.0 0", "inf"] {
+        for text in
+            ["", ".", "1", "1.", ".123", "1.23", "1.2345", "-1.000", "+1.000", "1e3.000", "1.0 0", "inf"]
+        {
             assert_eq!(millis(text), None, "{text:?}");
         }
         assert_eq!(millis("007.008"), Some(Duration::from_micros(7_008)));

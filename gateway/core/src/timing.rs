@@ -28,7 +28,8 @@ impl RegionTiming {
         for metric in header.split(',') {
             let Some((name, parameters)) = metric.split_once(';') else { continue };
             let durations = parameters.split(';').map(str::trim);
-            let duration = durations.filter_map(|part| part.strip_prefix("dur=")).next().and_then(milliseconds);
+            let duration =
+                durations.filter_map(|part| part.strip_prefix("dur=")).next().and_then(milliseconds);
             match name.trim() {
                 "region" => timing.region = duration,
                 "queue" => timing.queue = duration,

@@ -8,12 +8,14 @@ use super::explain::{Explanation, Understood};
 use super::forward::Edge;
 use crate::events::{RequestEnded, Times};
 use crate::metrics::{Asked, Ending, Lane, Protocol};
-use crate::receipts::{Promise, Sent, SentOnce, Told, now_ms};
+use crate::receipts::{Promise, Recorder, Sent, SentOnce, Told, now_ms};
+use gateway_core::lawful::Residency;
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Tenant;
 use gateway_core::trail::{Attempted, Trail};
 use gateway_core::words::Ended;
 use pingora::protocols::http::ServerSession;
+use regions::catalogue::Catalogue;
 use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
@@ -50,6 +52,29 @@ struct Admitted {
     understood: Understood,
     /// The regions that could see it.
     allowed: RegionSet,
+}
+
+/// What the identifiers of a request's receipts are made of.
+pub(super) struct Receipts<'a> {
+    recorder: &'a Recorder,
+    catalogue: &'a Catalogue,
+    request: String,
+    residency: Residency,
+    arrived: Instant,
+    at_ms: u64,
+}
+
+impl Receipts<'_> {
+    /// That of one attempt.
+    pub(super) fn of(&self, attempt: &Attempted) -> ReceiptId {
+        let region = self.catalogue.region(attempt.region).id.as_str();
+        let began_ms = began_ms(self.at_ms, self.arrived, attempt);
+        self.recorder.id(&self.request, attempt.number, region, self.residency.as_str(), began_ms)
+    }
+}
+
+fn began_ms(at_ms: u64, arrived: Instant, attempt: &Attempted) -> u64 {
+    at_ms + attempt.began.saturating_duration_since(arrived).as_millis() as u64
 }
 
 impl<'a> Account<'a> {
@@ -95,24 +120,34 @@ impl<'a> Account<'a> {
     /// The identifier of the receipt that the client of a locked deployment is given: that of the attempt whose answer it
     /// gets, or of the last if there is none.
     pub(super) fn receipt(&mut self) -> Option<ReceiptId> {
-        let recorder = self.edge.recorder.as_ref()?;
-        let Understood { residency, .. } = &self.admitted.as_ref()?.understood;
-        if !residency.is_locked() {
-            return None;
-        }
+        let receipts = self.receipts()?;
         let answered = |attempt: &&Attempted| {
             self.answered.is_some_and(|(region, _)| region == attempt.region)
                 && Ended::from(attempt.end).was_answered()
         };
         let attempt = self.trail.attempts().filter(answered).last().or(self.trail.attempts().last())?;
-        let region = self.edge.config.catalogue.region(attempt.region).id.as_str();
-        let id = recorder.id(&self.id, attempt.number, region, residency.as_str(), self.began_ms(attempt));
-        self.told = Some((attempt.number, id));
+        let (number, id) = (attempt.number, receipts.of(attempt));
+        self.told = Some((number, id));
         Some(id)
     }
 
+    /// What the identifiers of its receipts are made of, if its client is given any.
+    pub(super) fn receipts(&self) -> Option<Receipts<'a>> {
+        let edge = self.edge;
+        let recorder = edge.recorder.as_ref()?;
+        let Understood { residency, .. } = &self.admitted.as_ref()?.understood;
+        residency.is_locked().then(|| Receipts {
+            recorder,
+            catalogue: &edge.config.catalogue,
+            request: self.id.clone(),
+            residency: residency.clone(),
+            arrived: self.arrived,
+            at_ms: self.at_ms,
+        })
+    }
+
     fn began_ms(&self, attempt: &Attempted) -> u64 {
-        self.at_ms + attempt.began.saturating_duration_since(self.arrived).as_millis() as u64
+        began_ms(self.at_ms, self.arrived, attempt)
     }
 
     /// What its receipts are made of, if it was sent anywhere.

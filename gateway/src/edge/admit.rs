@@ -11,8 +11,6 @@ use super::watch::{About, chance};
 use crate::intake::{Body, NoBody};
 use crate::relay::Crossing;
 use crate::respond::Refusal;
-use crate::upstream::WHOLE_ANSWER_MAX;
-use bytes::Bytes;
 use gateway_core::ask::{Ask, Headers};
 use gateway_core::body::{self, Reading};
 use gateway_core::endpoint::{ModelField, Target};
@@ -63,8 +61,6 @@ pub(super) struct Request {
     pub(super) first: Option<RegionIndex>,
     /// It is the overflow of a nearer one.
     pub(super) overflow: bool,
-    /// An answer of so many bytes is read whole before it is an answer.
-    pub(super) whole_max: usize,
     /// Its room where it would go first, for as long as it is under way.
     pub(super) _place: Option<Place>,
 }
@@ -72,7 +68,7 @@ pub(super) struct Request {
 impl Request {
     /// A request for some of the inputs of this one: with another body and another cost, asked of `first` before others,
     /// and in everything else the same, the regions that may see it before all.
-    pub(super) fn piece(&self, body: Bytes, cost: Cost, first: RegionIndex, whole_max: usize) -> Request {
+    pub(super) fn piece(&self, body: Body, cost: Cost, first: RegionIndex) -> Request {
         assert!(self.allowed.contains(first), "a piece goes where the whole may go (invariant 1, Lawful)");
         Request {
             id: self.id.clone(),
@@ -89,10 +85,9 @@ impl Request {
             registered: self.registered,
             path: self.path,
             crossing: self.crossing.clone(),
-            body: Body::piece(body),
+            body,
             first: Some(first),
             overflow: false,
-            whole_max,
             // The whole has the room of all its pieces.
             _place: None,
         }
@@ -175,7 +170,6 @@ impl Edge {
             body,
             first: room.overflow,
             overflow: room.overflow.is_some(),
-            whole_max: WHOLE_ANSWER_MAX,
             _place: room.place,
         })
     }

@@ -7,7 +7,7 @@ use super::refusals::{deadline_passed, in_words};
 use super::view::View;
 use super::watch::{About, Next, REGION_IN_FLIGHT_MAX};
 use crate::respond::Refusal;
-use crate::upstream::Answer;
+use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
 use gateway_core::lane::Lane;
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
@@ -89,6 +89,8 @@ impl Edge {
         let hedges = request.lane == Lane::Interactive;
         let mut plan = RequestPlan::new(order, hedges, request.arrived + request.timeout);
         let mut next = self.watch.start(&mut plan, &about);
+        // A piece of a larger request may have been turned away before.
+        let before = trail.count() as u32;
         let (mut held, mut race) = (None, Race::new(trail));
         loop {
             match next.step {
@@ -96,6 +98,10 @@ impl Edge {
                     if let Some(late) = instead_of {
                         race.leave(late, End::Failed(Failure::Late));
                     }
+                    let (attempt, cause) = match cause {
+                        Cause::First if before > 0 => (attempt + before, Cause::Retry),
+                        cause => (attempt + before, cause),
+                    };
                     let asked = self.attempt(request, view, plan.left(Instant::now()), region, attempt);
                     let in_flight = next.in_flight.take().expect("whoever is asked counts as waiting");
                     let overflows = cause == Cause::First && request.overflows_to(region);
@@ -175,7 +181,7 @@ impl Edge {
         let connect =
             (2 * self.watch.known().latency.estimate(region, begun)).clamp(CONNECT_MIN, CONNECT_MAX);
         let body = request.allowed.seal(request.body.bytes.clone());
-        let answer = self.upstream.ask(to, connect, head, body, request.whole_max).await?;
+        let answer = self.upstream.ask(to, connect, head, body, WHOLE_ANSWER_MAX).await?;
         Ok(Answered { answer, region, waited: begun.elapsed() })
     }
 

@@ -6,6 +6,7 @@ use super::allowances::{Allowances, Taken};
 use super::attempts::Answered;
 use super::explain::Explanations;
 use super::refusals::{no_receipt, no_table_yet, not_served};
+use super::scatter::Room;
 use super::table::Current;
 use super::view::View;
 use super::watch::Watch;
@@ -29,7 +30,7 @@ use replica_core::wire::error::Fault;
 use replica_core::wire::headers;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 /// The door that clients come to.
 pub(super) struct Edge {
@@ -41,7 +42,7 @@ pub(super) struct Edge {
     pub(super) upstream: Arc<Upstream>,
     pub(super) intake: Arc<Intake>,
     /// Room for requests that are computed in pieces.
-    pub(super) scattering: Semaphore,
+    pub(super) scattering: Arc<Room>,
     pub(super) metrics: Arc<EdgeMetrics>,
     pub(super) explanations: Arc<Explanations>,
     pub(super) recorder: Option<Recorder>,

@@ -173,7 +173,7 @@ pub async fn run(
         watch,
         upstream,
         intake,
-        scattering: scatter::at_once(),
+        scattering: Arc::new(scatter::Room::new()),
         metrics,
         explanations,
         recorder,

@@ -127,7 +127,8 @@ fn told(trail: &Trail, catalogue: &Catalogue) -> String {
     for attempt in trail.attempts() {
         let region = catalogue.region(attempt.region).id.as_str();
         let space = if text.is_empty() { "" } else { " " };
-        for part in [space, region, ":", attempt.cause.as_str(), ":", Ended::from(attempt.end).as_str(), ":"] {
+        for part in [space, region, ":", attempt.cause.as_str(), ":", Ended::from(attempt.end).as_str(), ":"]
+        {
             text.push_str(part);
         }
         decimal::push_millis(&mut text, attempt.took);

@@ -241,7 +241,9 @@ impl<D: Door> Shared<D> {
     /// One connection, from its first byte to its last.
     async fn serve(self: &Arc<Self>, stream: pingora::protocols::l4::stream::Stream) {
         let stream = match &*self.greeting {
-            Greeting::Clear => return h1::serve(self, Box::new(Gathered::new(stream))).await,
+            Greeting::Clear => {
+                return h1::serve(self, Box::new(Gathered::new(stream, self.timeouts.write))).await;
+            }
             Greeting::Gateways(doorkeeper) => doorkeeper.greet(stream, self.timeouts.head).await,
             Greeting::Clients(tls) => match timeout(self.timeouts.head, tls.tls_handshake(stream)).await {
                 Ok(Ok(stream)) => Some(stream),
@@ -256,7 +258,7 @@ impl<D: Door> Shared<D> {
             },
         };
         let Some(stream) = stream else { return };
-        let stream: Stream = Box::new(Gathered::new(stream));
+        let stream: Stream = Box::new(Gathered::new(stream, self.timeouts.write));
         match stream.selected_alpn_proto() {
             Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new()).await,
             _ => h1::serve(self, stream).await,

@@ -356,12 +356,7 @@ impl Writer {
     }
 
     /// The number of a law in the current file, in which it is written out when it is new there.
-    fn law(
-        &mut self,
-        residency: &Residency,
-        allowed: &RegionSet,
-        batch: &mut Batch,
-    ) -> u32 {
+    fn law(&mut self, residency: &Residency, allowed: &RegionSet, batch: &mut Batch) -> u32 {
         let same = |laws: &Vec<(Residency, u32)>| {
             laws.iter().find(|(known, _)| known == residency).map(|(_, number)| *number)
         };
@@ -376,11 +371,7 @@ impl Writer {
         self.laws_known += 1;
         self.laws.entry(*allowed).or_default().push((residency.clone(), law));
         let allowed = allowed.iter().map(|region| self.regions[region.as_usize()].as_str().into());
-        batch.put(&EntryV1::Law {
-            law,
-            residency: residency.as_str().into(),
-            allowed: allowed.collect(),
-        });
+        batch.put(&EntryV1::Law { law, residency: residency.as_str().into(), allowed: allowed.collect() });
         law
     }
 }

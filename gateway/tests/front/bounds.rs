@@ -1,10 +1,10 @@
 //! Whoever takes his time: each part of a request has one, and what takes longer ends.
 
 use crate::http2::Client;
-use crate::scene::{BODY, Mode, PATIENCE, Scene, ask, one, post, rest};
+use crate::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, one, post, rest};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// Sends `bytes` and then `drop`s, one every 20 ms, until the other side has enough.
 async fn trickle(mut stream: TcpStream, bytes: &[u8], drops: &[u8]) -> (crate::scene::Answer, Duration) {
@@ -52,6 +52,51 @@ async fn a_body_that_never_ends_is_given_up_and_so_is_one_that_does_not_come() {
     let (answer, _) = trickle(edge.connect().await, head.as_bytes(), b"1\r\n \r\n").await;
     assert_eq!((answer.status, answer.code()), (408, "body_timeout"), "{answer:?}");
     assert_eq!(scene.region.requests(), 0);
+}
+
+/// Asks until nothing goes in any more, reads nothing, and holds on.
+async fn asks_and_never_reads(edge: &Edge, request: &[u8]) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(edge.address).await.unwrap();
+    let asking = async { while stream.write_all(request).await.is_ok() {} };
+    // When it takes no more it is full on both ways; when it has ended, so much the better.
+    let _: Result<(), _> = tokio::time::timeout(Duration::from_millis(300), asking).await;
+    stream
+}
+
+/// What operators are told of the connections of clients, and of their requests.
+async fn held(edge: &Edge) -> [Option<String>; 2] {
+    let metrics = edge.operate("/metrics").await.1;
+    let value =
+        |name: &str| metrics.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+    [value("meridian_gateway_connections "), value("meridian_gateway_requests_in_flight ")]
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_does_not_keep_its_requests_for_ever() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("[timeouts]\nwrite = '400ms'\nidle = '60s'\n").await;
+    scene.region.mode.send_replace(Mode::Answers(2 << 20));
+    // Answers that are all head and little body, ones that are large, and refusals.
+    let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".repeat(50);
+    let nowhere = "GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n".repeat(50);
+    let mut held_on = Vec::new();
+    for request in [models, post("", BODY), nowhere] {
+        held_on.push(asks_and_never_reads(&edge, request.as_bytes()).await);
+    }
+    let begun = Instant::now();
+    let nothing = [Some("0".to_owned()), Some("0".to_owned())];
+    loop {
+        let held = held(&edge).await;
+        if held == nothing {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "connections and requests in flight: {held:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(held_on);
+    assert_eq!(ask(&mut edge.connect().await).await.status, 200, "and others are served");
 }
 
 #[tokio::test]

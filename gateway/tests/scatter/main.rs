@@ -5,6 +5,7 @@
 
 mod replica;
 mod scene;
+mod turned_away;
 
 use gateway_core::scatter::{INPUTS_MAX, REPLICA_INPUTS_MAX};
 use scene::{AMERICA, EUROPE, JAPAN, Scene, Script, WIDTH};
@@ -253,6 +254,26 @@ async fn no_piece_goes_where_its_request_may_not() {
     let answer = scene.ask("/v1/embeddings", &body, &[("x-meridian-timeout-ms", "4000")]).await;
     assert_eq!((answer.status, answer.header("x-meridian-error")), (503, "no_capacity_in_allowed_regions"));
     assert!(matches!(scene.requests(), [0, europe, 0] if europe > 1), "{:?}", scene.requests());
+}
+
+#[tokio::test]
+async fn an_answer_in_pieces_names_a_receipt_of_each_region_that_took_part() {
+    let scene = Scene::healthy().await;
+    let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[]).await;
+    assert_eq!(
+        answer.header("x-meridian-residency-receipt"),
+        "",
+        "of one that may go anywhere nothing is promised"
+    );
+    let narrowed = [("x-meridian-residency", "eu,jp")];
+    let answer = scene.ask("/v1/embeddings", &embeddings(5_000), &narrowed).await;
+    let regions: Vec<_> = answer.header("x-meridian-region").split(',').collect();
+    let receipts: Vec<_> = answer.header("x-meridian-residency-receipt").split(',').collect();
+    assert_eq!((answer.status, regions.len(), receipts.len()), (200, 2, 2), "{regions:?} {receipts:?}");
+    for (region, receipt) in regions.into_iter().zip(receipts) {
+        let sent = scene.sent_under(receipt).await;
+        assert!(sent.iter().all(|sent| sent == region), "{receipt} of {region}: {sent:?}");
+    }
 }
 
 #[tokio::test]

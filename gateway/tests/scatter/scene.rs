@@ -41,6 +41,8 @@ pub(crate) enum Script {
     DiesAfter(u64),
     /// Waits until nobody waits for it any longer.
     Waits,
+    /// Turns so many requests away, to come back after this time, and answers the others.
+    TurnsAway(u64, Duration),
     /// Answers with one row too few.
     AnswersTooFew,
     /// Answers with vectors of so many numbers.
@@ -142,6 +144,14 @@ impl Region {
                 let _ = stream.read_u8().await;
                 return None;
             }
+            Script::TurnsAway(times, wait) if before < times => {
+                let headers = format!(
+                    "x-meridian-error: overloaded\r\nretry-after-ms: {}\r\nretry-after: 1\r\n",
+                    wait.as_millis()
+                );
+                return write(stream, 429, &headers, b"{\"error\":{\"code\":\"overloaded\"}}").await;
+            }
+            Script::TurnsAway(..) => {}
             Script::AnswersTooFew => {
                 let mut short: Value = serde_json::from_slice(&answer.body).unwrap();
                 short["data"].as_array_mut().unwrap().pop();
@@ -214,7 +224,7 @@ pub(crate) struct Scene {
     operations: String,
     pub(crate) regions: BTreeMap<&'static str, Arc<Region>>,
     pub(crate) client: reqwest::Client,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
     _stop: tokio::sync::oneshot::Sender<()>,
 }
 
@@ -238,11 +248,12 @@ impl Scene {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("key"), "k").unwrap();
         std::fs::write(dir.path().join("narrow"), "n").unwrap();
+        std::fs::write(dir.path().join("receipts-key"), "0123456789abcdef").unwrap();
         std::fs::write(dir.path().join("tenants.toml"), TENANTS).unwrap();
         let operations = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let text = format!(
             "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
-             snapshot = 'routes'\ntenants = 'tenants.toml'"
+             snapshot = 'routes'\ntenants = 'tenants.toml'\n[receipts]\ndir = 'receipts'\nkey_file = 'receipts-key'"
         );
         let config =
             EdgeConfig::parse(&text, dir.path(), &BTreeMap::new()).map_err(|problems| problems.join("\n"));
@@ -256,7 +267,7 @@ impl Scene {
         }));
         let url = format!("http://{}", address.await.unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let scene = Scene { url, operations, regions, client, _dir: dir, _stop: stop };
+        let scene = Scene { url, operations, regions, client, dir, _stop: stop };
         scene.until_all_healthy().await;
         scene
     }
@@ -296,6 +307,24 @@ impl Scene {
         let answer = request.send().await.expect("an answer");
         let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
         Answer { status, headers, body: answer.bytes().await.map_err(drop).map(|body| body.to_vec()) }
+    }
+
+    /// Where the receipts with this identifier say that a request was sent, once they are on disk.
+    pub(crate) async fn sent_under(&self, id: &str) -> Vec<String> {
+        let begun = Instant::now();
+        loop {
+            let files = gateway::receipts::files_in(&[self.dir.path().join("receipts")]).unwrap();
+            let text: String = files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+            let entries =
+                text.lines().filter_map(|line| serde_json::from_str::<Value>(line.split_once(' ')?.1).ok());
+            let of_it = entries.filter(|entry| entry["kind"] == "attempt" && entry["id"] == id);
+            let regions: Vec<_> = of_it.map(|entry| entry["region"].as_str().unwrap().to_owned()).collect();
+            if !regions.is_empty() {
+                return regions;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "no receipt {id}: {text}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// How often each region was asked.

@@ -316,8 +316,16 @@ mod tests {
     /// Ten regions with a spoke each, of which `lost` lose their leases one after another, `apart`.
     fn ten_lose(lost: usize, apart: Duration) -> (Registry, Instant) {
         const CLOUD: [&str; 10] = [
-            "aws/us-east-1", "aws/us-east-2", "aws/us-west-1", "aws/us-west-2", "aws/eu-west-1",
-            "aws/eu-west-2", "aws/eu-west-3", "aws/eu-north-1", "aws/sa-east-1", "aws/ca-central-1",
+            "aws/us-east-1",
+            "aws/us-east-2",
+            "aws/us-west-1",
+            "aws/us-west-2",
+            "aws/eu-west-1",
+            "aws/eu-west-2",
+            "aws/eu-west-3",
+            "aws/eu-north-1",
+            "aws/sa-east-1",
+            "aws/ca-central-1",
         ];
         let mut now = some_instant();
         let mut registry = empty(now);

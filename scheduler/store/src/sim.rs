@@ -39,7 +39,11 @@ impl Sim {
     pub fn new() -> Sim {
         let inner = Inner { state: State::default(), away: false };
         let (bell, _) = watch::channel(());
-        Sim { inner: Arc::new(Mutex::new(inner)), history: Arc::new(Mutex::new(History::starting_at(0))), bell }
+        Sim {
+            inner: Arc::new(Mutex::new(inner)),
+            history: Arc::new(Mutex::new(History::starting_at(0))),
+            bell,
+        }
     }
 
     /// From now on every call fails, or none does.

@@ -8,9 +8,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::model::{
-    Compare, Event, KeyValue, LEASES_MAX, Lease, Op, Range, StoreError, Txn, TxnOutcome,
-};
+use crate::model::{Compare, Event, KeyValue, LEASES_MAX, Lease, Op, Range, StoreError, Txn, TxnOutcome};
 
 /// What stands in the store.
 #[derive(Clone, Debug, Default)]

@@ -43,7 +43,11 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// # Errors
     ///
     /// [`StoreError::TooManyLeases`].
-    fn lease_grant(&self, ttl: Duration, now: Instant) -> impl Future<Output = Result<Lease, StoreError>> + Send;
+    fn lease_grant(
+        &self,
+        ttl: Duration,
+        now: Instant,
+    ) -> impl Future<Output = Result<Lease, StoreError>> + Send;
 
     /// Gives a lease its whole time to live again, and says which keys go with it.
     ///

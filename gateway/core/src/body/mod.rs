@@ -1,8 +1,9 @@
 //! Reads from a JSON body what the edge decides on, without parsing the inputs: `model`, and how much work there is.
 //!
 //! The edge must know the deployment before it may send a single byte on, and must not pay for the inputs, which are
-//! nearly all of the body. So one pass walks the bytes: inside strings it looks for nothing but the closing quote,
-//! between them it keeps the nesting in a bit stack, and only keys of the top-level object are compared with `model`.
+//! nearly all of the body. So one pass walks the bytes: inside strings it looks for nothing but the closing quote, between
+//! them it keeps the nesting in a bit stack, and only keys of the top-level object are compared with `model`. It looks at
+//! eight bytes at once or more.
 //! No tree is built and nothing is allocated until the value is found.
 //!
 //! The walk checks what it relies on (balanced nesting, terminated strings, a string key before each `:`), not all of
@@ -16,6 +17,7 @@
 //! number in a list.
 
 mod walk;
+mod word;
 
 use walk::Walk;
 

@@ -200,10 +200,19 @@ impl Cutting {
 
     /// The body of a piece of `body`, which is the one that was read.
     pub fn body(&self, body: &[u8], piece: &Piece) -> Vec<u8> {
+        self.parts(piece).map(|part| &body[part.start..part.end.min(body.len())]).concat()
+    }
+
+    /// How many bytes [`Cutting::body`] has of a body of `whole` bytes.
+    pub fn body_bytes(&self, whole: usize, piece: &Piece) -> usize {
+        self.parts(piece).map(|part| part.end.min(whole) - part.start).iter().sum()
+    }
+
+    /// What a piece is made of: up to its list, its inputs, and from the end of the list to that of the body.
+    fn parts(&self, piece: &Piece) -> [Span; 3] {
         let Range { start, end } = piece.inputs;
-        let inside = &body[self.elements[start].start..self.elements[end - 1].end];
-        let (before, after) = (&body[..=self.list.start], &body[self.list.end - 1..]);
-        [before, inside, after].concat()
+        let inside = self.elements[start].start..self.elements[end - 1].end;
+        [0..self.list.start + 1, inside, self.list.end - 1..usize::MAX]
     }
 }
 
@@ -445,7 +454,12 @@ mod tests {
             let body = [head.as_bytes(), &bytes].concat();
             if let Ok(Some(cutting)) = Cutting::read("/v1/rerank", &body) {
                 let whole: Result<Value, _> = serde_json::from_slice(&body);
-                let pieces: Vec<_> = cutting.pieces(1).iter().map(|piece| cutting.body(&body, piece)).collect();
+                let body_of = |piece: &Piece| {
+                    let made = cutting.body(&body, piece);
+                    assert_eq!(cutting.body_bytes(body.len(), piece), made.len());
+                    made
+                };
+                let pieces: Vec<_> = cutting.pieces(1).iter().map(body_of).collect();
                 let valid = pieces.iter().all(|piece| serde_json::from_slice::<Value>(piece).is_ok());
                 prop_assert_eq!(whole.is_ok(), valid, "all pieces are JSON if the whole is, and only then");
             }

@@ -12,13 +12,14 @@
 //! reported speeds would be the obvious other way, and the whole would then wait for whoever had reported wrongly.
 //!
 //! This is no way around what protects a region from others: a piece waits in the bulk lane there, and a request has few
-//! pieces under way in a region, whatever it has left.
+//! pieces under way in a region, whatever it has left. A region that turns a piece away gets none until it has said that
+//! there is room again: the piece goes to another meanwhile, or waits.
 
 use super::REPLICA_INPUTS_MAX;
 use super::cut::{PIECE_INPUTS_MAX, PIECE_TOKENS_MAX};
 use regions::selection::Health;
 use regions::set::RegionIndex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A request of fewer inputs, and of fewer tokens than [`CUT_TOKENS_MIN`], is never looked at: it is what lookups and
 /// rerankers send (`replica_core::lane`: at most some 100), and would be over before a cut had paid for itself.
@@ -118,6 +119,8 @@ struct Seat {
     /// Pieces of ours that are under way there, and their tokens.
     pieces: u32,
     tokens: u64,
+    /// It has turned a piece away and takes none until then.
+    closed_until: Option<Instant>,
 }
 
 /// How good a place is for the next piece; less is better. **The order of the fields is the policy.**
@@ -154,6 +157,7 @@ impl Spread {
             tokens_per_second: speed(place, places),
             pieces: 0,
             tokens: 0,
+            closed_until: None,
         };
         Spread { seats: places.iter().map(seat).collect() }
     }
@@ -162,14 +166,20 @@ impl Spread {
     /// there until it has [`Spread::ended`]. `health` is what is known of a region now: a piece had better wait for a
     /// healthy one than go to a suspect, and one that is down is asked only if all are; then the piece's own plan finds
     /// the words for it.
-    pub fn next(&mut self, tokens: u64, health: impl Fn(RegionIndex) -> Health) -> Option<RegionIndex> {
+    pub fn next(
+        &mut self,
+        tokens: u64,
+        health: impl Fn(RegionIndex) -> Health,
+        now: Instant,
+    ) -> Option<RegionIndex> {
         if self.under_way() >= UNDER_WAY_MAX {
             return None;
         }
         let best = self.seats.iter().map(|seat| Standing::of(health(seat.place.region))).min()?;
         let scores = self.seats.iter().enumerate().filter_map(|(order, seat)| {
-            let usable = Standing::of(health(seat.place.region)) == best && seat.pieces < seat.pieces_max();
-            usable.then(|| Score { finish: seat.finish(tokens), order })
+            let usable = Standing::of(health(seat.place.region)) == best;
+            (usable && seat.is_open(now) && seat.pieces < seat.pieces_max())
+                .then(|| Score { finish: seat.finish(tokens), order })
         });
         let Score { order, .. } = scores.min()?;
         let seat = &mut self.seats[order];
@@ -186,6 +196,24 @@ impl Spread {
         seat.tokens = seat.tokens.saturating_sub(tokens);
     }
 
+    /// `region` has turned a piece away: it gets no other before `until`.
+    pub fn close(&mut self, region: RegionIndex, until: Instant) {
+        // One that was asked instead of another need not be among the places.
+        if let Some(seat) = self.seats.iter_mut().find(|seat| seat.place.region == region) {
+            seat.closed_until = seat.closed_until.max(Some(until));
+        }
+    }
+
+    /// When the next of those who have turned a piece away takes one again; `None` if nobody has.
+    pub fn opens(&self, now: Instant) -> Option<Instant> {
+        self.seats.iter().filter(|seat| !seat.is_open(now)).filter_map(|seat| seat.closed_until).min()
+    }
+
+    /// Who takes pieces now or will before `deadline`.
+    pub fn open_before(&self, deadline: Instant) -> impl Iterator<Item = RegionIndex> {
+        self.seats.iter().filter(move |seat| seat.is_open(deadline)).map(|seat| seat.place.region)
+    }
+
     /// Pieces under way.
     pub fn under_way(&self) -> u32 {
         self.seats.iter().map(|seat| seat.pieces).sum()
@@ -193,6 +221,10 @@ impl Spread {
 }
 
 impl Seat {
+    fn is_open(&self, now: Instant) -> bool {
+        self.closed_until.is_none_or(|until| until <= now)
+    }
+
     fn pieces_max(&self) -> u32 {
         self.place.replicas.max(1).saturating_mul(UNDER_WAY_PER_REPLICA)
     }
@@ -211,6 +243,7 @@ const _: () = assert!(PIECE_INPUTS_MAX <= REPLICA_INPUTS_MAX);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::some_instant;
     use Health::*;
     use proptest::prelude::*;
 
@@ -228,7 +261,7 @@ mod tests {
     /// Where the next pieces of so many tokens go, until all places have enough.
     fn dealt(places: &[Place], tokens: u64, health: impl Fn(usize) -> Health) -> Vec<usize> {
         let mut spread = Spread::new(places);
-        std::iter::from_fn(|| spread.next(tokens, |region| health(region.as_usize())))
+        std::iter::from_fn(|| spread.next(tokens, |region| health(region.as_usize()), some_instant()))
             .map(|region| region.as_usize())
             .collect()
     }
@@ -312,35 +345,69 @@ mod tests {
     #[test]
     fn the_limit_of_pieces_under_way_holds_at_it_and_one_past_it() {
         let mut spread = Spread::new(&[place(0, 2, 100, 0, 0)]);
-        let sent: Vec<_> = std::iter::from_fn(|| spread.next(1, |_| Healthy)).collect();
+        let sent: Vec<_> = std::iter::from_fn(|| spread.next(1, |_| Healthy, some_instant())).collect();
         assert_eq!(sent.len(), UNDER_WAY_MAX as usize);
         spread.ended(sent[0], 1);
-        assert!(spread.next(1, |_| Healthy).is_some());
-        assert!(spread.next(1, |_| Healthy).is_none());
+        assert!(spread.next(1, |_| Healthy, some_instant()).is_some());
+        assert!(spread.next(1, |_| Healthy, some_instant()).is_none());
+    }
+
+    #[test]
+    fn whoever_turns_a_piece_away_gets_none_until_there_is_room_again() {
+        let (now, second) = (some_instant(), Duration::from_secs(1));
+        let mut spread = Spread::new(&[place(0, 2, 1, 0, 0), place(1, 90, 1, 0, 0)]);
+        let near = spread.next(1, |_| Healthy, now).unwrap();
+        assert_eq!((near.as_usize(), spread.opens(now)), (0, None));
+        spread.ended(near, 1);
+        spread.close(near, now + second);
+        assert_eq!(spread.opens(now), Some(now + second));
+        let mut next = |now| spread.next(1, |_| Healthy, now).map(RegionIndex::as_usize);
+        // The far one instead, as much as it may have; then somebody waits.
+        assert_eq!([(); 3].map(|()| next(now)), [Some(1), Some(1), None]);
+        assert_eq!(next(now + second - Duration::from_millis(1)), None);
+        assert_eq!([(); 3].map(|()| next(now + second)), [Some(0), Some(0), None]);
+        assert_eq!(spread.opens(now + second), None);
+        // Of two words the later one counts.
+        spread.close(near, now + 3 * second);
+        spread.close(near, now + 2 * second);
+        assert_eq!(spread.opens(now + second), Some(now + 3 * second));
+        let open = |at| spread.open_before(at).map(RegionIndex::as_usize).collect::<Vec<_>>();
+        assert_eq!((open(now + 2 * second), open(now + 3 * second)), (vec![1], vec![0, 1]));
+        spread.close(RegionIndex::new(7).unwrap(), now + 9 * second);
+        assert_eq!(spread.opens(now + 3 * second), None, "whoever is no place is nobody's business");
     }
 
     proptest! {
         /// Invariant 1, Lawful, and no piece is left lying: whatever happens, only the given places are asked, and as
-        /// long as nothing is under way somebody is.
+        /// long as nothing is under way somebody is, or will be when somebody opens again.
         #[test]
         fn pieces_go_only_to_the_places_that_were_given_and_never_get_stuck(
             given in prop::collection::btree_map(0usize..16, (0u64..300, 1u32..4, 0u64..1 << 40, 0u64..1 << 40), 1..5),
-            steps in prop::collection::vec((1u64..1 << 40, any::<bool>(), 0usize..16), 1..80),
+            steps in prop::collection::vec((1u64..1 << 40, 0u64..4, 0usize..16), 1..80),
         ) {
             let places: Vec<_> = given.iter().map(|(at, (rtt, replicas, pending, speed))| place(*at, *rtt, *replicas, *pending, *speed)).collect();
             let mut spread = Spread::new(&places);
             let mut under_way = Vec::new();
-            for (tokens, end, down) in steps {
+            let now = some_instant();
+            for (at, (tokens, end, down)) in steps.into_iter().enumerate() {
+                let now = now + Duration::from_secs(at as u64);
                 let health = |region: RegionIndex| if region.as_usize() == down { Down } else { Healthy };
-                match spread.next(tokens, health) {
+                match spread.next(tokens, health, now) {
                     Some(region) => {
                         prop_assert!(given.contains_key(&region.as_usize()));
                         under_way.push((region, tokens));
                     }
-                    None => prop_assert!(!under_way.is_empty()),
+                    None => prop_assert!(!under_way.is_empty() || spread.opens(now) > Some(now)),
                 }
-                if end && let Some((region, tokens)) = under_way.pop() {
-                    spread.ended(region, tokens);
+                match (end, under_way.pop()) {
+                    (0, Some(under)) => under_way.push(under),
+                    (turned_away, Some((region, tokens))) => {
+                        spread.ended(region, tokens);
+                        if turned_away == 1 {
+                            spread.close(region, now + Duration::from_secs(tokens % 5));
+                        }
+                    }
+                    (_, None) => {}
                 }
                 prop_assert_eq!(spread.under_way() as usize, under_way.len());
             }

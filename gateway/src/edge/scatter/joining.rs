@@ -4,6 +4,7 @@
 //! told: of an answer that is held whole when all of it is there, of a larger one when the room is full. No IO here.
 
 use crate::respond::Refusal;
+use gateway_core::receipt::ReceiptId;
 use gateway_core::scatter::Shape;
 use gateway_core::scatter::cut::Cutting;
 use gateway_core::scatter::join::{Join, Part};
@@ -14,22 +15,35 @@ use replica_core::wire::error::ErrorCode;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Bytes of answers that are held for one request: what is there and not yet told, and what the pieces under way will
-/// bring, as far as is known.
+/// Bytes of answers that are held for one request: what is there and not yet told, and what is being read. What the pieces
+/// under way will bring is counted as far as is known, so that none is begun for whose answer there will be no room.
+///
+/// Beyond it are only the answer whose turn it is, of at most [`PIECE_ANSWER_MAX`], and those of the pieces under way that
+/// are small enough to be read whole at once (`WHOLE_ANSWER_MAX`, for `UNDER_WAY_MAX` of them 32 MiB). While it is read an
+/// answer is there twice.
 pub(super) const HELD_MAX: usize = 64 << 20;
+/// Bytes of one piece's answer: 512 vectors of 4,096 numbers as text are 27 MB.
+pub(super) const PIECE_ANSWER_MAX: usize = 32 << 20;
 /// Pieces under way while nobody knows how large an answer to one is.
 pub(super) const FIRST_PIECES_MAX: usize = 8;
 
 /// A piece that was answered.
 pub(super) struct Arrived {
     pub(super) part: Part,
-    pub(super) content_type: Option<HeaderValue>,
+    pub(super) source: Source,
+}
+
+/// Where the answer to a piece comes from.
+pub(super) struct Source {
     pub(super) region: RegionIndex,
+    pub(super) content_type: Option<HeaderValue>,
     pub(super) attempts: usize,
     pub(super) waited: Duration,
     pub(super) timing: RegionTiming,
     /// That were computed.
     pub(super) tokens: Option<u64>,
+    /// Of the attempt that was answered.
+    pub(super) receipt: Option<ReceiptId>,
 }
 
 /// What the producer of an answer tells the one who writes it.
@@ -46,8 +60,8 @@ pub(super) struct Head {
     /// How long it is, if all of it is there.
     pub(super) length: Option<usize>,
     pub(super) content_type: Option<HeaderValue>,
-    /// In the order of the first piece that each has answered.
-    pub(super) regions: Vec<RegionIndex>,
+    /// In the order of the first piece that each has answered, with the receipt of that.
+    pub(super) regions: Vec<(RegionIndex, Option<ReceiptId>)>,
     pub(super) attempts: usize,
     pub(super) tokens: Option<u64>,
     /// Of the piece that was waited for longest.
@@ -75,6 +89,8 @@ pub(super) struct Joining {
     untold: VecDeque<Vec<u8>>,
     /// Bytes of all of that.
     held: usize,
+    /// Bytes of the answers that are being read, by the number of their piece.
+    reading: BTreeMap<usize, usize>,
     /// Bytes of the largest part so far.
     largest: Option<usize>,
     head: Head,
@@ -93,6 +109,7 @@ impl Joining {
             join: Some(Join::new(cutting.inputs(), cutting.top_n)),
             untold: VecDeque::new(),
             held: 0,
+            reading: BTreeMap::new(),
             largest: None,
             head: Head { tokens: Some(0), ..Head::default() },
             begun: false,
@@ -101,27 +118,57 @@ impl Joining {
         }
     }
 
-    /// Whether there is room for the answer of one more piece than are under way.
-    pub(super) fn has_room_for_another(&self, under_way: usize) -> bool {
+    /// Whether there is room for the answer of this piece as well, when so many are under way.
+    pub(super) fn has_room_for(&self, number: usize, under_way: usize) -> bool {
+        // Whatever else is there waits for it.
+        if number == self.next && self.goes_out_in_order() {
+            return true;
+        }
+        let coming = under_way.saturating_sub(self.reading.len());
         match self.largest {
             None => under_way < FIRST_PIECES_MAX,
             // One that does not fit at all has to come alone.
             Some(_) if under_way == 0 && self.held == 0 => true,
-            Some(largest) => self.held + (under_way + 1) * largest <= HELD_MAX,
+            Some(largest) => self.held + self.being_read() + (coming + 1) * largest <= HELD_MAX,
         }
     }
 
-    pub(super) fn arrived(&mut self, number: usize, arrived: Arrived) {
+    /// Whether an answer of so many bytes may be read now, which then counts as held; if not, it can wait. One that can
+    /// never be is too much.
+    pub(super) fn lets_in(&mut self, number: usize, bytes: usize) -> Result<bool, Refusal> {
+        let fits = self.held + self.being_read() + bytes <= HELD_MAX;
+        let its_turn = number == self.next;
+        // What is ranked is held to the end, so room will never come.
+        if bytes > PIECE_ANSWER_MAX || !fits && its_turn && !self.goes_out_in_order() {
+            return Err(too_much());
+        }
+        if fits || its_turn {
+            self.reading.insert(number, bytes);
+        }
+        Ok(fits || its_turn)
+    }
+
+    fn being_read(&self) -> usize {
+        self.reading.values().sum()
+    }
+
+    /// This piece is no longer under way and was not answered.
+    pub(super) fn left(&mut self, number: usize) {
+        self.reading.remove(&number);
+    }
+
+    pub(super) fn arrived(&mut self, number: usize, arrived: Arrived) -> Result<(), Refusal> {
         let bytes = arrived.part.bytes();
+        self.reading.remove(&number);
         self.held += bytes;
         self.largest = self.largest.max(Some(bytes));
         self.early.insert(number, arrived);
-        while let Some(arrived) = self.early.remove(&self.next) {
-            let Arrived { part, content_type, region, attempts, waited, timing, tokens } = arrived;
+        while let Some(Arrived { part, source }) = self.early.remove(&self.next) {
+            let Source { content_type, region, attempts, waited, timing, tokens, receipt } = source;
             let head = &mut self.head;
             head.attempts += attempts;
-            if !head.regions.contains(&region) {
-                head.regions.push(region);
+            if head.regions.iter().all(|(known, _)| *known != region) {
+                head.regions.push((region, receipt));
             }
             head.content_type = head.content_type.take().or(content_type);
             head.tokens = head.tokens.zip(tokens).map(|(sum, tokens)| sum + tokens);
@@ -134,6 +181,7 @@ impl Joining {
             self.untold.extend(out);
             self.next += 1;
         }
+        if self.held > HELD_MAX && !self.goes_out_in_order() { Err(too_much()) } else { Ok(()) }
     }
 
     /// Whether the beginning of the answer is known before its end.
@@ -205,7 +253,7 @@ mod tests {
     #[test]
     fn the_room_for_answers_holds_at_its_limit_and_one_past_it() {
         let check = |held, largest, under_way, expected| {
-            let has_room = joining(held, largest).has_room_for_another(under_way);
+            let has_room = joining(held, largest).has_room_for(1, under_way);
             assert_eq!(has_room, expected, "{held} {largest:?} {under_way}");
         };
         check(0, None, FIRST_PIECES_MAX - 1, true);
@@ -217,6 +265,32 @@ mod tests {
         // One that does not fit comes alone, when all else was told.
         check(0, Some(HELD_MAX + 1), 0, true);
         check(1, Some(HELD_MAX + 1), 0, false);
+        // And the one that all others wait for comes in any case.
+        assert!(joining(HELD_MAX, Some(HELD_MAX)).has_room_for(0, 9));
+    }
+
+    #[test]
+    fn a_large_answer_is_let_in_up_to_the_limit_and_the_next_one_always() {
+        let check = |held, number, bytes, expected: Result<bool, ErrorCode>| {
+            let let_in = joining(held, None).lets_in(number, bytes).map_err(|refusal| refusal.code);
+            assert_eq!(let_in, expected, "{held} {number} {bytes}");
+        };
+        check(HELD_MAX - 7, 1, 7, Ok(true));
+        check(HELD_MAX - 7, 1, 8, Ok(false));
+        check(HELD_MAX - 7, 0, 8, Ok(true));
+        check(0, 0, PIECE_ANSWER_MAX, Ok(true));
+        check(0, 0, PIECE_ANSWER_MAX + 1, Err(ErrorCode::BodyTooLarge));
+        // What is read counts, until it is over.
+        let mut rows = joining(0, None);
+        assert_eq!(rows.lets_in(1, PIECE_ANSWER_MAX).ok(), Some(true));
+        assert_eq!(rows.lets_in(2, PIECE_ANSWER_MAX).ok(), Some(true));
+        assert_eq!(rows.lets_in(3, 1).ok(), Some(false));
+        rows.left(1);
+        assert_eq!(rows.lets_in(3, 1).ok(), Some(true));
+        // What is ranked is held to the end.
+        let mut ranked = Joining { shape: Shape::Ranks, ..joining(HELD_MAX, None) };
+        assert_eq!(ranked.lets_in(1, 1).ok(), Some(false));
+        assert_eq!(ranked.lets_in(0, 1).err().map(|refusal| refusal.code), Some(ErrorCode::BodyTooLarge));
     }
 
     #[test]

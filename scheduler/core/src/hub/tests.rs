@@ -185,7 +185,11 @@ fn a_list_of_everything_stands_for_the_events_that_were_missed() {
 fn a_store_that_knows_less_than_it_did_begins_a_new_epoch() {
     let check = |known: Option<&str>, epoch: u64, table: Option<&str>, begins: Option<u64>| {
         let generation = |text: Option<&str>| text.map(|text| text.parse().unwrap());
-        assert_eq!(epoch_to_begin(generation(known), epoch, generation(table)), begins, "{known:?} {table:?}");
+        assert_eq!(
+            epoch_to_begin(generation(known), epoch, generation(table)),
+            begins,
+            "{known:?} {table:?}"
+        );
     };
     check(None, 4, Some("4.7"), None);
     check(Some("4.7"), 4, Some("4.7"), None);

@@ -164,8 +164,7 @@ impl Follower {
     }
 
     async fn open(&self, client: &Client) -> Result<WatchStream, Error> {
-        let options =
-            WatchOptions::new().with_prefix().with_start_revision(nouns::signed(self.place.from));
+        let options = WatchOptions::new().with_prefix().with_start_revision(nouns::signed(self.place.from));
         let mut watches = client.watch_client().max_decoding_message_size(ANSWER_BYTES_MAX);
         watches.watch(self.keys.outer(&self.prefix), Some(options)).await
     }

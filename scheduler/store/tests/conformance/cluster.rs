@@ -92,7 +92,8 @@ impl Cluster {
     pub(crate) fn start_member(&mut self, member: usize) {
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let peers: Vec<_> = self.members.iter().map(|member| url(member.peer)).collect();
-        let initial: Vec<_> = peers.iter().enumerate().map(|(member, peer)| format!("m{member}={peer}")).collect();
+        let initial: Vec<_> =
+            peers.iter().enumerate().map(|(member, peer)| format!("m{member}={peer}")).collect();
         let Member { client, peer, .. } = self.members[member];
         let log = std::fs::File::create(self.dir.path().join(format!("m{member}.log"))).unwrap();
         let process = Command::new("etcd")

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use scheduler_store::{
-    Compare, Embedded, Etcd, Event, KeyValue, Lease, Op, Range, Sim, Store, StoreError, Txn, Watch, WatchError,
+    Compare, Embedded, Etcd, Event, KeyValue, Lease, Op, Range, Sim, Store, StoreError, Txn, Watch,
+    WatchError,
 };
 
 use super::cluster::Cluster;
@@ -96,7 +97,11 @@ impl<S: Store> Subject<S> {
     fn txn(&self, when: &[(bool, &str, u64)], then: &[Change]) -> Txn {
         let when = when.iter().map(|(created, key, revision)| {
             let (key, revision) = ((*key).to_owned(), self.own(*revision));
-            if *created { Compare::CreateRevision(key, revision) } else { Compare::ModRevision(key, revision) }
+            if *created {
+                Compare::CreateRevision(key, revision)
+            } else {
+                Compare::ModRevision(key, revision)
+            }
         });
         let then = then.iter().map(|change| match change {
             Change::Put(key, value, lease) => {
@@ -199,7 +204,10 @@ async fn compare(seed: u64, ops: u64, etcd: Etcd) -> u64 {
     let mut last = 0;
     for number in 0..ops {
         let listed = sim.store.range("").await.unwrap();
-        let known = listed.entries.iter().map(|entry| (entry.key.clone(), (entry.create_revision, entry.mod_revision)));
+        let known = listed
+            .entries
+            .iter()
+            .map(|entry| (entry.key.clone(), (entry.create_revision, entry.mod_revision)));
         let step = step(&mut rng, sim.leases.len(), &known.collect(), number);
         let wanted = etcd.carry_out(&step).await;
         let at = || format!("seed {seed}, operation {number}: {step:?}");

@@ -55,11 +55,7 @@ async fn let_leases_end<S: Store>(store: &S, _: &str) {
 }
 
 /// `lease_ends` returns when the lease under which this key stands has ended by itself; `compact` lets the store forget.
-async fn conforms<S: Store>(
-    store: &S,
-    lease_ends: impl AsyncFn(&S, &str),
-    compact: impl AsyncFn(&S),
-) {
+async fn conforms<S: Store>(store: &S, lease_ends: impl AsyncFn(&S, &str), compact: impl AsyncFn(&S)) {
     keys_have_values_and_revisions(store).await;
     guards_hold(store).await;
     limits_are_the_same(store).await;
@@ -144,7 +140,8 @@ async fn limits_are_the_same<S: Store>(store: &S) {
 
 async fn leases_take_their_keys<S: Store>(store: &S, lease_ends: impl AsyncFn(&S, &str)) {
     let now = Instant::now();
-    let (kept, left) = (store.lease_grant(10 * TTL, now).await.unwrap(), store.lease_grant(TTL, now).await.unwrap());
+    let (kept, left) =
+        (store.lease_grant(10 * TTL, now).await.unwrap(), store.lease_grant(TTL, now).await.unwrap());
     assert_ne!(kept, left);
     store.put("lease/kept", vec![], Some(kept)).await.unwrap();
     store.put("lease/moved", vec![], Some(left)).await.unwrap();
@@ -164,7 +161,8 @@ async fn leases_take_their_keys<S: Store>(store: &S, lease_ends: impl AsyncFn(&S
     assert_eq!(store.lease_keep_alive(left, now).await, Err(lost.clone()));
     assert_eq!(store.lease_revoke(left).await, Err(lost.clone()));
     assert_eq!(store.put("lease/new", vec![], Some(left)).await, Err(lost.clone()));
-    let then = vec![put("lease/a", ""), Op::Put { key: "lease/b".to_owned(), value: vec![], lease: Some(left) }];
+    let then =
+        vec![put("lease/a", ""), Op::Put { key: "lease/b".to_owned(), value: vec![], lease: Some(left) }];
     assert_eq!(store.txn(Txn { when: vec![], then }).await, Err(lost));
     assert_eq!(store.get("lease/a").await, Ok(None), "nothing of a refused transaction is done");
 
@@ -206,8 +204,10 @@ async fn a_watch_tells_everything_once<S: Store>(store: &S) {
 async fn one_leads_and_a_deposed_leader_writes_nothing<S: Store>(store: &S) {
     let now = Instant::now();
     let ttl = 20 * TTL;
-    let (one, other) = (store.lease_grant(ttl, now).await.unwrap(), store.lease_grant(ttl, now).await.unwrap());
-    let first = soon("a term that nobody else has", store.campaign("leader", b"one".to_vec(), one)).await.unwrap();
+    let (one, other) =
+        (store.lease_grant(ttl, now).await.unwrap(), store.lease_grant(ttl, now).await.unwrap());
+    let first =
+        soon("a term that nobody else has", store.campaign("leader", b"one".to_vec(), one)).await.unwrap();
     assert_eq!((first.key.as_str(), first.lease), ("leader", one));
     let again = soon("one's own term", store.campaign("leader", b"one".to_vec(), one)).await.unwrap();
     assert_eq!(again, first, "who asks again has it already");
@@ -268,7 +268,9 @@ async fn a_gap_is_told<S: Store>(store: &S, compact: impl AsyncFn(&S)) {
     let mut seen = Vec::new();
     let gap = loop {
         match soon("the changes, or a gap", follows.next()).await {
-            Ok(events) => seen.extend(changed(&events).iter().map(|(key, revision)| ((*key).to_owned(), *revision))),
+            Ok(events) => {
+                seen.extend(changed(&events).iter().map(|(key, revision)| ((*key).to_owned(), *revision)))
+            }
             Err(gap) => break Some(gap),
         }
         if seen.last().is_some_and(|(_, revision)| *revision == last) {

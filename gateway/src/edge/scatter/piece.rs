@@ -1,0 +1,203 @@
+//! One piece: from its body to its part of the answer.
+
+use super::super::account::Receipts;
+use super::super::admit::Request;
+use super::super::attempts::Answered;
+use super::super::forward::{Edge, NotForwarded};
+use super::super::view::View;
+use super::joining::{Arrived, PIECE_ANSWER_MAX, Source, too_much};
+use crate::intake::Body;
+use crate::respond::{self, Refusal};
+use crate::upstream::{Answer, AnswerBody, Coming};
+use bytes::{Bytes, BytesMut};
+use gateway_core::scatter::cut::{self, Cutting, Piece};
+use gateway_core::scatter::join::{NotJoinable, Part};
+use gateway_core::tenant::Cost;
+use gateway_core::timing::RegionTiming;
+use gateway_core::trail::Trail;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use regions::set::RegionIndex;
+use replica_core::wire::error::ErrorCode;
+use replica_core::wire::headers;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::spawn_blocking;
+
+/// Answers that are read as quickly as they would be handed to another thread.
+const INLINE_BYTES: usize = 64 << 10;
+
+/// What all pieces of a request share.
+#[derive(Clone, Copy)]
+pub(super) struct Whole<'a> {
+    pub(super) request: &'a Request,
+    pub(super) view: &'a View,
+    pub(super) cutting: &'a Arc<Cutting>,
+    /// What the identifiers of its receipts are made of, if its client is to be given some.
+    pub(super) receipts: Option<&'a Receipts<'a>>,
+}
+
+/// A piece that nobody computes yet, or computes no longer.
+pub(super) struct Waiting<'t> {
+    /// Which, from 0.
+    pub(super) number: usize,
+    pub(super) piece: Piece,
+    pub(super) trail: &'t mut Trail,
+    /// How often it was turned away, and how it was the last time.
+    pub(super) turned_away: u32,
+    pub(super) why: Option<Failed>,
+    /// It is not sent anywhere before.
+    pub(super) not_before: Instant,
+}
+
+/// A piece that is over, or at least at the beginning of its answer.
+pub(super) struct Landed<'t> {
+    /// Where it was sent first.
+    pub(super) region: RegionIndex,
+    pub(super) waiting: Waiting<'t>,
+    pub(super) outcome: Outcome,
+}
+
+pub(super) enum Outcome {
+    Arrived(Arrived),
+    /// Its answer is large, and is read when there is room for it.
+    Begun(Begun),
+    Failed(Failed),
+}
+
+/// An answer of which only the head was read.
+pub(super) struct Begun {
+    source: Source,
+    coming: Box<Coming>,
+    /// That it will have.
+    pub(super) bytes: usize,
+}
+
+/// Why there is no answer to a piece, and so none to the whole, if nobody else has one.
+pub(super) enum Failed {
+    /// A region's own refusal.
+    Refused(Box<Answered>),
+    /// The answer of this region broke off while it was read.
+    BrokeOff(RegionIndex),
+    Not(NotForwarded),
+}
+
+impl From<NotForwarded> for Failed {
+    fn from(why: NotForwarded) -> Failed {
+        Failed::Not(why)
+    }
+}
+
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Failed {
+        Failed::Not(refusal.into())
+    }
+}
+
+impl Edge {
+    /// Has a piece computed, `region` being asked first. Without a `place` for its body it waits for one.
+    pub(super) async fn ask_for<'t>(
+        &self,
+        whole: Whole<'_>,
+        waiting: Waiting<'t>,
+        region: RegionIndex,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Landed<'t> {
+        let Whole { request, view, cutting, receipts } = whole;
+        let piece = &waiting.piece;
+        let place = match place {
+            Some(place) => place,
+            None => self.scattering.body(cutting.body_bytes(request.body.bytes.len(), piece)).await,
+        };
+        let body = Body::new(cutting.body(&request.body.bytes, piece).into(), place);
+        let cost = Cost { inputs: piece.inputs.len() as u64, tokens: piece.tokens };
+        let request = request.piece(body, cost, region);
+        let outcome = match self.go(&request, view, waiting.trail).await {
+            Ok(answered) if answered.answer.head.status.is_success() => {
+                let Answered { answer: Answer { head, body }, region, waited } = answered;
+                let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+                let attempt = waiting.trail.attempts().last();
+                let source = Source {
+                    region,
+                    content_type: head.headers.get(CONTENT_TYPE).cloned(),
+                    attempts: waiting.trail.count(),
+                    waited,
+                    timing: RegionTiming::parse(text(headers::SERVER_TIMING).unwrap_or_default()),
+                    tokens: text(headers::TOKENS).and_then(|tokens| tokens.parse().ok()),
+                    receipt: receipts.zip(attempt).map(|(receipts, attempt)| receipts.of(attempt)),
+                };
+                match body {
+                    AnswerBody::Whole(body) => self.part(cutting, &waiting.piece, source, body).await,
+                    AnswerBody::Coming(coming) => {
+                        let declared = text(CONTENT_LENGTH.as_str()).and_then(|length| length.parse().ok());
+                        let bytes = declared.unwrap_or(PIECE_ANSWER_MAX);
+                        Outcome::Begun(Begun { source, coming, bytes })
+                    }
+                }
+            }
+            Ok(answered) => Outcome::Failed(refused(answered, cutting.field, waiting.piece.inputs.start)),
+            Err(why) => Outcome::Failed(why.into()),
+        };
+        Landed { region, waiting, outcome }
+    }
+
+    /// Reads the rest of an answer for which there is room now.
+    pub(super) async fn read_on<'t>(
+        &self,
+        whole: Whole<'_>,
+        waiting: Waiting<'t>,
+        region: RegionIndex,
+        begun: Begun,
+    ) -> Landed<'t> {
+        let Begun { source, mut coming, bytes } = begun;
+        let mut body = BytesMut::with_capacity(bytes);
+        let outcome = loop {
+            match coming.chunk().await {
+                Ok(Some(chunk)) if body.len() + chunk.len() <= bytes => body.extend_from_slice(&chunk),
+                Ok(Some(_)) => break Outcome::Failed(too_much().into()),
+                Ok(None) => {
+                    coming.finish(&self.upstream);
+                    break self.part(whole.cutting, &waiting.piece, source, body.freeze()).await;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "an answer to a piece broke off");
+                    break Outcome::Failed(Failed::BrokeOff(source.region));
+                }
+            }
+        };
+        Landed { region, waiting, outcome }
+    }
+
+    /// The part of an answer that is there.
+    async fn part(&self, cutting: &Cutting, piece: &Piece, source: Source, body: Bytes) -> Outcome {
+        let (shape, inputs, large) = (cutting.shape, piece.inputs.clone(), body.len() > INLINE_BYTES);
+        let read = move || Part::read(shape, &body, inputs.len(), inputs.start);
+        let part = if large { spawn_blocking(read).await.expect("reading does not panic") } else { read() };
+        match part {
+            Ok(part) => Outcome::Arrived(Arrived { part, source }),
+            Err(why) => Outcome::Failed(self.not_joinable(piece, source.region, why).into()),
+        }
+    }
+
+    fn not_joinable(&self, piece: &Piece, region: RegionIndex, why: NotJoinable) -> Refusal {
+        let region = self.config.catalogue.region(region).id.as_str();
+        tracing::error!(region, inputs = ?piece.inputs, why = why.why, "an answer to a piece is none");
+        let message = format!(
+            "What region {region} answered to inputs {} to {} is no answer to them: {}.",
+            piece.inputs.start,
+            piece.inputs.end - 1,
+            why.why
+        );
+        Refusal::new(ErrorCode::Internal, message)
+    }
+}
+
+/// A region's refusal of a piece, as of the whole.
+fn refused(mut answered: Answered, field: &str, first: usize) -> Failed {
+    if let AnswerBody::Whole(body) = &answered.answer.body {
+        let body = cut::as_of_the_whole(body, field, first);
+        respond::put(&mut answered.answer.head, CONTENT_LENGTH.as_str(), &body.len().to_string());
+        answered.answer.body = AnswerBody::Whole(body.into());
+    }
+    Failed::Refused(Box::new(answered))
+}
