@@ -233,7 +233,7 @@ def litellm(place, upstreams, name="litellm"):
     return Proxy(name, listen, place.start(name, command, environment), [f"authorization: Bearer {key}"])
 
 
-def meridian(place, upstreams, name="meridian", log="info", receipts=True):
+def meridian(place, upstreams, name="meridian", log="info", receipts=True, more_tenants="", more=""):
     """Meridian's edge with everything on: each upstream is a region."""
     listen, operations, hub = address(), address(), address()
     key = place.write("meridian.key", KEY)
@@ -243,7 +243,7 @@ def meridian(place, upstreams, name="meridian", log="info", receipts=True):
     limits = "{ requests_per_second = 10000000, inputs_per_second = 10000000, tokens_per_minute = 100000000000 }"
     place.write(
         f"{name}-tenants.toml",
-        f'[[tenant]]\nname = "bench"\nkey_file = "{key}"\nresidency = {{ allow = ["us", "eu", "jp"] }}\nlimits = {limits}\n',
+        f'[[tenant]]\nname = "bench"\nkey_file = "{key}"\nresidency = {{ allow = ["us", "eu", "jp"] }}\nlimits = {limits}\n{more_tenants}',
     )
     snapshot = os.path.join(place.files, f"{name}-routes")
     if os.path.exists(snapshot):
@@ -251,14 +251,16 @@ def meridian(place, upstreams, name="meridian", log="info", receipts=True):
     config = place.write(
         f"{name}.toml",
         f'listen = "{listen}"\noperations = "{operations}"\nplace = "{REGIONS[0]}"\nhub = "http://{hub}"\n'
-        f'tenants = "{name}-tenants.toml"\nsnapshot = "{snapshot}"\n'
+        f'tenants = "{name}-tenants.toml"\nsnapshot = "{snapshot}"\n{more}'
         + (f'[receipts]\ndir = "{kept}"\nkey_file = "{pseudonyms}"\n' if receipts else ""),
     )
     routes = [f"{region}={one}" for region, one in zip(REGIONS, upstreams)]
     teller = Process(f"{name}-hub", [os.path.join(place.tools, "world"), "hub", hub, *routes], place.log(f"{name}-hub"))
     process = place.start(name, [place.meridian, "gateway", "--config", config], {"MERIDIAN_LOG": log})
     process.until(lambda: healthy(operations) == len(upstreams), "the health of its regions")
-    return Proxy(name, listen, process, [f"authorization: Bearer {KEY}"], [teller])
+    proxy = Proxy(name, listen, process, [f"authorization: Bearer {KEY}"], [teller])
+    proxy.operations = operations
+    return proxy
 
 
 def healthy(operations):

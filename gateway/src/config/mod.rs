@@ -41,6 +41,8 @@ struct RawConfig {
     handover: Option<PathBuf>,
     gzip_answers_from: Option<i64>,
     connections_max: Option<i64>,
+    #[serde(default = "yes")]
+    hedge: bool,
     #[serde(default)]
     timeouts: timeouts::RawTimeouts,
 }
@@ -50,6 +52,10 @@ struct RawConfig {
 struct RawTls {
     certificate: PathBuf,
     key: PathBuf,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Below this an answer fits into one packet anyway.
@@ -82,6 +88,8 @@ pub struct EdgeConfig {
     pub gzip_answers_from: Option<usize>,
     /// Connections that clients may have open at once.
     pub connections_max: usize,
+    /// Whether a lookup that takes longer than nearly all is asked for in another region as well.
+    pub hedge: bool,
     /// How long things may take.
     pub timeouts: Timeouts,
     /// Who may come in.
@@ -122,6 +130,7 @@ impl EdgeConfig {
             handover,
             gzip_answers_from,
             connections_max,
+            hedge,
             timeouts,
         } = raw;
         let mut problems = Vec::new();
@@ -176,6 +185,7 @@ impl EdgeConfig {
                     handover,
                     gzip_answers_from,
                     connections_max: connections_max.unwrap_or(CONNECTIONS_MAX),
+                    hedge,
                     timeouts,
                     keys,
                     issuers,
@@ -303,6 +313,14 @@ mod tests {
         for wrong in ["gzip_answers_from = 1023", "gzip_answers_from = -1"] {
             assert!(with(wrong).is_err_and(|problems| problems[0].contains("1024")), "{wrong}");
         }
+    }
+
+    #[test]
+    fn whoever_does_not_want_to_hedge_says_so() {
+        let example = include_str!("../../../configs/gateway.toml");
+        let with = |line: &str| parse(&example.replace("hedge = true", line)).map(|config| config.hedge);
+        assert_eq!((with(""), with("hedge = true"), with("hedge = false")), (Ok(true), Ok(true), Ok(false)));
+        assert!(with("hedge = 2").is_err_and(|problems| problems[0].contains("hedge")));
     }
 
     #[test]

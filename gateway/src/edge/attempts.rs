@@ -86,7 +86,7 @@ impl Edge {
         let selection = self.choose(request, view, &about);
         trail.chosen(selection.clone());
         let order = selection.order.iter().map(|candidate| candidate.region).collect();
-        let hedges = request.lane == Lane::Interactive;
+        let hedges = self.config.hedge && request.lane == Lane::Interactive;
         let mut plan = RequestPlan::new(order, hedges, request.arrived + request.timeout);
         let mut next = self.watch.start(&mut plan, &about);
         // A piece of a larger request may have been turned away before.

@@ -132,13 +132,14 @@ fn run(load: Load) {
     };
     let over = |limit: u32| all.micros.iter().filter(|micros| **micros > limit).count();
     println!(
-        "{{\"sent\":{},\"completed\":{},\"failed\":{},\"per_second\":{:.1},\"p50_ms\":{:.3},\"p99_ms\":{:.3},\"max_ms\":{:.3},\
+        "{{\"sent\":{},\"completed\":{},\"failed\":{},\"per_second\":{:.1},\"p50_ms\":{:.3},\"p95_ms\":{:.3},\"p99_ms\":{:.3},\"max_ms\":{:.3},\
          \"over_200_ms\":{},\"over_500_ms\":{}}}",
         all.sent,
         all.micros.len(),
         all.failed,
         all.micros.len() as f64 / load.time.as_secs_f64(),
         at(0.5),
+        at(0.95),
         at(0.99),
         all.longest.as_secs_f64() * 1e3,
         over(200_000),

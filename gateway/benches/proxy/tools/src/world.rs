@@ -1,18 +1,21 @@
 //! What stands behind the proxies: answers every request with the same 8 KB after the same time, at next to no cost.
 //!
 //! ```text
-//! world upstream LISTEN DELAY_MS [REGION [stale]]   a replica and, for Meridian, a region's ingress
-//! world hub LISTEN REGION=ADDRESS…                  the route table of these regions, once
+//! world upstream LISTEN DELAY_MS [REGION [stale | stalls PERMILLE MS]]   a replica and, for Meridian, a region's ingress
+//! world hub LISTEN REGION=ADDRESS…                                       the route table of these regions, once
 //! ```
 //!
 //! One thread a connection and one write an answer: with a few dozen connections nothing is cheaper, and a thread may
 //! sleep to the microsecond, which a timer wheel may not. An upstream answers `/v1/embeddings` with an embedding that
 //! every peer's parser takes, and what a gateway asks to find out how it is (reports, status, health) in its own words.
 //! One that is `stale` closes a connection without an answer when a second embedding is asked for on it: the race of a
-//! kept connection, on purpose.
+//! kept connection, on purpose. One that stalls needs so much longer for so many of a thousand embeddings, drawn by a
+//! generator that always begins with the same seed.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -32,16 +35,22 @@ fn main() -> io::Result<()> {
         ["upstream", listen, delay_ms, region @ ..] => {
             let delay = Duration::from_millis(delay_ms.parse().map_err(io::Error::other)?);
             let stale = region.get(1) == Some(&"stale");
+            let stalls = Arc::new(match region {
+                [_, "stalls", permille, ms] => Stalls::of(permille, ms)?,
+                _ => Stalls::default(),
+            });
             let region = region.first().copied().unwrap_or("aws/us-east-1").to_owned();
             let answer = answer();
-            serve(listen, move |stream| upstream(stream, delay, &region, stale, &answer))
+            serve(listen, move |stream| upstream(stream, || delay + stalls.next(), &region, stale, &answer))
         }
         ["hub", listen, regions @ ..] => {
             let table = table(regions);
             serve(listen, move |stream| hub(stream, &table))
         }
         _ => {
-            eprintln!("world wants: upstream LISTEN DELAY_MS [REGION], or: hub LISTEN REGION=ADDRESS...");
+            eprintln!(
+                "world wants: upstream LISTEN DELAY_MS [REGION [stale | stalls PERMILLE MS]], or: hub LISTEN REGION=ADDRESS..."
+            );
             std::process::exit(2);
         }
     }
@@ -58,6 +67,31 @@ fn serve(
         let each = each.clone();
         // A connection that breaks is the proxy's affair.
         thread::Builder::new().stack_size(128 << 10).spawn(move || each(stream).ok())?;
+    }
+}
+
+/// What comes on top of the delay, now and then.
+#[derive(Default)]
+struct Stalls {
+    permille: u64,
+    lasts: Duration,
+    drawn: AtomicU64,
+}
+
+impl Stalls {
+    fn of(permille: &str, ms: &str) -> io::Result<Stalls> {
+        let (permille, ms) =
+            (permille.parse().map_err(io::Error::other)?, ms.parse().map_err(io::Error::other)?);
+        Ok(Stalls { permille, lasts: Duration::from_millis(ms), drawn: AtomicU64::new(0) })
+    }
+
+    /// SplitMix64 of how many were drawn before.
+    fn next(&self) -> Duration {
+        let number = self.drawn.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let mut bits = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        if (bits ^ (bits >> 31)) % 1000 < self.permille { self.lasts } else { Duration::ZERO }
     }
 }
 
@@ -115,7 +149,7 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
 
 fn upstream(
     mut stream: TcpStream,
-    delay: Duration,
+    delay: impl Fn() -> Duration,
     region: &str,
     stale: bool,
     answer: &[u8],
@@ -129,6 +163,7 @@ fn upstream(
                     return Ok(());
                 }
                 served += 1;
+                let delay = delay();
                 if !delay.is_zero() {
                     thread::sleep(delay);
                 }
