@@ -23,7 +23,7 @@ use crate::model::Tensor;
 const PARTS_PER_THREAD: usize = 3;
 
 /// Rows of one part of a product by all threads.
-const PART_ROWS: usize = 132;
+const PART_ROWS: usize = 140;
 
 /// What one linear layer is made of.
 pub(super) struct LinearSource {

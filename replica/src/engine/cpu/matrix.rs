@@ -114,6 +114,13 @@ impl<'a> View<'a> {
         &self.data[end(rows.start)..end(rows.end)]
     }
 
+    /// From the first number of these rows, of which there is at least one, to the last; and the distance of rows.
+    #[inline(always)]
+    pub(super) fn span(&self, rows: Range<usize>) -> (&'a [f32], usize) {
+        let first = rows.start * self.stride + self.first_column;
+        (&self.data[first..][..(rows.len() - 1) * self.stride + self.width], self.stride)
+    }
+
     #[inline(always)]
     pub(super) fn row(&self, index: usize) -> &'a [f32] {
         &self.data[index * self.stride + self.first_column..][..self.width]

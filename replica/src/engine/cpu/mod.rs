@@ -45,7 +45,8 @@ pub use packed::{PackedCache, WeightsPlace};
 pub struct CpuOptions {
     /// Threads that compute, the caller's own included.
     pub threads: NonZeroUsize,
-    /// What layers compute in. Tables, normalisations, attention and heads are binary32 in any case.
+    /// What layers and attention compute in. Tables, normalisations and heads are binary32 in any case, and so is attention
+    /// that is capped, biased by distance, or over more tokens than bytes are good for.
     pub precision: Precision,
     /// Where packed weights are kept for all replicas of the model; absent = in memory of this process.
     pub packed: Option<PackedCache>,
@@ -107,7 +108,7 @@ impl CpuEngine {
             threads: Threads::new(threads).map_err(|reason| LoadError::Threads { threads, reason })?,
             arena: Arena::new(architecture),
         };
-        let transformer = Transformer { isa, architecture: architecture.clone(), weights, pool };
+        let transformer = Transformer { isa, precision, architecture: architecture.clone(), weights, pool };
         Ok(CpuEngine { description, weights_place, transformer, work: Mutex::new(work) })
     }
 

@@ -13,9 +13,9 @@ use super::ways::{Block, Whole};
 use super::{Crew, Room, Transformer};
 use crate::engine::cpu::matrix::{Cut, Matrix, Window};
 
-/// Rows of a block, more or less: six full tiles. What is computed for the block of a MiniLM at one time, 1.1 MB, fits a
+/// Rows of a block, more or less: five full tiles. What is computed for the block of a MiniLM at one time, 1.1 MB, fits a
 /// second-level cache.
-const GROUP_ROWS: usize = 72;
+const GROUP_ROWS: usize = 70;
 
 /// Blocks of each thread, at the least, if all were as long as the longest sequence.
 const GROUPS_PER_THREAD: usize = 4;

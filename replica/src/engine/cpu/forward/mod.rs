@@ -25,7 +25,9 @@ mod layer;
 mod pool;
 mod ways;
 
-use super::kernel::{Attention, AttentionScratch, Isa};
+use replica_core::Precision;
+
+use super::kernel::{Attention, AttentionScratch, ByteAttention, ByteAttentionScratch, Isa, MAX_KEYS};
 use super::linear::LinearScratch;
 use super::matrix::{Cut, Matrix, Parts, Tiles, Window};
 use super::rotation::Rotation;
@@ -38,9 +40,9 @@ use layer::Step;
 pub(super) use pool::Pool;
 use ways::{Block, Whole};
 
-/// Rows of a block of a tall batch: eleven full tiles. Weights, which come from far away, are used as many times for each
-/// time that they are fetched; and the expanded rows of a block of MiniLM, 792 KiB, fit the thread's second-level cache.
-const BLOCK_ROWS: usize = 132;
+/// Rows of a block of a tall batch: ten full tiles. Weights, which come from far away, are used as many times for each
+/// time that they are fetched; and the expanded rows of a block of MiniLM, 840 KiB, fit the thread's second-level cache.
+const BLOCK_ROWS: usize = 140;
 
 /// With fewer rows than this for each thread a batch is flat: below it reading weights takes longer than computing.
 const TALL_ROWS: usize = 24;
@@ -52,6 +54,7 @@ const ATTENTION_PARTS: usize = 4;
 /// A transformer, ready to compute.
 pub(super) struct Transformer {
     pub(super) isa: Isa,
+    pub(super) precision: Precision,
     pub(super) architecture: Architecture,
     pub(super) weights: Weights,
     pub(super) pool: Pool,
@@ -100,12 +103,19 @@ struct Token {
 /// One thread's own memory.
 #[derive(Default)]
 struct Room {
-    attention: AttentionScratch,
+    attention: AttentionRoom,
     linear: LinearScratch,
     /// What a block of a tall batch needs between two attentions.
     block: [Matrix; 2],
     /// What carried sequences need beside it.
     carried: Carried,
+}
+
+/// One thread's memory for attention, in numbers and in bytes.
+#[derive(Default)]
+struct AttentionRoom {
+    numbers: AttentionScratch,
+    bytes: ByteAttentionScratch,
 }
 
 impl AsMut<LinearScratch> for Room {
@@ -227,24 +237,28 @@ impl Transformer {
         index: usize,
         projections: &Matrix,
         out: &mut Window<'_>,
-        scratch: &mut AttentionScratch,
+        room: &mut AttentionRoom,
     ) {
         let attention = &self.architecture.attention;
         let (width, sharing) = (attention.head_width, attention.heads / attention.key_value_heads);
-        let (queries, keys) = (self.architecture.query_width(), self.architecture.key_value_width());
+        let (all_queries, all_keys) = (self.architecture.query_width(), self.architecture.key_value_width());
         let rows = projections.view(out.rows());
         let first = out.columns().start / width;
-        let key = queries + first / sharing * width;
-        self.isa.run(Attention {
-            queries: rows.columns(out.columns()),
-            keys: rows.columns(key..key + width),
-            values: rows.columns(key + keys..key + keys + width),
-            reach: self.architecture.layers[index].reach,
-            softcap: attention.softcap.map(|cap| cap * std::f32::consts::LOG2_E),
-            biases: self.weights.distance_biases.as_ref().map(|biases| (biases, first)),
-            out,
-            scratch,
-        });
+        let key = all_queries + first / sharing * width;
+        let queries = rows.columns(out.columns());
+        let keys = rows.columns(key..key + width);
+        let values = rows.columns(key + all_keys..key + all_keys + width);
+        let (isa, reach) = (self.isa, self.architecture.layers[index].reach);
+        let softcap = attention.softcap.map(|cap| cap * std::f32::consts::LOG2_E);
+        let biases = self.weights.distance_biases.as_ref().map(|biases| (biases, first));
+        let plain = softcap.is_none() && biases.is_none();
+        if self.precision == Precision::Int8 && plain && rows.rows() <= MAX_KEYS {
+            let scratch = &mut room.bytes;
+            isa.run(ByteAttention { isa, queries, keys, values, reach, out, scratch });
+        } else {
+            let scratch = &mut room.numbers;
+            isa.run(Attention { queries, keys, values, reach, softcap, biases, out, scratch });
+        }
     }
 }
 

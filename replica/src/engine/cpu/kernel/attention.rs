@@ -9,19 +9,17 @@
 //! sums of a row run over keys in order, whatever the sequence is batched with.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::ops::Range;
 
 use super::math::{exp2, tanh};
-use super::{Kernel, MAX_LANES, SQUARE, Simd, TILE_VECTORS, load_up_to, store_up_to};
+use super::tile::{MAX_TILE_ROWS, Tile, tiles};
+use super::{Kernel, MAX_LANES, SQUARE, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::distance::DistanceBiases;
 use crate::engine::cpu::matrix::{Matrix, View, Window};
 use crate::engine::cpu::panels::{Line, PANEL};
 use crate::model::Reach;
-
-/// Rows of the largest tile of any instruction set.
-const MAX_TILE_ROWS: usize = 12;
 
 /// Heads that share their keys and values, over one sequence.
 pub(in super::super) struct Attention<'a, 'w> {
@@ -75,13 +73,17 @@ impl Kernel for Attention<'_, '_> {
         for head in 0..queries.width() / width {
             let first_column = head * width;
             let queries = queries.columns(first_column..first_column + width);
-            for (start, rows) in tiles::<S>(length) {
+            for (start, rows) in tiles(length, S::TILE_ROWS) {
                 let seen = reach.of(start..start + rows, length);
                 for panel in seen.start / PANEL..seen.end.div_ceil(PANEL) {
                     let lines = &key_lines[panel * width..][..width];
                     let columns = PANEL.min(seen.end - panel * PANEL);
-                    let tile = Tile { input: queries, start, rows, first: 0, lines, columns };
-                    tile.sum(simd, &mut scores.data_mut()[panel * PANEL..], stride);
+                    let (inputs, stride_in) = queries.span(start..start + rows);
+                    tile(inputs, stride_in, rows, lines, columns).sum(
+                        simd,
+                        &mut scores.data_mut()[panel * PANEL..],
+                        stride,
+                    );
                 }
                 let mut weights = [0.0; MAX_TILE_ROWS];
                 // Whole vectors around what is seen.
@@ -102,12 +104,8 @@ impl Kernel for Attention<'_, '_> {
                 for panel in 0..value_panels {
                     let lines = &value_lines[panel * length..][seen.clone()];
                     let columns = PANEL.min(width - panel * PANEL);
-                    let input = scores.view(0..rows);
-                    Tile { input, start: 0, rows, first: seen.start, lines, columns }.sum(
-                        simd,
-                        sums.0.as_flattened_mut(),
-                        PANEL,
-                    );
+                    let inputs = &scores.data()[seen.start..(rows - 1) * stride + seen.end];
+                    tile(inputs, stride, rows, lines, columns).sum(simd, sums.0.as_flattened_mut(), PANEL);
                     for (row, (sums, weight)) in sums.0[..rows].iter().zip(&weights).enumerate() {
                         let out = &mut out.row_mut(start + row)[first_column + panel * PANEL..][..columns];
                         for (out, sums) in out.chunks_mut(S::LANES).zip(sums.chunks(S::LANES)) {
@@ -213,7 +211,7 @@ const EDGE: [[f32; MAX_LANES]; 3] =
 /// Makes those of the scores from `first` on that are not seen nothing. (Writing them one by one would hold up the load
 /// of the vector: a load cannot be served by several stores that are under way.)
 #[inline(always)]
-fn blot<S: Simd>(simd: S, scores: S::Vector, first: usize, seen: &Range<usize>) -> S::Vector {
+pub(super) fn blot<S: Simd>(simd: S, scores: S::Vector, first: usize, seen: &Range<usize>) -> S::Vector {
     let edge = EDGE.as_flattened();
     let within = |end: usize| end.saturating_sub(first).min(S::LANES);
     let from_start = simd.load(&edge[MAX_LANES - within(seen.start)..]);
@@ -222,119 +220,13 @@ fn blot<S: Simd>(simd: S, scores: S::Vector, first: usize, seen: &Range<usize>) 
     simd.min(simd.min(scores, from_start), to_end)
 }
 
-/// Cuts rows into tiles of nearly equal size, as few as possible: start and number of rows of each.
-#[inline(always)]
-fn tiles<S: Simd>(rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    let count = rows.div_ceil(S::TILE_ROWS);
-    (0..count).map(move |index| {
-        let start = index * rows / count;
-        (start, (index + 1) * rows / count - start)
-    })
-}
-
 /// What a tile comes to: a line per row, each beginning where a cache line begins.
 #[derive(Default)]
 #[repr(align(64))]
 struct Sums([Line; MAX_TILE_ROWS]);
 
-/// Some rows of a matrix, to be multiplied with the lines of one panel.
-struct Tile<'a> {
-    input: View<'a>,
-    /// The first row.
-    start: usize,
-    /// How many; at most [`Simd::TILE_ROWS`].
-    rows: usize,
-    /// The first column, which belongs to the first line.
-    first: usize,
-    lines: &'a [Line],
-    /// Columns of the panel that are wanted; others may come to anything.
-    columns: usize,
-}
-
-impl Tile<'_> {
-    /// Writes the sums of its rows, `stride` numbers from one row to the next.
-    #[inline(always)]
-    fn sum<S: Simd>(&self, simd: S, sums: &mut [f32], stride: usize) {
-        // Each size is a loop of its own, and sizes that the instruction set does not use are compiled to nothing.
-        match self.rows {
-            1 => simd.run(Sum::<1>::new(self, sums, stride)),
-            2 => simd.run(Sum::<2>::new(self, sums, stride)),
-            3 => simd.run(Sum::<3>::new(self, sums, stride)),
-            4 if S::TILE_ROWS >= 4 => simd.run(Sum::<4>::new(self, sums, stride)),
-            5 if S::TILE_ROWS >= 5 => simd.run(Sum::<5>::new(self, sums, stride)),
-            6 if S::TILE_ROWS >= 6 => simd.run(Sum::<6>::new(self, sums, stride)),
-            7 if S::TILE_ROWS >= 7 => simd.run(Sum::<7>::new(self, sums, stride)),
-            8 if S::TILE_ROWS >= 8 => simd.run(Sum::<8>::new(self, sums, stride)),
-            9 if S::TILE_ROWS >= 9 => simd.run(Sum::<9>::new(self, sums, stride)),
-            10 if S::TILE_ROWS >= 10 => simd.run(Sum::<10>::new(self, sums, stride)),
-            11 if S::TILE_ROWS >= 11 => simd.run(Sum::<11>::new(self, sums, stride)),
-            12 if S::TILE_ROWS >= 12 => simd.run(Sum::<12>::new(self, sums, stride)),
-            rows => unreachable!("a tile of {rows} rows, of at most {}", S::TILE_ROWS),
-        }
-    }
-}
-
-/// The innermost loop, which is given rows and not a matrix, so that the compiler keeps a pointer to each in a register.
-struct Sum<'a, const ROWS: usize> {
-    rows: [&'a [f32]; ROWS],
-    lines: &'a [Line],
-    columns: usize,
-    sums: &'a mut [f32],
-    stride: usize,
-}
-
-impl<'a, const ROWS: usize> Sum<'a, ROWS> {
-    #[inline(always)]
-    fn new(tile: &Tile<'a>, sums: &'a mut [f32], stride: usize) -> Sum<'a, ROWS> {
-        let mut rows: [&[f32]; ROWS] = [&[]; ROWS];
-        for (index, row) in rows.iter_mut().enumerate() {
-            *row = &tile.input.row(tile.start + index)[tile.first..][..tile.lines.len()];
-        }
-        Sum { rows, lines: tile.lines, columns: tile.columns, sums, stride }
-    }
-
-    /// So many vectors from this column on.
-    #[inline(always)]
-    fn vectors<S: Simd, const VECTORS: usize>(&mut self, simd: S, column: usize) {
-        // All slices are of one length: the loop below needs no check.
-        let mut values: [&[f32]; ROWS] = [&[]; ROWS];
-        for (values, row) in values.iter_mut().zip(self.rows) {
-            *values = &row[..self.lines.len()];
-        }
-        let mut totals = [[simd.splat(0.0); VECTORS]; ROWS];
-        for (index, line) in self.lines.iter().enumerate() {
-            let mut weights = [simd.splat(0.0); VECTORS];
-            for (vector, weights) in weights.iter_mut().enumerate() {
-                *weights = simd.load(&line[column + vector * S::LANES..]);
-            }
-            for (totals, values) in totals.iter_mut().zip(&values) {
-                let value = simd.splat(values[index]);
-                for (total, weights) in totals.iter_mut().zip(weights) {
-                    *total = simd.mul_add(value, weights, *total);
-                }
-            }
-        }
-        for (row, totals) in totals.iter().enumerate() {
-            let sums = &mut self.sums[row * self.stride + column..][..VECTORS * S::LANES];
-            for (vector, total) in totals.iter().enumerate() {
-                simd.store(*total, &mut sums[vector * S::LANES..]);
-            }
-        }
-    }
-}
-
-impl<const ROWS: usize> Kernel for Sum<'_, ROWS> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
-        let mut column = 0;
-        while column + S::LANES < self.columns {
-            self.vectors::<S, TILE_VECTORS>(simd, column);
-            column += TILE_VECTORS * S::LANES;
-        }
-        if column < self.columns {
-            self.vectors::<S, 1>(simd, column);
-        }
-    }
+/// Of what is near already.
+#[inline(always)]
+fn tile<'a>(inputs: &'a [f32], stride: usize, rows: usize, lines: &'a [Line], columns: usize) -> Tile<'a> {
+    Tile { inputs, stride, rows, lines, columns, ahead: &[], rows_ahead: &[] }
 }

@@ -6,22 +6,20 @@
 //!
 //! (`vpmaddubsw`, the usual substitute, is not one: it saturates at 16 bits, which two pairs can exceed.)
 //!
-//! The tile is that of [`super::product`], with the word in the place of the number.
+//! The tile is that of [`super::tile`], with the word in the place of the number.
 
 use super::Isa;
+use super::tile::{STEP, share_of_step};
 #[cfg(target_arch = "x86_64")]
 use super::x86_dots::{Avx2Dots, Avx512Dots};
 use crate::engine::cpu::byte_panels::{ByteLine, GROUP};
 use crate::engine::cpu::panels::PANEL;
 
 /// Rows of the largest tile of any instruction set.
-pub(super) const MAX_DOT_ROWS: usize = 12;
+pub(super) const MAX_DOT_ROWS: usize = 14;
 
 /// Vectors of one row in a tile.
 const TILE_VECTORS: usize = 2;
-
-/// Lines between two looks at what is to be fetched ahead.
-const STEP: usize = 8;
 
 /// What a tile comes to.
 #[derive(Default)]
@@ -170,82 +168,81 @@ pub(super) trait Dot: Copy {
 
     /// Into the first lanes of a slice.
     fn store(self, sums: Self::Sums, to: &mut [i32]);
+
+    /// The sums of the tile's rows, of which there are so many.
+    #[inline(always)]
+    fn tile<const ROWS: usize>(self, tile: &ByteTile<'_>, sums: &mut WholeSums) {
+        let mut rows: [&[[u8; GROUP]]; ROWS] = [&[]; ROWS];
+        for (index, row) in rows.iter_mut().enumerate() {
+            let bytes = &tile.bytes[(tile.start + index) * tile.stride..][..tile.stride];
+            *row = &bytes.as_chunks().0[..tile.panel.len()];
+        }
+        let each = share_of_step(tile.ahead.len(), tile.panel.len());
+        let mut column = 0;
+        while column < PANEL {
+            let mut totals = [[self.zero(); TILE_VECTORS]; ROWS];
+            let mut ahead = tile.ahead.chunks(each);
+            for (block, lines) in tile.panel.chunks(STEP).enumerate() {
+                for line in ahead.next().unwrap_or_default() {
+                    self.prefetch(line);
+                }
+                let mut inputs: [&[[u8; GROUP]]; ROWS] = [&[]; ROWS];
+                for (inputs, row) in inputs.iter_mut().zip(rows) {
+                    *inputs = &row[block * STEP..][..lines.len()];
+                }
+                for (index, line) in lines.iter().enumerate() {
+                    let left = &line[GROUP * column..];
+                    let right = &line[GROUP * (column + Self::LANES)..];
+                    for (totals, inputs) in totals.iter_mut().zip(&inputs) {
+                        totals[0] = self.add(totals[0], inputs[index], left);
+                        totals[1] = self.add(totals[1], inputs[index], right);
+                    }
+                }
+            }
+            for (totals, sums) in totals.iter().zip(&mut sums.0) {
+                self.store(totals[0], &mut sums[column..]);
+                self.store(totals[1], &mut sums[column + Self::LANES..]);
+            }
+            column += TILE_VECTORS * Self::LANES;
+        }
+    }
 }
 
 impl ByteTile<'_> {
     #[inline(always)]
     fn sum<D: Dot>(&self, dot: D, sums: &mut WholeSums) {
         match self.rows {
-            1 => dot.run(Rows::<1>::new(self, sums)),
-            2 => dot.run(Rows::<2>::new(self, sums)),
-            3 => dot.run(Rows::<3>::new(self, sums)),
-            4 if D::TILE_ROWS >= 4 => dot.run(Rows::<4>::new(self, sums)),
-            5 if D::TILE_ROWS >= 5 => dot.run(Rows::<5>::new(self, sums)),
-            6 if D::TILE_ROWS >= 6 => dot.run(Rows::<6>::new(self, sums)),
-            7 if D::TILE_ROWS >= 7 => dot.run(Rows::<7>::new(self, sums)),
-            8 if D::TILE_ROWS >= 8 => dot.run(Rows::<8>::new(self, sums)),
-            9 if D::TILE_ROWS >= 9 => dot.run(Rows::<9>::new(self, sums)),
-            10 if D::TILE_ROWS >= 10 => dot.run(Rows::<10>::new(self, sums)),
-            11 if D::TILE_ROWS >= 11 => dot.run(Rows::<11>::new(self, sums)),
-            12 if D::TILE_ROWS >= 12 => dot.run(Rows::<12>::new(self, sums)),
+            1 => dot.run(Rows::<1> { tile: self, sums }),
+            2 => dot.run(Rows::<2> { tile: self, sums }),
+            3 => dot.run(Rows::<3> { tile: self, sums }),
+            4 if D::TILE_ROWS >= 4 => dot.run(Rows::<4> { tile: self, sums }),
+            5 if D::TILE_ROWS >= 5 => dot.run(Rows::<5> { tile: self, sums }),
+            6 if D::TILE_ROWS >= 6 => dot.run(Rows::<6> { tile: self, sums }),
+            7 if D::TILE_ROWS >= 7 => dot.run(Rows::<7> { tile: self, sums }),
+            8 if D::TILE_ROWS >= 8 => dot.run(Rows::<8> { tile: self, sums }),
+            9 if D::TILE_ROWS >= 9 => dot.run(Rows::<9> { tile: self, sums }),
+            10 if D::TILE_ROWS >= 10 => dot.run(Rows::<10> { tile: self, sums }),
+            11 if D::TILE_ROWS >= 11 => dot.run(Rows::<11> { tile: self, sums }),
+            12 if D::TILE_ROWS >= 12 => dot.run(Rows::<12> { tile: self, sums }),
+            13 if D::TILE_ROWS >= 13 => dot.run(Rows::<13> { tile: self, sums }),
+            14 if D::TILE_ROWS >= 14 => dot.run(Rows::<14> { tile: self, sums }),
             rows => unreachable!("a tile of {rows} rows, of at most {}", D::TILE_ROWS),
         }
     }
 }
 
-/// The innermost loop, with a pointer to each row.
-struct Rows<'a, const ROWS: usize> {
-    rows: [&'a [[u8; GROUP]]; ROWS],
-    panel: &'a [ByteLine],
-    ahead: &'a [ByteLine],
+/// The innermost loop over some rows: a function of its own for each number of them.
+struct Rows<'a, 't, const ROWS: usize> {
+    tile: &'a ByteTile<'t>,
     sums: &'a mut WholeSums,
 }
 
-impl<'a, const ROWS: usize> Rows<'a, ROWS> {
-    #[inline(always)]
-    fn new(tile: &ByteTile<'a>, sums: &'a mut WholeSums) -> Rows<'a, ROWS> {
-        let mut rows: [&[[u8; GROUP]]; ROWS] = [&[]; ROWS];
-        for (index, row) in rows.iter_mut().enumerate() {
-            *row = tile.bytes[(tile.start + index) * tile.stride..][..tile.stride].as_chunks().0;
-        }
-        Rows { rows, panel: tile.panel, ahead: tile.ahead, sums }
-    }
-}
-
-impl<const ROWS: usize> DotKernel for Rows<'_, ROWS> {
+impl<const ROWS: usize> DotKernel for Rows<'_, '_, ROWS> {
     type Output = ();
 
     #[inline(always)]
     fn run<D: Dot>(self, dot: D) {
-        let Rows { rows, panel, ahead, sums } = self;
-        let steps = panel.len().div_ceil(STEP);
-        let mut column = 0;
-        while column < PANEL {
-            let mut totals = [[dot.zero(); TILE_VECTORS]; ROWS];
-            let mut ahead = ahead.chunks(ahead.len().div_ceil(steps).max(1));
-            for (step, lines) in panel.chunks(STEP).enumerate() {
-                for line in ahead.next().unwrap_or_default() {
-                    dot.prefetch(line);
-                }
-                let mut inputs: [&[[u8; GROUP]]; ROWS] = [&[]; ROWS];
-                for (inputs, row) in inputs.iter_mut().zip(rows) {
-                    *inputs = &row[step * STEP..][..lines.len()];
-                }
-                for (index, line) in lines.iter().enumerate() {
-                    let left = &line[GROUP * column..];
-                    let right = &line[GROUP * (column + D::LANES)..];
-                    for (totals, inputs) in totals.iter_mut().zip(&inputs) {
-                        totals[0] = dot.add(totals[0], inputs[index], left);
-                        totals[1] = dot.add(totals[1], inputs[index], right);
-                    }
-                }
-            }
-            for (totals, sums) in totals.iter().zip(&mut sums.0) {
-                dot.store(totals[0], &mut sums[column..]);
-                dot.store(totals[1], &mut sums[column + D::LANES..]);
-            }
-            column += TILE_VECTORS * D::LANES;
-        }
+        dot.tile::<ROWS>(self.tile, self.sums);
     }
 }
 

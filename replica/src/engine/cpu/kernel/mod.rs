@@ -10,6 +10,7 @@
 //! slow.
 
 mod attention;
+mod byte_attention;
 mod dots;
 mod heads;
 mod math;
@@ -18,6 +19,7 @@ mod product;
 mod quantize;
 mod rows;
 mod throughput;
+mod tile;
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "names AVX2 and FMA instructions")]
 mod x86_avx2;
@@ -31,8 +33,10 @@ mod x86_dots;
 use std::fmt;
 
 use super::panels::Line;
+use tile::Tile;
 
 pub(super) use attention::{Attention, AttentionScratch};
+pub(super) use byte_attention::{ByteAttention, ByteAttentionScratch, MAX_KEYS};
 pub(super) use heads::PrepareHeads;
 pub(super) use product::{ByteProduct, Finish, Product};
 pub(super) use quantize::{ByteRows, Quantize};
@@ -180,6 +184,18 @@ pub(super) trait Simd: Copy {
                 line[lane + index] = *value;
             }
         }
+    }
+
+    /// The sums of so many rows of a tile, so many vectors from this column on, into rows of `stride` numbers.
+    #[inline(always)]
+    fn tile<const ROWS: usize, const VECTORS: usize>(
+        self,
+        tile: &Tile<'_>,
+        column: usize,
+        sums: &mut [f32],
+        stride: usize,
+    ) {
+        tile::plain::<Self, ROWS, VECTORS>(self, tile, column, sums, stride);
     }
 
     /// To the nearest whole number.

@@ -1,25 +1,20 @@
 //! Matrix products: rows of activations times weights in panels.
 //!
-//! Weights lie in panels of [`PANEL`] columns; within a panel, the columns' weights for one input are side by side. A
-//! tile, some rows times one panel, keeps its sums in registers while it walks down the inputs, loading each weight once
-//! for all of its rows. The loop is [`tile`]; attention uses it too.
-//!
-//! Every sum runs over the inputs in order and in one register, whatever the size of the tile. So a row comes to the
-//! same bits in every batch.
+//! Weights lie in panels of [`PANEL`] columns; within a panel, the columns' weights for one input are side by side. Rows
+//! pass them in tiles: [`super::tile`] for numbers, [`super::dots`] for bytes. Here is what stands around them: the order
+//! of panels and rows, what is fetched ahead, and what becomes of the sums.
 
 use std::ops::Range;
 
 use super::dots::{ByteTile, Dots, WholeSums};
-use super::math::activate;
+use super::math::{activate, activate_coarse};
 use super::quantize::{ByteRange, ByteRows};
-use super::{Isa, Kernel, Simd, TILE_VECTORS, load_up_to, store_up_to};
+use super::tile::{MAX_TILE_ROWS, Tile, tiles};
+use super::{Isa, Kernel, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::byte_panels::BytePanels;
 use crate::engine::cpu::matrix::{View, Window};
 use crate::engine::cpu::panels::{GATED_COLUMNS, Line, PANEL, Panels};
 use crate::model::Activation;
-
-/// Rows of the largest tile of any instruction set.
-pub(super) const MAX_TILE_ROWS: usize = 12;
 
 /// What a tile comes to: a line per row, each beginning where a cache line begins.
 #[derive(Default)]
@@ -41,6 +36,9 @@ pub(in super::super) enum Finish {
 
 /// The sums of a tile's rows and one panel, before anything becomes of them.
 trait Raw {
+    /// Whether what comes out is rounded to bytes, or of an exactness that goes with bytes.
+    const COARSE: bool;
+
     /// What is the same for all rows, from this column on.
     type Columns<S: Simd>: Copy;
 
@@ -56,6 +54,7 @@ struct Biased<'a> {
 }
 
 impl Raw for Biased<'_> {
+    const COARSE: bool = false;
     type Columns<S: Simd> = S::Vector;
 
     #[inline(always)]
@@ -79,6 +78,7 @@ struct Scaled<'a> {
 }
 
 impl Raw for Scaled<'_> {
+    const COARSE: bool = true;
     /// Scale, sum of weights, bias.
     type Columns<S: Simd> = [S::Vector; 3];
 
@@ -259,7 +259,7 @@ impl Become for Activated {
         columns: R::Columns<S>,
         _before: &[f32],
     ) -> S::Vector {
-        activate(simd, self.0, raw.value(simd, row, column, columns))
+        activate_raw::<S, R>(simd, self.0, raw.value(simd, row, column, columns))
     }
 }
 
@@ -283,9 +283,14 @@ impl Become for Gated {
         (of_gate, of_gated): (R::Columns<S>, R::Columns<S>),
         _before: &[f32],
     ) -> S::Vector {
-        let gate = activate(simd, self.0, raw.value(simd, row, column, of_gate));
+        let gate = activate_raw::<S, R>(simd, self.0, raw.value(simd, row, column, of_gate));
         simd.mul(gate, raw.value(simd, row, column + GATED_COLUMNS, of_gated))
     }
+}
+
+#[inline(always)]
+fn activate_raw<S: Simd, R: Raw>(simd: S, activation: Activation, x: S::Vector) -> S::Vector {
+    if R::COARSE { activate_coarse(simd, activation, x) } else { activate(simd, activation, x) }
 }
 
 /// Where a tile's share of a panel goes.
@@ -346,7 +351,12 @@ impl Kernel for Product<'_, '_> {
                 let rows_ahead =
                     if index == panels.start { input.memory(start + rows..start + 2 * rows) } else { &[] };
                 finish.expect(simd, out, start..start + rows, index);
-                Tile { input, start, rows, panel, ahead, rows_ahead }.sum(simd, &mut sums);
+                let (inputs, stride) = input.span(start..start + rows);
+                Tile { inputs, stride, rows, lines: panel, columns: PANEL, ahead, rows_ahead }.sum(
+                    simd,
+                    sums.0.as_flattened_mut(),
+                    PANEL,
+                );
                 let raw = Biased { sums: &sums, bias: &bias[index] };
                 finish.tile(simd, &raw, out, start..start + rows, index);
             }
@@ -402,117 +412,4 @@ impl Kernel for ByteProduct<'_, '_> {
 fn share<T>(next: &[T], rows: Range<usize>, of: usize) -> &[T] {
     let place = |row| row * next.len() / of;
     &next[place(rows.start)..place(rows.end)]
-}
-
-/// Cuts rows into tiles of nearly equal size, as few as possible: start and number of rows of each.
-#[inline(always)]
-fn tiles(rows: usize, largest: usize) -> impl Iterator<Item = (usize, usize)> {
-    let count = rows.div_ceil(largest);
-    (0..count).map(move |index| {
-        let start = index * rows / count;
-        (start, (index + 1) * rows / count - start)
-    })
-}
-
-/// Some rows of a matrix, to be multiplied with one panel.
-pub(super) struct Tile<'a> {
-    pub(super) input: View<'a>,
-    /// The first row.
-    pub(super) start: usize,
-    /// How many; at most [`Simd::TILE_ROWS`].
-    pub(super) rows: usize,
-    pub(super) panel: &'a [Line],
-    /// Lines that are wanted soon and may be far away.
-    pub(super) ahead: &'a [Line],
-    /// And rows.
-    pub(super) rows_ahead: &'a [f32],
-}
-
-impl Tile<'_> {
-    /// The sums of its rows.
-    #[inline(always)]
-    pub(super) fn sum<S: Simd>(&self, simd: S, sums: &mut Sums) {
-        // Each size is a loop of its own, and sizes that the instruction set does not use are compiled to nothing.
-        match self.rows {
-            1 => simd.run(Sum::<1>::new(self, sums)),
-            2 => simd.run(Sum::<2>::new(self, sums)),
-            3 => simd.run(Sum::<3>::new(self, sums)),
-            4 if S::TILE_ROWS >= 4 => simd.run(Sum::<4>::new(self, sums)),
-            5 if S::TILE_ROWS >= 5 => simd.run(Sum::<5>::new(self, sums)),
-            6 if S::TILE_ROWS >= 6 => simd.run(Sum::<6>::new(self, sums)),
-            7 if S::TILE_ROWS >= 7 => simd.run(Sum::<7>::new(self, sums)),
-            8 if S::TILE_ROWS >= 8 => simd.run(Sum::<8>::new(self, sums)),
-            9 if S::TILE_ROWS >= 9 => simd.run(Sum::<9>::new(self, sums)),
-            10 if S::TILE_ROWS >= 10 => simd.run(Sum::<10>::new(self, sums)),
-            11 if S::TILE_ROWS >= 11 => simd.run(Sum::<11>::new(self, sums)),
-            12 if S::TILE_ROWS >= 12 => simd.run(Sum::<12>::new(self, sums)),
-            rows => unreachable!("a tile of {rows} rows, of at most {}", S::TILE_ROWS),
-        }
-    }
-}
-
-/// Lines between two looks at what is to be fetched ahead. Fetches in one go would fill the queue to memory and hold up
-/// the loads behind them; spread out they cost nothing.
-const STEP: usize = 8;
-
-/// The innermost loop. It is given rows, not a matrix: the compiler then keeps a pointer to each in a register, where it
-/// would compute addresses from the distance of rows, and decoding that takes longer than the multiplications.
-struct Sum<'a, const ROWS: usize> {
-    rows: [&'a [f32]; ROWS],
-    panel: &'a [Line],
-    ahead: &'a [Line],
-    rows_ahead: &'a [f32],
-    sums: &'a mut Sums,
-}
-
-impl<'a, const ROWS: usize> Sum<'a, ROWS> {
-    #[inline(always)]
-    fn new(tile: &Tile<'a>, sums: &'a mut Sums) -> Sum<'a, ROWS> {
-        let mut rows: [&[f32]; ROWS] = [&[]; ROWS];
-        for (index, row) in rows.iter_mut().enumerate() {
-            *row = tile.input.row(tile.start + index);
-        }
-        Sum { rows, panel: tile.panel, ahead: tile.ahead, rows_ahead: tile.rows_ahead, sums }
-    }
-}
-
-impl<const ROWS: usize> Kernel for Sum<'_, ROWS> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Sum { rows, panel, ahead, rows_ahead, sums } = self;
-        let steps = panel.len().div_ceil(STEP);
-        let mut column = 0;
-        while column < PANEL {
-            let mut totals = [[simd.splat(0.0); TILE_VECTORS]; ROWS];
-            let mut ahead = ahead.chunks(ahead.len().div_ceil(steps).max(1));
-            let mut rows_ahead = rows_ahead.chunks(rows_ahead.len().div_ceil(steps).max(1));
-            for (step, lines) in panel.chunks(STEP).enumerate() {
-                for line in ahead.next().unwrap_or_default() {
-                    simd.prefetch(line);
-                }
-                simd.prefetch(rows_ahead.next().unwrap_or_default());
-                // All slices are of one length: the loop below needs no check.
-                let mut values: [&[f32]; ROWS] = [&[]; ROWS];
-                for (values, row) in values.iter_mut().zip(rows) {
-                    *values = &row[step * STEP..][..lines.len()];
-                }
-                for (index, line) in lines.iter().enumerate() {
-                    let left = simd.load(&line[column..]);
-                    let right = simd.load(&line[column + S::LANES..]);
-                    for (totals, values) in totals.iter_mut().zip(&values) {
-                        let value = simd.splat(values[index]);
-                        totals[0] = simd.mul_add(value, left, totals[0]);
-                        totals[1] = simd.mul_add(value, right, totals[1]);
-                    }
-                }
-            }
-            for (totals, sums) in totals.iter().zip(&mut sums.0) {
-                simd.store(totals[0], &mut sums[column..]);
-                simd.store(totals[1], &mut sums[column + S::LANES..]);
-            }
-            column += TILE_VECTORS * S::LANES;
-        }
-    }
 }

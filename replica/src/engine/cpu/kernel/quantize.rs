@@ -71,8 +71,15 @@ fn quantize<S: Simd>(simd: S, row: &[f32], bytes: &mut [u8]) -> ByteRange {
     let (least, largest) = range(simd, row);
     let low = -simd.largest(simd.sub(simd.splat(0.0), least));
     let step = (simd.largest(largest) - low) / STEPS;
-    let factor = simd.splat(if step > 0.0 { step.recip() } else { 0.0 });
-    let base = simd.splat(low);
+    round_row(simd, row, low, if step > 0.0 { step.recip() } else { 0.0 }, bytes);
+    ByteRange { low, step }
+}
+
+/// The steps above `low` of each number of a row, of which `factor` make one. Bytes are whole vectors; those behind the
+/// row's last are zeros.
+#[inline(always)]
+pub(super) fn round_row<S: Simd>(simd: S, row: &[f32], low: f32, factor: f32, bytes: &mut [u8]) {
+    let (base, factor) = (simd.splat(low), simd.splat(factor));
     let whole = row.len() / S::LANES * S::LANES;
     for (lanes, bytes) in row[..whole].chunks_exact(S::LANES).zip(bytes.chunks_exact_mut(S::LANES)) {
         simd.store_bytes(simd.mul(simd.sub(simd.load(lanes), base), factor), bytes);
@@ -81,7 +88,6 @@ fn quantize<S: Simd>(simd: S, row: &[f32], bytes: &mut [u8]) -> ByteRange {
         let value = load_up_to(simd, &row[whole..], low);
         simd.store_bytes(simd.mul(simd.sub(value, base), factor), &mut bytes[whole..]);
     }
-    ByteRange { low, step }
 }
 
 /// Vectors that are compared side by side: a comparison takes some cycles until the next one can use what it came to.

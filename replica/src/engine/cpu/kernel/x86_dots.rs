@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::dots::{Dot, DotKernel};
+use super::dots::{ByteTile, Dot, DotKernel, WholeSums};
+use super::tile::{STEP, share_of_step};
 use crate::engine::cpu::byte_panels::{ByteLine, GROUP};
 
 /// The proof that this processor has AVX-512 VNNI.
@@ -20,7 +21,7 @@ impl Dot for Avx512Dots {
     type Sums = __m512i;
     const LANES: usize = 16;
     /// As for floating-point numbers.
-    const TILE_ROWS: usize = 12;
+    const TILE_ROWS: usize = 14;
 
     #[inline]
     fn run<K: DotKernel>(self, kernel: K) -> K::Output {
@@ -59,6 +60,44 @@ impl Dot for Avx512Dots {
         let to: &mut [i32; 16] = to.first_chunk_mut().expect("a tile stores whole vectors");
         // SAFETY: `self` exists, so the processor has AVX-512F; sixteen integers are behind the pointer, aligned or not.
         unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sums) }
+    }
+
+    /// With one pointer and the distance of rows. A slice for each row would fill the integer registers, and looking at
+    /// their lengths every few lines took a fifth of the time.
+    #[inline(always)]
+    fn tile<const ROWS: usize>(self, tile: &ByteTile<'_>, sums: &mut WholeSums) {
+        let (panel, stride) = (tile.panel, tile.stride);
+        let rows = &tile.bytes[tile.start * stride..][..ROWS * stride];
+        assert!(panel.len() * GROUP <= stride, "rows have an input for each weight");
+        let mut ahead = tile.ahead.chunks(share_of_step(tile.ahead.len(), panel.len()));
+        let mut totals = [[self.zero(); 2]; ROWS];
+        let mut inputs = rows.as_ptr();
+        for lines in panel.chunks(STEP) {
+            for line in ahead.next().unwrap_or_default() {
+                prefetch_line(line);
+            }
+            for line in lines {
+                // SAFETY: `self` exists, so the processor has AVX-512F and VNNI. A line is 128 bytes. `inputs` is below
+                // the end of the first row by at least a group, as there are no more lines than groups of a row; so the
+                // group that lies some whole rows behind it is in a row, of which there are `ROWS`.
+                unsafe {
+                    let left = _mm512_loadu_si512(line.as_ptr().cast());
+                    let right = _mm512_loadu_si512(line.as_ptr().add(64).cast());
+                    for (row, totals) in totals.iter_mut().enumerate() {
+                        // Three rows to a pointer are what an address can say.
+                        let group = inputs.add(row / 3 * (3 * stride) + row % 3 * stride);
+                        let group = _mm512_set1_epi32(group.cast::<i32>().read_unaligned());
+                        totals[0] = _mm512_dpbusd_epi32(totals[0], group, left);
+                        totals[1] = _mm512_dpbusd_epi32(totals[1], group, right);
+                    }
+                    inputs = inputs.add(GROUP);
+                }
+            }
+        }
+        for (totals, sums) in totals.iter().zip(&mut sums.0) {
+            self.store(totals[0], sums);
+            self.store(totals[1], &mut sums[Self::LANES..]);
+        }
     }
 }
 

@@ -5,18 +5,18 @@ use super::*;
 use crate::engine::cpu::matrix::Cut;
 
 /// Some heads over one sequence.
-struct Case {
-    length: usize,
-    width: usize,
+pub(in super::super) struct Case {
+    pub(in super::super) length: usize,
+    pub(in super::super) width: usize,
     /// Heads that share keys and values.
-    sharing: usize,
-    reach: Reach,
-    softcap: Option<f32>,
-    biases: Option<DistanceBiases>,
+    pub(in super::super) sharing: usize,
+    pub(in super::super) reach: Reach,
+    pub(in super::super) softcap: Option<f32>,
+    pub(in super::super) biases: Option<DistanceBiases>,
 }
 
 /// A matrix of numbers that have no pattern, between −1 and 1.
-fn noise(rows: usize, width: usize) -> Matrix {
+pub(in super::super) fn noise(rows: usize, width: usize) -> Matrix {
     let mut matrix = Matrix::default();
     matrix.resize(rows, width);
     let mut state = 7_u32;
@@ -27,7 +27,7 @@ fn noise(rows: usize, width: usize) -> Matrix {
     matrix
 }
 
-fn defined(case: &Case, projections: &Matrix) -> Vec<f64> {
+pub(in super::super) fn defined(case: &Case, projections: &Matrix) -> Vec<f64> {
     let Case { length, width, sharing, .. } = *case;
     let number =
         |row: usize, column: usize| f64::from(projections.data()[row * projections.width() + column]);
@@ -100,7 +100,8 @@ fn check(case: &Case) {
     }
 }
 
-const PLAIN: Case = Case { length: 1, width: 32, sharing: 1, reach: Reach::ALL, softcap: None, biases: None };
+pub(in super::super) const PLAIN: Case =
+    Case { length: 1, width: 32, sharing: 1, reach: Reach::ALL, softcap: None, biases: None };
 
 #[test]
 fn every_length_around_tiles_vectors_and_panels_is_right() {

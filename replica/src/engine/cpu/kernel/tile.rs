@@ -1,0 +1,151 @@
+//! Tiles: the innermost loop of every product of numbers.
+//!
+//! A tile is some rows times one panel. It keeps its sums in registers while it walks down the inputs, loading each
+//! weight once for all of its rows. Every sum runs over the inputs in order and in one register, whatever the size of
+//! the tile. So a row comes to the same bits in every batch.
+
+use super::{Kernel, Simd, TILE_VECTORS};
+use crate::engine::cpu::panels::Line;
+
+/// Rows of the largest tile of any instruction set.
+pub(super) const MAX_TILE_ROWS: usize = 14;
+
+/// Lines between two looks at what is to be fetched ahead. Fetches in one go would fill the queue to memory and hold up
+/// the loads behind them; spread out they cost nothing.
+pub(super) const STEP: usize = 8;
+
+/// Some rows of a matrix, to be multiplied with the lines of one panel.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Tile<'a> {
+    /// From the first row's number for the first line to the last row's for the last.
+    pub(super) inputs: &'a [f32],
+    /// Numbers from one row to the next.
+    pub(super) stride: usize,
+    /// Rows; at most [`Simd::TILE_ROWS`].
+    pub(super) rows: usize,
+    pub(super) lines: &'a [Line],
+    /// Columns of the panel that are wanted; others may come to anything.
+    pub(super) columns: usize,
+    /// Lines that are wanted soon and may be far away.
+    pub(super) ahead: &'a [Line],
+    /// And rows.
+    pub(super) rows_ahead: &'a [f32],
+}
+
+impl Tile<'_> {
+    /// Writes the sums of its rows, `stride` numbers from one row to the next.
+    #[inline(always)]
+    pub(super) fn sum<S: Simd>(&self, simd: S, sums: &mut [f32], stride: usize) {
+        // Each size is a loop of its own, and sizes that the instruction set does not use are compiled to nothing.
+        match self.rows {
+            1 => simd.run(Sum::<1> { tile: self, sums, stride }),
+            2 => simd.run(Sum::<2> { tile: self, sums, stride }),
+            3 => simd.run(Sum::<3> { tile: self, sums, stride }),
+            4 if S::TILE_ROWS >= 4 => simd.run(Sum::<4> { tile: self, sums, stride }),
+            5 if S::TILE_ROWS >= 5 => simd.run(Sum::<5> { tile: self, sums, stride }),
+            6 if S::TILE_ROWS >= 6 => simd.run(Sum::<6> { tile: self, sums, stride }),
+            7 if S::TILE_ROWS >= 7 => simd.run(Sum::<7> { tile: self, sums, stride }),
+            8 if S::TILE_ROWS >= 8 => simd.run(Sum::<8> { tile: self, sums, stride }),
+            9 if S::TILE_ROWS >= 9 => simd.run(Sum::<9> { tile: self, sums, stride }),
+            10 if S::TILE_ROWS >= 10 => simd.run(Sum::<10> { tile: self, sums, stride }),
+            11 if S::TILE_ROWS >= 11 => simd.run(Sum::<11> { tile: self, sums, stride }),
+            12 if S::TILE_ROWS >= 12 => simd.run(Sum::<12> { tile: self, sums, stride }),
+            13 if S::TILE_ROWS >= 13 => simd.run(Sum::<13> { tile: self, sums, stride }),
+            14 if S::TILE_ROWS >= 14 => simd.run(Sum::<14> { tile: self, sums, stride }),
+            rows => unreachable!("a tile of {rows} rows, of at most {}", S::TILE_ROWS),
+        }
+    }
+
+    /// How much of the lines and of the rows ahead is fetched with each block of [`STEP`] lines.
+    #[inline(always)]
+    pub(super) fn ahead_each(&self) -> [usize; 2] {
+        [self.ahead.len(), self.rows_ahead.len()].map(|all| share_of_step(all, self.lines.len()))
+    }
+}
+
+/// How many of `all` things belong to each block of [`STEP`] lines; at least one.
+#[inline(always)]
+pub(super) fn share_of_step(all: usize, lines: usize) -> usize {
+    all.div_ceil(lines.div_ceil(STEP).max(1)).max(1)
+}
+
+/// Cuts rows into tiles of nearly equal size, as few as possible: start and number of rows of each.
+#[inline(always)]
+pub(super) fn tiles(rows: usize, largest: usize) -> impl Iterator<Item = (usize, usize)> {
+    let count = rows.div_ceil(largest);
+    (0..count).map(move |index| {
+        let start = index * rows / count;
+        (start, (index + 1) * rows / count - start)
+    })
+}
+
+/// The loop over some rows: a function of its own for each number of them.
+struct Sum<'a, 't, const ROWS: usize> {
+    tile: &'a Tile<'t>,
+    sums: &'a mut [f32],
+    stride: usize,
+}
+
+impl<const ROWS: usize> Kernel for Sum<'_, '_, ROWS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Sum { tile, sums, stride } = self;
+        let mut column = 0;
+        while column + S::LANES < tile.columns {
+            simd.tile::<ROWS, TILE_VECTORS>(tile, column, sums, stride);
+            column += TILE_VECTORS * S::LANES;
+        }
+        if column < tile.columns {
+            simd.tile::<ROWS, 1>(tile, column, sums, stride);
+        }
+    }
+}
+
+/// The sums of so many rows and so many vectors from this column on, with what every instruction set has.
+#[inline(always)]
+pub(super) fn plain<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    simd: S,
+    tile: &Tile<'_>,
+    column: usize,
+    sums: &mut [f32],
+    stride: usize,
+) {
+    let mut rows: [&[f32]; ROWS] = [&[]; ROWS];
+    for (index, row) in rows.iter_mut().enumerate() {
+        *row = &tile.inputs[index * tile.stride..][..tile.lines.len()];
+    }
+    let each = tile.ahead_each();
+    let (mut ahead, mut rows_ahead) = (tile.ahead.chunks(each[0]), tile.rows_ahead.chunks(each[1]));
+    let mut totals = [[simd.splat(0.0); VECTORS]; ROWS];
+    for (block, lines) in tile.lines.chunks(STEP).enumerate() {
+        for line in ahead.next().unwrap_or_default() {
+            simd.prefetch(line);
+        }
+        simd.prefetch(rows_ahead.next().unwrap_or_default());
+        // All slices are of one length: the loop below needs no check.
+        let mut values: [&[f32]; ROWS] = [&[]; ROWS];
+        for (values, row) in values.iter_mut().zip(rows) {
+            *values = &row[block * STEP..][..lines.len()];
+        }
+        for (index, line) in lines.iter().enumerate() {
+            let mut weights = [simd.splat(0.0); VECTORS];
+            for (vector, weights) in weights.iter_mut().enumerate() {
+                *weights = simd.load(&line[column + vector * S::LANES..]);
+            }
+            for (totals, values) in totals.iter_mut().zip(&values) {
+                let value = simd.splat(values[index]);
+                for (total, weights) in totals.iter_mut().zip(weights) {
+                    *total = simd.mul_add(value, weights, *total);
+                }
+            }
+        }
+    }
+    for (row, totals) in totals.iter().enumerate() {
+        let sums = &mut sums[row * stride + column..][..VECTORS * S::LANES];
+        for (vector, total) in totals.iter().enumerate() {
+            simd.store(*total, &mut sums[vector * S::LANES..]);
+        }
+    }
+}
