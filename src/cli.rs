@@ -1,6 +1,6 @@
 //! What can be typed.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 /// One global endpoint for embedding models in many regions of many clouds.
@@ -34,6 +34,18 @@ pub(crate) enum Command {
     Load(LoadOptions),
     /// Find batch settings for a model on this machine; replicas pick them up
     Tune(TuneOptions),
+    /// Become another program that ends with the process that started this one: how `up` starts an etcd
+    #[command(hide = true)]
+    WithParent(OtherProgram),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OtherProgram {
+    /// The program
+    pub program: String,
+    /// And what it is told
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -67,6 +79,9 @@ pub(crate) struct UpOptions {
     /// Clients come over TLS, to a certificate that is made for this world; it is named when the world is ready
     #[arg(long)]
     pub tls: bool,
+    /// Where the hub keeps what it knows: in a file of its own, or in an etcd of three members that is started for it
+    #[arg(long, value_enum, default_value_t = StoreKind::Embedded)]
+    pub store: StoreKind,
     /// What is deployed; without it, all-MiniLM-L6-v2 everywhere and once locked to the EU
     #[arg(long, value_name = "FILE")]
     pub deployments: Option<PathBuf>,
@@ -76,6 +91,13 @@ pub(crate) struct UpOptions {
     /// Where configurations, logs and state are kept; without it, under the user's state directory
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+}
+
+/// Where the hub of a world keeps what it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StoreKind {
+    Embedded,
+    Etcd,
 }
 
 #[derive(Debug, Subcommand)]

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         cli::Command::VerifyResidency(options) => verify::main(options),
         cli::Command::Load(options) => load::main(options),
         cli::Command::Tune(options) => tune::main(options),
+        cli::Command::WithParent(other) => roles::with_parent(&other),
     }
 }
 

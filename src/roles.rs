@@ -3,7 +3,7 @@
 //! The shells never print, never install a signal handler and never exit; that is done here, once. A role says `ready
 //! ROLE [REGION] on ADDRESS` on stdout when it can be used, and nothing else there; its log goes to stderr.
 
-use crate::cli::{RegionalRoleOptions, RoleOptions};
+use crate::cli::{OtherProgram, RegionalRoleOptions, RoleOptions};
 use crate::log::{self, Writing};
 use crate::{FAILED, WRONG_USAGE, fail};
 use gateway::config::EdgeConfig;
@@ -14,6 +14,7 @@ use scheduler::config::{HubConfig, SpokeConfig, TlsFiles};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -117,6 +118,16 @@ pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
         replica::server::run(config, stopped(stop), |address| ready("replica", region.as_deref(), address))
             .await
     })
+}
+
+/// Becomes another program, which then ends with our parent as a role would: what was asked of the kernel stays.
+pub(crate) fn with_parent(other: &OtherProgram) -> ExitCode {
+    if let Err(problem) = live_and_die_with_parent() {
+        return fail(FAILED, &[problem]);
+    }
+    // It returns only if that did not work.
+    let error = std::process::Command::new(&other.program).args(&other.arguments).exec();
+    fail(FAILED, &[format!("{} cannot be started: {error}", other.program)])
 }
 
 /// Runs a role to its end on a runtime of its own; the first SIGTERM or SIGINT tells it to stop.

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
+mod on_etcd;
 mod world;
 
 use serde_json::{Value, json};

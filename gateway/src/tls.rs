@@ -10,8 +10,6 @@
 //! and a copy can keep its time.
 
 use pingora::listeners::tls::Acceptor;
-use rustls::SignatureScheme;
-use rustls::client::ResolvesClientCert;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -95,9 +93,9 @@ impl Identity {
         Ok(Identity { table, check, certificate, key, current: RwLock::new(current) })
     }
 
-    /// The certificate itself, as it is now.
-    pub(crate) fn certificate(&self) -> CertificateDer<'static> {
-        self.current().key.cert[0].clone()
+    /// Both, as they are now.
+    pub(crate) fn shown(&self) -> Arc<CertifiedKey> {
+        self.current().key.clone()
     }
 
     /// Follows the files for ever.
@@ -148,16 +146,6 @@ enum Looked {
 impl ResolvesServerCert for Identity {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.current().key.clone())
-    }
-}
-
-impl ResolvesClientCert for Identity {
-    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        Some(self.current().key.clone())
-    }
-
-    fn has_certs(&self) -> bool {
-        true
     }
 }
 

@@ -5,22 +5,115 @@
 
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::path::Path;
 
+use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
 use regions::{DeploymentName, Generation, RegionId};
+use scheduler_store::EtcdConfig;
 
-/// The hub has opened its store and takes requests.
+/// The hub takes requests.
 pub(crate) struct HubStarted<'a> {
     pub(crate) address: SocketAddr,
-    pub(crate) data: &'a Path,
-    pub(crate) epoch: u64,
+    pub(crate) store: &'a StoreConfig,
 }
 
 impl HubStarted<'_> {
     pub(crate) fn emit(self) {
-        let HubStarted { address, data, epoch } = self;
-        tracing::info!(%address, data = %data.display(), epoch, "the hub takes requests");
+        let HubStarted { address, store } = self;
+        match store {
+            StoreConfig::Embedded { data } => {
+                tracing::info!(%address, data = %data.display(), "the hub takes requests");
+            }
+            StoreConfig::Etcd(EtcdConfig { endpoints, prefix, .. }) => {
+                tracing::info!(%address, ?endpoints, prefix, "the hub takes requests");
+            }
+        }
+    }
+}
+
+/// This hub leads from now on.
+pub(crate) struct Leading<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) created: u64,
+}
+
+impl Leading<'_> {
+    pub(crate) fn emit(self) {
+        let Leading { name, created } = self;
+        tracing::info!(name, term = created, "this hub leads");
+    }
+}
+
+/// Why a term is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deposed {
+    /// A write was refused: the term is another's, or the table is.
+    Refused,
+    /// The lease has ended.
+    LeaseGone,
+    /// The store is older than it was.
+    SetBack,
+}
+
+impl Deposed {
+    pub(crate) fn emit(self) {
+        let why = match self {
+            Deposed::Refused => "a write was refused, since the term or the table is another's",
+            Deposed::LeaseGone => "its lease has ended",
+            Deposed::SetBack => "the store is older than it was",
+        };
+        tracing::warn!(why, "this hub is deposed; nothing of its term is written any more");
+    }
+}
+
+/// This hub follows again.
+pub(crate) struct StoppedLeading {
+    pub(crate) created: u64,
+}
+
+impl StoppedLeading {
+    pub(crate) fn emit(self) {
+        tracing::info!(term = self.created, "this hub follows, and gives out what the leader publishes");
+    }
+}
+
+/// The store knows less than it knew.
+pub(crate) struct StoreWentBack {
+    pub(crate) known: Option<Generation>,
+    pub(crate) found: Option<Generation>,
+    pub(crate) epoch: u64,
+}
+
+impl StoreWentBack {
+    pub(crate) fn emit(self) {
+        let StoreWentBack { known, found, epoch } = self;
+        let text = |generation: Option<Generation>| generation.map_or("none".to_owned(), |it| it.to_string());
+        tracing::error!(
+            known = text(known),
+            found = text(found),
+            epoch,
+            "the store holds an older table than was given out: it was set back; a new epoch begins"
+        );
+    }
+}
+
+/// So many leases ended in one moment that the store is suspected.
+pub(crate) struct LeasesHeld;
+
+impl LeasesHeld {
+    pub(crate) fn emit(self) {
+        tracing::error!(
+            "too many leases ended at once for it to be the regions; they keep their routes until enough are back"
+        );
+    }
+}
+
+/// Enough leases are back.
+pub(crate) struct LeasesLetGo;
+
+impl LeasesLetGo {
+    pub(crate) fn emit(self) {
+        tracing::info!("enough leases are back; regions without one lose their routes in a while");
     }
 }
 

@@ -1,8 +1,9 @@
 //! The files of a world: a configuration for each process, as a person would write it, and where logs and state go.
 
+use super::etcd::{Etcd, KEEP_ALIVE_MS};
 use super::identities::{Authority, Named};
 use super::plan::Plan;
-use super::process::Spec;
+use super::process::{Ready, Spec};
 use anyhow::{Context, Result};
 use regions::id::RegionId;
 use std::fmt::Write;
@@ -47,7 +48,7 @@ impl Files {
         }
         arguments.extend(["--config".to_owned(), file.display().to_string()]);
         let log = self.logs().join(format!("{}.log", name.replace(['/', ' '], "-")));
-        Spec { name, arguments, log }
+        Spec { name, arguments, log, ready: Ready::Says }
     }
 
     fn catalogue(document: Document, plan: &Plan) -> Document {
@@ -68,15 +69,23 @@ impl Files {
         Ok(document.line("\n[receipts]").text("dir", dir.display()).text("key_file", key.display()))
     }
 
-    pub(super) fn hub(&self, plan: &Plan, listen: SocketAddr) -> Result<Spec> {
+    pub(super) fn hub(&self, plan: &Plan, listen: SocketAddr, etcd: Option<&Etcd>) -> Result<Spec> {
         let deployments = self.dir.join("deployments.toml");
         fs::write(&deployments, &plan.deployments_text)
             .with_context(|| format!("{} cannot be written", deployments.display()))?;
         let document = Document::new("The hub of a world on one machine.")
             .text("listen", listen)
-            .text("data", self.dir.join("hub").display())
             .text("deployments", deployments.display());
-        Ok(self.spec("hub", None, 0, &self.write("hub", Self::catalogue(document, plan))?))
+        let document = Self::catalogue(document, plan);
+        let document = match etcd {
+            None => document.text("data", self.dir.join("hub").display()),
+            Some(etcd) => document
+                .line("\n[store]")
+                .text("kind", "etcd")
+                .line(&format!("endpoints = {:?}", etcd.endpoints()))
+                .line(&format!("keep_alive_ms = {KEEP_ALIVE_MS}")),
+        };
+        Ok(self.spec("hub", None, 0, &self.write("hub", document)?))
     }
 
     pub(super) fn replica(

@@ -12,6 +12,7 @@
 //! the kernel ends the rest.
 
 mod control;
+mod etcd;
 mod files;
 mod identities;
 mod link;

@@ -3,11 +3,13 @@
 use crate::roles::PARENT_VARIABLE;
 use std::fs::File;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::net::TcpStream;
+use tokio::process::{Child, ChildStdout, Command};
 
 /// What is started, and again after a restart.
 #[derive(Clone)]
@@ -18,6 +20,17 @@ pub(crate) struct Spec {
     pub arguments: Vec<String>,
     /// Where its log goes.
     pub log: PathBuf,
+    /// By what it is seen that it can be used.
+    pub ready: Ready,
+}
+
+/// By what it is seen that a process can be used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ready {
+    /// It says so on stdout, as every role does.
+    Says,
+    /// It is somebody else's program, and connections to this address come about.
+    Answers(SocketAddr),
 }
 
 /// A process that runs.
@@ -49,22 +62,21 @@ impl Process {
             .args(&spec.arguments)
             .env(PARENT_VARIABLE, std::process::id().to_string())
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            .stdout(match spec.ready {
+                Ready::Says => Stdio::piped(),
+                Ready::Answers(_) => Stdio::null(),
+            })
             .stderr(log)
             // A group of its own, so that a Ctrl-C in the terminal reaches us alone and we choose the order of the end.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .map_err(spawn_error)?;
-        let stdout = child.stdout.take().expect("stdout is piped above");
-        let mut lines = BufReader::new(stdout).lines();
         let ready = async {
-            while let Ok(Some(line)) = lines.next_line().await {
-                if line.starts_with("ready ") {
-                    return true;
-                }
+            match spec.ready {
+                Ready::Says => says_so(child.stdout.take()).await,
+                Ready::Answers(address) => answers(&mut child, address).await,
             }
-            false
         };
         match tokio::time::timeout(timeout, ready).await {
             Ok(true) => Ok(Process { spec, child }),
@@ -108,6 +120,32 @@ impl Process {
         }
     }
 }
+
+/// Waits until it says that it is ready; or has closed its stdout, and will not.
+async fn says_so(stdout: Option<ChildStdout>) -> bool {
+    let Some(stdout) = stdout else { return false };
+    let mut lines = BufReader::new(stdout).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        if line.starts_with("ready ") {
+            return true;
+        }
+    }
+    false
+}
+
+/// Waits until connections come about; or it has ended.
+async fn answers(child: &mut Child, address: SocketAddr) -> bool {
+    while matches!(child.try_wait(), Ok(None)) {
+        if TcpStream::connect(address).await.is_ok() {
+            return true;
+        }
+        tokio::time::sleep(LOOK_PERIOD).await;
+    }
+    false
+}
+
+/// How often a process is looked at that does not say when it is ready.
+const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
 /// Bytes of a log that are shown.
 const TAIL_BYTES_MAX: usize = 2000;

@@ -2,13 +2,14 @@
 
 use super::Interrupts;
 use super::control::{self, Action, Control, Order};
+use super::etcd::Etcd;
 use super::files::{Door, Files, Front, state_dir};
 use super::identities::Authority;
 use super::link::Link;
 use super::plan::Plan;
 use super::ports::Ports;
 use super::process::{Process, Spec, StartError};
-use crate::cli::UpOptions;
+use crate::cli::{StoreKind, UpOptions};
 use anyhow::{Context, Result};
 use regions::id::RegionId;
 use regions::residency::ResidencyPolicy;
@@ -40,6 +41,8 @@ struct Place {
 
 /// A world that is prepared or runs.
 pub(super) struct World {
+    /// What the hub stands on, where that is not a file of its own.
+    etcd: Option<Etcd>,
     hub: (Spec, SocketAddr),
     gateway: (Spec, SocketAddr),
     /// What clients have to believe, where they come over TLS.
@@ -72,7 +75,11 @@ impl World {
         let operations = ports.reserve(0)?;
         let control = ports.reserve(0)?;
         let hub_address = ports.reserve(0)?;
-        let hub = files.hub(plan, hub_address)?;
+        let etcd = match options.store {
+            StoreKind::Embedded => None,
+            StoreKind::Etcd => Some(Etcd::prepare(&files, &mut ports)?),
+        };
+        let hub = files.hub(plan, hub_address, etcd.as_ref())?;
         let place = plan.regions.first().context("no region")?.clone();
         let authority = Authority::begin(files.dir.join("identities"))?;
         let mut places = Vec::new();
@@ -105,6 +112,7 @@ impl World {
         let front = Front { listen: gateway_address, operations, key, certificate: shown, authority };
         let gateway = files.gateway(plan, &place, hub_address, &front)?;
         Ok(World {
+            etcd,
             hub: (hub, hub_address),
             gateway: (gateway, gateway_address),
             certificate: certificate.map(|made| made.certificate),
@@ -121,6 +129,12 @@ impl World {
     /// Starts everything, in the order in which one needs the other.
     pub(super) async fn raise(&mut self, plan: &Plan) -> Result<()> {
         let begun = Instant::now();
+        let (members, peers) =
+            self.etcd.as_ref().map(|etcd| (etcd.members.clone(), etcd.peers.clone())).unwrap_or_default();
+        peers.iter().for_each(|peer| drop(self.ports.take(*peer)));
+        for (member, address) in members {
+            self.start(member, address, begun).await?;
+        }
         let (hub, hub_address) = self.hub.clone();
         self.start(hub, hub_address, begun).await?;
         let places: Vec<_> = self
@@ -268,7 +282,8 @@ impl World {
         let places = self.places.iter().flat_map(|place| {
             place.replicas.iter().map(|(replica, _)| replica).chain(std::iter::once(&place.spoke))
         });
-        [&self.hub.0, &self.gateway.0].into_iter().chain(places)
+        let members = self.etcd.iter().flat_map(|etcd| etcd.members.iter().map(|(member, _)| member));
+        [&self.hub.0, &self.gateway.0].into_iter().chain(places).chain(members)
     }
 
     fn spec(&self, name: &str) -> Option<Spec> {
@@ -278,7 +293,7 @@ impl World {
     /// Drains the world from its door inwards.
     pub(super) async fn stop(&mut self) {
         let mut stopping = Vec::new();
-        for role in ["gateway", "spoke", "replica", "hub"] {
+        for role in ["gateway", "spoke", "replica", "hub", "etcd"] {
             let (now, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.running)
                 .into_iter()
                 .partition(|process| process.spec.name.starts_with(role));

@@ -222,6 +222,11 @@ impl World {
         config[key].as_str().expect("an address").to_owned()
     }
 
+    /// A file of the world's folder.
+    pub(crate) fn file(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().canonicalize().expect("the directory stands").join(name)
+    }
+
     /// The process of `meridian up` itself.
     pub(crate) fn process(&mut self) -> &mut Child {
         &mut self.up

@@ -26,7 +26,7 @@ pub(super) struct Anchors {
 
 #[derive(Clone, Debug)]
 pub(super) struct Current {
-    text: Vec<u8>,
+    text: Arc<[u8]>,
     pub(super) roots: Arc<RootCertStore>,
     /// The same, for whoever is a client.
     pub(super) of_clients: Arc<dyn ClientCertVerifier>,
@@ -78,7 +78,7 @@ impl Anchors {
 
     fn look(&self) -> Result<bool, String> {
         let text = std::fs::read(&self.file).map_err(|error| format!("cannot be read: {error}"))?;
-        if self.current().text == text {
+        if *self.current().text == *text {
             return Ok(false);
         }
         let current = believed(text, &self.provider)?;
@@ -96,5 +96,5 @@ fn believed(text: Vec<u8>, provider: &Arc<CryptoProvider>) -> Result<Current, St
     let of_clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
         .build()
         .map_err(|error| format!("cannot be believed: {error}"))?;
-    Ok(Current { text, roots, of_clients })
+    Ok(Current { text: text.into(), roots, of_clients })
 }

@@ -45,7 +45,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use verify::name_in;
 
-/// What is spoken inside. HTTP/2 would carry many requests on one connection, which pays where connections are costly.
+/// What is spoken inside: one request after the other on each connection.
 const PROTOCOLS: [&[u8]; 1] = [b"http/1.1"];
 
 /// How an edge speaks to regions.
@@ -157,7 +157,7 @@ impl Credentials {
         let anchors = Anchors::load(table, ca_key, ca);
         match (identity, anchors) {
             (Ok(identity), Ok(anchors)) => Ok(Credentials {
-                own: own_name(&identity.certificate(), role, region, catalogue)
+                own: own_name(&identity.shown().cert[0], role, region, catalogue)
                     .expect("a certificate is taken if this holds of it"),
                 identity: Arc::new(identity),
                 anchors: Arc::new(anchors),

@@ -12,19 +12,21 @@ use gateway_core::outcome::Failure;
 use regions::set::RegionIndex;
 use rustls::client::Resumption;
 use rustls::pki_types::UnixTime;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, HandshakeKind};
+use rustls::{ClientConfig, HandshakeKind, RootCertStore};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 /// A handshake is given no less than this: to connect, the other side's kernel suffices, to greet, its process has to run,
-/// beside replicas that take every core.
-const HANDSHAKE_MIN: Duration = Duration::from_millis(500);
+/// beside replicas that take every core. Nobody waits for it in vain: whoever is late is left by its request's plan.
+const HANDSHAKE_MIN: Duration = Duration::from_secs(1);
 /// Sessions that can be resumed, over all regions: eight for each of a hundred.
 const SESSIONS_MAX: usize = 800;
 
@@ -45,7 +47,17 @@ enum Mode {
 
 struct Tls {
     verifier: Verifier,
-    connector: TlsConnector,
+    connectors: RwLock<Arc<Connectors>>,
+}
+
+/// What is spoken with, as long as neither the own certificate nor those believed change: sessions are kept beside them, and
+/// one that was begun with a certificate goes on with it.
+struct Connectors {
+    shown: Arc<CertifiedKey>,
+    believed: Arc<RootCertStore>,
+    resuming: TlsConnector,
+    /// Begins every session anew.
+    anew: TlsConnector,
 }
 
 impl Outward {
@@ -80,20 +92,20 @@ impl Outward {
             let why = "without [region_tls] nothing is sent to another machine; give it certificates, or insecure = true";
             return Err(self.failed(way, Cause::InTheClear, &why));
         }
-        let tcp = async {
-            let stream = timeout(limit, TcpStream::connect(address)).await??;
-            stream.set_nodelay(true)?;
-            Ok::<_, io::Error>(stream)
-        };
-        let tcp = tcp.await.map_err(|error| {
-            tracing::debug!(%address, %error, "the next hop cannot be reached");
-            Failure::Unreachable
-        })?;
+        let tcp = reach(address, limit).await?;
         let Mode::Tls(tls) = &self.mode else {
             return Ok((Stream::Clear(tcp), Peer::UNPROVEN));
         };
-        match timeout(limit.max(HANDSHAKE_MIN), tls.greet(region, tcp)).await {
-            Ok(Ok(greeted)) => Ok(greeted),
+        let connectors = tls.connectors();
+        let limit_tls = limit.max(HANDSHAKE_MIN);
+        let mut greeted = timeout(limit_tls, tls.greet(&connectors.resuming, region, tcp)).await;
+        if matches!(greeted, Ok(Ok(None))) {
+            let tcp = reach(address, limit).await?;
+            greeted = timeout(limit_tls, tls.greet(&connectors.anew, region, tcp)).await;
+        }
+        match greeted {
+            Ok(Ok(Some(greeted))) => Ok(greeted),
+            Ok(Ok(None)) => unreachable!("what is begun anew is not resumed"),
             Ok(Err(error)) => match Cause::of_io(&error) {
                 Some(cause) => Err(self.failed(way, cause, &error)),
                 None => {
@@ -131,34 +143,87 @@ impl Outward {
     }
 }
 
+async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, Failure> {
+    let reached = async {
+        let stream = timeout(limit, TcpStream::connect(address)).await??;
+        stream.set_nodelay(true)?;
+        Ok::<_, io::Error>(stream)
+    };
+    reached.await.map_err(|error| {
+        tracing::debug!(%address, %error, "the next hop cannot be reached");
+        Failure::Unreachable
+    })
+}
+
 impl Tls {
     fn with(credentials: Arc<Credentials>) -> Result<Tls, rustls::Error> {
-        let verifier = Verifier(credentials.clone());
-        let mut config = ClientConfig::builder_with_provider(credentials.anchors.provider().clone())
-            .with_protocol_versions(&[&TLS13])?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier.clone()))
-            .with_client_cert_resolver(credentials.identity.clone());
-        config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
-        config.resumption = Resumption::in_memory_sessions(SESSIONS_MAX);
-        config.enable_sni = false;
-        Ok(Tls { verifier, connector: TlsConnector::from(Arc::new(config)) })
+        let verifier = Verifier(credentials);
+        let connectors = Connectors::of(&verifier)?;
+        Ok(Tls { verifier, connectors: RwLock::new(Arc::new(connectors)) })
+    }
+
+    /// Those that fit what is shown and believed now.
+    fn connectors(&self) -> Arc<Connectors> {
+        let current = self.connectors.read().expect("nobody panics while holding it").clone();
+        if current.are_of(&self.verifier) {
+            return current;
+        }
+        let made = Connectors::of(&self.verifier).expect("what could be set up once can be set up again");
+        let made = Arc::new(made);
+        *self.connectors.write().expect("nobody panics while holding it") = made.clone();
+        made
     }
 
     /// The handshake, and what the other end has proven by it. In a resumed session the library takes the certificate as it
-    /// was; whether it still holds is looked at here.
-    async fn greet(&self, meant: RegionIndex, tcp: TcpStream) -> io::Result<(Stream, Peer)> {
-        let stream = self.connector.connect(server_name(meant), tcp).await?;
+    /// was; whether it still holds is looked at here, and where it does not, the other end may have a newer one: `None`.
+    async fn greet(
+        &self,
+        connector: &TlsConnector,
+        meant: RegionIndex,
+        tcp: TcpStream,
+    ) -> io::Result<Option<(Stream, Peer)>> {
+        let stream = connector.connect(server_name(meant), tcp).await?;
         let (_, session) = stream.get_ref();
         let shown = session.peer_certificates().unwrap_or_default();
         let Some((certificate, others)) = shown.split_first() else {
             return Err(io::Error::other(rustls::Error::NoCertificatesPresented));
         };
         let peer = match session.handshake_kind() {
-            Some(HandshakeKind::Resumed) => self.verifier.region(certificate, others, meant, UnixTime::now()),
+            Some(HandshakeKind::Resumed) => {
+                match self.verifier.region(certificate, others, meant, UnixTime::now()) {
+                    Ok(peer) => peer,
+                    Err(_) => return Ok(None),
+                }
+            }
             // Verified a moment ago.
-            _ => self.verifier.named(certificate, meant),
+            _ => self.verifier.named(certificate, meant).map_err(io::Error::other)?,
         };
-        Ok((Stream::Tls(Box::new(stream)), peer.map_err(io::Error::other)?))
+        Ok(Some((Stream::Tls(Box::new(stream)), peer)))
+    }
+}
+
+impl Connectors {
+    fn of(verifier: &Verifier) -> Result<Connectors, rustls::Error> {
+        let Credentials { identity, anchors, .. } = &*verifier.0;
+        let (shown, believed) = (identity.shown(), anchors.current().roots);
+        let connector = |resumption| {
+            let mut config = ClientConfig::builder_with_provider(anchors.provider().clone())
+                .with_protocol_versions(&[&TLS13])?
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(verifier.clone()))
+                .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(shown.clone())));
+            config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
+            config.resumption = resumption;
+            config.enable_sni = false;
+            Ok::<_, rustls::Error>(TlsConnector::from(Arc::new(config)))
+        };
+        let resuming = connector(Resumption::in_memory_sessions(SESSIONS_MAX))?;
+        let anew = connector(Resumption::disabled())?;
+        Ok(Connectors { shown, believed, resuming, anew })
+    }
+
+    fn are_of(&self, verifier: &Verifier) -> bool {
+        let Credentials { identity, anchors, .. } = &*verifier.0;
+        Arc::ptr_eq(&self.shown, &identity.shown()) && Arc::ptr_eq(&self.believed, &anchors.current().roots)
     }
 }

@@ -134,6 +134,9 @@ pub async fn run(
     for (number, address) in replicas.iter().enumerate() {
         tasks.spawn(probe::watch(number, *address, client.clone(), spoke.clone()));
     }
+    if tls.is_none() && !listen.ip().is_loopback() {
+        tracing::warn!(%listen, "requests come in the clear, as [tls] says");
+    }
     tasks.extend(tls.map(Credentials::follow));
     ready(listener.address());
     // Edges know from the reports that it is leaving.

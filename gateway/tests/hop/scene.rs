@@ -24,6 +24,9 @@ pub(crate) const EUROPE: &str = "aws/eu-central-1";
 /// Stands in every request.
 pub(crate) const SECRET: &str = "the-text-of-a-tenant";
 
+/// What a replica answers: about as much as four embeddings of 384 numbers as text.
+pub(crate) const ANSWER_BYTES: usize = 8 << 10;
+
 /// Longer than anything here takes, also on a machine that has much else to do.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -125,11 +128,21 @@ impl Scene {
         scene
     }
 
-    /// What a deployment answers.
-    pub(crate) async fn ask(&self, deployment: &str) -> Answer {
+    /// What a deployment answers, of which the head has come.
+    pub(crate) async fn request(&self, deployment: &str) -> reqwest::Response {
         let body = json!({"model": deployment, "input": SECRET}).to_string();
         let request = self.client.post(format!("{}/v1/embeddings", self.url)).bearer_auth("k").body(body);
-        let answer = request.send().await.unwrap();
+        request.send().await.unwrap()
+    }
+
+    /// Forgets what has crossed so far.
+    pub(crate) fn forget(&self) {
+        self.regions.values().for_each(|region| region.network.crossed.lock().unwrap().clear());
+    }
+
+    /// What a deployment answers.
+    pub(crate) async fn ask(&self, deployment: &str) -> Answer {
+        let answer = self.request(deployment).await;
         let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
         let (status, region, id) =
             (answer.status().as_u16(), header("x-meridian-region"), header("x-request-id"));
@@ -274,7 +287,7 @@ async fn replica() -> (SocketAddr, Arc<AtomicU64>) {
     let counted = seen.clone();
     let answer = move || async move {
         counted.fetch_add(1, Ordering::SeqCst);
-        "{\"data\":[]}"
+        format!("{{\"data\":\"{}\"}}", "x".repeat(ANSWER_BYTES))
     };
     let router = axum::Router::new()
         .route("/status", axum::routing::get(move || async move { axum::Json(status) }))

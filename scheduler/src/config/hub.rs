@@ -9,6 +9,7 @@ use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::registry::LAPSED_KEEP;
 use serde::Deserialize;
 
+use super::store::{self, RawStore, StoreConfig};
 use super::{Problems, raw};
 
 /// How long a registration stands without being kept alive. etcd sees to leases twice a second at best, and keeps them
@@ -23,6 +24,7 @@ struct RawConfig {
     data: Option<PathBuf>,
     deployments: Option<PathBuf>,
     catalogue: Option<PathBuf>,
+    store: Option<RawStore>,
 }
 
 /// What a hub needs to know.
@@ -30,8 +32,8 @@ struct RawConfig {
 pub struct HubConfig {
     /// Where spokes and gateways connect.
     pub listen: SocketAddr,
-    /// The folder of its store.
-    pub data: PathBuf,
+    /// Where it keeps what it knows.
+    pub store: StoreConfig,
     /// What is deployed.
     pub deployments: Vec<Deployment>,
     /// Clouds and regions.
@@ -49,10 +51,10 @@ impl HubConfig {
     ///
     /// Every problem at once, each naming the key, the value and what to write instead.
     pub fn parse(text: &str, base: &Path) -> Result<HubConfig, Vec<String>> {
-        let RawConfig { listen, data, deployments, catalogue } = raw(text)?;
+        let RawConfig { listen, data, deployments, catalogue, store } = raw(text)?;
         let mut problems = Problems::default();
         let listen = problems.address("listen", listen);
-        let data = problems.need("data", data, "\"FOLDER\", where the hub keeps what it knows");
+        let store = store::read(&mut problems, store, data, base);
         let catalogue = problems.catalogue(catalogue, base);
         let deployments = problems.need("deployments", deployments, "\"FILE\", as \"deployments.toml\"");
         let deployments = deployments.and_then(|path| {
@@ -62,11 +64,11 @@ impl HubConfig {
                 .map_err(|found| problems.in_file(&path, &found))
                 .ok()
         });
-        match (listen, data, deployments, catalogue) {
-            (Some(listen), Some(data), Some(deployments), Some(catalogue)) if problems.0.is_empty() => {
+        match (listen, store, deployments, catalogue) {
+            (Some(listen), Some(store), Some(deployments), Some(catalogue)) if problems.0.is_empty() => {
                 Ok(HubConfig {
                     listen,
-                    data: base.join(data),
+                    store,
                     deployments,
                     catalogue: Arc::new(catalogue),
                     lease_ttl: LEASE_TTL,
@@ -92,7 +94,8 @@ mod tests {
     fn the_example_that_people_edit_is_a_valid_configuration() {
         let config = HubConfig::parse(EXAMPLE, &configs()).map_err(|problems| problems.join("\n")).unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:7000");
-        assert_eq!(config.data, configs().join("hub-data"));
+        let StoreConfig::Embedded { data } = config.store else { panic!("{:?}", config.store) };
+        assert_eq!(data, configs().join("hub-data"));
         assert!(!config.deployments.is_empty());
     }
 

@@ -3,9 +3,11 @@
 
 mod hub;
 mod spoke;
+mod store;
 
 pub use hub::{HubConfig, LEASE_TTL};
 pub use spoke::{REPLICAS_MAX, Receipts, SpokeConfig, TlsFiles};
+pub use store::StoreConfig;
 
 use regions::Catalogue;
 use serde::de::DeserializeOwned;

@@ -30,8 +30,8 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// What answers have to do with.
 #[derive(Clone)]
-pub(super) struct Desk {
-    pub(super) store: Store,
+pub(super) struct Desk<S> {
+    pub(super) store: S,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) lease_ttl: Duration,
     pub(super) current: watch::Receiver<Current>,
@@ -41,14 +41,14 @@ pub(super) struct Desk {
     pub(super) reader_ahead: Arc<AtomicBool>,
 }
 
-pub(super) fn router(desk: Desk) -> Router {
+pub(super) fn router<S: Store>(desk: Desk<S>) -> Router {
     Router::new()
-        .route("/v1/spokes", post(register))
-        .route("/v1/leases/{lease}/keepalive", post(keep_alive))
-        .route("/v1/leases/{lease}", delete(leave))
-        .route("/v1/routes", get(routes))
+        .route("/v1/spokes", post(register::<S>))
+        .route("/v1/leases/{lease}/keepalive", post(keep_alive::<S>))
+        .route("/v1/leases/{lease}", delete(leave::<S>))
+        .route("/v1/routes", get(routes::<S>))
         .route("/livez", get(async || "alive\n"))
-        .route("/readyz", get(ready))
+        .route("/readyz", get(ready::<S>))
         .fallback(async || Refusal::new(Code::NotFound, "A hub has no such path."))
         .method_not_allowed_fallback(async || {
             Refusal::new(Code::MethodNotAllowed, "This path takes another method.")
@@ -57,16 +57,16 @@ pub(super) fn router(desk: Desk) -> Router {
         .with_state(desk)
 }
 
-async fn register(
-    State(desk): State<Desk>,
+async fn register<S: Store>(
+    State(desk): State<Desk<S>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<axum::Json<LeaseV1>, Refusal> {
     let registration = Registration::try_from(json::<RegisterV1>(body)?).map_err(wrong)?;
     spokes::register(&desk, registration).await.map(axum::Json)
 }
 
-async fn keep_alive(
-    State(desk): State<Desk>,
+async fn keep_alive<S: Store>(
+    State(desk): State<Desk<S>>,
     Path(lease): Path<String>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<axum::Json<LeaseV1>, Refusal> {
@@ -75,13 +75,19 @@ async fn keep_alive(
     spokes::keep_alive(&desk, lease, ready).await.map(axum::Json)
 }
 
-async fn leave(State(desk): State<Desk>, Path(lease): Path<String>) -> Result<StatusCode, Refusal> {
+async fn leave<S: Store>(
+    State(desk): State<Desk<S>>,
+    Path(lease): Path<String>,
+) -> Result<StatusCode, Refusal> {
     spokes::leave(&desk, number(&lease)?).await.map(|()| StatusCode::NO_CONTENT)
 }
 
 /// Answers with the table that follows the one in hand, as soon as there is one, or with 204 when there is none within
 /// the time that the question allows.
-async fn routes(State(desk): State<Desk>, RawQuery(query): RawQuery) -> Result<Response, Refusal> {
+async fn routes<S: Store>(
+    State(desk): State<Desk<S>>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Refusal> {
     let Question { after, wait } = Question::read(query.as_deref().unwrap_or_default())?;
     let held = desk.polls.try_acquire();
     let Ok(_held) = held else {
@@ -112,7 +118,7 @@ async fn routes(State(desk): State<Desk>, RawQuery(query): RawQuery) -> Result<R
     }
 }
 
-async fn ready(State(desk): State<Desk>) -> Result<&'static str, Refusal> {
+async fn ready<S: Store>(State(desk): State<Desk<S>>) -> Result<&'static str, Refusal> {
     if desk.current.borrow().is_none() {
         return Err(Refusal::new(Code::NotReady, "No route table has been published yet."));
     }
@@ -179,7 +185,7 @@ mod tests {
     use super::super::Published;
     use super::*;
     use regions::RouteTable;
-    use std::time::Instant;
+    use scheduler_store::Sim;
 
     #[test]
     fn a_question_is_read_and_its_patience_bounded() {
@@ -194,15 +200,12 @@ mod tests {
     }
 
     /// A desk at which `polls` questions are held at a time, what tells it to stop, and where its table comes from.
-    async fn desk(
-        dir: &tempfile::TempDir,
-        polls: usize,
-    ) -> (Desk, watch::Sender<bool>, watch::Sender<Current>) {
+    fn desk(polls: usize) -> (Desk<Sim>, watch::Sender<bool>, watch::Sender<Current>) {
         let (stop, stopping) = watch::channel(false);
         let table = RouteTable::empty();
         let (publish, current) = watch::channel(Some(Arc::new(Published { table, body: Bytes::new() })));
         let desk = Desk {
-            store: Store::open(&dir.path().join("store"), Instant::now()).await.unwrap(),
+            store: Sim::new(),
             catalogue: Arc::new(Catalogue::builtin()),
             lease_ttl: Duration::from_secs(5),
             current,
@@ -213,23 +216,21 @@ mod tests {
         (desk, stop, publish)
     }
 
-    async fn ask(desk: &Desk) -> StatusCode {
+    async fn ask(desk: &Desk<Sim>) -> StatusCode {
         let query = RawQuery(Some("after=0.0&wait_ms=30000".to_owned()));
         routes(State(desk.clone()), query).await.into_response().status()
     }
 
     #[tokio::test]
     async fn a_hub_that_stops_lets_go_of_whoever_waits() {
-        let dir = tempfile::tempdir().unwrap();
-        let (desk, stop, _publish) = desk(&dir, 1).await;
+        let (desk, stop, _publish) = desk(1);
         let (answer, _) = tokio::join!(biased; ask(&desk), async { stop.send_replace(true) });
         assert_eq!(answer, StatusCode::NO_CONTENT);
     }
 
     #[tokio::test]
     async fn as_many_questions_as_there_may_be_are_held_and_one_more_is_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let (desk, stop, _publish) = desk(&dir, 2).await;
+        let (desk, stop, _publish) = desk(2);
         let (first, second, third, _) =
             tokio::join!(biased; ask(&desk), ask(&desk), ask(&desk), async { stop.send_replace(true) });
         let held = StatusCode::NO_CONTENT;

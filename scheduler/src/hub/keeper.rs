@@ -1,76 +1,75 @@
 //! Keeps the route table: waits for the store and the clock, tells the machine, does what it says.
 //!
-//! The only task that writes `routes`. It never decides anything; see [`scheduler_core::hub`] for what it is told to do.
+//! The only one who writes `routes`, for as long as its term lasts: every write is guarded by the term and by the table
+//! that it stands on. It never decides anything; see [`scheduler_core::hub`] for what it is told to do.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::RouteTable;
 use scheduler_core::hub::{Command, Event, Hub};
 use scheduler_core::wire::keys;
-use scheduler_core::wire::route::RouteTableV1;
-use scheduler_store::{self as store, Compare, Op, Store, StoreError, Txn, Watch, WatchError};
-use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep_until};
+use scheduler_store::{self as store, Compare, Op, Store, StoreError, Term, Txn, Watch, WatchError};
+use tokio::time::{sleep, sleep_until};
 
+use super::board::Board;
 use super::start::{Listed, Start, listed, readable};
-use super::{Current, HubError, Published, records, told};
-use crate::events::{Relisting, SpokeGone, StoreFailing, StoreRecovered, TablePublished};
+use super::{HubError, records};
+use crate::events::{Deposed, LeasesHeld, LeasesLetGo, Relisting, SpokeGone};
 
-/// How often leases are looked through: often enough that one ends within a twentieth of its time.
-const LOOK_PERIOD: Duration = Duration::from_millis(250);
+/// After a reading that failed.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// The keeper of the route table.
-pub(super) struct Keeper {
+pub(super) struct Keeper<'a, S: Store> {
     hub: Hub,
-    store: Store,
-    watch: Watch,
-    publish: watch::Sender<Current>,
+    term: Term,
+    store: S,
+    watch: S::Watch,
+    board: &'a Board,
     /// The revision at which this hub knows `routes` to be.
     routes_at: u64,
     /// A table of which the store said that it might not have been written.
     unconfirmed: Option<RouteTable>,
-    failing: bool,
+    holding: bool,
 }
 
-impl Keeper {
+impl<'a, S: Store> Keeper<'a, S> {
     pub(super) fn new(
         start: Start,
+        term: Term,
         lapsed_keep: Duration,
-        store: Store,
-        publish: watch::Sender<Current>,
-    ) -> Keeper {
+        store: S,
+        board: &'a Board,
+    ) -> Keeper<'a, S> {
         let Start { found, routes_at, next } = start;
         let watch = store.watch("", next);
         let hub = Hub::new(found, lapsed_keep, Instant::now());
-        Keeper { hub, store, watch, publish, routes_at, unconfirmed: None, failing: false }
+        Keeper { hub, term, store, watch, board, routes_at, unconfirmed: None, holding: false }
     }
 
-    /// Keeps it until `stopping` says so.
-    pub(super) async fn keep(mut self, stopping: watch::Receiver<bool>) -> Result<(), HubError> {
-        let stop = told(stopping);
-        tokio::pin!(stop);
-        let mut look = interval(LOOK_PERIOD);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    /// Keeps it until the term is over.
+    pub(super) async fn keep(mut self) -> Result<Deposed, HubError> {
         loop {
-            self.obey().await?;
+            if let Some(deposed) = self.obey().await? {
+                return Ok(deposed);
+            }
             let wakeup = until(self.hub.next_wakeup());
             tokio::select! {
                 changes = self.watch.next() => match changes {
                     Ok(changes) => self.take(changes),
-                    Err(error @ (WatchError::Compacted { .. } | WatchError::FromTheFuture { .. })) => {
+                    Err(error @ WatchError::Compacted { .. }) => {
                         Relisting { error: &error }.emit();
-                        self.relist(&mut look).await?;
+                        self.relist().await?;
+                    }
+                    Err(error @ WatchError::FromTheFuture { .. }) => {
+                        Relisting { error: &error }.emit();
+                        return Ok(Deposed::SetBack);
                     }
                     Err(WatchError::Closed) => return Err(StoreError::Closed.into()),
                 },
-                _ = look.tick() => {
-                    let expired = self.store.expire(Instant::now()).await;
-                    self.note(&expired.map(drop));
-                }
                 () = wakeup => self.hub.handle_timeout(Instant::now()),
-                () = &mut stop => return Ok(()),
             }
+            self.tell_of_held();
         }
     }
 
@@ -85,19 +84,20 @@ impl Keeper {
     }
 
     /// Reads everything anew, after the watch has broken off; the store may need a while.
-    async fn relist(&mut self, look: &mut tokio::time::Interval) -> Result<(), HubError> {
+    async fn relist(&mut self) -> Result<(), HubError> {
         loop {
             match self.store.range("").await {
                 Ok(range) => {
                     let Listed { spokes, deployments } = listed(&range.entries);
                     self.tell(Event::Listed { spokes, deployments });
                     self.watch = self.store.watch("", range.revision + 1);
+                    self.board.note(None);
                     return Ok(());
                 }
                 Err(StoreError::Closed) => return Err(StoreError::Closed.into()),
                 Err(error) => {
-                    self.note(&Err(error));
-                    look.tick().await;
+                    self.board.note(Some(&error));
+                    sleep(RETRY).await;
                 }
             }
         }
@@ -107,74 +107,77 @@ impl Keeper {
         self.hub.handle(event, Instant::now());
     }
 
-    async fn obey(&mut self) -> Result<(), HubError> {
-        while let Some(command) = self.hub.poll() {
-            match command {
-                Command::Persist(table) => self.persist(table).await?,
-                Command::Publish(table) => self.publish(table),
-            }
+    fn tell_of_held(&mut self) {
+        let holds = self.hub.suspects_the_store();
+        match (std::mem::replace(&mut self.holding, holds), holds) {
+            (false, true) => LeasesHeld.emit(),
+            (true, false) => LeasesLetGo.emit(),
+            (false, false) | (true, true) => {}
         }
-        Ok(())
     }
 
-    /// Writes the table on top of the last one that this hub knows of, or not at all.
-    async fn persist(&mut self, table: RouteTable) -> Result<(), HubError> {
-        let when = vec![Compare::ModRevision(keys::ROUTES.to_owned(), self.routes_at)];
-        let value = records::bytes(&RouteTableV1::from(&table));
-        let then = vec![Op::Put { key: keys::ROUTES.to_owned(), value, lease: None }];
-        let outcome = self.store.txn(Txn { when, then }).await;
-        self.note(&outcome.clone().map(drop));
-        match outcome {
+    async fn obey(&mut self) -> Result<Option<Deposed>, HubError> {
+        while let Some(command) = self.hub.poll() {
+            match command {
+                Command::Persist(table) => {
+                    if let Some(deposed) = self.persist(table).await? {
+                        return Ok(Some(deposed));
+                    }
+                }
+                Command::Publish(table) => self.board.publish(table),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Writes the table in this term, on top of the last one that this hub knows of, or not at all.
+    async fn persist(&mut self, table: RouteTable) -> Result<Option<Deposed>, HubError> {
+        let when = vec![self.term.guard(), Compare::ModRevision(keys::ROUTES.to_owned(), self.routes_at)];
+        let then =
+            vec![Op::Put { key: keys::ROUTES.to_owned(), value: records::packed(&table), lease: None }];
+        match self.store.txn(Txn { when, then }).await {
             Ok(outcome) if outcome.succeeded => {
+                self.board.note(None);
                 self.routes_at = outcome.revision;
                 self.unconfirmed = None;
                 self.tell(Event::Persisted(table));
+                Ok(None)
             }
-            Ok(_) => self.adopt().await?,
-            Err(_) => {
+            Ok(_) => self.adopt(table).await,
+            Err(StoreError::Closed) => Err(StoreError::Closed.into()),
+            Err(error) => {
+                self.board.note(Some(&error));
                 self.unconfirmed = Some(table);
                 self.tell(Event::NotPersisted);
+                Ok(None)
             }
         }
-        Ok(())
     }
 
-    /// Somebody has written `routes`: this hub itself, if it is the table of which the store did not know. Or another
-    /// hub, and then this one has nothing more to say.
-    async fn adopt(&mut self) -> Result<(), HubError> {
+    /// The guard has failed. Either `routes` is what this hub itself has written, at a try of which it never heard; or
+    /// the term is over, or the store is not the one that it was, and then this hub has nothing more to say.
+    async fn adopt(&mut self, table: RouteTable) -> Result<Option<Deposed>, HubError> {
         let entry = match self.store.get(keys::ROUTES).await {
-            Ok(entry) => entry.ok_or(HubError::Deposed)?,
+            Ok(entry) => entry,
+            Err(StoreError::Closed) => return Err(StoreError::Closed.into()),
             Err(error) => {
-                self.note(&Err(error));
+                self.board.note(Some(&error));
+                self.unconfirmed = Some(table);
                 self.tell(Event::NotPersisted);
-                return Ok(());
+                return Ok(None);
             }
         };
+        let Some(entry) = entry.filter(|entry| entry.mod_revision != self.routes_at) else {
+            return Ok(Some(Deposed::Refused));
+        };
         let theirs = records::table(&entry).map_err(HubError::Record)?;
-        match self.unconfirmed.take() {
-            Some(ours) if ours == theirs => {
-                self.routes_at = entry.mod_revision;
-                self.tell(Event::Persisted(ours));
-                Ok(())
-            }
-            Some(_) | None => Err(HubError::Deposed),
+        if theirs != table && self.unconfirmed.as_ref() != Some(&theirs) {
+            return Ok(Some(Deposed::Refused));
         }
-    }
-
-    fn publish(&mut self, table: RouteTable) {
-        let (regions, deployments) = (table.regions.len(), table.deployments.len());
-        TablePublished { generation: table.generation, regions, deployments }.emit();
-        let body = records::bytes(&RouteTableV1::from(&table)).into();
-        self.publish.send_replace(Some(Arc::new(Published { table, body })));
-    }
-
-    /// Tells when the store begins to fail and when it works again.
-    fn note(&mut self, outcome: &Result<(), StoreError>) {
-        match outcome {
-            Ok(()) if std::mem::take(&mut self.failing) => StoreRecovered.emit(),
-            Err(error) if !std::mem::replace(&mut self.failing, true) => StoreFailing { error }.emit(),
-            Ok(()) | Err(_) => {}
-        }
+        self.unconfirmed = None;
+        self.routes_at = entry.mod_revision;
+        self.tell(Event::Persisted(theirs));
+        Ok(None)
     }
 }
 
@@ -188,15 +191,25 @@ async fn until(wakeup: Option<Instant>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Current;
     use super::super::start::start;
     use super::*;
+    use scheduler_core::wire::route::RouteTableV1;
+    use scheduler_store::Sim;
+    use tokio::sync::watch;
 
-    /// A keeper of an empty store in epoch 1, and what it gives out.
-    async fn keeper(dir: &tempfile::TempDir) -> (Keeper, watch::Receiver<Current>) {
-        let store = Store::open(&dir.path().join("store"), Instant::now()).await.unwrap();
-        let start = start(&store, &[], 1).await.unwrap();
+    /// A store with a term on it, and the board of whoever has it.
+    async fn led() -> (Sim, Term, Board, watch::Receiver<Current>) {
+        let store = Sim::new();
+        let lease = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
+        let term = store.campaign(keys::LEADER, b"one".to_vec(), lease).await.unwrap();
         let (publish, current) = watch::channel(None);
-        (Keeper::new(start, Duration::from_secs(60), store, publish), current)
+        (store, term, Board::new(publish), current)
+    }
+
+    async fn keeper<'a>(store: &Sim, term: &Term, board: &'a Board) -> Keeper<'a, Sim> {
+        let start = start(store, term, &[], 1, None).await.unwrap().unwrap();
+        Keeper::new(start, term.clone(), Duration::from_secs(60), store.clone(), board)
     }
 
     fn spoke(boot_id: u64) -> (String, Vec<u8>) {
@@ -207,12 +220,17 @@ mod tests {
         (keys::spoke(&region, boot_id), value.into_bytes())
     }
 
+    async fn register(store: &Sim, boot_id: u64) {
+        let (key, value) = spoke(boot_id);
+        store.put(&key, value, None).await.unwrap();
+    }
+
     fn table(number: u64) -> RouteTable {
         let generation = regions::Generation { epoch: 1, number };
         RouteTable { generation, ..RouteTable::empty() }
     }
 
-    async fn write(store: &Store, table: &RouteTable) {
+    async fn write(store: &Sim, table: &RouteTable) {
         store.put(keys::ROUTES, records::bytes(&RouteTableV1::from(table)), None).await.unwrap();
     }
 
@@ -221,48 +239,64 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hub_that_finds_the_table_of_another_publishes_nothing_more_and_ends() {
-        let dir = tempfile::tempdir().unwrap();
-        let (keeper, current) = keeper(&dir).await;
-        let store = keeper.store.clone();
+    async fn a_hub_that_finds_the_table_of_another_publishes_nothing_more_in_its_term() {
+        let (store, term, board, current) = led().await;
+        let keeper = keeper(&store, &term, &board).await;
         write(&store, &table(7)).await;
-        let (key, value) = spoke(1);
-        store.put(&key, value, None).await.unwrap();
-        let (_stop, stopping) = watch::channel(false);
-        let outcome = keeper.keep(stopping).await;
-        assert!(matches!(outcome, Err(HubError::Deposed)), "{outcome:?}");
+        register(&store, 1).await;
+        assert_eq!(keeper.keep().await.unwrap(), Deposed::Refused);
         assert_eq!(published(&current), [0; 0]);
     }
 
     #[tokio::test]
+    async fn what_is_written_after_the_term_is_over_is_refused() {
+        let (store, term, board, current) = led().await;
+        let keeper = keeper(&store, &term, &board).await;
+        let other = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
+        store.lease_revoke(term.lease).await.unwrap();
+        store.campaign(keys::LEADER, b"other".to_vec(), other).await.unwrap();
+        register(&store, 1).await;
+        assert_eq!(keeper.keep().await.unwrap(), Deposed::Refused);
+        assert_eq!((published(&current), store.get(keys::ROUTES).await), (vec![], Ok(None)));
+    }
+
+    #[tokio::test]
     async fn a_table_of_which_the_store_did_not_know_is_taken_for_ours_if_it_is() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut keeper, current) = keeper(&dir).await;
-        write(&keeper.store, &table(1)).await;
+        let (store, term, board, current) = led().await;
+        let mut keeper = keeper(&store, &term, &board).await;
+        write(&store, &table(1)).await;
         keeper.unconfirmed = Some(table(1));
-        let (key, value) = spoke(1);
-        let standing = records::standing(&store::KeyValue {
-            key,
-            value: value.into(),
-            create_revision: 9,
-            mod_revision: 9,
-            lease: None,
-        });
-        keeper.tell(Event::SpokeStands(standing.unwrap()));
-        keeper.obey().await.unwrap();
+        register(&store, 1).await;
+        let changes = keeper.watch.next().await.unwrap();
+        keeper.take(changes);
+        assert_eq!(keeper.obey().await.unwrap(), None);
         assert_eq!(published(&current), [2], "ours was the first, and what is new is the second");
-        let kept = keeper.store.get(keys::ROUTES).await.unwrap().unwrap();
+        let kept = store.get(keys::ROUTES).await.unwrap().unwrap();
         assert_eq!(records::table(&kept).map(|table| table.generation.number), Ok(2));
         assert_eq!(keeper.routes_at, kept.mod_revision);
     }
 
+    /// A store over a network tries twice; the first try may be what made the guard of the second fail.
+    #[tokio::test]
+    async fn a_table_that_was_written_at_the_first_of_two_tries_is_taken_for_written() {
+        let (store, term, board, current) = led().await;
+        let mut keeper = keeper(&store, &term, &board).await;
+        register(&store, 1).await;
+        let changes = keeper.watch.next().await.unwrap();
+        keeper.take(changes);
+        let Some(Command::Persist(next)) = keeper.hub.poll() else { panic!("a table") };
+        write(&store, &next).await;
+        assert_eq!(keeper.persist(next).await.unwrap(), None);
+        assert_eq!(keeper.obey().await.unwrap(), None);
+        assert_eq!(published(&current), [1]);
+    }
+
     #[tokio::test]
     async fn a_spoke_that_cannot_be_read_is_left_out_and_the_others_stay() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut keeper, current) = keeper(&dir).await;
-        keeper.store.put("spokes/aws/us-east-1/01", b"{}".to_vec(), None).await.unwrap();
-        let (key, value) = spoke(2);
-        keeper.store.put(&key, value, None).await.unwrap();
+        let (store, term, board, current) = led().await;
+        let mut keeper = keeper(&store, &term, &board).await;
+        store.put("spokes/aws/us-east-1/01", b"{}".to_vec(), None).await.unwrap();
+        register(&store, 2).await;
         let changes = keeper.watch.next().await.unwrap();
         keeper.take(changes);
         keeper.obey().await.unwrap();

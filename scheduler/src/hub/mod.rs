@@ -2,41 +2,48 @@
 //!
 //! ```text
 //!  spoke ──register, keep alive──▶ http ──▶ spokes ──▶ store ──watch──▶ keeper ──guarded put──▶ store
-//!                                                                         │
-//!  gateway ◀──long poll──────────  http ◀───── published table ◀──────────┘
+//!                                                        │                │
+//!  gateway ◀──long poll──────────  http ◀─── board ◀─────┴── follow       │
+//!                                              ▲                          │
+//!                                              └──────────────────────────┘
 //! ```
 //!
 //! A registration is a key in the store under the spoke's lease; `spokes` writes it and tells nobody. The `keeper` sees it
 //! by its watch, as it sees everything else that changes there, lets [`scheduler_core::hub`] decide, and publishes. So it
-//! makes no difference which hub a spoke has registered with, once there are several on one store.
+//! makes no difference which hub a spoke has registered with, where there are several on one etcd.
 //!
-//! The table is written under a guard: the put succeeds only on top of the table that this hub knows to be the last. A
-//! hub that finds another's table there has been deposed, and ends.
+//! Of several, one leads (`terms`): it alone writes the table, and the others give out what they see it write. Every
+//! write is guarded by the key of the term and by the table that it stands on, so a leader that was deposed while it
+//! slept writes nothing. An embedded store has one hub, which wins every term by itself.
 
+mod board;
 mod http;
 mod keeper;
 mod records;
 mod spokes;
 mod start;
+mod terms;
 
 use std::future::{Future, IntoFuture};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use regions::RouteTable;
-use scheduler_store::{Store, StoreError};
+use scheduler_core::wire::keys;
+use scheduler_store::{Embedded, Etcd, Store, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use crate::config::HubConfig;
+use crate::config::{HubConfig, StoreConfig};
 use crate::events::HubStarted;
+use board::Board;
 use http::Desk;
-use keeper::Keeper;
 use records::RecordError;
+use terms::Candidate;
 
 /// How long requests may go on after the hub was told to stop. Long polls end at once.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -44,7 +51,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 const LONG_POLLS_MAX: usize = 1024;
 
 /// What helps where a store is of no use.
-pub(crate) const NEW_EPOCH: &str = "start the hub with another, empty data folder: that begins a new epoch, and regions register by themselves";
+pub(crate) const NEW_EPOCH: &str = "start the hub on another store (an empty data folder, or another prefix of the etcd): that begins a new epoch, and regions register by themselves";
 
 /// Why a hub cannot run (any longer).
 #[derive(Debug, thiserror::Error)]
@@ -82,9 +89,6 @@ pub enum HubError {
         /// Of the table.
         table: u64,
     },
-    /// Somebody else has published on this store.
-    #[error("another hub has published on this store, so this one is deposed")]
-    Deposed,
     /// The server ended.
     #[error("the HTTP server ended: {0}")]
     Server(io::Error),
@@ -105,7 +109,8 @@ type Current = Option<Arc<Published>>;
 ///
 /// # Errors
 ///
-/// When the address cannot be bound, or the store cannot be opened or read, or another hub publishes on it.
+/// When the address cannot be bound, or what the store holds cannot be read; or when the embedded store cannot be opened.
+/// An etcd that is not there is waited for.
 pub async fn run(
     config: HubConfig,
     shutdown: impl Future<Output = ()>,
@@ -113,30 +118,35 @@ pub async fn run(
 ) -> Result<(), HubError> {
     let bound = TcpListener::bind(config.listen).await;
     let listener = bound.map_err(|source| HubError::Bind { address: config.listen, source })?;
-    let made = tokio::fs::create_dir_all(&config.data).await;
-    made.map_err(|source| HubError::Folder { folder: config.data.clone(), source })?;
-    let opened = Store::open(&config.data.join("hub.redb"), Instant::now()).await;
-    let store = opened.map_err(|error| HubError::Open(error.to_string()))?;
-    let outcome = serve(config, listener, store.clone(), shutdown, ready).await;
-    store.close().await;
-    outcome
+    match config.store.clone() {
+        StoreConfig::Embedded { data } => {
+            let made = tokio::fs::create_dir_all(&data).await;
+            made.map_err(|source| HubError::Folder { folder: data.clone(), source })?;
+            let opened = Embedded::open(&data.join("hub.redb"), Instant::now()).await;
+            let store = opened.map_err(|error| HubError::Open(error.to_string()))?;
+            // Whoever led has let go of the file, so it is gone, whatever its lease says.
+            store.delete(keys::LEADER).await?;
+            let outcome = serve(config, listener, store.clone(), shutdown, ready).await;
+            store.close().await;
+            outcome
+        }
+        StoreConfig::Etcd(etcd) => serve(config, listener, Etcd::new(etcd), shutdown, ready).await,
+    }
 }
 
-async fn serve(
+async fn serve<S: Store>(
     config: HubConfig,
     listener: TcpListener,
-    store: Store,
+    store: S,
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), HubError> {
     let address =
         listener.local_addr().map_err(|source| HubError::Bind { address: config.listen, source })?;
+    HubStarted { address, store: &config.store }.emit();
     // A clock that is off by years makes a strange epoch, and a rising one all the same.
     let epoch_if_new =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
-    let start = start::start(&store, &config.deployments, epoch_if_new).await?;
-    HubStarted { address, data: &config.data, epoch: start.found.epoch }.emit();
-
     let (publish, current) = watch::channel(None);
     let (stop, stopping) = watch::channel(false);
     let desk = Desk {
@@ -148,42 +158,58 @@ async fn serve(
         stopping: stopping.clone(),
         reader_ahead: Arc::default(),
     };
-    let keeper = Keeper::new(start, config.lapsed_keep, store, publish).keep(stopping.clone());
+    let candidate = Candidate {
+        store,
+        board: Board::new(publish),
+        name: address.to_string(),
+        deployments: config.deployments,
+        epoch_if_new,
+        lapsed_keep: config.lapsed_keep,
+        lease: Mutex::new(None),
+    };
+    let stands = candidate.stand(stopping.clone());
     let server =
         axum::serve(listener, http::router(desk)).with_graceful_shutdown(told(stopping)).into_future();
-    tokio::pin!(keeper, server);
+    tokio::pin!(stands, server);
     let mut current = current;
     let told_to_stop = async {
-        // The sender is gone only when the keeper has ended, which is seen below.
-        current.wait_for(Current::is_some).await.ok();
-        ready(address);
-        shutdown.await;
+        // The sender is gone only when the candidate has ended, which is seen below.
+        let first = async { current.wait_for(Current::is_some).await.is_ok() };
+        tokio::pin!(shutdown);
+        tokio::select! {
+            biased;
+            _ = first => {
+                ready(address);
+                shutdown.await;
+            }
+            () = &mut shutdown => {}
+        }
     };
     let first = tokio::select! {
         () = told_to_stop => First::Told,
-        outcome = &mut keeper => First::Keeper(outcome),
+        outcome = &mut stands => First::Candidate(outcome),
         outcome = &mut server => First::Server(outcome),
     };
     stop.send_replace(true);
     let drained = async { timeout(DRAIN, server).await.unwrap_or(Ok(())) };
     match first {
         First::Told => {
-            let (kept, served) = tokio::join!(keeper, drained);
-            kept.and(served.map_err(HubError::Server))
+            let (stood, served) = tokio::join!(stands, drained);
+            stood.and(served.map_err(HubError::Server))
         }
-        First::Keeper(outcome) => {
-            // Why the keeper has ended says more than what the server makes of it.
+        First::Candidate(outcome) => {
+            // Why it has ended says more than what the server makes of it.
             drained.await.ok();
             outcome
         }
-        First::Server(outcome) => outcome.map_err(HubError::Server).and(keeper.await),
+        First::Server(outcome) => outcome.map_err(HubError::Server).and(stands.await),
     }
 }
 
 /// What ends a hub.
 enum First {
     Told,
-    Keeper(Result<(), HubError>),
+    Candidate(Result<(), HubError>),
     Server(io::Result<()>),
 }
 

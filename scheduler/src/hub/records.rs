@@ -1,7 +1,17 @@
 //! What the store holds, as bytes and as what it means.
+//!
+//! The route table is the one record that grows with everything, and etcd takes no request of more than 1.5 MiB. 64 regions
+//! with a thousand deployments ready on each are 2.5 MB of JSON that says the same thousand names 64 times; zlib makes a
+//! hundredth of it in some milliseconds. So the table is compressed where it is long, rather than cut into pieces that
+//! a reader would have to find together.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::io::{Read, Write};
 
+use flate2::Compression;
+use flate2::read::ZlibDecoder;
+use flate2::write::ZlibEncoder;
 use regions::{Deployment, RouteTable};
 use scheduler_core::hub::Event;
 use scheduler_core::registry::{Registration, Standing};
@@ -31,10 +41,46 @@ pub(super) fn bytes(wire: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(wire).expect("numbers, texts and lists serialise to JSON")
 }
 
+/// From so many bytes on a table is compressed; below, a person can read it in the store.
+const PACKED_FROM: usize = 16 << 10;
+/// Bytes of a table that is read: six times the largest that routing is measured with.
+const TABLE_BYTES_MAX: usize = 16 << 20;
+
+/// The table, as the store keeps it.
+pub(super) fn packed(table: &RouteTable) -> Vec<u8> {
+    let plain = bytes(&RouteTableV1::from(table));
+    if plain.len() < PACKED_FROM {
+        return plain;
+    }
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(&plain).and_then(|()| encoder.finish()).expect("a Vec takes every write")
+}
+
+/// What was packed, or was never packed: JSON begins with a brace, zlib does not.
+fn unpacked(entry: &KeyValue) -> Result<Cow<'_, [u8]>, RecordError> {
+    if entry.value.first() == Some(&b'{') {
+        return Ok(Cow::Borrowed(&entry.value));
+    }
+    let mut plain = Vec::new();
+    let read = ZlibDecoder::new(&*entry.value).take(TABLE_BYTES_MAX as u64 + 1).read_to_end(&mut plain);
+    read.map_err(|error| wrong(entry, error))?;
+    if plain.len() > TABLE_BYTES_MAX {
+        return Err(wrong(entry, format!("it has more than {TABLE_BYTES_MAX} bytes")));
+    }
+    Ok(Cow::Owned(plain))
+}
+
 fn read<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
     entry: &KeyValue,
 ) -> Result<T, RecordError> {
-    let wire: Wire = serde_json::from_slice(&entry.value).map_err(|error| wrong(entry, error))?;
+    meaning::<Wire, T>(entry, &entry.value)
+}
+
+fn meaning<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
+    entry: &KeyValue,
+    bytes: &[u8],
+) -> Result<T, RecordError> {
+    let wire: Wire = serde_json::from_slice(bytes).map_err(|error| wrong(entry, error))?;
     T::try_from(wire).map_err(|error| wrong(entry, error))
 }
 
@@ -62,7 +108,7 @@ pub(super) fn deployment(entry: &KeyValue) -> Result<Deployment, RecordError> {
 
 /// The table of the entry `routes`.
 pub(super) fn table(entry: &KeyValue) -> Result<RouteTable, RecordError> {
-    read::<RouteTableV1, RouteTable>(entry)
+    meaning::<RouteTableV1, RouteTable>(entry, &unpacked(entry)?)
 }
 
 /// The number of the entry `meta/epoch`.
@@ -123,5 +169,61 @@ mod tests {
         assert!(epoch(&entry("meta/epoch", "one")).is_err());
         assert!(table(&entry("routes", "")).is_err());
         assert_eq!(event(&store::Event::Put(entry("meta/epoch", "1"))), None);
+    }
+
+    /// The table of as many regions and deployments as routing is measured with.
+    fn large_table() -> RouteTable {
+        use regions::{EngineKind, EngineSpec, Precision, RegionRoute, ResidencyPolicy, Task};
+        let names: Vec<regions::DeploymentName> = (0..1000)
+            .map(|n: u64| format!("tenant-{:x}.embed-{n:04}", n.wrapping_mul(2_654_435_761)).parse().unwrap())
+            .collect();
+        let route = |at: u8| RegionRoute {
+            endpoint: ([10, 0, 0, at], 7100).into(),
+            deployments: names.iter().cloned().collect(),
+        };
+        let deployment = |name: &regions::DeploymentName| Deployment {
+            name: name.clone(),
+            task: Task::Embed,
+            model: format!("hf://models/{name}"),
+            engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
+            residency: ResidencyPolicy::Anywhere,
+            regions: Vec::new(),
+        };
+        RouteTable {
+            regions: (1..=64).map(|at| (format!("aws/region-{at}").parse().unwrap(), route(at))).collect(),
+            deployments: names.iter().map(|name| (name.clone(), deployment(name))).collect(),
+            ..RouteTable::empty()
+        }
+    }
+
+    #[test]
+    fn the_table_of_64_regions_and_a_thousand_deployments_fits_into_a_transaction() {
+        let large = large_table();
+        let plain = bytes(&RouteTableV1::from(&large)).len();
+        let packed = packed(&large);
+        println!("64 regions x 1000 deployments: {plain} bytes as JSON, {} in the store", packed.len());
+        assert!(plain > store::model::TXN_BYTES_MAX, "it has to be compressed: {plain}");
+        assert!(packed.len() < store::model::TXN_BYTES_MAX / 4, "{}", packed.len());
+        let entry = KeyValue { value: packed.into(), ..entry("routes", "") };
+        assert_eq!(table(&entry), Ok(large));
+    }
+
+    #[test]
+    fn a_table_that_is_packed_wrongly_or_without_end_is_refused() {
+        let refused =
+            |value: Vec<u8>| table(&KeyValue { value: value.into(), ..entry("routes", "") }).unwrap_err();
+        let mut torn = packed(&large_table());
+        torn.truncate(torn.len() / 2);
+        assert!(refused(torn).to_string().contains("`routes`"));
+        let pack = |len: usize| {
+            let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
+            encoder.write_all(&vec![b' '; len]).unwrap();
+            encoder.finish().unwrap()
+        };
+        assert!(
+            refused(pack(TABLE_BYTES_MAX)).to_string().contains("EOF"),
+            "it is read, and there is nothing in it"
+        );
+        assert!(refused(pack(TABLE_BYTES_MAX + 1)).to_string().contains("16777216"));
     }
 }

@@ -11,7 +11,7 @@ use scheduler_core::publish::unknown;
 use scheduler_core::registry::{Registration, SPOKES_PER_REGION_MAX};
 use scheduler_core::wire::registry::{LeaseV1, RegisterV1};
 use scheduler_core::wire::{self, keys};
-use scheduler_store::{Compare, KeyValue, Lease, Op, StoreError, Txn};
+use scheduler_store::{Compare, KeyValue, Lease, Op, Store, StoreError, Txn};
 
 use super::http::Desk;
 use super::records;
@@ -19,7 +19,10 @@ use crate::events::SpokeRegistered;
 use crate::respond::{Code, Refusal};
 
 /// Registers a spoke under a new lease.
-pub(super) async fn register(desk: &Desk, registration: Registration) -> Result<LeaseV1, Refusal> {
+pub(super) async fn register<S: Store>(
+    desk: &Desk<S>,
+    registration: Registration,
+) -> Result<LeaseV1, Refusal> {
     let Registration { region, endpoint, boot_id, deployments } = &registration;
     known(desk, region)?;
     let key = keys::spoke(region, *boot_id);
@@ -43,8 +46,8 @@ pub(super) async fn register(desk: &Desk, registration: Registration) -> Result<
 }
 
 /// Keeps a spoke's lease alive, and notes what is ready if that has changed.
-pub(super) async fn keep_alive(
-    desk: &Desk,
+pub(super) async fn keep_alive<S: Store>(
+    desk: &Desk<S>,
     lease: Lease,
     ready: BTreeSet<DeploymentName>,
 ) -> Result<LeaseV1, Refusal> {
@@ -57,8 +60,8 @@ pub(super) async fn keep_alive(
     Ok(granted(desk, lease, &ready))
 }
 
-async fn note_ready(
-    desk: &Desk,
+async fn note_ready<S: Store>(
+    desk: &Desk<S>,
     entry: KeyValue,
     lease: Lease,
     ready: &BTreeSet<DeploymentName>,
@@ -72,18 +75,23 @@ async fn note_ready(
     let value = records::bytes(&RegisterV1::from(&registration));
     let KeyValue { key, mod_revision, .. } = entry;
     let when = vec![Compare::ModRevision(key.clone(), mod_revision)];
-    let then = vec![Op::Put { key, value, lease: Some(lease) }];
-    let outcome = desk.store.txn(Txn { when, then }).await.map_err(refusal)?;
-    // It has registered again in this very moment; the newer word stands.
-    if outcome.succeeded { Ok(()) } else { Err(refusal(StoreError::NoSuchLease(lease))) }
+    let then = vec![Op::Put { key: key.clone(), value: value.clone(), lease: Some(lease) }];
+    if desk.store.txn(Txn { when, then }).await.map_err(refusal)?.succeeded {
+        return Ok(());
+    }
+    // Either it was written at the first try and the store was asked twice, or the spoke has registered again in this
+    // very moment; then the newer word stands.
+    let now = desk.store.get(&key).await.map_err(refusal)?;
+    let written = now.is_some_and(|now| now.lease == Some(lease) && *now.value == *value);
+    if written { Ok(()) } else { Err(refusal(StoreError::NoSuchLease(lease))) }
 }
 
 /// Ends a spoke's lease.
-pub(super) async fn leave(desk: &Desk, lease: Lease) -> Result<(), Refusal> {
+pub(super) async fn leave<S: Store>(desk: &Desk<S>, lease: Lease) -> Result<(), Refusal> {
     desk.store.lease_revoke(lease).await.map_err(refusal)
 }
 
-fn known(desk: &Desk, region: &RegionId) -> Result<(), Refusal> {
+fn known<S>(desk: &Desk<S>, region: &RegionId) -> Result<(), Refusal> {
     if desk.catalogue.get(region).is_some() {
         return Ok(());
     }
@@ -93,7 +101,7 @@ fn known(desk: &Desk, region: &RegionId) -> Result<(), Refusal> {
     Err(Refusal::new(Code::InvalidValue, message).of("region"))
 }
 
-fn granted(desk: &Desk, lease: Lease, ready: &BTreeSet<DeploymentName>) -> LeaseV1 {
+fn granted<S>(desk: &Desk<S>, lease: Lease, ready: &BTreeSet<DeploymentName>) -> LeaseV1 {
     let current = desk.current.borrow();
     // Before the first table nothing is known to be unknown.
     let names = current.iter().flat_map(|published| unknown(ready, &published.table.deployments));
@@ -110,7 +118,7 @@ fn refusal(error: StoreError) -> Refusal {
     let code = match &error {
         StoreError::NoSuchLease(_) => Code::LeaseNotFound,
         StoreError::TooManyLeases => Code::Overloaded,
-        StoreError::ValueTooLarge { .. } => Code::BodyTooLarge,
+        StoreError::TooLarge(_) => Code::BodyTooLarge,
         StoreError::TooManyOps(_)
         | StoreError::DuplicateKey(_)
         | StoreError::Unavailable(_)

@@ -1,18 +1,19 @@
-//! What a hub does before it serves: gives a new store its epoch, lays out what is deployed, reads everything.
+//! What a hub does when its term begins: gives a new store its epoch, lays out what is deployed, reads everything. All of
+//! its writes are guarded by the term.
 
 use std::collections::BTreeMap;
 
-use regions::Deployment;
-use scheduler_core::hub::Found;
+use regions::{Deployment, Generation};
+use scheduler_core::hub::{Found, epoch_to_begin};
 use scheduler_core::registry::Standing;
 use scheduler_core::wire::keys;
 use scheduler_core::wire::route::StoredDeploymentV1;
 use scheduler_store::model::TXN_OPS_MAX;
-use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Txn};
+use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Term, Txn};
 
 use super::HubError;
 use super::records::{self, RecordError};
-use crate::events::RecordRefused;
+use crate::events::{RecordRefused, StoreWentBack};
 
 /// Where the hub starts from.
 pub(super) struct Start {
@@ -29,27 +30,47 @@ pub(super) struct Listed {
     pub(super) deployments: Vec<Deployment>,
 }
 
-pub(super) async fn start(
-    store: &Store,
+/// Reads everything; nothing, if the term is over before that is done. `known` is the table that this hub has given out.
+pub(super) async fn start<S: Store>(
+    store: &S,
+    term: &Term,
     deployments: &[Deployment],
     epoch_if_new: u64,
-) -> Result<Start, HubError> {
-    begin_epoch(store, epoch_if_new).await?;
-    lay_out(store, deployments).await?;
+    known: Option<Generation>,
+) -> Result<Option<Start>, HubError> {
+    begin_epoch(store, term, epoch_if_new).await?;
+    lay_out(store, term, deployments).await?;
     let Range { entries, revision } = store.range("").await?;
     let entry = |key: &str| entries.iter().find(|entry| entry.key == key);
-    let epoch = entry(keys::EPOCH).expect("it was put above");
+    if entry(keys::LEADER).is_none_or(|leader| leader.create_revision != term.created) {
+        return Ok(None);
+    }
+    // It stood there or was put above, but for a store that was set back in between.
+    let Some(epoch) = entry(keys::EPOCH) else { return Ok(None) };
+    let epoch_at = epoch.mod_revision;
     let epoch = records::epoch(epoch).map_err(HubError::Record)?;
     let routes = entry(keys::ROUTES);
     let table = routes.map(records::table).transpose().map_err(HubError::Record)?;
-    if let Some(table) = &table
-        && table.generation.epoch > epoch
+    let generation = table.as_ref().map(|table| table.generation);
+    if let Some(generation) = generation
+        && generation.epoch > epoch
     {
-        return Err(HubError::EpochFell { epoch, table: table.generation.epoch });
+        return Err(HubError::EpochFell { epoch, table: generation.epoch });
     }
-    let Listed { spokes, deployments } = listed(&entries);
-    let found = Found { epoch, table, spokes, deployments };
-    Ok(Start { found, routes_at: routes.map_or(0, |entry| entry.mod_revision), next: revision + 1 })
+    let mut found = Found { epoch, table, spokes: Vec::new(), deployments: Vec::new() };
+    if let Some(next) = epoch_to_begin(known, epoch, generation) {
+        StoreWentBack { known, found: generation, epoch: next }.emit();
+        let when = vec![term.guard(), Compare::ModRevision(keys::EPOCH.to_owned(), epoch_at)];
+        let value = next.to_string().into_bytes();
+        let then = vec![Op::Put { key: keys::EPOCH.to_owned(), value, lease: None }];
+        if !store.txn(Txn { when, then }).await?.succeeded {
+            // Or it was, at the first of two tries; then the next start finds it.
+            return Ok(None);
+        }
+        found.epoch = next;
+    }
+    Listed { spokes: found.spokes, deployments: found.deployments } = listed(&entries);
+    Ok(Some(Start { found, routes_at: routes.map_or(0, |entry| entry.mod_revision), next: revision + 1 }))
 }
 
 /// What can be read of the spokes and deployments among these entries; the rest is told and left out.
@@ -68,8 +89,8 @@ pub(super) fn readable<T>(record: Result<T, RecordError>) -> Option<T> {
 /// before it, of which gateways still have a table. So a new store begins with the time: a hub that has lost its disk
 /// is believed at once, and nobody has to remember a number. A store that is restored keeps its epoch, and whoever
 /// restores it raises that.
-async fn begin_epoch(store: &Store, epoch_if_new: u64) -> Result<(), StoreError> {
-    let when = vec![Compare::CreateRevision(keys::EPOCH.to_owned(), 0)];
+async fn begin_epoch<S: Store>(store: &S, term: &Term, epoch_if_new: u64) -> Result<(), StoreError> {
+    let when = vec![term.guard(), Compare::CreateRevision(keys::EPOCH.to_owned(), 0)];
     let value = epoch_if_new.to_string().into_bytes();
     let then = vec![Op::Put { key: keys::EPOCH.to_owned(), value, lease: None }];
     store.txn(Txn { when, then }).await.map(drop)
@@ -77,7 +98,7 @@ async fn begin_epoch(store: &Store, epoch_if_new: u64) -> Result<(), StoreError>
 
 /// Makes `deployments/` hold what the file says, changing only what differs. Not at one revision, since a file may hold
 /// more than fits into a transaction; nobody reads it in between.
-async fn lay_out(store: &Store, deployments: &[Deployment]) -> Result<(), StoreError> {
+async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -> Result<(), StoreError> {
     let before = store.range(keys::DEPLOYMENTS).await?.entries;
     let wire = |deployment| records::bytes(&StoredDeploymentV1::from(deployment));
     let mut wanted: BTreeMap<_, _> =
@@ -92,7 +113,7 @@ async fn lay_out(store: &Store, deployments: &[Deployment]) -> Result<(), StoreE
     }
     ops.extend(wanted.into_iter().map(|(key, value)| Op::Put { key, value, lease: None }));
     for then in ops.chunks(TXN_OPS_MAX) {
-        store.txn(Txn { when: Vec::new(), then: then.to_vec() }).await?;
+        store.txn(Txn { when: vec![term.guard()], then: then.to_vec() }).await?;
     }
     Ok(())
 }
@@ -101,7 +122,8 @@ async fn lay_out(store: &Store, deployments: &[Deployment]) -> Result<(), StoreE
 mod tests {
     use super::*;
     use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Task};
-    use std::time::Instant;
+    use scheduler_store::Sim;
+    use std::time::{Duration, Instant};
 
     fn deployment(name: &str, model: &str) -> Deployment {
         Deployment {
@@ -114,34 +136,39 @@ mod tests {
         }
     }
 
-    async fn store() -> (tempfile::TempDir, Store) {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&dir.path().join("store"), Instant::now()).await.unwrap();
-        (dir, store)
+    async fn store() -> (Sim, Term) {
+        let store = Sim::new();
+        let lease = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
+        let term = store.campaign(keys::LEADER, b"one".to_vec(), lease).await.unwrap();
+        (store, term)
+    }
+
+    async fn begun(store: &Sim, term: &Term, deployments: &[Deployment], epoch_if_new: u64) -> Start {
+        start(store, term, deployments, epoch_if_new, None).await.unwrap().expect("the term stands")
     }
 
     #[tokio::test]
     async fn a_new_store_begins_an_epoch_and_an_old_one_keeps_its_own() {
-        let (_dir, store) = store().await;
-        assert_eq!(start(&store, &[], 1_700_000_000).await.unwrap().found.epoch, 1_700_000_000);
-        assert_eq!(start(&store, &[], 1_800_000_000).await.unwrap().found.epoch, 1_700_000_000);
+        let (store, term) = store().await;
+        assert_eq!(begun(&store, &term, &[], 1_700_000_000).await.found.epoch, 1_700_000_000);
+        assert_eq!(begun(&store, &term, &[], 1_800_000_000).await.found.epoch, 1_700_000_000);
     }
 
     #[tokio::test]
     async fn what_the_file_says_is_laid_out_and_nothing_else_is_touched() {
-        let (_dir, store) = store().await;
+        let (store, term) = store().await;
         let many: Vec<_> = (0..=TXN_OPS_MAX).map(|n| deployment(&format!("d{n:03}"), "pypi://m")).collect();
-        assert_eq!(start(&store, &many, 1).await.unwrap().found.deployments, many);
+        assert_eq!(begun(&store, &term, &many, 1).await.found.deployments, many);
 
         let before = store.range("").await.unwrap();
-        assert_eq!(start(&store, &many, 1).await.unwrap().next, before.revision + 1, "nothing has changed");
+        assert_eq!(begun(&store, &term, &many, 1).await.next, before.revision + 1, "nothing has changed");
 
         let other = [
             deployment("d000", "pypi://other"),
             deployment("d001", "pypi://m"),
             deployment("new", "pypi://m"),
         ];
-        assert_eq!(start(&store, &other, 1).await.unwrap().found.deployments, other);
+        assert_eq!(begun(&store, &term, &other, 1).await.found.deployments, other);
         let kept =
             |range: &Range| range.entries.iter().find(|entry| entry.key == "deployments/d001").cloned();
         assert_eq!(kept(&store.range("").await.unwrap()), kept(&before));
@@ -150,10 +177,10 @@ mod tests {
     #[tokio::test]
     async fn a_hub_does_not_start_on_a_store_whose_table_it_cannot_follow() {
         let check = async |epoch: &str, routes: &str, wanted: &str| {
-            let (_dir, store) = store().await;
+            let (store, term) = store().await;
             store.put(keys::EPOCH, epoch.into(), None).await.unwrap();
             store.put(keys::ROUTES, routes.into(), None).await.unwrap();
-            let error = start(&store, &[], 1).await.err().expect(wanted).to_string();
+            let error = start(&store, &term, &[], 1, None).await.err().expect(wanted).to_string();
             assert!(error.contains(wanted), "{wanted} in {error}");
         };
         let table = r#"{"version":1,"epoch":5,"generation":7,"regions":[],"deployments":[]}"#;
@@ -161,5 +188,30 @@ mod tests {
         check("five", table, "`meta/epoch`").await;
         check("5", &table[1..], "`routes`").await;
         check("5", &table.replace("\"version\":1", "\"version\":2"), "version 2").await;
+    }
+
+    #[tokio::test]
+    async fn a_term_that_is_over_begins_nothing() {
+        let (store, term) = store().await;
+        store.lease_revoke(term.lease).await.unwrap();
+        let many = [deployment("a", "pypi://m")];
+        assert!(start(&store, &term, &many, 1, None).await.unwrap().is_none());
+        assert_eq!(store.range("").await.unwrap().entries, []);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_has_gone_back_behind_what_was_given_out_begins_a_new_epoch() {
+        let (store, term) = store().await;
+        let routes = r#"{"version":1,"epoch":5,"generation":7,"regions":[],"deployments":[]}"#;
+        store.put(keys::EPOCH, b"5".to_vec(), None).await.unwrap();
+        store.put(keys::ROUTES, routes.into(), None).await.unwrap();
+        let epoch = async |known: &str| {
+            let known = Some(known.parse().unwrap());
+            start(&store, &term, &[], 1, known).await.unwrap().unwrap().found.epoch
+        };
+        assert_eq!(epoch("5.7").await, 5);
+        assert_eq!(epoch("5.9").await, 6);
+        assert_eq!(&*store.get(keys::EPOCH).await.unwrap().unwrap().value, b"6");
+        assert_eq!(epoch("5.9").await, 6, "once is enough");
     }
 }

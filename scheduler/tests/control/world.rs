@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RegionId, RouteTable, parse_deployments};
-use scheduler::config::{HubConfig, LEASE_TTL};
+use scheduler::config::{HubConfig, LEASE_TTL, StoreConfig};
 use scheduler::hub::{self, HubError};
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::wire::route::RouteTableV1;
@@ -35,7 +35,7 @@ pub(crate) fn config(data: &Path) -> HubConfig {
     let text = include_str!("../../../configs/deployments.toml");
     HubConfig {
         listen: ([127, 0, 0, 1], 0).into(),
-        data: data.join("hub"),
+        store: StoreConfig::Embedded { data: data.join("hub") },
         deployments: parse_deployments(text, &catalogue).unwrap(),
         catalogue: Arc::new(catalogue),
         lease_ttl: LEASE_TTL,

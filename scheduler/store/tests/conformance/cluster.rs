@@ -16,9 +16,13 @@ use super::until;
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 /// Signs of life that the members take, and what is sent: so that a connection that hangs is found in a second.
 const KEEP_ALIVE_MIN: &str = "400ms";
-const KEEP_ALIVE: Duration = Duration::from_millis(500);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_millis(500);
 
 pub(crate) struct Cluster {
+    /// Of the members' doors for clients.
+    scheme: &'static str,
+    /// What each member is told beside the usual.
+    further: Vec<String>,
     members: Vec<Member>,
     dir: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
@@ -37,14 +41,26 @@ impl Cluster {
         let ports = free_ports(2 * members);
         let member = |ports: &[u16]| Member { client: ports[0], peer: ports[1], process: None };
         let members = ports.chunks(2).map(member).collect();
-        let mut cluster = Cluster { members, dir: tempfile::tempdir().unwrap(), _turn: turn };
+        let (scheme, further) = ("http", Vec::new());
+        let mut cluster = Cluster { scheme, further, members, dir: tempfile::tempdir().unwrap(), _turn: turn };
         cluster.start_all();
         cluster.until_writable().await;
         cluster
     }
 
+    /// Starts one member that speaks TLS, and is told of it by these arguments. Who waits for it needs the certificates.
+    pub(crate) async fn start_over_tls(further: Vec<String>) -> Cluster {
+        let turn = ONE_AT_A_TIME.lock().await;
+        let ports = free_ports(2);
+        let members = vec![Member { client: ports[0], peer: ports[1], process: None }];
+        let dir = tempfile::tempdir().unwrap();
+        let mut cluster = Cluster { scheme: "https", further, members, dir, _turn: turn };
+        cluster.start_all();
+        cluster
+    }
+
     pub(crate) fn endpoint(&self, member: usize) -> String {
-        format!("http://127.0.0.1:{}", self.members[member].client)
+        format!("{}://127.0.0.1:{}", self.scheme, self.members[member].client)
     }
 
     /// A store in it, which asks the members in the order of their numbers, beginning with `first`.
@@ -94,15 +110,17 @@ impl Cluster {
         let peers: Vec<_> = self.members.iter().map(|member| url(member.peer)).collect();
         let initial: Vec<_> =
             peers.iter().enumerate().map(|(member, peer)| format!("m{member}={peer}")).collect();
-        let Member { client, peer, .. } = self.members[member];
+        let Member { peer, .. } = self.members[member];
+        let client = self.endpoint(member);
         let log = std::fs::File::create(self.dir.path().join(format!("m{member}.log"))).unwrap();
         let process = Command::new("etcd")
             .args(["--name", &format!("m{member}"), "--data-dir"])
             .arg(self.data(member))
-            .args(["--listen-client-urls", &url(client), "--advertise-client-urls", &url(client)])
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &url(peer), "--initial-advertise-peer-urls", &url(peer)])
             .args(["--initial-cluster", &initial.join(","), "--logger", "zap", "--log-level", "warn"])
             .args(["--grpc-keepalive-min-time", KEEP_ALIVE_MIN])
+            .args(&self.further)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

@@ -8,6 +8,7 @@
 mod cluster;
 mod differential;
 mod faults;
+mod known;
 mod restored;
 mod suite;
 

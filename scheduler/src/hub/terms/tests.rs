@@ -1,0 +1,151 @@
+//! Two hubs on one store, in a time of their own.
+
+use regions::RouteTable;
+use scheduler_store::Sim;
+
+use super::super::Current;
+use super::*;
+
+/// A hub that stands for election.
+struct Standing {
+    current: watch::Receiver<Current>,
+    stop: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<Result<(), HubError>>,
+}
+
+impl Standing {
+    fn start(store: &Sim, name: &str) -> Standing {
+        let (publish, current) = watch::channel(None);
+        let (stop, stopping) = watch::channel(false);
+        let candidate = Candidate {
+            store: store.clone(),
+            board: Board::new(publish),
+            name: name.to_owned(),
+            deployments: Vec::new(),
+            epoch_if_new: 4,
+            lapsed_keep: Duration::from_secs(60),
+            lease: Mutex::new(None),
+        };
+        Standing { current, stop, task: tokio::spawn(candidate.stand(stopping)) }
+    }
+
+    async fn until(&mut self, holds: impl Fn(&RouteTable) -> bool) -> RouteTable {
+        let holds = |current: &Current| current.as_ref().is_some_and(|published| holds(&published.table));
+        let found = self.current.wait_for(holds).await.unwrap();
+        found.as_ref().map(|published| published.table.clone()).unwrap()
+    }
+
+    async fn stop(self) {
+        self.stop.send_replace(true);
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+async fn leader(store: &Sim) -> Option<String> {
+    let entry = store.get(keys::LEADER).await.unwrap();
+    entry.map(|entry| String::from_utf8(entry.value.to_vec()).unwrap())
+}
+
+async fn until_leads(store: &Sim, name: &str) {
+    while leader(store).await.as_deref() != Some(name) {
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn register(store: &Sim, boot_id: u64) {
+    let region = "aws/us-east-1".parse().unwrap();
+    let value = format!(
+        r#"{{"version":1,"region":"{region}","endpoint":"10.0.0.1:{boot_id}","boot_id":{boot_id},"deployments":[]}}"#
+    );
+    store.put(&keys::spoke(&region, boot_id), value.into_bytes(), None).await.unwrap();
+}
+
+fn at(table: &RouteTable, port: u16) -> bool {
+    table.regions.values().any(|route| route.endpoint.port() == port)
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_leads_the_other_gives_out_the_same_and_takes_over_when_it_goes() {
+    let store = Sim::new();
+    let mut one = Standing::start(&store, "one");
+    until_leads(&store, "one").await;
+    let mut other = Standing::start(&store, "other");
+    register(&store, 1).await;
+    let led = one.until(|table| at(table, 1)).await;
+    assert_eq!(other.until(|table| at(table, 1)).await, led);
+    assert_eq!(leader(&store).await.as_deref(), Some("one"));
+
+    one.stop().await;
+    until_leads(&store, "other").await;
+    register(&store, 2).await;
+    let next = other.until(|table| at(table, 2)).await;
+    assert!(next.generation > led.generation);
+    other.stop().await;
+    assert_eq!(leader(&store).await, None, "who stops resigns");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_whose_lease_is_gone_follows_and_leads_again_when_nobody_else_does() {
+    let store = Sim::new();
+    let mut one = Standing::start(&store, "one");
+    register(&store, 1).await;
+    let before = one.until(|table| at(table, 1)).await;
+    let entry = store.get(keys::LEADER).await.unwrap().unwrap();
+    store.lease_revoke(entry.lease.unwrap()).await.unwrap();
+    until_leads(&store, "one").await;
+    let anew = store.get(keys::LEADER).await.unwrap().unwrap();
+    assert!(anew.create_revision > entry.create_revision, "another term");
+    register(&store, 2).await;
+    let after = one.until(|table| at(table, 2)).await;
+    assert!(after.generation > before.generation && after.generation.epoch == before.generation.epoch);
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_is_away_what_was_published_stands_and_it_goes_on_from_there() {
+    let store = Sim::new();
+    let mut one = Standing::start(&store, "one");
+    register(&store, 1).await;
+    let before = one.until(|table| at(table, 1)).await;
+    store.set_away(true);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(one.current.borrow().as_ref().unwrap().table, before);
+    store.set_away(false);
+    register(&store, 2).await;
+    let after = one.until(|table| at(table, 2)).await;
+    assert_eq!(after.generation.number, before.generation.number + 1);
+    one.stop().await;
+}
+
+/// The copy is of the same term, so that neither the lease nor the guard of the term tells anything.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_set_back_under_a_hub_begins_an_epoch_and_no_generation_falls() {
+    let store = Sim::new();
+    let mut one = Standing::start(&store, "one");
+    register(&store, 1).await;
+    one.until(|table| at(table, 1)).await;
+    let copy = store.snapshot();
+    let mut seen = Vec::new();
+    for boot_id in 2..6 {
+        register(&store, boot_id).await;
+        seen.push(one.until(|table| at(table, u16::try_from(boot_id).unwrap())).await.generation);
+    }
+    store.restore(copy, Instant::now());
+    register(&store, 9).await;
+    let after = one.until(|table| at(table, 9)).await.generation;
+    seen.push(after);
+    assert!(seen.is_sorted() && after.epoch == 5, "{seen:?}");
+    one.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_not_there_is_waited_for() {
+    let store = Sim::new();
+    store.set_away(true);
+    let mut one = Standing::start(&store, "one");
+    sleep(Duration::from_secs(30)).await;
+    assert!(!one.task.is_finished() && one.current.borrow().is_none());
+    store.set_away(false);
+    assert_eq!(one.until(|_| true).await.generation.to_string(), "4.1");
+    one.stop().await;
+}
