@@ -12,6 +12,7 @@
 //! its connection, the request in it and that request's room for as long as it likes. So a write or a flush that has to
 //! wait is given a time, after which it is an error like any broken connection.
 
+use crate::metrics::{Closed, ListenerMetrics};
 use async_trait::async_trait;
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::tls::{SslDigest, TlsRef};
@@ -43,12 +44,15 @@ pub(crate) struct Gathered<S> {
     patience: Duration,
     /// Runs while one does.
     alarm: Option<Pin<Box<Sleep>>>,
+    /// One has waited for too long: nothing else does.
+    given_up: bool,
+    counts: Arc<ListenerMetrics>,
 }
 
 impl<S> Gathered<S> {
     /// In which no write waits longer than `patience`.
-    pub(crate) fn new(stream: S, patience: Duration) -> Gathered<S> {
-        Gathered { stream, held: Vec::new(), patience, alarm: None }
+    pub(crate) fn new(stream: S, patience: Duration, counts: Arc<ListenerMetrics>) -> Gathered<S> {
+        Gathered { stream, held: Vec::new(), patience, alarm: None, given_up: false, counts }
     }
 
     /// What became of a write: one that waits does so until the alarm. What is held counts as one write, so that a client
@@ -58,9 +62,13 @@ impl<S> Gathered<S> {
             self.alarm = None;
             return written;
         }
-        let patience = self.patience;
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-        ready!(alarm.as_mut().poll(cx));
+        if !self.given_up {
+            let patience = self.patience;
+            let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+            ready!(alarm.as_mut().poll(cx));
+            self.given_up = true;
+            self.counts.closed.count(Closed::DoesNotRead);
+        }
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
 }
@@ -296,7 +304,7 @@ mod tests {
 
     /// Writes the pieces to a socket that takes `room` at a time, then flushes; the sizes of the writes that reach it.
     async fn check(room: usize, pieces: &[usize], expected: &[usize]) {
-        let mut gathered = Gathered::new(Socket::new(room), PATIENCE);
+        let mut gathered = Gathered::new(Socket::new(room), PATIENCE, Arc::default());
         let mut sent = Vec::new();
         for (number, size) in pieces.iter().enumerate() {
             let piece = vec![number as u8; *size];
@@ -326,14 +334,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_socket_that_takes_nothing_more_is_an_error_and_no_loop() {
-        let mut gathered = Gathered::new(Socket::new(0), PATIENCE);
+        let mut gathered = Gathered::new(Socket::new(0), PATIENCE, Arc::default());
         gathered.write_all(b"head").await.unwrap();
         assert_eq!(gathered.flush().await.unwrap_err().kind(), io::ErrorKind::WriteZero);
     }
 
     /// A stream that takes two bytes and then nothing.
     fn stuck() -> Gathered<Socket> {
-        Gathered::new(Socket { writes_max: 2, ..Socket::new(1) }, SHORT)
+        Gathered::new(Socket { writes_max: 2, ..Socket::new(1) }, SHORT, Arc::default())
     }
 
     const SHORT: Duration = Duration::from_millis(50);

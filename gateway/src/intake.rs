@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::compress;
+use crate::metrics::{NotTaken, Tally};
 use crate::respond::Refusal;
 use gateway_core::encoding::{self, Coding};
 
@@ -31,6 +32,8 @@ pub(crate) struct Intake {
     room: Arc<Semaphore>,
     /// How long a body may take to arrive.
     time: Duration,
+    /// Bodies that were not taken.
+    pub(crate) not_taken: Tally<NotTaken>,
 }
 
 /// A body, and its place.
@@ -57,7 +60,11 @@ pub(crate) enum NoBody {
 
 impl Intake {
     pub(crate) fn new(time: Duration) -> Intake {
-        Intake { room: Arc::new(Semaphore::new(BODIES_BYTES_MAX / PIECE_BYTES)), time }
+        Intake {
+            room: Arc::new(Semaphore::new(BODIES_BYTES_MAX / PIECE_BYTES)),
+            time,
+            not_taken: Tally::default(),
+        }
     }
 
     /// How many bytes of [`BODIES_BYTES_MAX`] nobody has.
@@ -67,6 +74,20 @@ impl Intake {
 
     /// The body of the request whose head `session` has read, unpacked.
     pub(crate) async fn body(&self, session: &mut ServerSession) -> Result<Body, NoBody> {
+        let taken = self.taken(session).await;
+        if let Err(NoBody::Refused(refusal)) = &taken {
+            match refusal.code {
+                ErrorCode::Overloaded => self.not_taken.count(NotTaken::NoRoom),
+                ErrorCode::BodyTooLarge => self.not_taken.count(NotTaken::TooLarge),
+                ErrorCode::BodyTimeout => self.not_taken.count(NotTaken::TooSlow),
+                // Chunks, a coding that is not spoken, or what is not in it.
+                _ => self.not_taken.count(NotTaken::Malformed),
+            }
+        }
+        taken
+    }
+
+    async fn taken(&self, session: &mut ServerSession) -> Result<Body, NoBody> {
         let coding = session.get_header(CONTENT_ENCODING).map(http::HeaderValue::as_bytes);
         let several = session.req_header().headers.get_all(CONTENT_ENCODING).iter().nth(1).is_some();
         match encoding::of_content(coding).filter(|_| !several) {

@@ -23,9 +23,62 @@ const PREFACE_BYTES: usize = 24;
 /// Length (3), type, flags, stream (4); RFC 9113, 4.1.
 const HEADER_BYTES: usize = 9;
 
-/// More idle frames than are allowed: the connection should be closed.
+/// More idle frames than are allowed, of which this was the last: the connection should be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flood;
+pub struct Flood(pub Idle);
+
+/// A frame that brings nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// DATA without any.
+    Data,
+    /// PRIORITY.
+    Priority,
+    /// RST_STREAM.
+    Reset,
+    /// SETTINGS.
+    Settings,
+    /// PUSH_PROMISE, which no client may send.
+    Push,
+    /// PING.
+    Ping,
+    /// GOAWAY.
+    GoAway,
+    /// CONTINUATION.
+    Continuation,
+    /// Of a kind that nobody knows.
+    Unknown,
+}
+
+impl Idle {
+    /// All of them, in their order.
+    pub const ALL: [Idle; 9] = [
+        Idle::Data,
+        Idle::Priority,
+        Idle::Reset,
+        Idle::Settings,
+        Idle::Push,
+        Idle::Ping,
+        Idle::GoAway,
+        Idle::Continuation,
+        Idle::Unknown,
+    ];
+
+    /// Its name in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Idle::Data => "data",
+            Idle::Priority => "priority",
+            Idle::Reset => "reset",
+            Idle::Settings => "settings",
+            Idle::Push => "push",
+            Idle::Ping => "ping",
+            Idle::GoAway => "goaway",
+            Idle::Continuation => "continuation",
+            Idle::Unknown => "unknown",
+        }
+    }
+}
 
 /// What is known of one connection.
 #[derive(Clone, Debug)]
@@ -66,24 +119,29 @@ impl Meter {
             self.have = 0;
             let [high, mid, low, kind, flags, ..] = self.header;
             self.skip = usize::from(high) << 16 | usize::from(mid) << 8 | usize::from(low);
-            if is_idle(kind, flags, self.skip) {
-                self.allowance.check(1, now).map_err(|_| Flood)?;
+            if let Some(idle) = idle(kind, flags, self.skip) {
+                self.allowance.check(1, now).map_err(|_| Flood(idle))?;
                 self.allowance.take(1, now);
             }
         }
     }
 }
 
-/// Whether a frame brings nothing; RFC 9113, 6.
-fn is_idle(kind: u8, flags: u8, length: usize) -> bool {
+/// What a frame is that brings nothing; RFC 9113, 6.
+fn idle(kind: u8, flags: u8, length: usize) -> Option<Idle> {
     const END_STREAM: u8 = 1;
     match kind {
-        // DATA
-        0 => length == 0 && flags & END_STREAM == 0,
+        0 => (length == 0 && flags & END_STREAM == 0).then_some(Idle::Data),
         // HEADERS and WINDOW_UPDATE: a request, and what large answers need many of.
-        1 | 8 => false,
-        // PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, CONTINUATION, and what nobody knows.
-        _ => true,
+        1 | 8 => None,
+        2 => Some(Idle::Priority),
+        3 => Some(Idle::Reset),
+        4 => Some(Idle::Settings),
+        5 => Some(Idle::Push),
+        6 => Some(Idle::Ping),
+        7 => Some(Idle::GoAway),
+        9 => Some(Idle::Continuation),
+        _ => Some(Idle::Unknown),
     }
 }
 
@@ -135,6 +193,7 @@ mod tests {
         meter.read(&pings, now).unwrap();
         let later = now + ALLOWANCE_PERIOD;
         meter.read(&pings, later).unwrap();
-        assert_eq!(meter.read(&frame(6, 0, &[0; 8]), later), Err(Flood));
+        assert_eq!(meter.read(&frame(6, 0, &[0; 8]), later), Err(Flood(Idle::Ping)));
+        assert_eq!(meter.read(&frame(3, 0, &[0; 4]), later), Err(Flood(Idle::Reset)));
     }
 }

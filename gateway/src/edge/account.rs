@@ -4,11 +4,10 @@
 //! its receipts also when its client hangs up or when the process stops in the middle of it (invariant 2, One fate).
 
 use super::admit::{Request, request_id};
-use super::explain::{Explanation, Understood};
 use super::forward::Edge;
-use crate::events::{RequestEnded, Times};
+use crate::events::{Finished, RequestEnded, Times, Understood, began_ms};
 use crate::metrics::{Asked, Ending, Lane, Protocol};
-use crate::receipts::{Promise, Recorder, Sent, SentOnce, Told, now_ms};
+use crate::receipts::{Promise, Recorder, Told, now_ms};
 use gateway_core::lawful::Residency;
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Tenant;
@@ -17,7 +16,7 @@ use gateway_core::words::Ended;
 use pingora::protocols::http::ServerSession;
 use regions::catalogue::Catalogue;
 use regions::route::Generation;
-use regions::set::{RegionIndex, RegionSet};
+use regions::set::RegionIndex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,7 +32,8 @@ pub(super) struct Account<'a> {
     lane: Lane,
     pub(super) asked: Asked,
     pub(super) tenant: Option<Arc<Tenant>>,
-    admitted: Option<Admitted>,
+    /// What it is for, once that is understood.
+    understood: Option<Understood>,
     /// The receipt that its client was told of, and of which attempt it is.
     told: Option<(u32, ReceiptId)>,
     /// A place for its receipts, if it needs one.
@@ -45,13 +45,6 @@ pub(super) struct Account<'a> {
     bytes_in: u64,
     bytes_out: u64,
     pub(super) ending: Ending,
-}
-
-/// What is known of a request that was understood.
-struct Admitted {
-    understood: Understood,
-    /// The regions that could see it.
-    allowed: RegionSet,
 }
 
 /// What the identifiers of a request's receipts are made of.
@@ -68,13 +61,9 @@ impl Receipts<'_> {
     /// That of one attempt.
     pub(super) fn of(&self, attempt: &Attempted) -> ReceiptId {
         let region = self.catalogue.region(attempt.region).id.as_str();
-        let began_ms = began_ms(self.at_ms, self.arrived, attempt);
-        self.recorder.id(&self.request, attempt.number, region, self.residency.as_str(), began_ms)
+        let at_ms = began_ms(attempt, self.arrived, self.at_ms);
+        self.recorder.id(&self.request, attempt.number, region, self.residency.as_str(), at_ms)
     }
-}
-
-fn began_ms(at_ms: u64, arrived: Instant, attempt: &Attempted) -> u64 {
-    at_ms + attempt.began.saturating_duration_since(arrived).as_millis() as u64
 }
 
 impl<'a> Account<'a> {
@@ -92,7 +81,7 @@ impl<'a> Account<'a> {
             lane: Lane::default(),
             asked: Asked::OTHER,
             tenant: None,
-            admitted: None,
+            understood: None,
             told: None,
             promise: None,
             trail: Trail::default(),
@@ -108,13 +97,13 @@ impl<'a> Account<'a> {
     pub(super) fn admitted(&mut self, request: &Request, generation: Generation) {
         let Request { deployment, cost, residency, allowed, lane, .. } = request;
         self.lane = Lane::from(*lane);
-        let understood = Understood {
+        self.understood = Some(Understood {
             deployment: deployment.clone(),
             cost: *cost,
             generation,
             residency: residency.clone(),
-        };
-        self.admitted = Some(Admitted { understood, allowed: **allowed });
+            allowed: **allowed,
+        });
     }
 
     /// The identifier of the receipt that the client of a locked deployment is given: that of the attempt whose answer it
@@ -135,7 +124,7 @@ impl<'a> Account<'a> {
     pub(super) fn receipts(&self) -> Option<Receipts<'a>> {
         let edge = self.edge;
         let recorder = edge.recorder.as_ref()?;
-        let Understood { residency, .. } = &self.admitted.as_ref()?.understood;
+        let Understood { residency, .. } = self.understood.as_ref()?;
         residency.is_locked().then(|| Receipts {
             recorder,
             catalogue: &edge.config.catalogue,
@@ -146,51 +135,19 @@ impl<'a> Account<'a> {
         })
     }
 
-    fn began_ms(&self, attempt: &Attempted) -> u64 {
-        began_ms(self.at_ms, self.arrived, attempt)
-    }
-
-    /// What its receipts are made of, if it was sent anywhere.
-    fn sent(&self) -> Option<Sent> {
-        let attempt = |attempt: &Attempted| SentOnce {
-            id: self.told.filter(|(number, _)| *number == attempt.number).map(|(_, id)| id),
-            number: attempt.number,
-            region: attempt.region,
-            cause: attempt.cause,
-            end: attempt.end,
-            at_ms: self.began_ms(attempt),
-            took: attempt.took,
-        };
-        let attempts: Vec<_> = self.trail.attempts().map(attempt).collect();
-        if attempts.is_empty() {
-            return None;
-        }
-        let Admitted { understood, allowed } = self.admitted.as_ref()?;
-        let Understood { deployment, cost: _, generation, residency } = understood;
-        Some(Sent {
-            request: self.id.clone(),
-            tenant: self.tenant.as_ref()?.id.clone(),
-            deployment: deployment.clone(),
-            generation: *generation,
-            residency: residency.clone(),
-            allowed: *allowed,
-            tls_ended_here: self.tls_ended_here,
-            attempts,
-        })
-    }
-
     /// What crossed the client's connection.
     pub(super) fn measure(&mut self, session: &ServerSession) {
         self.bytes_in = session.body_bytes_read() as u64;
         self.bytes_out = session.body_bytes_sent() as u64;
     }
 
-    /// All of it, for whoever asks why.
-    fn explanation(&mut self, total: Duration) -> Explanation {
-        Explanation {
+    /// All of it, for whoever asks later.
+    fn finished(&mut self, total: Duration) -> Finished {
+        Finished {
             id: std::mem::take(&mut self.id),
-            at_ms: self.at_ms,
             arrived: self.arrived,
+            at_ms: self.at_ms,
+            tls_ended_here: self.tls_ended_here,
             asked: self.asked,
             ending: self.ending,
             tenant: self.tenant.as_ref().map(|tenant| tenant.id.clone()),
@@ -198,7 +155,8 @@ impl<'a> Account<'a> {
             answered: self.answered,
             tokens: self.tokens,
             total,
-            understood: self.admitted.take().map(|admitted| admitted.understood),
+            understood: self.understood.take(),
+            receipt: self.told,
         }
     }
 }
@@ -209,7 +167,7 @@ impl Drop for Account<'_> {
         self.trail.close(now);
         self.edge.metrics.in_flight.less();
         let total = now.saturating_duration_since(self.arrived);
-        let understood = self.admitted.as_ref().map(|admitted| &admitted.understood);
+        let understood = self.understood.as_ref();
         let ended = RequestEnded {
             id: &self.id,
             asked: self.asked,
@@ -229,11 +187,10 @@ impl Drop for Account<'_> {
             times: self.answered.map(|(_, times)| times),
         };
         ended.record(&self.edge.metrics);
-        if let Some(recorder) = &self.edge.recorder
-            && let Some(sent) = self.sent()
-        {
-            recorder.record(Told::Sent(Box::new(sent)), self.promise.take());
+        let finished = Arc::new(self.finished(total));
+        if let Some(recorder) = &self.edge.recorder {
+            recorder.record(Told::Sent(finished.clone()), self.promise.take());
         }
-        self.edge.explanations.put(self.explanation(total));
+        self.edge.explanations.put(finished);
     }
 }

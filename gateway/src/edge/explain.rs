@@ -3,15 +3,12 @@
 //! What is known of a request when it is over is kept for a while in a ring: whoever asks about a request asks soon, or
 //! looks into the log. It is put together when somebody asks, not when the request ends.
 
-use crate::events::Times;
-use crate::metrics::{Asked, Ending};
-use gateway_core::lawful::Residency;
-use gateway_core::tenant::Cost;
+use crate::events::{Finished, Times};
+use crate::metrics::Ending;
 use gateway_core::trail::{Attempted, End, Trail};
 use gateway_core::words::Ended;
 use regions::catalogue::Catalogue;
-use regions::id::{DeploymentName, TenantId};
-use regions::route::Generation;
+use regions::id::TenantId;
 use regions::selection::Health;
 use regions::set::RegionIndex;
 use serde_json::{Value, json};
@@ -22,34 +19,10 @@ use std::time::{Duration, Instant};
 /// Requests that are kept: some seconds of a busy edge and days of an idle one, at about a KiB each.
 pub(super) const KEPT_MAX: usize = 4096;
 
-/// A request that is over.
-pub(super) struct Explanation {
-    pub(super) id: String,
-    pub(super) at_ms: u64,
-    pub(super) arrived: Instant,
-    pub(super) asked: Asked,
-    pub(super) ending: Ending,
-    pub(super) tenant: Option<TenantId>,
-    pub(super) trail: Trail,
-    pub(super) answered: Option<(RegionIndex, Times)>,
-    pub(super) tokens: Option<u64>,
-    pub(super) total: Duration,
-    /// What it was for, if that was understood.
-    pub(super) understood: Option<Understood>,
-}
-
-/// What a request was for, and the law that it travelled under.
-pub(super) struct Understood {
-    pub(super) deployment: DeploymentName,
-    pub(super) cost: Cost,
-    pub(super) generation: Generation,
-    pub(super) residency: Residency,
-}
-
 /// The last requests.
 pub(super) struct Explanations {
     /// Each with a lock of its own, which two threads want at once only when the ring has gone round in between.
-    ring: Box<[Mutex<Option<Arc<Explanation>>>]>,
+    ring: Box<[Mutex<Option<Arc<Finished>>>]>,
     /// How many were ever put in.
     put: AtomicUsize,
 }
@@ -59,50 +32,47 @@ impl Explanations {
         Explanations { ring: (0..KEPT_MAX).map(|_| Mutex::default()).collect(), put: AtomicUsize::new(0) }
     }
 
-    /// Keeps `explanation`, in the place of the oldest.
-    pub(super) fn put(&self, explanation: Explanation) {
+    /// Keeps `request`, in the place of the oldest.
+    pub(super) fn put(&self, request: Arc<Finished>) {
         let place = self.put.fetch_add(1, Ordering::Relaxed) % self.ring.len();
-        let new = Some(Arc::new(explanation));
         // What was there is let go of after the lock.
-        drop(std::mem::replace(&mut *self.ring[place].lock().unwrap_or_else(PoisonError::into_inner), new));
+        drop(self.ring[place].lock().unwrap_or_else(PoisonError::into_inner).replace(request));
     }
 
     /// The newest request of this identifier.
-    pub(super) fn find(&self, id: &str) -> Option<Arc<Explanation>> {
+    pub(super) fn find(&self, id: &str) -> Option<Arc<Finished>> {
         let put = self.put.load(Ordering::Relaxed);
         let places = (1..=self.ring.len()).map(|back| put.wrapping_sub(back) % self.ring.len());
         let at = |place: usize| self.ring[place].lock().unwrap_or_else(PoisonError::into_inner).clone();
-        places.filter_map(at).find(|explanation| explanation.id == id)
+        places.filter_map(at).find(|request| request.id == id)
     }
 }
 
-impl Explanation {
-    /// For people and machines.
-    pub(super) fn to_json(&self, catalogue: &Catalogue) -> Value {
-        let Explanation { id, at_ms, arrived, asked, ending, tenant, trail, .. } = self;
-        let Explanation { answered, tokens, total, understood, .. } = self;
-        let named = |region: RegionIndex| catalogue.region(region).id.as_str();
-        let understood = understood.as_ref();
-        json!({
-            "id": id,
-            "at_ms": at_ms,
-            "endpoint": asked.as_str(),
-            "outcome": Ending::name(ending.at()),
-            "status": ending.status(),
-            "tenant": tenant.as_ref().map(TenantId::as_str),
-            "deployment": understood.map(|understood| understood.deployment.as_str()),
-            "residency": understood.map(|understood| understood.residency.as_str()),
-            "generation": understood.map(|understood| understood.generation.to_string()),
-            "inputs": understood.map(|understood| understood.cost.inputs),
-            "tokens_estimated": understood.map(|understood| understood.cost.tokens),
-            "tokens": tokens,
-            "region": answered.map(|(region, _)| named(region)),
-            "total_ms": millis(*total),
-            "times": answered.map(|(_, times)| told_times(&times)),
-            "regions": considered(trail, catalogue),
-            "attempts": trail.attempts().map(|attempt| told_attempt(attempt, *arrived, catalogue)).collect::<Vec<_>>(),
-        })
-    }
+/// A request, explained to people and machines.
+pub(super) fn in_json(request: &Finished, catalogue: &Catalogue) -> Value {
+    let Finished { id, at_ms, arrived, asked, ending, tenant, trail, .. } = request;
+    let Finished { answered, tokens, total, understood, .. } = request;
+    let named = |region: RegionIndex| catalogue.region(region).id.as_str();
+    let understood = understood.as_ref();
+    json!({
+        "id": id,
+        "at_ms": at_ms,
+        "endpoint": asked.as_str(),
+        "outcome": Ending::name(ending.at()),
+        "status": ending.status(),
+        "tenant": tenant.as_ref().map(TenantId::as_str),
+        "deployment": understood.map(|understood| understood.deployment.as_str()),
+        "residency": understood.map(|understood| understood.residency.as_str()),
+        "generation": understood.map(|understood| understood.generation.to_string()),
+        "inputs": understood.map(|understood| understood.cost.inputs),
+        "tokens_estimated": understood.map(|understood| understood.cost.tokens),
+        "tokens": tokens,
+        "region": answered.map(|(region, _)| named(region)),
+        "total_ms": millis(*total),
+        "times": answered.map(|(_, times)| told_times(&times)),
+        "regions": considered(trail, catalogue),
+        "attempts": trail.attempts().map(|attempt| told_attempt(attempt, *arrived, catalogue)).collect::<Vec<_>>(),
+    })
 }
 
 /// Every region of the route table: its rank, or why it could not be chosen.
@@ -171,12 +141,14 @@ fn millis(duration: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Asked;
 
-    fn explanation(id: &str, at_ms: u64) -> Explanation {
-        Explanation {
+    fn finished(id: &str, at_ms: u64) -> Arc<Finished> {
+        Arc::new(Finished {
             id: id.to_owned(),
-            at_ms,
             arrived: Instant::now(),
+            at_ms,
+            tls_ended_here: false,
             asked: Asked::OTHER,
             ending: Ending::ClientGone,
             tenant: None,
@@ -185,17 +157,18 @@ mod tests {
             tokens: None,
             total: Duration::ZERO,
             understood: None,
-        }
+            receipt: None,
+        })
     }
 
     #[test]
     fn the_last_requests_are_kept_and_the_one_before_them_is_not() {
         let explanations = Explanations::new();
-        (0..=KEPT_MAX).for_each(|number| explanations.put(explanation(&number.to_string(), 0)));
+        (0..=KEPT_MAX).for_each(|number| explanations.put(finished(&number.to_string(), 0)));
         assert!(explanations.find("0").is_none());
         assert!(explanations.find("1").is_some());
         assert!(explanations.find(&KEPT_MAX.to_string()).is_some());
-        explanations.put(explanation("7", 9));
+        explanations.put(finished("7", 9));
         assert_eq!(explanations.find("7").map(|found| found.at_ms), Some(9), "the newest of two");
     }
 }

@@ -138,6 +138,7 @@ pub async fn run(
         }
     };
     let explanations = Arc::new(explain::Explanations::new());
+    let scattering = Arc::new(scatter::Room::new());
     let asked = operations::Operations {
         config: config.clone(),
         views: views.subscribe(),
@@ -148,6 +149,8 @@ pub async fn run(
         refused,
         connections: listener.room(),
         connections_max: config.connections_max,
+        listener: listener.counts(),
+        scattering: scattering.clone(),
         explanations: explanations.clone(),
         leaving: leaving.subscribe(),
         receipts: recorder.as_ref().map(Recorder::gauge),
@@ -173,7 +176,7 @@ pub async fn run(
         watch,
         upstream,
         intake,
-        scattering: Arc::new(scatter::Room::new()),
+        scattering,
         metrics,
         explanations,
         recorder,

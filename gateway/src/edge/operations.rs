@@ -8,7 +8,8 @@
 //! | `/explain/{id}` | why a request went where it went ([`super::explain`]) |
 //! | `/metrics` | what it has done and what it holds, for Prometheus ([`super::scrape`]) |
 
-use super::explain::{Explanations, KEPT_MAX, health_word};
+use super::explain::{self, Explanations, KEPT_MAX, health_word};
+use super::scatter::Room;
 use super::scrape;
 use super::table::Current;
 use super::watch::Watch;
@@ -16,7 +17,7 @@ use crate::circuits;
 use crate::config::EdgeConfig;
 use crate::events::HopFailures;
 use crate::intake::Intake;
-use crate::metrics::{CONTENT_TYPE, EdgeMetrics};
+use crate::metrics::{CONTENT_TYPE, EdgeMetrics, ListenerMetrics};
 use crate::receipts::Gauge;
 use crate::upstream::Upstream;
 use axum::Json;
@@ -43,6 +44,10 @@ pub(super) struct Operations {
     pub(super) connections: Arc<Semaphore>,
     /// How many may be open at once.
     pub(super) connections_max: usize,
+    /// What its listener has ended.
+    pub(super) listener: Arc<ListenerMetrics>,
+    /// What requests in pieces have together.
+    pub(super) scattering: Arc<Room>,
     pub(super) explanations: Arc<Explanations>,
     pub(super) upstream: Arc<Upstream>,
     /// Clients that came with TLS to a port in the clear.
@@ -80,7 +85,7 @@ async fn ready(State(operations): State<Operations>) -> (StatusCode, &'static st
 /// An identifier may have slashes in it, so it is all that stands after the first two.
 async fn explain(State(operations): State<Operations>, Path(id): Path<String>) -> (StatusCode, Json<Value>) {
     match operations.explanations.find(&id) {
-        Some(explanation) => (StatusCode::OK, Json(explanation.to_json(&operations.config.catalogue))),
+        Some(request) => (StatusCode::OK, Json(explain::in_json(&request, &operations.config.catalogue))),
         None => {
             let error = format!(
                 "this gateway knows no request of this identifier; it keeps the last {KEPT_MAX}, and its log has all"

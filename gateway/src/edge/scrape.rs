@@ -2,9 +2,10 @@
 
 use super::explain::health_word;
 use super::operations::Operations;
+use super::scatter::{AT_ONCE_MAX, PIECES_BYTES_MAX};
 use crate::circuits;
 use crate::intake::BODIES_BYTES_MAX;
-use crate::metrics::{Kind, Text};
+use crate::metrics::{Kind, Names, Text};
 use gateway_core::targets::CircuitState;
 use regions::selection::Health;
 use regions::set::RegionIndex;
@@ -24,7 +25,8 @@ struct Seen {
 
 /// Everything, in Prometheus' text format.
 pub(super) fn text(operations: &Operations) -> String {
-    let Operations { config, views, metrics, intake, connections, receipts, .. } = operations;
+    let Operations { config, views, metrics, intake, connections, receipts, scattering, listener, .. } =
+        operations;
     let mut text = Text::default();
     metrics.render(&mut text, &config.catalogue);
 
@@ -39,6 +41,18 @@ pub(super) fn text(operations: &Operations) -> String {
         ("meridian_gateway_connections_max", "How many may be.", operations.connections_max as u64),
         ("meridian_gateway_bodies_bytes", "Room that the bodies under way have taken.", taken as u64),
         ("meridian_gateway_bodies_bytes_max", "All the room that there is.", BODIES_BYTES_MAX as u64),
+        (
+            "meridian_gateway_scattered_requests",
+            "Requests that are computed in pieces now.",
+            scattering.requests() as u64,
+        ),
+        ("meridian_gateway_scattered_requests_max", "How many may be.", AT_ONCE_MAX as u64),
+        ("meridian_gateway_pieces_bytes", "Room that the bodies of pieces take.", scattering.bytes() as u64),
+        (
+            "meridian_gateway_pieces_bytes_max",
+            "All the room that there is for them.",
+            PIECES_BYTES_MAX as u64,
+        ),
     ] {
         text.single(name, Kind::Gauge, help, value);
     }
@@ -46,6 +60,7 @@ pub(super) fn text(operations: &Operations) -> String {
     operations.upstream.hop_failures().render(&mut text, "meridian_gateway_hop_failures_total", help);
     let help = "Connections of clients that were not taken, by what was the matter.";
     operations.refused.render(&mut text, "meridian_gateway_connections_refused_total", help);
+    Names::EDGE.render(&mut text, listener, &intake.not_taken);
     render_regions(&mut text, operations);
     render_circuits(&mut text, operations);
     if let Some(receipts) = receipts {

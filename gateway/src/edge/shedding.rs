@@ -112,7 +112,11 @@ impl Edge {
         let offered = |(_, name): &(RegionIndex, &DeploymentName)| {
             known.spill.would_take(name, tokens, permitted.intersect(view.routed).iter(), now)
         };
-        if pools.iter().any(offered) { Ok(()) } else { Err(shed(tenant, why)) }
+        if pools.iter().any(offered) {
+            return Ok(());
+        }
+        self.metrics.shed.count(lane, why.reason);
+        Err(shed(tenant, why))
     }
 
     /// Room for a request in the pool that it would go to first, or in one that has offered it; nothing if there is no such
@@ -160,7 +164,10 @@ impl Edge {
             Ok(place) => Ok(Room { place: Some(place), overflow: None }),
             Err(why) => {
                 overflow.turned_away = true;
-                past(&overflow).and_then(offered).ok_or_else(|| shed(tenant, why))
+                past(&overflow).and_then(offered).ok_or_else(|| {
+                    self.metrics.shed.count(lane, why.reason);
+                    shed(tenant, why)
+                })
             }
         }
     }

@@ -6,10 +6,12 @@
 //! client wrote but the request's identifier, which is bounded and printable.
 
 mod arrival;
+mod finished;
 mod hop;
 mod request;
 
 pub(crate) use arrival::ArrivalEnded;
+pub(crate) use finished::{Finished, Understood, began_ms};
 pub(crate) use hop::{HopFailed, HopFailures, HopRefused};
 pub(crate) use request::{RequestEnded, Times};
 

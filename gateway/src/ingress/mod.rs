@@ -17,7 +17,7 @@ use crate::config::Timeouts;
 use crate::hop::{Credentials, Doorkeeper};
 use crate::intake::{Intake, NoBody};
 use crate::listener::{AfterAnswer, Door, Leave, Listener};
-use crate::metrics::{Ending, IngressMetrics};
+use crate::metrics::{Ending, IngressMetrics, ListenerMetrics};
 use crate::receipts::{ReceiptsConfig, ReceiptsError, Recorder};
 use crate::relay::{self, Crossing};
 use crate::respond::{self, Refusal};
@@ -44,6 +44,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 /// How long a request may take when whoever sends it does not say.
@@ -150,6 +151,8 @@ pub async fn run(
         upstream: Upstream::within_the_region(),
         intake: Intake::new(timeouts.body),
         metrics,
+        listener: listener.counts(),
+        connections: listener.room(),
         recorder,
     };
     let leave = async {
@@ -196,6 +199,9 @@ struct Ingress {
     upstream: Upstream,
     intake: Intake,
     metrics: IngressMetrics,
+    /// What its listener has ended, and a permit for each connection that could be opened.
+    listener: Arc<ListenerMetrics>,
+    connections: Arc<Semaphore>,
     recorder: Option<Recorder>,
 }
 

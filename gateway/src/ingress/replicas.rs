@@ -107,6 +107,13 @@ impl Replicas {
         states.iter().map(shown).collect()
     }
 
+    /// Retries that could be paid for now, and what waits for each replica.
+    pub(super) fn limits(&self) -> (u32, Vec<CircuitState<usize>>) {
+        let now = Instant::now();
+        let known = self.known();
+        (known.retry.left(now), known.targets.states(now))
+    }
+
     fn sent(&self, known: &mut Known, choice: ReplicaChoice, now: Instant) -> Sent<'_> {
         let under_way = known.targets.began(choice.index, now);
         Sent { replicas: self, choice, under_way, begun: now, in_time: true, outcome: Outcome::GivenUp }

@@ -1,8 +1,10 @@
 //! `/metrics` of an ingress: on its operations port, or else on the one that edges come to.
 
+use super::replicas::REPLICA_IN_FLIGHT_MAX;
 use super::{Ingress, lock};
-use crate::listener::AfterAnswer;
-use crate::metrics::{CONTENT_TYPE, Kind, Text};
+use crate::intake::BODIES_BYTES_MAX;
+use crate::listener::{AfterAnswer, CONNECTIONS_MAX};
+use crate::metrics::{CONTENT_TYPE, Kind, Names, Text};
 use crate::respond;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE as TYPE};
@@ -54,6 +56,32 @@ impl Ingress {
         for (deployment, tokens) in granted {
             text.sample(name, &[("deployment", deployment.as_str())], tokens);
         }
+        let open = CONNECTIONS_MAX - self.connections.available_permits();
+        let taken = BODIES_BYTES_MAX - self.intake.room();
+        for (name, help, value) in [
+            ("meridian_ingress_connections", "Connections of edges that are open.", open),
+            ("meridian_ingress_connections_max", "How many may be.", CONNECTIONS_MAX),
+            ("meridian_ingress_bodies_bytes", "Room that the bodies under way have taken.", taken),
+            ("meridian_ingress_bodies_bytes_max", "All the room that there is.", BODIES_BYTES_MAX),
+        ] {
+            text.single(name, Kind::Gauge, help, value);
+        }
+        Names::INGRESS.render(&mut text, &self.listener, &self.intake.not_taken);
+        let (retries_left, states) = self.replicas.limits();
+        let name = "meridian_ingress_retry_budget";
+        text.single(
+            name,
+            Kind::Gauge,
+            "Retries at another replica that could be paid for now.",
+            retries_left,
+        );
+        let name = "meridian_ingress_replica_in_flight";
+        text.head(name, Kind::Gauge, "Requests that wait for a replica, by its number in the configuration.");
+        for state in &states {
+            text.sample(name, &[("replica", &state.target.to_string())], state.in_flight);
+        }
+        let name = "meridian_ingress_replica_in_flight_max";
+        text.single(name, Kind::Gauge, "How many may for each.", REPLICA_IN_FLIGHT_MAX);
         let draining = u8::from(report.draining);
         text.single("meridian_ingress_draining", Kind::Gauge, "1 once it was told to stop.", draining);
         if let Some(recorder) = &self.recorder {

@@ -7,6 +7,7 @@
 
 use super::{AfterAnswer, Door, Greeting, Shared, h2};
 use crate::hop::HANDSHAKE_RECORD;
+use crate::metrics::Closed;
 use crate::respond;
 use bytes::BytesMut;
 use gateway_core::head::{HeadProblem, Scan};
@@ -53,9 +54,18 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream) 
             Came::Nothing => return,
             Came::Nonsense(problem) => {
                 tracing::debug!(?problem, "a head is refused");
+                shared.counts.closed.count(match problem {
+                    HeadProblem::TooLong | HeadProblem::TargetTooLong | HeadProblem::TooManyFields => {
+                        Closed::HeadTooLarge
+                    }
+                    HeadProblem::UnknownCoding | HeadProblem::Malformed(_) => Closed::HeadMalformed,
+                });
                 return refuse(stream, &respond::unreadable_head(problem)).await;
             }
-            Came::TooSlow => return refuse(stream, &respond::slow_head(shared.timeouts.head)).await,
+            Came::TooSlow => {
+                shared.counts.closed.count(Closed::HeadSlow);
+                return refuse(stream, &respond::slow_head(shared.timeouts.head)).await;
+            }
         }
         may_be_h2 = false;
         match one(shared, stream, std::mem::take(&mut buffer)).await {
@@ -78,8 +88,14 @@ async fn next<D: Door>(
             biased;
             came = timeout(shared.timeouts.idle, stream.read_buf(buffer)) => came,
             () = shared.closing() => return Came::Nothing,
-            () = shared.crowded.notified() => return Came::Nothing,
+            () = shared.crowded.notified() => {
+                shared.counts.closed.count(Closed::Crowded);
+                return Came::Nothing;
+            }
         };
+        if came.is_err() {
+            shared.counts.closed.count(Closed::Idle);
+        }
         if !matches!(came, Ok(Ok(1..))) {
             return Came::Nothing;
         }

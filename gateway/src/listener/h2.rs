@@ -6,7 +6,9 @@
 
 use super::meter::Metered;
 use super::{AfterAnswer, Door, Shared, Stage};
+use crate::metrics::Closed;
 use bytes::Bytes;
+use gateway_core::flood::Flood;
 use h2::Reason;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::v2::server::{self, H2Accept, H2Options, HttpSession};
@@ -44,10 +46,12 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, stream: Stream, read
         proxy_digest: stream.get_proxy_digest(),
         socket_digest: stream.get_socket_digest(),
     });
-    let (stream, flooded) = Metered::new(stream, read_before);
+    let (stream, mut flooded) = Metered::new(stream, read_before);
     let handshake = server::handshake(Box::new(stream), Some(options()));
-    let Ok(Ok(mut connection)) = timeout(shared.timeouts.head, handshake).await else {
-        return tracing::debug!("no HTTP/2 handshake");
+    let mut connection = match timeout(shared.timeouts.head, handshake).await {
+        Ok(Ok(connection)) => connection,
+        Ok(Err(error)) => return tracing::debug!(%error, "no HTTP/2 handshake"),
+        Err(_) => return shared.counts.closed.count(Closed::HandshakeSlow),
     };
     let mut requests = JoinSet::new();
     let mut stage = shared.stage.clone();
@@ -63,14 +67,15 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, stream: Stream, read
         let patience = if now == Stage::Closing { GOODBYE } else { shared.timeouts.idle };
         let unused = async {
             tokio::select! {
-                () = tokio::time::sleep(patience) => {}
-                () = shared.crowded.notified() => {}
+                () = tokio::time::sleep(patience) => Closed::Idle,
+                () = shared.crowded.notified() => Closed::Crowded,
             }
         };
         let accepted = tokio::select! {
             biased;
-            () = flooded.notified() => {
-                tracing::info!("an HTTP/2 client sends frames that bring nothing, and is left");
+            Ok(Flood(idle)) = &mut flooded => {
+                tracing::info!(frame = idle.as_str(), "an HTTP/2 client sends frames that bring nothing, and is left");
+                shared.counts.floods.count(idle);
                 connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                 timeout(GOODBYE, drive(&mut connection)).await.ok();
                 break;
@@ -78,7 +83,10 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, stream: Stream, read
             Ok(()) = stage.changed() => continue,
             Some(_) = requests.join_next() => continue,
             accepted = HttpSession::from_h2_conn(&mut connection, digest.clone()) => accepted,
-            () = unused, if requests.is_empty() => {
+            why = unused, if requests.is_empty() => {
+                if now != Stage::Closing {
+                    shared.counts.closed.count(why);
+                }
                 connection.abrupt_shutdown(Reason::NO_ERROR);
                 timeout(GOODBYE, drive(&mut connection)).await.ok();
                 break;
@@ -93,6 +101,7 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, stream: Stream, read
             Ok(Some(H2Accept::Rejected)) => {
                 malformed += 1;
                 if malformed > MALFORMED_MAX {
+                    shared.counts.closed.count(Closed::Malformed);
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                     timeout(GOODBYE, drive(&mut connection)).await.ok();
                     break;

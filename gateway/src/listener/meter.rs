@@ -5,7 +5,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use gateway_core::flood::Meter;
+use gateway_core::flood::{Flood, Meter};
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::{
     GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, Stream,
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Notify;
+use tokio::sync::oneshot;
 
 #[derive(Debug)]
 pub(super) struct Metered {
@@ -25,15 +25,15 @@ pub(super) struct Metered {
     /// What was read before it was known that this is HTTP/2.
     read_before: Bytes,
     meter: Meter,
-    flooded: Option<Arc<Notify>>,
+    flooded: Option<oneshot::Sender<Flood>>,
 }
 
 impl Metered {
     /// Of which `read_before` was read already; with the bell that rings when the client floods.
-    pub(super) fn new(inner: Stream, read_before: Bytes) -> (Metered, Arc<Notify>) {
-        let bell = Arc::new(Notify::new());
-        let flooded = Some(bell.clone());
-        (Metered { inner, read_before, meter: Meter::new(Instant::now()), flooded }, bell)
+    pub(super) fn new(inner: Stream, read_before: Bytes) -> (Metered, oneshot::Receiver<Flood>) {
+        let (flooded, bell) = oneshot::channel();
+        let meter = Meter::new(Instant::now());
+        (Metered { inner, read_before, meter, flooded: Some(flooded) }, bell)
     }
 }
 
@@ -53,10 +53,11 @@ impl AsyncRead for Metered {
             let now = self.read_before.len().min(buffer.remaining());
             buffer.put_slice(&self.read_before.split_to(now));
         }
-        if self.meter.read(&buffer.filled()[before..], Instant::now()).is_err()
+        if let Err(flood) = self.meter.read(&buffer.filled()[before..], Instant::now())
             && let Some(bell) = self.flooded.take()
         {
-            bell.notify_one();
+            // Whoever does not listen any longer is ending the connection already.
+            bell.send(flood).ok();
         }
         Poll::Ready(Ok(()))
     }

@@ -19,6 +19,7 @@ use crate::config::Timeouts;
 use crate::events::{HopFailures, HopRefused};
 use crate::gathered::Gathered;
 use crate::hop::{Cause, Doorkeeper};
+use crate::metrics::{Closed, ListenerMetrics};
 use bytes::Bytes;
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::Stream;
@@ -80,6 +81,7 @@ pub(crate) struct Listener {
     address: SocketAddr,
     greeting: Arc<Greeting>,
     room: Arc<Semaphore>,
+    counts: Arc<ListenerMetrics>,
     refused: Arc<HopFailures>,
 }
 
@@ -102,6 +104,7 @@ struct Shared<D> {
     stage: watch::Receiver<Stage>,
     /// Wakes the connection that is idle for longest.
     crowded: Notify,
+    counts: Arc<ListenerMetrics>,
 }
 
 impl Listener {
@@ -114,8 +117,15 @@ impl Listener {
     pub(crate) fn on(socket: TcpListener) -> io::Result<Listener> {
         let address = socket.local_addr()?;
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        let greeting = Arc::new(Greeting::Clear);
-        Ok(Listener { socket: socket.into(), address, greeting, room, refused: Arc::default() })
+        let (counts, refused) = (Arc::default(), Arc::default());
+        Ok(Listener {
+            socket: socket.into(),
+            address,
+            greeting: Arc::new(Greeting::Clear),
+            room,
+            counts,
+            refused,
+        })
     }
 
     /// Speaks TLS, and nothing else.
@@ -145,6 +155,11 @@ impl Listener {
         self.room.clone()
     }
 
+    /// What it has ended.
+    pub(crate) fn counts(&self) -> Arc<ListenerMetrics> {
+        self.counts.clone()
+    }
+
     /// Where it is bound.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
@@ -158,9 +173,9 @@ impl Listener {
         timeouts: Timeouts,
     ) {
         let (stage, seen) = watch::channel(Stage::Serving);
-        let Listener { socket, address: _, greeting, room, refused } = self;
+        let Listener { socket, address: _, greeting, room, counts, refused } = self;
         let crowded = Notify::new();
-        let shared = Arc::new(Shared { door, timeouts, greeting, refused, stage: seen, crowded });
+        let shared = Arc::new(Shared { door, timeouts, greeting, counts, refused, stage: seen, crowded });
         let mut connections = JoinSet::new();
         let left = accept_until(&socket, &shared, &room, &mut connections, leave).await;
         stage.send_replace(Stage::LameDuck);
@@ -177,6 +192,7 @@ impl Listener {
         }
         stage.send_replace(Stage::Closing);
         if timeout(timeouts.drain, all(&mut connections)).await.is_err() {
+            (0..connections.len()).for_each(|_| shared.counts.closed.count(Closed::CutOff));
             tracing::warn!(drain = ?timeouts.drain, "requests still in flight after the drain are cut off");
             connections.shutdown().await;
         }
@@ -241,28 +257,32 @@ impl<D: Door> Shared<D> {
     /// One connection, from its first byte to its last.
     async fn serve(self: &Arc<Self>, stream: pingora::protocols::l4::stream::Stream) {
         let stream = match &*self.greeting {
-            Greeting::Clear => {
-                return h1::serve(self, Box::new(Gathered::new(stream, self.timeouts.write))).await;
-            }
+            Greeting::Clear => return h1::serve(self, Box::new(self.gathered(stream))).await,
             Greeting::Gateways(doorkeeper) => doorkeeper.greet(stream, self.timeouts.head).await,
             Greeting::Clients(tls) => match timeout(self.timeouts.head, tls.tls_handshake(stream)).await {
                 Ok(Ok(stream)) => Some(stream),
                 Ok(Err(error)) => {
+                    self.counts.closed.count(Closed::Handshake);
                     tracing::debug!(%error, "a TLS handshake failed");
                     None
                 }
                 Err(_) => {
+                    self.counts.closed.count(Closed::HandshakeSlow);
                     tracing::debug!("a TLS handshake took too long");
                     None
                 }
             },
         };
         let Some(stream) = stream else { return };
-        let stream: Stream = Box::new(Gathered::new(stream, self.timeouts.write));
+        let stream: Stream = Box::new(self.gathered(stream));
         match stream.selected_alpn_proto() {
             Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new()).await,
             _ => h1::serve(self, stream).await,
         }
+    }
+
+    fn gathered<S>(&self, stream: S) -> Gathered<S> {
+        Gathered::new(stream, self.timeouts.write, self.counts.clone())
     }
 
     /// Answers one request; says whether its connection may go on.

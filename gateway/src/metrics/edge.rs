@@ -1,5 +1,6 @@
 //! What an edge counts.
 
+use super::bounds::{Piece, ShedMetrics, Tally, Turn};
 use super::label::Outcome;
 use super::{Asked, Count, Ending, Histogram, Kind, Lane, Lazily, Protocol, Stage, Text};
 use gateway_core::endpoint::Endpoint;
@@ -24,6 +25,10 @@ pub(crate) struct EdgeMetrics {
     stages: [Histogram; Stage::ALL.len()],
     pub(crate) bytes_in: Count,
     pub(crate) bytes_out: Count,
+    pub(crate) shed: ShedMetrics,
+    /// Requests that were large enough to be computed in pieces.
+    pub(crate) turns: Tally<Turn>,
+    pub(crate) pieces: Tally<Piece>,
 }
 
 /// One of a tenant's totals.
@@ -67,6 +72,9 @@ impl EdgeMetrics {
             stages: Default::default(),
             bytes_in: Count::default(),
             bytes_out: Count::default(),
+            shed: ShedMetrics::default(),
+            turns: Tally::default(),
+            pieces: Tally::default(),
         }
     }
 
@@ -119,6 +127,11 @@ impl EdgeMetrics {
         for stage in Stage::ALL {
             text.histogram(name, &[("stage", stage.as_str())], &self.stages[stage as usize]);
         }
+        self.shed.render(text);
+        let help = "Requests that could be computed in pieces, by when they had their turn.";
+        self.turns.render(text, "meridian_gateway_scattered_requests_total", help, "turn");
+        let help = "Pieces of requests that were sent, by what became of them.";
+        self.pieces.render(text, "meridian_gateway_pieces_total", help, "end");
     }
 
     fn render_requests(&self, text: &mut Text) {

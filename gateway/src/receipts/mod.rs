@@ -14,14 +14,11 @@ mod writer;
 
 pub use audit::{audit, files_in};
 
+use crate::events::Finished;
 use crate::metrics::{Count, Kind, Text};
-use gateway_core::lawful::Residency;
 use gateway_core::receipt::entry::{Role, Why};
 use gateway_core::receipt::{Essence, PseudonymKey, ReceiptId};
-use gateway_core::trail::{Cause, End};
-use regions::id::{DeploymentName, RegionId, TenantId};
-use regions::route::Generation;
-use regions::set::{RegionIndex, RegionSet};
+use regions::id::{DeploymentName, RegionId};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io;
@@ -109,31 +106,6 @@ pub struct RawReceipts {
     pub required: bool,
 }
 
-/// What an edge says of a request, once it is over.
-pub(crate) struct Sent {
-    pub(crate) request: String,
-    pub(crate) tenant: TenantId,
-    pub(crate) deployment: DeploymentName,
-    pub(crate) generation: Generation,
-    pub(crate) residency: Residency,
-    pub(crate) allowed: RegionSet,
-    pub(crate) tls_ended_here: bool,
-    pub(crate) attempts: Vec<SentOnce>,
-}
-
-/// One attempt at it.
-pub(crate) struct SentOnce {
-    /// What its client was told that its receipt will be called.
-    pub(crate) id: Option<ReceiptId>,
-    /// From 1.
-    pub(crate) number: u32,
-    pub(crate) region: RegionIndex,
-    pub(crate) cause: Cause,
-    pub(crate) end: End,
-    pub(crate) at_ms: u64,
-    pub(crate) took: Duration,
-}
-
 /// What a region's door says of a request, once it is over.
 pub(crate) struct Received {
     pub(crate) request: String,
@@ -149,7 +121,9 @@ pub(crate) struct Received {
 
 /// Something to be written.
 pub(crate) enum Told {
-    Sent(Box<Sent>),
+    /// What an edge knows of a request that is over.
+    Sent(Arc<Finished>),
+    /// What a region's door says of one.
     Received(Box<Received>),
 }
 
@@ -157,7 +131,8 @@ impl Told {
     /// How many receipts it is.
     fn receipts(&self) -> u64 {
         match self {
-            Told::Sent(sent) => sent.attempts.len() as u64,
+            // Nothing was sent before it was understood, and by whom it was asked.
+            Told::Sent(request) => request.trail.count() as u64,
             Told::Received(_) => 1,
         }
     }

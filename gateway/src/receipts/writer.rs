@@ -7,11 +7,13 @@
 //! everything else that a request does here.
 
 use super::file::{Name, Standing, list, lock, standing};
-use super::{ReceiptsConfig, Received, Sent, SentOnce, Shared, Told, now_ms};
+use super::{ReceiptsConfig, Received, Shared, Told, now_ms};
+use crate::events::{Finished, Understood, began_ms};
 use gateway_core::lawful::Residency;
 use gateway_core::receipt::chain::Head;
 use gateway_core::receipt::entry::{EntryV1, Role, VERSION, Why};
 use gateway_core::receipt::{Essence, PseudonymKey};
+use gateway_core::trail::Attempted;
 use gateway_core::words::Ended;
 use rand::Rng;
 use regions::id::RegionId;
@@ -321,25 +323,33 @@ impl Writer {
         }
     }
 
-    fn put_sent(&mut self, sent: &Sent, batch: &mut Batch) {
-        let Sent { request, tenant, deployment, generation, residency, allowed, tls_ended_here, attempts } =
-            sent;
+    fn put_sent(&mut self, request: &Finished, batch: &mut Batch) {
+        let Finished { id, arrived, at_ms, tls_ended_here, tenant, trail, understood, receipt, .. } = request;
+        if trail.count() == 0 {
+            return;
+        }
+        let tenant = tenant.as_ref().expect("nothing is sent of a request of nobody");
+        let Understood { deployment, cost: _, generation, residency, allowed } =
+            understood.as_ref().expect("nothing is sent before it is understood");
         let law = self.law(residency, allowed, batch);
         let tenant = self.pseudonyms.of(tenant.as_str());
         let generation = generation.to_string();
-        for SentOnce { id, number, region, cause, end, at_ms, took } in attempts {
+        for attempt in trail.attempts() {
+            let Attempted { number, region, cause, began: _, took, end } = attempt;
+            let at_ms = began_ms(attempt, *arrived, *at_ms);
+            let told = receipt.filter(|(told, _)| told == number).map(|(_, id)| id);
             let region = self.regions[region.as_usize()].as_str();
             let essence = Essence {
                 chain: &self.chain,
-                request,
+                request: id,
                 attempt: *number,
                 region,
                 residency: residency.as_str(),
-                at_ms: *at_ms,
+                at_ms,
             };
             batch.put(&EntryV1::Attempt {
-                id: id.unwrap_or_else(|| essence.id()).text().into(),
-                request: request.into(),
+                id: told.unwrap_or_else(|| essence.id()).text().into(),
+                request: id.into(),
                 attempt: *number,
                 tenant: tenant.into(),
                 deployment: deployment.as_str().into(),
@@ -347,7 +357,7 @@ impl Writer {
                 law,
                 tls: tls_ended_here.then(|| self.place.as_str().into()),
                 region: region.into(),
-                at_ms: *at_ms,
+                at_ms,
                 took_us: micros(*took),
                 cause: cause.as_str().into(),
                 end: Ended::from(*end).as_str().into(),

@@ -55,7 +55,7 @@ async fn a_body_that_never_ends_is_given_up_and_so_is_one_that_does_not_come() {
 }
 
 /// Asks until nothing goes in any more, reads nothing, and holds on.
-async fn asks_and_never_reads(edge: &Edge, request: &[u8]) -> TcpStream {
+pub(crate) async fn asks_and_never_reads(edge: &Edge, request: &[u8]) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut stream = socket.connect(edge.address).await.unwrap();

@@ -11,6 +11,7 @@ mod drain;
 mod flood;
 mod gzip;
 mod http2;
+mod limits;
 mod rfc;
 mod scene;
 mod tls;

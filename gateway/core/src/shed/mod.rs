@@ -76,6 +76,21 @@ pub enum Reason {
     NoRoom,
 }
 
+impl Reason {
+    /// All of them, in their order.
+    pub const ALL: [Reason; 4] = [Reason::LookupsFirst, Reason::TooLate, Reason::OverShare, Reason::NoRoom];
+
+    /// Its name in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::LookupsFirst => "lookups_first",
+            Reason::TooLate => "too_late",
+            Reason::OverShare => "over_share",
+            Reason::NoRoom => "no_room",
+        }
+    }
+}
+
 /// A request is turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shed {

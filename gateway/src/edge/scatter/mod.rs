@@ -35,6 +35,7 @@ use super::forward::{Edge, NotForwarded};
 use super::refusals::too_many_inputs;
 use super::view::View;
 use crate::listener::AfterAnswer;
+use crate::metrics::Turn;
 use crate::respond::Refusal;
 use gateway_core::scatter::cut::{Cutting, Piece, TOKENS_AROUND};
 use gateway_core::scatter::spread::{self, CUT_INPUTS_MIN, CUT_TOKENS_MIN, Place, Scale};
@@ -44,7 +45,7 @@ use piece::Failed;
 use pingora::protocols::http::ServerSession;
 use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
-pub(super) use room::Room;
+pub(super) use room::{AT_ONCE_MAX, PIECES_BYTES_MAX, Room};
 use std::sync::Arc;
 use std::time::Duration;
 use tell::Telling;
@@ -86,6 +87,7 @@ impl Edge {
         let Scale { piece_tokens, places } = scale;
         let turn = self.scattering.turn_now();
         if turn.is_none() && !spread::must_be_cut(inputs, tokens) {
+            self.metrics.turns.count(Turn::Whole);
             return Ok(None);
         }
         let (path, body) = (request.path, request.body.bytes.clone());
@@ -94,6 +96,9 @@ impl Edge {
         let Some(cutting) = cutting.map_err(too_many_inputs)? else { return Ok(None) };
         let pieces = cutting.pieces(piece_tokens);
         let worth_it = pieces.len() > 1;
+        if worth_it {
+            self.metrics.turns.count(if turn.is_some() { Turn::AtOnce } else { Turn::Waited });
+        }
         Ok(worth_it.then(|| Cut { cutting: Arc::new(cutting), pieces, places, turn }))
     }
 

@@ -17,6 +17,7 @@ use super::super::view::View;
 use super::Cut;
 use super::joining::{Joining, Told};
 use super::piece::{Begun, Failed, Landed, Outcome, Waiting, Whole};
+use crate::metrics::Piece;
 use crate::respond::{RETRY_AFTER_MS, Refusal};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use gateway_core::scatter::spread::Spread;
@@ -131,6 +132,7 @@ impl Edge {
                     match outcome {
                         Outcome::Begun(answer) => drop(begun.insert(number, (landed, region, answer))),
                         Outcome::Arrived(arrived) => {
+                            self.metrics.pieces.count(Piece::Answered);
                             spread.ended(region, tokens);
                             joining.arrived(number, arrived).map_err(|refusal| (refusal.into(), joining.begun))?;
                         }
@@ -141,12 +143,17 @@ impl Edge {
                             match again(&failed) {
                                 Some(Again { wait, by: Some(by) }) => spread.close(by, now + wait.max(CLOSED_MIN)),
                                 Some(Again { wait, by: None }) => landed.not_before = now + wait,
-                                None => return Err((failed, joining.begun)),
+                                None => {
+                                    self.metrics.pieces.count(Piece::Failed);
+                                    return Err((failed, joining.begun));
+                                }
                             }
                             let in_time = landed.not_before < deadline && self.someone_opens(request, &spread, deadline);
                             if landed.turned_away == TURNED_AWAY_MAX || !in_time {
+                                self.metrics.pieces.count(Piece::Failed);
                                 return Err((failed, joining.begun));
                             }
+                            self.metrics.pieces.count(Piece::TurnedAway);
                             landed.turned_away += 1;
                             landed.why = Some(failed);
                             waiting.push_front(landed);

@@ -1,9 +1,11 @@
 //! Chains that rotate, end, are torn, and meet a disk that does not take them; each read by the audit afterwards.
 
 use super::*;
+use crate::metrics::{Asked, Ending};
 use crate::receipts::{audit, files_in};
 use gateway_core::receipt::audit::{Demands, Kind, Report};
-use gateway_core::trail::{Cause, End};
+use gateway_core::tenant::Cost;
+use gateway_core::trail::{Cause, End, Trail};
 use regions::catalogue::Catalogue;
 use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
@@ -34,24 +36,32 @@ impl Scene {
         let residency: ResidencyPolicy = residency.parse().unwrap();
         let allowed = residency.permitted(&self.catalogue);
         let region = allowed.iter().next().unwrap();
-        let attempt = |number| SentOnce {
-            id: None,
-            number,
-            region,
-            cause: Cause::First,
-            end: End::Answered { status: 200 },
+        let arrived = Instant::now();
+        let mut trail = Trail::default();
+        for _ in 0..attempts {
+            let attempt = trail.began(region, Cause::First, arrived);
+            trail.ended(attempt, End::Answered { status: 200 }, arrived + Duration::from_millis(1));
+        }
+        Told::Sent(Arc::new(Finished {
+            id: request.to_owned(),
+            arrived,
             at_ms: 5,
-            took: Duration::from_millis(1),
-        };
-        Told::Sent(Box::new(Sent {
-            request: request.to_owned(),
-            tenant: "docs".parse().unwrap(),
-            deployment: "minilm".parse().unwrap(),
-            generation: Generation { epoch: 1, number: 2 },
-            residency: Residency::of(&residency),
-            allowed,
             tls_ended_here: true,
-            attempts: (1..=attempts).map(attempt).collect(),
+            asked: Asked::OTHER,
+            ending: Ending::CutOff,
+            tenant: Some("docs".parse().unwrap()),
+            trail,
+            answered: None,
+            tokens: None,
+            total: Duration::from_millis(1),
+            understood: Some(Understood {
+                deployment: "minilm".parse().unwrap(),
+                cost: Cost { inputs: 1, tokens: 1 },
+                generation: Generation { epoch: 1, number: 2 },
+                residency: Residency::of(&residency),
+                allowed,
+            }),
+            receipt: None,
         }))
     }
 

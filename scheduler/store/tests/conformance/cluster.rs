@@ -42,7 +42,8 @@ impl Cluster {
         let member = |ports: &[u16]| Member { client: ports[0], peer: ports[1], process: None };
         let members = ports.chunks(2).map(member).collect();
         let (scheme, further) = ("http", Vec::new());
-        let mut cluster = Cluster { scheme, further, members, dir: tempfile::tempdir().unwrap(), _turn: turn };
+        let mut cluster =
+            Cluster { scheme, further, members, dir: tempfile::tempdir().unwrap(), _turn: turn };
         cluster.start_all();
         cluster.until_writable().await;
         cluster

@@ -50,7 +50,8 @@ async fn an_etcd_behind_tls_and_a_password_is_spoken_to_by_whoever_has_both() {
     let store = |signed_by: &Authority, identity: bool, password: Option<&str>| {
         let identity = identity.then(|| (ours.clone().into_bytes(), our_key.clone().into_bytes()));
         let tls = Some(EtcdTls { authority: signed_by.pem.clone().into_bytes(), identity });
-        let user = password.map(|password| EtcdUser { name: "root".to_owned(), password: password.to_owned() });
+        let user =
+            password.map(|password| EtcdUser { name: "root".to_owned(), password: password.to_owned() });
         let (endpoints, prefix) = (vec![cluster.endpoint(0)], "t/".to_owned());
         Etcd::new(EtcdConfig { endpoints, prefix, keep_alive: KEEP_ALIVE, user, tls })
     };
