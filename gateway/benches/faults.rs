@@ -4,10 +4,11 @@
 //! and a word takes only the faults that have it in their name, as in `-- 30 frozen`.
 //!
 //! The edge is the real one, and so are its sockets; the hub and the three regions behind it are scripted, as in the tests
-//! that hold what is printed here except the times (`gateway/tests/edge`). A region takes 20 ms where nothing is wrong, and the next one is 40 ms further away. What
-//! counts is the first request that meets the fault: from the second on an edge knows better, and would make the figures
-//! better than the fault is. So each request has an edge of its own, which has served enough before to know its regions
-//! and to have earned one hedge. A lookup may be hedged and bulk may not, so bulk shows what the deadlines do alone.
+//! that hold what is printed here except the times (`gateway/tests/edge`). A region takes 20 ms where nothing is wrong; the next
+//! one is 30 ms further away, so an answer from there takes 50. What counts is the first request that meets the fault: from the
+//! second on an edge knows better, and would make the figures better than the fault is. So each request has an edge of its
+//! own, which has served enough before to know its regions and to have earned one hedge. A lookup may be hedged and bulk
+//! may not, so bulk shows what the deadlines do alone.
 
 #![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
 
@@ -22,9 +23,9 @@ mod region;
 #[expect(dead_code, reason = "the tests have cases more")]
 mod scene;
 
-use faults::{AWAY, Fault, Served};
+use faults::{Fault, Served};
 use front::{Front, Seen};
-use scene::AMERICA;
+use scene::{AMERICA, AWAY};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

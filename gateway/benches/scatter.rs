@@ -11,6 +11,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
 
+#[path = "../tests/scene/hub.rs"]
+mod hub;
 #[path = "../tests/scatter/replica.rs"]
 mod replica;
 #[path = "../tests/scatter/scene.rs"]

@@ -166,6 +166,9 @@ impl Intake {
 
 /// Why a body cannot be read to its end: whoever sent it is gone, or has sent what is none. After that nobody knows where
 /// the next request would begin.
+///
+/// Chunks are read by Pingora with `httparse`, which takes any octet in a chunk's extension, a bare line feed too, where RFC
+/// 9112 (7.1.1) has tokens and quoted strings. Nothing of an extension is passed on from here.
 fn broken(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, NoBody> {
     tracing::debug!(%error, "a body cannot be read");
     if session.is_http2() || matches!(error.etype(), ErrorType::ConnectionClosed | ErrorType::ReadError) {

@@ -9,6 +9,7 @@ frequent only a part; the rest is left to whatever finds out that a region is no
 """
 
 import argparse
+import json
 import os
 import re
 import statistics
@@ -18,8 +19,6 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proxy"))
 
-import json  # noqa: E402
-
 import peers  # noqa: E402
 from processes import Failed, Process, get  # noqa: E402
 
@@ -28,7 +27,7 @@ LOAD_CORE, PROXY_CORE = 0, 1
 REPLICA_MS, STALL_MS = 20, 200
 WARM_UP_SECONDS = 1.0
 # Stalls of a thousand requests: fewer than the budget of hedges pays for, and more.
-CASES = (10, 50)
+CASES = (15, 50)
 ATTEMPT = re.compile(r'^meridian_gateway_attempts_total\{([^}]*)\} (\d+)$', re.MULTILINE)
 
 

@@ -212,12 +212,13 @@ async fn accept_until<D: Door, T>(
     until: impl Future<Output = T>,
 ) -> T {
     tokio::pin!(until);
+    let mut at_the_door = None;
     loop {
         let accepted = tokio::select! {
             biased;
             done = &mut until => return done,
             Some(_) = connections.join_next() => continue,
-            accepted = accept(socket, room, &shared.crowded) => accepted,
+            accepted = accept(socket, &mut at_the_door, room, &shared.crowded) => accepted,
         };
         match accepted {
             Ok((stream, place)) => {
@@ -235,12 +236,18 @@ async fn accept_until<D: Door, T>(
     }
 }
 
-/// Pingora's own accept, because it notes who the peer is: nobody else tells a session.
+/// Pingora's own accept, because it notes who the peer is: nobody else tells a session. A place is looked for when somebody
+/// is there who needs it: whoever is idle makes room for that one, and not for nobody. Who waits for a place stays
+/// `at_the_door` when this is given up.
 async fn accept(
     socket: &Socket,
+    at_the_door: &mut Option<pingora::protocols::l4::stream::Stream>,
     room: &Arc<Semaphore>,
     crowded: &Notify,
 ) -> io::Result<(pingora::protocols::l4::stream::Stream, OwnedSemaphorePermit)> {
+    if at_the_door.is_none() {
+        *at_the_door = Some(socket.accept().await?);
+    }
     let place = match room.clone().try_acquire_owned() {
         Ok(place) => place,
         Err(_) => {
@@ -248,7 +255,7 @@ async fn accept(
             room.clone().acquire_owned().await.expect("the semaphore is never closed")
         }
     };
-    let mut stream = socket.accept().await?;
+    let mut stream = at_the_door.take().expect("somebody came");
     stream.set_nodelay().map_err(io::Error::other)?;
     Ok((stream, place))
 }

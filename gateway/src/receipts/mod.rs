@@ -9,6 +9,7 @@
 //! deployment is let in only with a [`Promise`] of a place in the queue, while the disk takes what it is given.
 
 mod audit;
+mod batch;
 mod file;
 mod writer;
 

@@ -6,13 +6,14 @@
 //! The thread looks for work fifty times a second instead of being woken by each request: waking a thread costs more than
 //! everything else that a request does here.
 
+use super::batch::{Batch, Pseudonyms, arrival, micros};
 use super::file::{Name, Standing, list, lock, standing};
-use super::{ReceiptsConfig, Received, Shared, Told, now_ms};
+use super::{ReceiptsConfig, Shared, Told, now_ms};
 use crate::events::{Finished, Understood, began_ms};
 use gateway_core::lawful::Residency;
+use gateway_core::receipt::Essence;
 use gateway_core::receipt::chain::Head;
 use gateway_core::receipt::entry::{EntryV1, Role, VERSION, Why};
-use gateway_core::receipt::{Essence, PseudonymKey};
 use gateway_core::trail::Attempted;
 use gateway_core::words::Ended;
 use rand::Rng;
@@ -39,10 +40,6 @@ const SYNC_PERIOD: Duration = Duration::from_secs(1);
 /// Laws that a file remembers having written. A client may narrow its law in many ways; beyond this they are forgotten
 /// and written again.
 const LAWS_MAX: usize = 1024;
-
-/// Pseudonyms that are remembered: a hash of four blocks each, and two hundred bytes. A spoke is told names by whoever
-/// sends to it; beyond this they are forgotten and made again.
-const PSEUDONYMS_MAX: usize = 4096;
 
 /// The writer of a chain.
 pub(super) struct Writer {
@@ -119,7 +116,7 @@ impl Writer {
             len: 0,
             dirty: false,
             laws: HashMap::new(),
-            pseudonyms: Pseudonyms { key: key.clone(), known: BTreeMap::new() },
+            pseudonyms: Pseudonyms::new(key.clone()),
             laws_known: 0,
             next_law: 1,
             gaps: BTreeMap::new(),
@@ -128,7 +125,7 @@ impl Writer {
         };
         writer.begin_file()?;
         if resumed {
-            let mut batch = writer.batch();
+            let mut batch = Batch::after(writer.head);
             batch.put(&EntryV1::Resumed { at_ms: now_ms(), clean, torn_bytes });
             writer.append(batch)?;
             tracing::info!(chain = writer.chain, clean, torn_bytes, "receipts go on");
@@ -225,7 +222,7 @@ impl Writer {
             self.begin_file()?;
         }
         let at_ms = now_ms();
-        let mut batch = self.batch();
+        let mut batch = Batch::after(self.head);
         for (why, (missing, since_ms)) in self.gaps.iter().filter(|(_, (missing, _))| *missing > 0) {
             batch.put(&EntryV1::Gap { missing: *missing, why: *why, since_ms: *since_ms, at_ms });
         }
@@ -238,11 +235,6 @@ impl Writer {
         self.append(batch)?;
         self.gaps.clear();
         Ok(())
-    }
-
-    /// Nothing yet, to be appended to what there is.
-    fn batch(&self) -> Batch {
-        Batch { lines: Vec::new(), head: self.head }
     }
 
     /// Appends entries, all or none.
@@ -270,7 +262,7 @@ impl Writer {
         let mut file = OpenOptions::new().create(true).append(true).open(path)?;
         // It is there already if its first line could not be written the last time.
         file.set_len(0)?;
-        let mut batch = self.batch();
+        let mut batch = Batch::after(self.head);
         let begins = EntryV1::File {
             version: VERSION,
             chain: Cow::Borrowed(&self.chain),
@@ -316,7 +308,7 @@ impl Writer {
     /// The end, if the disk lets it be told.
     pub(super) fn close(mut self) {
         self.write(&mut Vec::new());
-        let mut batch = self.batch();
+        let mut batch = Batch::after(self.head);
         batch.put(&EntryV1::Closed { at_ms: now_ms() });
         if self.file.is_some() && self.append(batch).is_ok() {
             self.sync();
@@ -386,50 +378,6 @@ impl Writer {
     }
 }
 
-/// Lines that are not in a file yet, and where the chain stands behind them.
-struct Batch {
-    lines: Vec<u8>,
-    head: Head,
-}
-
-impl Batch {
-    fn put(&mut self, entry: &EntryV1<'_>) {
-        self.head.append(entry, &mut self.lines);
-    }
-}
-
-/// Makes pseudonyms, and remembers them.
-struct Pseudonyms {
-    key: PseudonymKey,
-    known: BTreeMap<String, String>,
-}
-
-impl Pseudonyms {
-    fn of(&mut self, tenant: &str) -> &str {
-        if !self.known.contains_key(tenant) {
-            if self.known.len() == PSEUDONYMS_MAX {
-                self.known.clear();
-            }
-            self.known.insert(tenant.to_owned(), self.key.pseudonym(tenant));
-        }
-        &self.known[tenant]
-    }
-}
-
-fn arrival<'a>(pseudonyms: &'a mut Pseudonyms, received: &'a Received) -> EntryV1<'a> {
-    let Received { request, attempt, tenant, deployment, residency, at_ms, took, outcome } = received;
-    EntryV1::Arrival {
-        request: request.into(),
-        attempt: *attempt,
-        tenant: tenant.as_deref().map(|tenant| pseudonyms.of(tenant).into()),
-        deployment: deployment.as_ref().map(|name| name.as_str().into()),
-        residency: residency.as_deref().unwrap_or("anywhere").into(),
-        at_ms: *at_ms,
-        took_us: micros(*took),
-        outcome: Cow::Borrowed(*outcome),
-    }
-}
-
 /// The newest chain of the folder that was written by such a process and that nobody holds, and where it stands.
 fn take_over(
     dir: &std::path::Path,
@@ -457,10 +405,6 @@ fn take_over(
         }
     }
     Ok(None)
-}
-
-fn micros(took: Duration) -> u64 {
-    u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -25,9 +25,6 @@ pub(crate) enum Fault {
 
 /// How long a slow region takes, which took [`Scripts::well`] before.
 const SLOW: Duration = Duration::from_millis(400);
-/// To each region and back. By more than is as near as the nearest, so that who is asked first never hangs on what was
-/// measured last.
-pub(crate) const AWAY: [Duration; 3] = [Duration::ZERO, Duration::from_millis(40), Duration::from_millis(80)];
 /// Nothing that is waited for takes so long.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A SYN that is answered at all is answered by now.
@@ -58,8 +55,8 @@ impl Served {
     pub(crate) async fn well(front: Front, model: &str, takes: Duration, requests: usize) -> Served {
         let scripts = [AMERICA, EUROPE, JAPAN].map(|id| (id, Takes(takes)));
         let scene = match front {
-            Front::Http1 => Scene::start("", AWAY, scripts).await,
-            Front::Http2OverTls => Scene::start(TLS, AWAY, scripts).await,
+            Front::Http1 => Scene::start("", scripts).await,
+            Front::Http2OverTls => Scene::start(TLS, scripts).await,
         };
         let client = Client::of(&scene, front).await;
         for _ in 0..requests {

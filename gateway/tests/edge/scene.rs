@@ -15,6 +15,10 @@ pub(crate) const AMERICA: &str = "aws/us-east-1";
 pub(crate) const EUROPE: &str = "gcp/europe-west4";
 pub(crate) const JAPAN: &str = "oci/ap-tokyo-1";
 
+/// To each region and back: by more than is as near as the nearest, so that who is asked first does not hang on whether a
+/// scene lives long enough for what was measured to replace what the globe says.
+pub(crate) const AWAY: [Duration; 3] = [Duration::ZERO, Duration::from_millis(30), Duration::from_millis(60)];
+
 /// One who may do everything, and one who may do little.
 const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\nname = 'narrow'\nkey_file = 'narrow'\n\
                        deployments = ['anywhere']\nresidency = { allow = ['eu'] }\n\
@@ -44,17 +48,13 @@ impl Scene {
 
     pub(crate) async fn trusting(peer: &str, scripts: [(&'static str, Script); 3]) -> Scene {
         let text = format!("trusted_peers = ['{peer}']");
-        Scene::start(&text, [Duration::ZERO; 3], scripts).await
+        Scene::start(&text, scripts).await
     }
 
-    /// An edge with `more` in its configuration before regions that are so far away. Where that says TLS, clients come so.
-    pub(crate) async fn start(
-        more: &str,
-        away: [Duration; 3],
-        scripts: [(&'static str, Script); 3],
-    ) -> Scene {
+    /// An edge with `more` in its configuration. Where that says TLS, clients come so.
+    pub(crate) async fn start(more: &str, scripts: [(&'static str, Script); 3]) -> Scene {
         let (mut regions, mut addresses, mut rows) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        for ((id, script), away) in scripts.into_iter().zip(away) {
+        for ((id, script), away) in scripts.into_iter().zip(AWAY) {
             let (region, address) = Region::start(id, away, script).await;
             regions.insert(id, region);
             addresses.insert(id, address);
@@ -68,22 +68,28 @@ impl Scene {
         std::fs::write(dir.path().join("narrow"), "n").unwrap();
         std::fs::write(dir.path().join("tenants.toml"), TENANTS).unwrap();
         let certificate = certify(dir.path());
-        let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\nsnapshot = 'routes'\n\
-             tenants = 'tenants.toml'\n{more}",
-            free_address().await
-        );
-        let config =
-            EdgeConfig::parse(&text, dir.path(), &BTreeMap::new()).map_err(|problems| problems.join("\n"));
-        let config = config.unwrap();
-        let operations = format!("http://{}", config.operations);
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let (ready, address) = tokio::sync::oneshot::channel();
-        let shutdown = async { drop(stopped.await) };
-        tokio::spawn(gateway::edge::run(config, shutdown, |address| {
-            ready.send(address).expect("somebody waits")
-        }));
-        let door = address.await.unwrap();
+        let (door, operations, stop) = loop {
+            let text = format!(
+                "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
+                 snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
+                free_address().await
+            );
+            let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new());
+            let config = config.map_err(|problems| problems.join("\n")).unwrap();
+            let operations = format!("http://{}", config.operations);
+            let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+            let (ready, address) = tokio::sync::oneshot::channel();
+            let shutdown = async { drop(stopped.await) };
+            let running = tokio::spawn(gateway::edge::run(config, shutdown, |address| {
+                ready.send(address).expect("somebody waits")
+            }));
+            if let Ok(door) = address.await {
+                break (door, operations, stop);
+            }
+            // Another scene can have taken the port that was free a moment ago.
+            let ended = running.await.unwrap();
+            assert!(matches!(ended, Err(gateway::edge::EdgeError::Bind { .. })), "{ended:?}");
+        };
         let url = format!("http://{door}/v1/embeddings");
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let scene =

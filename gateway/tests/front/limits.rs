@@ -68,7 +68,7 @@ async fn what_is_refused_before_it_is_a_request_is_counted_by_why() {
 #[tokio::test]
 async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
     let scene = Scene::new().await;
-    let edge = scene.edge("connections_max = 2\n[timeouts]\nidle = '500ms'\n").await;
+    let edge = scene.edge("[timeouts]\nidle = '500ms'\n").await;
     for http2 in [false, true] {
         let before = counted(&edge).await;
         if http2 {
@@ -82,12 +82,16 @@ async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
             assert_eq!(rest(&mut stream).await.status, 0);
         }
     }
-    // Two are at work, or one and one that is idle.
+    // One is at work and one idle when a third comes.
+    let edge = scene.edge("connections_max = 2\n").await;
     scene.region.mode.send_replace(Mode::Waits);
-    let (mut busy, mut idle, mut next) = (edge.connect().await, edge.connect().await, edge.connect().await);
     let before = counted(&edge).await;
     let asked = scene.region.requests();
+    let mut busy = edge.connect().await;
     busy.write_all(post("", BODY).as_bytes()).await.unwrap();
+    scene.region.until_requests(asked + 1).await;
+    let mut idle = edge.connect().await;
+    let mut next = edge.connect().await;
     next.write_all(post("", BODY).as_bytes()).await.unwrap();
     scene.region.until_requests(asked + 2).await;
     assert_eq!(rest(&mut idle).await.status, 0);

@@ -11,6 +11,8 @@ mod drain;
 mod flood;
 mod gzip;
 mod http2;
+#[path = "../scene/hub.rs"]
+mod hub;
 mod limits;
 mod rfc;
 mod scene;

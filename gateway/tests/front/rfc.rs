@@ -69,6 +69,12 @@ async fn what_cannot_be_read_is_refused_and_its_connection_closed_and_the_others
         "fffffffffffffffff\r\n",
         "5\r\nabcdefgh\r\n0\r\n\r\n",
         "0x5\r\nabcde\r\n0\r\n\r\n",
+        // Where a line ends is where smuggling hides in chunks too.
+        "5\nabcde\r\n0\r\n\r\n",
+        "5\rabcde\r\n0\r\n\r\n",
+        "5\r\nabcde\n0\r\n\r\n",
+        "5\r\nabcde0\r\n\r\n",
+        " 5\r\nabcde\r\n0\r\n\r\n",
     ] {
         check(head("transfer-encoding: chunked\r\n") + chunks, 400, malformed).await;
     }

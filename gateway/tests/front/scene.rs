@@ -1,5 +1,6 @@
 //! A hub with one region, a region that does as told, an edge before them, and clients down to the bytes.
 
+use crate::hub;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, State};
 use axum::response::Response;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -67,7 +68,7 @@ impl Region {
             .fallback(serve)
             .layer(DefaultBodyLimit::disable())
             .with_state(region.clone());
-        (region, serve_on_loopback(router).await)
+        (region, hub::serve(router).await)
     }
 
     pub(crate) fn requests(&self) -> u64 {
@@ -104,13 +105,6 @@ async fn serve(State(region): State<Arc<Region>>, body: Bytes) -> Response {
     Response::builder().header("content-type", "application/json").body(Body::from(answer)).unwrap()
 }
 
-async fn serve_on_loopback(router: axum::Router) -> SocketAddr {
-    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = socket.local_addr().unwrap();
-    tokio::spawn(axum::serve(socket, router).into_future());
-    address
-}
-
 /// The hub, the region, and where files are.
 pub(crate) struct Scene {
     pub(crate) region: Arc<Region>,
@@ -130,20 +124,8 @@ pub(crate) struct Edge {
 impl Scene {
     pub(crate) async fn new() -> Scene {
         let (region, address) = Region::start().await;
-        let table = json!({
-            "version": 1, "epoch": 1, "generation": 1,
-            "regions": [{"id": REGION, "endpoint": address.to_string(), "deployments": ["anywhere"]}],
-            "deployments": [{"name": "anywhere", "task": "embed", "model": "pypi://m", "residency": null,
-                             "engine": {"kind": "cpu", "precision": "f32"}, "regions": []}],
-        });
-        let routes = move |query: axum::extract::RawQuery| async move {
-            if query.0.is_some_and(|query| query.contains("after=")) {
-                std::future::pending::<()>().await;
-            }
-            axum::Json(table)
-        };
-        let hub =
-            serve_on_loopback(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await;
+        let regions = [json!({"id": REGION, "endpoint": address.to_string(), "deployments": ["anywhere"]})];
+        let hub = hub::hub(1, 1, &regions, &[hub::deployment("anywhere", Value::Null)]).await;
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("key"), "k").unwrap();
         let tenants = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";

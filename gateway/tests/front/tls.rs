@@ -1,7 +1,8 @@
 //! TLS: what is spoken inside, certificates that change, and files that are wrong.
 
 use crate::http2::Client;
-use crate::scene::{BODY, Edge, PATIENCE, Scene, ask, certify, rest};
+use crate::scene::{BODY, Edge, PATIENCE, Scene, ask, certify, one, post, rest};
+use http::HeaderValue;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-const TLS: &str = "[tls]\ncertificate = 'gateway.crt'\nkey = 'gateway.key'\n";
+pub(crate) const TLS: &str = "[tls]\ncertificate = 'gateway.crt'\nkey = 'gateway.key'\n";
 
 /// A client that trusts `certificate` and speaks `protocols`.
 pub(crate) async fn connect(
@@ -56,6 +57,56 @@ async fn http_2_and_http_1_are_spoken_over_tls_as_the_client_likes() {
     let answer = client.post(large.clone()).await.unwrap();
     assert_eq!(answer.json()["bytes"].as_u64(), Some(large.len() as u64));
     assert!(connect(&edge, &certificate, &[b"h3"]).await.is_err(), "none that both speak");
+}
+
+/// What is refused in the clear is refused in here: the same reader, over each protocol.
+#[tokio::test]
+async fn bodies_of_nonsense_are_refused_over_tls_and_their_connections_go_on() {
+    let scene = Scene::new().await;
+    let certificate = certify(scene.dir.path());
+    let edge = scene.edge(&format!("{TLS}[timeouts]\nbody = '500ms'\n")).await;
+    let mut http1 = connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
+    let http2 = Client::over(connect(&edge, &certificate, &[b"h2"]).await.unwrap()).await;
+    let plain = scene.edge("").await;
+    let in_the_clear = Client::plain(&plain).await;
+    let deep =
+        format!("{{\"model\": \"anywhere\", \"input\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+    for (body, code) in [
+        (deep.as_str(), "invalid_json"),
+        (r#"{"model": 7, "input": "x"}"#, "invalid_value"),
+        (r#"{"model": "anywhere", "model": "b", "input": "x"}"#, "invalid_value"),
+        ("{\"model\": ", "invalid_json"),
+    ] {
+        http1.write_all(post("", body).as_bytes()).await.unwrap();
+        let answer = one(&mut http1).await;
+        assert_eq!((answer.status, answer.code()), (400, code), "{answer:?}");
+        for client in [&http2, &in_the_clear] {
+            let answer = client.post(body.to_owned()).await.unwrap();
+            assert_eq!(
+                (answer.head.status().as_u16(), &answer.head.headers()["x-meridian-error"]),
+                (400, &HeaderValue::from_static(code))
+            );
+        }
+    }
+    // A body that never ends.
+    let (answer, mut body) = http2.begin(crate::http2::post(), false).await.unwrap();
+    body.send_data("{".into(), false).unwrap();
+    let answer = tokio::time::timeout(PATIENCE, answer).await.expect("an answer").unwrap();
+    assert_eq!(answer.status().as_u16(), 408);
+    let unended = post("", BODY).replace("content-length: 35", "content-length: 1000000");
+    let mut slow = connect(&edge, &certificate, &[]).await.unwrap();
+    slow.write_all(unended.as_bytes()).await.unwrap();
+    assert_eq!(rest(&mut slow).await.status, 408);
+    // Heads that could be read in two ways.
+    for fields in ["host: y\r\n", "transfer-encoding: chunked\r\n", "x: a\rb\r\n", "content-length: 1\r\n"] {
+        let mut stream = connect(&edge, &certificate, &[]).await.unwrap();
+        stream.write_all(post(fields, BODY).as_bytes()).await.unwrap();
+        let answer = rest(&mut stream).await;
+        assert_eq!((answer.status, answer.code()), (400, "malformed_request"), "{fields:?}: {answer:?}");
+    }
+    assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
+    assert_eq!(ask(&mut http1).await.status, 200);
+    assert_eq!(scene.region.requests(), 2, "nobody else has come so far");
 }
 
 #[tokio::test]

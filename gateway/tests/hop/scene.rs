@@ -25,7 +25,7 @@ pub(crate) const EUROPE: &str = "aws/eu-central-1";
 pub(crate) const SECRET: &str = "the-text-of-a-tenant";
 
 /// What a replica answers: about as much as four embeddings of 384 numbers as text.
-pub(crate) const ANSWER_BYTES: usize = 8 << 10;
+const ANSWER_BYTES: usize = 8 << 10;
 
 /// Longer than anything here takes, also on a machine that has much else to do.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -129,7 +129,7 @@ impl Scene {
     }
 
     /// What a deployment answers, of which the head has come.
-    pub(crate) async fn request(&self, deployment: &str) -> reqwest::Response {
+    async fn request(&self, deployment: &str) -> reqwest::Response {
         let body = json!({"model": deployment, "input": SECRET}).to_string();
         let request = self.client.post(format!("{}/v1/embeddings", self.url)).bearer_auth("k").body(body);
         request.send().await.unwrap()

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
+#[path = "../scene/hub.rs"]
+mod hub;
 mod receipts;
 mod scene;
 

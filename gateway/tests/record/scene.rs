@@ -1,5 +1,6 @@
 //! A real edge and real ingresses, between a scripted hub and scripted replicas.
 
+use crate::hub::{deployment, hub, serve};
 use gateway::config::EdgeConfig;
 use gateway::ingress::IngressConfig;
 use gateway::receipts::{RawReceipts, ReceiptsConfig};
@@ -83,7 +84,9 @@ impl Scene {
             rows.push(json!({"id": id, "endpoint": endpoint, "deployments": ["anywhere", "locked"]}));
             regions.insert(id, region);
         }
-        let hub = hub(rows).await;
+        let hub =
+            hub(3, 14, &rows, &[deployment("anywhere", Value::Null), deployment("locked", json!("eu"))])
+                .await;
         let (url, operations, edge) = start_edge(hub, dir.path(), change).await;
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let scene = Scene { url, operations, regions, client, dir, hub, edge: Some(edge) };
@@ -297,31 +300,6 @@ async fn replica(script: watch::Sender<Script>) -> SocketAddr {
         .route("/status", axum::routing::get(async move || axum::Json(status)))
         .route("/v1/embeddings", axum::routing::post(answer));
     serve(router).await
-}
-
-/// A hub with one table; it holds every later question.
-async fn hub(regions: Vec<Value>) -> SocketAddr {
-    let deployment = |name: &str, residency: Value| {
-        json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
-               "residency": residency, "regions": []})
-    };
-    let deployments = [deployment("anywhere", Value::Null), deployment("locked", json!("eu"))];
-    let table =
-        json!({"version": 1, "epoch": 3, "generation": 14, "regions": regions, "deployments": deployments});
-    let routes = move |query: axum::extract::RawQuery| async move {
-        if query.0.is_some_and(|query| query.contains("after=")) {
-            std::future::pending::<()>().await;
-        }
-        axum::Json(table)
-    };
-    serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
-}
-
-async fn serve(router: axum::Router) -> SocketAddr {
-    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = socket.local_addr().unwrap();
-    tokio::spawn(axum::serve(socket, router).into_future());
-    address
 }
 
 async fn free_address() -> SocketAddr {

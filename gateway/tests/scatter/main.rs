@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
+#[path = "../scene/hub.rs"]
+mod hub;
 mod replica;
 mod scene;
 mod turned_away;

@@ -2,6 +2,7 @@
 //!
 //! The regions speak raw HTTP, so that they can die in the middle of anything.
 
+use crate::hub::{deployment, hub};
 use crate::replica;
 use gateway::config::EdgeConfig;
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
@@ -244,7 +245,8 @@ impl Scene {
                 json!({"id": id, "endpoint": address.to_string(), "deployments": ["anywhere", "locked"]}),
             );
         }
-        let hub = hub(rows).await;
+        let hub =
+            hub(1, 1, &rows, &[deployment("anywhere", Value::Null), deployment("locked", json!("eu"))]).await;
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("key"), "k").unwrap();
         std::fs::write(dir.path().join("narrow"), "n").unwrap();
@@ -349,26 +351,4 @@ impl Answer {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(self.body.as_ref().expect("it did not break off")).expect("JSON")
     }
-}
-
-/// A hub with one table; it holds every later question.
-async fn hub(regions: Vec<Value>) -> SocketAddr {
-    let deployment = |name: &str, residency: Value| {
-        json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
-               "residency": residency, "regions": []})
-    };
-    let deployments = [deployment("anywhere", Value::Null), deployment("locked", json!("eu"))];
-    let table =
-        json!({"version": 1, "epoch": 1, "generation": 1, "regions": regions, "deployments": deployments});
-    let routes = move |query: axum::extract::RawQuery| async move {
-        if query.0.is_some_and(|query| query.contains("after=")) {
-            std::future::pending::<()>().await;
-        }
-        axum::Json(table)
-    };
-    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = socket.local_addr().unwrap();
-    let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes));
-    tokio::spawn(std::future::IntoFuture::into_future(axum::serve(socket, router)));
-    address
 }

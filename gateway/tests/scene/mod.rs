@@ -1,6 +1,8 @@
 //! An edge, a hub that publishes one region, and that region: one replica that computes so many tokens a second, one
 //! request after another, lookups first.
 
+mod hub;
+
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -9,7 +11,6 @@ use gateway::config::EdgeConfig;
 use scheduler_core::wire::report::ExchangeRequestV1;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -152,7 +153,9 @@ impl Scene {
             .route("/spoke/v1/exchange", axum::routing::post(exchange))
             .fallback(compute)
             .with_state(region.clone());
-        let hub = hub(serve(door).await).await;
+        let endpoint = hub::serve(door).await.to_string();
+        let regions = [json!({"id": PLACE, "endpoint": endpoint, "deployments": ["m"]})];
+        let hub = hub::hub(1, 1, &regions, &[hub::deployment("m", Value::Null)]).await;
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in
             files.iter().map(|(name, text)| (*name, text.as_str())).chain([("tenants.toml", tenants)])
@@ -255,28 +258,6 @@ impl Line {
 /// A header's value, or nothing.
 pub(crate) fn header<'a>(answer: &'a reqwest::Response, name: &str) -> &'a str {
     answer.headers().get(name).map_or("", |value| value.to_str().unwrap())
-}
-
-async fn hub(region: SocketAddr) -> SocketAddr {
-    let regions = [json!({"id": PLACE, "endpoint": region.to_string(), "deployments": ["m"]})];
-    let deployment = json!({"name": "m", "task": "embed", "model": "pypi://m",
-        "engine": {"kind": "cpu", "precision": "f32"}, "residency": null, "regions": []});
-    let table =
-        json!({"version": 1, "epoch": 1, "generation": 1, "regions": regions, "deployments": [deployment]});
-    let routes = move |query: axum::extract::RawQuery| async move {
-        if query.0.is_some_and(|query| query.contains("after=")) {
-            std::future::pending::<()>().await;
-        }
-        axum::Json(table)
-    };
-    serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
-}
-
-async fn serve(router: axum::Router) -> SocketAddr {
-    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = socket.local_addr().unwrap();
-    tokio::spawn(axum::serve(socket, router).into_future());
-    address
 }
 
 async fn free_address() -> SocketAddr {

@@ -282,7 +282,7 @@ mod tests {
         check("kind = \"etdc\"", &["\"etdc\" is not known"]);
         check(
             "kind = \"embedded\"\nprefix = \"a\"\nuser = \"a\"",
-            &["store.prefix is for", "store.user is for"],
+            &["store.prefix is for", "store.user is for", "data is missing"],
         );
         check("kind = \"embedded\"", &["data is missing"]);
         check("kind = \"etcd\"", &["store.endpoints is missing"]);

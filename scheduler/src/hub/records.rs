@@ -1,9 +1,9 @@
 //! What the store holds, as bytes and as what it means.
 //!
 //! The route table is the one record that grows with everything, and etcd takes no request of more than 1.5 MiB. 64 regions
-//! with a thousand deployments ready on each are 2.5 MB of JSON that says the same thousand names 64 times; zlib makes a
-//! hundredth of it in some milliseconds. So the table is compressed where it is long, rather than cut into pieces that
-//! a reader would have to find together.
+//! with a thousand deployments ready on each are more than that as JSON, which says the same thousand names 64 times over. So
+//! the table is compressed where it is long, rather than cut into pieces that a reader would have to find together; a
+//! test below prints both sizes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -203,7 +203,7 @@ mod tests {
         let packed = packed(&large);
         println!("64 regions x 1000 deployments: {plain} bytes as JSON, {} in the store", packed.len());
         assert!(plain > store::model::TXN_BYTES_MAX, "it has to be compressed: {plain}");
-        assert!(packed.len() < store::model::TXN_BYTES_MAX / 4, "{}", packed.len());
+        assert!(packed.len() + keys::ROUTES.len() <= store::model::TXN_BYTES_MAX, "{}", packed.len());
         let entry = KeyValue { value: packed.into(), ..entry("routes", "") };
         assert_eq!(table(&entry), Ok(large));
     }

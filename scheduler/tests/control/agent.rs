@@ -23,7 +23,7 @@ impl Agent {
     fn start(hub: &str) -> Agent {
         let text = format!(
             "region = \"{EUROPE}\"\nlisten = \"127.0.0.1:0\"\nadvertise = \"10.0.0.1:7100\"\nhub = \"{hub}\"\n\
-             [[replica]]\nendpoint = \"10.0.0.1:7200\"\n"
+             [[replica]]\nendpoint = \"10.0.0.1:7200\"\n[tls]\ninsecure = true\n"
         );
         let config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
         let spoke = Arc::new(Mutex::new(config.spoke(7)));

@@ -20,6 +20,7 @@ use super::piece::{Begun, Failed, Landed, Outcome, Waiting, Whole};
 use crate::metrics::Piece;
 use crate::respond::{RETRY_AFTER_MS, Refusal};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use gateway_core::scatter::cut;
 use gateway_core::scatter::spread::Spread;
 use gateway_core::trail::Trail;
 use http::header::RETRY_AFTER;
@@ -27,7 +28,7 @@ use regions::selection::Health;
 use regions::set::RegionIndex;
 use replica_core::wire::error::{ErrorCode, Fault, Remedy};
 use replica_core::wire::headers;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -75,13 +76,14 @@ impl Edge {
         let deadline = request.arrived + request.timeout;
         let mut spread = Spread::new(&places);
         let mut joining = Joining::new(&cutting);
-        let mut waiting: VecDeque<_> = pieces.into_iter().enumerate().zip(trails).map(new).collect();
+        // By number, so that the first is the one that the answer waits for: nothing behind it can end without it.
+        let mut waiting: BTreeMap<usize, _> = pieces.into_iter().enumerate().zip(trails).map(new).collect();
         let mut begun: BTreeMap<usize, (Waiting<'_>, RegionIndex, Begun)> = BTreeMap::new();
         let mut under_way: FuturesUnordered<UnderWay<'_>> = FuturesUnordered::new();
         loop {
             // When there is something to do though nothing has landed.
             let mut wake = deadline;
-            while let Some(next) = waiting.front() {
+            while let Some((_, next)) = waiting.first_key_value() {
                 let now = Instant::now();
                 let bytes = cutting.body_bytes(request.body.bytes.len(), &next.piece);
                 let place = self.scattering.body_now(bytes);
@@ -103,7 +105,7 @@ impl Edge {
                     wake = wake.min(now + AGAIN_AFTER);
                     break;
                 }
-                let next = waiting.pop_front().expect("it is at the front");
+                let (_, next) = waiting.pop_first().expect("it is the first");
                 under_way.push(Box::pin(self.ask_for(whole, next, region, place)));
             }
             while let Some(next) = begun.first_entry() {
@@ -118,7 +120,7 @@ impl Edge {
             let all_there = unanswered == 0 && waiting.is_empty();
             if all_there {
                 joining.finish();
-            } else if waiting.front().is_some_and(|next| !joining.has_room_for(next.number, unanswered)) {
+            } else if waiting.keys().next().is_some_and(|next| !joining.has_room_for(*next, unanswered)) {
                 joining.make_room(unanswered).map_err(|refusal| (refusal.into(), false))?;
             }
             if joining.is_told() {
@@ -156,7 +158,7 @@ impl Edge {
                             self.metrics.pieces.count(Piece::TurnedAway);
                             landed.turned_away += 1;
                             landed.why = Some(failed);
-                            waiting.push_front(landed);
+                            waiting.insert(number, landed);
                         }
                     }
                 }
@@ -167,7 +169,7 @@ impl Edge {
                 },
                 () = tokio::time::sleep_until(wake.into()), if !all_there => {
                     if Instant::now() >= deadline {
-                        let why = waiting.into_iter().find_map(|waiting| waiting.why);
+                        let why = waiting.into_values().find_map(|waiting| waiting.why);
                         let failed = why.unwrap_or_else(|| deadline_passed(request.timeout).into());
                         return Err((failed, joining.begun));
                     }
@@ -232,8 +234,6 @@ fn again(failed: &Failed) -> Option<Again> {
 }
 
 /// A piece that was not sent anywhere yet.
-fn new<'t>(
-    ((number, piece), trail): ((usize, gateway_core::scatter::cut::Piece), &'t mut Trail),
-) -> Waiting<'t> {
-    Waiting { number, piece, trail, turned_away: 0, why: None, not_before: Instant::now() }
+fn new<'t>(((number, piece), trail): ((usize, cut::Piece), &'t mut Trail)) -> (usize, Waiting<'t>) {
+    (number, Waiting { number, piece, trail, turned_away: 0, why: None, not_before: Instant::now() })
 }

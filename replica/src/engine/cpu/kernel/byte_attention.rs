@@ -14,6 +14,9 @@
 //! no loss among some hundred keys, but among many thousand they could be what counts together. Longer sequences than
 //! [`MAX_KEYS`] are therefore left to numbers.
 
+#[cfg(test)]
+mod tests;
+
 use super::attention::blot;
 use super::dots::{ByteTile, Dots, MAX_DOT_ROWS, WholeSums};
 use super::math::exp2_coarse;
@@ -320,99 +323,6 @@ fn pack_values<S: Simd>(simd: S, values: View<'_>, scales: &mut [f32], lines: &m
             for ((((place, a), b), c), d) in places.zip(a).zip(b).zip(c).zip(d) {
                 let [a, b, c, d] = [*a, *b, *c, *d].map(u32::from);
                 *place = ((a | b << 8 | c << 16 | d << 24) ^ SIGNS).to_le_bytes();
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::attention::tests::{Case, PLAIN, defined, noise};
-    use super::*;
-
-    fn computed(case: &Case, projections: &Matrix, isa: Isa, scratch: &mut ByteAttentionScratch) -> Vec<f32> {
-        let Case { length, width, sharing, reach, .. } = *case;
-        let queries = sharing * width;
-        let mut out = Matrix::default();
-        out.resize(length, queries);
-        out.data_mut().fill(f32::NAN);
-        let rows = projections.view(0..length);
-        isa.run(ByteAttention {
-            isa,
-            queries: rows.columns(0..queries),
-            keys: rows.columns(queries..queries + width),
-            values: rows.columns(queries + width..queries + 2 * width),
-            reach,
-            out: &mut out.window(),
-            scratch,
-        });
-        out.data().to_vec()
-    }
-
-    fn check(case: &Case) {
-        let projections = noise(case.length, (case.sharing + 2) * case.width);
-        let wanted = defined(case, &projections);
-        for isa in Isa::available() {
-            // What an earlier sequence left behind must not be seen.
-            let mut scratch = ByteAttentionScratch::default();
-            let Bytes { data, .. } = &mut scratch.keys;
-            data.resize(1 << 16, 0x7f);
-            scratch.values.data.resize(1 << 16, 0x7f);
-            let found = computed(case, &projections, isa, &mut scratch);
-            // Of values between −1 and 1: half a step of each of the three roundings, and what they do to each other.
-            for (index, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-                let error = (f64::from(*found) - wanted).abs();
-                let Case { length, width, reach, .. } = case;
-                let within = error <= 0.03;
-                assert!(within, "{isa:?}, {length} of {width}, {reach:?}, at {index}: {found}, not {wanted}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_length_around_tiles_groups_and_panels_is_near() {
-        for length in (1..=34).chain([40, 47, 48, 49, 63, 64, 65, 95, 97, 128, 136, 512]) {
-            check(&Case { length, ..PLAIN });
-            check(&Case { length, width: 10, ..PLAIN });
-        }
-    }
-
-    #[test]
-    fn every_width_of_a_head_is_near() {
-        for width in [1, 8, 15, 16, 17, 31, 33, 40, 64, 72, 96, 128] {
-            check(&Case { length: 37, width, ..PLAIN });
-        }
-    }
-
-    #[test]
-    fn tokens_see_what_their_reach_says() {
-        for reach in [Reach::CAUSAL, Reach::around(3), Reach { before: 40, behind: 0 }, Reach::around(0)] {
-            for length in [1, 5, 33, 70] {
-                check(&Case { length, reach, ..PLAIN });
-            }
-        }
-    }
-
-    /// Bits, not numbers nearly equal: heads may be computed together or apart.
-    #[test]
-    fn heads_that_share_keys_come_to_what_each_comes_to_alone() {
-        let case = Case { length: 29, sharing: 3, ..PLAIN };
-        let projections = noise(29, 5 * 32);
-        for isa in Isa::available() {
-            let together = computed(&case, &projections, isa, &mut ByteAttentionScratch::default());
-            for head in 0..3 {
-                let mut own = Matrix::default();
-                own.resize(29, 3 * 32);
-                for (row, out) in own.data_mut().chunks_exact_mut(96).enumerate() {
-                    let all = projections.view(row..row + 1);
-                    out[..32].copy_from_slice(&all.row(0)[head * 32..][..32]);
-                    out[32..].copy_from_slice(&all.row(0)[96..]);
-                }
-                let alone = Case { length: 29, ..PLAIN };
-                let alone = computed(&alone, &own, isa, &mut ByteAttentionScratch::default());
-                for (row, alone) in alone.chunks_exact(32).enumerate() {
-                    assert_eq!(together[row * 96 + head * 32..][..32], *alone, "{isa:?}, head {head}");
-                }
             }
         }
     }

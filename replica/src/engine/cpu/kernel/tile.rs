@@ -149,3 +149,71 @@ pub(super) fn plain<S: Simd, const ROWS: usize, const VECTORS: usize>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Isa;
+    use super::*;
+    use crate::engine::cpu::panels::PANEL;
+
+    struct Whole<'a>(Tile<'a>, &'a mut [f32]);
+
+    impl Kernel for Whole<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) {
+            let tile = Tile { rows: self.0.rows.min(S::TILE_ROWS), ..self.0 };
+            tile.sum(simd, self.1, PANEL);
+        }
+    }
+
+    /// Numbers without a pattern, between −1 and 1.
+    fn noise(count: usize) -> Vec<f32> {
+        let numbers = (0..count as u32).map(|index| index.wrapping_mul(2_654_435_761) >> 8);
+        numbers.map(|number| number as f32 / (1 << 23) as f32 - 1.0).collect()
+    }
+
+    #[test]
+    fn every_size_of_tile_comes_to_the_sums_of_its_rows_alone() {
+        for (inputs, columns) in [(1, PANEL), (7, 16), (8, PANEL), (17, 8), (40, PANEL)] {
+            let (stride, rows) = (inputs + 3, MAX_TILE_ROWS);
+            let numbers = noise(stride * rows);
+            let lines: Vec<Line> = noise(inputs * PANEL).as_chunks().0.to_vec();
+            for isa in Isa::available() {
+                let sums = |first: usize, rows: usize| {
+                    let mut sums = [[0.0; PANEL]; MAX_TILE_ROWS];
+                    let numbers = &numbers[first * stride..][..(rows - 1) * stride + inputs];
+                    let (ahead, rows_ahead) = (&lines[..], numbers);
+                    let tile =
+                        Tile { inputs: numbers, stride, rows, lines: &lines, columns, ahead, rows_ahead };
+                    isa.run(Whole(tile, sums.as_flattened_mut()));
+                    sums
+                };
+                for size in 1..=rows {
+                    let together = sums(0, size);
+                    for row in 0..size {
+                        if together[row][..columns] == [0.0; PANEL][..columns] {
+                            // Beyond the largest tile of this instruction set.
+                            assert!(row >= 3, "{isa:?}: nothing in row {row} of {size}");
+                            continue;
+                        }
+                        assert_eq!(
+                            together[row][..columns],
+                            sums(row, 1)[0][..columns],
+                            "{isa:?}, {size} rows"
+                        );
+                        for column in 0..columns {
+                            let products = lines.iter().zip(&numbers[row * stride..]);
+                            let wanted: f64 = products
+                                .map(|(line, number)| f64::from(line[column]) * f64::from(*number))
+                                .sum();
+                            let error = (f64::from(together[row][column]) - wanted).abs();
+                            assert!(error < 1e-5, "{isa:?}, row {row} of {size}, column {column}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Receipts on their way into a file: entries made of what was told, and the lines that go out in one write.
+
+use super::Received;
+use gateway_core::receipt::PseudonymKey;
+use gateway_core::receipt::chain::Head;
+use gateway_core::receipt::entry::EntryV1;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Pseudonyms that are remembered: a hash of four blocks each, and two hundred bytes. A spoke is told names by whoever
+/// sends to it; beyond this they are forgotten and made again.
+const PSEUDONYMS_MAX: usize = 4096;
+
+/// Lines that are not in a file yet, and where the chain stands behind them.
+pub(super) struct Batch {
+    pub(super) lines: Vec<u8>,
+    pub(super) head: Head,
+}
+
+impl Batch {
+    /// Nothing yet, to follow `head`.
+    pub(super) fn after(head: Head) -> Batch {
+        Batch { lines: Vec::new(), head }
+    }
+
+    pub(super) fn put(&mut self, entry: &EntryV1<'_>) {
+        self.head.append(entry, &mut self.lines);
+    }
+}
+
+/// Makes pseudonyms, and remembers them.
+pub(super) struct Pseudonyms {
+    key: PseudonymKey,
+    known: BTreeMap<String, String>,
+}
+
+impl Pseudonyms {
+    pub(super) fn new(key: PseudonymKey) -> Pseudonyms {
+        Pseudonyms { key, known: BTreeMap::new() }
+    }
+
+    pub(super) fn of(&mut self, tenant: &str) -> &str {
+        if !self.known.contains_key(tenant) {
+            if self.known.len() == PSEUDONYMS_MAX {
+                self.known.clear();
+            }
+            self.known.insert(tenant.to_owned(), self.key.pseudonym(tenant));
+        }
+        &self.known[tenant]
+    }
+}
+
+pub(super) fn arrival<'a>(pseudonyms: &'a mut Pseudonyms, received: &'a Received) -> EntryV1<'a> {
+    let Received { request, attempt, tenant, deployment, residency, at_ms, took, outcome } = received;
+    EntryV1::Arrival {
+        request: request.into(),
+        attempt: *attempt,
+        tenant: tenant.as_deref().map(|tenant| pseudonyms.of(tenant).into()),
+        deployment: deployment.as_ref().map(|name| name.as_str().into()),
+        residency: residency.as_deref().unwrap_or("anywhere").into(),
+        at_ms: *at_ms,
+        took_us: micros(*took),
+        outcome: Cow::Borrowed(*outcome),
+    }
+}
+
+pub(super) fn micros(took: Duration) -> u64 {
+    u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pseudonyms_are_the_same_whether_they_are_remembered_or_not() {
+        let key = PseudonymKey::new(b"0123456789abcdef").unwrap();
+        let mut pseudonyms = Pseudonyms::new(key.clone());
+        for number in 0..PSEUDONYMS_MAX {
+            let name = number.to_string();
+            assert_eq!(pseudonyms.of(&name), key.pseudonym(&name));
+        }
+        assert_eq!(pseudonyms.known.len(), PSEUDONYMS_MAX, "at the bound");
+        assert_eq!(pseudonyms.of("7"), key.pseudonym("7"));
+        assert_eq!(pseudonyms.known.len(), PSEUDONYMS_MAX);
+        assert_eq!(pseudonyms.of("one more"), key.pseudonym("one more"));
+        assert_eq!(pseudonyms.known.len(), 1, "one past it");
+    }
+}
