@@ -17,6 +17,8 @@
 //! (three starts, if that is longer), a quarter at a time, and not while somebody knows better ([`Brake`]). To zero goes what
 //! nobody has asked for in [`Knobs::zero_after`].
 //!
+//! Nothing starts or stops a replica by it yet: its tests and the simulation are all that reaches it.
+//!
 //! Pure: one [`Scaler::tick`] for each look, with what was seen. The knobs have the names that people know from Knative and
 //! from hosted services; `simulated` runs this one beside such policies over the same arrivals.
 
