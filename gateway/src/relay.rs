@@ -18,7 +18,7 @@ use replica_core::wire::headers;
 const INWARD: [HeaderName; 4] =
     [CONTENT_TYPE, ACCEPT, HeaderName::from_static("traceparent"), HeaderName::from_static(headers::LANE)];
 /// Headers of an answer that cross back.
-const OUTWARD: [HeaderName; 8] = [
+const OUTWARD: [HeaderName; 10] = [
     CONTENT_TYPE,
     CONTENT_ENCODING,
     CONTENT_LENGTH,
@@ -27,6 +27,8 @@ const OUTWARD: [HeaderName; 8] = [
     HeaderName::from_static(headers::ERROR),
     HeaderName::from_static(headers::REGION),
     HeaderName::from_static(headers::TOKENS),
+    HeaderName::from_static(headers::HELD_MS),
+    HeaderName::from_static(headers::COLD_START_MS),
 ];
 
 /// What of a request's head crosses to the next hop.

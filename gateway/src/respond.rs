@@ -75,7 +75,7 @@ pub(crate) async fn refuse(
     let mut head = head(dialect.status(refusal.code), extra);
     put(&mut head, headers::ERROR, refusal.code.as_str());
     refusal.headers.iter().for_each(|(name, value)| put(&mut head, name, value));
-    if refusal.code.remedy() == Remedy::Wait {
+    if refusal.code.remedy() == Remedy::Wait || refusal.retry_after.is_some() {
         let wait = refusal.retry_after.unwrap_or(RETRY_AFTER_DEFAULT);
         put(&mut head, RETRY_AFTER_MS, &wait.as_millis().max(1).to_string());
         put(&mut head, RETRY_AFTER.as_str(), &wait.as_millis().div_ceil(1000).max(1).to_string());

@@ -77,7 +77,7 @@ pub struct Fleet {
 pub struct Heard {
     /// From the question to the answer.
     pub round_trip: Duration,
-    /// The deployments that have a replica ready.
+    /// The deployments that have a replica ready, or will have one for whoever asks.
     pub ready: BTreeSet<DeploymentName>,
     /// The region asks to be left alone.
     pub draining: bool,

@@ -13,7 +13,8 @@
 //!    and who goes first when there is not; [`spill`] — whether it goes past the nearest region, because another has
 //!    offered to take it. [`spiffe`] — who a region proves to be.
 //! 6. [`health`] — what this gateway knows of each region from its reports; [`targets`] — what its own requests have seen
-//!    of each: how long an answer takes ([`pace`]) and who is left alone for a while ([`circuit`]).
+//!    of each: how long an answer takes ([`pace`]) and who is left alone for a while ([`circuit`]). [`cold`] — where it would
+//!    be held until a replica is ready, and whether that is worth it.
 //! 7. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
 //!    attempt can come to, [`budget`] what a second one costs and [`hedge`] what a race. [`scatter`] cuts a request with
 //!    very many inputs into pieces, each a request of its own, and joins their answers.
@@ -28,6 +29,7 @@ pub mod body;
 pub mod bucket;
 pub mod budget;
 pub mod circuit;
+pub mod cold;
 pub mod decimal;
 pub mod encoding;
 pub mod endpoint;

@@ -246,6 +246,14 @@ impl RequestPlan {
         self.hedge_at.take_if(|at| now >= *at).map(|_| Due::Hedge)
     }
 
+    /// `region` holds the request because no replica is ready there: its first byte is late only after this.
+    pub fn put_off(&mut self, region: RegionIndex, late_at: Instant) {
+        let mut running = self.running.iter_mut().flatten();
+        if let Some(running) = running.find(|running| running.region == region) {
+            (running.late_at, running.missed) = (Some(late_at), false);
+        }
+    }
+
     /// When something comes to its time next.
     pub fn alarm(&self) -> Instant {
         let late = self.running.iter().flatten().filter(|running| !running.missed);

@@ -177,6 +177,11 @@ impl<K: Copy + Ord> Targets<K> {
         average.map(|average| self.patience.after(average))
     }
 
+    /// How long an answer to a request of this size takes on the average, as soon as one was seen.
+    pub fn usually(&self, key: K, deployment: &DeploymentName, size: Size) -> Option<Duration> {
+        self.paces.get(deployment)?.get(&key)?.hint(size).map(|(average, _)| average)
+    }
+
     /// After how long a hedge is worth it; `None` until enough was seen to say.
     pub fn hedge_after(&self, key: K, deployment: &DeploymentName, size: Size) -> Option<Duration> {
         let nearly_all = self.paces.get(deployment)?.get(&key)?.nearly_all(size)?;

@@ -65,6 +65,7 @@ impl Edge {
                 selection.order[..=place].rotate_right(1);
             }
         }
+        known.soonest_first(&mut selection, about);
         // A piece of a larger request is asked for where there is room for it, and elsewhere as any other.
         let first = selection.order.iter().position(|candidate| Some(candidate.region) == request.first);
         if let Some(first) = first {
@@ -91,7 +92,7 @@ impl Edge {
         let mut next = self.watch.start(&mut plan, &about);
         // A piece of a larger request may have been turned away before.
         let before = trail.count() as u32;
-        let (mut held, mut race) = (None, Race::new(trail));
+        let (mut at_hand, mut race) = (None, Race::new(trail));
         loop {
             match next.step {
                 Step::Send { region, attempt, cause, instead_of } => {
@@ -102,13 +103,14 @@ impl Edge {
                         Cause::First if before > 0 => (attempt + before, Cause::Retry),
                         cause => (attempt + before, cause),
                     };
-                    let asked = self.attempt(request, view, plan.left(Instant::now()), region, attempt);
+                    let left = plan.left(Instant::now());
+                    let asked = self.attempt(request, view, &selection.order, left, region, attempt);
                     let in_flight = next.in_flight.take().expect("whoever is asked counts as waiting");
                     let overflows = cause == Cause::First && request.overflows_to(region);
                     race.enter(region, if overflows { Cause::Overflow } else { cause }, in_flight, asked);
                 }
                 Step::Wait => {}
-                Step::Relay => return Ok(held.take().expect("a plan relays what an attempt has brought")),
+                Step::Relay => return Ok(at_hand.take().expect("a plan relays what an attempt has brought")),
                 Step::NobodyReachable => return Err(self.nobody_reachable(request, view, &selection).into()),
                 Step::Full(region) => return Err(self.full(region).into()),
                 Step::DeadlinePassed => {
@@ -121,14 +123,15 @@ impl Edge {
                 (region, ended) = race.next() => match ended {
                     Ok(answered) if !says_elsewhere(&answered.answer) => {
                         let status = answered.answer.head.status.as_u16();
-                        self.watch.answered(&mut plan, region, &about, status, answered.waited);
+                        let took = answered.waited.saturating_sub(held(&answered.answer));
+                        self.watch.answered(&mut plan, region, &about, status, took);
                         race.overtaken().for_each(|slower| self.watch.overtaken(slower));
                         race.leave_all(End::Abandoned);
                         return Ok(answered);
                     }
                     Ok(answered) => {
                         let status = answered.answer.head.status.as_u16();
-                        held = Some(answered);
+                        at_hand = Some(answered);
                         self.watch.failed(&mut plan, region, Failure::Elsewhere, Some(status), &about)
                     }
                     Err(failure) => {
@@ -155,6 +158,7 @@ impl Edge {
         &self,
         request: &Request,
         view: &View,
+        order: &[Candidate],
         left: Duration,
         region: RegionIndex,
         attempt: u32,
@@ -177,9 +181,14 @@ impl Edge {
         if request.overflows_to(region) {
             extra.push((headers::OVERFLOW, "1"));
         }
+        let (connect, elsewhere) = {
+            let known = self.watch.known();
+            (2 * known.latency.estimate(region, begun), known.elsewhere(request, order, region))
+        };
+        let connect = connect.clamp(CONNECT_MIN, CONNECT_MAX);
+        let elsewhere_ms = elsewhere.map(|there| there.as_millis().to_string());
+        extra.extend(elsewhere_ms.as_deref().map(|there| (headers::ELSEWHERE_MS, there)));
         let head = request.crossing.head(request.path, &request.body.bytes, &extra);
-        let connect =
-            (2 * self.watch.known().latency.estimate(region, begun)).clamp(CONNECT_MIN, CONNECT_MAX);
         let body = request.allowed.seal(request.body.bytes.clone());
         let answer = self.upstream.ask(to, connect, head, body, WHOLE_ANSWER_MAX).await?;
         Ok(Answered { answer, region, waited: begun.elapsed() })
@@ -215,6 +224,12 @@ impl Edge {
             ),
         )
     }
+}
+
+/// For how long the region held the request because no replica was ready: that says nothing of how long it takes.
+fn held(answer: &Answer) -> Duration {
+    let held = answer.head.headers.get(headers::HELD_MS).and_then(|value| value.to_str().ok()?.parse().ok());
+    held.map(Duration::from_millis).unwrap_or_default()
 }
 
 /// The region's own word that another region could do what it cannot.

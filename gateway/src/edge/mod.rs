@@ -18,6 +18,7 @@ mod account;
 mod admit;
 mod allowances;
 mod attempts;
+mod cold;
 mod explain;
 mod forward;
 mod operations;

@@ -15,7 +15,7 @@ use gateway_core::health::{Heard, REPORT_PERIOD};
 use http::Method;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use regions::set::RegionIndex;
-use scheduler_core::spoke::{Gateway, Question};
+use scheduler_core::spoke::{Gateway, Load, Question};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -138,7 +138,9 @@ impl Ear {
         let region = self.way.region;
         self.watch.loaded(region, &report, asked);
         self.watch.shedding.heard(region, &report);
-        let ready = report.deployments.iter().filter(|(_, load)| load.ready > 0);
+        // What it would hold until a replica is ready is served as well.
+        let serves = |load: &Load| load.ready > 0 || load.ready_in.is_some();
+        let ready = report.deployments.iter().filter(|(_, load)| serves(load));
         let ready = ready.map(|(name, _)| name.clone()).collect();
         self.watch.reported(region, Heard { round_trip, ready, draining: report.draining });
     }

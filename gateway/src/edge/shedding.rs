@@ -220,7 +220,10 @@ impl Edge {
         let (name, now) = (&lawful.deployment.name, Instant::now());
         let known = &*self.watch.known();
         let near = serving(known, view, lawful, allowed)
-            .map(|region| (known.fleet.health(region, name), rtt(known, client, region, now), region));
+            .map(|region| {
+                let held = known.held_for(region, name).unwrap_or_default();
+                (known.fleet.health(region, name), rtt(known, client, region, now) + held, region)
+            });
         near.filter(|(health, ..)| *health != Health::Down).min().map(|(.., region)| region)
     }
 }

@@ -4,8 +4,10 @@
 //! `gateway_core` decides; here are the lock around it, the clock, the dice, and the bell that wakes requests which wait
 //! for a region that has got worse. The lock is held for one decision at a time and never across an await.
 
+use super::cold::Holding;
 use super::shedding::Shedding;
 use gateway_core::circuit::{Permille, Seen};
+use gateway_core::cold;
 use gateway_core::health::{Fleet, Heard, LOOK_PERIOD_MAX, Worse};
 use gateway_core::hedge::is_calm;
 use gateway_core::outcome::Failure;
@@ -47,6 +49,8 @@ pub(crate) struct Known {
     pub(crate) targets: Targets<RegionIndex>,
     /// What each region last said of the work in it.
     loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, spoke::Load>>,
+    /// Where a request would be held.
+    pub(super) holding: Holding,
     pub(crate) budgets: Budgets,
     /// What regions have offered to take of others' overflow.
     pub(crate) spill: Spill,
@@ -96,7 +100,7 @@ impl Known {
         now: Instant,
         decide: impl FnOnce(Sight<'_>, &mut Budgets) -> T,
     ) -> T {
-        let Known { fleet, latency: _, targets, loads, budgets, spill: _ } = self;
+        let Known { fleet, latency: _, targets, loads, holding, budgets, spill: _ } = self;
         let calm = |region| {
             let load = loads.get(&region).and_then(|loads| loads.get(about.deployment));
             load.is_none_or(|load| is_calm(load.pending_tokens, load.tokens_per_second))
@@ -107,12 +111,29 @@ impl Known {
             region if calm(region) => Load::Calm,
             _ => Load::Busy,
         };
-        let waits = |region| Waits {
-            late: targets.first_byte(region, about.deployment, about.size),
-            hedge: targets.hedge_after(region, about.deployment, about.size),
+        let holds = |region| holding.has(region, about.deployment);
+        let waits = |region| {
+            let load = loads.get(&region).filter(|_| holds(region)).and_then(|loads| loads.get(about.deployment));
+            let waits = Waits {
+                late: targets.first_byte(region, about.deployment, about.size),
+                hedge: targets.hedge_after(region, about.deployment, about.size),
+            };
+            cold::patience(waits, load.and_then(|load| load.ready_in))
         };
-        let health = |region| health(fleet, targets, region, about, now);
+        // Nobody leaves a region that is late, or races it, for one that would only hold the request.
+        let health = |region| match health(fleet, targets, region, about, now) {
+            Health::Healthy if holds(region) => Health::Suspect,
+            health => health,
+        };
         decide(Sight { health: &health, load: &load, waits: &waits }, budgets)
+    }
+
+    /// When an answer from a region is late that holds the request now; nothing where it does not.
+    fn late_at(&self, region: RegionIndex, about: &About<'_>, now: Instant) -> Option<Instant> {
+        let held_for = self.held_for(region, about.deployment)?;
+        let late = self.targets.first_byte(region, about.deployment, about.size);
+        let waits = Waits { late: Some(late.unwrap_or_default()), hedge: None };
+        cold::patience(waits, Some(held_for)).late.map(|late| now + late)
     }
 
     /// Something was seen of `region`; if it is ejected for it, what is in flight there may leave.
@@ -131,6 +152,7 @@ impl Watch {
             latency: LatencyModel::new(place, catalogue),
             targets: Targets::new(Patience::WITH_A_REGION, Yardstick::Own, REGION_IN_FLIGHT_MAX),
             loads: BTreeMap::new(),
+            holding: Holding::default(),
             budgets: Budgets::new(Instant::now()),
             spill: Spill::default(),
         };
@@ -147,6 +169,7 @@ impl Watch {
         known.fleet.watch(wanted.clone());
         let wanted: BTreeSet<_> = wanted.into_iter().collect();
         known.loads.retain(|region, _| wanted.contains(region));
+        known.holding.watch(wanted.iter().copied().collect());
         known.targets.watch(wanted.iter().copied());
         known.spill.watch(|region| wanted.contains(&region));
     }
@@ -173,6 +196,7 @@ impl Watch {
         let granted = report.deployments.iter().map(|(name, load)| (name.clone(), load.granted_tokens));
         let known = &mut *self.known();
         known.spill.heard(region, granted.collect(), asked);
+        known.holding.heard(region, report);
         known.loads.insert(region, report.deployments.clone());
     }
 
@@ -264,6 +288,11 @@ impl Watch {
         let known = &mut *self.known();
         while let Some(due) = plan.due(now) {
             if let Due::Late(region) = due {
+                // A cold start that takes longer than was said is no fault either.
+                if let Some(late_at) = known.late_at(region, about, now) {
+                    plan.put_off(region, late_at);
+                    continue;
+                }
                 known.saw(region, Seen::Missed, now);
             }
             let step = known.decide(about, now, |sight, budgets| match due {

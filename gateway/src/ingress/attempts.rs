@@ -3,8 +3,11 @@
 //! A replica that is frozen refuses nothing and answers nothing, so each attempt has a time for its first byte, measured
 //! against the best of the replicas. Past it the request goes to another, once, if there is one and the budget pays;
 //! otherwise it waits on, because a late answer is better than none.
+//!
+//! Where none is ready and one is on its way, it waits for that ([`super::hold`]); then everything begins anew.
 
 use super::Ingress;
+use super::hold::{Place, Waited};
 use super::replicas::{Sent, replica_is_late};
 use crate::relay::Crossing;
 use crate::respond::Refusal;
@@ -18,6 +21,7 @@ use regions::id::DeploymentName;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use scheduler_core::spoke;
+use scheduler_core::spoke::hold::{Band, Bound, Bounds, NotHeld};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -39,6 +43,25 @@ pub(super) struct Passing {
     pub(super) deadline: Instant,
     /// The request's own, drawn once.
     pub(super) chance: Permille,
+    pub(super) band: Band,
+    /// In what time a region that has a replica ready would answer it, if its edge knows one.
+    pub(super) elsewhere: Option<Duration>,
+}
+
+/// How a request was held, if it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct WasHeld {
+    pub(super) lasted: Option<Duration>,
+    pub(super) cold_start: Option<Duration>,
+}
+
+impl WasHeld {
+    /// As its client is told.
+    pub(super) fn headers(&self) -> Vec<(&'static str, String)> {
+        let told = [(headers::HELD_MS, self.lasted), (headers::COLD_START_MS, self.cold_start)];
+        let told = told.into_iter().filter_map(|(name, lasted)| Some((name, lasted?)));
+        told.map(|(name, lasted)| (name, lasted.as_millis().to_string())).collect()
+    }
 }
 
 impl Passing {
@@ -49,10 +72,10 @@ impl Passing {
 
 impl Ingress {
     /// Offers a request to one replica, to another if the first is gone, and to another if the first is late.
-    pub(super) async fn go(&self, request: &Passing) -> Result<(Answer, Sent<'_>), Refusal> {
-        let mut tried = Vec::new();
+    pub(super) async fn go(&self, request: &Passing) -> Result<(Answer, Sent<'_>, WasHeld), Refusal> {
+        let (mut tried, mut held) = (Vec::new(), WasHeld::default());
         let (mut retried, mut left_late) = (false, false);
-        let mut sent = self.choose(request, &tried)?;
+        let mut sent = self.choose(request, &mut tried, &mut held).await?;
         loop {
             tried.push(sent.index());
             let asked = self.ask(request, sent.endpoint());
@@ -76,7 +99,7 @@ impl Ingress {
             match ended {
                 Ok(answer) => {
                     sent.took(request, answer.head.status.as_u16());
-                    return Ok((answer, sent));
+                    return Ok((answer, sent, held));
                 }
                 Err(Failure::DeadlinePassed) => return Err(not_answered(Failure::DeadlinePassed)),
                 Err(failure) => {
@@ -86,20 +109,58 @@ impl Ingress {
                         return Err(not_answered(failure));
                     }
                     drop(sent);
-                    sent = self.choose(request, &tried)?;
+                    sent = self.choose(request, &mut tried, &mut held).await?;
                 }
             }
         }
     }
 
-    fn choose(&self, request: &Passing, tried: &[usize]) -> Result<Sent<'_>, Refusal> {
+    /// The replica that takes a request, of those that were not `tried`: as soon as there is one.
+    async fn choose(
+        &self,
+        request: &Passing,
+        tried: &mut Vec<usize>,
+        held: &mut WasHeld,
+    ) -> Result<Sent<'_>, Refusal> {
+        let mut place: Option<Place<'_>> = None;
+        loop {
+            // Whoever was at a replica, or was called to one, has waited.
+            let waited = place.is_some() || !tried.is_empty();
+            let refusal = match self.replicas.choose(request, tried, waited) {
+                Ok(sent) => return Ok(sent),
+                Err(refusal @ spoke::Refusal::Full { .. }) => return Err(self.none(request, refusal)),
+                Err(refusal) => refusal,
+            };
+            drop(place.take());
+            let mut waits = match self.hold.comes(request) {
+                // Somebody became ready at this moment; if it is not those who were tried, it takes this one.
+                Ok(None) if tried.is_empty() => continue,
+                Ok(None) | Err(NotHeld::NobodyStarts) => return Err(self.none(request, refusal)),
+                Ok(Some(waits)) => waits,
+                Err(why) => return Err(self.not_held(request, why)),
+            };
+            let ended = waits.wait(request.deadline).await;
+            held.lasted = Some(held.lasted.unwrap_or_default() + waits.held_for());
+            match ended {
+                Waited::Called { cold_start } => held.cold_start = cold_start,
+                Waited::Nothing => return Err(self.none(request, refusal).with(held.headers())),
+                Waited::TooLong => return Err(held_too_long(request).with(held.headers())),
+            }
+            // Those who are there now are others, or have recovered.
+            tried.clear();
+            place = Some(waits);
+        }
+    }
+
+    /// Why nobody takes a request that was not held.
+    fn none(&self, request: &Passing, refusal: spoke::Refusal) -> Refusal {
         let (deployment, region) = (&request.deployment, &self.region);
-        self.replicas.choose(request, tried).map_err(|refusal| match refusal {
+        match refusal {
             spoke::Refusal::UnknownHere => {
                 let message = format!("Region {region} has no replica for '{deployment}'.");
                 Refusal::new(ErrorCode::NotReady, message)
             }
-            spoke::Refusal::NoneReady { .. } => {
+            spoke::Refusal::NoneReady { .. } | spoke::Refusal::OthersWait => {
                 let message = format!("No replica for '{deployment}' is ready in region {region}.");
                 Refusal::new(ErrorCode::NotReady, message)
             }
@@ -111,7 +172,57 @@ impl Ingress {
                 );
                 Refusal::new(ErrorCode::Overloaded, message).after(retry_after)
             }
-        })
+        }
+    }
+
+    /// Why a request that found no replica does not wait for one here.
+    fn not_held(&self, request: &Passing, why: NotHeld) -> Refusal {
+        let (deployment, region) = (&request.deployment, &self.region);
+        let (ready_in, code, message) = match why {
+            NotHeld::NobodyStarts => return self.none(request, spoke::Refusal::UnknownHere),
+            NotHeld::Elsewhere { ready_in } => (
+                ready_in,
+                ErrorCode::NotReady,
+                format!(
+                    "A replica for '{deployment}' takes {} ms to be ready in region {region}; another region answers \
+                     sooner.",
+                    ready_in.as_millis()
+                ),
+            ),
+            NotHeld::TooLate { ready_in } => (
+                ready_in,
+                ErrorCode::ColdStart,
+                format!(
+                    "A replica for '{deployment}' takes {} ms to be ready in region {region}, longer than this request \
+                     has; come back then, or give it more time with {}.",
+                    ready_in.as_millis(),
+                    headers::TIMEOUT_MS
+                ),
+            ),
+            NotHeld::Full { bound: Bound::TenantRequests | Bound::TenantBytes, ready_in } => (
+                ready_in,
+                ErrorCode::Overloaded,
+                format!(
+                    "As much of this tenant waits for a replica of '{deployment}' in region {region} as may, {} requests or \
+                     {} bytes; one is ready in {} ms.",
+                    Bounds::USUAL.tenant_requests,
+                    Bounds::USUAL.tenant_bytes,
+                    ready_in.as_millis()
+                ),
+            ),
+            NotHeld::Full { bound: Bound::Requests | Bound::Bytes, ready_in } => (
+                ready_in,
+                ErrorCode::Saturated,
+                format!(
+                    "As much waits for replicas in region {region} as may, {} requests or {} bytes; one for \
+                     '{deployment}' is ready in {} ms.",
+                    Bounds::USUAL.requests,
+                    Bounds::USUAL.bytes,
+                    ready_in.as_millis()
+                ),
+            ),
+        };
+        Refusal::new(code, message).after(ready_in)
     }
 
     async fn ask(&self, request: &Passing, replica: SocketAddr) -> Result<Answer, Failure> {
@@ -135,6 +246,11 @@ impl Ingress {
         }
         Err(Failure::Unreachable)
     }
+}
+
+fn held_too_long(request: &Passing) -> Refusal {
+    let message = format!("No replica for '{}' became ready before the request's deadline.", request.deployment);
+    Refusal::new(ErrorCode::DeadlineExceeded, message)
 }
 
 fn not_answered(failure: Failure) -> Refusal {

@@ -4,10 +4,11 @@
 //! of it refuses before it has read the body. It asks [`Spoke`] which replica, passes the request on ([`attempts`]), and
 //! answers each edge's question for a report. `Spoke` is shared with the agent that speaks to the hub; neither waits for
 //! the other. What the ingress's own requests have seen of each replica it keeps beside it ([`replicas`]), and shows at
-//! `/status`.
+//! `/status`. Requests that find no replica ready wait here for the one that is started for them ([`hold`]).
 
 mod arrival;
 mod attempts;
+mod hold;
 mod operations;
 mod probe;
 mod replicas;
@@ -28,6 +29,7 @@ use gateway_core::endpoint;
 use gateway_core::lawful::Law;
 use gateway_core::receipt::entry::Role;
 use gateway_core::timing;
+use hold::Hold;
 use operations::Operators;
 use pingora::protocols::http::ServerSession;
 use regions::catalogue::Catalogue;
@@ -44,7 +46,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
 /// How long a request may take when whoever sends it does not say.
@@ -73,6 +75,17 @@ pub struct IngressConfig {
     pub tls: Option<Arc<Credentials>>,
     /// Where operators connect, in the clear; without it, where edges do.
     pub operations: Option<SocketAddr>,
+    /// Between this door and whoever starts replicas.
+    pub starting: Starting,
+}
+
+/// How the door of a region and whoever starts replicas for it wake each other; neither asks whether there is news.
+#[derive(Clone, Debug, Default)]
+pub struct Starting {
+    /// Rung by the door: a request waits for a deployment that has no replica.
+    pub wanted: Arc<Notify>,
+    /// Rung by whoever starts them: what `Spoke` knows of those that are ordered is different.
+    pub changed: Arc<Notify>,
 }
 
 /// Why an ingress cannot run.
@@ -111,7 +124,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), IngressError> {
-    let IngressConfig { listen, region, replicas, catalogue, receipts, tls, operations } = config;
+    let IngressConfig { listen, region, replicas, catalogue, receipts, tls, operations, starting } = config;
     let here = catalogue.index_of(&region).ok_or_else(|| IngressError::UnknownRegion(region.clone()))?;
     let bind = async |address| {
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
@@ -131,10 +144,13 @@ pub async fn run(
         None => (None, None),
     };
     let client = reqwest::Client::builder().no_proxy().build()?;
+    let Starting { wanted, changed } = starting;
+    let hold = Arc::new(Hold::new(spoke.clone(), wanted));
     let mut tasks = JoinSet::new();
     for (number, address) in replicas.iter().enumerate() {
-        tasks.spawn(probe::watch(number, *address, client.clone(), spoke.clone()));
+        tasks.spawn(probe::watch(number, *address, client.clone(), spoke.clone(), hold.clone()));
     }
+    tasks.spawn(hold.clone().follow(changed));
     if tls.is_none() && !listen.ip().is_loopback() {
         tracing::warn!(%listen, "requests come in the clear, as [tls] says");
     }
@@ -147,7 +163,8 @@ pub async fn run(
         here,
         catalogue,
         spoke: spoke.clone(),
-        replicas: Replicas::new(replicas, spoke.clone()),
+        replicas: Replicas::new(replicas, spoke.clone(), hold.clone()),
+        hold,
         upstream: Upstream::within_the_region(),
         intake: Intake::new(timeouts.body),
         metrics,
@@ -196,6 +213,7 @@ struct Ingress {
     catalogue: Arc<Catalogue>,
     spoke: Arc<Mutex<Spoke>>,
     replicas: Replicas,
+    hold: Arc<Hold>,
     upstream: Upstream,
     intake: Intake,
     metrics: IngressMetrics,
@@ -290,7 +308,7 @@ impl Ingress {
     ) -> Result<AfterAnswer, Ended> {
         let law = self.lawful(session)?;
         let deployment = deployment(session)?;
-        let deadline = arrived + timeout(session)?;
+        let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
         let whose =
             if session.get_header(headers::OVERFLOW).is_some() { Whose::Overflow } else { Whose::Own };
         let body = self.intake.body(session).await?;
@@ -305,16 +323,21 @@ impl Ingress {
             tokens: (body.bytes.len() as u64 / BYTES_PER_TOKEN).max(1),
             deadline,
             chance: chance(),
+            band: hold::band(text(session, headers::LANE)?),
+            elsewhere: milliseconds(session, headers::ELSEWHERE_MS)?,
         };
         lock(&self.spoke).arrived(&request.deployment, request.tokens, whose, Instant::now());
-        let (answer, sent) = tokio::select! {
+        let (answer, sent, held) = tokio::select! {
             biased;
             answered = self.go(&request) => answered?,
             () = relay::client_gone(session) => return Err(Ended::ClientGone),
         };
         let told = answer.head.headers.get(headers::SERVER_TIMING).and_then(|value| value.to_str().ok());
         let timing = timing::at_the_region(told, arrived.elapsed());
-        let extra = [(headers::REGION, self.region.as_str()), (headers::SERVER_TIMING, timing.as_str())];
+        let held = held.headers();
+        let mut extra =
+            vec![(headers::REGION, self.region.as_str()), (headers::SERVER_TIMING, timing.as_str())];
+        extra.extend(held.iter().map(|(name, value)| (*name, value.as_str())));
         let after = relay::outward(session, answer, &self.upstream, &extra).await;
         sent.answered();
         Ok(after)
@@ -354,11 +377,9 @@ fn deployment(session: &ServerSession) -> Result<DeploymentName, Refusal> {
     name.parse().map_err(|error| unreadable(headers::DEPLOYMENT, &error))
 }
 
-fn timeout(session: &ServerSession) -> Result<Duration, Refusal> {
-    let Some(value) = text(session, headers::TIMEOUT_MS)? else {
-        return Ok(TIMEOUT_DEFAULT);
-    };
-    value.parse().map(Duration::from_millis).map_err(|error| unreadable(headers::TIMEOUT_MS, &error))
+fn milliseconds(session: &ServerSession, name: &'static str) -> Result<Option<Duration>, Refusal> {
+    let value = text(session, name)?.map(str::parse::<u64>).transpose();
+    value.map(|value| value.map(Duration::from_millis)).map_err(|error| unreadable(name, &error))
 }
 
 fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Refusal> {

@@ -7,8 +7,12 @@ use super::{Ingress, lock};
 use crate::listener::{AfterAnswer, Door};
 use crate::respond::{self, Refusal};
 use pingora::protocols::http::ServerSession;
+use regions::id::DeploymentName;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
+use scheduler_core::spoke::Load;
+use scheduler_core::spoke::hold::Held;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,7 +45,8 @@ impl Ingress {
         let said = match (method, path) {
             ("GET", "/livez") => b"{\"status\":\"alive\"}".to_vec(),
             ("GET", "/readyz") => {
-                if lock(&self.spoke).deployments_ready(Instant::now()).is_empty() {
+                // One that would be started is as good: requests for it are held.
+                if lock(&self.spoke).deployments_servable(Instant::now()).is_empty() {
                     let none = Refusal::new(ErrorCode::NotReady, "No replica of this region is ready yet.");
                     let region = [(headers::REGION, self.region.as_str())];
                     return Some(respond::refuse(session, &none, &region).await);
@@ -49,13 +54,32 @@ impl Ingress {
                 b"{\"status\":\"ready\"}".to_vec()
             }
             ("GET", "/status") => {
-                let replicas = self.replicas.status();
-                let status = serde_json::json!({"region": self.region.as_str(), "replicas": replicas});
+                let (replicas, deployments) = (self.replicas.status(), self.deployments());
+                let status = json!({
+                    "region": self.region.as_str(), "replicas": replicas, "deployments": deployments,
+                });
                 status.to_string().into_bytes()
             }
             ("GET", "/metrics") => return Some(self.scrape(session).await),
             _ => return None,
         };
         Some(respond::ok(session, said, &[]).await)
+    }
+
+    /// How each deployment stands here, and who waits for it.
+    fn deployments(&self) -> Vec<Value> {
+        let spoke = lock(&self.spoke);
+        let shown = |(name, load): (&DeploymentName, &Load)| {
+            let Held { requests, tokens } = spoke.held(name);
+            json!({
+                "name": name.as_str(),
+                "ready": load.ready,
+                "ready_in_ms": load.ready_in.map(|left| left.as_millis() as u64),
+                "held": requests,
+                "held_tokens": tokens,
+            })
+        };
+        // Sequence 0: a report that no edge asked for.
+        spoke.report(0, Instant::now()).deployments.iter().map(shown).collect()
     }
 }

@@ -1,5 +1,6 @@
-//! Keeps an eye on one replica.
+//! Keeps an eye on one replica. Whoever waits for one hears at once what was seen.
 
+use super::hold::Hold;
 use super::lock;
 use replica_core::wire::status::{StateV1, StatusV1};
 use scheduler_core::spoke::{ReplicaObserved, Spoke};
@@ -18,6 +19,7 @@ pub(super) async fn watch(
     address: SocketAddr,
     client: reqwest::Client,
     spoke: Arc<Mutex<Spoke>>,
+    hold: Arc<Hold>,
 ) {
     let url = format!("http://{address}/status");
     let mut beat = tokio::time::interval(PERIOD);
@@ -34,6 +36,9 @@ pub(super) async fn watch(
                 tracing::debug!(url, %error, "a replica does not say how it is");
                 lock(&spoke).replica_failed(number, Instant::now());
             }
+        }
+        if lock(&spoke).somebody_waits() {
+            hold.call();
         }
     }
 }

@@ -5,6 +5,7 @@
 //! are needed.
 
 use super::attempts::Passing;
+use super::hold::Hold;
 use super::lock;
 use crate::circuits;
 use gateway_core::budget::{EvacuationBudget, RetryBudget};
@@ -27,6 +28,7 @@ pub(super) const REPLICA_IN_FLIGHT_MAX: u32 = 1024;
 pub(super) struct Replicas {
     addresses: Vec<SocketAddr>,
     spoke: Arc<Mutex<Spoke>>,
+    hold: Arc<Hold>,
     known: Mutex<Known>,
 }
 
@@ -51,19 +53,31 @@ pub(super) async fn replica_is_late(after: Option<Duration>) {
 }
 
 impl Replicas {
-    pub(super) fn new(addresses: Vec<SocketAddr>, spoke: Arc<Mutex<Spoke>>) -> Replicas {
+    pub(super) fn new(addresses: Vec<SocketAddr>, spoke: Arc<Mutex<Spoke>>, hold: Arc<Hold>) -> Replicas {
         let mut targets = Targets::new(Patience::WITH_A_REPLICA, Yardstick::Best, REPLICA_IN_FLIGHT_MAX);
         targets.watch(0..addresses.len());
         let retry = RetryBudget::new(Instant::now());
         let known = Mutex::new(Known { targets, retry, evacuation: BTreeMap::new() });
-        Replicas { addresses, spoke, known }
+        Replicas { addresses, spoke, hold, known }
     }
 
-    /// The replica that takes a request, of those that were not tried for it.
-    pub(super) fn choose(&self, request: &Passing, tried: &[usize]) -> Result<Sent<'_>, spoke::Refusal> {
+    /// The replica that takes a request, of those that were not tried for it; nobody, while others wait for one who came
+    /// before, unless it has `waited` itself.
+    pub(super) fn choose(
+        &self,
+        request: &Passing,
+        tried: &[usize],
+        waited: bool,
+    ) -> Result<Sent<'_>, spoke::Refusal> {
         let now = Instant::now();
         let known = &mut *self.known();
-        let choice = known.choose(&mut lock(&self.spoke), request, tried, now)?;
+        let choice = {
+            let mut spoke = lock(&self.spoke);
+            if !waited && spoke.has_a_line(&request.deployment) {
+                return Err(spoke::Refusal::OthersWait);
+            }
+            known.choose(&mut spoke, request, tried, now)?
+        };
         Ok(self.sent(known, choice, now))
     }
 
@@ -228,7 +242,14 @@ impl Sent<'_> {
 impl Drop for Sent<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
-        lock(&self.replicas.spoke).finished(&self.choice, self.outcome, now);
+        let somebody_waits = {
+            let mut spoke = lock(&self.replicas.spoke);
+            spoke.finished(&self.choice, self.outcome, now);
+            spoke.somebody_waits()
+        };
         self.replicas.known().targets.ended(&self.under_way, now);
+        if somebody_waits {
+            self.replicas.hold.call();
+        }
     }
 }

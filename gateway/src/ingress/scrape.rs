@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE as TYPE};
 use pingora::protocols::http::ServerSession;
 use scheduler_core::spoke::Load;
+use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
 use std::time::Instant;
 
 /// One of the numbers of a deployment's load.
@@ -27,12 +28,12 @@ impl Ingress {
         let mut text = Text::default();
         self.metrics.render(&mut text);
         // Sequence 0: a report that no edge asked for.
-        let (report, granted) = {
+        let (report, granted, held) = {
             let spoke = lock(&self.spoke);
             let report = spoke.report(0, Instant::now());
             let granted = report.deployments.keys().map(|name| (name.clone(), spoke.granted(name)));
             let granted: Vec<_> = granted.collect();
-            (report, granted)
+            (report, granted, spoke.held_in_all())
         };
         let parts: [(&str, &str, Part); 3] = [
             ("meridian_ingress_replicas_ready", "Replicas that take work for a deployment.", |load| {
@@ -55,6 +56,16 @@ impl Ingress {
         text.head(name, Kind::Gauge, "Tokens of others' overflow that edges may still send.");
         for (deployment, tokens) in granted {
             text.sample(name, &[("deployment", deployment.as_str())], tokens);
+        }
+        self.hold.metrics.render(&mut text);
+        let (requests, bytes) = held;
+        for (name, help, value) in [
+            ("meridian_ingress_held_requests", "Requests that wait for a replica to be ready.", requests as u64),
+            ("meridian_ingress_held_requests_max", "How many may.", HELD_MAX as u64),
+            ("meridian_ingress_held_bytes", "Bytes of their bodies.", bytes),
+            ("meridian_ingress_held_bytes_max", "How many may be.", HELD_BYTES_MAX),
+        ] {
+            text.single(name, Kind::Gauge, help, value);
         }
         let open = CONNECTIONS_MAX - self.connections.available_permits();
         let taken = BODIES_BYTES_MAX - self.intake.room();

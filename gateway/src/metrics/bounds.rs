@@ -131,6 +131,26 @@ labels! {
     }
 }
 
+labels! {
+    /// Why a request that found no replica was not held.
+    NotHeldBy {
+        /// Nobody starts one.
+        NobodyStarts = "nobody_starts",
+        /// A region that has one ready answers sooner, or is the only one that can.
+        Elsewhere = "elsewhere",
+        /// Its caller would be gone.
+        TooLate = "too_late",
+        /// As many of its tenant's requests are held as may be.
+        TenantRequests = "tenant_requests",
+        /// As many bytes of its tenant.
+        TenantBytes = "tenant_bytes",
+        /// As many requests of all.
+        Requests = "requests",
+        /// As many bytes of all.
+        Bytes = "bytes",
+    }
+}
+
 impl Label for Idle {
     const ALL: &'static [Idle] = &Idle::ALL;
 
@@ -228,6 +248,7 @@ mod tests {
         check::<NotTaken>();
         check::<Turn>();
         check::<Piece>();
+        check::<NotHeldBy>();
         check::<Idle>();
     }
 }

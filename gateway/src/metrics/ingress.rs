@@ -1,6 +1,6 @@
 //! What the door of a region counts.
 
-use super::{Asked, Count, Ending, Histogram, Kind, Text};
+use super::{Asked, Count, Ending, Histogram, Kind, NotHeldBy, Tally, Text};
 use crate::events::HopFailures;
 use gateway_core::endpoint::Endpoint;
 use std::collections::BTreeMap;
@@ -18,6 +18,28 @@ pub(crate) struct IngressMetrics {
     pub(crate) exchanges: Count,
     /// Who was not let in.
     pub(crate) refused: Arc<HopFailures>,
+}
+
+/// What became of requests that found no replica ready.
+#[derive(Default)]
+pub(crate) struct HoldMetrics {
+    pub(crate) not_held: Tally<NotHeldBy>,
+    /// How long those waited who were held, however that ended.
+    pub(crate) seconds: Histogram,
+    /// How often whoever starts replicas was told.
+    pub(crate) wakes: Count,
+}
+
+impl HoldMetrics {
+    pub(crate) fn render(&self, text: &mut Text) {
+        let name = "meridian_ingress_not_held_total";
+        self.not_held.render(text, name, "Requests that found no replica ready and were not held, by why.", "why");
+        let name = "meridian_ingress_held_seconds";
+        text.head(name, Kind::Histogram, "How long requests were held for a replica, however that ended.");
+        text.histogram(name, &[], &self.seconds);
+        let name = "meridian_ingress_wakes_total";
+        text.single(name, Kind::Counter, "First requests that found no replica ready.", self.wakes.get());
+    }
 }
 
 struct ByEnding([Count; Ending::LEN]);

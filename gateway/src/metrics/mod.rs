@@ -14,10 +14,10 @@ mod ingress;
 mod label;
 mod text;
 
-pub(crate) use bounds::{Closed, ListenerMetrics, Names, NotTaken, Piece, Tally, Turn};
+pub(crate) use bounds::{Closed, ListenerMetrics, Names, NotHeldBy, NotTaken, Piece, Tally, Turn};
 pub(crate) use edge::EdgeMetrics;
 pub(crate) use histogram::Histogram;
-pub(crate) use ingress::IngressMetrics;
+pub(crate) use ingress::{HoldMetrics, IngressMetrics};
 pub(crate) use label::{Asked, Ending, Lane, Protocol, Stage};
 pub(crate) use text::{CONTENT_TYPE, Kind, Text};
 

@@ -35,6 +35,31 @@ pub fn rationed(spare: u64, held: u64, given: u64) -> Result<(), NotRationed> {
     if given <= spare.saturating_sub(held) { Ok(()) } else { Err(NotRationed { spare, held, given }) }
 }
 
+/// More is held than may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{requests} requests of {bytes} bytes are held where {requests_max} of {bytes_max} may be")]
+pub struct NotBounded {
+    /// What is held.
+    pub requests: usize,
+    /// What may be.
+    pub requests_max: usize,
+    /// What is held.
+    pub bytes: u64,
+    /// What may be.
+    pub bytes_max: u64,
+}
+
+/// **Bounded**: what is held for replicas that are not ready stays within its limits.
+pub fn held_within(
+    requests: usize,
+    bytes: u64,
+    requests_max: usize,
+    bytes_max: u64,
+) -> Result<(), NotBounded> {
+    let within = requests <= requests_max && bytes <= bytes_max;
+    if within { Ok(()) } else { Err(NotBounded { requests, requests_max, bytes, bytes_max }) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,5 +86,13 @@ mod tests {
         // Less is spare than was when the others were given theirs: nothing more until they have asked again.
         assert_eq!(rationed(3, 4, 0), Ok(()));
         assert_eq!(rationed(3, 4, 1), Err(NotRationed { spare: 3, held: 4, given: 1 }));
+    }
+
+    #[test]
+    fn one_request_or_one_byte_too_many_breaks_bounded() {
+        assert_eq!(held_within(3, 9, 3, 9), Ok(()));
+        let broken = |requests, bytes| Err(NotBounded { requests, requests_max: 3, bytes, bytes_max: 9 });
+        assert_eq!(held_within(4, 9, 3, 9), broken(4, 9));
+        assert_eq!(held_within(3, 10, 3, 9), broken(3, 10));
     }
 }

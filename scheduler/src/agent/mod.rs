@@ -164,7 +164,7 @@ impl Agent {
 
     fn registration(&self) -> Registration {
         let (boot_id, deployments) =
-            self.with_spoke(|spoke| (spoke.boot_id(), spoke.deployments_ready(Instant::now())));
+            self.with_spoke(|spoke| (spoke.boot_id(), spoke.deployments_servable(Instant::now())));
         Registration {
             region: self.config.region.clone(),
             endpoint: self.config.advertise,
@@ -174,7 +174,7 @@ impl Agent {
     }
 
     fn ready(&self) -> BTreeSet<DeploymentName> {
-        self.with_spoke(|spoke| spoke.deployments_ready(Instant::now()))
+        self.with_spoke(|spoke| spoke.deployments_servable(Instant::now()))
     }
 
     fn with_spoke<T>(&self, ask: impl FnOnce(&Spoke) -> T) -> T {

@@ -117,7 +117,14 @@ impl Edge {
                 tokens_per_second,
             }
         };
-        selection.order.iter().map(|candidate| place(candidate.region, candidate.score.rtt)).collect()
+        // Pieces go where something is ready; where nothing is, to whoever would hold the whole.
+        let holds = |region| known.held_for(region, &request.deployment).is_some();
+        let warm = selection.order.iter().filter(|candidate| !holds(candidate.region));
+        let warm: Vec<_> = warm.map(|candidate| place(candidate.region, candidate.score.rtt)).collect();
+        if !warm.is_empty() {
+            return warm;
+        }
+        selection.order.iter().take(1).map(|candidate| place(candidate.region, candidate.score.rtt)).collect()
     }
 
     /// Has the pieces computed, and answers with what they make together.

@@ -139,6 +139,9 @@ error_codes! {
     Saturated = "saturated", 503, Capacity, Wait;
     /// No replica for this deployment is ready in this region.
     NotReady = "not_ready", 503, Capacity, Elsewhere;
+    /// No replica for this deployment is ready; one is being started, and will not be ready before the request's deadline:
+    /// `retry-after` says when it is.
+    ColdStart = "cold_start", 503, Capacity, Wait;
     /// The process is going away and takes no new work.
     Draining = "draining", 503, Capacity, Elsewhere;
     /// The deadline passed before there was an answer.
@@ -298,6 +301,7 @@ impl ErrorCode {
             | ReceiptUnavailable
             | Saturated
             | NotReady
+            | ColdStart
             | Draining
             | RegionUnreachable
             | ReplicaUnreachable => (TeiErrorType::Unhealthy, self.status()),

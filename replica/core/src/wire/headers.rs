@@ -28,6 +28,13 @@ pub const ATTEMPT: &str = "x-meridian-attempt";
 /// Between processes: this request is another region's overflow, and was paid for with what the region that it comes to has
 /// granted.
 pub const OVERFLOW: &str = "x-meridian-overflow";
+/// Between processes: in what time another region that may see the request, and has a replica ready, would answer it. With
+/// it a region that has none knows whether to keep the request.
+pub const ELSEWHERE_MS: &str = "x-meridian-elsewhere-ms";
+/// Out: for how long the request was held because no replica was ready.
+pub const HELD_MS: &str = "x-meridian-held-ms";
+/// Out, beside [`HELD_MS`]: how long the replica took to be ready, from when the first request found none.
+pub const COLD_START_MS: &str = "x-meridian-cold-start-ms";
 /// Out: tokens that were computed, by which limits are settled.
 pub const TOKENS: &str = "x-meridian-tokens";
 /// Out, on answers of locked deployments: the identifier of the receipt that says where the request was sent.

@@ -15,9 +15,12 @@
 //! The obvious other way, fewest requests in flight, counts a request of one word like one of two thousand texts.
 //!
 //! What the region could take beyond what comes by itself it offers to gateways whose own region is full (see `grants`).
+//! Where no replica is ready and one is on its way (see `coming`), requests wait for it (see [`hold`]).
 
 mod arrivals;
+mod coming;
 mod grants;
+pub mod hold;
 mod replica;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,11 +28,13 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use arrivals::Arrivals;
+use coming::Coming;
 pub use grants::{GATEWAYS_MAX, GRANT_FOR, GRANT_PERIOD, Gateway};
 use grants::{Grants, Pool};
+use hold::Line;
 use regions::{DeploymentName, RegionId};
 use replica::Replica;
-pub use replica::{SILENCE_MAX, STATUS_AGE_MAX};
+pub use replica::{AHEAD, RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 
 /// When to ask again where no replica is ready: by then every replica was asked five times how it is.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -98,6 +103,8 @@ pub enum Refusal {
         /// When to ask again.
         retry_after: Duration,
     },
+    /// Others wait for one who came before (see [`hold`]).
+    OthersWait,
     /// As many requests wait for each of them as may.
     Full {
         /// When to ask again.
@@ -147,7 +154,7 @@ pub struct Report {
     pub boot_id: u64,
     /// That of the question.
     pub sequence: u64,
-    /// Every deployment that some replica answers to.
+    /// Every deployment that some replica answers to, or would.
     pub deployments: BTreeMap<DeploymentName, Load>,
     /// The region takes nothing new.
     pub draining: bool,
@@ -158,6 +165,8 @@ pub struct Report {
 pub struct Load {
     /// How many they are.
     pub ready: u32,
+    /// How long a request that comes now would be held until one takes it (see [`hold`]); nothing where it would not be.
+    pub ready_in: Option<Duration>,
     /// Tokens that wait or are being computed in them.
     pub pending_tokens: u64,
     /// Of those, lookups that wait, by the replicas' last words; nothing if one of them does not say.
@@ -177,6 +186,8 @@ pub struct Spoke {
     replicas: Vec<Replica>,
     arrivals: Arrivals,
     grants: Grants,
+    coming: Coming,
+    line: Line,
 }
 
 /// Of a region's speed so much is offered: the rest is for what nobody can foresee (an estimate of tokens that is off, the
@@ -199,7 +210,8 @@ impl Spoke {
     pub fn new(region: RegionId, boot_id: u64, replicas: Vec<SocketAddr>) -> Spoke {
         let replicas = replicas.into_iter().map(Replica::new).collect();
         let (arrivals, grants) = (Arrivals::default(), Grants::default());
-        Spoke { region, boot_id, draining: false, replicas, arrivals, grants }
+        let (coming, line) = (Coming::default(), Line::default());
+        Spoke { region, boot_id, draining: false, replicas, arrivals, grants, coming, line }
     }
 
     /// Drawn anew whenever the spoke starts.
@@ -214,6 +226,10 @@ impl Spoke {
     /// When there is no replica of this number; numbers come from the list that the spoke was made with.
     pub fn observe_replica(&mut self, index: usize, observed: ReplicaObserved, now: Instant) {
         self.replicas[index].observe(observed, now);
+        let replica = &self.replicas[index];
+        if let Some(speed) = replica.speed() {
+            replica.names().for_each(|name| self.coming.saw(name, speed));
+        }
     }
 
     /// A replica did not say how it is. It is left alone until it is heard again.
@@ -278,8 +294,9 @@ impl Spoke {
         let replica = &mut self.replicas[choice.index];
         replica.ended(choice.tokens);
         match outcome {
+            Outcome::Answered => replica.answered(choice.tokens),
             // Whoever is late is heard of otherwise, or left alone by whoever saw it.
-            Outcome::Answered | Outcome::Late | Outcome::GivenUp => {}
+            Outcome::Late | Outcome::GivenUp => {}
             Outcome::Failed => replica.fail(now),
         }
     }
@@ -348,7 +365,7 @@ impl Spoke {
 
     /// What the region says of itself in answer to the question `sequence`; nothing is granted by it.
     pub fn report(&self, sequence: u64, now: Instant) -> Report {
-        let known = self.replicas.iter().flat_map(Replica::names);
+        let known = self.replicas.iter().flat_map(Replica::names).chain(self.coming.names());
         let mut deployments: BTreeMap<_, _> = known.map(|name| (name.clone(), Load::default())).collect();
         for (name, load) in &mut deployments {
             for (_, replica) in self.serving(name, now) {
@@ -359,6 +376,7 @@ impl Spoke {
                 load.pending_tokens = load.pending_tokens.saturating_add(replica.backlog_tokens());
                 load.tokens_per_second += replica.speed().unwrap_or(0.0);
             }
+            load.ready_in = self.turn_in(name, now);
         }
         Report {
             region: self.region.clone(),

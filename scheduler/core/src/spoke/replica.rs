@@ -18,6 +18,17 @@ pub const STATUS_AGE_MAX: Duration = Duration::from_secs(1);
 /// others use as well was seen to say nothing for 2 s and to answer every request.
 pub const SILENCE_MAX: Duration = Duration::from_secs(3);
 
+/// Of those who were held (see `hold`) a replica is given what it does in this time, beside what it has: enough that it
+/// never waits for the next, and little enough that whoever is more urgent is not behind it for long.
+pub const AHEAD: Duration = Duration::from_millis(500);
+
+/// And one that has just become ready so much, in tokens: a batch or two. Its first answers come from cold caches.
+pub const RAMP_TOKENS: u64 = 1024;
+
+/// Whose speed is not known by then is given no more than this, in tokens at a time: far from the million that a replica
+/// queues by default before it turns requests away.
+const UNMEASURED_TOKENS_MAX: u64 = 32 << 10;
+
 /// One replica, as its spoke sees it.
 #[derive(Debug)]
 pub(super) struct Replica {
@@ -32,6 +43,8 @@ pub(super) struct Replica {
     outstanding: u64,
     /// The same, at the last fix.
     outstanding_at_fix: u64,
+    /// Tokens that it has answered since it became ready.
+    answered: u64,
 }
 
 impl Replica {
@@ -43,6 +56,7 @@ impl Replica {
             failed: false,
             outstanding: 0,
             outstanding_at_fix: 0,
+            answered: 0,
         }
     }
 
@@ -51,6 +65,9 @@ impl Replica {
     }
 
     pub(super) fn observe(&mut self, observed: ReplicaObserved, now: Instant) {
+        if !self.is_ready() {
+            self.answered = 0;
+        }
         self.observed = Some(observed);
         self.heard = Some(now);
         self.failed = false;
@@ -77,6 +94,23 @@ impl Replica {
         self.outstanding = self.outstanding.saturating_sub(tokens);
     }
 
+    /// It has answered so much.
+    pub(super) fn answered(&mut self, tokens: u64) {
+        self.answered = self.answered.saturating_add(tokens);
+    }
+
+    /// So many tokens it may have before it when more is given to it of those who were held: twice as many with each round
+    /// of answers, until it is what it does [`AHEAD`].
+    pub(super) fn window(&self) -> u64 {
+        let ahead = |speed: f64| (speed * AHEAD.as_secs_f64()) as u64;
+        let most = self.speed().map_or(UNMEASURED_TOKENS_MAX, ahead).max(RAMP_TOKENS);
+        RAMP_TOKENS.saturating_add(self.answered).min(most)
+    }
+
+    fn is_ready(&self) -> bool {
+        !self.failed && self.observed.as_ref().is_some_and(|observed| observed.ready && !observed.draining)
+    }
+
     /// The deployments that it answers to, as far as it has said.
     pub(super) fn names(&self) -> impl Iterator<Item = &DeploymentName> {
         self.observed.iter().flat_map(|observed| &observed.names)
@@ -84,10 +118,7 @@ impl Replica {
 
     /// Whether it takes work for `deployment`, going by its last word.
     pub(super) fn serves(&self, deployment: &DeploymentName) -> bool {
-        let willing = |observed: &ReplicaObserved| {
-            observed.ready && !observed.draining && observed.names.contains(deployment)
-        };
-        !self.failed && self.observed.as_ref().is_some_and(willing)
+        self.is_ready() && self.observed.as_ref().is_some_and(|observed| observed.names.contains(deployment))
     }
 
     /// Whether it answers to `deployment` when it is well; nobody knows before it has spoken.

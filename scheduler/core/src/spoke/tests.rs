@@ -232,6 +232,7 @@ fn a_report_names_everything_that_the_region_answers_to() {
 
     let load = |ready, pending_tokens, lookup_tokens, tokens_per_second| Load {
         ready,
+        ready_in: None,
         pending_tokens,
         lookup_tokens,
         tokens_per_second,

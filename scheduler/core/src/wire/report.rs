@@ -4,6 +4,7 @@
 //! and repeats the number of its question, by which a gateway knows which answers are old.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,8 @@ use regions::deployment::MAX_DEPLOYMENTS;
 
 /// The longest name of a gateway that is taken.
 const GATEWAY_BYTES_MAX: usize = 128;
+/// The longest that a replica may take to start, a day: whoever says more has said nothing, and times are added to.
+const READY_IN_MS_MAX: u64 = 24 * 3600 * 1000;
 
 /// The question, `POST /spoke/v1/exchange`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,7 +56,7 @@ pub struct ReportV1 {
     pub boot_id: u64,
     /// That of the question.
     pub sequence: u64,
-    /// What the region's replicas answer to.
+    /// What the region's replicas answer to, or would.
     pub deployments: Vec<DeploymentReportV1>,
     /// The region takes nothing new.
     pub draining: bool,
@@ -66,6 +69,10 @@ pub struct DeploymentReportV1 {
     pub name: String,
     /// Replicas that take its requests.
     pub ready: u32,
+    /// For how long a request that comes now would be held: until a replica is ready, and those before it are gone. Absent
+    /// where it would not be: where one is ready and nobody waits, and where nobody starts one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_in_ms: Option<u64>,
     /// Tokens that wait or are being computed in them.
     pub pending_tokens: u64,
     /// Of those, lookups that wait: what a new lookup waits for. Absent from regions that do not know it.
@@ -118,11 +125,15 @@ impl From<Report> for ReportV1 {
     fn from(report: Report) -> ReportV1 {
         let Report { region, boot_id, sequence, deployments, draining } = report;
         let each = deployments.into_iter().map(|(name, load)| {
-            let Load { ready, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens } = load;
+            let Load { ready, ready_in, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens } =
+                load;
             let name = name.to_string();
+            let ready_in_ms =
+                ready_in.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).min(READY_IN_MS_MAX));
             DeploymentReportV1 {
                 name,
                 ready,
+                ready_in_ms,
                 pending_tokens,
                 lookup_tokens,
                 tokens_per_second,
@@ -146,6 +157,7 @@ impl TryFrom<ReportV1> for Report {
             let DeploymentReportV1 {
                 name,
                 ready,
+                ready_in_ms,
                 pending_tokens,
                 lookup_tokens,
                 tokens_per_second,
@@ -156,7 +168,13 @@ impl TryFrom<ReportV1> for Report {
                 let problem = format!("{tokens_per_second} is no speed: a number from 0 is wanted");
                 return Err(WireError::new(at("tokens_per_second"), problem));
             }
-            let load = Load { ready, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens };
+            if let Some(given) = ready_in_ms.filter(|given| *given > READY_IN_MS_MAX) {
+                let problem = format!("{given} is no time in which a replica starts, {READY_IN_MS_MAX} is the most");
+                return Err(WireError::new(at("ready_in_ms"), problem));
+            }
+            let ready_in = ready_in_ms.map(Duration::from_millis);
+            let load =
+                Load { ready, ready_in, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens };
             if loads.insert(parsed(at("name"), &name)?, load).is_some() {
                 return Err(WireError::new(at("name"), format!("`{name}` is reported twice")));
             }
@@ -175,10 +193,12 @@ mod tests {
     prop_compose! {
         // Quarters, because serde_json reads a longer fraction to within one unit in the last place.
         fn load()(
-            ready: u32, pending_tokens: u64, lookup_tokens: Option<u64>, quarters: u32, granted_tokens: u64,
+            ready: u32, ready_in in proptest::option::of(0..=READY_IN_MS_MAX), pending_tokens: u64,
+            lookup_tokens: Option<u64>, quarters: u32, granted_tokens: u64,
         ) -> Load {
             let tokens_per_second = f64::from(quarters) / 4.0;
-            Load { ready, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens }
+            let ready_in = ready_in.map(Duration::from_millis);
+            Load { ready, ready_in, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens }
         }
     }
 
@@ -236,6 +256,13 @@ mod tests {
         check("/deployments/1/name", json!("a"), "deployments[1].name");
         check("/deployments/1/name", json!("b c"), "deployments[1].name");
         check("/deployments/0/tokens_per_second", json!(-1.0), "deployments[0].tokens_per_second");
+        let mut never = message()["deployments"].clone();
+        never[1]["ready_in_ms"] = json!(READY_IN_MS_MAX);
+        let mut at_the_most = message();
+        at_the_most["deployments"] = never.clone();
+        assert!(Report::try_from(serde_json::from_value::<ReportV1>(at_the_most).unwrap()).is_ok());
+        never[1]["ready_in_ms"] = json!(READY_IN_MS_MAX + 1);
+        check("/deployments", never, "deployments[1].ready_in_ms");
         let one = message()["deployments"][0].clone();
         check("/deployments", json!(vec![one; MAX_DEPLOYMENTS + 1]), "deployments");
     }

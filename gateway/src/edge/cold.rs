@@ -1,0 +1,83 @@
+//! The regions that say they would hold a request, because no replica is ready for it, and what follows from that for a
+//! request. `gateway_core::cold` decides; here is what it is asked with.
+
+use super::admit::Request;
+use super::watch::{About, Known};
+use gateway_core::cold::{self, Outlook};
+use gateway_core::shed::Waits;
+use regions::id::DeploymentName;
+use regions::selection::{Candidate, Selection};
+use regions::set::{RegionIndex, RegionSet};
+use scheduler_core::spoke::Report;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// By deployment, the regions that would hold its requests; nothing for most. So that a request which finds all regions warm
+/// pays one look for it.
+#[derive(Default)]
+pub(super) struct Holding(BTreeMap<DeploymentName, RegionSet>);
+
+impl Holding {
+    /// A region has reported.
+    pub(super) fn heard(&mut self, region: RegionIndex, report: &Report) {
+        self.0.values_mut().for_each(|regions| {
+            regions.remove(region);
+        });
+        for (name, _) in report.deployments.iter().filter(|(_, load)| load.ready_in.is_some()) {
+            self.0.entry(name.clone()).or_insert(RegionSet::EMPTY).insert(region);
+        }
+        self.0.retain(|_, regions| !regions.is_empty());
+    }
+
+    /// Keeps what these have said.
+    pub(super) fn watch(&mut self, wanted: RegionSet) {
+        self.0.values_mut().for_each(|regions| *regions = regions.intersect(wanted));
+        self.0.retain(|_, regions| !regions.is_empty());
+    }
+
+    /// Whether a region would hold a request for this deployment.
+    pub(super) fn has(&self, region: RegionIndex, deployment: &DeploymentName) -> bool {
+        self.0.get(deployment).is_some_and(|regions| regions.contains(region))
+    }
+
+    fn is_for(&self, deployment: &DeploymentName) -> bool {
+        self.0.contains_key(deployment)
+    }
+}
+
+impl Known {
+    /// For how long a region would hold a request, by its last word; nothing where a replica takes it at once.
+    pub(super) fn held_for(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<Duration> {
+        if self.holding.has(region, deployment) { self.load(region, deployment).ready_in } else { None }
+    }
+
+    /// The deployments whose requests a region would hold, and for how many milliseconds; for operators.
+    pub(super) fn holds(&self, region: RegionIndex) -> BTreeMap<String, u64> {
+        let names = self.holding.0.keys();
+        let held = names.filter_map(|name| Some((name.to_string(), self.held_for(region, name)?.as_millis() as u64)));
+        held.collect()
+    }
+
+    /// Puts the regions that would hold a request behind those that answer sooner.
+    pub(super) fn soonest_first(&self, selection: &mut Selection, about: &About<'_>) {
+        if self.holding.is_for(about.deployment) {
+            cold::soonest_first(&mut selection.order, |candidate| self.outlook(candidate, about));
+        }
+    }
+
+    /// What a region that would hold a request is told of the others; it keeps the request only if it is sooner itself.
+    pub(super) fn elsewhere(&self, request: &Request, order: &[Candidate], than: RegionIndex) -> Option<Duration> {
+        self.held_for(than, &request.deployment)?;
+        let about = request.about();
+        cold::elsewhere(order, than, |candidate| self.outlook(candidate, &about))
+    }
+
+    fn outlook(&self, candidate: &Candidate, about: &About<'_>) -> Outlook {
+        let Candidate { region, score } = *candidate;
+        let load = self.load(region, about.deployment);
+        let usually = self.targets.usually(region, about.deployment, about.size);
+        let queue = Waits::of(None, load.pending_tokens, load.tokens_per_second).bulk;
+        let there = usually.unwrap_or_default().max(score.rtt);
+        Outlook { answers_in: there + queue.unwrap_or_default(), held_for: load.ready_in }
+    }
+}
