@@ -8,7 +8,7 @@ use crate::log::{self, Writing};
 use crate::{FAILED, WRONG_USAGE, fail};
 use gateway::config::EdgeConfig;
 use gateway::hop::Credentials;
-use gateway::ingress::{IngressConfig, Starting};
+use gateway::ingress::{IngressConfig, Signals};
 use gateway::receipts::{RawReceipts, ReceiptsConfig};
 use scheduler::config::{HubConfig, SpokeConfig, TlsFiles};
 use std::collections::BTreeMap;
@@ -97,7 +97,7 @@ async fn spoke_parts(
         receipts,
         tls,
         operations: config.operations,
-        starting: Starting::default(),
+        signals: Signals::default(),
     };
     let region = config.region.to_string();
     let agent = tokio::spawn(scheduler::agent::run(config, spoke.clone(), stopped(stop.clone())));

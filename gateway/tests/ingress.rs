@@ -137,7 +137,7 @@ impl Scene {
             receipts: None,
             tls: None,
             operations: None,
-            starting: ingress::Starting::default(),
+            signals: ingress::Signals::default(),
         };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, address) = tokio::sync::oneshot::channel();

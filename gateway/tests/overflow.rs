@@ -78,7 +78,7 @@ async fn region(
         receipts: None,
         tls: None,
         operations: None,
-        starting: ingress::Starting::default(),
+        signals: ingress::Signals::default(),
     };
     let (ready, bound) = oneshot::channel();
     tokio::spawn(async move {

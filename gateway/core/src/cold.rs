@@ -45,7 +45,11 @@ pub fn soonest_first(order: &mut [Candidate], outlook: impl Fn(&Candidate) -> Ou
     let mut soonest = (None, Duration::MAX);
     for (candidate, look) in placed.iter_mut().rev().filter(|(_, look)| look.held_for.is_none()) {
         let health = Some(candidate.score.health);
-        soonest = if soonest.0 == health { (health, soonest.1.min(look.in_all())) } else { (health, look.in_all()) };
+        soonest = if soonest.0 == health {
+            (health, soonest.1.min(look.in_all()))
+        } else {
+            (health, look.in_all())
+        };
         look.answers_in = soonest.1;
     }
     // Stable: what is equal stays as it was.
@@ -91,7 +95,8 @@ mod tests {
         });
         let look = |candidate: &Candidate| {
             let (_, answers_in, held_for) = seen[candidate.region.as_usize()];
-            let (answers_in, held_for) = (Duration::from_millis(answers_in), held_for.map(Duration::from_millis));
+            let (answers_in, held_for) =
+                (Duration::from_millis(answers_in), held_for.map(Duration::from_millis));
             Outlook { answers_in, held_for }
         };
         (order.collect(), look)
@@ -115,8 +120,14 @@ mod tests {
         check(&[(Healthy, 10, Some(900)), (Healthy, 90, Some(500))], &[1, 0]); // whoever is ready first
         check(&[(Healthy, 10, Some(500)), (Healthy, 90, Some(420))], &[0, 1]); // equal: as they were
         // The warm ones stay in their order, and all that are sooner come first.
-        check(&[(Healthy, 10, Some(90)), (Healthy, 50, None), (Healthy, 200, None), (Healthy, 80, None)], &[1, 2, 3, 0]);
-        check(&[(Healthy, 10, Some(60)), (Healthy, 50, None), (Healthy, 200, None), (Healthy, 80, None)], &[1, 0, 2, 3]);
+        check(
+            &[(Healthy, 10, Some(90)), (Healthy, 50, None), (Healthy, 200, None), (Healthy, 80, None)],
+            &[1, 2, 3, 0],
+        );
+        check(
+            &[(Healthy, 10, Some(60)), (Healthy, 50, None), (Healthy, 200, None), (Healthy, 80, None)],
+            &[1, 0, 2, 3],
+        );
         check(&[(Healthy, 10, Some(60)), (Healthy, 90, None), (Suspect, 1, None)], &[0, 1, 2]);
     }
 

@@ -54,7 +54,8 @@ impl Known {
     /// The deployments whose requests a region would hold, and for how many milliseconds; for operators.
     pub(super) fn holds(&self, region: RegionIndex) -> BTreeMap<String, u64> {
         let names = self.holding.0.keys();
-        let held = names.filter_map(|name| Some((name.to_string(), self.held_for(region, name)?.as_millis() as u64)));
+        let held = names
+            .filter_map(|name| Some((name.to_string(), self.held_for(region, name)?.as_millis() as u64)));
         held.collect()
     }
 
@@ -66,7 +67,12 @@ impl Known {
     }
 
     /// What a region that would hold a request is told of the others; it keeps the request only if it is sooner itself.
-    pub(super) fn elsewhere(&self, request: &Request, order: &[Candidate], than: RegionIndex) -> Option<Duration> {
+    pub(super) fn elsewhere(
+        &self,
+        request: &Request,
+        order: &[Candidate],
+        than: RegionIndex,
+    ) -> Option<Duration> {
         self.held_for(than, &request.deployment)?;
         let about = request.about();
         cold::elsewhere(order, than, |candidate| self.outlook(candidate, &about))

@@ -219,11 +219,10 @@ impl Edge {
     ) -> Option<RegionIndex> {
         let (name, now) = (&lawful.deployment.name, Instant::now());
         let known = &*self.watch.known();
-        let near = serving(known, view, lawful, allowed)
-            .map(|region| {
-                let held = known.held_for(region, name).unwrap_or_default();
-                (known.fleet.health(region, name), rtt(known, client, region, now) + held, region)
-            });
+        let near = serving(known, view, lawful, allowed).map(|region| {
+            let held = known.held_for(region, name).unwrap_or_default();
+            (known.fleet.health(region, name), rtt(known, client, region, now) + held, region)
+        });
         near.filter(|(health, ..)| *health != Health::Down).min().map(|(.., region)| region)
     }
 }

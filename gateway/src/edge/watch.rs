@@ -113,7 +113,8 @@ impl Known {
         };
         let holds = |region| holding.has(region, about.deployment);
         let waits = |region| {
-            let load = loads.get(&region).filter(|_| holds(region)).and_then(|loads| loads.get(about.deployment));
+            let load =
+                loads.get(&region).filter(|_| holds(region)).and_then(|loads| loads.get(about.deployment));
             let waits = Waits {
                 late: targets.first_byte(region, about.deployment, about.size),
                 hedge: targets.hedge_after(region, about.deployment, about.size),

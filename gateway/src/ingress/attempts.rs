@@ -249,7 +249,8 @@ impl Ingress {
 }
 
 fn held_too_long(request: &Passing) -> Refusal {
-    let message = format!("No replica for '{}' became ready before the request's deadline.", request.deployment);
+    let message =
+        format!("No replica for '{}' became ready before the request's deadline.", request.deployment);
     Refusal::new(ErrorCode::DeadlineExceeded, message)
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Hold {
     spoke: Arc<Mutex<Spoke>>,
     waiting: Mutex<BTreeMap<u64, oneshot::Sender<CalledTo>>>,
     /// Rung when the first request finds no replica.
-    wanted: Arc<Notify>,
+    wake: Arc<Notify>,
     pub(super) metrics: HoldMetrics,
 }
 
@@ -46,8 +46,8 @@ pub(super) enum Waited {
 }
 
 impl Hold {
-    pub(super) fn new(spoke: Arc<Mutex<Spoke>>, wanted: Arc<Notify>) -> Hold {
-        Hold { spoke, waiting: Mutex::default(), wanted, metrics: HoldMetrics::default() }
+    pub(super) fn new(spoke: Arc<Mutex<Spoke>>, wake: Arc<Notify>) -> Hold {
+        Hold { spoke, waiting: Mutex::default(), wake, metrics: HoldMetrics::default() }
     }
 
     /// A place for a request, or none where it need not wait.
@@ -77,7 +77,7 @@ impl Hold {
         drop(waiting);
         if wakes {
             self.metrics.wakes.add(1);
-            self.wanted.notify_one();
+            self.wake.notify_one();
         }
         Ok(Some(Place { hold: self, ticket: Some(ticket), called, since: now }))
     }
@@ -99,7 +99,8 @@ impl Hold {
     pub(super) fn call(&self) {
         let mut waiting = self.waiting();
         for Call { number, to } in lock(&self.spoke).call(Instant::now()) {
-            let listens = waiting.remove(&number).expect("whoever has a ticket listens until it is given back");
+            let listens =
+                waiting.remove(&number).expect("whoever has a ticket listens until it is given back");
             // One that is being dropped at this moment gives its ticket back.
             listens.send(to).ok();
         }

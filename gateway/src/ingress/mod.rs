@@ -76,14 +76,14 @@ pub struct IngressConfig {
     /// Where operators connect, in the clear; without it, where edges do.
     pub operations: Option<SocketAddr>,
     /// Between this door and whoever starts replicas.
-    pub starting: Starting,
+    pub signals: Signals,
 }
 
 /// How the door of a region and whoever starts replicas for it wake each other; neither asks whether there is news.
 #[derive(Clone, Debug, Default)]
-pub struct Starting {
+pub struct Signals {
     /// Rung by the door: a request waits for a deployment that has no replica.
-    pub wanted: Arc<Notify>,
+    pub wake: Arc<Notify>,
     /// Rung by whoever starts them: what `Spoke` knows of those that are ordered is different.
     pub changed: Arc<Notify>,
 }
@@ -124,7 +124,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), IngressError> {
-    let IngressConfig { listen, region, replicas, catalogue, receipts, tls, operations, starting } = config;
+    let IngressConfig { listen, region, replicas, catalogue, receipts, tls, operations, signals } = config;
     let here = catalogue.index_of(&region).ok_or_else(|| IngressError::UnknownRegion(region.clone()))?;
     let bind = async |address| {
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
@@ -144,8 +144,8 @@ pub async fn run(
         None => (None, None),
     };
     let client = reqwest::Client::builder().no_proxy().build()?;
-    let Starting { wanted, changed } = starting;
-    let hold = Arc::new(Hold::new(spoke.clone(), wanted));
+    let Signals { wake, changed } = signals;
+    let hold = Arc::new(Hold::new(spoke.clone(), wake));
     let mut tasks = JoinSet::new();
     for (number, address) in replicas.iter().enumerate() {
         tasks.spawn(probe::watch(number, *address, client.clone(), spoke.clone(), hold.clone()));

@@ -60,7 +60,11 @@ impl Ingress {
         self.hold.metrics.render(&mut text);
         let (requests, bytes) = held;
         for (name, help, value) in [
-            ("meridian_ingress_held_requests", "Requests that wait for a replica to be ready.", requests as u64),
+            (
+                "meridian_ingress_held_requests",
+                "Requests that wait for a replica to be ready.",
+                requests as u64,
+            ),
             ("meridian_ingress_held_requests_max", "How many may.", HELD_MAX as u64),
             ("meridian_ingress_held_bytes", "Bytes of their bodies.", bytes),
             ("meridian_ingress_held_bytes_max", "How many may be.", HELD_BYTES_MAX),

@@ -33,7 +33,12 @@ pub(crate) struct HoldMetrics {
 impl HoldMetrics {
     pub(crate) fn render(&self, text: &mut Text) {
         let name = "meridian_ingress_not_held_total";
-        self.not_held.render(text, name, "Requests that found no replica ready and were not held, by why.", "why");
+        self.not_held.render(
+            text,
+            name,
+            "Requests that found no replica ready and were not held, by why.",
+            "why",
+        );
         let name = "meridian_ingress_held_seconds";
         text.head(name, Kind::Histogram, "How long requests were held for a replica, however that ended.");
         text.histogram(name, &[], &self.seconds);

@@ -18,9 +18,9 @@ async fn burst(region: &Arc<Region>, count: usize, tenant: &'static str) -> Join
     let mut asking = JoinSet::new();
     for number in 0..count {
         let region = region.clone();
-        asking.spawn(async move {
-            region.ask(&number.to_string(), &[("x-meridian-tenant", tenant)], BODY).await
-        });
+        asking.spawn(
+            async move { region.ask(&number.to_string(), &[("x-meridian-tenant", tenant)], BODY).await },
+        );
     }
     region.until_held(before + count).await;
     asking
@@ -30,10 +30,10 @@ async fn burst(region: &Arc<Region>, count: usize, tenant: &'static str) -> Join
 async fn a_thousand_who_find_nobody_are_all_answered_when_somebody_is_there() {
     let region = Arc::new(Region::cold(NEAR, 5 * S).await);
     let begun = Instant::now();
-    let wanted = region.starting.wanted.clone();
+    let wake = region.signals.wake.clone();
     let asking = burst(&region, 1000, "t").await;
     // Whoever starts replicas is told once, and that there is somebody to start one for.
-    tokio::time::timeout(S, wanted.notified()).await.expect("the first who waits wakes it");
+    tokio::time::timeout(S, wake.notified()).await.expect("the first who waits wakes it");
     assert_eq!(region.scraped("meridian_ingress_wakes_total").await, "1");
     region.spoke().set_ordered(&name(), vec![2 * S], Instant::now());
     let status = region.status().await;
@@ -47,7 +47,11 @@ async fn a_thousand_who_find_nobody_are_all_answered_when_somebody_is_there() {
     region.is_seen_ready();
     let ready = begun.elapsed().as_millis() as u64;
     let answers = asking.join_all().await;
-    assert!(answers.iter().all(|answer| answer.status == 200), "{:?}", answers.iter().find(|a| a.status != 200));
+    assert!(
+        answers.iter().all(|answer| answer.status == 200),
+        "{:?}",
+        answers.iter().find(|a| a.status != 200)
+    );
     for answer in &answers {
         let (held, cold) = (answer.number("x-meridian-held-ms"), answer.number("x-meridian-cold-start-ms"));
         assert!(cold <= ready && held <= begun.elapsed().as_millis() as u64, "{held} and {cold} of {ready}");
@@ -73,7 +77,10 @@ async fn whoever_waits_is_told_at_once_and_does_not_ask() {
         late.push(region.replica.came.lock().unwrap()[0].1.saturating_duration_since(ready));
     }
     late.sort_unstable();
-    println!("a request is at the replica {:?} after it was seen to be ready, at most {:?}", late[10], late[19]);
+    println!(
+        "a request is at the replica {:?} after it was seen to be ready, at most {:?}",
+        late[10], late[19]
+    );
     assert!(late[10] < Duration::from_millis(50), "a replica's next word would be 200 ms away: {late:?}");
 }
 
@@ -83,7 +90,13 @@ async fn lookups_go_before_bulk_and_the_hurried_before_the_patient() {
     // Each is as much as a replica is given that has just become ready, so they go one after another.
     let body = vec![b' '; 4 * RAMP_TOKENS as usize];
     let mut asking = JoinSet::new();
-    let order = [("bulk", "20000"), ("interactive", "30000"), ("interactive", "10000"), ("bulk", "9000"), ("", "20000")];
+    let order = [
+        ("bulk", "20000"),
+        ("interactive", "30000"),
+        ("interactive", "10000"),
+        ("bulk", "9000"),
+        ("", "20000"),
+    ];
     for (number, (lane, timeout)) in order.into_iter().enumerate() {
         let (shared, body) = (region.clone(), body.clone());
         asking.spawn(async move {
@@ -105,7 +118,11 @@ async fn a_tenant_has_its_share_and_whoever_leaves_makes_room_at_once() {
     let region = Arc::new(Region::cold(NEAR, 5 * S).await);
     let mut asking = burst(&region, Bounds::USUAL.tenant_requests, "greedy").await;
     let refused = region.ask("x", &[("x-meridian-tenant", "greedy")], BODY).await;
-    assert_eq!((refused.status, refused.header("x-meridian-error")), (429, Some("overloaded")), "{refused:?}");
+    assert_eq!(
+        (refused.status, refused.header("x-meridian-error")),
+        (429, Some("overloaded")),
+        "{refused:?}"
+    );
     assert_eq!((refused.number("retry-after"), refused.number("retry-after-ms")), (5, 5000));
     let others = burst(&region, 1, "modest").await;
     assert_eq!(region.scraped("meridian_ingress_not_held_total{why=\"tenant_requests\"}").await, "1");
@@ -146,7 +163,11 @@ async fn when_all_bytes_are_held_one_more_is_told_when_to_come_back() {
     assert_eq!((refused.status, refused.header("x-meridian-error")), (503, Some("saturated")), "{refused:?}");
     assert_eq!(refused.number("retry-after"), 30);
     let refused = region.ask("x", &headers("a"), BODY).await;
-    assert_eq!((refused.status, refused.header("x-meridian-error")), (429, Some("overloaded")), "{refused:?}");
+    assert_eq!(
+        (refused.status, refused.header("x-meridian-error")),
+        (429, Some("overloaded")),
+        "{refused:?}"
+    );
     asking.shutdown().await;
     region.until_held(0).await;
 }
@@ -155,11 +176,19 @@ async fn when_all_bytes_are_held_one_more_is_told_when_to_come_back() {
 async fn who_cannot_wait_so_long_is_told_when_and_who_is_answered_sooner_elsewhere_that() {
     let region = Region::cold(NEAR, 2 * S).await;
     let hurried = region.ask("x", &[("x-meridian-timeout-ms", "1500")], BODY).await;
-    assert_eq!((hurried.status, hurried.header("x-meridian-error")), (503, Some("cold_start")), "{hurried:?}");
+    assert_eq!(
+        (hurried.status, hurried.header("x-meridian-error")),
+        (503, Some("cold_start")),
+        "{hurried:?}"
+    );
     assert_eq!((hurried.number("retry-after"), hurried.number("retry-after-ms")), (2, 2000));
     assert!(hurried.body.contains("2000 ms"), "{}", hurried.body);
     let elsewhere = region.ask("x", &[("x-meridian-elsewhere-ms", "300")], BODY).await;
-    assert_eq!((elsewhere.status, elsewhere.header("x-meridian-error")), (503, Some("not_ready")), "{elsewhere:?}");
+    assert_eq!(
+        (elsewhere.status, elsewhere.header("x-meridian-error")),
+        (503, Some("not_ready")),
+        "{elsewhere:?}"
+    );
     assert_eq!(elsewhere.number("retry-after"), 2);
     assert!(region.replica.ids().is_empty());
 }
@@ -173,7 +202,11 @@ async fn whose_time_is_over_while_held_is_told_so_and_for_whom_nobody_starts_a_r
     let asking = burst(&region, 3, "t").await;
     region.would_start_in(None);
     for answer in asking.join_all().await {
-        assert_eq!((answer.status, answer.header("x-meridian-error")), (503, Some("not_ready")), "{answer:?}");
+        assert_eq!(
+            (answer.status, answer.header("x-meridian-error")),
+            (503, Some("not_ready")),
+            "{answer:?}"
+        );
     }
     assert!(region.replica.ids().is_empty());
 }
@@ -188,6 +221,10 @@ async fn a_replica_that_comes_and_breaks_off_costs_those_who_waited_nothing_but_
     until("it has come and gone", async || !region.replica.breaks.load(Ordering::SeqCst)).await;
     region.replica.ready.store(true, Ordering::SeqCst);
     let answers = asking.join_all().await;
-    assert!(answers.iter().all(|answer| answer.status == 200), "{:?}", answers.iter().find(|a| a.status != 200));
+    assert!(
+        answers.iter().all(|answer| answer.status == 200),
+        "{:?}",
+        answers.iter().find(|a| a.status != 200)
+    );
     until("nobody is left", async || region.spoke().held_in_all() == (0, 0)).await;
 }

@@ -34,9 +34,9 @@ async fn a_region_that_starts_sooner_than_the_warm_one_answers_is_waited_for() {
     assert_eq!(edge.ask(&[]).await.header("x-meridian-region"), Some(FAR));
     near.would_start_in(Some(50 * MS));
     edge.until(NEAR, |near| near["held_for_ms"] == json!({"m": 50})).await;
-    let (wanted, starts) = (near.starting.wanted.clone(), near.clone());
+    let (wake, starts) = (near.signals.wake.clone(), near.clone());
     let starter = tokio::spawn(async move {
-        wanted.notified().await;
+        wake.notified().await;
         starts.is_seen_ready();
     });
     let answer = edge.ask(&[]).await;

@@ -5,7 +5,7 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use gateway::config::EdgeConfig;
-use gateway::ingress::{self, IngressConfig, Starting};
+use gateway::ingress::{self, IngressConfig, Signals};
 use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use scheduler_core::spoke::{ReplicaObserved, Spoke};
@@ -76,7 +76,7 @@ impl Replica {
 pub(crate) struct Region {
     pub(crate) replica: Arc<Replica>,
     pub(crate) door: SocketAddr,
-    pub(crate) starting: Starting,
+    pub(crate) signals: Signals,
     spoke: Arc<Mutex<Spoke>>,
     client: reqwest::Client,
     _stop: oneshot::Sender<()>,
@@ -103,7 +103,7 @@ impl Region {
     async fn start(id: &str, ready: bool) -> Region {
         let (replica, at) = Replica::start(ready).await;
         let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![at])));
-        let starting = Starting::default();
+        let signals = Signals::default();
         let config = IngressConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             region: id.parse().unwrap(),
@@ -112,7 +112,7 @@ impl Region {
             receipts: None,
             tls: None,
             operations: None,
-            starting: starting.clone(),
+            signals: signals.clone(),
         };
         let (stop, stopped) = oneshot::channel::<()>();
         let (ready, bound) = oneshot::channel();
@@ -122,7 +122,7 @@ impl Region {
             ingress::run(config, shared, shutdown, |address| ready.send(address).unwrap()).await.unwrap();
         });
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        Region { replica, door: bound.await.unwrap(), starting, spoke, client, _stop: stop }
+        Region { replica, door: bound.await.unwrap(), signals, spoke, client, _stop: stop }
     }
 
     pub(crate) fn spoke(&self) -> MutexGuard<'_, Spoke> {
@@ -131,7 +131,7 @@ impl Region {
 
     pub(crate) fn would_start_in(&self, takes: Option<Duration>) {
         self.spoke().set_start(&name(), takes);
-        self.starting.changed.notify_one();
+        self.signals.changed.notify_one();
     }
 
     /// Whoever starts replicas has seen that it is ready: nobody had to ask it.
@@ -146,7 +146,7 @@ impl Region {
             tokens_per_second: 0.0,
         };
         self.spoke().observe_replica(0, observed, Instant::now());
-        self.starting.changed.notify_one();
+        self.signals.changed.notify_one();
     }
 
     pub(crate) async fn status(&self) -> Value {
@@ -203,8 +203,10 @@ impl Answer {
 /// Asks over a connection of its own, by a client that does next to nothing: a thousand of them are nothing to speak of.
 pub(crate) async fn ask(door: SocketAddr, headers: &[(&str, &str)], body: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(door).await.unwrap();
-    let mut head =
-        format!("POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
+    let mut head = format!(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n",
+        body.len()
+    );
     headers.iter().for_each(|(name, value)| head.push_str(&format!("{name}: {value}\r\n")));
     head.push_str("\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -227,9 +229,7 @@ pub(crate) struct Edge {
 
 impl Edge {
     pub(crate) async fn before(regions: &[(&str, &Region)]) -> Edge {
-        let route = |(id, region): &(&str, &Region)| {
-            json!({"id": id, "endpoint": region.door.to_string(), "deployments": ["m"]})
-        };
+        let route = |(id, region): &(&str, &Region)| json!({"id": id, "endpoint": region.door.to_string(), "deployments": ["m"]});
         let routes: Vec<_> = regions.iter().map(route).collect();
         let hub = hub::hub(1, 1, &routes, &[hub::deployment("m", Value::Null)]).await;
         let dir = tempfile::tempdir().unwrap();

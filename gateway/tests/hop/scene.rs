@@ -233,7 +233,7 @@ async fn start_region(id: &'static str, hop: Hop<'_>, dir: &Path) -> Region {
         receipts: None,
         tls,
         operations: Some(operations),
-        starting: ingress::Starting::default(),
+        signals: gateway::ingress::Signals::default(),
     };
     let spoke = Arc::new(Mutex::new(Spoke::new(region.clone(), 1, vec![replica])));
     let (stop, stopped) = oneshot::channel::<()>();

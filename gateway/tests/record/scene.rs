@@ -265,7 +265,7 @@ async fn start_region(id: &'static str, dir: &Path) -> Region {
         receipts: Some(ReceiptsConfig::read(raw, dir, &BTreeMap::new()).unwrap()),
         tls: None,
         operations: None,
-        starting: ingress::Starting::default(),
+        signals: gateway::ingress::Signals::default(),
     };
     let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica])));
     let (stop, stopped) = oneshot::channel::<()>();

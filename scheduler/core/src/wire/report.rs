@@ -169,7 +169,8 @@ impl TryFrom<ReportV1> for Report {
                 return Err(WireError::new(at("tokens_per_second"), problem));
             }
             if let Some(given) = ready_in_ms.filter(|given| *given > READY_IN_MS_MAX) {
-                let problem = format!("{given} is no time in which a replica starts, {READY_IN_MS_MAX} is the most");
+                let problem =
+                    format!("{given} is no time in which a replica starts, {READY_IN_MS_MAX} is the most");
                 return Err(WireError::new(at("ready_in_ms"), problem));
             }
             let ready_in = ready_in_ms.map(Duration::from_millis);

@@ -124,7 +124,7 @@ fn where_a_replica_is_ready_nobody_waits_and_where_nobody_starts_one_neither() {
 #[test]
 fn the_first_who_waits_wakes_whoever_starts_replicas_and_no_other() {
     let mut region = Region::cold(1);
-    let mut wakes = |region: &mut Region| match region.comes(LOOKUP) {
+    let wakes = |region: &mut Region| match region.comes(LOOKUP) {
         Ok(Fate::Held { ticket, wakes }) => (ticket, wakes),
         other => panic!("{other:?}"),
     };
@@ -262,7 +262,8 @@ fn each_bound_holds_at_it_and_one_past_it() {
 
     let mut region = Region::cold(1);
     let whole = Ask { bytes: LARGEST_BODY_BYTES, ..LOOKUP };
-    let _tickets: Vec<_> = TENANTS[..8].iter().map(|tenant| region.held(Ask { tenant: *tenant, ..whole })).collect();
+    let _tickets: Vec<_> =
+        TENANTS[..8].iter().map(|tenant| region.held(Ask { tenant: *tenant, ..whole })).collect();
     full(&mut region, Ask { tenant: "a", bytes: 1, ..LOOKUP }, Bound::TenantBytes);
     assert_eq!(region.spoke.held_in_all(), (8, HELD_BYTES_MAX));
     assert_eq!(region.comes(Ask { tenant: "i", bytes: 0, ..LOOKUP }).map(drop), Ok(()));
