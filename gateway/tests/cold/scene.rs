@@ -156,7 +156,12 @@ impl Region {
 
     /// Waits until so many are held.
     pub(crate) async fn until_held(&self, count: usize) {
-        until("so many are held", async || self.spoke().held(&name()).requests == count).await;
+        let held = || self.spoke().held(&name()).requests;
+        let begun = Instant::now();
+        while held() != count {
+            assert!(begun.elapsed() < PATIENCE, "{} are held, not {count}", held());
+            tokio::time::sleep(Duration::from_micros(200)).await;
+        }
     }
 
     pub(crate) async fn scraped(&self, sample: &str) -> String {

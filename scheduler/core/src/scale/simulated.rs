@@ -241,3 +241,5 @@ fn a_square_wave_is_not_chased() {
         "what is needed again in a minute is kept"
     );
 }
+
+mod burst;

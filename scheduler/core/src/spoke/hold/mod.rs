@@ -215,7 +215,8 @@ impl Spoke {
         if there.is_some_and(|there| there < ready_in) {
             return Err(NotHeld::Elsewhere { ready_in });
         }
-        let refused = if ready_in >= left {
+        // A line that is too long today is what more replicas are ordered for; only what no order can hurry is too late.
+        let refused = if replica_in >= left {
             NotHeld::TooLate { ready_in }
         } else if let Some(bound) = self.line.full(comes) {
             NotHeld::Full { bound, ready_in }

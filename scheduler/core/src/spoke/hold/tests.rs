@@ -226,16 +226,19 @@ fn nobody_who_comes_goes_before_those_who_wait() {
 }
 
 #[test]
-fn a_line_that_would_take_too_long_is_told_as_long() {
+fn a_line_counts_against_a_region_that_is_warm_and_is_no_reason_to_refuse() {
     let mut region = Region::cold(1);
     region.says(0, true, 1000.0);
     region.spoke.replica_failed(0, region.now);
-    let ask = Ask { tokens: 2000, ..LOOKUP };
-    let _first = region.held(Ask { left: 2500 * MS, ..ask });
-    assert_eq!(region.comes(Ask { left: 3 * S, ..ask }), Err(NotHeld::TooLate { ready_in: 3 * S }));
-    let second = region.held(Ask { left: 3 * S + MS, ..ask });
-    assert_eq!(region.comes(Ask { left: 2 * S, ..ask }).map(drop), Ok(()), "it would be the first");
-    assert_eq!(second.number(), 2);
+    let ask = Ask { tokens: 2000, left: 10 * S, ..LOOKUP };
+    let _first = region.held(ask);
+    let ready_in = 3 * S;
+    let there = |there: Duration| Ask { elsewhere: Some(there), ..ask };
+    assert_eq!(region.comes(there(3 * S - MS)), Err(NotHeld::Elsewhere { ready_in }));
+    assert_eq!(region.comes(Ask { left: 2 * S, ..there(S + MS) }).map(drop), Ok(()), "it would be the first");
+    let _second = region.held(Ask { left: 10 * S, ..there(5 * S) });
+    let _third = region.held(Ask { left: S + MS, ..ask });
+    assert_eq!(region.comes(Ask { left: S, ..ask }), Err(NotHeld::TooLate { ready_in: S }));
 }
 
 #[test]
