@@ -11,6 +11,8 @@ use gateway::hop::Credentials;
 use gateway::ingress::{IngressConfig, Signals};
 use gateway::receipts::{RawReceipts, ReceiptsConfig};
 use scheduler::config::{HubConfig, SpokeConfig, TlsFiles};
+use scheduler::keeper::{self, Keeper};
+use scheduler::scaling::{self, Scaling};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -23,7 +25,7 @@ use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
 /// Holds the process identifier of a parent without which a role shall not live on.
-pub(crate) const PARENT_VARIABLE: &str = "MERIDIAN_PARENT_PID";
+pub(crate) use keeper::PARENT_VARIABLE;
 
 /// Says in which form the log is written: `json`, or text for whoever does not say.
 const LOG_FORMAT_VARIABLE: &str = "MERIDIAN_LOG_FORMAT";
@@ -50,7 +52,7 @@ pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
     run(async |stop| scheduler::hub::run(config, stopped(stop), |address| ready("hub", None, address)).await)
 }
 
-/// Runs a spoke: the region's ingress and its agent, over one `Spoke`.
+/// Runs a spoke: the region's ingress, its agent and what scales it, over one `Spoke`.
 pub(crate) fn spoke(options: &RegionalRoleOptions) -> ExitCode {
     let region = options.region.as_deref();
     let config = match read(&options.config)
@@ -89,20 +91,31 @@ async fn spoke_parts(
     stop: watch::Receiver<bool>,
 ) -> Result<(), anyhow::Error> {
     let spoke = Arc::new(Mutex::new(config.spoke(rand::random())));
+    let scaling = Scaling::prepare(&config)?;
+    let signals = scaling::Signals::default();
     let ingress = IngressConfig {
         listen: config.listen,
         region: config.region.clone(),
-        replicas: config.replicas.clone(),
         catalogue: config.catalogue.clone(),
         receipts,
         tls,
         operations: config.operations,
-        signals: Signals::default(),
+        signals: Signals { wake: signals.wake.clone(), changed: signals.changed.clone() },
     };
     let region = config.region.to_string();
     let agent = tokio::spawn(scheduler::agent::run(config, spoke.clone(), stopped(stop.clone())));
-    gateway::ingress::run(ingress, spoke, stopped(stop), |address| ready("spoke", Some(&region), address))
-        .await?;
+    // Replicas are needed until the last request is answered.
+    let (door_closed, closed) = watch::channel(false);
+    let scaling = scaling.map(|it| tokio::spawn(it.run(spoke.clone(), signals, stopped(closed))));
+    let served = gateway::ingress::run(ingress, spoke, stopped(stop), |address| {
+        ready("spoke", Some(&region), address)
+    })
+    .await;
+    door_closed.send_replace(true);
+    if let Some(scaling) = scaling {
+        scaling.await?;
+    }
+    served?;
     agent.await??;
     Ok(())
 }
@@ -114,11 +127,26 @@ pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
         Ok(config) => config,
         Err(problems) => return wrong(&options.config, problems),
     };
+    let keeper = match std::env::var(keeper::VARIABLE).ok().map(|value| Keeper::parse(&value)).transpose() {
+        Ok(keeper) => keeper,
+        Err(problem) => return fail(WRONG_USAGE, &[problem]),
+    };
     let region = options.region.clone();
     run(async |stop| {
-        replica::server::run(config, stopped(stop), |address| ready("replica", region.as_deref(), address))
-            .await
+        let shutdown = stopped_or_alone(stop, keeper);
+        replica::server::run(config, shutdown, |address| ready("replica", region.as_deref(), address)).await
     })
+}
+
+/// A replica that somebody looks after ends as well when nobody does any longer.
+async fn stopped_or_alone(stop: watch::Receiver<bool>, keeper: Option<Keeper>) {
+    let Some(keeper) = keeper else { return stopped(stop).await };
+    tokio::select! {
+        () = stopped(stop) => {}
+        () = keeper::until_alone(&keeper) => {
+            tracing::warn!(file = %keeper.file.display(), "nobody looks after this replica any longer; it ends");
+        }
+    }
 }
 
 /// Becomes another program, which then ends with our parent as a role would: what was asked of the kernel stays.

@@ -5,7 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
-use gateway::ingress::{self, IngressConfig};
+use gateway::ingress::{self, IngressConfig, Signals};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
@@ -128,16 +128,15 @@ impl Scene {
         let (first, at) = Replica::start(scripts[0]).await;
         let (second, beside) = Replica::start(scripts[1]).await;
         let addresses = vec![at, beside];
-        let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses.clone())));
+        let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses)));
         let config = IngressConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             region: REGION.parse().unwrap(),
-            replicas: addresses,
+            signals: Signals::default(),
             catalogue: Arc::new(Catalogue::builtin()),
             receipts: None,
             tls: None,
             operations: None,
-            signals: ingress::Signals::default(),
         };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, address) = tokio::sync::oneshot::channel();

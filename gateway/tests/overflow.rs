@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
 use gateway::config::EdgeConfig;
-use gateway::ingress::{self, IngressConfig};
+use gateway::ingress::{self, IngressConfig, Signals};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::{GRANT_FOR, GRANT_PERIOD, Spoke};
 use serde_json::{Value, json};
@@ -73,12 +73,11 @@ async fn region(
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: id.parse().unwrap(),
-        replicas: vec![replica],
+        signals: Signals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: None,
         tls: None,
         operations: None,
-        signals: ingress::Signals::default(),
     };
     let (ready, bound) = oneshot::channel();
     tokio::spawn(async move {

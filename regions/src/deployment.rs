@@ -5,11 +5,13 @@
 //! law permits none of its places can answer nobody and is refused here, before anything starts.
 
 mod read;
+pub mod scaling;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use read::parse_deployments;
+pub use scaling::Scaling;
 
 use crate::catalogue::Catalogue;
 use crate::id::{DeploymentName, RegionId};
@@ -120,6 +122,8 @@ pub struct Deployment {
     pub residency: ResidencyPolicy,
     /// Where it should run; empty is wherever there is a spoke.
     pub regions: Vec<RegionId>,
+    /// How many replicas it should have in each of them.
+    pub scaling: Scaling,
 }
 
 impl Deployment {

@@ -6,10 +6,12 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::duration;
 use crate::suggest::did_you_mean;
 
 /// One thing that is wrong with a file, and what to write instead.
@@ -168,6 +170,69 @@ impl<'d> Table<'d> {
             return None;
         };
         Some(list.iter().filter_map(|item| self.text(key, item, problems)).collect())
+    }
+
+    /// `value`, which stands under `key`, as a whole number.
+    pub(crate) fn number(
+        &self,
+        key: &str,
+        value: &'d Spanned<DeValue<'d>>,
+        problems: &mut Problems<'_>,
+    ) -> Option<u32> {
+        let written = match value.get_ref() {
+            DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
+            DeValue::Float(float) => float.as_str(),
+            _ => {
+                let message = format!("{}: `{key}` is {}: write a whole number", self.what, kind(value));
+                problems.note(value.span(), message);
+                return None;
+            }
+        };
+        let number = written.parse().ok();
+        if number.is_none() {
+            let wanted = format!("write a whole number from 0 to {}", u32::MAX);
+            problems.note(value.span(), format!("{}: `{key}` is {written}: {wanted}", self.what));
+        }
+        number
+    }
+
+    /// `value`, which stands under `key`, as a length of time.
+    pub(crate) fn time(
+        &self,
+        key: &str,
+        value: &'d Spanned<DeValue<'d>>,
+        problems: &mut Problems<'_>,
+    ) -> Option<Duration> {
+        self.time_or(key, value, "", problems)
+    }
+
+    /// `value`, which stands under `key`, as a length of time, or as none at all.
+    pub(crate) fn time_or_never(
+        &self,
+        key: &str,
+        value: &'d Spanned<DeValue<'d>>,
+        problems: &mut Problems<'_>,
+    ) -> Option<Option<Duration>> {
+        if value.get_ref().as_str() == Some("never") {
+            return Some(None);
+        }
+        self.time_or(key, value, ", or \"never\"", problems).map(Some)
+    }
+
+    fn time_or(
+        &self,
+        key: &str,
+        value: &'d Spanned<DeValue<'d>>,
+        or: &str,
+        problems: &mut Problems<'_>,
+    ) -> Option<Duration> {
+        let (text, at) = self.text(key, value, problems)?;
+        let time = duration::parse(text);
+        if time.is_none() {
+            let wanted = format!("write a time, as \"500ms\", \"180s\", \"5m\" or \"2h\"{or}");
+            problems.note(at, format!("{}: `{key}` is `{text}`: {wanted}", self.what));
+        }
+        time
     }
 }
 

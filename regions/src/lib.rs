@@ -16,6 +16,7 @@
 pub mod catalogue;
 pub mod deployment;
 mod document;
+pub mod duration;
 pub mod ewma;
 pub mod geography;
 pub mod id;
@@ -30,7 +31,7 @@ pub mod set;
 mod suggest;
 
 pub use catalogue::{Catalogue, Region};
-pub use deployment::{Deployment, EngineKind, EngineSpec, Precision, Task, parse_deployments};
+pub use deployment::{Deployment, EngineKind, EngineSpec, Precision, Scaling, Task, parse_deployments};
 pub use document::Problem;
 pub use geography::GeoPoint;
 pub use id::{DeploymentName, RegionId, TenantId};

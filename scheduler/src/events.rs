@@ -5,6 +5,7 @@
 
 use std::fmt::Display;
 use std::net::SocketAddr;
+use std::path::Path;
 
 use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
@@ -281,5 +282,57 @@ impl NotDeployed<'_> {
     pub(crate) fn emit(self) {
         let names: Vec<_> = self.names.iter().map(DeploymentName::as_str).collect();
         tracing::warn!(?names, "ready here and not deployed: nobody will be sent here for these");
+    }
+}
+
+/// A spoke has a newer route table.
+pub(crate) struct TableFollowed {
+    pub(crate) generation: Generation,
+    pub(crate) deployments: usize,
+}
+
+impl TableFollowed {
+    pub(crate) fn emit(self) {
+        let TableFollowed { generation, deployments } = self;
+        tracing::info!(%generation, deployments, "a new route table");
+    }
+}
+
+/// A spoke cannot follow the route table, or refuses it, from now on.
+pub(crate) struct TableNotFollowed<'a> {
+    pub(crate) hub: &'a str,
+    pub(crate) error: &'a dyn Display,
+}
+
+impl TableNotFollowed<'_> {
+    pub(crate) fn emit(self) {
+        let TableNotFollowed { hub, error } = self;
+        tracing::warn!(hub, %error, "the route table cannot be followed; the one in hand stays");
+    }
+}
+
+/// A table could not be written.
+pub(crate) struct TableNotKept<'a> {
+    pub(crate) snapshot: &'a Path,
+    pub(crate) error: &'a dyn Display,
+}
+
+impl TableNotKept<'_> {
+    pub(crate) fn emit(self) {
+        let TableNotKept { snapshot, error } = self;
+        tracing::warn!(snapshot = %snapshot.display(), %error, "the route table cannot be kept on disk");
+    }
+}
+
+/// The table on disk cannot be used.
+pub(crate) struct TableUnusable<'a> {
+    pub(crate) snapshot: &'a Path,
+    pub(crate) error: &'a dyn Display,
+}
+
+impl TableUnusable<'_> {
+    pub(crate) fn emit(self) {
+        let TableUnusable { snapshot, error } = self;
+        tracing::warn!(snapshot = %snapshot.display(), %error, "the route table on disk is of no use");
     }
 }

@@ -96,6 +96,8 @@ impl<K: Copy + Ord> Targets<K> {
         self.paces.values_mut().for_each(|paces| paces.retain(|key, _| wanted.contains(key)));
         self.paces.retain(|_, paces| !paces.is_empty());
         self.paces_kept = self.paces.values().map(BTreeMap::len).sum();
+        // Whoever has gone is forgotten with the last request that waits for it.
+        self.in_flight.retain(|key, waiting| *waiting > 0 || wanted.contains(key));
     }
 
     /// How `key` stands.

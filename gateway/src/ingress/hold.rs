@@ -106,14 +106,6 @@ impl Hold {
         }
     }
 
-    /// Calls the line whenever whoever starts replicas says that something is different.
-    pub(super) async fn follow(self: Arc<Hold>, changed: Arc<Notify>) {
-        loop {
-            changed.notified().await;
-            self.call();
-        }
-    }
-
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, oneshot::Sender<CalledTo>>> {
         self.waiting.lock().expect("no decision panics while it holds the lock")
     }

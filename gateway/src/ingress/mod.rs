@@ -8,6 +8,7 @@
 
 mod arrival;
 mod attempts;
+mod follow;
 mod hold;
 mod operations;
 mod probe;
@@ -65,8 +66,6 @@ pub struct IngressConfig {
     pub listen: SocketAddr,
     /// The region whose door this is.
     pub region: RegionId,
-    /// The replicas behind it, as `Spoke` numbers them.
-    pub replicas: Vec<SocketAddr>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// How receipts are kept, if they are.
@@ -84,7 +83,7 @@ pub struct IngressConfig {
 pub struct Signals {
     /// Rung by the door: a request waits for a deployment that has no replica.
     pub wake: Arc<Notify>,
-    /// Rung by whoever starts them: what `Spoke` knows of those that are ordered is different.
+    /// Rung by whoever starts them: replicas have come or gone, or what `Spoke` knows of those that are ordered is different.
     pub changed: Arc<Notify>,
 }
 
@@ -124,7 +123,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), IngressError> {
-    let IngressConfig { listen, region, replicas, catalogue, receipts, tls, operations, signals } = config;
+    let IngressConfig { listen, region, signals, catalogue, receipts, tls, operations } = config;
     let here = catalogue.index_of(&region).ok_or_else(|| IngressError::UnknownRegion(region.clone()))?;
     let bind = async |address| {
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
@@ -147,10 +146,6 @@ pub async fn run(
     let Signals { wake, changed } = signals;
     let hold = Arc::new(Hold::new(spoke.clone(), wake));
     let mut tasks = JoinSet::new();
-    for (number, address) in replicas.iter().enumerate() {
-        tasks.spawn(probe::watch(number, *address, client.clone(), spoke.clone(), hold.clone()));
-    }
-    tasks.spawn(hold.clone().follow(changed));
     if tls.is_none() && !listen.ip().is_loopback() {
         tracing::warn!(%listen, "requests come in the clear, as [tls] says");
     }
@@ -163,7 +158,7 @@ pub async fn run(
         here,
         catalogue,
         spoke: spoke.clone(),
-        replicas: Replicas::new(replicas, spoke.clone(), hold.clone()),
+        replicas: Replicas::new(spoke.clone(), hold.clone()),
         hold,
         upstream: Upstream::within_the_region(),
         intake: Intake::new(timeouts.body),
@@ -179,6 +174,7 @@ pub async fn run(
         Leave::Stopping
     };
     let door = Arc::new(door);
+    tasks.spawn(follow::replicas(door.clone(), client, changed));
     let left = tokio::sync::watch::Sender::new(false);
     let operators = async {
         if let Some(operations) = operations {

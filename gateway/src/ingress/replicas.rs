@@ -26,13 +26,14 @@ pub(super) const REPLICA_IN_FLIGHT_MAX: u32 = 1024;
 
 /// The replicas of a region, as seen by its ingress.
 pub(super) struct Replicas {
-    addresses: Vec<SocketAddr>,
     spoke: Arc<Mutex<Spoke>>,
     hold: Arc<Hold>,
     known: Mutex<Known>,
 }
 
 struct Known {
+    /// Where each is reached, by its number.
+    addresses: BTreeMap<usize, SocketAddr>,
     targets: Targets<usize>,
     retry: RetryBudget,
     /// Pays for leaving a replica that was ejected lately.
@@ -53,12 +54,24 @@ pub(super) async fn replica_is_late(after: Option<Duration>) {
 }
 
 impl Replicas {
-    pub(super) fn new(addresses: Vec<SocketAddr>, spoke: Arc<Mutex<Spoke>>, hold: Arc<Hold>) -> Replicas {
-        let mut targets = Targets::new(Patience::WITH_A_REPLICA, Yardstick::Best, REPLICA_IN_FLIGHT_MAX);
-        targets.watch(0..addresses.len());
-        let retry = RetryBudget::new(Instant::now());
-        let known = Mutex::new(Known { targets, retry, evacuation: BTreeMap::new() });
-        Replicas { addresses, spoke, hold, known }
+    /// Those that the spoke knows now.
+    pub(super) fn new(spoke: Arc<Mutex<Spoke>>, hold: Arc<Hold>) -> Replicas {
+        let targets = Targets::new(Patience::WITH_A_REPLICA, Yardstick::Best, REPLICA_IN_FLIGHT_MAX);
+        let (retry, addresses) = (RetryBudget::new(Instant::now()), BTreeMap::new());
+        let known = Mutex::new(Known { addresses, targets, retry, evacuation: BTreeMap::new() });
+        let replicas = Replicas { spoke, hold, known };
+        replicas.refresh();
+        replicas
+    }
+
+    /// Keeps exactly those that the spoke knows now, and what was seen of those who stay.
+    pub(super) fn refresh(&self) -> BTreeMap<usize, SocketAddr> {
+        let mut known = self.known();
+        let addresses = lock(&self.spoke).endpoints();
+        known.targets.watch(addresses.keys().copied().collect::<Vec<_>>());
+        known.evacuation.retain(|number, _| addresses.contains_key(number));
+        known.addresses.clone_from(&addresses);
+        addresses
     }
 
     /// The replica that takes a request, of those that were not tried for it; nobody, while others wait for one who came
@@ -113,9 +126,12 @@ impl Replicas {
     /// How each replica stands, for operators.
     pub(super) fn status(&self) -> Vec<Value> {
         let now = Instant::now();
-        let states = self.known().targets.states(now);
+        let (states, addresses) = {
+            let known = self.known();
+            (known.targets.states(now), known.addresses.clone())
+        };
         let shown = |state: &CircuitState<usize>| {
-            let endpoint = self.addresses[state.target].to_string();
+            let endpoint = addresses[&state.target].to_string();
             json!({"endpoint": endpoint, "circuit": circuits::shown(state, now)})
         };
         states.iter().map(shown).collect()

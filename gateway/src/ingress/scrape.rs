@@ -9,8 +9,8 @@ use crate::respond;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE as TYPE};
 use pingora::protocols::http::ServerSession;
-use scheduler_core::spoke::Load;
 use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
+use scheduler_core::spoke::{Decided, Load};
 use std::time::Instant;
 
 /// One of the numbers of a deployment's load.
@@ -57,6 +57,7 @@ impl Ingress {
         for (deployment, tokens) in granted {
             text.sample(name, &[("deployment", deployment.as_str())], tokens);
         }
+        self.scaling(&mut text);
         self.hold.metrics.render(&mut text);
         let (requests, bytes) = held;
         for (name, help, value) in [
@@ -103,5 +104,50 @@ impl Ingress {
             recorder.gauge().render(&mut text);
         }
         text.finish()
+    }
+
+    /// What the region's scaler has decided, where there is one.
+    fn scaling(&self, text: &mut Text) {
+        let decided = lock(&self.spoke).decided().clone();
+        if decided.is_empty() {
+            return;
+        }
+        let parts: [(&str, Kind, &str, fn(&Decided) -> u64); 5] = [
+            (
+                "wanted",
+                Kind::Gauge,
+                "Replicas that a deployment should have, ready and ordered together.",
+                |it| u64::from(it.wanted.replicas),
+            ),
+            ("ordered", Kind::Gauge, "Replicas that are on their way.", |it| u64::from(it.ordered)),
+            ("leaving", Kind::Gauge, "Replicas that finish what they have and go.", |it| {
+                u64::from(it.leaving)
+            }),
+            (
+                "died_total",
+                Kind::Counter,
+                "Replicas that ended without being told to, since the spoke started.",
+                |it| it.deaths,
+            ),
+            (
+                "start_ms",
+                Kind::Gauge,
+                "What nine of ten starts of a replica take at most, in milliseconds.",
+                |it| it.start_ms,
+            ),
+        ];
+        for (name, kind, help, part) in parts {
+            let name = format!("meridian_scaling_replicas_{name}");
+            text.head(&name, kind, help);
+            for (deployment, decided) in &decided {
+                text.sample(&name, &[("deployment", deployment.as_str())], part(decided));
+            }
+        }
+        let name = "meridian_scaling_decided_by";
+        text.head(name, Kind::Gauge, "1 for what decided how many are wanted.");
+        for (deployment, decided) in &decided {
+            let labels = [("deployment", deployment.as_str()), ("why", decided.wanted.why.name())];
+            text.sample(name, &labels, 1);
+        }
     }
 }

@@ -107,7 +107,6 @@ impl Region {
         let config = IngressConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             region: id.parse().unwrap(),
-            replicas: vec![at],
             catalogue: Arc::new(Catalogue::builtin()),
             receipts: None,
             tls: None,

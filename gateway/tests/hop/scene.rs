@@ -4,7 +4,7 @@
 use crate::authority::{Authority, Subject};
 use gateway::config::EdgeConfig;
 use gateway::hop::{Credentials, Files};
-use gateway::ingress::IngressConfig;
+use gateway::ingress::{IngressConfig, Signals};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
@@ -228,12 +228,11 @@ async fn start_region(id: &'static str, hop: Hop<'_>, dir: &Path) -> Region {
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: region.clone(),
-        replicas: vec![replica],
+        signals: Signals::default(),
         catalogue: catalogue.clone(),
         receipts: None,
         tls,
         operations: Some(operations),
-        signals: gateway::ingress::Signals::default(),
     };
     let spoke = Arc::new(Mutex::new(Spoke::new(region.clone(), 1, vec![replica])));
     let (stop, stopped) = oneshot::channel::<()>();

@@ -2,7 +2,7 @@
 
 use crate::hub::{deployment, hub, serve};
 use gateway::config::EdgeConfig;
-use gateway::ingress::IngressConfig;
+use gateway::ingress::{IngressConfig, Signals};
 use gateway::receipts::{RawReceipts, ReceiptsConfig};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;
@@ -260,12 +260,11 @@ async fn start_region(id: &'static str, dir: &Path) -> Region {
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region,
-        replicas: vec![replica],
+        signals: Signals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: Some(ReceiptsConfig::read(raw, dir, &BTreeMap::new()).unwrap()),
         tls: None,
         operations: None,
-        signals: gateway::ingress::Signals::default(),
     };
     let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica])));
     let (stop, stopped) = oneshot::channel::<()>();

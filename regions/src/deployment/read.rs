@@ -8,7 +8,7 @@ use std::str::FromStr;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Deployment, EngineKind, EngineSpec, MAX_DEPLOYMENTS, Precision, Task};
+use super::{Deployment, EngineKind, EngineSpec, MAX_DEPLOYMENTS, Precision, Scaling, Task};
 use crate::catalogue::Catalogue;
 use crate::document::{self, Problem, Problems, Table};
 use crate::id::{DeploymentName, RegionId};
@@ -68,13 +68,15 @@ fn read_deployment(
     catalogue: &Catalogue,
     problems: &mut Problems<'_>,
 ) -> Option<Deployment> {
-    table.refuse_other_keys(&["name", "task", "model", "engine", "residency", "regions"], problems);
+    let keys = ["name", "task", "model", "engine", "residency", "regions", "scaling"];
+    table.refuse_other_keys(&keys, problems);
     let name = parsed::<DeploymentName>(table, "name", "\"docs-embed\"", problems);
     let task = parsed::<Task>(table, "task", "\"embed\"", problems);
     let model = read_model(table, problems);
     let engine = read_engine(table, problems);
     let residency = read_residency(table, catalogue, problems);
     let regions = read_regions(table, catalogue, problems);
+    let scaling = read_scaling(table, problems);
     let deployment = Deployment {
         name: name?,
         task: task?,
@@ -82,6 +84,7 @@ fn read_deployment(
         engine: engine?,
         residency: residency?,
         regions: regions?,
+        scaling: scaling?,
     };
     let permitted = deployment.residency.permitted(catalogue);
     if deployment.placed(catalogue).intersect(permitted).is_empty() {
@@ -183,9 +186,55 @@ fn read_regions(
     Some(regions)
 }
 
+fn read_scaling(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Scaling> {
+    let Some(value) = table.entries.get("scaling") else {
+        return Some(Scaling::default());
+    };
+    let scaling = Table::of(format!("{}: `scaling`", table.what), value, problems)?;
+    scaling.refuse_other_keys(Scaling::KEYS, problems);
+    let default = Scaling::default();
+    let mut number = |key: &str| read_if_there(&scaling, key, Table::number, problems);
+    let [min, max, concurrency_target, target_utilization] =
+        ["min", "max", "concurrency_target", "target_utilization"].map(&mut number);
+    let mut time = |key: &str| read_if_there(&scaling, key, Table::time, problems);
+    let [autoscaling_window, scale_down_delay] = ["autoscaling_window", "scale_down_delay"].map(&mut time);
+    let zero_after = read_if_there(&scaling, "zero_after", Table::time_or_never, problems);
+    let min = min?.unwrap_or(default.min);
+    let read = Scaling {
+        min,
+        // Whoever sets a least number and no most one wants that number.
+        max: max?.unwrap_or(min.max(default.max)),
+        concurrency_target: concurrency_target?,
+        target_utilization: target_utilization?.unwrap_or(default.target_utilization),
+        autoscaling_window: autoscaling_window?.unwrap_or(default.autoscaling_window),
+        scale_down_delay: scale_down_delay?.unwrap_or(default.scale_down_delay),
+        zero_after: zero_after?.unwrap_or(Scaling::zero_after_default(min)),
+    };
+    let wrong = read.problems();
+    for (key, problem) in &wrong {
+        let at = scaling.entries.get(*key).map_or(scaling.span.clone(), Spanned::span);
+        problems.note(at, format!("{}: {problem}", scaling.what));
+    }
+    wrong.is_empty().then_some(read)
+}
+
+/// What `read` makes of the value of `key`, if there is one; `None` when it is there and wrong, which was noted.
+fn read_if_there<'d, T>(
+    table: &Table<'d>,
+    key: &str,
+    read: impl Fn(&Table<'d>, &str, &'d Spanned<DeValue<'d>>, &mut Problems<'_>) -> Option<T>,
+    problems: &mut Problems<'_>,
+) -> Option<Option<T>> {
+    match table.entries.get(key) {
+        None => Some(None),
+        Some(value) => read(table, key, value, problems).map(Some),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     const SOUND: &str = r#"
 [[deployment]]
@@ -232,6 +281,7 @@ regions = ["gcp/europe-west4", "aws/us-east-1"]
             engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
             residency: "eu,aws/us-east-1".parse().unwrap(),
             regions: vec!["gcp/europe-west4".parse().unwrap(), "aws/us-east-1".parse().unwrap()],
+            scaling: Scaling::default(),
         };
         assert_eq!(*deployment, expected);
         assert_eq!(deployment.placed(&catalogue).len(), 2);
@@ -245,6 +295,49 @@ regions = ["gcp/europe-west4", "aws/us-east-1"]
         assert_eq!(deployments[0].residency, ResidencyPolicy::Anywhere);
         assert_eq!(deployments[0].placed(&catalogue), catalogue.all());
         assert_eq!(parse_deployments("", &catalogue).unwrap(), []);
+    }
+
+    #[test]
+    fn scaling_is_read_as_it_is_written_and_what_is_left_out_has_its_default() {
+        let read = |line: &str| {
+            let read = parse_deployments(&changed("scaling", line), &Catalogue::builtin());
+            read.unwrap_or_else(|problems| panic!("{line}: {problems:#?}"))[0].scaling.clone()
+        };
+        let (default, seconds) = (Scaling::default(), Duration::from_secs(1));
+        assert_eq!(read(""), default);
+        assert_eq!(read("scaling = { max = 8 }"), Scaling { max: 8, ..default.clone() });
+        assert_eq!(read("scaling = { min = 3 }"), Scaling { min: 3, max: 3, ..default.clone() });
+        let zero = Scaling { min: 0, max: 8, zero_after: Some(300 * seconds), ..default.clone() };
+        assert_eq!(read("scaling = { min = 0, max = 8 }"), zero);
+        let never = Scaling { zero_after: None, ..zero };
+        assert_eq!(read("scaling = { min = 0, max = 8, zero_after = \"never\" }"), never);
+        let all = "scaling = { min = 0, max = 40, concurrency_target = 32, target_utilization = 60, \
+                   autoscaling_window = \"30s\", scale_down_delay = \"5m\", zero_after = \"1h\" }";
+        let expected = Scaling {
+            min: 0,
+            max: 40,
+            concurrency_target: Some(32),
+            target_utilization: 60,
+            autoscaling_window: 30 * seconds,
+            scale_down_delay: 300 * seconds,
+            zero_after: Some(3600 * seconds),
+        };
+        assert_eq!(read(all), expected);
+    }
+
+    #[test]
+    fn all_that_is_wrong_with_scaling_is_told_at_once() {
+        let line = "scaling = { min = 9, max = 0, target_utilization = 101, zero_after = \"0s\" }";
+        check(
+            &changed("scaling", line),
+            &[
+                (9, "`max` is 0"),
+                (9, "`min` is 9"),
+                (9, "`target_utilization` is 101"),
+                (9, "`zero_after` is 0s"),
+                (9, "`zero_after` never"),
+            ],
+        );
     }
 
     #[test]
@@ -312,7 +405,27 @@ regions = ["gcp/europe-west4", "aws/us-east-1"]
                 "`aws/us-east-1` stands twice",
             ),
             ("regions", "regions = []", 8, "`regions` is empty: name some, or leave it out"),
-            ("scaling", "scaling = { min = 1 }", 9, "unknown key `scaling`; the keys are name, task"),
+            ("scaling", "scaling = 3", 9, "`scaling` is a number: write a table"),
+            ("scaling", "scaling = { mni = 1 }", 9, "`scaling`: unknown key `mni`; did you mean min?"),
+            ("scaling", "scaling = { min = \"1\" }", 9, "`min` is a text: write a whole number"),
+            ("scaling", "scaling = { min = 1.5 }", 9, "`min` is 1.5: write a whole number"),
+            ("scaling", "scaling = { min = -1 }", 9, "`min` is -1: write a whole number from 0 to"),
+            ("scaling", "scaling = { min = 3, max = 2 }", 9, "`min` is 3 and `max` is 2"),
+            (
+                "scaling",
+                "scaling = { scale_down_delay = 180 }",
+                9,
+                "`scale_down_delay` is a number: write a text",
+            ),
+            (
+                "scaling",
+                "scaling = { autoscaling_window = \"1\" }",
+                9,
+                "`autoscaling_window` is `1`: write a time",
+            ),
+            ("scaling", "scaling = { min = 0, zero_after = \"always\" }", 9, "or \"never\""),
+            ("scaling", "scaling = { zero_after = \"5m\" }", 9, "`zero_after` never comes where `min` is 1"),
+            ("scalling", "scalling = { min = 1 }", 9, "unknown key `scalling`; did you mean scaling?"),
             ("[[deployment", "[deployment]", 2, "`deployment` is not a list: write [[deployment]]"),
         ];
         for (line, by, at, part) in cases {

@@ -43,7 +43,7 @@ pub fn unknown<'a>(
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Task};
+    use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
 
     fn deployments(names: &[&str]) -> BTreeMap<DeploymentName, Deployment> {
         let one = |name: &&str| {
@@ -51,7 +51,10 @@ mod tests {
             let engine = EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 };
             let model = "pypi://m".to_owned();
             let (task, residency, regions) = (Task::Embed, ResidencyPolicy::Anywhere, Vec::new());
-            (name.clone(), Deployment { name, task, model, engine, residency, regions })
+            (
+                name.clone(),
+                Deployment { name, task, model, engine, residency, regions, scaling: Scaling::default() },
+            )
         };
         names.iter().map(one).collect()
     }

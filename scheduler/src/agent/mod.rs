@@ -4,11 +4,14 @@
 //! forgotten it. While the hub is away it tries again, with growing pauses, for ever; nothing in the region waits for
 //! it, and it says so in the log once and not at every attempt.
 //!
+//! What should run in the region it learns by following the route table ([`table`]), where somebody is there to start it.
+//!
 //! The ingress of the same process owns the truth: both look at one [`Spoke`], which is locked for one question at a
 //! time and never across an await.
 
 mod backoff;
 mod client;
+pub(crate) mod table;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;

@@ -2,10 +2,12 @@
 //! everything that is wrong.
 
 mod hub;
+mod scaling;
 mod spoke;
 mod store;
 
 pub use hub::{HubConfig, LEASE_TTL};
+pub use scaling::{ActuatorConfig, ProcessConfig, ScalingConfig};
 pub use spoke::{REPLICAS_MAX, Receipts, SpokeConfig, TlsFiles};
 pub use store::StoreConfig;
 

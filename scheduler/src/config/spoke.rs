@@ -9,6 +9,7 @@ use regions::{Catalogue, RegionId};
 use scheduler_core::spoke::Spoke;
 use serde::Deserialize;
 
+use super::scaling::{RawScaling, ScalingConfig};
 use super::{Problems, raw};
 
 /// Replicas behind one spoke: each is asked for its status five times a second by one process.
@@ -26,6 +27,7 @@ struct RawConfig {
     receipts: Option<Receipts>,
     operations: Option<String>,
     tls: Option<RawTls>,
+    scaling: Option<RawScaling>,
     #[serde(default)]
     replica: Vec<RawReplica>,
 }
@@ -94,6 +96,8 @@ pub struct SpokeConfig {
     pub operations: Option<SocketAddr>,
     /// What the door shows to gateways and whom it believes; without it, it is in the clear.
     pub tls: Option<TlsFiles>,
+    /// Who starts and stops replicas beside those that the file names, if anybody does.
+    pub scaling: Option<ScalingConfig>,
 }
 
 impl SpokeConfig {
@@ -113,6 +117,7 @@ impl SpokeConfig {
             receipts,
             operations,
             tls,
+            scaling,
             replica,
         } = raw(text)?;
         let mut problems = Problems::default();
@@ -125,6 +130,7 @@ impl SpokeConfig {
         let operations = operations.and_then(|address| problems.address("operations", Some(address)));
         let tls = problems.tls(tls, base, [("listen", listen), ("advertise", advertise)]);
         let replicas = problems.replicas(replica);
+        let scaling = problems.scaling(scaling, base, replicas.len());
         match (region, listen, advertise, hub, catalogue) {
             (Some(region), Some(listen), Some(advertise), Some(hub), Some(catalogue))
                 if problems.0.is_empty() =>
@@ -140,6 +146,7 @@ impl SpokeConfig {
                     receipts,
                     operations,
                     tls,
+                    scaling,
                 })
             }
             _ => Err(problems.0),
@@ -311,9 +318,13 @@ mod tests {
 
     #[test]
     fn what_stands_in_the_example_as_a_comment_is_a_key_that_is_known() {
-        let keys = ["operations =", "[tls]", "certificate =", "key =", "client_ca ="];
-        let text = keys.iter().fold(EXAMPLE.to_owned(), |text, key| text.replace(&format!("# {key}"), key));
+        let scaling = ["[scaling]", "actuator =", "dir =", "ports =", "address =", "program =", "alone ="];
+        let keys =
+            ["operations =", "[tls]", "certificate =", "key =", "client_ca ="].into_iter().chain(scaling);
+        let text = keys
+            .fold(EXAMPLE.to_owned(), |text, key| text.replace(&format!("\n# {key}"), &format!("\n{key}")));
         let config = parse(&text, None).unwrap();
+        assert!(config.scaling.is_some());
         assert_eq!(config.operations.map(|address| address.port()), Some(7101));
         assert_eq!(config.tls.map(|files| files.client_ca), Some(PathBuf::from("./gateways-ca.crt")));
     }

@@ -173,7 +173,7 @@ mod tests {
 
     /// The table of as many regions and deployments as routing is measured with.
     fn large_table() -> RouteTable {
-        use regions::{EngineKind, EngineSpec, Precision, RegionRoute, ResidencyPolicy, Task};
+        use regions::{EngineKind, EngineSpec, Precision, RegionRoute, ResidencyPolicy, Scaling, Task};
         let names: Vec<regions::DeploymentName> = (0..1000)
             .map(|n: u64| format!("tenant-{:x}.embed-{n:04}", n.wrapping_mul(2_654_435_761)).parse().unwrap())
             .collect();
@@ -188,6 +188,7 @@ mod tests {
             engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
             residency: ResidencyPolicy::Anywhere,
             regions: Vec::new(),
+            scaling: Scaling::default(),
         };
         RouteTable {
             regions: (1..=64).map(|at| (format!("aws/region-{at}").parse().unwrap(), route(at))).collect(),

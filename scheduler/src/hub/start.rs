@@ -121,7 +121,7 @@ async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Task};
+    use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
     use scheduler_store::Sim;
     use std::time::{Duration, Instant};
 
@@ -133,6 +133,7 @@ mod tests {
             engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
             residency: ResidencyPolicy::Anywhere,
             regions: Vec::new(),
+            scaling: Scaling::default(),
         }
     }
 

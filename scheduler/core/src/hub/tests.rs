@@ -3,7 +3,7 @@
 use super::*;
 use crate::registry::{LAPSED_KEEP, Registration};
 use crate::some_instant;
-use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Task};
+use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
 use std::collections::BTreeSet;
 
 const EUROPE: &str = "gcp/europe-west4";
@@ -27,6 +27,7 @@ fn deployment(name: &str) -> Deployment {
         engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
         residency: ResidencyPolicy::Anywhere,
         regions: Vec::new(),
+        scaling: Scaling::default(),
     }
 }
 

@@ -17,14 +17,20 @@
 //! (three starts, if that is longer), a quarter at a time, and not while somebody knows better ([`Brake`]). To zero goes what
 //! nobody has asked for in [`Knobs::zero_after`].
 //!
-//! Nothing starts or stops a replica by it yet: its tests and the simulation are all that reaches it.
+//! [`step`] turns that number into who comes, who goes and who stays; [`starts`] remembers how long replicas take to start and
+//! [`restarts`] when one that died may be started again. The loop that looks and acts is `scheduler::scaling`.
 //!
 //! Pure: one [`Scaler::tick`] for each look, with what was seen. The knobs have the names that people know from Knative and
 //! from hosted services; `simulated` runs this one beside such policies over the same arrivals.
 
+pub mod restarts;
+pub mod starts;
+pub mod step;
+
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use regions::Scaling;
 use regions::ewma::Ewma;
 
 /// How often to look.
@@ -80,6 +86,29 @@ impl Default for Knobs {
     }
 }
 
+impl From<&Scaling> for Knobs {
+    fn from(scaling: &Scaling) -> Knobs {
+        let Scaling {
+            min,
+            max,
+            concurrency_target,
+            target_utilization,
+            autoscaling_window,
+            scale_down_delay,
+            zero_after,
+        } = *scaling;
+        Knobs {
+            min,
+            max,
+            target_utilization,
+            concurrency_target,
+            autoscaling_window,
+            scale_down_delay,
+            zero_after,
+        }
+    }
+}
+
 impl Knobs {
     /// How many a look may order where there are `count`: two times as many and four more. From nothing that is enough for
     /// most, and three looks later it is enough for anybody.
@@ -99,6 +128,44 @@ pub enum Brake {
     RollsOut,
     /// A replica has died of late.
     Crashed,
+}
+
+impl Why {
+    /// Every one there is.
+    pub const ALL: [Why; 13] = [
+        Why::Rate,
+        Why::Backlog,
+        Why::Concurrency,
+        Why::Wake,
+        Why::Floor,
+        Why::Max,
+        Why::Paced,
+        Why::Kept,
+        Why::Brake(Brake::HubSilent),
+        Why::Brake(Brake::TakesOverflow),
+        Why::Brake(Brake::RollsOut),
+        Why::Brake(Brake::Crashed),
+        Why::Zero,
+    ];
+
+    /// Its name in logs and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Why::Rate => "rate",
+            Why::Backlog => "backlog",
+            Why::Concurrency => "concurrency",
+            Why::Wake => "wake",
+            Why::Floor => "floor",
+            Why::Max => "max",
+            Why::Paced => "paced",
+            Why::Kept => "kept",
+            Why::Brake(Brake::HubSilent) => "hub_silent",
+            Why::Brake(Brake::TakesOverflow) => "takes_overflow",
+            Why::Brake(Brake::RollsOut) => "rolls_out",
+            Why::Brake(Brake::Crashed) => "crashed",
+            Why::Zero => "zero",
+        }
+    }
 }
 
 /// What is seen at one look.
@@ -174,15 +241,22 @@ pub struct Scaler {
 impl Scaler {
     /// Nothing has arrived yet.
     pub fn new(knobs: Knobs, now: Instant) -> Scaler {
-        let slow = knobs.autoscaling_window.mul_f64(std::f64::consts::LN_2).max(FAST);
         Scaler {
             knobs,
             last: now,
             fast: Ewma::new(FAST, 0.0, now),
-            slow: Ewma::new(slow, 0.0, now),
+            slow: Ewma::new(half_life(&knobs), 0.0, now),
             needed: VecDeque::new(),
             asked: now,
         }
+    }
+
+    /// What people set is another from now on; what was seen stays.
+    pub fn set_knobs(&mut self, knobs: Knobs) {
+        if knobs.autoscaling_window != self.knobs.autoscaling_window {
+            self.slow = Ewma::new(half_life(&knobs), self.slow.get(), self.last);
+        }
+        self.knobs = knobs;
     }
 
     /// One look.
@@ -298,6 +372,11 @@ impl Scaler {
         let since = now.saturating_duration_since(self.asked);
         seen.brake.is_none() && self.knobs.zero_after.is_some_and(|after| since >= after)
     }
+}
+
+/// That of the long average.
+fn half_life(knobs: &Knobs) -> Duration {
+    knobs.autoscaling_window.mul_f64(std::f64::consts::LN_2).max(FAST)
 }
 
 /// As many as it takes.

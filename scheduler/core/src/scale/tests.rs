@@ -152,6 +152,27 @@ fn who_counts_requests_at_a_time_gets_what_they_ask_for() {
     assert_eq!(wanted, Wanted { replicas: 10, why: Why::Concurrency });
 }
 
+#[test]
+fn knobs_that_change_change_what_is_wanted_and_forget_nothing() {
+    let mut story = Story::of(knobs(0, 50));
+    assert_eq!(story.runs(7500, 600, 1), 10);
+    story.scaler.set_knobs(Knobs { autoscaling_window: Duration::from_secs(30), ..knobs(0, 5) });
+    assert_eq!(story.runs(7500, 2, 10), 5, "no more than there may be now");
+    story.scaler.set_knobs(Knobs { target_utilization: 50, ..knobs(0, 50) });
+    assert_eq!(story.runs(7500, 2, 5), 15, "what arrives is still known");
+}
+
+#[test]
+fn every_reason_has_a_name_of_its_own() {
+    let names: std::collections::BTreeSet<_> = Why::ALL.iter().map(|why| why.name()).collect();
+    assert_eq!(names.len(), Why::ALL.len());
+}
+
+#[test]
+fn what_people_write_is_what_the_scaler_goes_by() {
+    assert_eq!(Knobs::from(&Scaling::default()), Knobs::default());
+}
+
 proptest! {
     /// Whatever is seen in whatever order: within min and max, at the floor, no more ordered at once than may be, and
     /// none let go while there is a brake.

@@ -19,6 +19,9 @@
 
 mod arrivals;
 mod coming;
+mod decided;
+mod demand;
+mod fleet;
 mod grants;
 pub mod hold;
 mod replica;
@@ -29,6 +32,11 @@ use std::time::{Duration, Instant};
 
 use arrivals::Arrivals;
 use coming::Coming;
+pub use decided::Decided;
+use demand::Counted;
+pub use demand::Demand;
+use fleet::Fleet;
+pub use fleet::{Member, Standing};
 pub use grants::{GATEWAYS_MAX, GRANT_FOR, GRANT_PERIOD, Gateway};
 use grants::{Grants, Pool};
 use hold::Line;
@@ -183,8 +191,10 @@ pub struct Spoke {
     region: RegionId,
     boot_id: u64,
     draining: bool,
-    replicas: Vec<Replica>,
+    replicas: Fleet,
     arrivals: Arrivals,
+    counted: Counted,
+    decided: BTreeMap<DeploymentName, Decided>,
     grants: Grants,
     coming: Coming,
     line: Line,
@@ -208,10 +218,10 @@ struct Score {
 impl Spoke {
     /// A region whose replicas are reached at `replicas` and have not been heard yet.
     pub fn new(region: RegionId, boot_id: u64, replicas: Vec<SocketAddr>) -> Spoke {
-        let replicas = replicas.into_iter().map(Replica::new).collect();
-        let (arrivals, grants) = (Arrivals::default(), Grants::default());
-        let (coming, line) = (Coming::default(), Line::default());
-        Spoke { region, boot_id, draining: false, replicas, arrivals, grants, coming, line }
+        let replicas = Fleet::of(replicas);
+        let (arrivals, counted, grants) = (Arrivals::default(), Counted::default(), Grants::default());
+        let (coming, line, decided) = (Coming::default(), Line::default(), BTreeMap::new());
+        Spoke { region, boot_id, draining: false, replicas, arrivals, counted, decided, grants, coming, line }
     }
 
     /// Drawn anew whenever the spoke starts.
@@ -219,36 +229,25 @@ impl Spoke {
         self.boot_id
     }
 
-    /// A replica said how it is.
-    ///
-    /// # Panics
-    ///
-    /// When there is no replica of this number; numbers come from the list that the spoke was made with.
+    /// A replica said how it is. One that is not there any longer is not listened to, here and below.
     pub fn observe_replica(&mut self, index: usize, observed: ReplicaObserved, now: Instant) {
-        self.replicas[index].observe(observed, now);
-        let replica = &self.replicas[index];
-        if let Some(speed) = replica.speed() {
-            replica.names().for_each(|name| self.coming.saw(name, speed));
-        }
+        self.replicas.with(index, |replica| {
+            replica.observe(observed, now);
+            if let Some(speed) = replica.speed() {
+                replica.names().for_each(|name| self.coming.saw(name, speed));
+            }
+        });
     }
 
     /// A replica did not say how it is. It is left alone until it is heard again.
-    ///
-    /// # Panics
-    ///
-    /// As [`Spoke::observe_replica`].
     pub fn replica_failed(&mut self, index: usize, now: Instant) {
-        self.replicas[index].fail(now);
+        self.replicas.with(index, |replica| replica.fail(now));
     }
 
     /// A replica has not said in time how it is. Others are preferred meanwhile; after [`SILENCE_MAX`] it is left alone
     /// until it is heard again.
-    ///
-    /// # Panics
-    ///
-    /// As [`Spoke::observe_replica`].
     pub fn replica_late(&mut self, index: usize, now: Instant) {
-        self.replicas[index].late(now);
+        self.replicas.with(index, |replica| replica.late(now));
     }
 
     /// The replica that takes a request of about `cost_tokens` for `deployment`, and counts as sent there from now on;
@@ -284,28 +283,33 @@ impl Spoke {
             }
             None => return Err(self.refusal(deployment)),
         };
-        let replica = &mut self.replicas[index];
-        replica.sent(cost_tokens);
-        Ok(ReplicaChoice { index, endpoint: replica.endpoint(), tokens: cost_tokens })
+        let endpoint = self.replicas.with(index, |replica| {
+            replica.sent(cost_tokens);
+            replica.endpoint()
+        });
+        let endpoint = endpoint.expect("whoever serves is there");
+        Ok(ReplicaChoice { index, endpoint, tokens: cost_tokens })
     }
 
     /// A request ended at the replica that was chosen for it.
     pub fn finished(&mut self, choice: &ReplicaChoice, outcome: Outcome, now: Instant) {
-        let replica = &mut self.replicas[choice.index];
-        replica.ended(choice.tokens);
-        match outcome {
-            Outcome::Answered => replica.answered(choice.tokens),
-            // Whoever is late is heard of otherwise, or left alone by whoever saw it.
-            Outcome::Late | Outcome::GivenUp => {}
-            Outcome::Failed => replica.fail(now),
-        }
+        self.replicas.with(choice.index, |replica| {
+            replica.ended(choice.tokens);
+            match outcome {
+                Outcome::Answered => replica.answered(choice.tokens),
+                // Whoever is late is heard of otherwise, or left alone by whoever saw it.
+                Outcome::Late | Outcome::GivenUp => {}
+                Outcome::Failed => replica.fail(now),
+            }
+        });
     }
 
     /// A request of about so many tokens came for a deployment.
     pub fn arrived(&mut self, deployment: &DeploymentName, tokens: u64, whose: Whose, now: Instant) {
+        self.counted.came(deployment, tokens, whose);
         match whose {
             // What a name that nobody here answers to asks for is refused, and takes no room in memory.
-            Whose::Own if self.replicas.iter().any(|replica| replica.serves(deployment)) => {
+            Whose::Own if self.replicas.each().any(|(_, replica)| replica.serves(deployment)) => {
                 self.arrivals.came(deployment, tokens, now);
             }
             Whose::Own | Whose::Overflow => {}
@@ -355,8 +359,9 @@ impl Spoke {
         if self.draining {
             return 0;
         }
-        let speed: f64 = replicas.iter().filter_map(|index| self.replicas[*index].speed()).sum();
-        let backlog: u64 = replicas.iter().map(|index| self.replicas[*index].backlog_tokens()).sum();
+        let speed: f64 = replicas.iter().filter_map(|index| self.replicas.get(*index)?.speed()).sum();
+        let backlog = |index: &usize| self.replicas.get(*index).map_or(0, Replica::backlog_tokens);
+        let backlog: u64 = replicas.iter().map(backlog).sum();
         let in_a_period = (speed * GRANT_PERIOD.as_secs_f64()) as u64;
         let own: u64 = deployments.iter().map(|name| self.arrivals.in_a_period(name, now)).sum();
         let spare = (in_a_period / 100 * OFFERED_PERCENT).saturating_sub(own);
@@ -365,7 +370,7 @@ impl Spoke {
 
     /// What the region says of itself in answer to the question `sequence`; nothing is granted by it.
     pub fn report(&self, sequence: u64, now: Instant) -> Report {
-        let known = self.replicas.iter().flat_map(Replica::names).chain(self.coming.names());
+        let known = self.replicas.each().flat_map(|(_, replica)| replica.names()).chain(self.coming.names());
         let mut deployments: BTreeMap<_, _> = known.map(|name| (name.clone(), Load::default())).collect();
         for (name, load) in &mut deployments {
             for (_, replica) in self.serving(name, now) {
@@ -397,7 +402,7 @@ impl Spoke {
         if self.draining {
             return BTreeSet::new();
         }
-        let names = self.replicas.iter().flat_map(Replica::names);
+        let names = self.replicas.each().flat_map(|(_, replica)| replica.names());
         names.filter(|name| self.serving(name, now).next().is_some()).cloned().collect()
     }
 
@@ -409,14 +414,19 @@ impl Spoke {
 
     /// The replicas that take work for `deployment`, in the order of their numbers.
     fn serving(&self, deployment: &DeploymentName, now: Instant) -> impl Iterator<Item = (usize, &Replica)> {
-        // When nobody was heard lately the likelier cause is this process (stopped, starved): the last state stands.
-        let deaf = !self.replicas.iter().any(|replica| replica.heard_lately(now));
-        let replicas = self.replicas.iter().enumerate();
-        replicas.filter(move |(_, replica)| replica.serves(deployment) && (deaf || replica.heard_lately(now)))
+        let deaf = self.is_deaf(now);
+        self.replicas
+            .each()
+            .filter(move |(_, replica)| replica.serves(deployment) && (deaf || replica.heard_lately(now)))
+    }
+
+    /// When nobody was heard lately the likelier cause is this process (stopped, starved): the last state stands.
+    fn is_deaf(&self, now: Instant) -> bool {
+        !self.replicas.each().any(|(_, replica)| replica.heard_lately(now))
     }
 
     fn refusal(&self, deployment: &DeploymentName) -> Refusal {
-        if self.replicas.iter().any(|replica| replica.may_answer_to(deployment)) {
+        if self.replicas.each().any(|(_, replica)| replica.may_answer_to(deployment)) {
             Refusal::NoneReady { retry_after: RETRY_AFTER }
         } else {
             Refusal::UnknownHere

@@ -43,6 +43,10 @@ pub(super) struct Replica {
     outstanding: u64,
     /// The same, at the last fix.
     outstanding_at_fix: u64,
+    /// Requests that were sent to it and have not ended.
+    in_flight: u32,
+    /// It is let go: what it has it finishes, and nothing new goes there.
+    leaving: bool,
     /// Tokens that it has answered since it became ready.
     answered: u64,
 }
@@ -56,6 +60,8 @@ impl Replica {
             failed: false,
             outstanding: 0,
             outstanding_at_fix: 0,
+            in_flight: 0,
+            leaving: false,
             answered: 0,
         }
     }
@@ -88,10 +94,29 @@ impl Replica {
 
     pub(super) fn sent(&mut self, tokens: u64) {
         self.outstanding = self.outstanding.saturating_add(tokens);
+        self.in_flight = self.in_flight.saturating_add(1);
     }
 
     pub(super) fn ended(&mut self, tokens: u64) {
         self.outstanding = self.outstanding.saturating_sub(tokens);
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    pub(super) fn set_leaving(&mut self, leaving: bool) {
+        self.leaving = leaving;
+    }
+
+    pub(super) fn leaving(&self) -> bool {
+        self.leaving
+    }
+
+    /// Nothing was heard of it yet, good or bad.
+    pub(super) fn unheard(&self) -> bool {
+        self.heard.is_none()
     }
 
     /// It has answered so much.
@@ -118,7 +143,13 @@ impl Replica {
 
     /// Whether it takes work for `deployment`, going by its last word.
     pub(super) fn serves(&self, deployment: &DeploymentName) -> bool {
-        self.is_ready() && self.observed.as_ref().is_some_and(|observed| observed.names.contains(deployment))
+        self.takes_work()
+            && self.observed.as_ref().is_some_and(|observed| observed.names.contains(deployment))
+    }
+
+    /// Whether it takes work for any, going by its last word.
+    pub(super) fn takes_work(&self) -> bool {
+        !self.leaving && self.is_ready()
     }
 
     /// Whether it answers to `deployment` when it is well; nobody knows before it has spoken.

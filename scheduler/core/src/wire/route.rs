@@ -5,6 +5,7 @@
 //! a field that got lost frees nothing.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -13,7 +14,7 @@ use super::{
 };
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::set::MAX_REGIONS;
-use regions::{Deployment, EngineSpec, Generation, RegionRoute, ResidencyPolicy, RouteTable};
+use regions::{Deployment, EngineSpec, Generation, RegionRoute, ResidencyPolicy, RouteTable, Scaling};
 
 /// The answer of `GET /v1/routes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +59,30 @@ pub struct DeploymentV1 {
     pub residency: Option<String>,
     /// Where it should run; empty is wherever there is a spoke.
     pub regions: Vec<String>,
+    /// How many replicas it should have in each; absent is one, always.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<ScalingV1>,
+}
+
+/// How many replicas a deployment should have in a region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScalingV1 {
+    /// Never fewer.
+    pub min: u32,
+    /// Never more.
+    pub max: u32,
+    /// Requests at a time that one replica should have, if that counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrency_target: Option<u32>,
+    /// In percent.
+    pub target_utilization: u32,
+    /// Over how long traffic is averaged.
+    pub autoscaling_window_ms: u64,
+    /// For how long what was needed is kept.
+    pub scale_down_delay_ms: u64,
+    /// For how long nobody must have asked until there is none; absent is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zero_after_ms: Option<u64>,
 }
 
 /// An engine and how it is to be run.
@@ -140,8 +165,15 @@ impl TryFrom<RouteTableV1> for RouteTable {
 
 impl From<&Deployment> for DeploymentV1 {
     fn from(deployment: &Deployment) -> DeploymentV1 {
-        let Deployment { name, task, model, engine: EngineSpec { kind, precision }, residency, regions } =
-            deployment;
+        let Deployment {
+            name,
+            task,
+            model,
+            engine: EngineSpec { kind, precision },
+            residency,
+            regions,
+            scaling,
+        } = deployment;
         DeploymentV1 {
             name: name.to_string(),
             task: task.to_string(),
@@ -152,12 +184,66 @@ impl From<&Deployment> for DeploymentV1 {
                 ResidencyPolicy::Only(_) => Some(residency.to_string()),
             },
             regions: texts(regions),
+            scaling: (*scaling != Scaling::default()).then(|| scaling.into()),
         }
     }
 }
 
+impl From<&Scaling> for ScalingV1 {
+    fn from(scaling: &Scaling) -> ScalingV1 {
+        let Scaling {
+            min,
+            max,
+            concurrency_target,
+            target_utilization,
+            autoscaling_window,
+            scale_down_delay,
+            zero_after,
+        } = *scaling;
+        ScalingV1 {
+            min,
+            max,
+            concurrency_target,
+            target_utilization,
+            autoscaling_window_ms: millis(autoscaling_window),
+            scale_down_delay_ms: millis(scale_down_delay),
+            zero_after_ms: zero_after.map(millis),
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn read_scaling(at: &str, wire: ScalingV1) -> Result<Scaling, WireError> {
+    let ScalingV1 {
+        min,
+        max,
+        concurrency_target,
+        target_utilization,
+        autoscaling_window_ms,
+        scale_down_delay_ms,
+        zero_after_ms,
+    } = wire;
+    let scaling = Scaling {
+        min,
+        max,
+        concurrency_target,
+        target_utilization,
+        autoscaling_window: Duration::from_millis(autoscaling_window_ms),
+        scale_down_delay: Duration::from_millis(scale_down_delay_ms),
+        zero_after: zero_after_ms.map(Duration::from_millis),
+    };
+    match scaling.problems().first() {
+        None => Ok(scaling),
+        Some((key, problem)) => Err(WireError::new(format!("{at}.{key}"), problem)),
+    }
+}
+
 fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireError> {
-    let DeploymentV1 { name, task, model, engine: EngineV1 { kind, precision }, residency, regions } = wire;
+    let DeploymentV1 { name, task, model, engine, residency, regions, scaling } = wire;
+    let EngineV1 { kind, precision } = engine;
     let at = |field: &str| format!("{what}.{field}");
     refuse_too_many(&at("regions"), regions.len(), MAX_REGIONS)?;
     let region = |(place, id): (usize, &String)| parsed(format!("{what}.regions[{place}]"), id);
@@ -174,6 +260,7 @@ fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireErr
             Some(text) => parsed(at("residency"), &text)?,
         },
         regions: regions.iter().enumerate().map(region).collect::<Result<_, _>>()?,
+        scaling: scaling.map_or(Ok(Scaling::default()), |scaling| read_scaling(&at("scaling"), scaling))?,
     })
 }
 
@@ -204,6 +291,28 @@ mod tests {
     use serde_json::{Value, json};
 
     prop_compose! {
+        fn scaling()(
+            min in 0u32..5,
+            more in 0u32..100,
+            concurrency_target in proptest::option::of(1u32..=1024),
+            target_utilization in 1u32..=100,
+            window_ms in 1000u64..=3_600_000,
+            delay_ms in 0u64..=3_600_000,
+            zero_ms in proptest::option::of(1000u64..=86_400_000),
+        ) -> Scaling {
+            Scaling {
+                min,
+                max: (min + more).max(1),
+                concurrency_target,
+                target_utilization,
+                autoscaling_window: Duration::from_millis(window_ms),
+                scale_down_delay: Duration::from_millis(delay_ms),
+                zero_after: zero_ms.filter(|_| min == 0).map(Duration::from_millis),
+            }
+        }
+    }
+
+    prop_compose! {
         fn deployment()(
             name in any::name(),
             task in select(Task::ALL),
@@ -212,9 +321,10 @@ mod tests {
             precision in select(Precision::ALL),
             residency in select(vec!["anywhere", "eu", "de,eu,aws/us-east-1", "de,fr & eu"]),
             regions in vec(any::region(), 0..3),
+            scaling in prop_oneof![Just(Scaling::default()), scaling()],
         ) -> Deployment {
             let engine = EngineSpec { kind, precision };
-            Deployment { name, task, model, engine, residency: residency.parse().unwrap(), regions }
+            Deployment { name, task, model, engine, residency: residency.parse().unwrap(), regions, scaling }
         }
     }
 
@@ -281,6 +391,11 @@ mod tests {
         check("/deployments/0/engine/kind", json!("abacus"), "deployments[0].engine.kind");
         check("/deployments/0/engine/precision", json!("f7"), "deployments[0].engine.precision");
         check("/deployments/0/regions/0", json!("mars"), "deployments[0].regions[0]");
+        let scaling = json!({"min": 3, "max": 2, "target_utilization": 75, "autoscaling_window_ms": 60_000,
+                             "scale_down_delay_ms": 0});
+        let mut scaled = message()["deployments"][1].clone();
+        scaled["scaling"] = scaling;
+        check("/deployments/1", scaled, "deployments[1].scaling.min");
         let one = message()["regions"][0].clone();
         check("/regions", json!(vec![one; MAX_REGIONS + 1]), "regions");
     }
@@ -296,6 +411,14 @@ mod tests {
         blank["deployments"][0]["residency"] = json!("");
         let wire: RouteTableV1 = serde_json::from_value(blank).unwrap();
         assert_eq!(RouteTable::try_from(wire).unwrap_err().field, "deployments[0].residency");
+    }
+
+    #[test]
+    fn a_deployment_that_says_nothing_of_scaling_has_one_replica_and_goes_as_it_went_before() {
+        let wire: RouteTableV1 = serde_json::from_value(message()).unwrap();
+        let table = RouteTable::try_from(wire).unwrap();
+        assert!(table.deployments.values().all(|deployment| deployment.scaling == Scaling::default()));
+        assert_eq!(serde_json::to_value(RouteTableV1::from(&table)).unwrap(), message());
     }
 
     #[test]

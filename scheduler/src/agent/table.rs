@@ -1,0 +1,215 @@
+//! Follows the hub's route table, to know what should run here and how.
+//!
+//! As a gateway does: by long poll, taking a table only when its generation is higher than that of the one in hand
+//! (invariant 5, Monotone plans), and writing it to disk with a checksum before it is used. A spoke that starts while the hub
+//! is away scales by the last table that it had.
+//!
+//! The polls are shorter than a gateway's, because each answer is also the hub's sign of life: while it is silent no replica
+//! is let go.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use regions::{Generation, RouteTable};
+use reqwest::StatusCode;
+use scheduler_core::wire::route::RouteTableV1;
+use sha2::{Digest, Sha256};
+use tokio::sync::watch;
+
+use super::backoff;
+use crate::events::{TableFollowed, TableNotFollowed, TableNotKept, TableUnusable};
+
+/// How long the hub may hold a question while nothing changes: half of the time after which it counts as silent.
+const LONG_POLL: Duration = Duration::from_secs(5);
+/// How much longer than that the answer may take.
+const GRACE: Duration = Duration::from_secs(3);
+/// After this without an answer the hub is silent.
+pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(10);
+
+/// What is known from the hub.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Followed {
+    /// The newest table.
+    pub(crate) table: Option<Arc<RouteTable>>,
+    /// When the hub last answered.
+    pub(crate) heard: Option<Instant>,
+}
+
+impl Followed {
+    /// Nobody knows what the hub would want.
+    pub(crate) fn hub_is_silent(&self, now: Instant) -> bool {
+        self.heard.is_none_or(|heard| now.saturating_duration_since(heard) > SILENT_AFTER)
+    }
+
+    fn generation(&self) -> Option<Generation> {
+        self.table.as_ref().map(|table| table.generation)
+    }
+}
+
+/// Where the table is followed from and kept.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    /// Base URL of the hub.
+    pub(crate) hub: String,
+    /// The file.
+    pub(crate) snapshot: PathBuf,
+}
+
+impl Source {
+    /// What is on disk, if it is any good.
+    pub(crate) fn restore(&self) -> Followed {
+        match load(&self.snapshot) {
+            Ok(table) => Followed { table: Some(Arc::new(table)), heard: None },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Followed::default(),
+            Err(error) => {
+                TableUnusable { snapshot: &self.snapshot, error: &error }.emit();
+                Followed::default()
+            }
+        }
+    }
+
+    /// Follows the hub for ever.
+    pub(crate) async fn follow(self, client: reqwest::Client, followed: watch::Sender<Followed>) {
+        let mut failures = 0u32;
+        loop {
+            match self.ask(&client, &followed).await {
+                Ok(()) => failures = 0,
+                Err(error) => {
+                    if failures == 0 {
+                        TableNotFollowed { hub: &self.hub, error: &error }.emit();
+                    }
+                    failures = failures.saturating_add(1);
+                    tokio::time::sleep(backoff::pause(failures, rand::random())).await;
+                }
+            }
+        }
+    }
+
+    async fn ask(
+        &self,
+        client: &reqwest::Client,
+        followed: &watch::Sender<Followed>,
+    ) -> Result<(), AskError> {
+        let after = followed.borrow().generation();
+        let wait_ms = LONG_POLL.as_millis();
+        let after_text = after.map(|after| format!("after={after}&")).unwrap_or_default();
+        let url = format!("{}/v1/routes?{after_text}wait_ms={wait_ms}", self.hub);
+        let answer = client.get(url).timeout(LONG_POLL + GRACE).send().await?.error_for_status()?;
+        if answer.status() == StatusCode::NO_CONTENT {
+            followed.send_modify(|followed| followed.heard = Some(Instant::now()));
+            return Ok(());
+        }
+        let wire: RouteTableV1 = answer.json().await?;
+        let table = RouteTable::try_from(wire.clone()).map_err(|error| AskError::Table(error.to_string()))?;
+        if let Some(after) = after.filter(|after| table.generation <= *after) {
+            let offered = table.generation;
+            return Err(AskError::Table(format!("{offered} is not higher than {after}, which is in hand")));
+        }
+        let snapshot = self.snapshot.clone();
+        let saved = tokio::task::spawn_blocking(move || save(&snapshot, &wire)).await;
+        if let Err(error) = saved.map_err(io::Error::other).flatten() {
+            TableNotKept { snapshot: &self.snapshot, error: &error }.emit();
+        }
+        TableFollowed { generation: table.generation, deployments: table.deployments.len() }.emit();
+        followed.send_replace(Followed { table: Some(Arc::new(table)), heard: Some(Instant::now()) });
+        Ok(())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    #[error("{0}")]
+    Http(#[from] reqwest::Error),
+    #[error("its table is refused: {0}")]
+    Table(String),
+}
+
+/// Writes the table beside its place and moves it there, so that a crash leaves the old one or the new one. One spoke writes
+/// here, and it takes only what is newer.
+fn save(path: &Path, table: &RouteTableV1) -> io::Result<()> {
+    let body = serde_json::to_vec(table)?;
+    let beside = path.with_extension("new");
+    let mut file = fs::File::create(&beside)?;
+    writeln!(file, "{}", checksum(&body))?;
+    file.write_all(&body)?;
+    file.sync_all()?;
+    fs::rename(beside, path)
+}
+
+fn load(path: &Path) -> io::Result<RouteTable> {
+    let bytes = fs::read(path)?;
+    let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| invalid("it has no checksum"))?;
+    let (sum, body) = (&bytes[..end], &bytes[end + 1..]);
+    if sum != checksum(body).as_bytes() {
+        return Err(invalid("its checksum does not fit"));
+    }
+    let wire: RouteTableV1 = serde_json::from_slice(body)?;
+    RouteTable::try_from(wire).map_err(|error| invalid(&error.to_string()))
+}
+
+fn checksum(body: &[u8]) -> String {
+    Sha256::digest(body).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::extract::{RawQuery, State};
+    use axum::http::StatusCode;
+    use axum::response::{IntoResponse, Response};
+    use std::sync::Mutex;
+
+    fn wire(number: u64) -> RouteTableV1 {
+        let wire = serde_json::json!({"version": 1, "epoch": 1, "generation": number, "deployments": [], "regions": []});
+        serde_json::from_value(wire).unwrap()
+    }
+
+    /// A hub that answers with one table after the other, and then that nothing has changed.
+    async fn hub(answers: Vec<RouteTableV1>) -> (String, Arc<Mutex<Vec<String>>>) {
+        type Shared = (Arc<Mutex<Vec<RouteTableV1>>>, Arc<Mutex<Vec<String>>>);
+        async fn routes(State((answers, asked)): State<Shared>, RawQuery(query): RawQuery) -> Response {
+            asked.lock().unwrap().push(query.unwrap_or_default());
+            match answers.lock().unwrap().pop() {
+                Some(table) => axum::Json(table).into_response(),
+                None => StatusCode::NO_CONTENT.into_response(),
+            }
+        }
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let shared: Shared = (Arc::new(Mutex::new(answers.into_iter().rev().collect())), asked.clone());
+        let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes)).with_state(shared);
+        let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", socket.local_addr().unwrap());
+        tokio::spawn(axum::serve(socket, router).into_future());
+        (url, asked)
+    }
+
+    fn number(followed: &Followed) -> Option<u64> {
+        followed.generation().map(|generation| generation.number)
+    }
+
+    /// Invariant 5, Monotone plans.
+    #[tokio::test]
+    async fn only_what_is_newer_is_taken_and_found_again_without_the_hub() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hub, asked) = hub(vec![wire(3), wire(2), wire(3), wire(4)]).await;
+        let source = Source { hub, snapshot: dir.path().join("routes") };
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let followed = watch::Sender::new(source.restore());
+        assert!(followed.borrow().hub_is_silent(Instant::now()), "nobody has answered yet");
+        for (taken, expected) in [(true, 3), (false, 3), (false, 3), (true, 4), (true, 4)] {
+            assert_eq!(source.ask(&client, &followed).await.is_ok(), taken, "{expected}");
+            assert_eq!(number(&followed.borrow()), Some(expected));
+            assert_eq!(number(&source.restore()), Some(expected), "it was on disk before it was used");
+        }
+        assert_eq!(asked.lock().unwrap().last().unwrap(), "after=1.4&wait_ms=5000");
+        let now = Instant::now();
+        assert!(!followed.borrow().hub_is_silent(now), "also an answer without a table is one");
+        assert!(followed.borrow().hub_is_silent(now + SILENT_AFTER + Duration::from_secs(1)));
+        fs::write(&source.snapshot, "torn").unwrap();
+        assert_eq!(number(&source.restore()), None);
+    }
+}

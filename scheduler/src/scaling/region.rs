@@ -1,0 +1,464 @@
+//! One region's deployments and replicas, as the scaler sees them, and what is done about them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use regions::{Catalogue, Deployment, DeploymentName, RegionId};
+use scheduler_core::scale::restarts;
+use scheduler_core::scale::starts::Starts;
+use scheduler_core::scale::step::{Own, Step, step};
+use scheduler_core::scale::{Brake, Knobs, Scaler, Seen, Wanted, Why};
+use scheduler_core::spoke::hold::Held;
+use scheduler_core::spoke::{Decided, Demand, Member, Spoke, Standing};
+use tokio::sync::{Notify, watch};
+
+use super::events::{DrainCutShort, ReplicaLeaves, ReplicaReady, WantedChanged};
+use crate::actuator::{Deaths, Found, ReadyAt, ReplicaId, Running, Target, Targets};
+use crate::agent::table::Followed;
+use crate::config::SpokeConfig;
+
+/// How long a replica that was let go may take to finish what it has: as long as a request may take that does not say.
+const DRAIN_MAX: Duration = Duration::from_secs(30);
+/// For so long after another region's overflow came nobody is let go.
+const OVERFLOW_LASTS: Duration = Duration::from_secs(10);
+
+/// All that runs, or should, in one region.
+pub(super) struct Region {
+    here: RegionId,
+    catalogue: Arc<Catalogue>,
+    spoke: Arc<Mutex<Spoke>>,
+    /// Told when replicas have come or gone.
+    changed: Arc<Notify>,
+    /// The numbers of those that the region's file names.
+    others: Vec<usize>,
+    hub: Followed,
+    deployed: BTreeMap<DeploymentName, Deployed>,
+    own: BTreeMap<ReplicaId, Replica>,
+    targets: watch::Sender<Targets>,
+}
+
+/// One deployment.
+struct Deployed {
+    deployment: Arc<Deployment>,
+    scaler: Scaler,
+    /// It should not run here any longer.
+    retired: bool,
+    /// So many should run, beside those that stop.
+    target: u32,
+    wanted: Option<Wanted>,
+    starts: Starts,
+    /// The last that was measured: with no replica there is nobody to ask.
+    speed: u64,
+    overflow: Option<Instant>,
+    deaths: Deaths,
+    died: Option<Instant>,
+}
+
+/// One replica that was started here.
+struct Replica {
+    found: Found,
+    /// By which the spoke knows it, from when it takes work.
+    number: Option<usize>,
+    /// Since when it is let go.
+    leaving: Option<Instant>,
+    /// Since when it is lost.
+    lost: Option<Instant>,
+    /// It has finished and may be stopped.
+    stop: bool,
+    /// It was heard of, at the last look.
+    heard: bool,
+}
+
+/// Who is counted when it is decided who comes and who goes: who was ordered and is not there yet is the first to be let off.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Id {
+    There(ReplicaId),
+    Ordered(u32),
+}
+
+impl Deployed {
+    fn new(deployment: Arc<Deployment>, now: Instant) -> Deployed {
+        Deployed {
+            scaler: Scaler::new(Knobs::from(&deployment.scaling), now),
+            deployment,
+            retired: false,
+            target: 0,
+            wanted: None,
+            starts: Starts::default(),
+            speed: 0,
+            overflow: None,
+            deaths: Deaths::default(),
+            died: None,
+        }
+    }
+
+    /// Why none may be let go, if somebody knows better than traffic.
+    fn brake(&self, hub: &Followed, now: Instant) -> Option<Brake> {
+        let lately =
+            |at: Option<Instant>, lasts| at.is_some_and(|at| now.saturating_duration_since(at) < lasts);
+        if lately(self.died, restarts::BRAKE) {
+            Some(Brake::Crashed)
+        } else if hub.hub_is_silent(now) {
+            Some(Brake::HubSilent)
+        } else if lately(self.overflow, OVERFLOW_LASTS) {
+            Some(Brake::TakesOverflow)
+        } else {
+            None
+        }
+    }
+
+    /// How long it takes from an order that is not carried out yet.
+    fn from_now(&self, now: Instant) -> Duration {
+        let pause = self.deaths.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        pause + self.starts.nearly_all()
+    }
+}
+
+impl Region {
+    pub(super) fn new(
+        config: &SpokeConfig,
+        spoke: Arc<Mutex<Spoke>>,
+        changed: Arc<Notify>,
+        others: Vec<usize>,
+        targets: watch::Sender<Targets>,
+    ) -> Region {
+        let (here, catalogue) = (config.region.clone(), config.catalogue.clone());
+        let hub = Followed::default();
+        let (deployed, own) = (BTreeMap::new(), BTreeMap::new());
+        Region { here, catalogue, spoke, changed, others, hub, deployed, own, targets }
+    }
+
+    fn with_spoke<T>(&self, ask: impl FnOnce(&mut Spoke) -> T) -> T {
+        ask(&mut self.spoke.lock().expect("no decision panics while it holds the lock"))
+    }
+
+    /// Whether somebody of the region's file was not heard of yet.
+    pub(super) fn others_are_unheard(&self, now: Instant) -> bool {
+        let members = self.with_spoke(|spoke| spoke.members(self.others.iter().copied(), now));
+        members.values().any(|member| member.standing == Standing::Unheard)
+    }
+
+    /// The hub has said something; what should run here may be something else.
+    pub(super) fn follow(&mut self, followed: &Followed) {
+        let newer = |table: &Followed| table.table.as_ref().map(|table| table.generation);
+        let same = newer(followed) == newer(&self.hub);
+        self.hub = followed.clone();
+        if same {
+            return;
+        }
+        let now = Instant::now();
+        let Some(index) = self.catalogue.index_of(&self.here) else { return };
+        let table = self.hub.table.clone();
+        let all = table.iter().flat_map(|table| table.deployments.values());
+        let here = |deployment: &&Deployment| {
+            let lawful = deployment.residency.permitted(&self.catalogue);
+            lawful.intersect(deployment.placed(&self.catalogue)).contains(index)
+        };
+        self.deployed.values_mut().for_each(|deployed| deployed.retired = true);
+        for deployment in all.filter(here) {
+            let shared = Arc::new(deployment.clone());
+            let deployed = self.deployed.entry(deployment.name.clone());
+            let deployed = deployed.or_insert_with(|| Deployed::new(shared.clone(), now));
+            deployed.retired = false;
+            if deployed.deployment != shared {
+                deployed.scaler.set_knobs(Knobs::from(&shared.scaling));
+                deployed.deployment = shared;
+            }
+        }
+        let counted = self.deployed.iter().filter(|(_, deployed)| !deployed.retired);
+        let counted: BTreeSet<_> = counted.map(|(name, _)| name.clone()).collect();
+        self.with_spoke(|spoke| spoke.count_for(&counted));
+    }
+
+    /// Whoever acts says who is there.
+    pub(super) fn meet(&mut self, running: &Running, now: Instant) {
+        let gone: Vec<_> = self.own.extract_if(.., |id, _| !running.replicas.contains_key(id)).collect();
+        let mut changed = !gone.is_empty();
+        for (_, replica) in gone {
+            if let Some(number) = replica.number {
+                self.with_spoke(|spoke| spoke.remove_replica(number));
+            }
+            // One that died on its way out needs nobody in its place.
+            if replica.leaving.is_some() && !replica.stop {
+                self.one_less(&replica.found.deployment.name);
+            }
+        }
+        for (id, found) in &running.replicas {
+            let new = || Replica {
+                found: found.clone(),
+                number: None,
+                leaving: None,
+                lost: None,
+                stop: false,
+                heard: false,
+            };
+            let mut replica = self.own.remove(id).unwrap_or_else(new);
+            if let Some(ReadyAt { endpoint, took }) = found.ready
+                && replica.number.is_none()
+            {
+                ReplicaReady { id, deployment: &found.deployment.name, took }.emit();
+                replica.number = Some(self.with_spoke(|spoke| spoke.add_replica(endpoint)));
+                if let (Some(deployed), Some(took)) = (self.deployed.get_mut(&found.deployment.name), took) {
+                    deployed.starts.took(took);
+                }
+                changed = true;
+            }
+            replica.found = found.clone();
+            self.own.insert(id.clone(), replica);
+            // It was started by the spoke before this one, for what should not run here any longer.
+            if self.hub.table.is_some() && !self.deployed.contains_key(&found.deployment.name) {
+                let retired = Deployed { retired: true, ..Deployed::new(found.deployment.clone(), now) };
+                self.deployed.insert(found.deployment.name.clone(), retired);
+            }
+        }
+        for (name, deaths) in &running.deaths {
+            let Some(deployed) = self.deployed.get_mut(name) else { continue };
+            if deaths.count > deployed.deaths.count {
+                deployed.died = Some(now);
+            }
+            deployed.deaths = *deaths;
+        }
+        // Some run that nobody here has ordered: the spoke before this one has.
+        for (name, deployed) in &mut self.deployed {
+            let there = self.own.values().filter(|it| it.found.deployment.name == *name && !it.stop).count();
+            deployed.target = deployed.target.max(there as u32);
+        }
+        if changed {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Looks at every deployment, decides, and acts.
+    pub(super) fn look(&mut self, now: Instant) {
+        let numbers: Vec<_> = self.own.values().filter_map(|replica| replica.number).collect();
+        let (demand, members) = self.with_spoke(|spoke| {
+            let mut demand = spoke.demand(now);
+            for (name, demand) in &mut demand {
+                let Held { requests, tokens } = spoke.held(name);
+                demand.pending = demand.pending.saturating_add(tokens);
+                demand.in_flight =
+                    demand.in_flight.saturating_add(u32::try_from(requests).unwrap_or(u32::MAX));
+            }
+            (demand, spoke.members(numbers, now))
+        });
+        let mut own = self.by_deployment(&members, now);
+        for (name, deployed) in &mut self.deployed {
+            let demand = demand.get(name).copied().unwrap_or_default();
+            let mut own = own.remove(name).unwrap_or_default();
+            let serving = own.iter().filter(|it| it.standing == Standing::Serving).count() as u32;
+            let missing = deployed.target.saturating_sub(own.len() as u32);
+            own.extend((0..missing).map(|number| Own {
+                id: Id::Ordered(number),
+                rank: u64::MAX,
+                since: now,
+                standing: Standing::Unheard,
+                lost: None,
+                in_flight: 0,
+            }));
+            let ordered = deployed.ordered(&own, now);
+            let wanted = deployed.wants(&self.hub, demand, &ordered, now);
+            let before = deployed.wanted.replace(wanted);
+            if before.is_none_or(|before| before.replicas != wanted.replicas) {
+                let before = before.map_or(0, |before| before.replicas);
+                let (ready, ordered) = (demand.ready, ordered.len());
+                WantedChanged { deployment: name, before, wanted, ready, ordered }.emit();
+            }
+            // The rest of those that take work are of the region's file.
+            let others = demand.ready.saturating_sub(serving);
+            let Step { keep, let_go, order } = step(&own, others, wanted.replicas, now);
+            deployed.target += order;
+            for id in keep {
+                if let Id::There(id) = id {
+                    keep_it(&mut self.own, &self.spoke, &id);
+                }
+            }
+            for id in let_go {
+                match id {
+                    Id::Ordered(_) => deployed.target -= 1,
+                    Id::There(id) => let_it_go(&mut self.own, &self.spoke, &id, now),
+                }
+            }
+        }
+        self.settle(now);
+        self.tell(&demand, now);
+    }
+
+    /// Those that were started here, as the step counts them. Who was told to stop is not counted any longer.
+    fn by_deployment(
+        &mut self,
+        members: &BTreeMap<usize, Member>,
+        now: Instant,
+    ) -> BTreeMap<DeploymentName, Vec<Own<Id>>> {
+        let mut each: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (id, replica) in self.own.iter_mut().filter(|(_, replica)| !replica.stop) {
+            let member = replica.number.and_then(|number| members.get(&number));
+            let standing = match (replica.leaving, member) {
+                (Some(_), _) => Standing::Leaving,
+                (None, Some(member)) => member.standing,
+                (None, None) => Standing::Unheard,
+            };
+            replica.heard = standing != Standing::Unheard;
+            replica.lost = (standing == Standing::Lost).then(|| replica.lost.unwrap_or(now));
+            each.entry(replica.found.deployment.name.clone()).or_default().push(Own {
+                id: Id::There(id.clone()),
+                rank: replica.found.rank,
+                since: replica.found.since,
+                standing,
+                lost: replica.lost,
+                in_flight: member.map_or(0, |member| member.in_flight),
+            });
+        }
+        each
+    }
+
+    /// Whether somebody is on the way in or out.
+    pub(super) fn is_unsettled(&self) -> bool {
+        let leaving = |replica: &Replica| replica.leaving.is_some() && !replica.stop;
+        self.own.values().any(|replica| leaving(replica) || replica.number.is_none())
+    }
+
+    /// Those who were let go and have finished may be stopped; then whoever acts is told what should be.
+    pub(super) fn settle(&mut self, now: Instant) {
+        let leaving = self.own.values().filter(|it| it.leaving.is_some() && !it.stop);
+        let numbers: Vec<_> = leaving.filter_map(|it| it.number).collect();
+        let members = self.with_spoke(|spoke| spoke.members(numbers, now));
+        let mut finished = Vec::new();
+        for (id, replica) in &mut self.own {
+            let Some(since) = replica.leaving.filter(|_| !replica.stop) else { continue };
+            let in_flight =
+                replica.number.and_then(|number| members.get(&number)).map_or(0, |it| it.in_flight);
+            let late = now.saturating_duration_since(since) >= DRAIN_MAX;
+            if in_flight > 0 && !late {
+                continue;
+            }
+            if in_flight > 0 {
+                DrainCutShort { id, in_flight, after: DRAIN_MAX }.emit();
+            }
+            replica.stop = true;
+            finished.push(replica.found.deployment.name.clone());
+        }
+        finished.iter().for_each(|name| self.one_less(name));
+        let mut targets = Targets::new();
+        for (name, deployed) in &self.deployed {
+            let stop = self.own.iter().filter(|(_, it)| it.stop && it.found.deployment.name == *name);
+            let stop = stop.map(|(id, _)| id.clone()).collect();
+            let (deployment, replicas) = (deployed.deployment.clone(), deployed.target);
+            targets.insert(name.clone(), Target { deployment, replicas, stop });
+        }
+        self.targets.send_if_modified(|before| {
+            let changed = *before != targets;
+            *before = targets;
+            changed
+        });
+    }
+
+    fn one_less(&mut self, name: &DeploymentName) {
+        if let Some(deployed) = self.deployed.get_mut(name) {
+            deployed.target = deployed.target.saturating_sub(1);
+        }
+    }
+
+    /// Tells the spoke, and by it the region's door, what was decided and what is on its way.
+    fn tell(&mut self, demand: &BTreeMap<DeploymentName, Demand>, now: Instant) {
+        let own = &self.own;
+        let used = |name: &DeploymentName| own.values().any(|it| it.found.deployment.name == *name);
+        let over: Vec<_> = self.deployed.extract_if(.., |name, it| it.retired && !used(name)).collect();
+        let mut decided = BTreeMap::new();
+        let mut coming = BTreeMap::new();
+        for (name, deployed) in &self.deployed {
+            let Some(wanted) = deployed.wanted else { continue };
+            let there: Vec<_> =
+                own.values().filter(|it| it.found.deployment.name == *name && !it.stop).collect();
+            let missing = deployed.target.saturating_sub(there.len() as u32);
+            let starting = there.iter().filter(|it| it.leaving.is_none() && !it.heard);
+            let since = starting.map(|it| now.saturating_duration_since(it.found.since));
+            let mut left: Vec<_> = since.map(|lasted| deployed.starts.left(lasted)).collect();
+            left.extend((0..missing).map(|_| deployed.from_now(now)));
+            let start = (!deployed.retired).then(|| deployed.from_now(now));
+            let start_ms = deployed.starts.nearly_all().as_millis();
+            let one = Decided {
+                wanted,
+                ready: demand.get(name).map_or(0, |demand| demand.ready),
+                ordered: left.len() as u32,
+                leaving: there.iter().filter(|it| it.leaving.is_some()).count() as u32,
+                deaths: deployed.deaths.count,
+                start_ms: u64::try_from(start_ms).unwrap_or(u64::MAX),
+            };
+            decided.insert(name.clone(), one);
+            coming.insert(name, (left, start));
+        }
+        let changed = self.with_spoke(|spoke| {
+            for (name, (left, start)) in coming {
+                spoke.set_ordered(name, left, now);
+                spoke.set_start(name, start);
+            }
+            for (name, _) in over {
+                spoke.set_ordered(&name, Vec::new(), now);
+                spoke.set_start(&name, None);
+            }
+            let changed = *spoke.decided() != decided;
+            spoke.set_decided(decided);
+            changed
+        });
+        if changed {
+            self.changed.notify_one();
+        }
+    }
+}
+
+impl Deployed {
+    /// Those on their way, each with the time until it is ready.
+    fn ordered(&self, own: &[Own<Id>], now: Instant) -> Vec<Duration> {
+        let on_the_way = own.iter().filter(|it| it.standing == Standing::Unheard);
+        let left = on_the_way.map(|it| match it.id {
+            Id::There(_) => self.starts.left(now.saturating_duration_since(it.since)),
+            Id::Ordered(_) => self.from_now(now),
+        });
+        left.collect()
+    }
+
+    fn wants(&mut self, hub: &Followed, demand: Demand, ordered: &[Duration], now: Instant) -> Wanted {
+        if self.retired {
+            return Wanted { replicas: 0, why: Why::Zero };
+        }
+        if demand.speed > 0 {
+            self.speed = demand.speed;
+        }
+        if demand.overflow {
+            self.overflow = Some(now);
+        }
+        let seen = Seen {
+            arrived: demand.arrived,
+            backlog: demand.pending,
+            in_flight: demand.in_flight,
+            ready: demand.ready,
+            ordered: ordered.to_vec(),
+            speed: self.speed,
+            start: self.starts.nearly_all(),
+            floor: 0,
+            brake: self.brake(hub, now),
+        };
+        self.scaler.tick(&seen, now)
+    }
+}
+
+fn keep_it(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &ReplicaId) {
+    let Some(replica) = own.get_mut(id) else { return };
+    replica.leaving = None;
+    if let Some(number) = replica.number {
+        spoke.lock().expect("no decision panics while it holds the lock").keep(number);
+    }
+}
+
+fn let_it_go(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &ReplicaId, now: Instant) {
+    let Some(replica) = own.get_mut(id) else { return };
+    replica.leaving.get_or_insert(now);
+    let mut in_flight = 0;
+    if let Some(number) = replica.number {
+        let mut spoke = spoke.lock().expect("no decision panics while it holds the lock");
+        spoke.let_go(number);
+        in_flight = spoke.members([number], now).get(&number).map_or(0, |member| member.in_flight);
+    }
+    ReplicaLeaves { id, deployment: &replica.found.deployment.name, in_flight }.emit();
+}
