@@ -53,6 +53,8 @@ pub(super) struct Request {
     pub(super) allowed: Law,
     /// The regions that had registered a ready replica when the route table was made.
     pub(super) registered: RegionSet,
+    /// Its deployment may have no replica at all while nobody asks for it.
+    pub(super) may_sleep: bool,
     /// As a replica serves it.
     pub(super) path: &'static str,
     pub(super) crossing: Crossing,
@@ -83,6 +85,7 @@ impl Request {
             residency: self.residency.clone(),
             allowed: self.allowed,
             registered: self.registered,
+            may_sleep: self.may_sleep,
             path: self.path,
             crossing: self.crossing.clone(),
             body,
@@ -165,6 +168,7 @@ impl Edge {
             residency,
             allowed,
             registered: *registered,
+            may_sleep: deployment.scaling.min == 0,
             path: target.path,
             crossing: Crossing::of(session, &[(headers::LANE, lane.as_str())]),
             body,

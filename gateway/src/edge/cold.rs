@@ -66,14 +66,17 @@ impl Known {
         }
     }
 
-    /// What a region that would hold a request is told of the others; it keeps the request only if it is sooner itself.
+    /// What a region that would hold a request is told of the others; it keeps the request only if it is sooner itself. One
+    /// that may have gone to sleep since its last word is told as well.
     pub(super) fn elsewhere(
         &self,
         request: &Request,
         order: &[Candidate],
         than: RegionIndex,
     ) -> Option<Duration> {
-        self.held_for(than, &request.deployment)?;
+        if !request.may_sleep && !self.holding.has(than, &request.deployment) {
+            return None;
+        }
         let about = request.about();
         cold::elsewhere(order, than, |candidate| self.outlook(candidate, &about))
     }

@@ -195,7 +195,7 @@ fn a_replica_is_given_what_it_does_in_half_a_second() {
         let _tickets: Vec<_> = (0..1000).map(|_| region.held(LOOKUP)).collect();
         for index in 0..usize::from(replicas) {
             region.says(index, true, tokens_per_second);
-            region.spoke.replicas[index].answered(1 << 40);
+            region.spoke.replicas.with(index, |replica| replica.answered(1 << 40));
         }
         region.called().len()
     };
