@@ -26,6 +26,10 @@ pub(crate) enum Command {
     /// Fetch models into the local cache, and list them
     #[command(subcommand)]
     Model(ModelCommand),
+    /// Change what is deployed, as files say
+    Apply(ApplyOptions),
+    /// Read back what is deployed, where, and what of it is still on its way
+    Get(GetOptions),
     /// Say why a request went where it went
     Explain(ExplainOptions),
     /// Audit receipts: did every request stay where it was allowed to be?
@@ -153,6 +157,54 @@ pub(crate) struct LoadOptions {
     /// For machines: JSON on stdout instead of the table
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ApplyOptions {
+    /// Files as configs/deployments.toml: all that there shall be; what is in none of them is taken away
+    #[arg(value_name = "FILE", num_args = 1.., required = true)]
+    pub files: Vec<PathBuf>,
+    /// The hub, or any of several
+    #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
+    pub hub: String,
+    /// Holds the operator's token; without it, the variable MERIDIAN_OPERATOR_TOKEN does
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Show what would change, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// For machines: JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GetOptions {
+    /// Of what
+    #[arg(value_enum)]
+    pub what: Got,
+    /// Only this one
+    pub name: Option<String>,
+    /// The hub, or any of several
+    #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
+    pub hub: String,
+    /// For machines: JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What can be read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Got {
+    /// What was applied, as the file that says so
+    Deployments,
+    /// Where regions are reached and what is ready there
+    Regions,
+    /// What was applied and is not so everywhere yet, and who is waited for
+    Rollout,
 }
 
 #[derive(Debug, Args)]

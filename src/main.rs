@@ -1,5 +1,6 @@
 //! Meridian's front door: one binary, one subcommand for each thing that a person does.
 
+mod apply;
 mod cli;
 mod explain;
 mod load;
@@ -26,6 +27,8 @@ fn main() -> ExitCode {
         cli::Command::Spoke(options) => roles::spoke(&options),
         cli::Command::Replica(options) => roles::replica(&options),
         cli::Command::Model(command) => models::main(command),
+        cli::Command::Apply(options) => apply::apply(&options),
+        cli::Command::Get(options) => apply::get(&options),
         cli::Command::Explain(options) => explain::main(&options),
         cli::Command::VerifyResidency(options) => verify::main(options),
         cli::Command::Load(options) => load::main(options),

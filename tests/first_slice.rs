@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
+mod applied;
 mod on_etcd;
 mod world;
 

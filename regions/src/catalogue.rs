@@ -9,6 +9,7 @@ mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::deployment::EngineKind;
 use crate::document::Problem;
 use crate::geography::GeoPoint;
 use crate::id::RegionId;
@@ -32,6 +33,8 @@ pub struct Region {
     pub point: GeoPoint,
     /// Every jurisdiction that contains it: subdivision, country, unions.
     pub jurisdictions: BTreeSet<Jurisdiction>,
+    /// What runs models there; nothing in a place that has gateways only.
+    pub engines: BTreeSet<EngineKind>,
 }
 
 impl Region {

@@ -6,12 +6,14 @@
 
 mod read;
 pub mod scaling;
+mod write;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use read::parse_deployments;
 pub use scaling::Scaling;
+pub use write::{NoWords, write_deployments};
 
 use crate::catalogue::Catalogue;
 use crate::id::{DeploymentName, RegionId};

@@ -31,7 +31,9 @@ pub mod set;
 mod suggest;
 
 pub use catalogue::{Catalogue, Region};
-pub use deployment::{Deployment, EngineKind, EngineSpec, Precision, Scaling, Task, parse_deployments};
+pub use deployment::{
+    Deployment, EngineKind, EngineSpec, Precision, Scaling, Task, parse_deployments, write_deployments,
+};
 pub use document::Problem;
 pub use geography::GeoPoint;
 pub use id::{DeploymentName, RegionId, TenantId};
@@ -39,7 +41,7 @@ pub use jurisdiction::Jurisdiction;
 pub use latency::LatencyModel;
 pub use region_list::parse_region_list;
 pub use residency::{Area, ResidencyPolicy};
-pub use route::{Generation, RegionRoute, RouteTable};
+pub use route::{Generation, RegionRoute, RouteTable, Widening};
 pub use selection::{Candidate, Health, Ineligible, Score, Selection};
 pub use set::{RegionIndex, RegionSet};
 

@@ -104,6 +104,16 @@ impl ResidencyPolicy {
         }
     }
 
+    /// The areas, if any of them will do and nothing else is asked for.
+    pub fn only_condition(&self) -> Option<&BTreeSet<Area>> {
+        match self {
+            ResidencyPolicy::Anywhere => None,
+            ResidencyPolicy::Only(Conditions(conditions)) => {
+                conditions.first().filter(|_| conditions.len() == 1)
+            }
+        }
+    }
+
     /// What is wrong with the policy in the light of a catalogue: areas in which no region lies. Such an area permits
     /// nothing, which is lawful but hardly what its author meant.
     pub fn check(&self, catalogue: &Catalogue) -> Vec<String> {

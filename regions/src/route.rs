@@ -13,6 +13,7 @@ use std::str::FromStr;
 use crate::catalogue::Catalogue;
 use crate::deployment::Deployment;
 use crate::id::{DeploymentName, RegionId};
+use crate::residency::ResidencyPolicy;
 use crate::set::RegionSet;
 
 /// How new a table is. It only rises at each reader: a lower one is refused, whoever sends it.
@@ -40,6 +41,17 @@ pub struct RouteTable {
     pub regions: BTreeMap<RegionId, RegionRoute>,
     /// What there is to serve.
     pub deployments: BTreeMap<DeploymentName, Deployment>,
+    /// Those whose residency will be wider, once everybody has heard of it.
+    pub widening: BTreeMap<DeploymentName, Widening>,
+}
+
+/// A residency that is announced: requests are not sent under it yet, and are taken already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Widening {
+    /// What it will be.
+    pub to: ResidencyPolicy,
+    /// The first table that said so.
+    pub since: Generation,
 }
 
 /// One region of a route table.
@@ -55,7 +67,12 @@ impl RouteTable {
     /// The table of somebody who has heard of nothing; every published one supersedes it.
     pub fn empty() -> RouteTable {
         let generation = Generation { epoch: 0, number: 0 };
-        RouteTable { generation, regions: BTreeMap::new(), deployments: BTreeMap::new() }
+        RouteTable {
+            generation,
+            regions: BTreeMap::new(),
+            deployments: BTreeMap::new(),
+            widening: BTreeMap::new(),
+        }
     }
 
     /// The regions that have registered, as a set. One that this catalogue does not know cannot be judged by the law,

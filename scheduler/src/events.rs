@@ -132,6 +132,42 @@ impl TablePublished {
     }
 }
 
+/// An operator has changed what there shall be.
+pub(crate) struct Applied {
+    pub(crate) changes: usize,
+    pub(crate) deployments: usize,
+}
+
+impl Applied {
+    pub(crate) fn emit(self) {
+        let Applied { changes, deployments } = self;
+        tracing::info!(changes, deployments, "an operator has applied deployments");
+    }
+}
+
+/// The hub's file says something else than what an operator has applied.
+pub(crate) struct FileOverruled;
+
+impl FileOverruled {
+    pub(crate) fn emit(self) {
+        tracing::warn!(
+            "the hub's file of deployments says something else than what was applied since, which stands;              `meridian get deployments` writes that down"
+        );
+    }
+}
+
+/// So many readers have said which table they run that no more are noted.
+pub(crate) struct ReadersTooMany {
+    pub(crate) most: usize,
+}
+
+impl ReadersTooMany {
+    pub(crate) fn emit(self) {
+        let ReadersTooMany { most } = self;
+        tracing::error!(most, "more gateways and spokes than can be waited for; the rest are not");
+    }
+}
+
 /// A spoke registered.
 pub(crate) struct SpokeRegistered<'a> {
     pub(crate) region: &'a RegionId,

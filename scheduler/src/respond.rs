@@ -24,6 +24,12 @@ pub(crate) enum Code {
     NotFound,
     /// The path exists, with another method.
     MethodNotAllowed,
+    /// Only an operator may do this.
+    OperatorOnly,
+    /// The files that are to be applied are wrong.
+    InvalidFiles,
+    /// Somebody else has changed the same meanwhile.
+    Conflict,
     /// The lease has ended; register again.
     LeaseNotFound,
     /// There are too many already.
@@ -45,6 +51,9 @@ impl Code {
             Code::BodyTooLarge => ("body_too_large", StatusCode::PAYLOAD_TOO_LARGE, CALLER),
             Code::NotFound => ("not_found", StatusCode::NOT_FOUND, CALLER),
             Code::MethodNotAllowed => ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED, CALLER),
+            Code::OperatorOnly => ("operator_only", StatusCode::UNAUTHORIZED, "authentication_error"),
+            Code::InvalidFiles => ("invalid_files", StatusCode::UNPROCESSABLE_ENTITY, CALLER),
+            Code::Conflict => ("conflict", StatusCode::CONFLICT, CALLER),
             Code::LeaseNotFound => ("lease_not_found", StatusCode::NOT_FOUND, CALLER),
             Code::Overloaded => ("overloaded", StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded"),
             Code::StoreUnavailable => ("store_unavailable", StatusCode::SERVICE_UNAVAILABLE, CAPACITY),
@@ -70,6 +79,12 @@ impl Refusal {
         self.field = Some(field.into());
         self
     }
+}
+
+/// An answer of its own with the status and the header of this code.
+pub(crate) fn told(code: Code, body: impl Serialize) -> Response {
+    let (code, status, _) = code.parts();
+    (status, [(ERROR_HEADER, code)], Json(body)).into_response()
 }
 
 #[derive(Serialize)]

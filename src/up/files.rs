@@ -75,7 +75,8 @@ impl Files {
             .with_context(|| format!("{} cannot be written", deployments.display()))?;
         let document = Document::new("The hub of a world on one machine.")
             .text("listen", listen)
-            .text("deployments", deployments.display());
+            .text("deployments", deployments.display())
+            .text("operator_token_file", self.operator_token()?.display());
         let document = Self::catalogue(document, plan);
         let document = match etcd {
             None => document.text("data", self.dir.join("hub").display()),
@@ -86,6 +87,16 @@ impl Files {
                 .line(&format!("keep_alive_ms = {KEEP_ALIVE_MS}")),
         };
         Ok(self.spec("hub", None, 0, &self.write("hub", document)?))
+    }
+
+    /// What an operator of this world shows: made once, so that a world that starts again knows who it was.
+    pub(super) fn operator_token(&self) -> Result<PathBuf> {
+        let file = self.dir.join("operator-token");
+        if !file.exists() {
+            write_secret(&file, &format!("{:032x}", rand::random::<u128>()))
+                .with_context(|| format!("{} cannot be written", file.display()))?;
+        }
+        Ok(file)
     }
 
     pub(super) fn replica(

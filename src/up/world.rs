@@ -47,6 +47,8 @@ pub(super) struct World {
     gateway: (Spec, SocketAddr),
     /// What clients have to believe, where they come over TLS.
     certificate: Option<PathBuf>,
+    /// What an operator shows to the hub.
+    operator_token: PathBuf,
     operations: SocketAddr,
     control: SocketAddr,
     places: Vec<Place>,
@@ -116,6 +118,7 @@ impl World {
             hub: (hub, hub_address),
             gateway: (gateway, gateway_address),
             certificate: certificate.map(|made| made.certificate),
+            operator_token: files.operator_token()?,
             operations,
             control,
             places,
@@ -216,6 +219,7 @@ impl World {
         let (url, model) = (format!("{scheme}://{}", self.gateway.1), &plan.deployments[0].name);
         println!("\nmodels      {}", names(plan));
         println!("operations  http://{}/routes", self.operations);
+        println!("hub         http://{} (--token-file {})", self.hub.1, self.operator_token.display());
         println!("control     http://{} (cut, heal, kill, restart)", self.control);
         if let Some(file) = &self.certificate {
             println!("certificate {}", file.display());

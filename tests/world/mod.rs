@@ -26,6 +26,10 @@ pub(crate) struct World {
     pub url: String,
     operations: String,
     control: String,
+    /// Base URL of the hub.
+    pub hub: String,
+    /// The file with what an operator shows to it.
+    pub operator_token: String,
     /// The certificate, where clients come over TLS.
     certificate: String,
     dir: tempfile::TempDir,
@@ -94,6 +98,7 @@ impl World {
             .expect("the binary starts");
         let mut lines = BufReader::new(up.stdout.take().expect("piped")).lines();
         let (mut operations, mut control, mut certificate) = (String::new(), String::new(), String::new());
+        let (mut hub, mut operator_token) = (String::new(), String::new());
         let url = loop {
             let line = lines.next().expect("a world becomes ready").expect("text");
             println!("{line}");
@@ -101,6 +106,10 @@ impl World {
             match (words.next(), words.next()) {
                 (Some("operations"), Some(url)) => operations = url.trim_end_matches("/routes").to_owned(),
                 (Some("control"), Some(url)) => control = url.to_owned(),
+                (Some("hub"), Some(url)) => {
+                    hub = url.to_owned();
+                    operator_token = words.next_back().expect("a file").trim_end_matches(')').to_owned();
+                }
                 (Some("certificate"), Some(file)) => certificate = file.to_owned(),
                 (Some("ready"), Some(url)) => break url.trim_end_matches("/v1").to_owned(),
                 _ => {}
@@ -109,7 +118,7 @@ impl World {
         // What else it says goes to the test's output; and its pipe must not fill.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("up: {line}")));
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-        World { up, url, operations, control, certificate, dir, client, _turn: turn }
+        World { up, url, operations, control, hub, operator_token, certificate, dir, client, _turn: turn }
     }
 
     /// `POST /v1/embeddings` with any body and further headers.

@@ -36,11 +36,7 @@ impl Outlook {
 
 /// Puts every region that would hold a request behind the equally healthy that are warm and answer no later.
 pub fn soonest_first(order: &mut [Candidate], outlook: impl Fn(&Candidate) -> Outlook) {
-    if !order.iter().any(|candidate| outlook(candidate).held_for.is_some()) {
-        return;
-    }
-    let looked: Vec<_> = order.iter().map(&outlook).collect();
-    let mut placed: Vec<_> = order.iter().copied().zip(looked.iter().copied()).collect();
+    let mut placed: Vec<_> = order.iter().map(|candidate| (*candidate, outlook(candidate))).collect();
     // A warm one stands for the soonest of those behind it, so that to sort keeps their order.
     let mut soonest = (None, Duration::MAX);
     for (candidate, look) in placed.iter_mut().rev().filter(|(_, look)| look.held_for.is_none()) {
@@ -67,14 +63,14 @@ pub fn patience(waits: Waits, held_for: Option<Duration>) -> Waits {
     Waits { late, hedge: None }
 }
 
-/// In what time the first to answer of the warm regions would, beside `than`; nothing where all would hold it.
+/// In what time the best of the warm regions would answer, beside `than`; nothing where all would hold it.
 pub fn elsewhere(
     order: &[Candidate],
     than: RegionIndex,
     outlook: impl Fn(&Candidate) -> Outlook,
 ) -> Option<Duration> {
-    let others = order.iter().filter(|candidate| candidate.region != than).map(outlook);
-    others.filter(|look| look.held_for.is_none()).map(Outlook::in_all).min()
+    let mut others = order.iter().filter(|candidate| candidate.region != than).map(outlook);
+    others.find(|look| look.held_for.is_none()).map(Outlook::in_all)
 }
 
 #[cfg(test)]
@@ -164,7 +160,8 @@ mod tests {
             assert_eq!(found, expected.map(Duration::from_millis), "{seen:?}, {than}");
         };
         let seen = [(Healthy, 10, Some(50)), (Healthy, 90, None), (Healthy, 70, None)];
-        check(&seen, 0, Some(70));
+        check(&seen, 0, Some(90));
+        check(&seen, 1, Some(70));
         check(&seen, 2, Some(90));
         check(&seen[..1], 0, None);
         check(&[(Healthy, 10, Some(50)), (Healthy, 20, Some(5))], 0, None);

@@ -12,6 +12,7 @@ use super::view::View;
 use crate::config::EdgeConfig;
 use rand::Rng;
 use regions::route::{Generation, RouteTable};
+use scheduler_core::rollout::{Reader, Role};
 use scheduler_core::wire::route::RouteTableV1;
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -49,8 +50,9 @@ pub(crate) fn restore(config: &EdgeConfig) -> Current {
 /// Follows the hub for ever.
 pub(crate) async fn follow(config: Arc<EdgeConfig>, client: reqwest::Client, views: watch::Sender<Current>) {
     let mut reachable = true;
+    let reader = Reader { role: Role::Gateway, place: config.place.clone(), boot_id: rand::rng().random() };
     loop {
-        match ask(&config, &client, &views).await {
+        match ask(&config, &client, &reader, &views).await {
             Ok(()) => {
                 if !std::mem::replace(&mut reachable, true) {
                     tracing::info!(hub = config.hub, "the hub is back");
@@ -78,12 +80,14 @@ enum AskError {
 async fn ask(
     config: &EdgeConfig,
     client: &reqwest::Client,
+    reader: &Reader,
     views: &watch::Sender<Current>,
 ) -> Result<(), AskError> {
     let after = views.borrow().as_ref().map(|view| view.generation);
     let wait_ms = LONG_POLL.as_millis();
     let url = match after {
-        Some(after) => format!("{}/v1/routes?after={after}&wait_ms={wait_ms}", config.hub),
+        // Which is to say that this one is in hand: what is wider waits until everybody says so.
+        Some(after) => format!("{}/v1/routes?after={after}&wait_ms={wait_ms}&reader={reader}", config.hub),
         None => format!("{}/v1/routes?wait_ms={wait_ms}", config.hub),
     };
     let answer = client.get(url).timeout(LONG_POLL + GRACE).send().await?.error_for_status()?;

@@ -304,6 +304,7 @@ impl Ingress {
     ) -> Result<AfterAnswer, Ended> {
         let law = self.lawful(session)?;
         let deployment = deployment(session)?;
+        self.permitted(&deployment)?;
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
         let whose =
             if session.get_header(headers::OVERFLOW).is_some() { Whose::Overflow } else { Whose::Own };
@@ -353,6 +354,20 @@ impl Ingress {
         let message =
             format!("Region {} is not part of the residency '{policy}'; nothing was read.", self.region);
         Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::RESIDENCY))
+    }
+
+    /// The same against whoever sent it by a table that is older than the one in hand here: what has been narrowed since is
+    /// narrower at once.
+    fn permitted(&self, deployment: &DeploymentName) -> Result<(), Refusal> {
+        if !lock(&self.spoke).forbids(deployment) {
+            return Ok(());
+        }
+        let region = &self.region;
+        tracing::warn!(%region, %deployment, "a request came here that the newest route table does not permit here");
+        let message = format!(
+            "Region {region} is no longer part of the residency of '{deployment}'; nothing was read."
+        );
+        Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::DEPLOYMENT))
     }
 
     /// Another region that the law permits may be able to write one.

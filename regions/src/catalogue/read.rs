@@ -7,6 +7,7 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use super::Region;
+use crate::deployment::EngineKind;
 use crate::document::{self, Problem, Problems, Table};
 use crate::geography::GeoPoint;
 use crate::id::RegionId;
@@ -130,8 +131,9 @@ fn read_region<'d>(
     let text = format!("{cloud}/{}", name.get_ref());
     let id = text.parse::<RegionId>().map_err(|error| problems.note(name.span(), error.to_string())).ok();
     let table = Table::of(format!("region {text}"), row, problems)?;
-    table.refuse_other_keys(&["in", "at", "city"], problems);
+    table.refuse_other_keys(&["in", "at", "city", "engines"], problems);
     let place = read_place(&table, problems);
+    let engines = read_engines(&table, problems);
     let point = read_point(&table, problems);
     let city = table.need_text("city", "\"Frankfurt\"", problems);
     if let Some((_, at)) = city.as_ref().filter(|(city, _)| city.trim().is_empty()) {
@@ -143,6 +145,7 @@ fn read_region<'d>(
         city: city?.0.to_owned(),
         point: point?,
         jurisdictions: containers(&country, narrowest, unions),
+        engines: engines?,
         country,
     })
 }
@@ -159,6 +162,21 @@ fn read_place(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<(Jurisdi
             None
         }
     }
+}
+
+/// What runs models there: processors are everywhere, unless a row says otherwise.
+fn read_engines(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<BTreeSet<EngineKind>> {
+    let Some(value) = table.entries.get("engines") else {
+        return Some(BTreeSet::from([EngineKind::Cpu]));
+    };
+    let mut engines = BTreeSet::new();
+    for (text, at) in table.texts("engines", value, problems)? {
+        match text.parse::<EngineKind>() {
+            Ok(engine) => drop(engines.insert(engine)),
+            Err(error) => problems.note(at, format!("{}: `engines`: {error}", table.what)),
+        }
+    }
+    Some(engines)
 }
 
 fn read_point(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<GeoPoint> {

@@ -13,7 +13,11 @@ use crate::catalogue::Catalogue;
 use crate::document::{self, Problem, Problems, Table};
 use crate::id::{DeploymentName, RegionId};
 use crate::region_list;
-use crate::residency::{Area, ResidencyPolicy};
+use crate::residency::{Area, MAX_POLICY_LEN, ResidencyPolicy};
+
+/// Longest residency of a deployment: half of what fits on the wire, so that there is room for what a tenant and a request
+/// narrow it to, or for what it is changed to while not everybody has heard of it.
+const RESIDENCY_LEN_MAX: usize = MAX_POLICY_LEN / 2;
 
 /// Reads a deployments file, or says everything that is wrong with it. The deployments come in the order of the file.
 pub fn parse_deployments(text: &str, catalogue: &Catalogue) -> Result<Vec<Deployment>, Vec<Problem>> {
@@ -87,12 +91,22 @@ fn read_deployment(
         scaling: scaling?,
     };
     let permitted = deployment.residency.permitted(catalogue);
-    if deployment.placed(catalogue).intersect(permitted).is_empty() {
+    let lawful = deployment.placed(catalogue).intersect(permitted);
+    let kind = deployment.engine.kind;
+    if lawful.is_empty() {
         let message = format!(
             "{}: its residency `{}` permits none of its regions: add a region that lies there, or permit one of these",
             table.what, deployment.residency
         );
         let at = table.entries.get("regions").map_or(table.span.clone(), Spanned::span);
+        problems.note(at, message);
+    } else if !lawful.iter().any(|region| catalogue.region(region).engines.contains(&kind)) {
+        let message = format!(
+            "{}: none of the regions in which it may run has the engine `{kind}`: permit or add one whose row in the catalogue \
+             has it among its `engines`",
+            table.what
+        );
+        let at = table.entries.get("engine").map_or(table.span.clone(), Spanned::span);
         problems.note(at, message);
     }
     Some(deployment)
@@ -157,7 +171,16 @@ fn read_residency(
             "`allow` is empty and permits nothing: name areas, or leave `residency` out to permit all";
         problems.note(allow.span(), format!("{}: {message}", residency.what));
     }
-    ResidencyPolicy::any_of(areas).ok()
+    let policy = ResidencyPolicy::any_of(areas).ok()?;
+    let len = policy.to_string().len();
+    if len > RESIDENCY_LEN_MAX {
+        let message = format!(
+            "{len} bytes are too long for it: name jurisdictions instead of regions; {RESIDENCY_LEN_MAX} bytes fit"
+        );
+        problems.note(allow.span(), format!("{}: {message}", residency.what));
+        return None;
+    }
+    Some(policy)
 }
 
 fn read_regions(
@@ -285,6 +308,46 @@ regions = ["gcp/europe-west4", "aws/us-east-1"]
         };
         assert_eq!(*deployment, expected);
         assert_eq!(deployment.placed(&catalogue).len(), 2);
+    }
+
+    #[test]
+    fn a_deployment_whose_engine_none_of_its_regions_has_is_refused() {
+        let catalogue = Catalogue::parse(
+            "[unions]\neu = [\"de\", \"fr\"]\n[regions.x]\na = { in = \"de\", at = [50, 8], city = \"A\" }\n\
+             b = { in = \"fr\", at = [48, 2], city = \"B\", engines = [] }\n",
+        )
+        .unwrap();
+        let at = |regions: &str| {
+            let line = format!("residency = {{ allow = [\"eu\"] }}\nregions = [{regions}]");
+            let text = changed("residency", &line)
+                .replace("regions = [\"gcp/europe-west4\", \"aws/us-east-1\"]", "");
+            parse_deployments(&text, &catalogue)
+        };
+        assert!(at("\"x/a\", \"x/b\"").is_ok());
+        let problems = at("\"x/b\"").unwrap_err();
+        assert_eq!((problems.len(), problems[0].line), (1, 6), "{problems:?}");
+        assert!(problems[0].message.contains("has the engine `cpu`"), "{problems:?}");
+    }
+
+    #[test]
+    fn a_residency_at_its_limit_is_read_and_one_byte_more_is_not() {
+        // 64 names of 31 bytes with commas between them, and what is missing on the last.
+        let check = |more: usize, fits: bool| {
+            let name =
+                |n: usize| format!("r{n:0>28}{}", if n == 63 { "0".repeat(more) } else { String::new() });
+            let row = |n| format!("{} = {{ in = \"de\", at = [50, 8], city = \"A\" }}\n", name(n));
+            let rows: String = (0..64).map(row).collect();
+            let catalogue = Catalogue::parse(&format!("[regions.x]\n{rows}")).unwrap();
+            let areas: Vec<_> = (0..64).map(|n| format!("\"x/{}\"", name(n))).collect();
+            let line = format!("residency = {{ allow = [{}] }}", areas.join(", "));
+            let text = changed("residency", &line)
+                .replace("regions = [\"gcp/europe-west4\", \"aws/us-east-1\"]", "");
+            let problems = parse_deployments(&text, &catalogue).err().unwrap_or_default();
+            assert_eq!(problems.is_empty(), fits, "{problems:?}");
+            assert!(fits || problems[0].message.contains("2049 bytes are too long"), "{problems:?}");
+        };
+        check(1, true);
+        check(2, false);
     }
 
     #[test]

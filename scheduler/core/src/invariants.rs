@@ -1,7 +1,7 @@
 //! Named invariants, as functions. What makes a decision asserts them, properties check them after each step, and a test
 //! breaks them on purpose.
 
-use regions::Generation;
+use regions::{Generation, RegionSet};
 
 /// A route table does not supersede the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +35,19 @@ pub fn rationed(spare: u64, held: u64, given: u64) -> Result<(), NotRationed> {
     if given <= spare.saturating_sub(held) { Ok(()) } else { Err(NotRationed { spare, held, given }) }
 }
 
+/// Requests may be sent to where not every reader knows that they may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("requests may be sent to {} regions of which a reader has not heard that they may", unheard.len())]
+pub struct NotHeard {
+    /// Where.
+    pub unheard: RegionSet,
+}
+
+/// **Heard before widened**: where the table lets a request be sent, a reader of an older one takes it.
+pub fn heard(sent: RegionSet, taken: RegionSet) -> Result<(), NotHeard> {
+    if sent.is_subset(&taken) { Ok(()) } else { Err(NotHeard { unheard: sent.minus(taken) }) }
+}
+
 /// More is held than may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{requests} requests of {bytes} bytes are held where {requests_max} of {bytes_max} may be")]
@@ -63,6 +76,15 @@ pub fn held_within(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use regions::RegionIndex;
+
+    #[test]
+    fn a_region_that_a_reader_has_not_heard_of_breaks_heard_before_widened() {
+        let set = |ordinals: &[usize]| ordinals.iter().filter_map(|at| RegionIndex::new(*at)).collect();
+        assert_eq!(heard(set(&[1]), set(&[1, 2])), Ok(()));
+        assert_eq!(heard(set(&[]), set(&[])), Ok(()));
+        assert_eq!(heard(set(&[1, 3]), set(&[1, 2])), Err(NotHeard { unheard: set(&[3]) }));
+    }
 
     #[test]
     fn a_table_that_does_not_rise_breaks_monotone_plans() {

@@ -6,6 +6,7 @@
 //! - [`spoke`]: a region by itself. Which replica takes a request, and what the region reports.
 //! - [`scale`]: how many replicas a deployment should have there.
 //! - [`registry`]: the spokes that the hub knows, and for how long it remembers one that fell silent.
+//! - [`rollout`]: what an operator wants, checked and compared, and how it comes about without anybody being overtaken.
 //! - [`publish`]: from what is registered and what is deployed to the next route table, if it differs from the last.
 //! - [`hub`]: the machine around these two: events in, commands out.
 //! - [`wire`]: what crosses a process, each message with its version.
@@ -15,6 +16,7 @@ pub mod hub;
 pub mod invariants;
 pub mod publish;
 pub mod registry;
+pub mod rollout;
 pub mod scale;
 pub mod spoke;
 pub mod wire;

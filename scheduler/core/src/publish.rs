@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::invariants;
+use crate::rollout::Staged;
 use regions::{Deployment, DeploymentName, Generation, RegionId, RegionRoute, RouteTable};
 
 /// The table that follows `previous`, if there is anything new to say. A region may serve names that are not deployed
@@ -16,19 +17,25 @@ pub fn publish(
     previous: &RouteTable,
     epoch: u64,
     mut regions: BTreeMap<RegionId, RegionRoute>,
-    deployments: &BTreeMap<DeploymentName, Deployment>,
+    Staged { deployments, widening }: Staged<'_>,
 ) -> Option<RouteTable> {
     for route in regions.values_mut() {
         route.deployments.retain(|name| deployments.contains_key(name));
     }
     let known = previous.generation;
-    if epoch == known.epoch && regions == previous.regions && *deployments == previous.deployments {
+    let deployed = *deployments == previous.deployments && widening == previous.widening;
+    if epoch == known.epoch && regions == previous.regions && deployed {
         return None;
     }
-    // The number goes on across epochs: nothing is gained by starting again, and a log reads better.
-    let generation = Generation { epoch, number: known.number + 1 };
+    let generation = following(previous, epoch);
     invariants::monotone(known, generation).expect("an epoch never falls, and the number has just risen");
-    Some(RouteTable { generation, regions, deployments: deployments.clone() })
+    Some(RouteTable { generation, regions, deployments: deployments.into_owned(), widening })
+}
+
+/// The generation of the table that follows `previous`. The number goes on across epochs: nothing is gained by starting
+/// again, and a log reads better.
+pub fn following(previous: &RouteTable, epoch: u64) -> Generation {
+    Generation { epoch, number: previous.generation.number + 1 }
 }
 
 /// Names among `ready` that are not deployed.
@@ -44,6 +51,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
+    use std::borrow::Cow;
 
     fn deployments(names: &[&str]) -> BTreeMap<DeploymentName, Deployment> {
         let one = |name: &&str| {
@@ -59,6 +67,10 @@ mod tests {
         names.iter().map(one).collect()
     }
 
+    fn staged(deployments: &BTreeMap<DeploymentName, Deployment>) -> Staged<'_> {
+        Staged { deployments: Cow::Borrowed(deployments), widening: BTreeMap::new() }
+    }
+
     fn routes(region: &str, ready: &[&str]) -> BTreeMap<RegionId, RegionRoute> {
         let ready = ready.iter().map(|name| name.parse().unwrap()).collect();
         let route = RegionRoute { endpoint: ([10, 0, 0, 1], 1).into(), deployments: ready };
@@ -68,21 +80,21 @@ mod tests {
     #[test]
     fn nothing_new_is_no_new_generation() {
         let all = deployments(&["a"]);
-        let first = publish(&RouteTable::empty(), 1, routes("aws/us-east-1", &["a"]), &all).unwrap();
+        let first = publish(&RouteTable::empty(), 1, routes("aws/us-east-1", &["a"]), staged(&all)).unwrap();
         assert_eq!(first.generation.to_string(), "1.1");
-        assert_eq!(publish(&first, 1, routes("aws/us-east-1", &["a"]), &all), None);
-        let less = publish(&first, 1, routes("aws/us-east-1", &[]), &all).unwrap();
+        assert_eq!(publish(&first, 1, routes("aws/us-east-1", &["a"]), staged(&all)), None);
+        let less = publish(&first, 1, routes("aws/us-east-1", &[]), staged(&all)).unwrap();
         assert_eq!(less.generation.to_string(), "1.2");
-        let renewed = publish(&less, 2, routes("aws/us-east-1", &[]), &all).unwrap();
+        let renewed = publish(&less, 2, routes("aws/us-east-1", &[]), staged(&all)).unwrap();
         assert_eq!(renewed.generation.to_string(), "2.3");
     }
 
     #[test]
     fn what_is_not_deployed_is_left_out_until_it_is() {
         let ready = routes("aws/us-east-1", &["a", "b"]);
-        let first = publish(&RouteTable::empty(), 1, ready.clone(), &deployments(&["a"])).unwrap();
+        let first = publish(&RouteTable::empty(), 1, ready.clone(), staged(&deployments(&["a"]))).unwrap();
         assert_eq!(first.regions, routes("aws/us-east-1", &["a"]));
-        let next = publish(&first, 1, ready, &deployments(&["a", "b"])).unwrap();
+        let next = publish(&first, 1, ready, staged(&deployments(&["a", "b"]))).unwrap();
         assert_eq!(next.regions, routes("aws/us-east-1", &["a", "b"]));
     }
 
@@ -97,7 +109,7 @@ mod tests {
             for (region, count, restored) in steps {
                 epoch += u64::from(restored);
                 let all = deployments(&ready[..count]);
-                if let Some(next) = publish(&table, epoch, routes(regions[region], &ready), &all) {
+                if let Some(next) = publish(&table, epoch, routes(regions[region], &ready), staged(&all)) {
                     prop_assert_eq!(invariants::monotone(table.generation, next.generation), Ok(()));
                     table = next;
                 }

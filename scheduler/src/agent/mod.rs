@@ -4,7 +4,8 @@
 //! forgotten it. While the hub is away it tries again, with growing pauses, for ever; nothing in the region waits for
 //! it, and it says so in the log once and not at every attempt.
 //!
-//! What should run in the region it learns by following the route table ([`table`]), where somebody is there to start it.
+//! What must not be seen in the region it learns by following the route table ([`table`]). Where somebody is there to start
+//! replicas, that one follows it, to know as well what should run.
 //!
 //! The ingress of the same process owns the truth: both look at one [`Spoke`], which is locked for one question at a
 //! time and never across an await.
@@ -23,11 +24,13 @@ use regions::DeploymentName;
 use scheduler_core::registry::Registration;
 use scheduler_core::spoke::Spoke;
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::config::SpokeConfig;
 use crate::events::{HubBack, HubLost, LeaseLost, NotDeployed, Registered};
 use client::{Client, NoAnswer};
+use table::Source;
 
 /// How often the agent looks whether something else is ready. A gateway hears of it in the next report anyway; the hub
 /// hears of it before that.
@@ -59,9 +62,24 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
     let client = Client::new(&config.hub)?;
+    let law = Source {
+        hub: config.hub.clone(),
+        snapshot: None,
+        catalogue: config.catalogue.clone(),
+        spoke: spoke.clone(),
+    };
+    let follower = reqwest::Client::builder().no_proxy().build()?;
+    let followed_elsewhere = config.scaling.is_some();
+    let follow = async {
+        if followed_elsewhere {
+            std::future::pending::<()>().await;
+        }
+        law.follow(follower, watch::Sender::default()).await;
+    };
     let mut agent = Agent { config, client, spoke, lease: None, lost: false, not_deployed: Vec::new() };
     tokio::select! {
         never = agent.speak() => match never {},
+        () = follow => {}
         () = shutdown => {}
     }
     agent.leave().await;

@@ -1,8 +1,11 @@
-//! Follows the hub's route table, to know what should run here and how.
+//! Follows the hub's route table, to know what must not be seen here, and what should run here and how.
 //!
 //! As a gateway does: by long poll, taking a table only when its generation is higher than that of the one in hand
 //! (invariant 5, Monotone plans), and writing it to disk with a checksum before it is used. A spoke that starts while the hub
-//! is away scales by the last table that it had.
+//! is away scales by the last table that it had. A region that scales nothing keeps none: it has the law that requests bring.
+//!
+//! Each question names the table in hand, and who asks: the hub widens a residency only when everybody has heard of it
+//! ([`scheduler_core::rollout`]). So the law of a table is in force here before the next question.
 //!
 //! The polls are shorter than a gateway's, because each answer is also the hub's sign of life: while it is silent no replica
 //! is let go.
@@ -10,11 +13,13 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use regions::{Generation, RouteTable};
+use regions::{Catalogue, Generation, RouteTable};
 use reqwest::StatusCode;
+use scheduler_core::rollout::{Reader, Role};
+use scheduler_core::spoke::Spoke;
 use scheduler_core::wire::route::RouteTableV1;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -49,26 +54,45 @@ impl Followed {
     }
 }
 
-/// Where the table is followed from and kept.
+/// Where the table is followed from and kept, and whose law it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     /// Base URL of the hub.
     pub(crate) hub: String,
     /// The file.
-    pub(crate) snapshot: PathBuf,
+    pub(crate) snapshot: Option<PathBuf>,
+    /// By which the table's law is read.
+    pub(crate) catalogue: Arc<Catalogue>,
+    /// The region whose law it is.
+    pub(crate) spoke: Arc<Mutex<Spoke>>,
 }
 
 impl Source {
     /// What is on disk, if it is any good.
     pub(crate) fn restore(&self) -> Followed {
-        match load(&self.snapshot) {
-            Ok(table) => Followed { table: Some(Arc::new(table)), heard: None },
+        let Some(snapshot) = &self.snapshot else { return Followed::default() };
+        match load(snapshot) {
+            Ok(table) => {
+                self.heed(&table);
+                Followed { table: Some(Arc::new(table)), heard: None }
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Followed::default(),
             Err(error) => {
-                TableUnusable { snapshot: &self.snapshot, error: &error }.emit();
+                TableUnusable { snapshot, error: &error }.emit();
                 Followed::default()
             }
         }
+    }
+
+    /// The region goes by the law of this table from now on.
+    fn heed(&self, table: &RouteTable) {
+        self.spoke.lock().expect("no decision panics while it holds the lock").heed(table, &self.catalogue);
+    }
+
+    /// How the region calls itself before the hub.
+    fn reader(&self) -> Reader {
+        let spoke = self.spoke.lock().expect("no decision panics while it holds the lock");
+        Reader { role: Role::Spoke, place: spoke.region().clone(), boot_id: spoke.boot_id() }
     }
 
     /// Follows the hub for ever.
@@ -95,7 +119,8 @@ impl Source {
     ) -> Result<(), AskError> {
         let after = followed.borrow().generation();
         let wait_ms = LONG_POLL.as_millis();
-        let after_text = after.map(|after| format!("after={after}&")).unwrap_or_default();
+        let reader = self.reader();
+        let after_text = after.map(|after| format!("after={after}&reader={reader}&")).unwrap_or_default();
         let url = format!("{}/v1/routes?{after_text}wait_ms={wait_ms}", self.hub);
         let answer = client.get(url).timeout(LONG_POLL + GRACE).send().await?.error_for_status()?;
         if answer.status() == StatusCode::NO_CONTENT {
@@ -108,11 +133,14 @@ impl Source {
             let offered = table.generation;
             return Err(AskError::Table(format!("{offered} is not higher than {after}, which is in hand")));
         }
-        let snapshot = self.snapshot.clone();
-        let saved = tokio::task::spawn_blocking(move || save(&snapshot, &wire)).await;
-        if let Err(error) = saved.map_err(io::Error::other).flatten() {
-            TableNotKept { snapshot: &self.snapshot, error: &error }.emit();
+        if let Some(snapshot) = self.snapshot.clone() {
+            let kept = snapshot.clone();
+            let saved = tokio::task::spawn_blocking(move || save(&kept, &wire)).await;
+            if let Err(error) = saved.map_err(io::Error::other).flatten() {
+                TableNotKept { snapshot: &snapshot, error: &error }.emit();
+            }
         }
+        self.heed(&table);
         TableFollowed { generation: table.generation, deployments: table.deployments.len() }.emit();
         followed.send_replace(Followed { table: Some(Arc::new(table)), heard: Some(Instant::now()) });
         Ok(())
@@ -161,7 +189,6 @@ mod tests {
     use axum::extract::{RawQuery, State};
     use axum::http::StatusCode;
     use axum::response::{IntoResponse, Response};
-    use std::sync::Mutex;
 
     fn wire(number: u64) -> RouteTableV1 {
         let wire = serde_json::json!({"version": 1, "epoch": 1, "generation": number, "deployments": [], "regions": []});
@@ -196,7 +223,10 @@ mod tests {
     async fn only_what_is_newer_is_taken_and_found_again_without_the_hub() {
         let dir = tempfile::tempdir().unwrap();
         let (hub, asked) = hub(vec![wire(3), wire(2), wire(3), wire(4)]).await;
-        let source = Source { hub, snapshot: dir.path().join("routes") };
+        let snapshot = dir.path().join("routes");
+        let (region, catalogue) = ("aws/us-east-1".parse().unwrap(), Arc::new(Catalogue::builtin()));
+        let spoke = Arc::new(Mutex::new(Spoke::new(region, 255, Vec::new())));
+        let source = Source { hub, snapshot: Some(snapshot.clone()), catalogue, spoke };
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let followed = watch::Sender::new(source.restore());
         assert!(followed.borrow().hub_is_silent(Instant::now()), "nobody has answered yet");
@@ -205,11 +235,14 @@ mod tests {
             assert_eq!(number(&followed.borrow()), Some(expected));
             assert_eq!(number(&source.restore()), Some(expected), "it was on disk before it was used");
         }
-        assert_eq!(asked.lock().unwrap().last().unwrap(), "after=1.4&wait_ms=5000");
+        assert_eq!(
+            asked.lock().unwrap().last().unwrap(),
+            "after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000"
+        );
         let now = Instant::now();
         assert!(!followed.borrow().hub_is_silent(now), "also an answer without a table is one");
         assert!(followed.borrow().hub_is_silent(now + SILENT_AFTER + Duration::from_secs(1)));
-        fs::write(&source.snapshot, "torn").unwrap();
+        fs::write(&snapshot, "torn").unwrap();
         assert_eq!(number(&source.restore()), None);
     }
 }

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::registry::LAPSED_KEEP;
+use scheduler_core::rollout::{READER_KEEP, SETTLE};
 use serde::Deserialize;
 
 use super::store::{self, RawStore, StoreConfig};
 use super::{Problems, raw};
+use crate::hub::OperatorToken;
 
 /// How long a registration stands without being kept alive. etcd sees to leases twice a second at best, and keeps them
 /// for two seconds at least; below that a hiccup of either side ends them.
@@ -23,6 +25,8 @@ struct RawConfig {
     listen: Option<String>,
     data: Option<PathBuf>,
     deployments: Option<PathBuf>,
+    operator_token_file: Option<PathBuf>,
+    operator_token_env: Option<String>,
     catalogue: Option<PathBuf>,
     store: Option<RawStore>,
 }
@@ -34,14 +38,20 @@ pub struct HubConfig {
     pub listen: SocketAddr,
     /// Where it keeps what it knows.
     pub store: StoreConfig,
-    /// What is deployed.
+    /// What is deployed until an operator applies something; without a file, nothing.
     pub deployments: Vec<Deployment>,
+    /// What an operator has to show to change anything; without it, nobody can.
+    pub operator: Option<OperatorToken>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// How long a registration stands without being kept alive; [`LEASE_TTL`], and in tests whatever they can wait for.
     pub lease_ttl: Duration,
     /// How long a region keeps its route without a spoke; [`LAPSED_KEEP`], as above.
     pub lapsed_keep: Duration,
+    /// How long a reader that has fallen silent is waited for; [`READER_KEEP`], as above.
+    pub reader_keep: Duration,
+    /// How long nothing is widened when a term begins; [`SETTLE`], as above.
+    pub settle: Duration,
 }
 
 impl HubConfig {
@@ -51,33 +61,75 @@ impl HubConfig {
     ///
     /// Every problem at once, each naming the key, the value and what to write instead.
     pub fn parse(text: &str, base: &Path) -> Result<HubConfig, Vec<String>> {
-        let RawConfig { listen, data, deployments, catalogue, store } = raw(text)?;
+        let raw: RawConfig = raw(text)?;
+        let RawConfig {
+            listen,
+            data,
+            deployments,
+            operator_token_file,
+            operator_token_env,
+            catalogue,
+            store,
+        } = raw;
         let mut problems = Problems::default();
         let listen = problems.address("listen", listen);
         let store = store::read(&mut problems, store, data, base);
         let catalogue = problems.catalogue(catalogue, base);
-        let deployments = problems.need("deployments", deployments, "\"FILE\", as \"deployments.toml\"");
-        let deployments = deployments.and_then(|path| {
+        let deployments = deployments.map_or(Some(Vec::new()), |path| {
             let path = base.join(path);
             let text = problems.file("deployments", &path)?;
             parse_deployments(&text, catalogue.as_ref()?)
                 .map_err(|found| problems.in_file(&path, &found))
                 .ok()
         });
+        let operator = operator(&mut problems, operator_token_file, operator_token_env, base);
         match (listen, store, deployments, catalogue) {
             (Some(listen), Some(store), Some(deployments), Some(catalogue)) if problems.0.is_empty() => {
                 Ok(HubConfig {
                     listen,
                     store,
                     deployments,
+                    operator,
                     catalogue: Arc::new(catalogue),
                     lease_ttl: LEASE_TTL,
                     lapsed_keep: LAPSED_KEEP,
+                    reader_keep: READER_KEEP,
+                    settle: SETTLE,
                 })
             }
             _ => Err(problems.0),
         }
     }
+}
+
+/// The operator's token, from the one place that is named.
+fn operator(
+    problems: &mut Problems,
+    file: Option<PathBuf>,
+    variable: Option<String>,
+    base: &Path,
+) -> Option<OperatorToken> {
+    let (what, text) = match (file, variable) {
+        (None, None) => return None,
+        (Some(_), Some(_)) => {
+            problems.note("operator_token_file and operator_token_env are both there; write one of them");
+            return None;
+        }
+        (Some(path), None) => {
+            let path = base.join(path);
+            let what = format!("operator_token_file = \"{}\"", path.display());
+            (what, problems.file("operator_token_file", &path)?)
+        }
+        (None, Some(variable)) => {
+            let what = format!("operator_token_env = \"{variable}\"");
+            let Ok(text) = std::env::var(&variable) else {
+                problems.note(format!("{what} is not set in the environment"));
+                return None;
+            };
+            (what, text)
+        }
+    };
+    OperatorToken::read(&text).map_err(|problem| problems.note(format!("{what} {problem}"))).ok()
 }
 
 #[cfg(test)]
@@ -107,6 +159,27 @@ mod tests {
     }
 
     #[test]
+    fn an_operators_token_comes_from_one_place_and_cannot_be_guessed() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
+        std::fs::write(dir.path().join("short"), "0123456789abcde").unwrap();
+        let parse = |line: &str| {
+            let text = format!("listen = \"127.0.0.1:0\"\ndata = \"d\"\n{line}");
+            HubConfig::parse(&text, dir.path()).map(|config| config.operator.is_some())
+        };
+        assert_eq!(parse(""), Ok(false));
+        assert_eq!(parse("operator_token_file = \"token\""), Ok(true));
+        let check = |line: &str, part: &str| {
+            let problems = parse(line).expect_err(line);
+            assert!(problems.len() == 1 && problems[0].contains(part), "{part} in {problems:?}");
+        };
+        check("operator_token_file = \"short\"", "has 15 bytes, not 16");
+        check("operator_token_file = \"gone\"", "cannot be read");
+        check("operator_token_env = \"NOT_SET_ANYWHERE\"", "not set in the environment");
+        check("operator_token_file = \"token\"\noperator_token_env = \"X\"", "both there");
+    }
+
+    #[test]
     fn all_problems_are_told_at_once() {
         let check = |text: &str, base: &Path, wanted: &[&str]| {
             let problems = HubConfig::parse(text, base).expect_err(text);
@@ -115,7 +188,7 @@ mod tests {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };
-        check("", &configs(), &["listen is missing", "data is missing", "deployments is missing"]);
+        check("", &configs(), &["listen is missing", "data is missing"]);
         let base = tempfile::tempdir().unwrap();
         std::fs::write(base.path().join("wrong.toml"), "[[deployment]]\nname = \"a b\"\ntasc = \"embed\"\n")
             .unwrap();

@@ -13,18 +13,25 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use regions::{Catalogue, Generation};
 use scheduler_core::registry::Registration;
+use scheduler_core::rollout::Reader;
 use scheduler_core::wire::WireError;
+use scheduler_core::wire::apply::{AppliedV1, ApplyV1, RolloutV1, WantedV1};
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 use scheduler_store::{Lease, Store};
 use serde::de::DeserializeOwned;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
-use super::{Current, spokes, told};
+use super::apply::NotApplied;
+use super::operator::{Operator, OperatorToken};
+use super::readers::Word;
+use super::{Current, apply, spokes, told};
 use crate::events::ReaderAhead;
-use crate::respond::{Code, Refusal};
+use crate::respond::{self, Code, Refusal};
 
 /// Bytes of one body: ten thousand deployments of the longest name.
 const BODY_BYTES_MAX: usize = 1 << 20;
+/// Bytes of the files that an operator applies: ten thousand deployments as a person writes them.
+const APPLY_BYTES_MAX: usize = 8 << 20;
 /// How long a question for routes is held at most, whatever it asks for.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -34,6 +41,10 @@ pub(super) struct Desk<S> {
     pub(super) store: S,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) lease_ttl: Duration,
+    /// Without it nobody may change anything.
+    pub(super) operator: Option<OperatorToken>,
+    /// Who runs which table is said here.
+    pub(super) readers: mpsc::Sender<Word>,
     pub(super) current: watch::Receiver<Current>,
     pub(super) polls: Arc<Semaphore>,
     pub(super) stopping: watch::Receiver<bool>,
@@ -47,6 +58,9 @@ pub(super) fn router<S: Store>(desk: Desk<S>) -> Router {
         .route("/v1/leases/{lease}/keepalive", post(keep_alive::<S>))
         .route("/v1/leases/{lease}", delete(leave::<S>))
         .route("/v1/routes", get(routes::<S>))
+        .route("/v1/deployments", get(wanted::<S>))
+        .route("/v1/rollout", get(rollout::<S>))
+        .route("/v1/apply", post(applied::<S>).layer(DefaultBodyLimit::max(APPLY_BYTES_MAX)))
         .route("/livez", get(async || "alive\n"))
         .route("/readyz", get(ready::<S>))
         .fallback(async || Refusal::new(Code::NotFound, "A hub has no such path."))
@@ -82,13 +96,37 @@ async fn leave<S: Store>(
     spokes::leave(&desk, number(&lease)?).await.map(|()| StatusCode::NO_CONTENT)
 }
 
+async fn applied<S: Store>(
+    State(desk): State<Desk<S>>,
+    _operator: Operator,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<axum::Json<AppliedV1>, Response> {
+    let message = json_of::<ApplyV1>(body, APPLY_BYTES_MAX).map_err(IntoResponse::into_response)?;
+    apply::apply(&desk, message).await.map(axum::Json).map_err(|not| match not {
+        NotApplied::Problems(problems) => respond::told(Code::InvalidFiles, problems),
+        NotApplied::Refused(refusal) => refusal.into_response(),
+    })
+}
+
+async fn wanted<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<WantedV1>, Refusal> {
+    apply::wanted(&desk).await.map(axum::Json)
+}
+
+async fn rollout<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<RolloutV1>, Refusal> {
+    apply::rollout(&desk).await.map(axum::Json)
+}
+
 /// Answers with the table that follows the one in hand, as soon as there is one, or with 204 when there is none within
 /// the time that the question allows.
 async fn routes<S: Store>(
     State(desk): State<Desk<S>>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Refusal> {
-    let Question { after, wait } = Question::read(query.as_deref().unwrap_or_default())?;
+    let Question { after, wait, reader } = Question::read(query.as_deref().unwrap_or_default())?;
+    if let Some(word) = reader.zip(after) {
+        // What finds no room is said again with the next question.
+        desk.readers.try_send(word).ok();
+    }
     let held = desk.polls.try_acquire();
     let Ok(_held) = held else {
         return Err(Refusal::new(Code::Overloaded, "Too many questions for routes are held already."));
@@ -129,13 +167,14 @@ async fn ready<S: Store>(State(desk): State<Desk<S>>) -> Result<&'static str, Re
 struct Question {
     after: Option<Generation>,
     wait: Duration,
+    reader: Option<Reader>,
 }
 
 impl Question {
-    /// Reads `after=EPOCH.NUMBER&wait_ms=MILLISECONDS`, either of which may be left out. Nothing in them needs to be
-    /// escaped.
+    /// Reads `after=EPOCH.NUMBER&wait_ms=MILLISECONDS&reader=READER`, any of which may be left out. Nothing in them needs to
+    /// be escaped. A reader that names a generation runs that table.
     fn read(query: &str) -> Result<Question, Refusal> {
-        let mut question = Question { after: None, wait: Duration::ZERO };
+        let mut question = Question { after: None, wait: Duration::ZERO, reader: None };
         for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
             match key {
                 "after" => {
@@ -149,6 +188,11 @@ impl Question {
                     })?;
                     question.wait = Duration::from_millis(wait_ms).min(WAIT_MAX);
                 }
+                "reader" => {
+                    let reader =
+                        value.parse().map_err(|error| invalid("reader", &format!("`reader`: {error}.")))?;
+                    question.reader = Some(reader);
+                }
                 _ => {}
             }
         }
@@ -157,9 +201,13 @@ impl Question {
 }
 
 fn json<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
+    json_of(body, BODY_BYTES_MAX)
+}
+
+fn json_of<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, bytes_max: usize) -> Result<T, Refusal> {
     let body = body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => {
-            Refusal::new(Code::BodyTooLarge, format!("The body has more than {BODY_BYTES_MAX} bytes."))
+            Refusal::new(Code::BodyTooLarge, format!("The body has more than {bytes_max} bytes."))
         }
         _ => Refusal::new(Code::InvalidJson, "The body did not arrive whole."),
     })?;
@@ -196,6 +244,7 @@ mod tests {
         assert_eq!(read("wait_ms=30000"), Some((None, WAIT_MAX)));
         assert_eq!(read("wait_ms=30001&else=1"), Some((None, WAIT_MAX)));
         assert_eq!(read("after=42"), None);
+        assert_eq!(read("after=1.42&reader=somebody"), None);
         assert_eq!(read("wait_ms=-1"), None);
     }
 
@@ -208,6 +257,8 @@ mod tests {
             store: Sim::new(),
             catalogue: Arc::new(Catalogue::builtin()),
             lease_ttl: Duration::from_secs(5),
+            operator: None,
+            readers: mpsc::channel(1).0,
             current,
             polls: Arc::new(Semaphore::new(polls)),
             stopping,

@@ -3,11 +3,14 @@
 //! The only one who writes `routes`, for as long as its term lasts: every write is guarded by the term and by the table
 //! that it stands on. It never decides anything; see [`scheduler_core::hub`] for what it is told to do.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use regions::RouteTable;
+use regions::{Catalogue, RouteTable};
 use scheduler_core::hub::{Command, Event, Hub};
+use scheduler_core::rollout::Rollout;
 use scheduler_core::wire::keys;
+use scheduler_core::wire::route::RouteTableV1;
 use scheduler_store::{self as store, Compare, Op, Store, StoreError, Term, Txn, Watch, WatchError};
 use tokio::time::{sleep, sleep_until};
 
@@ -18,6 +21,15 @@ use crate::events::{Deposed, LeasesHeld, LeasesLetGo, Relisting, SpokeGone};
 
 /// After a reading that failed.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// How long those are waited for who are not heard of.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    /// A region without a spoke keeps its route.
+    pub(super) lapsed_keep: Duration,
+    /// Nothing is widened while a term is young.
+    pub(super) settle: Duration,
+}
 
 /// The keeper of the route table.
 pub(super) struct Keeper<'a, S: Store> {
@@ -37,13 +49,15 @@ impl<'a, S: Store> Keeper<'a, S> {
     pub(super) fn new(
         start: Start,
         term: Term,
-        lapsed_keep: Duration,
+        patience: Patience,
+        catalogue: Arc<Catalogue>,
         store: S,
         board: &'a Board,
     ) -> Keeper<'a, S> {
         let Start { found, routes_at, next } = start;
         let watch = store.watch("", next);
-        let hub = Hub::new(found, lapsed_keep, Instant::now());
+        let (now, Patience { lapsed_keep, settle }) = (Instant::now(), patience);
+        let hub = Hub::new(found, lapsed_keep, Rollout::new(catalogue, settle, now), now);
         Keeper { hub, term, store, watch, board, routes_at, unconfirmed: None, holding: false }
     }
 
@@ -88,8 +102,8 @@ impl<'a, S: Store> Keeper<'a, S> {
         loop {
             match self.store.range("").await {
                 Ok(range) => {
-                    let Listed { spokes, deployments } = listed(&range.entries);
-                    self.tell(Event::Listed { spokes, deployments });
+                    let Listed { spokes, deployments, readers } = listed(&range.entries);
+                    self.tell(Event::Listed { spokes, deployments, readers });
                     self.watch = self.store.watch("", range.revision + 1);
                     self.board.note(None);
                     return Ok(());
@@ -133,8 +147,11 @@ impl<'a, S: Store> Keeper<'a, S> {
     /// Writes the table in this term, on top of the last one that this hub knows of, or not at all.
     async fn persist(&mut self, table: RouteTable) -> Result<Option<Deposed>, HubError> {
         let when = vec![self.term.guard(), Compare::ModRevision(keys::ROUTES.to_owned(), self.routes_at)];
-        let then =
-            vec![Op::Put { key: keys::ROUTES.to_owned(), value: records::packed(&table), lease: None }];
+        let then = vec![Op::Put {
+            key: keys::ROUTES.to_owned(),
+            value: records::packed(&RouteTableV1::from(&table)),
+            lease: None,
+        }];
         match self.store.txn(Txn { when, then }).await {
             Ok(outcome) if outcome.succeeded => {
                 self.board.note(None);
@@ -194,7 +211,6 @@ mod tests {
     use super::super::Current;
     use super::super::start::start;
     use super::*;
-    use scheduler_core::wire::route::RouteTableV1;
     use scheduler_store::Sim;
     use tokio::sync::watch;
 
@@ -209,7 +225,8 @@ mod tests {
 
     async fn keeper<'a>(store: &Sim, term: &Term, board: &'a Board) -> Keeper<'a, Sim> {
         let start = start(store, term, &[], 1, None).await.unwrap().unwrap();
-        Keeper::new(start, term.clone(), Duration::from_secs(60), store.clone(), board)
+        let patience = Patience { lapsed_keep: Duration::from_secs(60), settle: Duration::ZERO };
+        Keeper::new(start, term.clone(), patience, Arc::new(Catalogue::builtin()), store.clone(), board)
     }
 
     fn spoke(boot_id: u64) -> (String, Vec<u8>) {

@@ -12,13 +12,20 @@
 //! by its watch, as it sees everything else that changes there, lets [`scheduler_core::hub`] decide, and publishes. So it
 //! makes no difference which hub a spoke has registered with, where there are several on one etcd.
 //!
+//! What there shall be is changed by an operator ([`apply`]), who has to prove it ([`operator`]); it stands in the store, and
+//! the keeper sees it as it sees everything else. Who runs which table is noted there too ([`readers`]), so that what is
+//! wider can wait until everybody has heard of it.
+//!
 //! Of several, one leads (`terms`): it alone writes the table, and the others give out what they see it write. Every
 //! write is guarded by the key of the term and by the table that it stands on, so a leader that was deposed while it
 //! slept writes nothing. An embedded store has one hub, which wins every term by itself.
 
+mod apply;
 mod board;
 mod http;
 mod keeper;
+mod operator;
+mod readers;
 mod records;
 mod spokes;
 mod start;
@@ -35,13 +42,17 @@ use regions::RouteTable;
 use scheduler_core::wire::keys;
 use scheduler_store::{Embedded, Etcd, Store, StoreError};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::config::{HubConfig, StoreConfig};
 use crate::events::HubStarted;
 use board::Board;
 use http::Desk;
+use keeper::Patience;
+pub use operator::{OperatorToken, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN};
+use readers::{Registrar, WORDS_MAX};
 use records::RecordError;
 use terms::Candidate;
 
@@ -149,9 +160,14 @@ async fn serve<S: Store>(
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
     let (publish, current) = watch::channel(None);
     let (stop, stopping) = watch::channel(false);
+    let (say, words) = mpsc::channel(WORDS_MAX);
+    let mut noting = JoinSet::new();
+    noting.spawn(Registrar::new(store.clone(), config.reader_keep).note_all(words));
     let desk = Desk {
         store: store.clone(),
-        catalogue: config.catalogue,
+        catalogue: config.catalogue.clone(),
+        operator: config.operator,
+        readers: say,
         lease_ttl: config.lease_ttl,
         current: current.clone(),
         polls: Arc::new(Semaphore::new(LONG_POLLS_MAX)),
@@ -164,7 +180,8 @@ async fn serve<S: Store>(
         name: address.to_string(),
         deployments: config.deployments,
         epoch_if_new,
-        lapsed_keep: config.lapsed_keep,
+        patience: Patience { lapsed_keep: config.lapsed_keep, settle: config.settle },
+        catalogue: config.catalogue,
         lease: Mutex::new(None),
     };
     let stands = candidate.stand(stopping.clone());
@@ -192,7 +209,7 @@ async fn serve<S: Store>(
     };
     stop.send_replace(true);
     let drained = async { timeout(DRAIN, server).await.unwrap_or(Ok(())) };
-    match first {
+    let outcome = match first {
         First::Told => {
             let (stood, served) = tokio::join!(stands, drained);
             stood.and(served.map_err(HubError::Server))
@@ -203,7 +220,9 @@ async fn serve<S: Store>(
             outcome
         }
         First::Server(outcome) => outcome.map_err(HubError::Server).and(stands.await),
-    }
+    };
+    noting.shutdown().await;
+    outcome
 }
 
 /// What ends a hub.

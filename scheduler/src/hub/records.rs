@@ -3,7 +3,7 @@
 //! The route table is the one record that grows with everything, and etcd takes no request of more than 1.5 MiB. 64 regions
 //! with a thousand deployments ready on each are more than that as JSON, which says the same thousand names 64 times over. So
 //! the table is compressed where it is long, rather than cut into pieces that a reader would have to find together; a
-//! test below prints both sizes.
+//! test below prints both sizes. The deployments that there shall be are one record for the same reason, and are packed too.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,13 +12,15 @@ use std::io::{Read, Write};
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
-use regions::{Deployment, RouteTable};
+use regions::{Generation, RouteTable};
 use scheduler_core::hub::Event;
 use scheduler_core::registry::{Registration, Standing};
+use scheduler_core::rollout::{Reader, Wanted};
 use scheduler_core::wire::WireError;
+use scheduler_core::wire::apply::ReaderV1;
 use scheduler_core::wire::keys;
 use scheduler_core::wire::registry::RegisterV1;
-use scheduler_core::wire::route::{RouteTableV1, StoredDeploymentV1};
+use scheduler_core::wire::route::{DeploymentsV1, RouteTableV1};
 use scheduler_store::{self as store, KeyValue};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -41,14 +43,14 @@ pub(super) fn bytes(wire: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(wire).expect("numbers, texts and lists serialise to JSON")
 }
 
-/// From so many bytes on a table is compressed; below, a person can read it in the store.
+/// From so many bytes on a record is compressed; below, a person can read it in the store.
 const PACKED_FROM: usize = 16 << 10;
-/// Bytes of a table that is read: six times the largest that routing is measured with.
+/// Bytes of a record that is read: six times the largest that routing is measured with.
 const TABLE_BYTES_MAX: usize = 16 << 20;
 
-/// The table, as the store keeps it.
-pub(super) fn packed(table: &RouteTable) -> Vec<u8> {
-    let plain = bytes(&RouteTableV1::from(table));
+/// A long record, as the store keeps it.
+pub(super) fn packed(wire: &impl Serialize) -> Vec<u8> {
+    let plain = bytes(wire);
     if plain.len() < PACKED_FROM {
         return plain;
     }
@@ -97,13 +99,20 @@ pub(super) fn standing(entry: &KeyValue) -> Result<Standing, RecordError> {
     Ok(Standing { registration, created: entry.create_revision })
 }
 
-/// The deployment of an entry under `deployments/`.
-pub(super) fn deployment(entry: &KeyValue) -> Result<Deployment, RecordError> {
-    let deployment = read::<StoredDeploymentV1, Deployment>(entry)?;
-    if entry.key != keys::deployment(&deployment.name) {
-        return Err(wrong(entry, format!("it is of {}", deployment.name)));
+/// The deployments of the entry `wanted/deployments`.
+pub(super) fn wanted(entry: &KeyValue) -> Result<Wanted, RecordError> {
+    meaning::<DeploymentsV1, Wanted>(entry, &unpacked(entry)?)
+}
+
+/// The reader of an entry under `readers/`, and the table that it runs.
+pub(super) fn reader(entry: &KeyValue) -> Result<(Reader, Generation), RecordError> {
+    let wire: ReaderV1 = serde_json::from_slice(&entry.value).map_err(|error| wrong(entry, error))?;
+    let ReaderV1 { version: _, reader, generation } = wire;
+    let reader: Reader = reader.parse().map_err(|error| wrong(entry, error))?;
+    if entry.key != keys::reader(&reader) {
+        return Err(wrong(entry, format!("it is of {reader}")));
     }
-    Ok(deployment)
+    Ok((reader, generation.parse().map_err(|error| wrong(entry, error))?))
 }
 
 /// The table of the entry `routes`.
@@ -124,13 +133,17 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
         store::Event::Put(entry) if key.starts_with(keys::SPOKES) => {
             Some(standing(entry).map(Event::SpokeStands))
         }
-        store::Event::Put(entry) if key.starts_with(keys::DEPLOYMENTS) => {
-            Some(deployment(entry).map(Event::Deployed))
+        store::Event::Put(entry) if key.starts_with(keys::READERS) => {
+            Some(reader(entry).map(|(reader, generation)| Event::Acknowledged(reader, generation)))
+        }
+        store::Event::Put(entry) if key == keys::DEPLOYMENTS => {
+            Some(wanted(entry).map(|wanted| Event::Wanted(wanted.deployments)))
         }
         store::Event::Put(_) => None,
+        // A record that is gone says nothing; only one that says so takes deployments away.
         store::Event::Delete { .. } => {
             let gone = keys::spoke_of(key).map(|(region, boot_id)| Event::SpokeGone { region, boot_id });
-            gone.or_else(|| keys::deployment_of(key).map(Event::Undeployed)).map(Ok)
+            gone.or_else(|| keys::reader_of(key).map(Event::ReaderGone)).map(Ok)
         }
     }
 }
@@ -165,7 +178,9 @@ mod tests {
             assert!(error.contains(change.key()) && error.contains(word), "{error}");
         };
         check(store::Event::Put(entry("spokes/aws/us-east-1/01", "{}")), "version");
-        check(store::Event::Put(entry("deployments/a", r#"{"version":9}"#)), "version 9");
+        check(store::Event::Put(entry("wanted/deployments", r#"{"version":9}"#)), "version 9");
+        check(store::Event::Put(entry("wanted/deployments", "")), "wanted/deployments");
+        check(store::Event::Put(entry("readers/gateway/aws/us-east-1/00000000000000ff", "{}")), "version");
         assert!(epoch(&entry("meta/epoch", "one")).is_err());
         assert!(table(&entry("routes", "")).is_err());
         assert_eq!(event(&store::Event::Put(entry("meta/epoch", "1"))), None);
@@ -173,7 +188,9 @@ mod tests {
 
     /// The table of as many regions and deployments as routing is measured with.
     fn large_table() -> RouteTable {
-        use regions::{EngineKind, EngineSpec, Precision, RegionRoute, ResidencyPolicy, Scaling, Task};
+        use regions::{
+            Deployment, EngineKind, EngineSpec, Precision, RegionRoute, ResidencyPolicy, Scaling, Task,
+        };
         let names: Vec<regions::DeploymentName> = (0..1000)
             .map(|n: u64| format!("tenant-{:x}.embed-{n:04}", n.wrapping_mul(2_654_435_761)).parse().unwrap())
             .collect();
@@ -201,7 +218,7 @@ mod tests {
     fn the_table_of_64_regions_and_a_thousand_deployments_fits_into_a_transaction() {
         let large = large_table();
         let plain = bytes(&RouteTableV1::from(&large)).len();
-        let packed = packed(&large);
+        let packed = packed(&RouteTableV1::from(&large));
         println!("64 regions x 1000 deployments: {plain} bytes as JSON, {} in the store", packed.len());
         assert!(plain > store::model::TXN_BYTES_MAX, "it has to be compressed: {plain}");
         assert!(packed.len() + keys::ROUTES.len() <= store::model::TXN_BYTES_MAX, "{}", packed.len());
@@ -210,10 +227,25 @@ mod tests {
     }
 
     #[test]
+    fn as_many_deployments_as_there_may_be_fit_into_a_transaction() {
+        let one = large_table().deployments.into_values().next().unwrap();
+        let name =
+            |n: u64| format!("tenant-{:x}.embed-{n:05}", n.wrapping_mul(2_654_435_761)).parse().unwrap();
+        let most = 0..regions::deployment::MAX_DEPLOYMENTS as u64;
+        let deployment = |n| (name(n), regions::Deployment { name: name(n), ..one.clone() });
+        let all = Wanted { applied: true, deployments: most.map(deployment).collect() };
+        let packed = packed(&DeploymentsV1::from(&all));
+        println!("10000 deployments: {} bytes in the store", packed.len());
+        assert!(packed.len() + keys::DEPLOYMENTS.len() <= store::model::TXN_BYTES_MAX, "{}", packed.len());
+        let read = wanted(&KeyValue { value: packed.into(), ..entry(keys::DEPLOYMENTS, "") });
+        assert_eq!(read, Ok(all));
+    }
+
+    #[test]
     fn a_table_that_is_packed_wrongly_or_without_end_is_refused() {
         let refused =
             |value: Vec<u8>| table(&KeyValue { value: value.into(), ..entry("routes", "") }).unwrap_err();
-        let mut torn = packed(&large_table());
+        let mut torn = packed(&RouteTableV1::from(&large_table()));
         torn.truncate(torn.len() / 2);
         assert!(refused(torn).to_string().contains("`routes`"));
         let pack = |len: usize| {

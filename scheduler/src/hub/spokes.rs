@@ -114,7 +114,7 @@ fn granted<S>(desk: &Desk<S>, lease: Lease, ready: &BTreeSet<DeploymentName>) ->
 }
 
 /// What the store refuses, in the words of HTTP.
-fn refusal(error: StoreError) -> Refusal {
+pub(super) fn refusal(error: StoreError) -> Refusal {
     let code = match &error {
         StoreError::NoSuchLease(_) => Code::LeaseNotFound,
         StoreError::TooManyLeases => Code::Overloaded,

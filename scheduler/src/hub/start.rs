@@ -3,17 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use regions::{Deployment, Generation};
+use regions::{Deployment, DeploymentName, Generation};
 use scheduler_core::hub::{Found, epoch_to_begin};
 use scheduler_core::registry::Standing;
+use scheduler_core::rollout::{Reader, Wanted};
 use scheduler_core::wire::keys;
-use scheduler_core::wire::route::StoredDeploymentV1;
-use scheduler_store::model::TXN_OPS_MAX;
+use scheduler_core::wire::route::DeploymentsV1;
 use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Term, Txn};
 
 use super::HubError;
 use super::records::{self, RecordError};
-use crate::events::{RecordRefused, StoreWentBack};
+use crate::events::{FileOverruled, RecordRefused, StoreWentBack};
 
 /// Where the hub starts from.
 pub(super) struct Start {
@@ -24,10 +24,12 @@ pub(super) struct Start {
     pub(super) next: u64,
 }
 
-/// Everything that stands in the store about spokes and deployments.
+/// Everything that stands in the store about spokes, deployments and readers.
 pub(super) struct Listed {
     pub(super) spokes: Vec<Standing>,
-    pub(super) deployments: Vec<Deployment>,
+    /// Nothing, if they cannot be read.
+    pub(super) deployments: Option<BTreeMap<DeploymentName, Deployment>>,
+    pub(super) readers: BTreeMap<Reader, Generation>,
 }
 
 /// Reads everything; nothing, if the term is over before that is done. `known` is the table that this hub has given out.
@@ -57,7 +59,8 @@ pub(super) async fn start<S: Store>(
     {
         return Err(HubError::EpochFell { epoch, table: generation.epoch });
     }
-    let mut found = Found { epoch, table, spokes: Vec::new(), deployments: Vec::new() };
+    let Listed { spokes, deployments, readers } = listed(&entries);
+    let mut found = Found { epoch, table, spokes, deployments, readers };
     if let Some(next) = epoch_to_begin(known, epoch, generation) {
         StoreWentBack { known, found: generation, epoch: next }.emit();
         let when = vec![term.guard(), Compare::ModRevision(keys::EPOCH.to_owned(), epoch_at)];
@@ -69,16 +72,21 @@ pub(super) async fn start<S: Store>(
         }
         found.epoch = next;
     }
-    Listed { spokes: found.spokes, deployments: found.deployments } = listed(&entries);
     Ok(Some(Start { found, routes_at: routes.map_or(0, |entry| entry.mod_revision), next: revision + 1 }))
 }
 
-/// What can be read of the spokes and deployments among these entries; the rest is told and left out.
+/// What can be read of the spokes, deployments and readers among these entries; the rest is told and left out.
 pub(super) fn listed(entries: &[KeyValue]) -> Listed {
     let under = |prefix| entries.iter().filter(move |entry| entry.key.starts_with(prefix));
     let spokes = under(keys::SPOKES).filter_map(|entry| readable(records::standing(entry)));
-    let deployments = under(keys::DEPLOYMENTS).filter_map(|entry| readable(records::deployment(entry)));
-    Listed { spokes: spokes.collect(), deployments: deployments.collect() }
+    let readers = under(keys::READERS).filter_map(|entry| readable(records::reader(entry)));
+    let wanted = entries.iter().find(|entry| entry.key == keys::DEPLOYMENTS);
+    let deployments = wanted.and_then(|entry| readable(records::wanted(entry)));
+    Listed {
+        spokes: spokes.collect(),
+        deployments: deployments.map(|wanted| wanted.deployments),
+        readers: readers.collect(),
+    }
 }
 
 pub(super) fn readable<T>(record: Result<T, RecordError>) -> Option<T> {
@@ -96,26 +104,30 @@ async fn begin_epoch<S: Store>(store: &S, term: &Term, epoch_if_new: u64) -> Res
     store.txn(Txn { when, then }).await.map(drop)
 }
 
-/// Makes `deployments/` hold what the file says, changing only what differs. Not at one revision, since a file may hold
-/// more than fits into a transaction; nobody reads it in between.
+/// Makes the store hold what the hub's file says, for as long as no operator has applied anything: from then on what was
+/// applied stands. What cannot be read stays as well, since it may have been applied.
 async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -> Result<(), StoreError> {
-    let before = store.range(keys::DEPLOYMENTS).await?.entries;
-    let wire = |deployment| records::bytes(&StoredDeploymentV1::from(deployment));
-    let mut wanted: BTreeMap<_, _> =
-        deployments.iter().map(|deployment| (keys::deployment(&deployment.name), wire(deployment))).collect();
-    let mut ops = Vec::new();
-    for KeyValue { key, value, .. } in before {
-        match wanted.get(&key) {
-            Some(same) if **same == *value => drop(wanted.remove(&key)),
-            Some(_) => {}
-            None => ops.push(Op::Delete { key }),
-        }
-    }
-    ops.extend(wanted.into_iter().map(|(key, value)| Op::Put { key, value, lease: None }));
-    for then in ops.chunks(TXN_OPS_MAX) {
-        store.txn(Txn { when: vec![term.guard()], then: then.to_vec() }).await?;
-    }
-    Ok(())
+    let named = deployments.iter().map(|deployment| (deployment.name.clone(), deployment.clone()));
+    let ours = Wanted { applied: false, deployments: named.collect() };
+    let revision = match store.get(keys::DEPLOYMENTS).await? {
+        None => 0,
+        Some(entry) => match records::wanted(&entry) {
+            Ok(theirs) if theirs.applied => {
+                if !ours.deployments.is_empty() && theirs.deployments != ours.deployments {
+                    FileOverruled.emit();
+                }
+                return Ok(());
+            }
+            Ok(theirs) if theirs == ours => return Ok(()),
+            Ok(_) => entry.mod_revision,
+            Err(_) => return Ok(()),
+        },
+    };
+    let when = vec![term.guard(), Compare::ModRevision(keys::DEPLOYMENTS.to_owned(), revision)];
+    let value = records::packed(&DeploymentsV1::from(&ours));
+    let then = vec![Op::Put { key: keys::DEPLOYMENTS.to_owned(), value, lease: None }];
+    // If it fails, somebody has applied something in this very moment, or the term is over.
+    store.txn(Txn { when, then }).await.map(drop)
 }
 
 #[cfg(test)]
@@ -155,24 +167,37 @@ mod tests {
         assert_eq!(begun(&store, &term, &[], 1_800_000_000).await.found.epoch, 1_700_000_000);
     }
 
+    fn names(start: &Start) -> Vec<&str> {
+        start.found.deployments.iter().flatten().map(|(name, _)| name.as_str()).collect()
+    }
+
     #[tokio::test]
-    async fn what_the_file_says_is_laid_out_and_nothing_else_is_touched() {
+    async fn what_the_file_says_is_laid_out_until_somebody_applies_something() {
         let (store, term) = store().await;
-        let many: Vec<_> = (0..=TXN_OPS_MAX).map(|n| deployment(&format!("d{n:03}"), "pypi://m")).collect();
-        assert_eq!(begun(&store, &term, &many, 1).await.found.deployments, many);
-
+        let file = [deployment("a", "pypi://m"), deployment("b", "pypi://m")];
+        assert_eq!(names(&begun(&store, &term, &file, 1).await), ["a", "b"]);
         let before = store.range("").await.unwrap();
-        assert_eq!(begun(&store, &term, &many, 1).await.next, before.revision + 1, "nothing has changed");
+        assert_eq!(begun(&store, &term, &file, 1).await.next, before.revision + 1, "nothing has changed");
+        assert_eq!(names(&begun(&store, &term, &file[1..], 1).await), ["b"]);
 
-        let other = [
-            deployment("d000", "pypi://other"),
-            deployment("d001", "pypi://m"),
-            deployment("new", "pypi://m"),
-        ];
-        assert_eq!(begun(&store, &term, &other, 1).await.found.deployments, other);
-        let kept =
-            |range: &Range| range.entries.iter().find(|entry| entry.key == "deployments/d001").cloned();
-        assert_eq!(kept(&store.range("").await.unwrap()), kept(&before));
+        let applied = Wanted {
+            applied: true,
+            deployments: BTreeMap::from([("c".parse().unwrap(), deployment("c", "pypi://m"))]),
+        };
+        let value = records::packed(&DeploymentsV1::from(&applied));
+        store.put(keys::DEPLOYMENTS, value, None).await.unwrap();
+        assert_eq!(names(&begun(&store, &term, &file, 1).await), ["c"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_wanted_and_cannot_be_read_is_left_as_it_is() {
+        for poison in ["", "{}", r#"{"version":1,"applied":true,"deployments":[{}]}"#, "[]", "\u{1}\u{2}"] {
+            let (store, term) = store().await;
+            store.put(keys::DEPLOYMENTS, poison.into(), None).await.unwrap();
+            let start = begun(&store, &term, &[deployment("a", "pypi://m")], 1).await;
+            assert_eq!(start.found.deployments, None, "{poison}");
+            assert_eq!(&*store.get(keys::DEPLOYMENTS).await.unwrap().unwrap().value, poison.as_bytes());
+        }
     }
 
     #[tokio::test]

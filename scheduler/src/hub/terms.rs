@@ -15,17 +15,17 @@
 //! term and fail. When it learns of that it follows again. It does *not* step down for a store that it cannot reach:
 //! then nobody is known to lead, and if somebody does, the guard sees to the rest.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use regions::Deployment;
+use regions::{Catalogue, Deployment};
 use scheduler_core::wire::keys;
 use scheduler_store::{Event, Lease, Store, StoreError, Term, Watch};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::board::Board;
-use super::keeper::Keeper;
+use super::keeper::{Keeper, Patience};
 use super::start::{readable, start};
 use super::{HubError, records, told};
 use crate::events::{Deposed, Leading, StoppedLeading};
@@ -52,7 +52,8 @@ pub(super) struct Candidate<S> {
     pub(super) deployments: Vec<Deployment>,
     /// The epoch of a store that has none.
     pub(super) epoch_if_new: u64,
-    pub(super) lapsed_keep: Duration,
+    pub(super) patience: Patience,
+    pub(super) catalogue: Arc<Catalogue>,
     /// The lease of the candidacy or of the term.
     pub(super) lease: Mutex<Option<Lease>>,
 }
@@ -174,7 +175,8 @@ impl<S: Store> Candidate<S> {
                         let keeper = Keeper::new(
                             start,
                             term.clone(),
-                            self.lapsed_keep,
+                            self.patience,
+                            self.catalogue.clone(),
                             self.store.clone(),
                             &self.board,
                         );

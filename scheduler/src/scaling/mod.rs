@@ -16,6 +16,7 @@ mod region;
 
 use std::future::Future;
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -72,7 +73,8 @@ pub enum ScalingError {
 /// What scales a region.
 pub struct Scaling {
     config: SpokeConfig,
-    source: Source,
+    /// Where the route table is kept.
+    snapshot: PathBuf,
     client: reqwest::Client,
     actuator: Process,
 }
@@ -90,17 +92,23 @@ impl Scaling {
         let usable = std::fs::create_dir_all(&dir).and_then(|()| dir.canonicalize());
         let dir = usable.map_err(|error| ScalingError::Folder { dir, error })?;
         let client = reqwest::Client::builder().no_proxy().build()?;
-        let source = Source { hub: config.hub.clone(), snapshot: dir.join(SNAPSHOT) };
+        let snapshot = dir.join(SNAPSHOT);
         let actuator = match actuator {
             ActuatorConfig::Process(process) => Process::new(process, dir, config.region.clone()),
         };
         let actuator = actuator.map_err(ScalingError::Actuator)?;
-        Ok(Some(Scaling { config: config.clone(), source, client, actuator }))
+        Ok(Some(Scaling { config: config.clone(), snapshot, client, actuator }))
     }
 
     /// Scales until `shutdown`, and then stops the replicas that it has started.
     pub async fn run(self, spoke: Arc<Mutex<Spoke>>, signals: Signals, shutdown: impl Future<Output = ()>) {
-        let Scaling { config, source, client, actuator } = self;
+        let Scaling { config, snapshot, client, actuator } = self;
+        let source = Source {
+            hub: config.hub.clone(),
+            snapshot: Some(snapshot),
+            catalogue: config.catalogue.clone(),
+            spoke: spoke.clone(),
+        };
         let followed = watch::Sender::new(source.restore());
         let tables = followed.subscribe();
         let (targets, wanted) = watch::channel(Targets::default());

@@ -4,5 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 
 mod agent;
+mod apply;
 mod hub;
 mod world;

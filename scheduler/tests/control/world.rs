@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RegionId, RouteTable, parse_deployments};
 use scheduler::config::{HubConfig, LEASE_TTL, StoreConfig};
-use scheduler::hub::{self, HubError};
+use scheduler::hub::{self, HubError, OperatorToken};
 use scheduler_core::registry::LAPSED_KEEP;
+use scheduler_core::rollout::{READER_KEEP, SETTLE};
 use scheduler_core::wire::route::RouteTableV1;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -19,6 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) const EUROPE: &str = "gcp/europe-west4";
 pub(crate) const AMERICA: &str = "aws/us-east-1";
+
+/// What an operator shows.
+pub(crate) const TOKEN: &str = "0123456789abcdef";
 
 /// Waits for a condition.
 pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
@@ -40,6 +44,9 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         catalogue: Arc::new(catalogue),
         lease_ttl: LEASE_TTL,
         lapsed_keep: LAPSED_KEEP,
+        reader_keep: READER_KEEP,
+        settle: SETTLE,
+        operator: Some(OperatorToken::read(TOKEN).unwrap()),
     }
 }
 

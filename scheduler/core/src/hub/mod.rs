@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::invariants;
-use crate::publish::publish;
+use crate::publish::{following, publish};
 use crate::registry::{Registry, Standing};
+use crate::rollout::{Reader, Rollout};
 use regions::{Deployment, DeploymentName, Generation, RegionId, RouteTable};
 
 /// How long the hub waits before it asks a store again that did not take a table.
@@ -25,8 +26,10 @@ pub enum Event {
     Listed {
         /// Every spoke.
         spokes: Vec<Standing>,
-        /// Every deployment.
-        deployments: Vec<Deployment>,
+        /// Every deployment; nothing, if what the store holds cannot be read, and then those that are known stay.
+        deployments: Option<BTreeMap<DeploymentName, Deployment>>,
+        /// Who runs which table.
+        readers: BTreeMap<Reader, Generation>,
     },
     /// A spoke registered, or said anew what is ready.
     SpokeStands(Standing),
@@ -37,10 +40,12 @@ pub enum Event {
         /// Which of its starts.
         boot_id: u64,
     },
-    /// A deployment is new or has changed.
-    Deployed(Deployment),
-    /// A deployment was taken away.
-    Undeployed(DeploymentName),
+    /// These are all the deployments that there shall be.
+    Wanted(BTreeMap<DeploymentName, Deployment>),
+    /// A reader runs the table of this generation.
+    Acknowledged(Reader, Generation),
+    /// A reader was not heard of for too long.
+    ReaderGone(Reader),
     /// The store holds this table: that of the last [`Command::Persist`], or of one before it of which the store said
     /// that it might not hold it.
     Persisted(RouteTable),
@@ -78,15 +83,19 @@ pub struct Found {
     pub table: Option<RouteTable>,
     /// Every spoke that is registered.
     pub spokes: Vec<Standing>,
-    /// Every deployment.
-    pub deployments: Vec<Deployment>,
+    /// Every deployment; nothing, if what the store holds cannot be read: then those of the table are.
+    pub deployments: Option<BTreeMap<DeploymentName, Deployment>>,
+    /// Who runs which table.
+    pub readers: BTreeMap<Reader, Generation>,
 }
 
 /// The hub.
 #[derive(Debug)]
 pub struct Hub {
     epoch: u64,
+    /// What an operator wants; the table says it as far as everybody has heard of it.
     deployments: BTreeMap<DeploymentName, Deployment>,
+    rollout: Rollout,
     registry: Registry,
     /// The table in the store.
     persisted: RouteTable,
@@ -108,15 +117,15 @@ enum Writing {
 
 impl Hub {
     /// A hub that starts with what it finds. Regions of the last table have `lapsed_keep` to come forward.
-    pub fn new(found: Found, lapsed_keep: Duration, now: Instant) -> Hub {
-        let Found { epoch, table, spokes, deployments } = found;
+    pub fn new(found: Found, lapsed_keep: Duration, rollout: Rollout, now: Instant) -> Hub {
+        let Found { epoch, table, spokes, deployments, readers } = found;
         let to_publish = table.is_some();
         let persisted = table.unwrap_or_else(RouteTable::empty);
         let registry = Registry::new(&persisted.regions, lapsed_keep, now);
-        let deployed = BTreeMap::new();
+        let deployed = persisted.deployments.clone();
         let writing = Writing::Nothing;
-        let mut hub = Hub { epoch, deployments: deployed, registry, persisted, writing, to_publish };
-        hub.handle(Event::Listed { spokes, deployments }, now);
+        let mut hub = Hub { epoch, deployments: deployed, rollout, registry, persisted, writing, to_publish };
+        hub.handle(Event::Listed { spokes, deployments, readers }, now);
         hub
     }
 
@@ -127,22 +136,22 @@ impl Hub {
     /// When told that the store holds a table which does not supersede the one before it.
     pub fn handle(&mut self, event: Event, now: Instant) {
         match event {
-            Event::Listed { spokes, deployments } => {
+            Event::Listed { spokes, deployments, readers } => {
                 self.registry.replace(spokes, now);
-                let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
-                self.deployments = named.collect();
+                self.rollout.replace(readers);
+                if let Some(deployments) = deployments {
+                    self.deployments = deployments;
+                }
             }
             Event::SpokeStands(standing) => self.registry.put(standing, now),
             Event::SpokeGone { region, boot_id } => self.registry.remove(&region, boot_id, now),
-            Event::Deployed(deployment) => {
-                self.deployments.insert(deployment.name.clone(), deployment);
-            }
-            Event::Undeployed(name) => {
-                self.deployments.remove(&name);
-            }
+            Event::Wanted(deployments) => self.deployments = deployments,
+            Event::Acknowledged(reader, generation) => self.rollout.acknowledged(reader, generation),
+            Event::ReaderGone(reader) => self.rollout.gone(&reader),
             Event::Persisted(table) => {
                 invariants::monotone(self.persisted.generation, table.generation)
                     .expect("the store is written by this hub alone, and this hub counts upwards");
+                self.rollout.persisted(&self.persisted, &table);
                 self.persisted = table;
                 self.to_publish = true;
                 self.writing = Writing::Nothing;
@@ -159,7 +168,10 @@ impl Hub {
         match self.writing {
             Writing::UnderWay | Writing::Again { .. } => None,
             Writing::Nothing => {
-                let next = publish(&self.persisted, self.epoch, self.registry.routes(), &self.deployments)?;
+                let next = following(&self.persisted, self.epoch);
+                let doubt = self.registry.holds();
+                let staged = self.rollout.stage(&self.deployments, &self.persisted, next, doubt);
+                let next = publish(&self.persisted, self.epoch, self.registry.routes(), staged)?;
                 self.writing = Writing::UnderWay;
                 Some(Command::Persist(next))
             }
@@ -177,12 +189,14 @@ impl Hub {
             Writing::Again { at } => Some(at),
             Writing::Nothing | Writing::UnderWay => None,
         };
-        self.registry.next_expiry().into_iter().chain(again).min()
+        let settles = self.rollout.next_wakeup(&self.persisted);
+        self.registry.next_expiry().into_iter().chain(again).chain(settles).min()
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.registry.expire(now);
+        self.rollout.tick(now);
         if let Writing::Again { at } = self.writing
             && at <= now
         {

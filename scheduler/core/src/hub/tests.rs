@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::registry::{LAPSED_KEEP, Registration};
+use crate::rollout::{Role, SETTLE};
 use crate::some_instant;
-use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
+use regions::{Catalogue, EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
@@ -31,6 +33,10 @@ fn deployment(name: &str) -> Deployment {
     }
 }
 
+fn named(deployments: impl IntoIterator<Item = Deployment>) -> BTreeMap<DeploymentName, Deployment> {
+    deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment)).collect()
+}
+
 /// A hub whose store takes every table, in a time that passes when the test says so.
 struct World {
     hub: Hub,
@@ -40,9 +46,19 @@ struct World {
 
 impl World {
     fn start(table: Option<RouteTable>, epoch: u64, spokes: Vec<Standing>) -> World {
+        World::found(Found {
+            epoch,
+            table,
+            spokes,
+            deployments: Some(named([deployment("minilm")])),
+            readers: BTreeMap::new(),
+        })
+    }
+
+    fn found(found: Found) -> World {
         let now = some_instant();
-        let found = Found { epoch, table, spokes, deployments: vec![deployment("minilm")] };
-        World { hub: Hub::new(found, LAPSED_KEEP, now), now, published: Vec::new() }
+        let rollout = Rollout::new(Arc::new(Catalogue::builtin()), SETTLE, now);
+        World { hub: Hub::new(found, LAPSED_KEEP, rollout, now), now, published: Vec::new() }
     }
 
     fn tell(&mut self, event: Event) {
@@ -124,7 +140,7 @@ fn nothing_is_published_before_it_is_persisted_and_changes_gather_meanwhile() {
     let Some(Command::Persist(first)) = world.hub.poll() else { panic!("the first table") };
     world.tell(Event::SpokeStands(standing(EUROPE, 1)));
     world.tell(Event::SpokeStands(standing(AMERICA, 2)));
-    world.tell(Event::Deployed(deployment("minilm-eu")));
+    world.tell(Event::Wanted(named([deployment("minilm"), deployment("minilm-eu")])));
     assert_eq!(world.hub.poll(), None, "one table at a time");
     world.tell(Event::Persisted(first.clone()));
     assert_eq!(world.hub.poll(), Some(Command::Publish(first)));
@@ -173,13 +189,70 @@ fn a_store_that_holds_an_older_table_breaks_monotone_plans() {
 fn a_list_of_everything_stands_for_the_events_that_were_missed() {
     let mut world = World::start(None, 1, vec![standing(EUROPE, 1)]);
     world.settle();
-    let deployments = vec![deployment("minilm-eu")];
-    world.tell(Event::Listed { spokes: vec![standing(AMERICA, 2)], deployments });
+    let deployments = Some(named([deployment("minilm-eu")]));
+    world.tell(Event::Listed { spokes: vec![standing(AMERICA, 2)], deployments, readers: BTreeMap::new() });
     world.settle();
     assert_eq!(world.routed(), [AMERICA, EUROPE], "Europe has lapsed and keeps its route");
-    world.tell(Event::Undeployed("minilm-eu".parse().unwrap()));
+    world.tell(Event::Listed {
+        spokes: vec![standing(AMERICA, 2)],
+        deployments: None,
+        readers: BTreeMap::new(),
+    });
+    world.settle();
+    assert_eq!(world.published.last().unwrap().deployments.len(), 1, "what cannot be read changes nothing");
+    world.tell(Event::Wanted(BTreeMap::new()));
     world.settle();
     assert!(world.published.last().unwrap().deployments.is_empty());
+}
+
+#[test]
+fn a_hub_that_cannot_read_what_is_wanted_goes_on_with_what_was_published() {
+    let mut before = World::start(None, 4, vec![standing(EUROPE, 1)]);
+    before.settle();
+    let table = before.published.pop();
+    let (spokes, readers) = (vec![standing(EUROPE, 1)], BTreeMap::new());
+    let mut after =
+        World::found(Found { epoch: 5, table: table.clone(), spokes, deployments: None, readers });
+    after.settle();
+    assert_eq!(after.generations(), ["4.1", "5.2"]);
+    assert_eq!(after.published.last().unwrap().deployments, table.unwrap().deployments);
+}
+
+#[test]
+fn what_a_hub_has_announced_its_successor_carries_out() {
+    let law = |law: &str| Deployment { residency: law.parse().unwrap(), ..deployment("minilm") };
+    let gateway = Reader { role: Role::Gateway, place: AMERICA.parse().unwrap(), boot_id: 1 };
+    let said = |world: &World| {
+        let table = world.published.last().unwrap();
+        let to = table.widening.values().map(|widening| widening.to.to_string()).next();
+        (table.generation.to_string(), table.deployments["minilm"].residency.to_string(), to)
+    };
+    let mut first = World::start(None, 1, Vec::new());
+    first.tell(Event::Wanted(named([law("eu")])));
+    first.settle();
+    first.tell(Event::Acknowledged(gateway.clone(), "1.1".parse().unwrap()));
+    first.tell(Event::Wanted(named([law("eu,us")])));
+    first.settle();
+    assert_eq!(said(&first), ("1.2".into(), "eu".into(), Some("eu,us".into())));
+    first.tell(Event::Acknowledged(gateway.clone(), "1.2".parse().unwrap()));
+    first.settle();
+    assert_eq!(first.published.len(), 2, "not while a term is young");
+
+    let mut second = World::found(Found {
+        epoch: 1,
+        table: first.published.pop(),
+        spokes: Vec::new(),
+        deployments: Some(named([law("eu,us")])),
+        readers: BTreeMap::from([(gateway.clone(), "1.1".parse().unwrap())]),
+    });
+    let begun = second.now;
+    second.settle();
+    second.sleep();
+    second.settle();
+    assert_eq!((second.now - begun, said(&second).2), (SETTLE, Some("eu,us".into())));
+    second.tell(Event::Acknowledged(gateway, "1.2".parse().unwrap()));
+    second.settle();
+    assert_eq!(said(&second), ("1.3".into(), "eu,us".into(), None));
 }
 
 #[test]

@@ -24,6 +24,7 @@ mod demand;
 mod fleet;
 mod grants;
 pub mod hold;
+mod law;
 mod replica;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +41,8 @@ pub use fleet::{Member, Standing};
 pub use grants::{GATEWAYS_MAX, GRANT_FOR, GRANT_PERIOD, Gateway};
 use grants::{Grants, Pool};
 use hold::Line;
-use regions::{DeploymentName, RegionId};
+use law::Law;
+use regions::{Catalogue, DeploymentName, RegionId, RouteTable};
 use replica::Replica;
 pub use replica::{AHEAD, RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 
@@ -198,6 +200,7 @@ pub struct Spoke {
     grants: Grants,
     coming: Coming,
     line: Line,
+    law: Law,
 }
 
 /// Of a region's speed so much is offered: the rest is for what nobody can foresee (an estimate of tokens that is off, the
@@ -221,7 +224,25 @@ impl Spoke {
         let replicas = Fleet::of(replicas);
         let (arrivals, counted, grants) = (Arrivals::default(), Counted::default(), Grants::default());
         let (coming, line, decided) = (Coming::default(), Line::default(), BTreeMap::new());
-        Spoke { region, boot_id, draining: false, replicas, arrivals, counted, decided, grants, coming, line }
+        let law = Law::default();
+        Spoke {
+            region,
+            boot_id,
+            draining: false,
+            replicas,
+            arrivals,
+            counted,
+            decided,
+            grants,
+            coming,
+            line,
+            law,
+        }
+    }
+
+    /// Whose spoke it is.
+    pub fn region(&self) -> &RegionId {
+        &self.region
     }
 
     /// Drawn anew whenever the spoke starts.
@@ -404,6 +425,16 @@ impl Spoke {
         }
         let names = self.replicas.each().flat_map(|(_, replica)| replica.names());
         names.filter(|name| self.serving(name, now).next().is_some()).cloned().collect()
+    }
+
+    /// From now on this table says what may be seen here.
+    pub fn heed(&mut self, table: &RouteTable, catalogue: &Catalogue) {
+        self.law = Law::of(table, &self.region, catalogue);
+    }
+
+    /// Whether requests for `deployment` must not be seen here, whatever they say of it themselves.
+    pub fn forbids(&self, deployment: &DeploymentName) -> bool {
+        self.law.forbids(deployment)
     }
 
     /// From now on the region says that it takes nothing new. It still serves what comes, from gateways that have not

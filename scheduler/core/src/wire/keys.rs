@@ -2,18 +2,26 @@
 //!
 //! ```text
 //! meta/epoch                    decimal digits       raised when the store is replaced or restored
-//! deployments/{name}            StoredDeploymentV1   what there is to serve
+//! wanted/deployments            DeploymentsV1        what there is to serve, compressed where it is long
 //! spokes/{region}/{boot id}     RegisterV1           under the spoke's lease
+//! readers/{reader}              ReaderV1             which table a gateway or a spoke runs, under a lease of its own
 //! routes                        RouteTableV1         what was published last, compressed where it is long
 //! leader                        a hub's address      of the hub that writes `routes`, under its lease
 //! ```
+//!
+//! All deployments stand under one key: what an operator applies is one thing, and whatever the store, one key changes
+//! as a whole. A transaction of etcd takes no more than 128.
 
-use regions::{DeploymentName, RegionId};
+use regions::RegionId;
+
+use crate::rollout::Reader;
 
 /// Counts the stores that have followed one another.
 pub const EPOCH: &str = "meta/epoch";
-/// Everything under which a deployment is kept.
-pub const DEPLOYMENTS: &str = "deployments/";
+/// The deployments that there shall be.
+pub const DEPLOYMENTS: &str = "wanted/deployments";
+/// Everything under which a reader is kept.
+pub const READERS: &str = "readers/";
 /// Everything under which a spoke is kept.
 pub const SPOKES: &str = "spokes/";
 /// The route table that was published last.
@@ -22,9 +30,9 @@ pub const ROUTES: &str = "routes";
 /// Which hub leads.
 pub const LEADER: &str = "leader";
 
-/// Where a deployment is kept.
-pub fn deployment(name: &DeploymentName) -> String {
-    format!("{DEPLOYMENTS}{name}")
+/// Where a reader is kept.
+pub fn reader(reader: &Reader) -> String {
+    format!("{READERS}{reader}")
 }
 
 /// Where a spoke is kept. Each start of a spoke has a key of its own, so that an old one that is still draining and the
@@ -38,9 +46,9 @@ pub fn spokes_of(region: &RegionId) -> String {
     format!("{SPOKES}{region}/")
 }
 
-/// The deployment of this key.
-pub fn deployment_of(key: &str) -> Option<DeploymentName> {
-    key.strip_prefix(DEPLOYMENTS)?.parse().ok()
+/// The reader of this key.
+pub fn reader_of(key: &str) -> Option<Reader> {
+    key.strip_prefix(READERS)?.parse().ok()
 }
 
 /// The spoke of this key.
@@ -53,15 +61,17 @@ pub fn spoke_of(key: &str) -> Option<(RegionId, u64)> {
 mod tests {
     use super::super::any;
     use super::*;
+    use crate::rollout::Role;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
-        fn a_key_leads_back_to_what_it_was_made_for(region in any::region(), boot_id: u64, name in any::name()) {
+        fn a_key_leads_back_to_what_it_was_made_for(region in any::region(), boot_id: u64) {
             let key = spoke(&region, boot_id);
             prop_assert!(key.starts_with(&spokes_of(&region)));
-            prop_assert_eq!(spoke_of(&key), Some((region, boot_id)));
-            prop_assert_eq!(deployment_of(&deployment(&name)), Some(name));
+            prop_assert_eq!(spoke_of(&key), Some((region.clone(), boot_id)));
+            let gateway = Reader { role: Role::Gateway, place: region, boot_id };
+            prop_assert_eq!(reader_of(&reader(&gateway)), Some(gateway));
         }
     }
 
@@ -70,6 +80,6 @@ mod tests {
         for key in ["spokes/", "spokes/aws/us-east-1", "spokes/aws/us-east-1/one", "routes", "leader", ""] {
             assert_eq!(spoke_of(key), None, "{key}");
         }
-        assert_eq!(deployment_of("deployments/a b"), None);
+        assert_eq!(reader_of("readers/gateway/aws"), None);
     }
 }

@@ -12,9 +12,13 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::{
     VERSION, WireError, endpoint, known_version, names, parsed, refuse_other_versions, refuse_too_many, texts,
 };
+use crate::rollout::Wanted;
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::set::MAX_REGIONS;
-use regions::{Deployment, EngineSpec, Generation, RegionRoute, ResidencyPolicy, RouteTable, Scaling};
+use regions::{
+    Deployment, DeploymentName, EngineSpec, Generation, RegionRoute, ResidencyPolicy, RouteTable, Scaling,
+    Widening,
+};
 
 /// The answer of `GET /v1/routes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +34,20 @@ pub struct RouteTableV1 {
     pub regions: Vec<RegionRouteV1>,
     /// What is deployed.
     pub deployments: Vec<DeploymentV1>,
+    /// Deployments whose residency will be wider; absent is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub widening: Vec<WideningV1>,
+}
+
+/// A residency that is announced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WideningV1 {
+    /// The deployment's name.
+    pub name: String,
+    /// What its residency will be; `anywhere` is all regions.
+    pub to: String,
+    /// The generation of the first table that said so.
+    pub since: String,
 }
 
 /// One region of a route table.
@@ -94,7 +112,7 @@ pub struct EngineV1 {
     pub precision: String,
 }
 
-/// One deployment as the store keeps it, under a key of its own.
+/// One deployment by itself, as whoever starts its replicas keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredDeploymentV1 {
     /// 1.
@@ -104,6 +122,18 @@ pub struct StoredDeploymentV1 {
     pub deployment: DeploymentV1,
 }
 
+/// The deployments that there shall be, as the store keeps them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeploymentsV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// An operator has applied them; otherwise they are those of a hub's file.
+    pub applied: bool,
+    /// All of them.
+    pub deployments: Vec<DeploymentV1>,
+}
+
 /// Reads an `Option` that must be there; serde's own reading takes an absent field for `None`.
 fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     Option::deserialize(from)
@@ -111,7 +141,7 @@ fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Erro
 
 impl From<&RouteTable> for RouteTableV1 {
     fn from(table: &RouteTable) -> RouteTableV1 {
-        let RouteTable { generation: Generation { epoch, number }, regions, deployments } = table;
+        let RouteTable { generation: Generation { epoch, number }, regions, deployments, widening } = table;
         let regions = regions.iter().map(|(id, route)| {
             let RegionRoute { endpoint, deployments } = route;
             RegionRouteV1 {
@@ -126,18 +156,40 @@ impl From<&RouteTable> for RouteTableV1 {
             generation: *number,
             regions: regions.collect(),
             deployments: deployments.values().map(DeploymentV1::from).collect(),
+            widening: widening.iter().map(widening_v1).collect(),
         }
     }
+}
+
+fn widening_v1((name, widening): (&DeploymentName, &Widening)) -> WideningV1 {
+    let Widening { to, since } = widening;
+    WideningV1 { name: name.to_string(), to: to.to_string(), since: since.to_string() }
+}
+
+/// A residency that is announced for a deployment of this table.
+fn read_widening(
+    what: &str,
+    wire: &WideningV1,
+    deployed: &BTreeMap<DeploymentName, Deployment>,
+) -> Result<(DeploymentName, Widening), WireError> {
+    let WideningV1 { name, to, since } = wire;
+    let at = |field: &str| format!("{what}.{field}");
+    let widening = Widening { to: parsed(at("to"), to)?, since: parsed(at("since"), since)? };
+    let name: DeploymentName = parsed(at("name"), name)?;
+    if !deployed.contains_key(&name) {
+        return Err(WireError::new(at("name"), format!("`{name}` is not deployed in this table")));
+    }
+    Ok((name, widening))
 }
 
 impl TryFrom<RouteTableV1> for RouteTable {
     type Error = WireError;
 
     fn try_from(wire: RouteTableV1) -> Result<RouteTable, WireError> {
-        let RouteTableV1 { version, epoch, generation: number, regions, deployments } = wire;
+        let RouteTableV1 { version, epoch, generation: number, regions, deployments, widening: announced } =
+            wire;
         refuse_other_versions(version)?;
         refuse_too_many("regions", regions.len(), MAX_REGIONS)?;
-        refuse_too_many("deployments", deployments.len(), MAX_DEPLOYMENTS)?;
         let mut routes = BTreeMap::new();
         for (place, region) in regions.into_iter().enumerate() {
             let RegionRouteV1 { id, endpoint: reached, deployments } = region;
@@ -150,16 +202,18 @@ impl TryFrom<RouteTableV1> for RouteTable {
                 return Err(WireError::new(at("id"), format!("`{id}` stands in the table twice")));
             }
         }
-        let mut deployed = BTreeMap::new();
-        for (place, deployment) in deployments.into_iter().enumerate() {
-            let deployment = read_deployment(&format!("deployments[{place}]"), deployment)?;
-            let name = deployment.name.clone();
-            if deployed.insert(name.clone(), deployment).is_some() {
+        let deployed = read_deployments(deployments)?;
+        refuse_too_many("widening", announced.len(), deployed.len())?;
+        let mut widening = BTreeMap::new();
+        for (place, announced) in announced.iter().enumerate() {
+            let (name, announced) = read_widening(&format!("widening[{place}]"), announced, &deployed)?;
+            if widening.insert(name.clone(), announced).is_some() {
                 let problem = format!("`{name}` stands in the table twice");
-                return Err(WireError::new(format!("deployments[{place}].name"), problem));
+                return Err(WireError::new(format!("widening[{place}].name"), problem));
             }
         }
-        Ok(RouteTable { generation: Generation { epoch, number }, regions: routes, deployments: deployed })
+        let generation = Generation { epoch, number };
+        Ok(RouteTable { generation, regions: routes, deployments: deployed, widening })
     }
 }
 
@@ -280,6 +334,39 @@ impl TryFrom<StoredDeploymentV1> for Deployment {
     }
 }
 
+impl From<&Wanted> for DeploymentsV1 {
+    fn from(wanted: &Wanted) -> DeploymentsV1 {
+        let Wanted { applied, deployments } = wanted;
+        let deployments = deployments.values().map(DeploymentV1::from).collect();
+        DeploymentsV1 { version: VERSION, applied: *applied, deployments }
+    }
+}
+
+impl TryFrom<DeploymentsV1> for Wanted {
+    type Error = WireError;
+
+    fn try_from(wire: DeploymentsV1) -> Result<Wanted, WireError> {
+        let DeploymentsV1 { version, applied, deployments } = wire;
+        refuse_other_versions(version)?;
+        Ok(Wanted { applied, deployments: read_deployments(deployments)? })
+    }
+}
+
+/// A list that deploys nothing twice.
+pub fn read_deployments(wire: Vec<DeploymentV1>) -> Result<BTreeMap<DeploymentName, Deployment>, WireError> {
+    refuse_too_many("deployments", wire.len(), MAX_DEPLOYMENTS)?;
+    let mut deployed = BTreeMap::new();
+    for (place, deployment) in wire.into_iter().enumerate() {
+        let deployment = read_deployment(&format!("deployments[{place}]"), deployment)?;
+        let name = deployment.name.clone();
+        if deployed.insert(name.clone(), deployment).is_some() {
+            let problem = format!("`{name}` stands here twice");
+            return Err(WireError::new(format!("deployments[{place}].name"), problem));
+        }
+    }
+    Ok(deployed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::any;
@@ -340,9 +427,15 @@ mod tests {
             number: u64,
             regions in btree_map(any::region(), route(), 0..4),
             deployments in vec(deployment(), 0..4),
+            to in select(vec!["anywhere", "eu", "de,fr & eu"]),
         ) -> RouteTable {
+            let generation = Generation { epoch, number };
+            let widens = |deployment: &Deployment| {
+                (deployment.name.clone(), Widening { to: to.parse().unwrap(), since: generation })
+            };
+            let widening = deployments.iter().take(2).map(widens).collect();
             let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
-            RouteTable { generation: Generation { epoch, number }, regions, deployments: named.collect() }
+            RouteTable { generation, regions, deployments: named.collect(), widening }
         }
     }
 
@@ -360,6 +453,15 @@ mod tests {
             let wire: StoredDeploymentV1 = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(Deployment::try_from(wire), Ok(deployment));
         }
+
+        #[test]
+        fn what_is_wanted_comes_back_as_it_went(applied: bool, deployments in vec(deployment(), 0..4)) {
+            let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
+            let wanted = Wanted { applied, deployments: named.collect() };
+            let text = serde_json::to_string(&DeploymentsV1::from(&wanted)).unwrap();
+            let wire: DeploymentsV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(Wanted::try_from(wire), Ok(wanted));
+        }
     }
 
     fn message() -> Value {
@@ -371,7 +473,9 @@ mod tests {
         };
         let regions = [region("aws/us-east-1"), region("gcp/europe-west4")];
         let deployments = [deployment("minilm"), deployment("minilm-eu")];
-        json!({"version": 1, "epoch": 1, "generation": 2, "regions": regions, "deployments": deployments})
+        let widening = [json!({"name": "minilm", "to": "eu", "since": "1.2"})];
+        json!({"version": 1, "epoch": 1, "generation": 2, "regions": regions, "deployments": deployments,
+               "widening": widening})
     }
 
     #[test]
@@ -391,6 +495,11 @@ mod tests {
         check("/deployments/0/engine/kind", json!("abacus"), "deployments[0].engine.kind");
         check("/deployments/0/engine/precision", json!("f7"), "deployments[0].engine.precision");
         check("/deployments/0/regions/0", json!("mars"), "deployments[0].regions[0]");
+        check("/widening/0/to", json!(""), "widening[0].to");
+        check("/widening/0/since", json!("2"), "widening[0].since");
+        check("/widening/0/name", json!("other"), "widening[0].name");
+        let twice = message()["widening"][0].clone();
+        check("/widening", json!([twice, twice]), "widening[1].name");
         let scaling = json!({"min": 3, "max": 2, "target_utilization": 75, "autoscaling_window_ms": 60_000,
                              "scale_down_delay_ms": 0});
         let mut scaled = message()["deployments"][1].clone();
@@ -426,7 +535,8 @@ mod tests {
         let other = json!({"version": 2});
         let errors = [
             serde_json::from_value::<RouteTableV1>(other.clone()).unwrap_err(),
-            serde_json::from_value::<StoredDeploymentV1>(other).unwrap_err(),
+            serde_json::from_value::<StoredDeploymentV1>(other.clone()).unwrap_err(),
+            serde_json::from_value::<DeploymentsV1>(other).unwrap_err(),
         ];
         for error in errors {
             assert!(error.to_string().starts_with("version 2 is not known here"), "{error}");

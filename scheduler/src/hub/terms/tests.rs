@@ -23,7 +23,8 @@ impl Standing {
             name: name.to_owned(),
             deployments: Vec::new(),
             epoch_if_new: 4,
-            lapsed_keep: Duration::from_secs(60),
+            patience: Patience { lapsed_keep: Duration::from_secs(60), settle: Duration::from_secs(15) },
+            catalogue: Arc::new(Catalogue::builtin()),
             lease: Mutex::new(None),
         };
         Standing { current, stop, task: tokio::spawn(candidate.stand(stopping)) }

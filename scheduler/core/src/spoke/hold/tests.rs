@@ -341,6 +341,33 @@ fn a_report_says_how_long_the_line_is_while_there_is_one() {
     assert_eq!(waits(&region), Some(3 * S));
 }
 
+#[test]
+fn ten_thousand_starts_from_nothing_lose_nobody() {
+    let mut region = Region::cold(1);
+    for start in 0..10_000u32 {
+        let mut tickets = BTreeMap::new();
+        for request in 0..start % 7 + 1 {
+            let ticket = region.held(Ask { tokens: u64::from(1 + start * request % 900), ..LOOKUP });
+            tickets.insert(ticket.number(), ticket);
+            region.now += MS;
+        }
+        region.says(0, false, 0.0);
+        assert!(region.called().is_empty(), "nobody is ready");
+        region.says(0, true, 0.0);
+        while let called = region.called()
+            && !called.is_empty()
+        {
+            for number in called {
+                region.answered(tickets.remove(&number).expect("it is called once"), 10);
+            }
+        }
+        assert!(tickets.is_empty(), "everybody is called at start {start}");
+        assert_eq!(region.comes(LOOKUP), Ok(Fate::Now));
+        region.spoke.replica_failed(0, region.now);
+    }
+    assert_eq!((region.spoke.held_in_all(), region.spoke.line.queues()), ((0, 0), 0));
+}
+
 /// What can happen to a region in which requests wait.
 #[derive(Clone, Debug)]
 enum Event {

@@ -1,0 +1,117 @@
+//! Writing deployments as the file that would say the same: what a person reads back they can change and apply.
+
+use std::fmt::Write;
+
+use super::{Deployment, Scaling};
+use crate::duration;
+use crate::residency::ResidencyPolicy;
+
+/// A deployment that no file can say.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "deployment `{name}` has the residency `{residency}`, and a file has no words for several conditions"
+)]
+pub struct NoWords {
+    name: String,
+    residency: String,
+}
+
+/// The file that [`super::parse_deployments`] reads as these.
+///
+/// # Errors
+///
+/// When a residency has several conditions: to leave one out would widen it.
+pub fn write_deployments<'a>(
+    deployments: impl IntoIterator<Item = &'a Deployment>,
+) -> Result<String, NoWords> {
+    let mut text = String::new();
+    for deployment in deployments {
+        write_deployment(&mut text, deployment)?;
+    }
+    // A file without a word is taken for a mistake; this one says that there is nothing.
+    Ok(if text.is_empty() { "deployment = []\n".to_owned() } else { text })
+}
+
+fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), NoWords> {
+    let Deployment { name, task, model, engine, residency, regions, scaling } = deployment;
+    let mut line = |line: String| writeln!(text, "{line}").expect("a String takes every write");
+    line(format!("[[deployment]]\nname = {}\ntask = {}", quoted(name), quoted(task)));
+    line(format!("model = {}", quoted(model)));
+    line(format!("engine = {{ kind = {}, precision = {} }}", quoted(engine.kind), quoted(engine.precision)));
+    match residency {
+        ResidencyPolicy::Anywhere => {}
+        ResidencyPolicy::Only(_) => {
+            let areas = residency
+                .only_condition()
+                .ok_or_else(|| NoWords { name: name.to_string(), residency: residency.to_string() })?;
+            let areas: Vec<_> = areas.iter().map(quoted).collect();
+            line(format!("residency = {{ allow = [{}] }}", areas.join(", ")));
+        }
+    }
+    if !regions.is_empty() {
+        let regions: Vec<_> = regions.iter().map(quoted).collect();
+        line(format!("regions = [{}]", regions.join(", ")));
+    }
+    if *scaling != Scaling::default() {
+        let knobs = scaling.knobs();
+        let set: Vec<_> =
+            knobs.iter().filter_map(|(key, set)| Some(format!("{key} = {}", set.as_ref()?))).collect();
+        line(format!("scaling = {{ {} }}", set.join(", ")));
+    }
+    line(String::new());
+    Ok(())
+}
+
+impl Scaling {
+    /// Each key with its value as it is written, but for one that is left out to say nothing.
+    pub fn knobs(&self) -> [(&'static str, Option<String>); 7] {
+        let Scaling {
+            min,
+            max,
+            concurrency_target,
+            target_utilization,
+            autoscaling_window,
+            scale_down_delay,
+            zero_after,
+        } = self;
+        let time = |time| quoted(duration::write(time));
+        [
+            ("min", Some(min.to_string())),
+            ("max", Some(max.to_string())),
+            ("concurrency_target", concurrency_target.map(|target| target.to_string())),
+            ("target_utilization", Some(target_utilization.to_string())),
+            ("autoscaling_window", Some(time(*autoscaling_window))),
+            ("scale_down_delay", Some(time(*scale_down_delay))),
+            ("zero_after", Some(zero_after.map_or_else(|| quoted("never"), time))),
+        ]
+    }
+}
+
+fn quoted(value: impl ToString) -> String {
+    toml::Value::String(value.to_string()).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::Catalogue;
+    use crate::deployment::parse_deployments;
+
+    #[test]
+    fn what_is_written_is_read_back_as_it_was() {
+        let catalogue = Catalogue::builtin();
+        let text = include_str!("../../../configs/deployments.toml").to_owned()
+            + "[[deployment]]\nname = \"all\"\ntask = \"rerank\"\nmodel = \"a \\\"quoted\\\" \\\\ folder\"\n\
+               engine = { kind = \"cpu\", precision = \"int8\" }\nresidency = { allow = [\"de\", \"aws/us-east-1\"] }\n\
+               regions = [\"gcp/europe-west3\", \"aws/us-east-1\"]\n\
+               scaling = { min = 0, max = 9, concurrency_target = 3, scale_down_delay = \"20m\", zero_after = \"never\" }\n";
+        let read = parse_deployments(&text, &catalogue).unwrap();
+        assert!(read.len() > 2);
+        let written = write_deployments(&read).unwrap();
+        assert_eq!(parse_deployments(&written, &catalogue), Ok(read.clone()), "{written}");
+        assert_eq!(parse_deployments(&write_deployments([]).unwrap(), &catalogue), Ok(Vec::new()));
+
+        let locked = Deployment { residency: "eu & de".parse().unwrap(), ..read[0].clone() };
+        assert!(write_deployments([&locked]).unwrap_err().to_string().contains("`de & eu`"));
+    }
+}

@@ -1,0 +1,174 @@
+//! What an operator says to the hub and hears from it: `meridian apply` and `meridian get`.
+//!
+//! An operator sends files as they are, and the hub reads them: it has the catalogue that counts. What goes back is for a
+//! person, so a value is a text here and not a number.
+
+use serde::{Deserialize, Serialize};
+
+use super::known_version;
+use super::route::DeploymentV1;
+
+/// `POST /v1/apply`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApplyV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Nothing is changed; what would be is told.
+    pub dry_run: bool,
+    /// The revision that the operator has seen the difference to. If another stands by now, nothing is changed.
+    pub base: Option<u64>,
+    /// All deployments that there shall be, in one file or more.
+    pub deployments: Vec<FileV1>,
+}
+
+/// A file, as it stands on the operator's machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileV1 {
+    /// What it is called in a complaint.
+    pub name: String,
+    /// What is in it.
+    pub text: String,
+}
+
+/// The answer: what changes, or has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppliedV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// It was carried out.
+    pub applied: bool,
+    /// The revision of what stood there before, to which this is the difference; 0 if nothing did.
+    pub base: u64,
+    /// What changes, in the order of names.
+    pub changes: Vec<ChangeV1>,
+    /// What else there is to know.
+    pub notes: Vec<String>,
+}
+
+/// The answer where the files are not right: nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProblemsV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Everything that is wrong.
+    pub problems: Vec<ProblemV1>,
+}
+
+/// One thing that is wrong, and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProblemV1 {
+    /// The file.
+    pub file: String,
+    /// The line in it, counted from one.
+    pub line: usize,
+    /// What is wrong there.
+    pub message: String,
+}
+
+/// What becomes of one deployment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeV1 {
+    /// Its name.
+    pub name: String,
+    /// What happens to it.
+    pub change: What,
+    /// Its fields: those that change, or all.
+    pub fields: Vec<FieldV1>,
+}
+
+/// What happens to something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// It is new.
+    Added,
+    /// Some of its fields are others.
+    Changed,
+    /// It goes.
+    Removed,
+}
+
+/// A field that is another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FieldV1 {
+    /// As it is called in the file.
+    pub field: String,
+    /// What it was.
+    pub before: Option<String>,
+    /// What it will be.
+    pub after: Option<String>,
+    /// What that means for where requests may go, where it is the law that changes.
+    pub law: Option<LawChange>,
+}
+
+/// What a change of residency means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LawChange {
+    /// Fewer regions: at once.
+    Narrows,
+    /// More regions: when everybody has heard of it.
+    Widens,
+    /// Some fewer at once, and others when everybody has heard of it.
+    NarrowsAndWidens,
+    /// The same regions in other words.
+    Rewords,
+}
+
+/// `GET /v1/deployments`: what was applied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WantedV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// The revision at which that was.
+    pub revision: u64,
+    /// The deployments, in the order of their names.
+    pub deployments: Vec<DeploymentV1>,
+}
+
+/// `GET /v1/rollout`: what of it has not come about yet, and who is waited for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RolloutV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// The generation of the table that is published.
+    pub generation: String,
+    /// Deployments whose residency will be wider.
+    pub waiting: Vec<WaitingV1>,
+    /// Everybody who has lately said which table it runs.
+    pub readers: Vec<ReaderV1>,
+}
+
+/// A deployment whose residency will be wider.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingV1 {
+    /// Its name.
+    pub name: String,
+    /// What its residency is.
+    pub residency: String,
+    /// What it will be.
+    pub to: String,
+    /// The first table that said so.
+    pub since: String,
+    /// Who runs an older one.
+    pub missing: Vec<String>,
+}
+
+/// A reader and the table that it runs; also what the store keeps of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReaderV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// Who.
+    pub reader: String,
+    /// The table's generation.
+    pub generation: String,
+}

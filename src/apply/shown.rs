@@ -1,0 +1,107 @@
+//! What the hub says, for a person.
+
+use scheduler_core::wire::apply::{
+    AppliedV1, ChangeV1, FieldV1, LawChange, ReaderV1, RolloutV1, WaitingV1, What,
+};
+use scheduler_core::wire::route::RegionRouteV1;
+
+/// The difference, one line for each field.
+pub(super) fn difference(seen: &AppliedV1) -> String {
+    let AppliedV1 { version: _, applied: _, base: _, changes, notes } = seen;
+    if changes.is_empty() && notes.is_empty() {
+        return "nothing changes".to_owned();
+    }
+    let mut lines = Vec::new();
+    for ChangeV1 { name, change, fields } in changes {
+        let word = match change {
+            What::Added => "added",
+            What::Changed => "changed",
+            What::Removed => "removed",
+        };
+        lines.push(format!("deployment {name}: {word}"));
+        lines.extend(fields.iter().map(|field| format!("  {}", one(field))));
+    }
+    lines.extend(notes.iter().map(|note| format!("note: {note}")));
+    lines.join("\n")
+}
+
+fn one(FieldV1 { field, before, after, law }: &FieldV1) -> String {
+    let value = match (before, after) {
+        (Some(before), Some(after)) => format!("{before} -> {after}"),
+        (Some(before), None) => format!("- {before}"),
+        (None, Some(after)) => format!("+ {after}"),
+        (None, None) => String::new(),
+    };
+    let law = match law {
+        None => "",
+        Some(LawChange::Narrows) => "  (narrows: at once)",
+        Some(LawChange::Widens) => "  (widens: when everybody has heard of it)",
+        Some(LawChange::NarrowsAndWidens) => "  (narrows at once, and widens when everybody has heard of it)",
+        Some(LawChange::Rewords) => "  (the same regions)",
+    };
+    format!("{field:<10} {value}{law}")
+}
+
+/// The regions of the route table.
+pub(super) fn regions(regions: &[RegionRouteV1]) -> String {
+    let mut lines = vec![format!("{:<28} {:<22} ready", "region", "endpoint")];
+    for RegionRouteV1 { id, endpoint, deployments, .. } in regions {
+        lines.push(format!("{id:<28} {endpoint:<22} {}", deployments.join(", ")));
+    }
+    lines.join("\n")
+}
+
+/// What is waited for.
+pub(super) fn rollout(rollout: &RolloutV1) -> String {
+    let RolloutV1 { version: _, generation, waiting, readers } = rollout;
+    let mut lines = vec![format!("route table {generation}, {} readers", readers.len())];
+    if waiting.is_empty() {
+        lines.push("nothing waits: what was applied is so everywhere".to_owned());
+    }
+    for WaitingV1 { name, residency, to, since, missing } in waiting {
+        lines.push(format!("deployment {name}: {residency} -> {to}, announced by table {since}"));
+        if missing.is_empty() {
+            lines.push("  everybody who is known has heard of it".to_owned());
+        }
+        let runs = |reader: &String| {
+            let known = readers.iter().find(|known| known.reader == *reader);
+            known.map(|ReaderV1 { generation, .. }| format!(" runs {generation}")).unwrap_or_default()
+        };
+        lines.extend(missing.iter().map(|reader| format!("  waits for {reader}{}", runs(reader))));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_person_reads_what_changes_and_what_that_means_for_the_law() {
+        let seen = json!({"version": 1, "applied": false, "base": 7, "notes": ["look"], "changes": [
+            {"name": "a", "change": "changed", "fields": [
+                {"field": "residency", "before": "eu", "after": "anywhere", "law": "widens"},
+                {"field": "regions", "before": "aws/eu-central-1", "after": null, "law": null}]},
+            {"name": "b", "change": "added", "fields": [{"field": "task", "before": null, "after": "embed", "law": null}]},
+        ]});
+        let expected = "deployment a: changed\n  residency  eu -> anywhere  (widens: when everybody has heard of it)\n  \
+                        regions    - aws/eu-central-1\ndeployment b: added\n  task       + embed\nnote: look";
+        assert_eq!(difference(&serde_json::from_value(seen).expect("an answer")), expected);
+        let nothing = json!({"version": 1, "applied": false, "base": 7, "notes": [], "changes": []});
+        assert_eq!(difference(&serde_json::from_value(nothing).expect("an answer")), "nothing changes");
+    }
+
+    #[test]
+    fn a_person_reads_who_is_waited_for() {
+        let reader = "gateway/aws/us-east-1/00000000000000ff";
+        let said = json!({"version": 1, "generation": "1.9", "readers": [{"version": 1, "reader": reader, "generation": "1.7"}],
+                          "waiting": [{"name": "a", "residency": "eu", "to": "eu,us", "since": "1.8", "missing": [reader]}]});
+        let text = rollout(&serde_json::from_value(said).expect("an answer"));
+        for line in
+            ["deployment a: eu -> eu,us, announced by table 1.8", &format!("  waits for {reader} runs 1.7")]
+        {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+    }
+}

