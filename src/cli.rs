@@ -130,15 +130,15 @@ pub(crate) struct LoadOptions {
     /// The deployment
     #[arg(long, default_value = "minilm")]
     pub model: String,
-    /// Requests per second
+    /// Requests per second, as 100, or how they change: "100 for 10s, 300 for 10s, 100 to 0 for 20s"
     #[arg(long, default_value = "10")]
     pub rate: String,
     /// How the gaps between requests are distributed: constant or poisson
     #[arg(long, default_value = "constant")]
     pub arrival: String,
-    /// How long requests are started, as 30s or 5m
-    #[arg(long, default_value = "10s")]
-    pub duration: String,
+    /// How long requests are started, as 30s or 5m, where --rate does not say it; without either, 10s
+    #[arg(long)]
+    pub duration: Option<String>,
     /// A file of texts: one a line, or JSON lines with a "text"; without it, generated short ones
     #[arg(long, value_name = "FILE")]
     pub texts: Option<PathBuf>,

@@ -26,7 +26,7 @@ pub(crate) fn main(options: LoadOptions) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(FAILED, &[format!("no runtime: {error}")]),
     };
-    let mut view = View::new(options.duration);
+    let mut view = View::new(options.profile.lasts());
     let interrupted = async {
         // Without the signal a run simply goes on to its end.
         if tokio::signal::ctrl_c().await.is_err() {

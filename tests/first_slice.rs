@@ -232,6 +232,11 @@ async fn twenty_thousand_inputs_are_one_right_answer_though_a_region_dies_in_the
 
 /// Runs `meridian load` for `seconds` beside `during`; its report.
 async fn load<F: Future<Output = ()>>(world: &World, seconds: u32, during: F) -> Value {
+    load_in_stages(world, &[seconds], during).await
+}
+
+/// The same over stages of so many seconds, which the report keeps apart.
+async fn load_in_stages<F: Future<Output = ()>>(world: &World, seconds: &[u32], during: F) -> Value {
     let load =
         tokio::process::Command::from(meridian_load(world, seconds)).stdout(Stdio::piped()).spawn().unwrap();
     let (output, ()) = tokio::join!(load.wait_with_output(), during);
@@ -242,12 +247,12 @@ async fn load<F: Future<Output = ()>>(world: &World, seconds: u32, during: F) ->
 
 /// What three replicas on two cores answer with ease, also where others use the machine: with more, the question would
 /// be what happens to a world that has too little of everything.
-const RATE: &str = "40";
+const RATE: u32 = 40;
 
-fn meridian_load(world: &World, seconds: u32) -> Command {
+fn meridian_load(world: &World, seconds: &[u32]) -> Command {
     let mut command = meridian();
-    let duration = format!("{seconds}s");
-    command.args(["load", "--json", "--url", &world.url, "--rate", RATE, "--duration", &duration]);
+    let stages: Vec<_> = seconds.iter().map(|seconds| format!("{RATE} for {seconds}s")).collect();
+    command.args(["load", "--json", "--url", &world.url, "--rate", &stages.join(", ")]);
     command
 }
 

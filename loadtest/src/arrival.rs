@@ -3,9 +3,10 @@
 //! A timetable is an iterator of intended starts, as time since the start of the run. It knows no clock and does not
 //! learn how the run goes, which is what makes the loop open.
 //!
-//! The constant timetable computes its i-th start as `i / rate` rather than by adding intervals, so that rounding does
-//! not accumulate over a day. The Poisson timetable draws exponential gaps, which is how independent callers arrive:
-//! the same mean rate, with the bursts that a constant rate never shows.
+//! It goes through a [`Profile`] by count: the i-th request of the constant timetable is due when the profile has called
+//! for i requests, rather than an interval after the one before it, so that rounding does not accumulate over a day.
+//! The Poisson timetable draws exponential steps between the counts, which is how independent callers arrive: the same
+//! rate at every moment, with the bursts that a constant rate never shows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,24 +15,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Requests per second: above zero and at most [`Rate::MAX`].
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-pub struct Rate(f64);
-
-impl Rate {
-    /// Far above what one generator reaches; a rate beyond it is a slip of the keyboard.
-    pub const MAX: f64 = 1_000_000.0;
-
-    /// `per_second`, if a run can be paced by it.
-    pub fn new(per_second: f64) -> Option<Rate> {
-        (per_second > 0.0 && per_second <= Rate::MAX).then_some(Rate(per_second))
-    }
-
-    /// Requests per second.
-    pub fn per_second(self) -> f64 {
-        self.0
-    }
-}
+use crate::profile::Profile;
 
 /// How the gaps between requests are distributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,24 +51,16 @@ impl fmt::Display for ArrivalProcess {
 #[derive(Clone, Debug)]
 pub struct Timetable {
     process: ArrivalProcess,
-    rate: Rate,
-    duration: Duration,
+    profile: Profile,
     number: u64,
-    poisson_clock_s: f64,
+    poisson_count: f64,
     rng: SmallRng,
 }
 
 impl Timetable {
-    /// The timetable of `process` at `rate` over `duration`. Equal arguments give equal timetables.
-    pub fn new(process: ArrivalProcess, rate: Rate, duration: Duration, seed: u64) -> Timetable {
-        Timetable {
-            process,
-            rate,
-            duration,
-            number: 0,
-            poisson_clock_s: 0.0,
-            rng: SmallRng::seed_from_u64(seed),
-        }
+    /// The timetable of `process` through `profile`. Equal arguments give equal timetables.
+    pub fn new(process: ArrivalProcess, profile: Profile, seed: u64) -> Timetable {
+        Timetable { process, profile, number: 0, poisson_count: 0.0, rng: SmallRng::seed_from_u64(seed) }
     }
 }
 
@@ -92,36 +68,34 @@ impl Iterator for Timetable {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let start_s = match self.process {
-            ArrivalProcess::Constant => self.number as f64 / self.rate.0,
+        let count = match self.process {
+            ArrivalProcess::Constant => self.number as f64,
             ArrivalProcess::Poisson => {
                 // 1 - u lies in (0, 1], where the logarithm is finite.
                 let u: f64 = self.rng.random();
-                self.poisson_clock_s += -(1.0 - u).ln() / self.rate.0;
-                self.poisson_clock_s
+                self.poisson_count += -(1.0 - u).ln();
+                self.poisson_count
             }
         };
         self.number += 1;
-        (start_s < self.duration.as_secs_f64()).then(|| Duration::from_secs_f64(start_s))
+        let start = Duration::from_secs_f64(self.profile.when(count)?);
+        // Rounded to the nanosecond, the last start can fall onto the end.
+        (start < self.profile.lasts()).then_some(start)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::tests::{profile, profiles};
     use proptest::prelude::*;
 
     fn starts(process: ArrivalProcess, rate: f64, duration_ms: u64, seed: u64) -> Vec<Duration> {
-        let rate = Rate::new(rate).unwrap();
-        Timetable::new(process, rate, Duration::from_millis(duration_ms), seed).collect()
+        through(process, &format!("{rate} for {duration_ms}ms"), seed)
     }
 
-    #[test]
-    fn a_rate_is_above_zero_and_finite() {
-        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY, Rate::MAX * 1.001] {
-            assert_eq!(Rate::new(bad), None, "{bad}");
-        }
-        assert_eq!(Rate::new(Rate::MAX).map(Rate::per_second), Some(Rate::MAX));
+    fn through(process: ArrivalProcess, text: &str, seed: u64) -> Vec<Duration> {
+        Timetable::new(process, profile(text), seed).collect()
     }
 
     #[test]
@@ -143,7 +117,34 @@ mod tests {
         assert!((variance.sqrt() / mean - 1.0).abs() < 0.04, "spread {} of mean {mean}", variance.sqrt());
     }
 
+    /// How many start in each stage: a surge is there, on time, and nothing is lost at its edges.
+    #[test]
+    fn each_stage_has_the_requests_that_it_calls_for() {
+        let text = "100 for 10s, 300 for 10s, 0 for 5s, 0 to 100 for 10s";
+        let counts = |process, seed| {
+            let mut counts = [0; 4];
+            for start in through(process, text, seed) {
+                counts[profile(text).stage_at(start)] += 1;
+            }
+            counts
+        };
+        assert_eq!(counts(ArrivalProcess::Constant, 0), [1000, 3000, 0, 500]);
+        let drawn = counts(ArrivalProcess::Poisson, 3);
+        for (count, expected) in drawn.into_iter().zip([1000.0_f64, 3000.0, 0.0, 500.0]) {
+            // Four times what a Poisson count scatters.
+            assert!((f64::from(count) - expected).abs() <= 4.0 * expected.sqrt(), "{drawn:?}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn starts_go_forward_through_any_profile(poisson: bool, profile in profiles(), seed: u64) {
+            let process = if poisson { ArrivalProcess::Poisson } else { ArrivalProcess::Constant };
+            let starts: Vec<Duration> = Timetable::new(process, profile.clone(), seed).collect();
+            prop_assert!(starts.is_sorted());
+            prop_assert!(starts.iter().all(|start| *start < profile.lasts()));
+        }
+
         #[test]
         fn starts_never_go_back_and_stay_within_the_run(
             poisson: bool, rate in 0.1_f64..5000.0, duration_ms in 1_u64..2000, seed: u64,

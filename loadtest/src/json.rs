@@ -1,7 +1,8 @@
-//! The report as JSON: everything in the table, every cause in every region, and the run second by second, so that one
-//! can see where requests went when a region died.
+//! The report as JSON: everything in the table, every cause in every region and stage, and the run second by second, so
+//! that one can see where requests went when a region died.
 //!
-//! Regions are keyed by their names. Times are milliseconds and the names say so. `version` rises when a field changes its meaning or goes.
+//! Regions are keyed by their names; stages stand in their order, also if there is only one. Times are milliseconds and
+//! the names say so. `version` rises when a field changes its meaning or goes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +10,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::options::Options;
-use crate::record::{Latencies, RegionRecord, SecondRecord, Served};
+use crate::profile::Stage;
+use crate::record::{Group, Latencies, SecondRecord, Served};
 use crate::report::Report;
 
 #[derive(Serialize)]
@@ -17,6 +19,8 @@ struct ReportV1 {
     version: u32,
     target: String,
     model: String,
+    /// As it was asked for, and its mean over the run.
+    rate: String,
     rate_per_s: f64,
     arrival: String,
     duration_ms: f64,
@@ -30,19 +34,30 @@ struct ReportV1 {
     stopped_early: bool,
     lag_ms: SpansV1,
     lag_notable: bool,
-    total: RegionV1,
-    regions: BTreeMap<String, RegionV1>,
+    total: GroupV1,
+    regions: BTreeMap<String, GroupV1>,
+    stages: Vec<StageV1>,
     seconds: Vec<SecondV1>,
 }
 
 #[derive(Serialize)]
-struct RegionV1 {
+struct GroupV1 {
     requests: u64,
     ok: u64,
     failed: u64,
     retried: u64,
     latency_ms: SpansV1,
     failures: Vec<FailureV1>,
+}
+
+#[derive(Serialize)]
+struct StageV1 {
+    rate_from_per_s: f64,
+    rate_to_per_s: f64,
+    start_ms: f64,
+    duration_ms: f64,
+    #[serde(flatten)]
+    requests: GroupV1,
 }
 
 #[derive(Serialize)]
@@ -91,9 +106,8 @@ impl From<&Report> for ReportV1 {
             target,
             authorization: _,
             model,
-            rate,
+            profile,
             arrival,
-            duration,
             texts,
             inputs,
             timeout,
@@ -106,9 +120,10 @@ impl From<&Report> for ReportV1 {
             version: 1,
             target: target.to_string(),
             model: model.clone(),
-            rate_per_s: rate.per_second(),
+            rate: profile.to_string(),
+            rate_per_s: profile.mean_per_second(),
             arrival: arrival.to_string(),
-            duration_ms: milliseconds(*duration),
+            duration_ms: milliseconds(profile.lasts()),
             timeout_ms: milliseconds(*timeout),
             inputs_per_request: *inputs,
             texts: texts.count(),
@@ -121,6 +136,7 @@ impl From<&Report> for ReportV1 {
             lag_notable: report.lag_is_notable(),
             total: (&record.total()).into(),
             regions: by_name(record.regions()),
+            stages: profile.stages().zip(record.stages()).map(StageV1::from).collect(),
             seconds: seconds
                 .map(|(second, regions)| SecondV1 { second: *second, regions: by_name(regions) })
                 .collect(),
@@ -135,20 +151,33 @@ where
     regions.iter().map(|(served, record)| (served.to_string(), record.into())).collect()
 }
 
-impl From<&RegionRecord> for RegionV1 {
-    fn from(record: &RegionRecord) -> RegionV1 {
+impl From<&Group> for GroupV1 {
+    fn from(record: &Group) -> GroupV1 {
         let failures = record.failures().map(|(cause, tally)| FailureV1 {
             cause: cause.to_string(),
             count: tally.count,
             latency_ms: (&tally.latencies).into(),
         });
-        RegionV1 {
+        GroupV1 {
             requests: record.requests(),
             ok: record.ok(),
             failed: record.failed(),
             retried: record.retried,
             latency_ms: (&record.latencies()).into(),
             failures: failures.collect(),
+        }
+    }
+}
+
+impl From<((Duration, &Stage), &Group)> for StageV1 {
+    fn from(((begins, stage), group): ((Duration, &Stage), &Group)) -> StageV1 {
+        let Stage { from, to, lasts } = stage;
+        StageV1 {
+            rate_from_per_s: from.per_second(),
+            rate_to_per_s: to.per_second(),
+            start_ms: milliseconds(begins),
+            duration_ms: milliseconds(*lasts),
+            requests: group.into(),
         }
     }
 }
@@ -200,6 +229,15 @@ mod tests {
                 {"second": 1, "regions": {"aws/us-east-1": far_off, "(no region)": nowhere}},
             ])
         );
+        assert_eq!(value["rate"], "100 for 1s, 150 for 1s");
+        let stage = &value["stages"][1];
+        assert_eq!((&stage["start_ms"], &stage["duration_ms"]), (&json!(1000.0), &json!(1000.0)));
+        assert_eq!((&stage["rate_from_per_s"], &stage["rate_to_per_s"]), (&json!(150.0), &json!(150.0)));
+        assert_eq!(
+            (&stage["requests"], &stage["ok"], &stage["failed"]),
+            (&json!(150), &json!(100), &json!(50))
+        );
+        assert_eq!(stage["latency_ms"]["p50"], 90.047);
         assert!(!text.contains("local"), "the key is not in the report");
     }
 }

@@ -10,8 +10,8 @@
 //! failed request in the report; an answer counts as ok only after its rows were checked ([`answer`]); and how late the
 //! generator itself was is measured and printed with the rest.
 //!
-//! Reading order: [`options`] (what is asked for, checked), [`arrival`] and [`texts`] (when, and with what), [`pace`]
-//! (what is due now), [`client`] and [`answer`] (one request), [`run`](run()) (all of them), [`record`] (what is kept)
+//! Reading order: [`options`] (what is asked for, checked), [`profile`] (how many a second), [`arrival`] and [`texts`]
+//! (when, and with what), [`pace`] (what is due now), [`client`] and [`answer`] (one request), [`run`](run()) (all of them), [`record`] (what is kept)
 //! and [`report`] (what is shown).
 
 pub mod answer;
@@ -20,6 +20,7 @@ pub mod client;
 mod json;
 pub mod options;
 pub mod pace;
+pub mod profile;
 pub mod record;
 pub mod report;
 mod run;

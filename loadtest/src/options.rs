@@ -10,11 +10,15 @@ use std::time::Duration;
 use http::{HeaderValue, Uri};
 use regions::GeoPoint;
 
-use crate::arrival::{ArrivalProcess, Rate};
+use crate::arrival::ArrivalProcess;
+use crate::profile::Profile;
 use crate::texts::Texts;
 
 /// The longest run: the report keeps a row for every second and region of it.
 pub const DURATION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long a run takes if nobody says.
+pub const DURATION_UNLESS_SAID: Duration = Duration::from_secs(10);
 
 /// The longest time that one request may take.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(60 * 60);
@@ -35,12 +39,12 @@ pub struct RawOptions {
     pub key: Option<String>,
     /// The deployment.
     pub model: String,
-    /// Requests per second.
+    /// Requests per second: `100`, or stages like `100 for 10s, 300 for 10s, 100 to 0 for 20s`.
     pub rate: String,
     /// `constant` or `poisson`.
     pub arrival: String,
-    /// How long, like `30s`.
-    pub duration: String,
+    /// How long, like `30s`, where `rate` does not say it; none is [`DURATION_UNLESS_SAID`].
+    pub duration: Option<String>,
     /// A file of texts; none generates short ones.
     pub texts: Option<PathBuf>,
     /// How many texts each request carries.
@@ -62,12 +66,10 @@ pub struct Options {
     pub authorization: Option<HeaderValue>,
     /// The deployment.
     pub model: String,
-    /// Requests per second.
-    pub rate: Rate,
+    /// Requests per second, from the start to the end.
+    pub profile: Profile,
     /// How the gaps between requests are distributed.
     pub arrival: ArrivalProcess,
-    /// How long requests are started.
-    pub duration: Duration,
     /// What they carry.
     pub texts: Texts,
     /// How many texts each request carries.
@@ -92,14 +94,13 @@ impl Options {
         if model.trim().is_empty() {
             problems.0.push(format!("--model {model:?}: names no deployment; GET /v1/models lists them"));
         }
-        let rate = problems.note(rate.trim().parse().ok().and_then(Rate::new).ok_or_else(|| {
-            format!("--rate {rate:?}: write requests per second, above 0 and at most {}", Rate::MAX)
-        }));
+        let profile = Profile::parse(&rate, duration.as_deref(), DURATION_UNLESS_SAID)
+            .map_err(|wrong| problems.0.extend(wrong))
+            .ok();
         let arrival = problems.note(
             arrival.parse().map_err(|()| format!("--arrival {arrival:?}: write `constant` or `poisson`")),
         );
-        let duration = problems.note(positive_duration("--duration", &duration, DURATION_MAX));
-        let timeout = problems.note(positive_duration("--timeout", &timeout, TIMEOUT_MAX));
+        let timeout = problems.note(span_at_most("--timeout", &timeout, TIMEOUT_MAX));
         if !(1..=INPUTS_MAX).contains(&inputs) {
             problems.0.push(format!("--inputs {inputs}: write a number of texts from 1 to {INPUTS_MAX}"));
         }
@@ -112,14 +113,13 @@ impl Options {
         let (
             Some(target),
             Some(authorization),
-            Some(rate),
+            Some(profile),
             Some(arrival),
-            Some(duration),
             Some(timeout),
             Some(geo),
             Some(texts),
             [],
-        ) = (target, authorization, rate, arrival, duration, timeout, geo, texts, &*problems.0)
+        ) = (target, authorization, profile, arrival, timeout, geo, texts, &*problems.0)
         else {
             return Err(problems.0);
         };
@@ -127,9 +127,8 @@ impl Options {
             target,
             authorization,
             model,
-            rate,
+            profile,
             arrival,
-            duration,
             texts,
             inputs,
             timeout,
@@ -187,25 +186,27 @@ fn authorization(key: String) -> Result<HeaderValue, String> {
     Ok(value)
 }
 
-/// A span of time above zero and at most `max`: a number and `ms`, `s`, `m` or `h`.
-fn positive_duration(option: &str, text: &str, max: Duration) -> Result<Duration, String> {
+/// A span of time above zero and at most `max`.
+pub(crate) fn span_at_most(option: &str, text: &str, max: Duration) -> Result<Duration, String> {
+    span(text).filter(|span| *span <= max).ok_or_else(|| {
+        let max_h = max.as_secs() / 3600;
+        format!("{option} {text:?}: write a span like 500ms, 30s or 2m, above 0 and at most {max_h}h")
+    })
+}
+
+/// A span of time above zero: a number and `ms`, `s`, `m` or `h`.
+pub(crate) fn span(text: &str) -> Option<Duration> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let seconds = match unit {
-        "ms" => Some(0.001),
-        "s" => Some(1.0),
-        "m" => Some(60.0),
-        "h" => Some(3600.0),
-        _ => None,
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
     };
-    let parsed = number.trim().parse::<f64>().ok().zip(seconds);
-    parsed
-        .and_then(|(number, seconds)| Duration::try_from_secs_f64(number * seconds).ok())
-        .filter(|duration| !duration.is_zero() && *duration <= max)
-        .ok_or_else(|| {
-            let max_h = max.as_secs() / 3600;
-            format!("{option} {text:?}: write a span like 500ms, 30s or 2m, above 0 and at most {max_h}h")
-        })
+    let number: f64 = number.trim().parse().ok()?;
+    Duration::try_from_secs_f64(number * seconds).ok().filter(|span| !span.is_zero())
 }
 
 impl fmt::Debug for RawOptions {
@@ -228,7 +229,7 @@ pub(crate) mod tests {
             model: "minilm".to_owned(),
             rate: "100".to_owned(),
             arrival: "constant".to_owned(),
-            duration: "30s".to_owned(),
+            duration: Some("30s".to_owned()),
             texts: None,
             inputs: 1,
             timeout: "10s".to_owned(),
@@ -264,7 +265,7 @@ pub(crate) mod tests {
     #[test]
     fn a_span_of_time_has_a_unit_and_an_end() {
         let check = |text: &str, expected_ms: Option<u64>| {
-            let got = positive_duration("--duration", text, DURATION_MAX);
+            let got = span_at_most("--duration", text, DURATION_MAX);
             assert_eq!(got.as_ref().ok(), expected_ms.map(Duration::from_millis).as_ref(), "{text}: {got:?}");
         };
         check("500ms", Some(500));
@@ -278,8 +279,8 @@ pub(crate) mod tests {
     #[test]
     fn good_options_hold_what_was_asked() {
         let options = Options::check(good()).unwrap();
-        assert_eq!(options.rate.per_second(), 100.0);
-        assert_eq!((options.duration, options.timeout), (Duration::from_secs(30), Duration::from_secs(10)));
+        assert_eq!(options.profile.to_string(), "100 for 30s");
+        assert_eq!(options.timeout, Duration::from_secs(10));
         assert!(!format!("{options:?}").contains("local"), "the key is not printed");
     }
 
@@ -291,7 +292,7 @@ pub(crate) mod tests {
             model: " ".to_owned(),
             rate: "0".to_owned(),
             arrival: "bursty".to_owned(),
-            duration: "0s".to_owned(),
+            duration: Some("0s".to_owned()),
             texts: Some("/no/such/file".into()),
             inputs: 0,
             timeout: "soon".to_owned(),

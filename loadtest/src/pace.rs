@@ -65,11 +65,11 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arrival::{ArrivalProcess, Rate};
+    use crate::arrival::ArrivalProcess;
+    use crate::profile::tests::profile;
 
     fn ten_a_second_for_half_a_second(start: Instant) -> Pace {
-        let rate = Rate::new(10.0).unwrap();
-        Pace::new(Timetable::new(ArrivalProcess::Constant, rate, Duration::from_millis(500), 0), start)
+        Pace::new(Timetable::new(ArrivalProcess::Constant, profile("10 for 500ms"), 0), start)
     }
 
     #[test]

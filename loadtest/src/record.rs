@@ -1,12 +1,14 @@
-//! What is kept of a run: per region and outcome a histogram, per second and region a count.
+//! What is kept of a run: per region and outcome a histogram, per stage and outcome another, per second and region a
+//! count.
 //!
 //! Histograms keep three significant digits (an error of at most 0.1 %), so a run of a day costs no more memory than
 //! one of a minute, and the tail is as exact as the middle. Latencies of failures are kept apart from those of
 //! successes: a refusal within a millisecond must not flatter the percentiles, nor a time-out of ten seconds pose as an
 //! answer.
 //!
-//! A request belongs to the second of its *intended* start. So each second shows what its own callers got, and a
-//! region's death shows in the second in which it happened and not in those in which its time-outs ran out.
+//! A request belongs to the second and the stage of its *intended* start. So each shows what its own callers got: a
+//! region's death is in the second in which it happened and not in those in which its time-outs ran out, and what a surge
+//! did to those who came in it is not told of those who came after.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,6 +19,7 @@ use regions::RegionId;
 
 use crate::client::{Failure, Sample};
 use crate::options::{DURATION_MAX, TIMEOUT_MAX};
+use crate::profile::Profile;
 
 /// How many regions are told apart. A catalogue has at most as many; a server that invents names costs no more memory.
 pub const REGIONS_MAX: usize = 512;
@@ -76,7 +79,7 @@ impl Latencies {
     }
 }
 
-/// The requests of one region that ended in one way.
+/// Requests that ended in one way.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// How many.
@@ -85,16 +88,16 @@ pub struct Tally {
     pub latencies: Latencies,
 }
 
-/// The requests of one region.
+/// Requests that are looked at together: of one region, of one stage, or all.
 #[derive(Clone, Debug, Default)]
-pub struct RegionRecord {
+pub struct Group {
     /// By how they ended.
     pub outcomes: BTreeMap<Result<(), Failure>, Tally>,
     /// How many took more than one attempt.
     pub retried: u64,
 }
 
-impl RegionRecord {
+impl Group {
     /// All of them.
     pub fn requests(&self) -> u64 {
         self.outcomes.values().map(|tally| tally.count).sum()
@@ -120,7 +123,17 @@ impl RegionRecord {
         self.outcomes.iter().filter_map(|(outcome, tally)| Some((outcome.err()?, tally)))
     }
 
-    fn add(&mut self, other: &RegionRecord) {
+    fn count(&mut self, outcome: Result<(), Failure>, latency: Option<Duration>, retried: bool) {
+        self.retried += u64::from(retried);
+        let tally = self.outcomes.entry(outcome).or_default();
+        tally.count += 1;
+        if let Some(latency) = latency {
+            tally.latencies.record(latency);
+        }
+    }
+
+    /// Takes in those of another group: of another region, or of another generator.
+    pub fn add(&mut self, other: &Group) {
         self.retried += other.retried;
         for (outcome, tally) in &other.outcomes {
             let sum = self.outcomes.entry(*outcome).or_default();
@@ -144,12 +157,20 @@ pub struct SecondRecord {
 /// All that is kept of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
-    regions: BTreeMap<Served, RegionRecord>,
+    regions: BTreeMap<Served, Group>,
+    /// By the moment at which each ends.
+    stages: Vec<(Duration, Group)>,
     seconds: BTreeMap<u64, BTreeMap<Served, SecondRecord>>,
     lag: Latencies,
 }
 
 impl Record {
+    /// Nothing yet, of a run through `profile`.
+    pub fn of(profile: &Profile) -> Record {
+        let stages = profile.stages().map(|(begins, stage)| (begins + stage.lasts, Group::default()));
+        Record { stages: stages.collect(), ..Record::default() }
+    }
+
     /// Takes in how one request went.
     pub fn add(&mut self, sample: Sample) {
         let Sample { intended, lag, latency, region, retried, outcome } = sample;
@@ -170,17 +191,19 @@ impl Record {
             Err(_) => second.failed += 1,
         }
 
-        let region = self.regions.entry(served).or_default();
-        region.retried += u64::from(retried);
-        let tally = region.outcomes.entry(outcome).or_default();
-        tally.count += 1;
-        if let Some(latency) = latency {
-            tally.latencies.record(latency);
+        if let Some((_, stage)) = self.stages.iter_mut().find(|(ends, _)| intended < *ends) {
+            stage.count(outcome, latency, retried);
         }
+        self.regions.entry(served).or_default().count(outcome, latency, retried);
+    }
+
+    /// By stage of the run, in their order.
+    pub fn stages(&self) -> impl Iterator<Item = &Group> {
+        self.stages.iter().map(|(_, stage)| stage)
     }
 
     /// By region, in the order of their names.
-    pub fn regions(&self) -> &BTreeMap<Served, RegionRecord> {
+    pub fn regions(&self) -> &BTreeMap<Served, Group> {
         &self.regions
     }
 
@@ -195,8 +218,8 @@ impl Record {
     }
 
     /// All regions together.
-    pub fn total(&self) -> RegionRecord {
-        let mut total = RegionRecord::default();
+    pub fn total(&self) -> Group {
+        let mut total = Group::default();
         for region in self.regions.values() {
             total.add(region);
         }
@@ -256,6 +279,7 @@ impl Snapshot {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::profile::tests::profile;
 
     pub(crate) fn sample(region: Option<&str>, intended_ms: u64, latency_ms: u64) -> Sample {
         Sample {
@@ -312,6 +336,20 @@ pub(crate) mod tests {
             seconds[&1],
             BTreeMap::from([(Served::Unnamed, SecondRecord { failed: 1, ..Default::default() })])
         );
+    }
+
+    #[test]
+    fn a_request_counts_in_the_stage_in_which_it_should_have_started_and_in_no_other() {
+        let mut record = Record::of(&profile("1 for 1s, 9 for 1s, 1 for 1s"));
+        record.add(sample(Some("a/b"), 999, 5000));
+        record.add(sample(Some("a/b"), 1000, 50));
+        record.add(Sample { outcome: Err(Failure::Timeout), retried: true, ..sample(None, 1999, 10_000) });
+        let told = |stage: &Group| (stage.requests(), stage.ok(), stage.failed(), stage.retried);
+        let stages: Vec<_> = record.stages().map(told).collect();
+        assert_eq!(stages, [(1, 1, 0, 0), (2, 1, 1, 1), (0, 0, 0, 0)]);
+        let p99: Vec<_> = record.stages().map(|stage| stage.latencies().quantile(0.99)).collect();
+        assert!(p99[0] > Some(Duration::from_secs(4)) && p99[1] < Some(Duration::from_millis(51)), "{p99:?}");
+        assert_eq!(p99[2], None);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::options::Options;
-use crate::record::{Latencies, Record, RegionRecord};
+use crate::record::{Group, Latencies, Record};
 
 /// The report warns once the p99 of the generator's lag is this share of the p99 of the latencies: less than that is
 /// lost in the differences between two runs.
@@ -39,14 +39,23 @@ impl Report {
     /// The report as lines of text.
     pub fn table(&self) -> String {
         let total = self.record.total();
-        let named: Vec<(String, &RegionRecord)> =
+        let named: Vec<(String, &Group)> =
             self.record.regions().iter().map(|(served, region)| (served.to_string(), region)).collect();
-        let width = named.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max("region".len());
+        let stages = self.stages();
+        let names = named.iter().map(|(name, _)| name).chain(stages.iter().map(|(name, _)| name));
+        let width = names.map(String::len).max().unwrap_or(0).max("region".len());
 
-        let counts = ["requests", "ok", "failed", "retried"];
-        let mut lines = vec![self.heading(), row(width, "region", counts, QUANTILES.map(|(_, name)| name))];
-        lines.extend(named.iter().map(|(name, region)| region_row(width, name, region)));
-        lines.push(region_row(width, "total", &total));
+        let heads = |first| {
+            let counts = ["requests", "ok", "failed", "retried"];
+            row(width, first, counts, QUANTILES.map(|(_, name)| name))
+        };
+        let mut lines = vec![self.heading(), heads("region")];
+        lines.extend(named.iter().map(|(name, region)| group_row(width, name, region)));
+        lines.push(group_row(width, "total", &total));
+        if !stages.is_empty() {
+            lines.push(heads("stage"));
+            lines.extend(stages.iter().map(|(name, stage)| group_row(width, name, stage)));
+        }
         lines.push(
             "Milliseconds, of ok requests, from the intended start. Retried: more than one attempt."
                 .to_owned(),
@@ -63,12 +72,19 @@ impl Report {
         lag.as_secs_f64() >= LAG_SHARE_NOTABLE * latency.as_secs_f64()
     }
 
+    /// Each stage under the name by which it was asked for, where there is more than the one that is all.
+    fn stages(&self) -> Vec<(String, &Group)> {
+        let named = self.options.profile.stages().zip(self.record.stages());
+        let named =
+            named.map(|((begins, stage), group)| (format!("{}s: {stage}", begins.as_secs_f64()), group));
+        Some(named.collect::<Vec<_>>()).filter(|stages| stages.len() > 1).unwrap_or_default()
+    }
+
     fn heading(&self) -> String {
-        let Options { target, model, rate, arrival, duration, texts, inputs, .. } = &self.options;
+        let Options { target, model, profile, arrival, texts, inputs, .. } = &self.options;
         let early = if self.stopped_early { ", stopped early" } else { "" };
         format!(
-            "{target}, model {model}: {}/s ({arrival}) for {duration:?}{early}; {inputs} of {} texts per request ({})",
-            rate.per_second(),
+            "{target}, model {model}: requests per second {profile} ({arrival}){early}; {inputs} of {} texts per request ({})",
             texts.count(),
             texts.source(),
         )
@@ -86,10 +102,9 @@ impl Report {
     }
 }
 
-fn region_row(width: usize, name: &str, region: &RegionRecord) -> String {
-    let counts =
-        [region.requests(), region.ok(), region.failed(), region.retried].map(|count| count.to_string());
-    let latencies = region.latencies();
+fn group_row(width: usize, name: &str, group: &Group) -> String {
+    let counts = [group.requests(), group.ok(), group.failed(), group.retried].map(|count| count.to_string());
+    let latencies = group.latencies();
     row(width, name, counts, QUANTILES.map(|(quantile, _)| milliseconds(&latencies, quantile)))
 }
 
@@ -109,12 +124,15 @@ fn milliseconds(latencies: &Latencies, quantile: f64) -> String {
 pub(crate) mod tests {
     use super::*;
     use crate::client::{Failure, Sample};
-    use crate::options::tests::good;
+    use crate::options::{RawOptions, tests::good};
+    use crate::profile::tests::profile;
     use crate::record::tests::sample;
 
-    /// A hundred requests nearby, then fifty far off after as many time-outs.
+    /// A hundred requests nearby, then a hundred far off and fifty time-outs.
     pub(crate) fn report() -> Report {
-        let mut record = Record::default();
+        let rate = "100 for 1s, 150 for 1s".to_owned();
+        let options = Options::check(RawOptions { rate, duration: None, ..good() }).unwrap();
+        let mut record = Record::of(&options.profile);
         for number in 0..100 {
             record.add(sample(Some("gcp/europe-west4"), 10 * number, 8));
             record.add(Sample { retried: true, ..sample(Some("aws/us-east-1"), 1000 + 10 * number, 90) });
@@ -124,7 +142,6 @@ pub(crate) mod tests {
                 Sample { outcome: Err(Failure::Timeout), ..sample(None, 1000 + 10 * number, 10_000) };
             record.add(timeout);
         }
-        let options = Options::check(good()).unwrap();
         Report { options, elapsed: Duration::from_secs(12), stopped_early: false, record }
     }
 
@@ -145,9 +162,21 @@ pub(crate) mod tests {
         assert_eq!(cells("aws/us-east-1")[..5], ["100", "100", "0", "100", "90.05"]);
         assert_eq!(cells("(no region)"), ["50", "0", "50", "0", "-", "-", "-", "-", "-"]);
         assert_eq!(cells("total")[..5], ["250", "200", "50", "100", "8.00"]);
+        assert_eq!(cells("0s: 100 for 1s")[..5], ["100", "100", "0", "0", "8.00"]);
+        assert_eq!(cells("1s: 150 for 1s")[..5], ["150", "100", "50", "100", "90.05"]);
+        assert!(table.contains("requests per second 100 for 1s, 150 for 1s (constant)"), "{table}");
         assert!(table.contains("failed: 50 × no answer in time"), "{table}");
         assert!(table.contains("p99 0.08 ms") && !table.contains("lower the rate"), "{table}");
         assert_eq!(report().failed(), 50);
+    }
+
+    #[test]
+    fn a_run_of_one_stage_has_no_table_of_stages() {
+        let mut report = report();
+        report.options.profile = profile("100 for 2s");
+        report.record = Record::of(&report.options.profile);
+        report.record.add(sample(None, 0, 8));
+        assert!(!report.table().contains("\nstage"), "{}", report.table());
     }
 
     #[test]

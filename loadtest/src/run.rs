@@ -57,16 +57,16 @@ pub async fn run(
 
     let shared = Arc::new(Shared {
         client,
-        record: Mutex::new(Record::default()),
+        record: Mutex::new(Record::of(&options.profile)),
         in_flight: Arc::new(Semaphore::new(options.in_flight_max)),
     });
-    let start = Instant::now();
+    let (start, duration) = (Instant::now(), options.profile.lasts());
     let snapshot = || {
         let in_flight = options.in_flight_max - shared.in_flight.available_permits();
-        Snapshot::of(&shared.record(), in_flight as u64, start.elapsed(), options.duration)
+        Snapshot::of(&shared.record(), in_flight as u64, start.elapsed(), duration)
     };
 
-    let timetable = Timetable::new(options.arrival, options.rate, options.duration, options.seed);
+    let timetable = Timetable::new(options.arrival, options.profile.clone(), options.seed);
     let (held_by_requests, mut requests_done) = mpsc::channel::<Infallible>(1);
     let (stop, stopped) = std::sync::mpsc::channel();
     let pacer = {

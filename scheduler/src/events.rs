@@ -284,7 +284,20 @@ impl LeaseLost {
     }
 }
 
-/// The hub cannot be asked, or refuses, from now on.
+/// One of several hubs cannot be asked, or refuses.
+pub(crate) struct HubPassedOver<'a> {
+    pub(crate) next: &'a str,
+    pub(crate) error: &'a dyn Display,
+}
+
+impl HubPassedOver<'_> {
+    pub(crate) fn emit(self) {
+        let HubPassedOver { next, error } = self;
+        tracing::info!(%error, next, "a hub does not answer; the next one is asked");
+    }
+}
+
+/// The hub cannot be asked, or refuses, from now on; nor can any other that there is.
 pub(crate) struct HubLost<'a> {
     pub(crate) hub: &'a str,
     pub(crate) error: &'a dyn Display,

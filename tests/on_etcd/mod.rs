@@ -1,7 +1,7 @@
 //! Worlds whose hub stands on a real etcd of three members, and what they are worth when it fails.
 
-use super::load;
 use super::world::{World, meridian};
+use super::{RATE, load_in_stages};
 use serde_json::{Value, json};
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -15,7 +15,7 @@ const MEMBERS: [&str; 3] = ["etcd%20m0", "etcd%20m1", "etcd%20m2"];
 
 /// How long the etcd is dead, unless there is a wish for longer (`MERIDIAN_OUTAGE_SECONDS`).
 const OUTAGE_SECONDS: u32 = 8;
-/// What load goes on for before it and after it.
+/// What load goes on for before it, and after its end.
 const AROUND_SECONDS: u32 = 12;
 
 /// A hub, asked as a gateway would.
@@ -82,37 +82,37 @@ async fn an_etcd_that_dies_under_load_costs_no_request_and_the_plan_goes_on_when
         std::env::var("MERIDIAN_OUTAGE_SECONDS").map_or(OUTAGE_SECONDS, |text| text.parse().unwrap());
     let world = World::up(&["--store", "etcd", "--regions", "2"]);
     let hub = Hub::of(&world.file("hub.toml"));
-    let calm = load(&world, outage, async {}).await;
     let before = hub.generation().await.unwrap();
-    let report = load(
-        &world,
-        outage + AROUND_SECONDS,
-        generations_rise(&hub, async {
-            world.until("there is load", async || world.requests_at(AMERICA).await > 40).await;
-            for member in MEMBERS {
-                world.press(&format!("kill?process={member}")).await;
-            }
-            tokio::time::sleep(Duration::from_secs(u64::from(outage))).await;
-            assert_eq!(hub.generation().await, Some(before), "the hub gives out what it has");
-            for member in MEMBERS {
-                world.press(&format!("restart?process={member}")).await;
-            }
-            world.until("the store takes registrations", async || hub.register(JAPAN, 7100, 7).await).await;
-            world.until("the plan goes on", async || hub.endpoint(JAPAN).await.is_some()).await;
-        }),
-    )
-    .await;
+    let stages = [AROUND_SECONDS, outage, AROUND_SECONDS];
+    let during = generations_rise(&hub, async {
+        // As many as the first stage has.
+        let of_the_first = u64::from(AROUND_SECONDS * RATE);
+        world.until("its time has come", async || world.requests_at(AMERICA).await >= of_the_first).await;
+        for member in MEMBERS {
+            world.press(&format!("kill?process={member}")).await;
+        }
+        tokio::time::sleep(Duration::from_secs(u64::from(outage))).await;
+        assert_eq!(hub.generation().await, Some(before), "the hub gives out what it has");
+        for member in MEMBERS {
+            world.press(&format!("restart?process={member}")).await;
+        }
+        world.until("the store takes registrations", async || hub.register(JAPAN, 7100, 7).await).await;
+        world.until("the plan goes on", async || hub.endpoint(JAPAN).await.is_some()).await;
+    });
+    let report = load_in_stages(&world, &stages, during).await;
     let after = hub.generation().await.unwrap();
-    let p99 = |report: &Value| report["total"]["latency_ms"]["p99"].clone();
-    println!(
-        "etcd dead for {outage} s: {} requests, {} failed, p99 {} ms (without the outage {} ms); generation {before:?} \
-         to {after:?}",
-        report["total"]["requests"],
-        report["total"]["failed"],
-        p99(&report),
-        p99(&calm)
-    );
-    assert_eq!((&report["total"]["failed"], &calm["total"]["failed"]), (&json!(0), &json!(0)), "{report:#}");
+    println!("etcd dead for {outage} s; generation {before:?} to {after:?}");
+    for (name, stage) in ["before", "during", "after"].iter().zip(report["stages"].as_array().unwrap()) {
+        println!(
+            "{name}: {} requests, {} failed, p50 {} ms, p99 {} ms, max {} ms",
+            stage["requests"],
+            stage["failed"],
+            stage["latency_ms"]["p50"],
+            stage["latency_ms"]["p99"],
+            stage["latency_ms"]["max"]
+        );
+    }
+    assert_eq!(report["total"]["failed"], json!(0), "{report:#}");
     assert!(after > before && after.0 == before.0, "{before:?} {after:?}");
 }
 

@@ -262,11 +262,6 @@ impl Fleet {
         said.union(registered.minus(self.reported))
     }
 
-    /// Whether a region says that it has a replica ready for this deployment; `None` until it has reported.
-    pub fn serves(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<bool> {
-        self.reported.contains(region).then(|| self.says(region, deployment))
-    }
-
     fn says(&self, region: RegionIndex, deployment: &DeploymentName) -> bool {
         self.serving.get(deployment).is_some_and(|serving| serving.contains(region))
     }
@@ -484,7 +479,6 @@ mod tests {
                 for (number, names) in &said {
                     let expected = names.as_ref().map(|names| names.contains(name));
                     let at = region(*number);
-                    prop_assert_eq!(fleet.serves(at, &deployment), expected);
                     prop_assert_eq!(serving.contains(at), expected.unwrap_or(registered.contains(at)));
                     prop_assert_eq!(fleet.health(at, &deployment) == Health::Down, expected == Some(false));
                 }

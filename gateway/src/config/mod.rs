@@ -16,6 +16,7 @@ use gateway_core::keys::KeyRing;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
+use scheduler_core::hubs::{Hubs, HubsGiven};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -29,7 +30,7 @@ struct RawConfig {
     listen: String,
     operations: String,
     place: String,
-    hub: String,
+    hub: HubsGiven,
     snapshot: PathBuf,
     #[serde(default)]
     trusted_peers: Vec<String>,
@@ -43,6 +44,8 @@ struct RawConfig {
     connections_max: Option<i64>,
     #[serde(default = "yes")]
     hedge: bool,
+    #[serde(default = "yes")]
+    spill: bool,
     #[serde(default)]
     timeouts: timeouts::RawTimeouts,
 }
@@ -72,8 +75,8 @@ pub struct EdgeConfig {
     pub place: RegionId,
     /// Where that is on the globe.
     pub point: GeoPoint,
-    /// Base URL of the hub.
-    pub hub: String,
+    /// The hubs that may be asked.
+    pub hub: Hubs,
     /// Where the last good route table is kept.
     pub snapshot: PathBuf,
     /// Who is believed about a client's place.
@@ -90,6 +93,8 @@ pub struct EdgeConfig {
     pub connections_max: usize,
     /// Whether a lookup that takes longer than nearly all is asked for in another region as well.
     pub hedge: bool,
+    /// Whether what is too much for the nearest region goes to another that has offered room.
+    pub spill: bool,
     /// How long things may take.
     pub timeouts: Timeouts,
     /// Who may come in.
@@ -131,6 +136,7 @@ impl EdgeConfig {
             gzip_answers_from,
             connections_max,
             hedge,
+            spill,
             timeouts,
         } = raw;
         let mut problems = Vec::new();
@@ -138,9 +144,7 @@ impl EdgeConfig {
         let listen = address("listen", &listen, &mut problems);
         let operations = address("operations", &operations, &mut problems);
         let place = find_place(&place, catalogue.as_deref(), &mut problems);
-        if !hub.starts_with("http://") {
-            problems.push(format!("hub = \"{hub}\" is no URL; write \"http://HOST:PORT\""));
-        }
+        let hub = Hubs::read(hub).map_err(|found| problems.extend(found)).ok();
         let trusted_peers =
             trusted_peers.iter().filter_map(|peer| ip("trusted_peers", peer, &mut problems)).collect();
         let (keys, issuers) = read_tenants(&base.join(tenants), environment, &mut problems);
@@ -166,10 +170,15 @@ impl EdgeConfig {
         let connections_max =
             at_least("connections_max", 1, "leave it out for 10000", connections_max, &mut problems);
         let timeouts = timeouts.read(&mut problems);
-        match (listen, operations, place, catalogue, regions) {
-            (Some(listen), Some(operations), Some((place, point)), Some(catalogue), Some(regions))
-                if problems.is_empty() =>
-            {
+        match (listen, operations, place, hub, catalogue, regions) {
+            (
+                Some(listen),
+                Some(operations),
+                Some((place, point)),
+                Some(hub),
+                Some(catalogue),
+                Some(regions),
+            ) if problems.is_empty() => {
                 let snapshot = base.join(snapshot);
                 let handover = handover.map(|path| base.join(path));
                 Ok(EdgeConfig {
@@ -186,6 +195,7 @@ impl EdgeConfig {
                     gzip_answers_from,
                     connections_max: connections_max.unwrap_or(CONNECTIONS_MAX),
                     hedge,
+                    spill,
                     timeouts,
                     keys,
                     issuers,
@@ -316,11 +326,21 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_want_to_hedge_says_so() {
+    fn whoever_does_not_want_to_hedge_or_to_spill_says_so() {
         let example = include_str!("../../../configs/gateway.toml");
-        let with = |line: &str| parse(&example.replace("hedge = true", line)).map(|config| config.hedge);
-        assert_eq!((with(""), with("hedge = true"), with("hedge = false")), (Ok(true), Ok(true), Ok(false)));
-        assert!(with("hedge = 2").is_err_and(|problems| problems[0].contains("hedge")));
+        for key in ["hedge", "spill"] {
+            let on = format!("{key} = true");
+            assert!(example.contains(&on), "{key}");
+            let with = |line: &str| {
+                parse(&example.replace(&on, line))
+                    .map(|config| if key == "hedge" { config.hedge } else { config.spill })
+            };
+            assert_eq!(
+                (with(""), with(&on), with(&format!("{key} = false"))),
+                (Ok(true), Ok(true), Ok(false))
+            );
+            assert!(with(&format!("{key} = 2")).is_err_and(|problems| problems[0].contains(key)));
+        }
     }
 
     #[test]

@@ -5,14 +5,15 @@ use super::refusals::{
     bad_token, no_bulk, no_model_field, no_model_named, not_let_in, unknown_model, unreadable_ask,
     unreadable_body,
 };
-use super::shedding::Place;
+use super::shedding::{Place, Wants, Way, left};
 use super::view::{Lawful, Terms, View};
-use super::watch::{About, chance};
+use super::watch::{About, chance, chances};
 use crate::intake::{Body, NoBody};
 use crate::relay::Crossing;
 use crate::respond::Refusal;
 use gateway_core::ask::{Ask, Headers};
 use gateway_core::body::{self, Reading};
+use gateway_core::circuit::Permille;
 use gateway_core::endpoint::{ModelField, Target};
 use gateway_core::jwt;
 use gateway_core::keys::Credential;
@@ -59,6 +60,8 @@ pub(super) struct Request {
     pub(super) path: &'static str,
     pub(super) crossing: Crossing,
     pub(super) body: Body,
+    /// Drawn once, so that whoever is asked for it is chosen alike everywhere.
+    pub(super) chance: Permille,
     /// The region that is asked before all others that may be.
     pub(super) first: Option<RegionIndex>,
     /// It is the overflow of a nearer one.
@@ -89,6 +92,8 @@ impl Request {
             path: self.path,
             crossing: self.crossing.clone(),
             body,
+            // Its way is its own.
+            chance: chance(),
             first: Some(first),
             overflow: false,
             // The whole has the room of all its pieces.
@@ -103,7 +108,7 @@ impl Request {
 
     /// What of it its way hangs on.
     pub(super) fn about(&self) -> About<'_> {
-        About { deployment: &self.deployment, size: Size::of(self.cost.tokens), chance: chance() }
+        About { deployment: &self.deployment, size: Size::of(self.cost.tokens), chance: self.chance }
     }
 }
 
@@ -154,7 +159,10 @@ impl Edge {
             );
             return Err(Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY).into());
         }
-        let room = self.room(view, lawful, *allowed, &tenant, &ask, lane, cost, arrived)?;
+        let ([chance, leaves], left) = (chances(), left(ask.timeout, arrived));
+        let way = Way { view, lawful, allowed: *allowed, client: ask.client, chance };
+        let wants = Wants { tenant: &tenant, lane, tokens: cost.tokens, left, chance: leaves };
+        let room = self.room(&way, &wants)?;
         Ok(Request {
             id: id.to_owned(),
             arrived,
@@ -172,6 +180,7 @@ impl Edge {
             path: target.path,
             crossing: Crossing::of(session, &[(headers::LANE, lane.as_str())]),
             body,
+            chance,
             first: room.overflow,
             overflow: room.overflow.is_some(),
             _place: room.place,

@@ -11,11 +11,13 @@
 use super::forward::Edge;
 use super::refusals::shed;
 use super::view::{Lawful, View};
-use super::watch::{Known, Watch, chance};
+use super::watch::{About, Known, Watch, chance};
 use crate::respond::Refusal;
 use gateway_core::ask::Ask;
+use gateway_core::circuit::Permille;
 use gateway_core::endpoint::Target;
 use gateway_core::lane::Lane;
+use gateway_core::pace::Size;
 use gateway_core::shed::{self, Entered, Pools, Shed, Waits};
 use gateway_core::spill;
 use gateway_core::tenant::{Cost, Tenant};
@@ -68,6 +70,28 @@ impl Shedding {
     }
 }
 
+/// Where a request may go, and what that is measured from.
+pub(super) struct Way<'a> {
+    pub(super) view: &'a View,
+    pub(super) lawful: &'a Lawful,
+    /// The regions that may see it.
+    pub(super) allowed: RegionSet,
+    pub(super) client: Option<GeoPoint>,
+    /// By which it is decided whom of those that return from an ejection it may be sent to.
+    pub(super) chance: Permille,
+}
+
+/// What of a request its room hangs on.
+pub(super) struct Wants<'a> {
+    pub(super) tenant: &'a Tenant,
+    pub(super) lane: Lane,
+    pub(super) tokens: u64,
+    /// How long its caller will still wait.
+    pub(super) left: Duration,
+    /// By which it is decided whether it leaves a region that is full.
+    pub(super) chance: Permille,
+}
+
 impl Edge {
     /// Turns a request away of which only the head was read, if it would be turned away whatever its body is.
     pub(super) fn room_at_the_head(
@@ -91,28 +115,28 @@ impl Edge {
             return Ok(());
         }
         let permitted = tenant.residency.narrow(&ask.residency).permitted(&self.config.catalogue);
-        let mut pools = Vec::with_capacity(usable.len());
-        for lawful in usable {
-            // Where nobody can serve it at all, another refusal has more to say.
-            let Some(region) =
-                self.first_region(view, lawful, lawful.allowed.intersect(permitted), ask.client)
-            else {
-                return Ok(());
-            };
-            pools.push((region, &lawful.deployment.name));
-        }
+        let (now, chance) = (Instant::now(), chance());
+        let nearest = |known: &Known, lawful: &Lawful| {
+            let allowed = lawful.allowed.intersect(permitted);
+            Way { view, lawful, allowed, client: ask.client, chance }.nearest(known, now)
+        };
+        let pools: Option<Vec<_>> = {
+            let known = &*self.watch.known();
+            usable.iter().map(|lawful| Some((nearest(known, lawful)?, &lawful.deployment.name))).collect()
+        };
+        // Where nobody can serve it at all, another refusal has more to say.
+        let Some(pools) = pools else { return Ok(()) };
         // Of no size, so that it is no more bulk than it can be: who is taken for a lookup now may turn out to be bulk.
         let Ok(lane) = tenant.lanes.lane(ask.lane, 0) else { return Ok(()) };
         let tokens = Cost::at_least(body_bytes).tokens;
         let asked = asked(tenant, lane, tokens, left(ask.timeout, arrived));
-        let now = Instant::now();
         let room = self.watch.shedding.pools().at_the_head(pools.iter().copied(), &asked, now);
         let Err(why) = room else { return Ok(()) };
         let known = self.watch.known();
         let offered = |(_, name): &(RegionIndex, &DeploymentName)| {
             known.spill.would_take(name, tokens, permitted.intersect(view.routed).iter(), now)
         };
-        if pools.iter().any(offered) {
+        if self.config.spill && pools.iter().any(offered) {
             return Ok(());
         }
         self.metrics.shed.count(lane, why.reason);
@@ -121,50 +145,32 @@ impl Edge {
 
     /// Room for a request in the pool that it would go to first, or in one that has offered it; nothing if there is no such
     /// pool, of which it will hear.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "this is what it hangs on, and all of it is at hand in one place"
-    )]
-    pub(super) fn room(
-        &self,
-        view: &View,
-        lawful: &Lawful,
-        allowed: RegionSet,
-        tenant: &Tenant,
-        ask: &Ask,
-        lane: Lane,
-        cost: Cost,
-        arrived: Instant,
-    ) -> Result<Room, Refusal> {
-        let Some(nearest) = self.first_region(view, lawful, allowed, ask.client) else {
-            return Ok(Room::default());
+    pub(super) fn room(&self, way: &Way<'_>, wants: &Wants<'_>) -> Result<Room, Refusal> {
+        let Wants { tenant, lane, tokens, left, chance } = *wants;
+        let name = &way.lawful.deployment.name;
+        let asked = asked(tenant, lane, tokens, left);
+        let overflow = spill::Ask { deployment: name, lane, tokens, left, turned_away: false, chance };
+        let spills = self.config.spill;
+        let (nearest, past) = {
+            let (known, now) = (&mut *self.watch.known(), Instant::now());
+            let Some(nearest) = way.nearest(known, now) else { return Ok(Room::default()) };
+            (nearest, if spills { way.past(known, nearest, &overflow, now) } else { None })
         };
-        let name = &lawful.deployment.name;
-        let asked = asked(tenant, lane, cost.tokens, left(ask.timeout, arrived));
-        let mut overflow = spill::Ask {
-            deployment: name,
-            lane,
-            tokens: cost.tokens,
-            left: asked.left,
-            turned_away: false,
-            chance: chance(),
-        };
-        let past =
-            |overflow: &spill::Ask<'_>| self.past(nearest, overflow, view, lawful, allowed, ask.client);
         let enter = |region| self.enter(region, name, &asked);
         // Room that was offered and is not there after all is no reason to be turned away here.
         let offered = |to: RegionIndex| {
             let place = enter(to).ok()?;
             Some(Room { place: Some(place), overflow: Some(to) })
         };
-        if let Some(room) = past(&overflow).and_then(offered) {
+        if let Some(room) = past.and_then(offered) {
             return Ok(room);
         }
         match enter(nearest) {
             Ok(place) => Ok(Room { place: Some(place), overflow: None }),
             Err(why) => {
-                overflow.turned_away = true;
-                past(&overflow).and_then(offered).ok_or_else(|| {
+                let overflow = spill::Ask { turned_away: true, ..overflow };
+                let past = || way.past(&mut self.watch.known(), nearest, &overflow, Instant::now());
+                spills.then(past).flatten().and_then(offered).ok_or_else(|| {
                     self.metrics.shed.count(lane, why.reason);
                     shed(tenant, why)
                 })
@@ -176,19 +182,27 @@ impl Edge {
         let entered = self.watch.shedding.pools().enter(region, name, asked, Instant::now())?;
         Ok(Place { watch: self.watch.clone(), entered })
     }
+}
 
-    /// Where a request goes past the nearest region, if it does; then that region's offer is taken.
+impl Way<'_> {
+    /// The region that the request would go to first.
+    fn nearest(&self, known: &Known, now: Instant) -> Option<RegionIndex> {
+        let name = &self.lawful.deployment.name;
+        let near = self.serving(known).map(|region| {
+            let held = known.held_for(region, name).unwrap_or_default();
+            (self.health(known, region, now), rtt(known, self.client, region, now) + held, region)
+        });
+        near.filter(|(health, ..)| *health != Health::Down).min().map(|(.., region)| region)
+    }
+
+    /// Where it goes past that, if it does; then that region's offer is taken.
     fn past(
         &self,
+        known: &mut Known,
         nearest: RegionIndex,
         overflow: &spill::Ask<'_>,
-        view: &View,
-        lawful: &Lawful,
-        allowed: RegionSet,
-        client: Option<GeoPoint>,
+        now: Instant,
     ) -> Option<RegionIndex> {
-        let now = Instant::now();
-        let known = &mut *self.watch.known();
         let place = |known: &Known, region| {
             let Waits { interactive, bulk } = waits(&known.load(region, overflow.deployment));
             let wait = match overflow.lane {
@@ -196,48 +210,37 @@ impl Edge {
                 Lane::Interactive => interactive.or(bulk),
                 Lane::Bulk => bulk,
             };
-            spill::Place { region, rtt: rtt(known, client, region, now), wait }
+            spill::Place { region, rtt: rtt(known, self.client, region, now), wait }
         };
         let home = place(known, nearest);
         if overflow.is_calm_at(home) {
             return None;
         }
-        let others = serving(known, view, lawful, allowed).filter(|region| {
-            *region != nearest && known.fleet.health(*region, overflow.deployment) == Health::Healthy
-        });
+        let well = |region: &RegionIndex| self.health(known, *region, now) == Health::Healthy;
+        let others = self.serving(known).filter(|region| *region != nearest).filter(well);
         let mut others: Vec<_> = others.map(|region| place(known, region)).collect();
         others.sort_unstable_by_key(|other| (other.rtt, other.region));
         known.spill.leaves(overflow, home, &others, now)
     }
 
-    fn first_region(
-        &self,
-        view: &View,
-        lawful: &Lawful,
-        allowed: RegionSet,
-        client: Option<GeoPoint>,
-    ) -> Option<RegionIndex> {
-        let (name, now) = (&lawful.deployment.name, Instant::now());
-        let known = &*self.watch.known();
-        let near = serving(known, view, lawful, allowed).map(|region| {
-            let held = known.held_for(region, name).unwrap_or_default();
-            (known.fleet.health(region, name), rtt(known, client, region, now) + held, region)
-        });
-        near.filter(|(health, ..)| *health != Health::Down).min().map(|(.., region)| region)
+    /// The health of a region for it: whoever is left alone for a while is a suspect, whatever it offers.
+    fn health(&self, known: &Known, region: RegionIndex, now: Instant) -> Health {
+        // Of no size: health does not hang on it.
+        let about =
+            About { deployment: &self.lawful.deployment.name, size: Size::of(0), chance: self.chance };
+        known.health(region, &about, now)
     }
-}
 
-/// The regions that may see a request and serve its deployment.
-fn serving<'a>(
-    known: &'a Known,
-    view: &View,
-    lawful: &'a Lawful,
-    allowed: RegionSet,
-) -> impl Iterator<Item = RegionIndex> + 'a {
-    allowed.intersect(view.routed).iter().filter(|region| {
-        let reported = known.fleet.serves(*region, &lawful.deployment.name);
-        reported.unwrap_or(lawful.registered.contains(*region))
-    })
+    /// The regions that may see it and serve its deployment.
+    fn serving<'k>(&self, known: &'k Known) -> impl Iterator<Item = RegionIndex> + 'k {
+        let Lawful { deployment, registered, .. } = self.lawful;
+        known
+            .fleet
+            .serving(&deployment.name, *registered)
+            .intersect(self.allowed)
+            .intersect(self.view.routed)
+            .iter()
+    }
 }
 
 fn rtt(known: &Known, client: Option<GeoPoint>, region: RegionIndex, now: Instant) -> Duration {
@@ -255,6 +258,6 @@ fn asked(tenant: &Tenant, lane: Lane, tokens: u64, left: Duration) -> shed::Ask 
     shed::Ask { tenant: tenant.place, weight: tenant.weight.get().into(), lane, tokens, left }
 }
 
-fn left(timeout: Duration, arrived: Instant) -> Duration {
+pub(super) fn left(timeout: Duration, arrived: Instant) -> Duration {
     timeout.saturating_sub(arrived.elapsed())
 }

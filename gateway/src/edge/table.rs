@@ -1,4 +1,5 @@
-//! Follows the hub's route table, and does without the hub.
+//! Follows the hub's route table, and does without the hub. Of several hubs any may be asked: whichever has a table with a
+//! higher generation has the newer one.
 //!
 //! A new table is taken when its generation is higher than the one in hand, never otherwise: a hub restored from an old
 //! backup cannot take traffic back to regions that are gone. What is taken is written to disk with its checksum before
@@ -24,8 +25,13 @@ use tokio::sync::watch;
 
 /// How long the hub may hold a question while nothing changes.
 const LONG_POLL: Duration = Duration::from_secs(20);
+/// The same where there is another hub to ask: one that hangs is silent as long, and so is found out sooner.
+const LONG_POLL_OF_SEVERAL: Duration = Duration::from_secs(4);
+/// And before the first table, for which somebody waits.
+const FIRST_POLL_OF_SEVERAL: Duration = Duration::from_millis(500);
 /// How much longer than that the answer may take.
 const GRACE: Duration = Duration::from_secs(5);
+const GRACE_OF_SEVERAL: Duration = Duration::from_secs(1);
 /// Between questions to a hub that does not answer; half of it is chance, so that gateways do not return in step.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -49,23 +55,29 @@ pub(crate) fn restore(config: &EdgeConfig) -> Current {
 
 /// Follows the hub for ever.
 pub(crate) async fn follow(config: Arc<EdgeConfig>, client: reqwest::Client, views: watch::Sender<Current>) {
-    let mut reachable = true;
+    let hubs = &config.hub;
     let reader = Reader { role: Role::Gateway, place: config.place.clone(), boot_id: rand::rng().random() };
+    let (mut reachable, mut failures) = (true, 0_usize);
     loop {
-        match ask(&config, &client, &reader, &views).await {
-            Ok(()) => {
-                if !std::mem::replace(&mut reachable, true) {
-                    tracing::info!(hub = config.hub, "the hub is back");
-                }
+        let hub = hubs.now();
+        let Err(error) = ask(&config, hub, &client, &reader, &views).await else {
+            failures = 0;
+            if !std::mem::replace(&mut reachable, true) {
+                tracing::info!(hub, "the hub is back");
             }
-            Err(error) => {
-                if std::mem::replace(&mut reachable, false) {
-                    tracing::warn!(hub = config.hub, %error, "the hub cannot be asked; the table in hand stays");
-                }
-                let pause = PAUSE.mul_f64(rand::rng().random_range(0.5..1.0));
-                tokio::time::sleep(pause).await;
-            }
+            continue;
+        };
+        hubs.failed(hub);
+        failures = failures.wrapping_add(1);
+        if !failures.is_multiple_of(hubs.count()) {
+            tracing::info!(hub, %error, next = %hubs, "a hub cannot be asked; the next one is");
+            continue;
         }
+        if std::mem::replace(&mut reachable, false) {
+            tracing::warn!(hub, %error, "the hub cannot be asked; the table in hand stays");
+        }
+        let pause = PAUSE.mul_f64(rand::rng().random_range(0.5..1.0));
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -73,26 +85,35 @@ pub(crate) async fn follow(config: Arc<EdgeConfig>, client: reqwest::Client, vie
 enum AskError {
     #[error("{0}")]
     Http(#[from] reqwest::Error),
+    #[error("it has no table yet")]
+    NoTable,
     #[error("its table is refused: {0}")]
     Table(String),
 }
 
 async fn ask(
     config: &EdgeConfig,
+    hub: &str,
     client: &reqwest::Client,
     reader: &Reader,
     views: &watch::Sender<Current>,
 ) -> Result<(), AskError> {
     let after = views.borrow().as_ref().map(|view| view.generation);
-    let wait_ms = LONG_POLL.as_millis();
+    let (wait, grace) = match (config.hub.count(), after) {
+        (1, _) => (LONG_POLL, GRACE),
+        (_, Some(_)) => (LONG_POLL_OF_SEVERAL, GRACE_OF_SEVERAL),
+        (_, None) => (FIRST_POLL_OF_SEVERAL, GRACE_OF_SEVERAL),
+    };
+    let wait_ms = wait.as_millis();
     let url = match after {
         // Which is to say that this one is in hand: what is wider waits until everybody says so.
-        Some(after) => format!("{}/v1/routes?after={after}&wait_ms={wait_ms}&reader={reader}", config.hub),
-        None => format!("{}/v1/routes?wait_ms={wait_ms}", config.hub),
+        Some(after) => format!("{hub}/v1/routes?after={after}&wait_ms={wait_ms}&reader={reader}"),
+        None => format!("{hub}/v1/routes?wait_ms={wait_ms}"),
     };
-    let answer = client.get(url).timeout(LONG_POLL + GRACE).send().await?.error_for_status()?;
+    let answer = client.get(url).timeout(wait + grace).send().await?.error_for_status()?;
     if answer.status() == http::StatusCode::NO_CONTENT {
-        return Ok(());
+        let another_may_have_one = after.is_none() && config.hub.count() > 1;
+        return if another_may_have_one { Err(AskError::NoTable) } else { Ok(()) };
     }
     let wire: RouteTableV1 = answer.json().await?;
     let table = RouteTable::try_from(wire.clone()).map_err(|error| AskError::Table(error.to_string()))?;

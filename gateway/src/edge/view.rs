@@ -88,7 +88,7 @@ impl View {
 
     /// The deployment of this name, if there is one for this tenant.
     pub(crate) fn deployment(&self, name: &str, tenant: &Tenant) -> Option<&Lawful> {
-        self.deployments.get(&name.parse::<DeploymentName>().ok()?).filter(|lawful| lawful.is_for(tenant))
+        self.deployments.get(name).filter(|lawful| lawful.is_for(tenant))
     }
 
     /// The deployment that this tenant may use, if there is one and no other.

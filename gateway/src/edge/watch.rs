@@ -79,7 +79,15 @@ impl Next<'_> {
 
 /// A throw of the dice.
 pub(crate) fn chance() -> Permille {
-    Permille::new(rand::rng().random_range(0..1000))
+    chances()[0]
+}
+
+/// One throw for two decisions that must not hang on each other: if those who stay where many leave were all of a high
+/// chance, none of them would go to a region that takes a low share.
+pub(crate) fn chances() -> [Permille; 2] {
+    let thrown: u32 = rand::rng().random_range(0..1_000_000);
+    [thrown / 1000, thrown % 1000]
+        .map(|part| Permille::new(u16::try_from(part).expect("less than a thousand")))
 }
 
 impl Known {

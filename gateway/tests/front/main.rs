@@ -13,6 +13,7 @@ mod gzip;
 mod http2;
 #[path = "../scene/hub.rs"]
 mod hub;
+mod hubs;
 mod limits;
 mod rfc;
 mod scene;

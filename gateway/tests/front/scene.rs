@@ -108,7 +108,8 @@ async fn serve(State(region): State<Arc<Region>>, body: Bytes) -> Response {
 /// The hub, the region, and where files are.
 pub(crate) struct Scene {
     pub(crate) region: Arc<Region>,
-    hub: SocketAddr,
+    /// What stands under `hub` in its configuration.
+    pub(crate) hub: String,
     pub(crate) dir: tempfile::TempDir,
 }
 
@@ -130,14 +131,14 @@ impl Scene {
         std::fs::write(dir.path().join("key"), "k").unwrap();
         let tenants = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";
         std::fs::write(dir.path().join("tenants.toml"), tenants).unwrap();
-        Scene { region, hub, dir }
+        Scene { region, hub: format!("'http://{hub}'"), dir }
     }
 
     /// What is in `gateway.toml`, with `more`.
     pub(crate) fn config(&self, more: &str) -> Result<EdgeConfig, Vec<String>> {
         let operations = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{REGION}'\nhub = 'http://{}'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{REGION}'\nhub = {}\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
             self.hub
         );

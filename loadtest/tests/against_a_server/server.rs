@@ -70,7 +70,7 @@ pub(crate) fn options(address: SocketAddr, rate: &str, duration: &str) -> Option
         model: "m".to_owned(),
         rate: rate.to_owned(),
         arrival: "constant".to_owned(),
-        duration: duration.to_owned(),
+        duration: Some(duration.to_owned()),
         texts: None,
         inputs: 1,
         timeout: "60s".to_owned(),

@@ -9,10 +9,12 @@
 //! - [`rollout`]: what an operator wants, checked and compared, and how it comes about without anybody being overtaken.
 //! - [`publish`]: from what is registered and what is deployed to the next route table, if it differs from the last.
 //! - [`hub`]: the machine around these two: events in, commands out.
+//! - [`hubs`]: which of several hubs is asked.
 //! - [`wire`]: what crosses a process, each message with its version.
 //! - [`invariants`]: what must hold of it, as functions that the code and its tests share.
 
 pub mod hub;
+pub mod hubs;
 pub mod invariants;
 pub mod publish;
 pub mod registry;

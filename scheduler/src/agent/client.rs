@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use reqwest::{RequestBuilder, Response, StatusCode};
+use scheduler_core::hubs::Hubs;
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 
 /// How long one call may take; less than half a lease, so that a lost one can be made up for.
@@ -13,7 +14,7 @@ const REASON_BYTES_MAX: usize = 512;
 /// The hub, as an agent asks it.
 pub(super) struct Client {
     http: reqwest::Client,
-    hub: String,
+    hub: Hubs,
 }
 
 /// Why there is no answer to work with.
@@ -31,23 +32,43 @@ pub(super) enum NoAnswer {
 }
 
 impl Client {
-    pub(super) fn new(hub: &str) -> Result<Client, reqwest::Error> {
+    pub(super) fn new(hub: &Hubs) -> Result<Client, reqwest::Error> {
         let http = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build()?;
-        Ok(Client { http, hub: hub.to_owned() })
+        Ok(Client { http, hub: hub.clone() })
     }
 
     pub(super) async fn register(&self, message: &RegisterV1) -> Result<LeaseV1, NoAnswer> {
-        let request = self.http.post(format!("{}/v1/spokes", self.hub)).json(message);
-        Ok(answer(request).await?.json().await?)
+        let ask = async |hub: &str| {
+            let request = self.http.post(format!("{hub}/v1/spokes")).json(message);
+            Ok(answer(request).await?.json().await?)
+        };
+        self.ask(ask).await
     }
 
     pub(super) async fn keep_alive(&self, lease: u64, message: &KeepAliveV1) -> Result<LeaseV1, NoAnswer> {
-        let request = self.http.post(format!("{}/v1/leases/{lease}/keepalive", self.hub)).json(message);
-        Ok(answer(request).await?.json().await?)
+        let ask = async |hub: &str| {
+            let request = self.http.post(format!("{hub}/v1/leases/{lease}/keepalive")).json(message);
+            Ok(answer(request).await?.json().await?)
+        };
+        self.ask(ask).await
     }
 
     pub(super) async fn leave(&self, lease: u64) -> Result<(), NoAnswer> {
-        answer(self.http.delete(format!("{}/v1/leases/{lease}", self.hub))).await.map(drop)
+        let ask =
+            async |hub: &str| answer(self.http.delete(format!("{hub}/v1/leases/{lease}"))).await.map(drop);
+        self.ask(ask).await
+    }
+
+    /// Asks the hub whose turn it is. If it has nothing to say the next one is asked from now on; one that does not know
+    /// what it was asked about has something to say.
+    async fn ask<T>(&self, ask: impl AsyncFnOnce(&str) -> Result<T, NoAnswer>) -> Result<T, NoAnswer> {
+        let hub = self.hub.now();
+        let answer = ask(hub).await;
+        match &answer {
+            Ok(_) | Err(NoAnswer::NotFound(_)) => {}
+            Err(NoAnswer::Http(_) | NoAnswer::Refused { .. }) => self.hub.failed(hub),
+        }
+        answer
     }
 }
 

@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::config::SpokeConfig;
-use crate::events::{HubBack, HubLost, LeaseLost, NotDeployed, Registered};
+use crate::events::{HubBack, HubLost, HubPassedOver, LeaseLost, NotDeployed, Registered};
 use client::{Client, NoAnswer};
 use table::Source;
 
@@ -122,7 +122,7 @@ impl Agent {
             match self.client.register(&RegisterV1::from(&registration)).await {
                 Ok(answer) => {
                     let (region, hub, told) =
-                        (&self.config.region, &self.config.hub, registration.deployments);
+                        (&self.config.region, self.config.hub.now(), registration.deployments);
                     Registered { region, hub, lease: answer.lease }.emit();
                     self.lease = Some(answer.lease);
                     self.heard(&answer, &told);
@@ -205,7 +205,7 @@ impl Agent {
     /// The hub answered.
     fn heard(&mut self, answer: &LeaseV1, told: &BTreeSet<DeploymentName>) {
         if std::mem::take(&mut self.lost) {
-            HubBack { hub: &self.config.hub }.emit();
+            HubBack { hub: self.config.hub.now() }.emit();
         }
         let unknown = |name: &&DeploymentName| answer.unknown.iter().any(|unknown| unknown == name.as_str());
         let unknown: Vec<_> = told.iter().filter(unknown).cloned().collect();
@@ -217,12 +217,16 @@ impl Agent {
         }
     }
 
-    /// The hub did not answer, or refused. Waits before it is asked again.
+    /// A hub did not answer, or refused. The next is asked at once; when all have been, it waits before it begins again.
     async fn pause(&mut self, failures: &mut u32, error: &NoAnswer) {
         *failures = failures.saturating_add(1);
-        if !std::mem::replace(&mut self.lost, true) {
-            HubLost { hub: &self.config.hub, error }.emit();
+        let hubs = u32::try_from(self.config.hub.count()).expect("there are few hubs");
+        if !failures.is_multiple_of(hubs) {
+            return HubPassedOver { next: self.config.hub.now(), error }.emit();
         }
-        sleep(backoff::pause(*failures, rand::random())).await;
+        if !std::mem::replace(&mut self.lost, true) {
+            HubLost { hub: self.config.hub.now(), error }.emit();
+        }
+        sleep(backoff::pause(*failures / hubs, rand::random())).await;
     }
 }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use regions::{Catalogue, Generation, RouteTable};
 use reqwest::StatusCode;
+use scheduler_core::hubs::Hubs;
 use scheduler_core::rollout::{Reader, Role};
 use scheduler_core::spoke::Spoke;
 use scheduler_core::wire::route::RouteTableV1;
@@ -57,8 +58,8 @@ impl Followed {
 /// Where the table is followed from and kept, and whose law it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
-    /// Base URL of the hub.
-    pub(crate) hub: String,
+    /// The hubs that may be asked.
+    pub(crate) hub: Hubs,
     /// The file.
     pub(crate) snapshot: Option<PathBuf>,
     /// By which the table's law is read.
@@ -98,22 +99,28 @@ impl Source {
     /// Follows the hub for ever.
     pub(crate) async fn follow(self, client: reqwest::Client, followed: watch::Sender<Followed>) {
         let mut failures = 0u32;
+        let hubs = u32::try_from(self.hub.count()).expect("there are few hubs");
         loop {
-            match self.ask(&client, &followed).await {
-                Ok(()) => failures = 0,
-                Err(error) => {
-                    if failures == 0 {
-                        TableNotFollowed { hub: &self.hub, error: &error }.emit();
-                    }
-                    failures = failures.saturating_add(1);
-                    tokio::time::sleep(backoff::pause(failures, rand::random())).await;
+            let hub = self.hub.now();
+            let Err(error) = self.ask(hub, &client, &followed).await else {
+                failures = 0;
+                continue;
+            };
+            self.hub.failed(hub);
+            failures = failures.saturating_add(1);
+            // The next is asked at once; when all have been, it waits before it begins again.
+            if failures.is_multiple_of(hubs) {
+                if failures == hubs {
+                    TableNotFollowed { hub, error: &error }.emit();
                 }
+                tokio::time::sleep(backoff::pause(failures / hubs, rand::random())).await;
             }
         }
     }
 
     async fn ask(
         &self,
+        hub: &str,
         client: &reqwest::Client,
         followed: &watch::Sender<Followed>,
     ) -> Result<(), AskError> {
@@ -121,7 +128,7 @@ impl Source {
         let wait_ms = LONG_POLL.as_millis();
         let reader = self.reader();
         let after_text = after.map(|after| format!("after={after}&reader={reader}&")).unwrap_or_default();
-        let url = format!("{}/v1/routes?{after_text}wait_ms={wait_ms}", self.hub);
+        let url = format!("{hub}/v1/routes?{after_text}wait_ms={wait_ms}");
         let answer = client.get(url).timeout(LONG_POLL + GRACE).send().await?.error_for_status()?;
         if answer.status() == StatusCode::NO_CONTENT {
             followed.send_modify(|followed| followed.heard = Some(Instant::now()));
@@ -226,12 +233,13 @@ mod tests {
         let snapshot = dir.path().join("routes");
         let (region, catalogue) = ("aws/us-east-1".parse().unwrap(), Arc::new(Catalogue::builtin()));
         let spoke = Arc::new(Mutex::new(Spoke::new(region, 255, Vec::new())));
-        let source = Source { hub, snapshot: Some(snapshot.clone()), catalogue, spoke };
+        let hubs = Hubs::read(serde_json::from_value(serde_json::json!(hub)).unwrap()).unwrap();
+        let source = Source { hub: hubs, snapshot: Some(snapshot.clone()), catalogue, spoke };
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let followed = watch::Sender::new(source.restore());
         assert!(followed.borrow().hub_is_silent(Instant::now()), "nobody has answered yet");
         for (taken, expected) in [(true, 3), (false, 3), (false, 3), (true, 4), (true, 4)] {
-            assert_eq!(source.ask(&client, &followed).await.is_ok(), taken, "{expected}");
+            assert_eq!(source.ask(&hub, &client, &followed).await.is_ok(), taken, "{expected}");
             assert_eq!(number(&followed.borrow()), Some(expected));
             assert_eq!(number(&source.restore()), Some(expected), "it was on disk before it was used");
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use regions::{Catalogue, RegionId};
+use scheduler_core::hubs::{Hubs, HubsGiven};
 use scheduler_core::spoke::Spoke;
 use serde::Deserialize;
 
@@ -22,7 +23,7 @@ struct RawConfig {
     region: Option<String>,
     listen: Option<String>,
     advertise: Option<String>,
-    hub: Option<String>,
+    hub: Option<HubsGiven>,
     catalogue: Option<PathBuf>,
     receipts: Option<Receipts>,
     operations: Option<String>,
@@ -84,8 +85,8 @@ pub struct SpokeConfig {
     pub listen: SocketAddr,
     /// Where gateways reach it.
     pub advertise: SocketAddr,
-    /// Base URL of the hub, without a slash at its end.
-    pub hub: String,
+    /// The hubs that may be asked.
+    pub hub: Hubs,
     /// Where its replicas are.
     pub replicas: Vec<SocketAddr>,
     /// Clouds and regions.
@@ -126,7 +127,8 @@ impl SpokeConfig {
         let region = region.and_then(|region| problems.known_region(&region, catalogue.as_ref()?));
         let listen = problems.address("listen", listen);
         let advertise = problems.reachable("advertise", advertise);
-        let hub = problems.need("hub", hub, "\"http://HOST:PORT\"").and_then(|hub| problems.hub(&hub));
+        let hub = problems.need("hub", hub, "\"http://HOST:PORT\", or a list of such");
+        let hub = hub.and_then(|hub| Hubs::read(hub).map_err(|found| problems.0.extend(found)).ok());
         let operations = operations.and_then(|address| problems.address("operations", Some(address)));
         let tls = problems.tls(tls, base, [("listen", listen), ("advertise", advertise)]);
         let replicas = problems.replicas(replica);
@@ -184,17 +186,6 @@ impl Problems {
             ));
         }
         region
-    }
-
-    fn hub(&mut self, text: &str) -> Option<String> {
-        let url = reqwest::Url::parse(text).ok();
-        let plain = url.filter(|url| {
-            url.scheme() == "http" && url.has_host() && url.path() == "/" && url.query().is_none()
-        });
-        if plain.is_none() {
-            self.note(format!("hub = \"{text}\" is no URL of a hub; write \"http://HOST:PORT\""));
-        }
-        plain.map(|_| text.trim_end_matches('/').to_owned())
     }
 
     /// In the clear only where nothing leaves the machine, or where somebody has written that it may.
@@ -261,10 +252,7 @@ mod tests {
     #[test]
     fn the_example_that_people_edit_is_a_valid_configuration() {
         let config = parse(EXAMPLE, Some("gcp/europe-west4")).unwrap();
-        assert_eq!(
-            (config.region.as_str(), config.hub.as_str()),
-            ("gcp/europe-west4", "http://127.0.0.1:7000")
-        );
+        assert_eq!((config.region.as_str(), config.hub.now()), ("gcp/europe-west4", "http://127.0.0.1:7000"));
         assert_eq!((config.advertise.port(), config.replicas.len()), (7100, 1));
         assert_eq!(config.spoke(7).boot_id(), 7);
     }

@@ -4,6 +4,7 @@ use super::world::{AMERICA, EUROPE, Hub, config, port, ready, until};
 use scheduler::agent::{self, AgentError};
 use scheduler::config::SpokeConfig;
 use scheduler_core::spoke::{ReplicaObserved, Spoke};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::Path;
@@ -21,8 +22,12 @@ struct Agent {
 
 impl Agent {
     fn start(hub: &str) -> Agent {
+        Agent::of(&[hub])
+    }
+
+    fn of(hubs: &[&str]) -> Agent {
         let text = format!(
-            "region = \"{EUROPE}\"\nlisten = \"127.0.0.1:0\"\nadvertise = \"10.0.0.1:7100\"\nhub = \"{hub}\"\n\
+            "region = \"{EUROPE}\"\nlisten = \"127.0.0.1:0\"\nadvertise = \"10.0.0.1:7100\"\nhub = {hubs:?}\n\
              [[replica]]\nendpoint = \"10.0.0.1:7200\"\n[tls]\ninsecure = true\n"
         );
         let config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
@@ -130,4 +135,64 @@ async fn an_agent_without_a_hub_goes_on_trying_and_stops_when_it_is_told() {
     hub.until_routes("it has found the hub", |table| port(table, EUROPE).is_some()).await;
     hub.stop().await;
     agent.stop().await;
+}
+
+/// One that takes connections and says nothing: its process is stopped, or its disk stands still.
+fn hangs() -> (TcpListener, String) {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", socket.local_addr().unwrap());
+    (socket, url)
+}
+
+#[tokio::test]
+async fn of_several_hubs_the_one_that_answers_is_asked() {
+    let (_silent, silent) = hangs();
+    let refuses = {
+        let (_gone, url) = hangs();
+        url
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    // Of three signs of life two may be lost; the one that asks a silent hub takes longer than that.
+    config.lease_ttl = Duration::from_secs(1);
+    config.lapsed_keep = Duration::from_millis(1);
+    let hub = Hub::start(config).await;
+    let agent = Agent::of(&[&refuses, &silent, &hub.url]);
+    hub.until_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
+    // If it went round, or back to the first, its lease would end and its region with it.
+    let lease = hub.register(AMERICA, 7300, 1, &[]).await;
+    let seen = Cell::new(0);
+    hub.until_routes("another region has come and gone while it stays", |table| {
+        assert_eq!(port(table, EUROPE), Some(7100), "it stays with the one that answered");
+        seen.set(seen.get() + 1);
+        port(table, AMERICA).is_none() && seen.get() > 1
+    })
+    .await;
+    assert_eq!(hub.keep_alive(lease, &[]).await.0, 404);
+    agent.stop().await;
+    hub.until_routes("it has left", |table| table.regions.is_empty()).await;
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_hub_that_falls_silent_is_left_for_one_that_was_silent_before() {
+    let (second, second_url) = hangs();
+    let dir = tempfile::tempdir().unwrap();
+    let first = Hub::start(config(dir.path())).await;
+    let agent = Agent::of(&[&first.url, &second_url]);
+    first.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
+    first.kill().await;
+    let mut other = config(&dir.path().join("other"));
+    other.listen = second.local_addr().unwrap();
+    drop(second);
+    let mut hub = None;
+    until("the port is free", async || {
+        hub = Hub::try_start(other.clone()).await.ok();
+        hub.is_some()
+    })
+    .await;
+    let hub = hub.unwrap();
+    hub.until_routes("Europe has come to the other", |table| port(table, EUROPE).is_some()).await;
+    agent.stop().await;
+    hub.stop().await;
 }

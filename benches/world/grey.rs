@@ -1,0 +1,97 @@
+//! What a replica does that becomes ten times slower and says that it is well.
+//!
+//! Four regions, two in Europe and two in America, each with a gateway, a spoke and two replicas of so many tokens a second,
+//! all of them processes of their own, at the distances of the catalogue; everywhere a third of what a region can compute is
+//! asked for. After some seconds one replica of a region becomes ten times slower, or both of them. It goes on answering
+//! how it is, and every request that is sent to it. What is printed is what all callers of all regions see, second by second,
+//! from the intended start of each request, and how much of it the slow region answered.
+
+use crate::scene::{Made, World};
+use loadtest::record::{Group, Served};
+use loadtest::{Options, Report};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+const REGIONS: [&str; 4] = ["aws/eu-central-1", "aws/eu-west-3", "aws/us-east-1", "aws/us-east-2"];
+/// The first of them becomes slow.
+const SLOW: usize = 0;
+const TIMES: u32 = 10;
+pub(crate) const REPLICAS: usize = 2;
+/// Tokens of a replica in a second: a hundred requests and a few.
+const SPEED: u64 = 11_000;
+/// Requests a second in each region.
+const RATE: u32 = 66;
+/// Seconds before it becomes slow, of which the first two are not counted: nobody knows anybody yet.
+const BEFORE: usize = 8;
+const AFTER: usize = 14;
+/// By then it should be over, and by how much the worst of a hundred may be worse than before.
+const WITHIN: usize = 5;
+const WORSE_MAX: f64 = 1.5;
+
+/// With so many replicas of the region that become slow.
+pub(crate) fn run(runtime: &Runtime, slow: usize) {
+    let reports = runtime.block_on(grey(slow));
+    tell(slow, &reports);
+}
+
+async fn grey(slow: usize) -> Vec<Report> {
+    let made = Made { regions: &REGIONS, replicas: REPLICAS, tokens_per_second: SPEED, gateway: "" };
+    let world = World::start(&made).await;
+    let second = format!("{RATE} for 1s");
+    let rate = vec![second; BEFORE + AFTER].join(", ");
+    let loads = (0..REGIONS.len()).map(|region| {
+        let options = Options::check(world.options(region, &rate)).unwrap();
+        async { loadtest::run(options, |_| {}, std::future::pending()).await.unwrap() }
+    });
+    let slows = async {
+        tokio::time::sleep(Duration::from_secs(BEFORE as u64)).await;
+        world.slow(SLOW, slow, TIMES).await;
+    };
+    tokio::join!(futures_util::future::join_all(loads), slows).0
+}
+
+/// What all callers saw of each second.
+fn seconds(reports: &[Report]) -> Vec<Group> {
+    let mut seconds = vec![Group::default(); BEFORE + AFTER];
+    for report in reports {
+        seconds.iter_mut().zip(report.record.stages()).for_each(|(sum, stage)| sum.add(stage));
+    }
+    seconds
+}
+
+fn tell(slow: usize, reports: &[Report]) {
+    let seconds = seconds(reports);
+    let ms = |group: &Group, quantile| {
+        group.latencies().quantile(quantile).map_or(f64::NAN, |span| span.as_secs_f64() * 1e3)
+    };
+    let mut before: Vec<f64> = seconds[2..BEFORE].iter().map(|group| ms(group, 0.99)).collect();
+    before.sort_by(f64::total_cmp);
+    let before = before[before.len() / 2];
+    println!(
+        "{slow} of {REPLICAS} replicas of {} become {TIMES} times slower at 0 s; before, p99 was {before:.0} ms",
+        REGIONS[SLOW]
+    );
+    println!(
+        "| second | asked | failed | p50 ms | p99 ms | of before | answered by the slow region |\n|---:|---:|---:|---:|---:|---:|---:|"
+    );
+    let here = Served::By(REGIONS[SLOW].parse().unwrap());
+    for (second, group) in seconds.iter().enumerate() {
+        let answered =
+            reports.iter().filter_map(|report| report.record.seconds().get(&(second as u64))?.get(&here));
+        let answered: u64 = answered.map(|second| second.ok).sum();
+        let p99 = ms(group, 0.99);
+        println!(
+            "| {} | {} | {} | {:.0} | {p99:.0} | {:.2} | {answered} |",
+            second as i64 - BEFORE as i64,
+            group.requests(),
+            group.failed(),
+            ms(group, 0.5),
+            p99 / before,
+        );
+    }
+    let worst = seconds[BEFORE + WITHIN..].iter().map(|group| ms(group, 0.99) / before).fold(0.0, f64::max);
+    let failed: u64 = seconds.iter().map(Group::failed).sum();
+    println!(
+        "{failed} failed; from the {WITHIN}th second on the worst p99 is {worst:.2} of before (goal: {WORSE_MAX} or less)\n"
+    );
+}

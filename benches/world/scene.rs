@@ -1,0 +1,319 @@
+//! A world of real processes at their real distances: a hub, and in each place a gateway, a
+//! spoke, and replicas whose speed is given.
+//!
+//! `meridian up` has one gateway, and so one distance to each region. Here every place has a gateway of its own, and between
+//! each gateway and each region lies a link that delays as the catalogue's distances do ([`link`]). A gateway learns of its
+//! own links as it learns of regions: what stands between it and the hub ([`Table`]) hands it the hub's answers with the
+//! doors of its links in them. When the hub is killed it has nothing to hand on, and says so.
+
+#[path = "../../src/up/link.rs"]
+#[expect(dead_code, reason = "nothing is cut here")]
+mod link;
+
+use crate::replica;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::IntoResponse;
+use link::Link;
+use loadtest::RawOptions;
+use regions::catalogue::Catalogue;
+use regions::id::RegionId;
+use regions::latency::prior_rtt;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::process::{Child, Command};
+
+/// The key that clients send.
+const KEY: &str = "bench";
+/// How long anything that is waited for may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often a condition is looked at.
+const LOOK_PERIOD: Duration = Duration::from_millis(50);
+/// How long a question for routes is held by the hub at most, and a little more.
+const TABLE_TIMEOUT: Duration = Duration::from_secs(35);
+
+/// What a world is made of.
+pub(crate) struct Made<'a> {
+    pub(crate) regions: &'a [&'a str],
+    /// In each region.
+    pub(crate) replicas: usize,
+    pub(crate) tokens_per_second: u64,
+    /// More lines of every gateway's configuration.
+    pub(crate) gateway: &'a str,
+}
+
+/// A world that runs, gone when this is dropped.
+pub(crate) struct World {
+    dir: tempfile::TempDir,
+    hub: Child,
+    gateways: Vec<SocketAddr>,
+    replicas: Vec<Vec<SocketAddr>>,
+    client: reqwest::Client,
+    _processes: Vec<Child>,
+}
+
+/// Becomes a replica, if that is what this process was started for.
+pub(crate) fn become_replica() {
+    let given: Vec<String> = std::env::args().skip(1).collect();
+    let [role, listen, speed] = &*given else { return };
+    if role != "replica" {
+        return;
+    }
+    // The kernel ends it with the bench, however that ends.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(replica::run(listen.parse().unwrap(), speed.parse().unwrap()));
+    std::process::exit(0);
+}
+
+impl World {
+    /// Starts all of it and waits until every gateway sees every region healthy. To be called on the main thread: what is
+    /// started ends with the thread that started it.
+    pub(crate) async fn start(made: &Made<'_>) -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let catalogue = Catalogue::builtin();
+        let files = Files { dir: dir.path().to_owned() };
+        let hub_at = free_address().await;
+        let deployment = format!(
+            "[[deployment]]\nname = '{0}'\ntask = 'embed'\nmodel = 'pypi://{0}'\nengine = {{ kind = 'cpu', precision = 'f32' }}",
+            replica::MODEL
+        );
+        files.write("deployments.toml", &deployment);
+        files.write("key", KEY);
+        files.write("tenants.toml", "[[tenant]]\nname = 'bench'\nkey_file = 'key'");
+        let hub_config = files.write(
+            "hub.toml",
+            &format!("listen = '{hub_at}'\ndata = 'hub'\ndeployments = 'deployments.toml'"),
+        );
+        let hub = files.start("hub", meridian().args(["hub", "--config"]).arg(hub_config)).await;
+
+        let (mut processes, mut doors, mut replicas) = (Vec::new(), Vec::new(), Vec::new());
+        for region in made.regions {
+            let name = region.replace('/', "-");
+            let (door, operations) = (free_address().await, free_address().await);
+            let mut config = format!(
+                "region = '{region}'\nlisten = '{door}'\nadvertise = '{door}'\noperations = '{operations}'\nhub = 'http://{hub_at}'\n"
+            );
+            let mut here = Vec::new();
+            for number in 0..made.replicas {
+                let at = free_address().await;
+                let mut command = Command::new(std::env::current_exe().unwrap());
+                command.args(["replica", &at.to_string(), &made.tokens_per_second.to_string()]);
+                processes.push(files.start(&format!("replica-{name}-{number}"), &mut command).await);
+                config += &format!("[[replica]]\nendpoint = '{at}'\n");
+                here.push(at);
+            }
+            let config = files.write(&format!("spoke-{name}.toml"), &config);
+            let mut command = meridian();
+            command.args(["spoke", "--config"]).arg(config);
+            processes.push(files.start(&format!("spoke-{name}"), &mut command).await);
+            doors.push((region.parse::<RegionId>().unwrap(), door));
+            replicas.push(here);
+        }
+        let (mut gateways, mut operations) = (Vec::new(), Vec::new());
+        for place in made.regions {
+            let table = Table::open(&catalogue, &place.parse().unwrap(), &doors, hub_at, &client).await;
+            let (listen, operated) = (free_address().await, free_address().await);
+            let name = format!("gateway-{}", place.replace('/', "-"));
+            let config = format!(
+                "listen = '{listen}'\noperations = '{operated}'\nplace = '{place}'\nhub = 'http://{table}'\n\
+                 snapshot = '{name}-routes'\ntenants = 'tenants.toml'\n{}\n[timeouts]\nlame_duck = '0s'",
+                made.gateway
+            );
+            let config = files.write(&format!("{name}.toml"), &config);
+            let mut command = meridian();
+            command.args(["gateway", "--config"]).arg(config);
+            processes.push(files.start(&name, &mut command).await);
+            gateways.push(listen);
+            operations.push(operated);
+        }
+        let world = World { dir, hub, gateways, replicas, client, _processes: processes };
+        for operations in operations {
+            world.until("every region is healthy", || world.sees_all(operations, made.regions.len())).await;
+        }
+        world
+    }
+
+    /// Ends the hub at once.
+    pub(crate) async fn kill_hub(&mut self) {
+        self.hub.kill().await.unwrap();
+    }
+
+    /// Makes the first so many replicas of a region so many times slower than they were made.
+    pub(crate) async fn slow(&self, region: usize, replicas: usize, times: u32) {
+        for at in self.replicas[region].iter().take(replicas) {
+            let asked = self.client.post(format!("http://{at}/slow?times={times}")).send().await;
+            assert!(asked.unwrap().status().is_success());
+        }
+    }
+
+    /// `meridian load` on the gateway of a region, and what it reports.
+    pub(crate) async fn load(&self, region: usize, rate: &str) -> Value {
+        let RawOptions { url, model, rate, arrival, timeout, seed, texts, .. } = self.options(region, rate);
+        let mut command = meridian();
+        command.args(["load", "--json", "--arrival", &arrival, "--model", &model, "--rate", &rate]);
+        command.args(["--url", &url, "--key", KEY, "--seed", &seed.to_string(), "--timeout", &timeout]);
+        command.arg("--texts").arg(texts.unwrap());
+        let output = command.stderr(Stdio::null()).kill_on_drop(true).output().await.unwrap();
+        serde_json::from_slice(&output.stdout).expect("a report")
+    }
+
+    /// The same load as it is put in this process, for who wants the distributions themselves.
+    pub(crate) fn options(&self, region: usize, rate: &str) -> RawOptions {
+        RawOptions {
+            url: format!("http://{}", self.gateways[region]),
+            key: Some(KEY.to_owned()),
+            model: replica::MODEL.to_owned(),
+            rate: rate.to_owned(),
+            arrival: "poisson".to_owned(),
+            duration: None,
+            texts: Some(self.texts()),
+            inputs: 1,
+            timeout: "20s".to_owned(),
+            seed: region as u64 + 1,
+            geo: None,
+        }
+    }
+
+    /// Texts of some hundred tokens, so that what a request costs is what is in it and not what is around it.
+    fn texts(&self) -> PathBuf {
+        let file = self.dir.path().join("texts");
+        if !file.exists() {
+            let line =
+                |number: usize| format!("{number} {}\n", "the harbour was calm that morning ".repeat(12));
+            std::fs::write(&file, (0..100).map(line).collect::<String>()).unwrap();
+        }
+        file
+    }
+
+    async fn sees_all(&self, operations: SocketAddr, count: usize) -> bool {
+        let asked = self.client.get(format!("http://{operations}/routes")).send().await;
+        let Ok(answer) = asked else { return false };
+        let Ok(routes) = answer.json::<Value>().await else { return false };
+        let well = |region: &&Value| {
+            region["health"] == "healthy" && region["ready"].as_array().is_some_and(|ready| !ready.is_empty())
+        };
+        routes["regions"].as_array().is_some_and(|regions| regions.iter().filter(well).count() == count)
+    }
+
+    async fn until<F: Future<Output = bool>>(&self, what: &str, holds: impl Fn() -> F) {
+        let begun = Instant::now();
+        while !holds().await {
+            assert!(begun.elapsed() < PATIENCE, "{what} did not come true");
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
+    }
+}
+
+fn meridian() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_meridian"))
+}
+
+/// The files of a world.
+struct Files {
+    dir: PathBuf,
+}
+
+impl Files {
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.dir.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// Starts a process and waits until it says that it is ready.
+    async fn start(&self, name: &str, command: &mut Command) -> Child {
+        let log = self.dir.join(format!("{name}.log"));
+        let mut child = command
+            .env("MERIDIAN_PARENT_PID", std::process::id().to_string())
+            .env("MERIDIAN_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&log).unwrap())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let ready = async {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                if line.starts_with("ready ") {
+                    return true;
+                }
+            }
+            false
+        };
+        let ready = tokio::time::timeout(PATIENCE, ready).await;
+        assert_eq!(ready, Ok(true), "{name}: {}", std::fs::read_to_string(&log).unwrap());
+        child
+    }
+}
+
+async fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+/// What stands between a gateway and the hub.
+struct Table {
+    hub: SocketAddr,
+    /// By the region's own door, its door at the end of this gateway's link.
+    links: BTreeMap<String, String>,
+    client: reqwest::Client,
+}
+
+impl Table {
+    /// Opens the links of the gateway at `place`, and the table that tells of them; where that is.
+    async fn open(
+        catalogue: &Catalogue,
+        place: &RegionId,
+        doors: &[(RegionId, SocketAddr)],
+        hub: SocketAddr,
+        client: &reqwest::Client,
+    ) -> SocketAddr {
+        let point = |region: &RegionId| catalogue.get(region).unwrap().point;
+        let mut links = BTreeMap::new();
+        for (region, door) in doors {
+            let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            links.insert(door.to_string(), socket.local_addr().unwrap().to_string());
+            Link::open(socket, *door, prior_rtt(point(place).distance_km(point(region))) / 2);
+        }
+        let table = Arc::new(Table { hub, links, client: client.clone() });
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        tokio::spawn(axum::serve(socket, Router::new().fallback(hand_on).with_state(table)).into_future());
+        address
+    }
+}
+
+async fn hand_on(
+    State(table): State<Arc<Table>>,
+    method: Method,
+    uri: Uri,
+    body: Bytes,
+) -> impl IntoResponse {
+    let asked = table.client.request(method, format!("http://{}{uri}", table.hub)).body(body);
+    let answer = async {
+        let answer = asked.timeout(TABLE_TIMEOUT).send().await?;
+        Ok::<_, reqwest::Error>((answer.status(), answer.bytes().await?))
+    };
+    let Ok((status, body)) = answer.await else {
+        return (StatusCode::BAD_GATEWAY, Bytes::new());
+    };
+    let Ok(mut told) = serde_json::from_slice::<Value>(&body) else { return (status, body) };
+    for region in told["regions"].as_array_mut().into_iter().flatten() {
+        let link = region["endpoint"].as_str().and_then(|door| table.links.get(door)).cloned();
+        if let Some(link) = link {
+            region["endpoint"] = link.into();
+        }
+    }
+    (status, told.to_string().into())
+}
