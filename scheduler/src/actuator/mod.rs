@@ -6,7 +6,9 @@
 //! never lets a replica go that is not named in [`Target::stop`]: those are drained.
 //!
 //! * [`process`]: replicas are processes beside the spoke.
+//! * [`kubernetes`]: replicas are pods of a cluster's workloads.
 
+pub(crate) mod kubernetes;
 pub(crate) mod process;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,7 +81,7 @@ pub(crate) struct ReadyAt {
 
 /// Who starts and stops replicas.
 pub(crate) trait Actuator: Send + 'static {
-    /// Brings what is to what should be until `targets` ends, and then stops what it has started.
+    /// Brings what is to what should be until `targets` ends. Then it stops those that nobody else looks after.
     fn run(
         self,
         targets: watch::Receiver<Targets>,

@@ -2,11 +2,13 @@
 //! everything that is wrong.
 
 mod hub;
+mod kubernetes;
 mod scaling;
 mod spoke;
 mod store;
 
 pub use hub::{HubConfig, LEASE_TTL};
+pub use kubernetes::{KubernetesConfig, WorkloadKind};
 pub use scaling::{ActuatorConfig, ProcessConfig, ScalingConfig};
 pub use spoke::{REPLICAS_MAX, Receipts, SpokeConfig, TlsFiles};
 pub use store::StoreConfig;

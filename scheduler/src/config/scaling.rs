@@ -8,6 +8,7 @@ use std::time::Duration;
 use regions::duration;
 use serde::Deserialize;
 
+use super::kubernetes::{KubernetesConfig, RawKubernetes};
 use super::{Problems, REPLICAS_MAX};
 
 /// How long a replica goes on without anybody who looks after it, when nobody says.
@@ -28,6 +29,13 @@ pub(super) struct RawScaling {
     program: Option<PathBuf>,
     template: Option<PathBuf>,
     alone: Option<String>,
+    namespace: Option<String>,
+    workload: Option<String>,
+    name: Option<String>,
+    port: Option<u16>,
+    api: Option<String>,
+    token_file: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
 }
 
 /// Who starts and stops the region's replicas.
@@ -44,6 +52,8 @@ pub struct ScalingConfig {
 pub enum ActuatorConfig {
     /// The spoke itself, as processes beside it.
     Process(ProcessConfig),
+    /// A Kubernetes cluster, as pods of its workloads.
+    Kubernetes(KubernetesConfig),
 }
 
 /// Replicas as processes on the spoke's machine.
@@ -69,11 +79,43 @@ impl Problems {
         base: &Path,
         fixed: usize,
     ) -> Option<ScalingConfig> {
-        let RawScaling { actuator, dir, address, ports, program, template, alone } = given?;
+        let RawScaling {
+            actuator,
+            dir,
+            address,
+            ports,
+            program,
+            template,
+            alone,
+            namespace,
+            workload,
+            name,
+            port,
+            api,
+            token_file,
+            ca_file,
+        } = given?;
         let dir = self.need("scaling.dir", dir, "\"replicas\"").map(|dir| base.join(dir));
-        let actuator = self.need("scaling.actuator", actuator, "\"process\"")?;
+        let actuator = self.need("scaling.actuator", actuator, "\"process\" or \"kubernetes\"")?;
+        let of_processes = [
+            ("address", address.is_some()),
+            ("ports", ports.is_some()),
+            ("program", program.is_some()),
+            ("template", template.is_some()),
+            ("alone", alone.is_some()),
+        ];
+        let of_kubernetes = [
+            ("namespace", namespace.is_some()),
+            ("workload", workload.is_some()),
+            ("name", name.is_some()),
+            ("port", port.is_some()),
+            ("api", api.is_some()),
+            ("token_file", token_file.is_some()),
+            ("ca_file", ca_file.is_some()),
+        ];
         let actuator = match actuator.as_str() {
             "process" => {
+                self.not_of(&actuator, &of_kubernetes);
                 let address = self.replicas_address(address);
                 let ports = self.ports(ports, fixed);
                 let template = self.template(template, base);
@@ -82,12 +124,26 @@ impl Problems {
                 let (address, ports, template, alone) = (address?, ports?, template?, alone?);
                 ActuatorConfig::Process(ProcessConfig { address, ports, program, template, alone })
             }
+            "kubernetes" => {
+                self.not_of(&actuator, &of_processes);
+                let raw = RawKubernetes { namespace, workload, name, port, api, token_file, ca_file };
+                ActuatorConfig::Kubernetes(self.kubernetes(raw, base)?)
+            }
             other => {
-                self.note(format!("scaling.actuator = \"{other}\" is not known; write \"process\""));
+                self.note(format!(
+                    "scaling.actuator = \"{other}\" is not known; write \"process\" or \"kubernetes\""
+                ));
                 return None;
             }
         };
         Some(ScalingConfig { dir: dir?, actuator })
+    }
+
+    /// Keys that say something to the other actuator only.
+    fn not_of(&mut self, actuator: &str, others: &[(&str, bool)]) {
+        for (key, _) in others.iter().filter(|(_, given)| *given) {
+            self.note(format!("scaling.{key} means nothing to the actuator \"{actuator}\"; leave it out"));
+        }
     }
 
     fn replicas_address(&mut self, given: Option<String>) -> Option<IpAddr> {
@@ -211,7 +267,12 @@ mod tests {
         for ports in ["0-9", "7300", "7300-", "a-b", "1-65536"] {
             check(&SOUND.replace("7300-7399", ports), &["is no range of ports"]);
         }
-        check(&format!("{SOUND}port = \"1-2\""), &["unknown field"]);
+        check(&format!("{SOUND}prots = \"1-2\""), &["unknown field"]);
+        let both = format!("{SOUND}port = 1\nnamespace = \"x\"\n");
+        check(&both, &["scaling.namespace means nothing", "scaling.port means nothing"]);
+        let other =
+            "actuator = \"kubernetes\"\ndir = \"x\"\nports = \"1-2\"\nnamespace = \"x\"\nname = \"a\"\n";
+        check(other, &["scaling.ports means nothing", "scaling.name = \"a\""]);
     }
 
     #[test]
@@ -226,7 +287,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = format!("{SOUND}template = {:?}", file.path());
         std::fs::write(file.path(), "[threads]\nengine = 2\n").unwrap();
-        let ActuatorConfig::Process(read_as) = read(&text, 0).unwrap().actuator;
+        let ActuatorConfig::Process(read_as) = read(&text, 0).unwrap().actuator else { panic!("{text}") };
         assert_eq!(read_as.template, "[threads]\nengine = 2\n");
         std::fs::write(file.path(), "names = []\nlisten = \"x\"\n").unwrap();
         check(&text, &["has listen, names, which the spoke writes"]);

@@ -26,6 +26,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
+use crate::actuator::kubernetes::Kubernetes;
 use crate::actuator::process::Process;
 use crate::actuator::{Actuator, Running, Targets};
 use crate::agent::table::{Followed, Source};
@@ -76,7 +77,13 @@ pub struct Scaling {
     /// Where the route table is kept.
     snapshot: PathBuf,
     client: reqwest::Client,
-    actuator: Process,
+    actuator: Acts,
+}
+
+/// Whoever starts and stops replicas here.
+enum Acts {
+    Process(Process),
+    Kubernetes(Kubernetes),
 }
 
 impl Scaling {
@@ -94,7 +101,10 @@ impl Scaling {
         let client = reqwest::Client::builder().no_proxy().build()?;
         let snapshot = dir.join(SNAPSHOT);
         let actuator = match actuator {
-            ActuatorConfig::Process(process) => Process::new(process, dir, config.region.clone()),
+            ActuatorConfig::Process(process) => {
+                Process::new(process, dir, config.region.clone()).map(Acts::Process)
+            }
+            ActuatorConfig::Kubernetes(cluster) => Kubernetes::new(cluster).map(Acts::Kubernetes),
         };
         let actuator = actuator.map_err(ScalingError::Actuator)?;
         Ok(Some(Scaling { config: config.clone(), snapshot, client, actuator }))
@@ -115,7 +125,10 @@ impl Scaling {
         let (found, running) = watch::channel(Running::default());
         let mut following = JoinSet::new();
         following.spawn(source.follow(client, followed));
-        let acting = tokio::spawn(actuator.run(wanted, found));
+        let acting = match actuator {
+            Acts::Process(process) => tokio::spawn(process.run(wanted, found)),
+            Acts::Kubernetes(cluster) => tokio::spawn(cluster.run(wanted, found)),
+        };
         let others = spoke.lock().expect("no decision panics while it holds the lock").endpoints();
         let others = others.into_keys().collect();
         let region = Region::new(&config, spoke, signals.changed.clone(), others, targets);

@@ -259,8 +259,8 @@ impl Region {
             let ordered = deployed.ordered(&own, now);
             let wanted = deployed.wants(&self.hub, demand, &ordered, now);
             let before = deployed.wanted.replace(wanted);
-            if before.is_none_or(|before| before.replicas != wanted.replicas) {
-                let before = before.map_or(0, |before| before.replicas);
+            let before = before.map_or(0, |before| before.replicas);
+            if before != wanted.replicas {
                 let (ready, ordered) = (demand.ready, ordered.len());
                 WantedChanged { deployment: name, before, wanted, ready, ordered }.emit();
             }

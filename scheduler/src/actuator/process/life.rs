@@ -50,12 +50,21 @@ pub(super) struct Ended {
     pub(super) how: String,
 }
 
+/// What is known of a start.
+#[derive(Clone, Copy)]
+pub(super) enum Start {
+    /// It began then.
+    Since(Instant),
+    /// It is over, and took so long, if that was seen.
+    Took(Option<Duration>),
+}
+
 /// What a life needs to know.
 pub(super) struct Told {
     pub(super) id: ReplicaId,
     pub(super) endpoint: SocketAddr,
-    /// When it was started, if that was here.
-    pub(super) started: Option<Instant>,
+    /// When it was started, if that was here, or else how long it took.
+    pub(super) start: Start,
     pub(super) client: reqwest::Client,
     /// Told, or dropped, when it shall end.
     pub(super) stop: oneshot::Receiver<()>,
@@ -108,8 +117,8 @@ impl Life {
 
     /// From now to its end.
     pub(super) async fn live(mut self, told: Told) -> Ended {
-        let Told { id, endpoint, started, client, mut stop, readied } = told;
-        let url = format!("http://{endpoint}/readyz");
+        let Told { id, endpoint, start, client, mut stop, readied } = told;
+        let url = format!("http://{endpoint}/health");
         let ended = |id, how| Ended { id, told: false, how };
         tokio::select! {
             how = self.ended() => return ended(id, how),
@@ -120,7 +129,10 @@ impl Life {
                 return ended(id, how);
             }
             () = until_ready(&client, &url) => {
-                let took = started.map(|started| started.elapsed());
+                let took = match start {
+                    Start::Since(began) => Some(began.elapsed()),
+                    Start::Took(took) => took,
+                };
                 // Nobody who listened any longer would let us live.
                 readied.send((id.clone(), ReadyAt { endpoint, took })).await.ok();
                 tokio::select! {

@@ -32,8 +32,8 @@ use super::{Actuator, Deaths, Found, ReadyAt, ReplicaId, Running, Target, Target
 use crate::config::ProcessConfig;
 use crate::keeper::{self, Keeper};
 use crate::scaling::events::{ReplicaEnded, ReplicaFound, ReplicaNotStarted, ReplicaStarted};
-use life::{Ended, Life, Told};
-use record::{Files, Identity};
+use life::{Ended, Life, Start, Told};
+use record::{Files, FoundAgain, Identity};
 
 /// Words of replicas that became ready and were not heard yet: as many as there are ports.
 const READIED_MAX: usize = 256;
@@ -49,12 +49,18 @@ pub(crate) struct Process {
 
 /// One that runs.
 struct Kept {
-    deployment: Arc<Deployment>,
-    files: Files,
+    known: Known,
     since: Instant,
     ready: Option<(ReadyAt, Instant)>,
     /// Gone once it was told to end.
     stop: Option<oneshot::Sender<()>>,
+}
+
+/// What a process is for, and who it is.
+struct Known {
+    deployment: Arc<Deployment>,
+    files: Files,
+    identity: Identity,
 }
 
 /// All of them.
@@ -123,7 +129,7 @@ impl Actuator for Process {
                 Some(ended) = world.lives.join_next() => {
                     world.ended(ended.expect("a life does not panic and is not aborted")).await;
                 }
-                Some((id, at)) = ready.recv() => world.ready(&id, at),
+                Some((id, at)) = ready.recv() => world.ready(&id, at).await,
                 _ = keep.tick() => world.touch().await,
                 () = restart => {}
             }
@@ -137,13 +143,14 @@ impl World {
     async fn find(&mut self) {
         for port in self.process.config.ports.clone() {
             let files = Files::of(&self.process.dir, port);
-            let Some((identity, process, deployment)) = files.found().await else {
+            let Some(FoundAgain { identity, process, deployment, took }) = files.found().await else {
                 files.forget().await;
                 continue;
             };
             let id = format!("{port}-{}", identity.name());
             ReplicaFound { id: &id, deployment: &deployment.name }.emit();
-            self.begin(id, Arc::new(deployment), files, Life::found(process, identity), None);
+            let (deployment, life) = (Arc::new(deployment), Life::found(process, identity));
+            self.begin(id, Known { deployment, files, identity }, life, Start::Took(took));
         }
     }
 
@@ -158,7 +165,7 @@ impl World {
                 }
             }
             let there =
-                self.kept.values().filter(|kept| kept.deployment.name == *name && kept.stop.is_some());
+                self.kept.values().filter(|kept| kept.known.deployment.name == *name && kept.stop.is_some());
             for _ in there.count()..*replicas as usize {
                 let now = Instant::now();
                 let pause = self.restarts.get(name).map_or(Duration::ZERO, |restarts| restarts.pause(now));
@@ -209,40 +216,33 @@ impl World {
         let pid = pid.expect("a child that was not waited for has a number");
         let identity = Identity::of(pid).map_err(failed("it cannot be told from others"))?;
         let life = Life::started(child, identity).map_err(failed("it cannot be watched"))?;
-        files.write(identity, deployment).await.map_err(failed("its record cannot be written"))?;
+        files.write(identity, deployment, None).await.map_err(failed("its record cannot be written"))?;
         let id = format!("{}-{}", endpoint.port(), identity.name());
         ReplicaStarted { id: &id, deployment: &deployment.name, endpoint, log: &files.log() }.emit();
         self.last_port = endpoint.port();
-        self.begin(id, deployment.clone(), files, life, Some(Instant::now()));
+        let known = Known { deployment: deployment.clone(), files, identity };
+        self.begin(id, known, life, Start::Since(Instant::now()));
         Ok(())
     }
 
-    fn begin(
-        &mut self,
-        id: ReplicaId,
-        deployment: Arc<Deployment>,
-        files: Files,
-        life: Life,
-        started: Option<Instant>,
-    ) {
+    fn begin(&mut self, id: ReplicaId, known: Known, life: Life, start: Start) {
         let (stop, told) = oneshot::channel();
-        let endpoint = SocketAddr::from((self.process.config.address, files.port));
+        let endpoint = SocketAddr::from((self.process.config.address, known.files.port));
         self.lives.spawn(life.live(Told {
             id: id.clone(),
             endpoint,
-            started,
+            start,
             client: self.process.client.clone(),
             stop: told,
             readied: self.readied.clone(),
         }));
-        let since = started.unwrap_or_else(Instant::now);
-        self.kept.insert(id, Kept { deployment, files, since, ready: None, stop: Some(stop) });
+        self.kept.insert(id, Kept { known, since: Instant::now(), ready: None, stop: Some(stop) });
     }
 
     /// A port that nobody has, the one longest unused first.
     fn free_port(&self) -> Result<SocketAddr, NotStarted> {
         let ProcessConfig { address, ports, .. } = &self.process.config;
-        let taken = |port: &u16| self.kept.values().any(|kept| kept.files.port == *port);
+        let taken = |port: &u16| self.kept.values().any(|kept| kept.known.files.port == *port);
         let after = ports.clone().filter(|port| *port > self.last_port);
         let before = ports.clone().filter(|port| *port <= self.last_port);
         let free = |port: &u16| !taken(port) && TcpListener::bind((*address, *port)).is_ok();
@@ -251,19 +251,23 @@ impl World {
         Ok(SocketAddr::from((*address, port)))
     }
 
-    fn ready(&mut self, id: &ReplicaId, at: ReadyAt) {
-        if let Some(kept) = self.kept.get_mut(id) {
-            kept.ready = Some((at, Instant::now()));
+    async fn ready(&mut self, id: &ReplicaId, at: ReadyAt) {
+        let Some(kept) = self.kept.get_mut(id) else { return };
+        kept.ready = Some((at, Instant::now()));
+        let Known { deployment, files, identity } = &kept.known;
+        if let Err(error) = files.write(*identity, deployment, at.took).await {
+            tracing::debug!(replica = id, %error, "how long it took to start is not kept");
         }
     }
 
     async fn ended(&mut self, Ended { id, told, how }: Ended) {
         let Some(kept) = self.kept.remove(&id) else { return };
-        kept.files.forget().await;
-        let log = kept.files.log();
-        ReplicaEnded { id: &id, deployment: &kept.deployment.name, told, how: &how, log: &log }.emit();
+        let Known { deployment, files, identity: _ } = &kept.known;
+        files.forget().await;
+        let log = files.log();
+        ReplicaEnded { id: &id, deployment: &deployment.name, told, how: &how, log: &log }.emit();
         if !told {
-            self.died(&kept.deployment.name, kept.ready.map(|(_, since)| since.elapsed()));
+            self.died(&deployment.name, kept.ready.map(|(_, since)| since.elapsed()));
         }
     }
 
@@ -279,15 +283,16 @@ impl World {
     /// Somebody looks after them.
     async fn touch(&self) {
         for kept in self.kept.values() {
-            if let Err(error) = keeper::touch(&kept.files.alive()).await {
-                tracing::debug!(port = kept.files.port, %error, "a replica may take itself for alone");
+            let files = &kept.known.files;
+            if let Err(error) = keeper::touch(&files.alive()).await {
+                tracing::debug!(port = files.port, %error, "a replica may take itself for alone");
             }
         }
     }
 
     fn running(&self) -> Running {
         let each = self.kept.iter().map(|(id, kept)| {
-            let Kept { deployment, since, ready, .. } = kept;
+            let Kept { known: Known { deployment, .. }, since, ready, .. } = kept;
             let ready = ready.map(|(at, _)| at);
             (id.clone(), Found { deployment: deployment.clone(), since: *since, ready, rank: 0 })
         });

