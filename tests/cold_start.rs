@@ -222,6 +222,12 @@ async fn a_burst_on_a_deployment_that_sleeps_loses_nobody_and_everybody_knows_ho
             tokio::task::yield_now().await;
         }
     }
+    world
+        .until("it is shown that they are held, and for how long", async || {
+            let status = world.status().await;
+            status["held"].as_u64() > Some(0) && status["ready_in_ms"].is_u64()
+        })
+        .await;
     let mut answers = asking.join_all().await;
     for answer in &answers {
         assert_eq!(answer.status, 200, "{}\n{}", answer.head, answer.body);

@@ -141,10 +141,13 @@ impl Profile {
                 "--duration {duration:?}: --rate says already how long each stage takes; leave one of the two out"
             ));
         }
-        if !problems.is_empty() {
-            return Err(problems);
+        let whole = if stages.len() == pieces.len() { Some(Profile::of(stages)) } else { None };
+        match whole {
+            Some(Ok(profile)) if problems.is_empty() => return Ok(profile),
+            Some(Err(wrong)) => problems.push(format!("--rate {text:?}: {wrong}")),
+            Some(Ok(_)) | None => {}
         }
-        Profile::of(stages).map_err(|wrong| vec![format!("--rate {text:?}: {wrong}")])
+        Err(problems)
     }
 
     /// The stages, and when each begins.

@@ -6,6 +6,7 @@
 
 mod read;
 pub mod scaling;
+pub mod timetable;
 mod write;
 
 use std::fmt;

@@ -89,10 +89,11 @@ impl Scene {
         spoke.wait().unwrap().success()
     }
 
-    /// A stand-in for the hub that gives out this table and, to whoever has it, that nothing is newer.
-    pub(crate) async fn hub(&self, deployment: Value) -> JoinHandle<()> {
+    /// A stand-in for the hub that gives out the table of this generation and, to whoever has it, that nothing is newer.
+    pub(crate) async fn hub(&self, generation: u64, deployment: Value) -> JoinHandle<()> {
         async fn routes(State(table): State<Value>, RawQuery(query): RawQuery) -> Response {
-            match query.is_some_and(|query| query.contains("after=")) {
+            let has = format!("after=1.{}&", table["generation"]);
+            match query.is_some_and(|query| query.contains(&has)) {
                 false => axum::Json(table).into_response(),
                 true => {
                     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -100,8 +101,7 @@ impl Scene {
                 }
             }
         }
-        let table =
-            json!({"version": 1, "epoch": 1, "generation": 1, "regions": [], "deployments": [deployment]});
+        let table = json!({"version": 1, "epoch": 1, "generation": generation, "regions": [], "deployments": [deployment]});
         let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes)).with_state(table);
         let socket = tokio::net::TcpListener::bind(self.hub).await.unwrap();
         tokio::spawn(async move { axum::serve(socket, router).await.unwrap() })
@@ -129,6 +129,14 @@ impl Scene {
         let text = answer.text().await.ok()?;
         let line = text.lines().find(|line| line.starts_with(name))?;
         line.rsplit(' ').next()?.parse().ok()
+    }
+
+    /// Whether every replica that runs was started with this in its configuration.
+    pub(crate) fn all_run_with(&self, text: &str) -> bool {
+        let file = |name: &String| self.file("replicas").join(format!("{name}.toml"));
+        let replicas = self.replicas();
+        !replicas.is_empty()
+            && replicas.keys().all(|name| std::fs::read_to_string(file(name)).unwrap().contains(text))
     }
 
     /// So many replicas take work.

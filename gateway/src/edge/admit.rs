@@ -52,7 +52,7 @@ pub(super) struct Request {
     pub(super) residency: Residency,
     /// The regions that may see it. Nothing is sent to any other.
     pub(super) allowed: Law,
-    /// The regions that had registered a ready replica when the route table was made.
+    /// The regions that had registered for it when the route table was made.
     pub(super) registered: RegionSet,
     /// Its deployment may have no replica at all while nobody asks for it.
     pub(super) may_sleep: bool,

@@ -114,7 +114,8 @@ pub async fn run(
     let upstream = Arc::new(Upstream::to_regions(&config.regions)?);
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(table::follow(config.clone(), client, views.clone()));
+    let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
+    tasks.spawn(table::follow(config.clone(), client, views.clone(), metrics.clone()));
     tasks.spawn(reports::listen(config.clone(), upstream.clone(), views.subscribe(), watch.clone()));
     tasks.spawn(watch.clone().look_for_silence());
     tasks.extend(config.tls.clone().map(tls::Identity::follow));
@@ -123,7 +124,6 @@ pub async fn run(
         Regions::InTheClear => tracing::warn!("requests go to regions in the clear, as [region_tls] says"),
         Regions::OnThisMachine => {}
     }
-    let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
     let intake = Arc::new(Intake::new(config.timeouts.body));
     let (recorder, writing) = match &config.receipts {
         Some(receipts) => {

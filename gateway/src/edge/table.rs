@@ -11,6 +11,7 @@
 
 use super::view::View;
 use crate::config::EdgeConfig;
+use crate::metrics::EdgeMetrics;
 use rand::Rng;
 use regions::route::{Generation, RouteTable};
 use scheduler_core::rollout::{Reader, Role};
@@ -54,7 +55,12 @@ pub(crate) fn restore(config: &EdgeConfig) -> Current {
 }
 
 /// Follows the hub for ever.
-pub(crate) async fn follow(config: Arc<EdgeConfig>, client: reqwest::Client, views: watch::Sender<Current>) {
+pub(crate) async fn follow(
+    config: Arc<EdgeConfig>,
+    client: reqwest::Client,
+    views: watch::Sender<Current>,
+    metrics: Arc<EdgeMetrics>,
+) {
     let hubs = &config.hub;
     let reader = Reader { role: Role::Gateway, place: config.place.clone(), boot_id: rand::rng().random() };
     let (mut reachable, mut failures) = (true, 0_usize);
@@ -67,6 +73,9 @@ pub(crate) async fn follow(config: Arc<EdgeConfig>, client: reqwest::Client, vie
             }
             continue;
         };
+        if matches!(error, AskError::Table(_)) {
+            metrics.tables_refused.add(1);
+        }
         hubs.failed(hub);
         failures = failures.wrapping_add(1);
         if !failures.is_multiple_of(hubs.count()) {
@@ -115,7 +124,9 @@ async fn ask(
         let another_may_have_one = after.is_none() && config.hub.count() > 1;
         return if another_may_have_one { Err(AskError::NoTable) } else { Ok(()) };
     }
-    let wire: RouteTableV1 = answer.json().await?;
+    let body = answer.bytes().await?;
+    let wire = serde_json::from_slice::<RouteTableV1>(&body);
+    let wire = wire.map_err(|error| AskError::Table(error.to_string()))?;
     let table = RouteTable::try_from(wire.clone()).map_err(|error| AskError::Table(error.to_string()))?;
     if let Some(after) = after.filter(|after| table.generation <= *after) {
         let offered = table.generation;

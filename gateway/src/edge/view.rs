@@ -26,7 +26,7 @@ pub(crate) struct Lawful {
     pub(crate) deployment: Deployment,
     /// The regions that its residency permits and that its list, if it has one, names.
     pub(crate) allowed: Law,
-    /// The regions that registered a ready replica for it when the table was made.
+    /// The regions that had registered for it when the table was made: a replica is ready there, or would be for whoever asks.
     pub(crate) registered: RegionSet,
     /// For requests that ask for nothing narrower, by their tenant's place; worked out when the first one comes.
     terms: Mutex<BTreeMap<usize, Terms>>,

@@ -141,6 +141,8 @@ impl Ingress {
             };
             let ended = waits.wait(request.deadline).await;
             held.lasted = Some(held.lasted.unwrap_or_default() + waits.held_for());
+            // What was narrowed while it waited holds for it as well (invariant 1, Lawful).
+            self.permitted(&request.deployment)?;
             match ended {
                 Waited::Called { cold_start } => held.cold_start = cold_start,
                 Waited::Nothing => return Err(self.none(request, refusal).with(held.headers())),

@@ -39,7 +39,7 @@ pub(super) struct Place<'a> {
 pub(super) enum Waited {
     /// A replica has room.
     Called { cold_start: Option<Duration> },
-    /// Nobody starts one any more.
+    /// There is nothing to wait for any more.
     Nothing,
     /// It took too long.
     TooLong,

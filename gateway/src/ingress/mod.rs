@@ -364,9 +364,7 @@ impl Ingress {
         }
         let region = &self.region;
         tracing::warn!(%region, %deployment, "a request came here that the newest route table does not permit here");
-        let message = format!(
-            "Region {region} is no longer part of the residency of '{deployment}'; nothing was read."
-        );
+        let message = format!("Region {region} is no longer part of the residency of '{deployment}'.");
         Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::DEPLOYMENT))
     }
 

@@ -72,6 +72,9 @@ impl Ingress {
         ] {
             text.single(name, Kind::Gauge, help, value);
         }
+        let name = "meridian_ingress_tables_refused_total";
+        let help = "Route tables of a hub that were not taken: they could not be read, or were no newer.";
+        text.single(name, Kind::Counter, help, lock(&self.spoke).tables_refused());
         let open = CONNECTIONS_MAX - self.connections.available_permits();
         let taken = BODIES_BYTES_MAX - self.intake.room();
         for (name, help, value) in [

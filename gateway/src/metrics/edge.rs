@@ -23,6 +23,8 @@ pub(crate) struct EdgeMetrics {
     regions: Lazily<ByRegion>,
     seconds: [Histogram; Lane::ALL.len()],
     stages: [Histogram; Stage::ALL.len()],
+    /// Route tables that could not be read, or were no newer than the one in hand.
+    pub(crate) tables_refused: Count,
     pub(crate) bytes_in: Count,
     pub(crate) bytes_out: Count,
     pub(crate) shed: ShedMetrics,
@@ -70,6 +72,7 @@ impl EdgeMetrics {
             regions: Lazily::new(catalogue.len()),
             seconds: Default::default(),
             stages: Default::default(),
+            tables_refused: Count::default(),
             bytes_in: Count::default(),
             bytes_out: Count::default(),
             shed: ShedMetrics::default(),
@@ -127,6 +130,9 @@ impl EdgeMetrics {
         for stage in Stage::ALL {
             text.histogram(name, &[("stage", stage.as_str())], &self.stages[stage as usize]);
         }
+        let name = "meridian_gateway_tables_refused_total";
+        let help = "Route tables of a hub that were not taken: they could not be read, or were no newer.";
+        text.single(name, Kind::Counter, help, self.tables_refused.get());
         self.shed.render(text);
         let help = "Requests that could be computed in pieces, by when they had their turn.";
         self.turns.render(text, "meridian_gateway_scattered_requests_total", help, "turn");

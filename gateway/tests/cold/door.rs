@@ -1,6 +1,9 @@
 //! At the door of a region.
 
 use crate::scene::{Answer, NEAR, Region, name, until};
+use regions::catalogue::Catalogue;
+use regions::deployment::parse_deployments;
+use regions::route::RouteTable;
 use scheduler_core::spoke::RAMP_TOKENS;
 use scheduler_core::spoke::hold::Bounds;
 use serde_json::json;
@@ -237,4 +240,26 @@ async fn a_replica_that_comes_and_breaks_off_costs_those_who_waited_nothing_but_
         answers.iter().find(|a| a.status != 200)
     );
     until("nobody is left", async || region.spoke().held_in_all() == (0, 0)).await;
+}
+
+/// Invariant 1 (Lawful): what waits is not yet at a replica, and the law that holds is the newest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_narrowed_while_a_request_waits_holds_for_it_too() {
+    let region = Arc::new(Region::cold(NEAR, 5 * S).await);
+    let asking = burst(&region, 3, "t").await;
+    let catalogue = Catalogue::builtin();
+    let text = "[[deployment]]\nname = \"m\"\ntask = \"embed\"\nmodel = \"pypi://m\"\n\
+                engine = { kind = \"cpu\", precision = \"f32\" }\nresidency = { allow = [\"eu\"] }";
+    let mut table = RouteTable::empty();
+    table.deployments.insert(name(), parse_deployments(text, &catalogue).unwrap().remove(0));
+    region.spoke().heed(&table, &catalogue);
+    region.is_seen_ready();
+    for answer in asking.join_all().await {
+        assert_eq!(
+            (answer.status, answer.header("x-meridian-error")),
+            (403, Some("not_resident_here")),
+            "{answer:?}"
+        );
+    }
+    assert!(region.replica.ids().is_empty());
 }

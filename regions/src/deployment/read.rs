@@ -8,6 +8,7 @@ use std::str::FromStr;
 use toml::Spanned;
 use toml::de::DeValue;
 
+use super::timetable::Shift;
 use super::{Deployment, EngineKind, EngineSpec, MAX_DEPLOYMENTS, Precision, Scaling, Task};
 use crate::catalogue::Catalogue;
 use crate::document::{self, Problem, Problems, Table};
@@ -222,6 +223,7 @@ fn read_scaling(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Scalin
     let mut time = |key: &str| read_if_there(&scaling, key, Table::time, problems);
     let [autoscaling_window, scale_down_delay] = ["autoscaling_window", "scale_down_delay"].map(&mut time);
     let zero_after = read_if_there(&scaling, "zero_after", Table::time_or_never, problems);
+    let timetable = read_timetable(&scaling, problems);
     let min = min?.unwrap_or(default.min);
     let read = Scaling {
         min,
@@ -232,6 +234,7 @@ fn read_scaling(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Scalin
         autoscaling_window: autoscaling_window?.unwrap_or(default.autoscaling_window),
         scale_down_delay: scale_down_delay?.unwrap_or(default.scale_down_delay),
         zero_after: zero_after?.unwrap_or(Scaling::zero_after_default(min)),
+        timetable: timetable?,
     };
     let wrong = read.problems();
     for (key, problem) in &wrong {
@@ -239,6 +242,28 @@ fn read_scaling(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Scalin
         problems.note(at, format!("{}: {problem}", scaling.what));
     }
     wrong.is_empty().then_some(read)
+}
+
+fn read_timetable(scaling: &Table<'_>, problems: &mut Problems<'_>) -> Option<Vec<Shift>> {
+    let Some(value) = scaling.entries.get("timetable") else {
+        return Some(Vec::new());
+    };
+    let Some(list) = value.get_ref().as_array() else {
+        let wanted = "write [{ days = \"mon-fri\", from = \"07:30\", to = \"19:00\", min = 4 }]";
+        problems.note(value.span(), format!("{}: `timetable` is not a list: {wanted}", scaling.what));
+        return None;
+    };
+    let read = |(place, value): (usize, &Spanned<DeValue<'_>>)| {
+        let shift = Table::of(format!("{}: `timetable` {}", scaling.what, place + 1), value, problems)?;
+        shift.refuse_other_keys(&["days", "from", "to", "min"], problems);
+        let days = parsed(&shift, "days", "\"mon-fri\"", problems);
+        let from = parsed(&shift, "from", "\"07:30\"", problems);
+        let to = parsed(&shift, "to", "\"19:00\"", problems);
+        let min = shift.need("min", "4", problems).and_then(|value| shift.number("min", value, problems));
+        Some(Shift { days: days?, from: from?, to: to?, min: min? })
+    };
+    let read: Vec<_> = list.iter().enumerate().map(read).collect();
+    read.into_iter().collect()
 }
 
 /// What `read` makes of the value of `key`, if there is one; `None` when it is there and wrong, which was noted.
@@ -375,7 +400,9 @@ regions = ["gcp/europe-west4", "aws/us-east-1"]
         let never = Scaling { zero_after: None, ..zero };
         assert_eq!(read("scaling = { min = 0, max = 8, zero_after = \"never\" }"), never);
         let all = "scaling = { min = 0, max = 40, concurrency_target = 32, target_utilization = 60, \
-                   autoscaling_window = \"30s\", scale_down_delay = \"5m\", zero_after = \"1h\" }";
+                   autoscaling_window = \"30s\", scale_down_delay = \"5m\", zero_after = \"1h\", \
+                   timetable = [{ days = \"mon-fri\", from = \"07:30\", to = \"19:00\", min = 4 }] }";
+        let [from, to] = ["07:30", "19:00"].map(|text| text.parse().unwrap());
         let expected = Scaling {
             min: 0,
             max: 40,
@@ -384,6 +411,7 @@ regions = ["gcp/europe-west4", "aws/us-east-1"]
             autoscaling_window: 30 * seconds,
             scale_down_delay: 300 * seconds,
             zero_after: Some(3600 * seconds),
+            timetable: vec![Shift { days: "mon-fri".parse().unwrap(), from, to, min: 4 }],
         };
         assert_eq!(read(all), expected);
     }
@@ -488,6 +516,25 @@ regions = ["gcp/europe-west4", "aws/us-east-1"]
             ),
             ("scaling", "scaling = { min = 0, zero_after = \"always\" }", 9, "or \"never\""),
             ("scaling", "scaling = { zero_after = \"5m\" }", 9, "`zero_after` never comes where `min` is 1"),
+            ("scaling", "scaling = { timetable = 3 }", 9, "`timetable` is not a list: write [{ days"),
+            (
+                "scaling",
+                "scaling = { timetable = [{ days = \"mon\", from = \"07:00\", to = \"7pm\", min = 1 }] }",
+                9,
+                "`timetable` 1: `to`: `7pm` is no time of the day",
+            ),
+            (
+                "scaling",
+                "scaling = { timetable = [{ from = \"07:00\", to = \"08:00\", min = 1 }] }",
+                9,
+                "`timetable` 1: `days` is missing",
+            ),
+            (
+                "scaling",
+                "scaling = { timetable = [{ days = \"mon\", from = \"07:00\", to = \"08:00\", min = 2 }] }",
+                9,
+                "min = 2: write 1 to `max`, which is 1",
+            ),
             ("scalling", "scalling = { min = 1 }", 9, "unknown key `scalling`; did you mean scaling?"),
             ("[[deployment", "[deployment]", 2, "`deployment` is not a list: write [[deployment]]"),
         ];

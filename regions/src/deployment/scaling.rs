@@ -9,6 +9,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use super::timetable::{SHIFTS_MAX, Shift};
 use crate::duration;
 
 /// The most replicas of one deployment in one region: as many as one spoke asks for their status five times a second.
@@ -41,6 +42,8 @@ pub struct Scaling {
     pub scale_down_delay: Duration,
     /// For how long nobody must have asked until there is none; never, if absent.
     pub zero_after: Option<Duration>,
+    /// Never fewer at these times.
+    pub timetable: Vec<Shift>,
 }
 
 impl Default for Scaling {
@@ -54,6 +57,7 @@ impl Default for Scaling {
             autoscaling_window: Duration::from_secs(60),
             scale_down_delay: Duration::from_secs(180),
             zero_after: None,
+            timetable: Vec::new(),
         }
     }
 }
@@ -68,6 +72,7 @@ impl Scaling {
         "autoscaling_window",
         "scale_down_delay",
         "zero_after",
+        "timetable",
     ];
 
     /// When nobody says how long: only where there may be none at all.
@@ -85,6 +90,7 @@ impl Scaling {
             autoscaling_window,
             scale_down_delay,
             zero_after,
+            timetable,
         } = self;
         let mut problems = Vec::new();
         if !(1..=REPLICAS_MAX).contains(max) {
@@ -118,6 +124,21 @@ impl Scaling {
                 problems.push(("zero_after", problem));
             }
         }
+        if timetable.len() > SHIFTS_MAX {
+            let problem = format!("`timetable` has {} entries: at most {SHIFTS_MAX} fit", timetable.len());
+            problems.push(("timetable", problem));
+        }
+        for Shift { from, to, min: floor, .. } in timetable {
+            if from == to {
+                let problem = format!("`timetable` has an entry from {from} to {to}: write when it ends");
+                problems.push(("timetable", problem));
+            }
+            if !(1..=*max).contains(floor) {
+                let problem =
+                    format!("`timetable` has an entry with min = {floor}: write 1 to `max`, which is {max}");
+                problems.push(("timetable", problem));
+            }
+        }
         problems
     }
 }
@@ -125,6 +146,11 @@ impl Scaling {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn shift(min: u32) -> Shift {
+        let [from, to] = ["07:00", "19:00"].map(|text| text.parse().unwrap());
+        Shift { days: "mon".parse().unwrap(), from, to, min }
+    }
 
     #[track_caller]
     fn check(scaling: &Scaling, keys: &[&str]) {
@@ -166,6 +192,13 @@ mod tests {
         check(&zero(0, *ZERO_AFTER.start() - ms), &["zero_after"]);
         check(&zero(0, *ZERO_AFTER.end() + ms), &["zero_after"]);
         check(&zero(1, *ZERO_AFTER.start()), &["zero_after"]);
+        let timetable = |shifts: usize, min: u32| of(&|it| it.timetable = vec![shift(min); shifts]);
+        check(&timetable(SHIFTS_MAX, REPLICAS_MAX), &[]);
+        check(&timetable(SHIFTS_MAX + 1, 1), &["timetable"]);
+        check(&timetable(1, REPLICAS_MAX + 1), &["timetable"]);
+        check(&timetable(1, 0), &["timetable"]);
+        let never = Shift { to: shift(1).from, ..shift(1) };
+        check(&of(&|it| it.timetable = vec![never.clone()]), &["timetable"]);
     }
 
     #[test]
@@ -178,10 +211,11 @@ mod tests {
             autoscaling_window: Duration::ZERO,
             scale_down_delay: Duration::from_secs(4000),
             zero_after: Some(Duration::ZERO),
+            timetable: vec![shift(0)],
         };
         let mut keys = Scaling::KEYS.to_vec();
         keys.retain(|key| *key != "max");
-        keys.push("zero_after");
+        keys.insert(keys.len() - 1, "zero_after");
         check(&wrong, &keys);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::timetable::Shift;
 use super::{Deployment, Scaling};
 use crate::duration;
 use crate::residency::ResidencyPolicy;
@@ -64,7 +65,7 @@ fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), No
 
 impl Scaling {
     /// Each key with its value as it is written, but for one that is left out to say nothing.
-    pub fn knobs(&self) -> [(&'static str, Option<String>); 7] {
+    pub fn knobs(&self) -> [(&'static str, Option<String>); 8] {
         let Scaling {
             min,
             max,
@@ -73,6 +74,7 @@ impl Scaling {
             autoscaling_window,
             scale_down_delay,
             zero_after,
+            timetable,
         } = self;
         let time = |time| quoted(duration::write(time));
         [
@@ -83,8 +85,17 @@ impl Scaling {
             ("autoscaling_window", Some(time(*autoscaling_window))),
             ("scale_down_delay", Some(time(*scale_down_delay))),
             ("zero_after", Some(zero_after.map_or_else(|| quoted("never"), time))),
+            ("timetable", (!timetable.is_empty()).then(|| shifts(timetable))),
         ]
     }
+}
+
+fn shifts(timetable: &[Shift]) -> String {
+    let shift = |Shift { days, from, to, min }: &Shift| {
+        let [days, from, to] = [quoted(days), quoted(from), quoted(to)];
+        format!("{{ days = {days}, from = {from}, to = {to}, min = {min} }}")
+    };
+    format!("[{}]", timetable.iter().map(shift).collect::<Vec<_>>().join(", "))
 }
 
 fn quoted(value: impl ToString) -> String {
@@ -104,7 +115,8 @@ mod tests {
             + "[[deployment]]\nname = \"all\"\ntask = \"rerank\"\nmodel = \"a \\\"quoted\\\" \\\\ folder\"\n\
                engine = { kind = \"cpu\", precision = \"int8\" }\nresidency = { allow = [\"de\", \"aws/us-east-1\"] }\n\
                regions = [\"gcp/europe-west3\", \"aws/us-east-1\"]\n\
-               scaling = { min = 0, max = 9, concurrency_target = 3, scale_down_delay = \"20m\", zero_after = \"never\" }\n";
+               scaling = { min = 0, max = 9, concurrency_target = 3, scale_down_delay = \"20m\", zero_after = \"never\",\n\
+               timetable = [{ days = \"fri-mon\", from = \"22:00\", to = \"06:30\", min = 2 }] }\n";
         let read = parse_deployments(&text, &catalogue).unwrap();
         assert!(read.len() > 2);
         let written = write_deployments(&read).unwrap();

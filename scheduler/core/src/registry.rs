@@ -52,7 +52,7 @@ pub struct Registration {
     pub endpoint: SocketAddr,
     /// Drawn anew whenever the spoke starts.
     pub boot_id: u64,
-    /// The deployments that have a replica ready.
+    /// The deployments that have a replica ready, or would have one for whoever asks.
     pub deployments: BTreeSet<DeploymentName>,
 }
 

@@ -106,6 +106,9 @@ impl Source {
                 failures = 0;
                 continue;
             };
+            if matches!(error, AskError::Table(_)) {
+                self.spoke.lock().expect("no decision panics while it holds the lock").refuse_table();
+            }
             self.hub.failed(hub);
             failures = failures.saturating_add(1);
             // The next is asked at once; when all have been, it waits before it begins again.
@@ -134,7 +137,9 @@ impl Source {
             followed.send_modify(|followed| followed.heard = Some(Instant::now()));
             return Ok(());
         }
-        let wire: RouteTableV1 = answer.json().await?;
+        let body = answer.bytes().await?;
+        let wire = serde_json::from_slice::<RouteTableV1>(&body);
+        let wire = wire.map_err(|error| AskError::Table(error.to_string()))?;
         let table = RouteTable::try_from(wire.clone()).map_err(|error| AskError::Table(error.to_string()))?;
         if let Some(after) = after.filter(|after| table.generation <= *after) {
             let offered = table.generation;

@@ -309,6 +309,47 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_wanted_and_cannot_be_read_changes_nothing_until_it_can() {
+        let (store, term, board, current) = led().await;
+        let mut keeper = keeper(&store, &term, &board).await;
+        let one = |name: &str| {
+            format!(
+                r#"{{"version":1,"applied":true,"deployments":[{{"name":"{name}","task":"embed","model":"pypi://m",
+                "engine":{{"kind":"cpu","precision":"f32"}},"residency":"eu","regions":[]}}]}}"#
+            )
+        };
+        let huge = one(&"x".repeat(1_000_000));
+        let blank = one("m").replace("\"eu\"", "\"\"");
+        let lost = one("m").replace("\"residency\":\"eu\",", "");
+        let all = one("m").replace("[{", "{").replace("}]", "}");
+        for (value, names) in [
+            (one("m").as_str(), "m"),
+            ("", "m"),
+            (&blank, "m"),
+            (&lost, "m"),
+            (&huge, "m"),
+            (&all, "m"),
+            (&one("n"), "n"),
+        ] {
+            store.put(keys::DEPLOYMENTS, value.into(), None).await.unwrap();
+            let changes = keeper.watch.next().await.unwrap();
+            keeper.take(changes);
+            keeper.obey().await.unwrap();
+            let table = current.borrow().as_ref().map(|published| published.table.clone()).unwrap();
+            assert_eq!(table.deployments.keys().map(|name| name.as_str()).collect::<Vec<_>>(), [names]);
+        }
+        store.delete(keys::DEPLOYMENTS).await.unwrap();
+        let changes = keeper.watch.next().await.unwrap();
+        keeper.take(changes);
+        assert_eq!(keeper.obey().await.unwrap(), None);
+        assert_eq!(
+            current.borrow().as_ref().unwrap().table.deployments.len(),
+            1,
+            "nothing says that it shall go"
+        );
+    }
+
+    #[tokio::test]
     async fn a_spoke_that_cannot_be_read_is_left_out_and_the_others_stay() {
         let (store, term, board, current) = led().await;
         let mut keeper = keeper(&store, &term, &board).await;

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use regions::deployment::timetable;
 use regions::{Catalogue, Deployment, DeploymentName, RegionId};
 use scheduler_core::scale::restarts;
 use scheduler_core::scale::starts::Starts;
@@ -106,6 +107,21 @@ impl Deployed {
         } else {
             None
         }
+    }
+
+    /// What the timetable says, in time for what it will say when somebody who is ordered now is ready.
+    fn scheduled(&self, now: SystemTime) -> u32 {
+        let at = |time: SystemTime| {
+            let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+            timetable::floor(&self.deployment.scaling.timetable, seconds)
+        };
+        at(now).max(at(now + self.starts.nearly_all()))
+    }
+
+    /// Whether what somebody was started for is not what is deployed now.
+    fn is_stale(&self, started: &Deployment) -> bool {
+        let runs = |it: &Deployment| (it.task, it.model.clone(), it.engine);
+        runs(started) != runs(&self.deployment)
     }
 
     /// How long it takes from an order that is not carried out yet.
@@ -251,13 +267,15 @@ impl Region {
             own.extend((0..missing).map(|number| Own {
                 id: Id::Ordered(number),
                 rank: u64::MAX,
+                stale: false,
                 since: now,
                 standing: Standing::Unheard,
                 lost: None,
                 in_flight: 0,
             }));
             let ordered = deployed.ordered(&own, now);
-            let wanted = deployed.wants(&self.hub, demand, &ordered, now);
+            let rolls_out = own.iter().any(|it| it.stale);
+            let wanted = deployed.wants(&self.hub, demand, ordered.clone(), rolls_out, now);
             let before = deployed.wanted.replace(wanted);
             let before = before.map_or(0, |before| before.replicas);
             if before != wanted.replicas {
@@ -300,9 +318,11 @@ impl Region {
             };
             replica.heard = standing != Standing::Unheard;
             replica.lost = (standing == Standing::Lost).then(|| replica.lost.unwrap_or(now));
-            each.entry(replica.found.deployment.name.clone()).or_default().push(Own {
+            let name = &replica.found.deployment.name;
+            each.entry(name.clone()).or_default().push(Own {
                 id: Id::There(id.clone()),
                 rank: replica.found.rank,
+                stale: self.deployed.get(name).is_some_and(|it| it.is_stale(&replica.found.deployment)),
                 since: replica.found.since,
                 standing,
                 lost: replica.lost,
@@ -418,7 +438,14 @@ impl Deployed {
         left.collect()
     }
 
-    fn wants(&mut self, hub: &Followed, demand: Demand, ordered: &[Duration], now: Instant) -> Wanted {
+    fn wants(
+        &mut self,
+        hub: &Followed,
+        demand: Demand,
+        mut ordered: Vec<Duration>,
+        rolls_out: bool,
+        now: Instant,
+    ) -> Wanted {
         if self.retired {
             return Wanted { replicas: 0, why: Why::Zero };
         }
@@ -428,16 +455,23 @@ impl Deployed {
         if demand.overflow {
             self.overflow = Some(now);
         }
+        let mut ready = demand.ready;
+        if rolls_out {
+            // Those who are there twice, coming and going, are no more than are wanted.
+            let most = self.wanted.map_or(ready, |wanted| wanted.replicas);
+            ready = ready.min(most);
+            ordered.truncate(most.saturating_sub(ready) as usize);
+        }
         let seen = Seen {
             arrived: demand.arrived,
             backlog: demand.pending,
             in_flight: demand.in_flight,
-            ready: demand.ready,
-            ordered: ordered.to_vec(),
+            ready,
+            ordered,
             speed: self.speed,
             start: self.starts.nearly_all(),
-            floor: 0,
-            brake: self.brake(hub, now),
+            floor: self.scheduled(SystemTime::now()),
+            brake: self.brake(hub, now).or(rolls_out.then_some(Brake::RollsOut)),
         };
         self.scaler.tick(&seen, now)
     }

@@ -5,6 +5,10 @@
 //! so that the same ones stay and stay warm. Where who goes is not ours to choose (a StatefulSet takes its highest ordinal),
 //! [`Own::rank`] says so and comes before everything else.
 //!
+//! Where some run what is not deployed any longer ([`Own::stale`]), others are ordered in their place, a quarter more than are
+//! wanted at a time, and a stale one goes for each that takes work: never fewer take work than are wanted. How many are
+//! wanted meanwhile is decided as ever; who comes is never stale.
+//!
 //! Who is lost, frozen or unreachable, is replaced at once and let go only after a while ([`LOST_MAX`]): a replica that is
 //! starved of its processor for a moment comes back, and a death is noticed by whoever started it.
 
@@ -16,6 +20,9 @@ use crate::spoke::Standing;
 /// A replica that was lost for so long is let go: ten times what its spoke takes for frozen.
 pub const LOST_MAX: Duration = Duration::from_secs(30);
 
+/// Beside those that are wanted so many may run while they replace others.
+const SURGE_PERCENT: u32 = 25;
+
 /// A replica that was started here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Own<I> {
@@ -23,6 +30,8 @@ pub struct Own<I> {
     pub id: I,
     /// Where who goes is not ours to choose: the highest go first.
     pub rank: u64,
+    /// What it runs is not what is deployed now.
+    pub stale: bool,
     /// When it was ordered.
     pub since: Instant,
     /// How it stands.
@@ -56,23 +65,36 @@ pub fn step<I: Clone + Ord>(own: &[Own<I>], others: u32, wanted: u32, now: Insta
         Standing::Unheard | Standing::Serving => true,
         Standing::Lost | Standing::Leaving => false,
     };
-    let count = others.saturating_add(own.iter().filter(there).count() as u32);
-    if wanted >= count {
-        let mut leaving: Vec<_> = own.iter().filter(|it| it.standing == Standing::Leaving).collect();
+    let serving = |replica: &&Own<I>| replica.standing == Standing::Serving;
+    let all = others.saturating_add(own.iter().filter(there).count() as u32);
+    let stale = own.iter().filter(there).filter(|it| it.stale).count() as u32;
+    let fresh = all - stale;
+    if wanted >= fresh {
+        let mut leaving: Vec<_> =
+            own.iter().filter(|it| it.standing == Standing::Leaving && !it.stale).collect();
         // The lowest rank first: whoever goes is taken from the top.
         leaving.sort_by_key(|it| (it.rank, it.since, it.id.clone()));
-        let missing = wanted - count;
+        let missing = wanted - fresh;
         step.keep.extend(leaving.into_iter().take(missing as usize).map(|it| it.id.clone()));
-        step.order = missing - step.keep.len() as u32;
-    } else {
-        let mut candidates: Vec<_> = own.iter().filter(there).collect();
-        candidates.sort_by_key(|it| {
-            let serving = it.standing == Standing::Serving;
-            (std::cmp::Reverse(it.rank), serving, it.in_flight, std::cmp::Reverse((it.since, it.id.clone())))
-        });
-        let over = (count - wanted) as usize;
-        step.let_go.extend(candidates.into_iter().take(over).map(|it| it.id.clone()));
+        let missing = missing - step.keep.len() as u32;
+        // Beside those that they replace there is room for a few only.
+        let surge = if stale == 0 { missing } else { (wanted * SURGE_PERCENT).div_ceil(100).max(1) };
+        let room = wanted.saturating_add(surge).saturating_sub(all + step.keep.len() as u32);
+        step.order = missing.min(room);
     }
+    let over = if stale == 0 {
+        all.saturating_sub(wanted)
+    } else {
+        // Whoever replaces a stale one counts from when it takes work.
+        let unready = own.iter().filter(|it| it.standing == Standing::Unheard && !it.stale).count() as u32;
+        all.saturating_sub(unready).saturating_sub(wanted).max(fresh.saturating_sub(wanted))
+    };
+    let mut candidates: Vec<_> = own.iter().filter(there).collect();
+    candidates.sort_by_key(|it| {
+        let youngest = std::cmp::Reverse((it.since, it.id.clone()));
+        (!it.stale, std::cmp::Reverse(it.rank), serving(it), it.in_flight, youngest)
+    });
+    step.let_go.extend(candidates.into_iter().take(over as usize).map(|it| it.id.clone()));
     step
 }
 
@@ -84,7 +106,15 @@ mod tests {
 
     fn own(id: u32, standing: Standing, in_flight: u32, now: Instant) -> Own<u32> {
         let lost = (standing == Standing::Lost).then_some(now);
-        Own { id, rank: 0, since: now + Duration::from_secs(u64::from(id)), standing, lost, in_flight }
+        Own {
+            id,
+            rank: 0,
+            stale: false,
+            since: now + Duration::from_secs(u64::from(id)),
+            standing,
+            lost,
+            in_flight,
+        }
     }
 
     /// `own` are (standing, in flight), numbered from 1, which is also their age; the answer is kept, let go, ordered.
@@ -138,6 +168,38 @@ mod tests {
         assert_eq!(step(&ranked, 0, 1, now).let_go, BTreeSet::from([1, 2]));
         let leaving: Vec<_> = ranked.iter().map(|it| Own { standing: Leaving, ..it.clone() }).collect();
         assert_eq!(step(&leaving, 0, 2, now).keep, BTreeSet::from([0, 1]), "the lowest stay");
+    }
+
+    /// From so many that are stale to as many as are `wanted` of what is deployed now, in a world where each look finds ready
+    /// what the look before it has ordered: how many looks that takes.
+    #[track_caller]
+    fn rolls_out(stale: u32, wanted: u32) -> u32 {
+        let now = some_instant();
+        let mut all: Vec<_> = (0..stale).map(|id| Own { stale: true, ..own(id, Serving, 0, now) }).collect();
+        let (mut next, mut looks) = (stale, 0);
+        while all.iter().any(|it| it.stale) || all.len() as u32 != wanted {
+            looks += 1;
+            assert!(looks < 500, "it comes to no end: {all:?}");
+            let Step { keep, let_go, order } = step(&all, 0, wanted, now);
+            assert!(keep.is_empty());
+            all.retain(|it| !let_go.contains(&it.id));
+            let serving = all.iter().filter(|it| it.standing == Serving).count() as u32;
+            assert!(serving >= wanted.min(stale), "{serving} of {wanted} take work");
+            all.iter_mut().for_each(|it| it.standing = Serving);
+            all.extend((0..order).map(|more| own(next + more, Unheard, 0, now)));
+            next += order;
+            let most = (wanted + (wanted * SURGE_PERCENT).div_ceil(100).max(1)).max(stale);
+            assert!(all.len() as u32 <= most, "{} run where {wanted} are wanted", all.len());
+        }
+        looks
+    }
+
+    #[test]
+    fn what_is_not_deployed_any_longer_is_replaced_without_a_gap() {
+        for (stale, wanted) in [(1, 1), (4, 4), (40, 40), (2, 8), (8, 2), (3, 0)] {
+            let looks = rolls_out(stale, wanted);
+            assert!(looks <= 20, "{stale} to {wanted} took {looks} looks");
+        }
     }
 
     proptest! {

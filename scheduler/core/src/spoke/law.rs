@@ -17,17 +17,19 @@ use crate::rollout::taken;
 #[derive(Debug, Default)]
 pub(super) struct Law {
     forbidden: BTreeSet<DeploymentName>,
+    /// Tables that could not be read, or were no newer than the one in hand.
+    pub(super) refused: u64,
 }
 
 impl Law {
-    /// That of `table` for `region`. A catalogue that does not know the region permits nothing there.
-    pub(super) fn of(table: &RouteTable, region: &RegionId, catalogue: &Catalogue) -> Law {
+    /// Takes that of `table` for `region`. A catalogue that does not know the region permits nothing there.
+    pub(super) fn heed(&mut self, table: &RouteTable, region: &RegionId, catalogue: &Catalogue) {
         let here = catalogue.index_of(region);
         let permitted = |name: &DeploymentName| {
             let taken = taken(table, name).map(|taken| taken.permitted(catalogue));
             taken.zip(here).is_some_and(|(taken, here)| taken.contains(here))
         };
-        Law { forbidden: table.deployments.keys().filter(|name| !permitted(name)).cloned().collect() }
+        self.forbidden = table.deployments.keys().filter(|name| !permitted(name)).cloned().collect();
     }
 
     pub(super) fn forbids(&self, deployment: &DeploymentName) -> bool {
@@ -49,7 +51,9 @@ mod tests {
         let mut table = RouteTable::empty();
         table.deployments.insert(deployment.name.clone(), deployment.clone());
         let forbids = |table: &RouteTable, region: &str, name: &str| {
-            Law::of(table, &region.parse().unwrap(), &catalogue).forbids(&name.parse().unwrap())
+            let mut law = Law::default();
+            law.heed(table, &region.parse().unwrap(), &catalogue);
+            law.forbids(&name.parse().unwrap())
         };
         assert!(!Law::default().forbids(&deployment.name), "before the first table");
         assert!(!forbids(&table, "gcp/europe-west4", "m") && forbids(&table, "aws/us-east-1", "m"));

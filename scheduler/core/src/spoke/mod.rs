@@ -429,7 +429,17 @@ impl Spoke {
 
     /// From now on this table says what may be seen here.
     pub fn heed(&mut self, table: &RouteTable, catalogue: &Catalogue) {
-        self.law = Law::of(table, &self.region, catalogue);
+        self.law.heed(table, &self.region, catalogue);
+    }
+
+    /// A table was not taken; the law of the one before stays.
+    pub fn refuse_table(&mut self) {
+        self.law.refused += 1;
+    }
+
+    /// How many were not.
+    pub fn tables_refused(&self) -> u64 {
+        self.law.refused
     }
 
     /// Whether requests for `deployment` must not be seen here, whatever they say of it themselves.

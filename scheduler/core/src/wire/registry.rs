@@ -20,7 +20,7 @@ pub struct RegisterV1 {
     pub endpoint: String,
     /// Drawn anew whenever the spoke starts.
     pub boot_id: u64,
-    /// The deployments that have a replica ready.
+    /// The deployments that have a replica ready, or would have one for whoever asks.
     pub deployments: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ pub struct KeepAliveV1 {
     /// 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// The deployments that have a replica ready, all of them, as in the registration.
+    /// Those that have a replica ready, or would have one for whoever asks: all of them, as in the registration.
     pub deployments: Vec<String>,
 }
 

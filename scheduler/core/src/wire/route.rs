@@ -14,6 +14,7 @@ use super::{
 };
 use crate::rollout::Wanted;
 use regions::deployment::MAX_DEPLOYMENTS;
+use regions::deployment::timetable::{SHIFTS_MAX, Shift};
 use regions::set::MAX_REGIONS;
 use regions::{
     Deployment, DeploymentName, EngineSpec, Generation, RegionRoute, ResidencyPolicy, RouteTable, Scaling,
@@ -101,6 +102,22 @@ pub struct ScalingV1 {
     /// For how long nobody must have asked until there is none; absent is never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_after_ms: Option<u64>,
+    /// Never fewer at these times of the week.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub timetable: Vec<ShiftV1>,
+}
+
+/// A time of the week, of UTC, and how many replicas there are at least.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShiftV1 {
+    /// On which it begins, as `mon,tue`.
+    pub days: String,
+    /// As `07:30`.
+    pub from: String,
+    /// As `19:00`; the next day, if that is not later.
+    pub to: String,
+    /// So many at least.
+    pub min: u32,
 }
 
 /// An engine and how it is to be run.
@@ -253,7 +270,12 @@ impl From<&Scaling> for ScalingV1 {
             autoscaling_window,
             scale_down_delay,
             zero_after,
+            ref timetable,
         } = *scaling;
+        let shift = |shift: &Shift| {
+            let Shift { days, from, to, min } = shift;
+            ShiftV1 { days: days.to_string(), from: from.to_string(), to: to.to_string(), min: *min }
+        };
         ScalingV1 {
             min,
             max,
@@ -262,6 +284,7 @@ impl From<&Scaling> for ScalingV1 {
             autoscaling_window_ms: millis(autoscaling_window),
             scale_down_delay_ms: millis(scale_down_delay),
             zero_after_ms: zero_after.map(millis),
+            timetable: timetable.iter().map(shift).collect(),
         }
     }
 }
@@ -279,7 +302,16 @@ fn read_scaling(at: &str, wire: ScalingV1) -> Result<Scaling, WireError> {
         autoscaling_window_ms,
         scale_down_delay_ms,
         zero_after_ms,
+        timetable,
     } = wire;
+    refuse_too_many(&format!("{at}.timetable"), timetable.len(), SHIFTS_MAX)?;
+    let shift = |(place, wire): (usize, ShiftV1)| {
+        let ShiftV1 { days, from, to, min } = wire;
+        let field = |field: &str| format!("{at}.timetable[{place}].{field}");
+        let (days, from) = (parsed(field("days"), &days)?, parsed(field("from"), &from)?);
+        Ok(Shift { days, from, to: parsed(field("to"), &to)?, min })
+    };
+    let timetable = timetable.into_iter().enumerate().map(shift).collect::<Result<_, WireError>>()?;
     let scaling = Scaling {
         min,
         max,
@@ -288,6 +320,7 @@ fn read_scaling(at: &str, wire: ScalingV1) -> Result<Scaling, WireError> {
         autoscaling_window: Duration::from_millis(autoscaling_window_ms),
         scale_down_delay: Duration::from_millis(scale_down_delay_ms),
         zero_after: zero_after_ms.map(Duration::from_millis),
+        timetable,
     };
     match scaling.problems().first() {
         None => Ok(scaling),
@@ -386,6 +419,7 @@ mod tests {
             window_ms in 1000u64..=3_600_000,
             delay_ms in 0u64..=3_600_000,
             zero_ms in proptest::option::of(1000u64..=86_400_000),
+            shifts in vec((select(vec!["mon-fri", "sat,sun"]), select(vec!["00:00", "07:30"]), select(vec!["06:00", "24:00"])), 0..3),
         ) -> Scaling {
             Scaling {
                 min,
@@ -395,6 +429,10 @@ mod tests {
                 autoscaling_window: Duration::from_millis(window_ms),
                 scale_down_delay: Duration::from_millis(delay_ms),
                 zero_after: zero_ms.filter(|_| min == 0).map(Duration::from_millis),
+                timetable: shifts.into_iter().map(|(days, from, to)| {
+                    let [from, to] = [from, to].map(|time: &str| time.parse().unwrap());
+                    Shift { days: days.parse().unwrap(), from, to, min: 1 }
+                }).collect(),
             }
         }
     }
@@ -504,7 +542,10 @@ mod tests {
                              "scale_down_delay_ms": 0});
         let mut scaled = message()["deployments"][1].clone();
         scaled["scaling"] = scaling;
-        check("/deployments/1", scaled, "deployments[1].scaling.min");
+        check("/deployments/1", scaled.clone(), "deployments[1].scaling.min");
+        let shift = json!({"days": "mon", "from": "07:00", "to": "soon", "min": 1});
+        scaled["scaling"]["timetable"] = json!([shift]);
+        check("/deployments/1", scaled, "deployments[1].scaling.timetable[0].to");
         let one = message()["regions"][0].clone();
         check("/regions", json!(vec![one; MAX_REGIONS + 1]), "regions");
     }

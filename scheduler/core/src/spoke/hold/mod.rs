@@ -173,7 +173,7 @@ pub enum CalledTo {
         /// How long that took to become ready, from when the first found none; for those of whom it is known.
         cold_start: Option<Duration>,
     },
-    /// Nobody starts a replica any more.
+    /// Nobody starts a replica any more, or it may not be seen here any more.
     Nothing,
 }
 
@@ -262,12 +262,12 @@ impl Spoke {
     /// nobody starts one. To be asked whenever one of that may have changed. Whoever is called still holds its ticket.
     pub fn call(&mut self, now: Instant) -> Vec<Call> {
         let mut calls = Vec::new();
-        while let Some(name) = self.next_to_go(now) {
-            calls.push(self.line.call(&name, now));
-        }
         let lost: Vec<_> = self.line.names().filter(|name| self.is_lost(name, now)).cloned().collect();
         for name in lost {
             self.line.call_off(&name, &mut calls);
+        }
+        while let Some(name) = self.next_to_go(now) {
+            calls.push(self.line.call(&name, now));
         }
         calls
     }
@@ -300,7 +300,9 @@ impl Spoke {
     }
 
     fn is_lost(&self, deployment: &DeploymentName, now: Instant) -> bool {
-        self.serving(deployment, now).next().is_none() && self.ready_in(deployment, now).is_none()
+        let nobody = || self.serving(deployment, now).next().is_none();
+        // Or what they wait for is no longer lawful here.
+        self.forbids(deployment) || (nobody() && self.ready_in(deployment, now).is_none())
     }
 
     /// A ticket is given back: whoever had it was sent to a replica, or gave up.

@@ -1,0 +1,90 @@
+//! A region's door goes by the newest table that it has heard of, whatever the gateway that sends believes.
+
+use gateway::ingress::{self, IngressConfig, Signals};
+use regions::{Catalogue, RouteTable, Widening, parse_deployments};
+use scheduler_core::spoke::Spoke;
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::net::TcpListener;
+
+const REGION: &str = "aws/us-east-1";
+
+/// A replica that counts what it is asked.
+async fn replica(asked: Arc<AtomicU64>) -> std::net::SocketAddr {
+    let status = json!({"version": 1, "names": ["m"], "model": "m", "state": "ready", "pending_tokens": 0,
+                        "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 1000.0});
+    let router = axum::Router::new()
+        .route("/status", axum::routing::get(async move || axum::Json(status)))
+        .fallback(async move || {
+            asked.fetch_add(1, Ordering::SeqCst);
+            axum::Json(json!({"served": true}))
+        });
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    tokio::spawn(axum::serve(socket, router).into_future());
+    address
+}
+
+/// A table in which `m` is locked so, and is announced to become that.
+fn table(residency: &str, to: Option<&str>) -> RouteTable {
+    let text = "[[deployment]]\nname = \"m\"\ntask = \"embed\"\nmodel = \"pypi://m\"\nengine = { kind = \"cpu\", precision = \"f32\" }";
+    let mut deployment = parse_deployments(text, &Catalogue::builtin()).unwrap().remove(0);
+    deployment.residency = residency.parse().unwrap();
+    let mut table = RouteTable::empty();
+    if let Some(to) = to {
+        let announced = Widening { to: to.parse().unwrap(), since: table.generation };
+        table.widening.insert(deployment.name.clone(), announced);
+    }
+    table.deployments.insert(deployment.name.clone(), deployment);
+    table
+}
+
+#[tokio::test]
+async fn what_has_been_narrowed_is_refused_at_the_door_before_a_byte_of_it_is_read() {
+    let asked = Arc::new(AtomicU64::new(0));
+    let replicas = vec![replica(asked.clone()).await];
+    let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, replicas)));
+    let catalogue = Arc::new(Catalogue::builtin());
+    let config = IngressConfig {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        region: REGION.parse().unwrap(),
+        signals: Signals::default(),
+        catalogue: catalogue.clone(),
+        receipts: None,
+        tls: None,
+        operations: None,
+    };
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let (ready, address) = tokio::sync::oneshot::channel();
+    let running =
+        tokio::spawn(ingress::run(config, spoke.clone(), async { drop(stopped.await) }, |address| {
+            ready.send(address).expect("somebody waits")
+        }));
+    let url = format!("http://{}/v1/embeddings", address.await.unwrap());
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let ask = async || {
+        // A gateway that has heard of no residency: it says none.
+        let request =
+            client.post(&url).header("x-meridian-deployment", "m").body(r#"{"model":"m","input":"a"}"#);
+        let answer = request.send().await.unwrap();
+        let status = answer.status().as_u16();
+        (status, answer.json::<Value>().await.unwrap())
+    };
+    while ask().await.0 != 200 {}
+    let heed = |residency, to| spoke.lock().unwrap().heed(&table(residency, to), &catalogue);
+
+    heed("eu", None);
+    let before = asked.load(Ordering::SeqCst);
+    let (status, body) = ask().await;
+    assert_eq!((status, &body["error"]["code"]), (403, &json!("not_resident_here")), "{body}");
+    assert_eq!(asked.load(Ordering::SeqCst), before, "nobody was asked");
+    heed("eu", Some("eu,us"));
+    assert_eq!(ask().await.0, 200, "others may send it as soon as everybody takes it");
+    heed("jp", Some("eu"));
+    assert_eq!(ask().await.0, 403);
+    heed("anywhere", None);
+    assert_eq!(ask().await.0, 200);
+    drop(stop);
+    running.await.unwrap().unwrap();
+}
