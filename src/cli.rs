@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Get(GetOptions),
     /// Say why a request went where it went
     Explain(ExplainOptions),
+    /// Empty a region: what may go elsewhere goes elsewhere
+    Drain(DrainOptions),
     /// Audit receipts: did every request stay where it was allowed to be?
     VerifyResidency(VerifyOptions),
     /// Put load on an endpoint at a fixed rate and see where it went
@@ -216,6 +218,25 @@ pub(crate) struct ExplainOptions {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
     pub gateway: String,
     /// For machines: what the gateway says, as it says it
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainOptions {
+    /// The region, as cloud/region
+    #[arg(value_name = "REGION")]
+    pub region: String,
+    /// Use it again
+    #[arg(long)]
+    pub undo: bool,
+    /// A hub; any of them, where there are several
+    #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
+    pub hub: String,
+    /// Holds the operator's token; without it, the variable MERIDIAN_OPERATOR_TOKEN does
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// For machines: JSON on stdout instead of a sentence
     #[arg(long)]
     pub json: bool,
 }

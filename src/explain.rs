@@ -89,9 +89,11 @@ fn told(explanation: &Value) -> String {
         lines.push(match region["refused"].as_str() {
             Some(why) => format!("  {rank:>2}  {name:<24} {why}"),
             None => format!(
-                "  {rank:>2}  {name:<24} {}, {} ms away",
+                "  {rank:>2}  {name:<24} {}{}, {} ms away{}",
                 text(&region["health"]),
-                text(&region["rtt_ms"])
+                if region["draining"] == true { ", drained" } else { "" },
+                text(&region["rtt_ms"]),
+                planned(&region)
             ),
         });
     }
@@ -110,6 +112,16 @@ fn told(explanation: &Value) -> String {
         ));
     }
     lines.join("\n")
+}
+
+/// What the plan gives a region, and why.
+fn planned(region: &Value) -> String {
+    match (region["weight_permille"].as_u64(), region["planned"].as_str()) {
+        (Some(permille), Some(why)) => {
+            format!(", planned {}.{} % ({why})", permille / 10, permille % 10)
+        }
+        _ => String::new(),
+    }
 }
 
 #[cfg(test)]
@@ -133,6 +145,8 @@ mod tests {
         let text = told(&json!({
             "id": "req-1", "outcome": "ok", "status": 200, "total_ms": 93.5, "residency": "eu", "generation": "1.7",
             "regions": [{"region": "gcp/europe-west4", "rank": 1, "health": "healthy", "rtt_ms": 92.0},
+                        {"region": "aws/eu-west-1", "rank": 2, "health": "healthy", "rtt_ms": 99.0, "draining": true,
+                         "weight_permille": 125, "planned": "leaving"},
                         {"region": "aws/us-east-1", "refused": "forbidden by residency"}],
             "attempts": [{"attempt": 1, "region": "gcp/europe-west4", "cause": "first", "end": "ok", "status": 200,
                           "began_ms": 0.1, "took_ms": 93.0}],
@@ -141,6 +155,7 @@ mod tests {
             "outcome     ok (200) after 93.5 ms",
             "law         eu (route table 1.7)",
             "   1  gcp/europe-west4         healthy, 92.0 ms away",
+            "   2  aws/eu-west-1            healthy, drained, 99.0 ms away, planned 12.5 % (leaving)",
             "   -  aws/us-east-1            forbidden by residency",
             "   1  gcp/europe-west4         first: ok (200), from 0.1 ms for 93.0 ms",
         ] {

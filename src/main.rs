@@ -2,6 +2,7 @@
 
 mod apply;
 mod cli;
+mod drain;
 mod explain;
 mod load;
 mod log;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         cli::Command::Apply(options) => apply::apply(&options),
         cli::Command::Get(options) => apply::get(&options),
         cli::Command::Explain(options) => explain::main(&options),
+        cli::Command::Drain(options) => drain::main(&options),
         cli::Command::VerifyResidency(options) => verify::main(options),
         cli::Command::Load(options) => load::main(options),
         cli::Command::Tune(options) => tune::main(options),

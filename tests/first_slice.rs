@@ -4,6 +4,7 @@
 
 mod applied;
 mod on_etcd;
+mod plan;
 mod world;
 
 use serde_json::{Value, json};

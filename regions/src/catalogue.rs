@@ -35,6 +35,8 @@ pub struct Region {
     pub jurisdictions: BTreeSet<Jurisdiction>,
     /// What runs models there; nothing in a place that has gateways only.
     pub engines: BTreeSet<EngineKind>,
+    /// What a replica costs there an hour, in millionths of whatever the operator counts in; `None` where nobody says.
+    pub cost: Option<u64>,
 }
 
 impl Region {

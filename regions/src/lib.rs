@@ -8,6 +8,7 @@
 //! - [`residency`]: the law. A policy names areas; what it permits is a set, and sets are only ever intersected.
 //! - [`latency`] (over [`ewma`]): the distance. A guess from the globe until measurements replace it.
 //! - [`deployment`], [`route`]: what is served, and where it was last known to be served.
+//! - [`weights`]: how the hub divides what may go to several regions, and how one of them is drawn.
 //! - [`selection`]: the choice. Forbid first, prefer second, pick last; [`invariants`] says what must hold of it.
 //!
 //! Everything here is pure: no IO, no clock, no runtime. Time and measurements are arguments, so that a test
@@ -29,6 +30,7 @@ pub mod route;
 pub mod selection;
 pub mod set;
 mod suggest;
+pub mod weights;
 
 pub use catalogue::{Catalogue, Region};
 pub use deployment::{
@@ -44,6 +46,7 @@ pub use residency::{Area, ResidencyPolicy};
 pub use route::{Generation, RegionRoute, RouteTable, Widening};
 pub use selection::{Candidate, Health, Ineligible, Score, Selection};
 pub use set::{RegionIndex, RegionSet};
+pub use weights::Share;
 
 /// Some instant for tests to count from.
 #[cfg(test)]

@@ -61,6 +61,8 @@ pub struct RegionRoute {
     pub endpoint: SocketAddr,
     /// What had a ready replica there when the region last said so.
     pub deployments: BTreeSet<DeploymentName>,
+    /// Its operator empties it: what may go elsewhere goes elsewhere.
+    pub draining: bool,
 }
 
 impl RouteTable {
@@ -79,6 +81,12 @@ impl RouteTable {
     /// and is left out.
     pub fn routed(&self, catalogue: &Catalogue) -> RegionSet {
         self.regions.keys().filter_map(|region| catalogue.index_of(region)).collect()
+    }
+
+    /// The regions that are being drained, as a set.
+    pub fn draining(&self, catalogue: &Catalogue) -> RegionSet {
+        let draining = self.regions.iter().filter(|(_, route)| route.draining);
+        draining.filter_map(|(region, _)| catalogue.index_of(region)).collect()
     }
 
     /// The regions in which a deployment has a ready replica, as a set.
@@ -144,8 +152,9 @@ mod tests {
         let ready = RegionRoute {
             endpoint: "127.0.0.1:1".parse().unwrap(),
             deployments: BTreeSet::from([minilm.clone()]),
+            draining: false,
         };
-        let bare = RegionRoute { deployments: BTreeSet::new(), ..ready.clone() };
+        let bare = RegionRoute { deployments: BTreeSet::new(), draining: true, ..ready.clone() };
         let mut table = RouteTable::empty();
         for (region, route) in
             [("aws/us-east-1", ready.clone()), ("gcp/europe-west4", bare), ("mars/base-1", ready)]
@@ -157,5 +166,6 @@ mod tests {
         };
         assert_eq!(names(table.routed(&catalogue)), ["aws/us-east-1", "gcp/europe-west4"]);
         assert_eq!(names(table.serving(&minilm, &catalogue)), ["aws/us-east-1"]);
+        assert_eq!(names(table.draining(&catalogue)), ["gcp/europe-west4"]);
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::invariants;
 use crate::set::{RegionIndex, RegionSet};
+use crate::weights::Share;
 
 /// How a region has looked of late. The order is that of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,6 +51,8 @@ pub struct Query<'a> {
     pub routed: RegionSet,
     /// Where the deployment has a ready replica.
     pub serving: RegionSet,
+    /// Regions that are being drained: asked after all others that are as well.
+    pub draining: RegionSet,
     /// How each region has looked of late. Asked only of regions that could serve otherwise.
     pub health: &'a dyn Fn(RegionIndex) -> Health,
     /// The expected round trip to each region: from the client where its place is known, else from the gateway.
@@ -61,7 +64,9 @@ pub struct Query<'a> {
 pub struct Score {
     /// A healthy region far away is better than a suspect one nearby.
     pub health: Health,
-    /// Among the equally healthy the nearest.
+    /// Among the equally healthy one that is being drained comes last.
+    pub draining: bool,
+    /// Of the others the nearest.
     pub rtt: Duration,
     /// Among the equally near the first of the catalogue, so that no two are equal.
     pub region: RegionIndex,
@@ -74,6 +79,9 @@ pub struct Candidate {
     pub region: RegionIndex,
     /// How good.
     pub score: Score,
+    /// What the plan gives it of requests like this one, where a plan says anything of them. It does not rank: whoever
+    /// draws by it puts the region that was drawn in front.
+    pub planned: Option<Share>,
 }
 
 /// The answer, with its reasons.
@@ -122,8 +130,9 @@ pub fn filter(query: &Query<'_>) -> (RegionSet, Refused) {
 
 /// How good a possible region is.
 pub fn score(query: &Query<'_>, region: RegionIndex) -> Candidate {
-    let score = Score { health: (query.health)(region), rtt: (query.rtt)(region), region };
-    Candidate { region, score }
+    let draining = query.draining.contains(region);
+    let score = Score { health: (query.health)(region), draining, rtt: (query.rtt)(region), region };
+    Candidate { region, score, planned: None }
 }
 
 /// The candidates, best first. `len` is how many there are, so that the one allocation is of the right size.
@@ -188,12 +197,19 @@ mod tests {
         allowed: bool,
         routed: bool,
         serving: bool,
+        draining: bool,
         health: Health,
         rtt_ms: u64,
     }
 
-    const FINE: Seen =
-        Seen { allowed: true, routed: true, serving: true, health: Health::Healthy, rtt_ms: 10 };
+    const FINE: Seen = Seen {
+        allowed: true,
+        routed: true,
+        serving: true,
+        draining: false,
+        health: Health::Healthy,
+        rtt_ms: 10,
+    };
 
     fn set(scene: &[Seen], holds: impl Fn(&Seen) -> bool) -> RegionSet {
         let ordinals = scene.iter().enumerate().filter(|(_, seen)| holds(seen));
@@ -207,6 +223,7 @@ mod tests {
             allowed: set(scene, |seen| seen.allowed),
             routed: set(scene, |seen| seen.routed),
             serving: set(scene, |seen| seen.serving),
+            draining: set(scene, |seen| seen.draining),
             health: &|region| scene[region.as_usize()].health,
             rtt: &|region| Duration::from_millis(scene[region.as_usize()].rtt_ms),
         });
@@ -237,10 +254,22 @@ mod tests {
     }
 
     #[test]
+    fn a_region_that_is_being_drained_is_asked_after_all_that_are_as_well_and_before_the_others() {
+        let seen = |draining, health, rtt_ms| Seen { draining, health, rtt_ms, ..FINE };
+        let scene = [
+            seen(true, Health::Healthy, 1),
+            seen(false, Health::Suspect, 2),
+            seen(false, Health::Healthy, 300),
+            Seen { allowed: false, ..FINE },
+        ];
+        check(&scene, &[2, 0, 1], &[(3, Ineligible::ForbiddenByResidency)]);
+    }
+
+    #[test]
     fn a_region_that_cannot_take_the_request_is_refused_for_the_first_reason_that_holds() {
         let forbidden = Seen { allowed: false, ..FINE };
         let hopeless =
-            Seen { allowed: false, routed: false, serving: false, health: Health::Down, rtt_ms: 0 };
+            Seen { allowed: false, routed: false, serving: false, health: Health::Down, rtt_ms: 0, ..FINE };
         let scene = [
             FINE,
             forbidden,

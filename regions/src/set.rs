@@ -26,7 +26,7 @@ impl RegionIndex {
 }
 
 /// A set of regions of one catalogue.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct RegionSet([u64; MAX_REGIONS / WORD_BITS]);
 
 impl RegionSet {

@@ -78,6 +78,7 @@ impl Fleet {
             allowed,
             routed: self.routed,
             serving: self.serving,
+            draining: RegionSet::EMPTY,
             health: &|region| self.health(region),
             rtt: &|region| self.rtt(region),
         })
@@ -91,7 +92,8 @@ impl Fleet {
         let mut order: Vec<Candidate> = up
             .map(|region| Candidate {
                 region,
-                score: Score { health: self.health(region), rtt: self.rtt(region), region },
+                score: Score { health: self.health(region), draining: false, rtt: self.rtt(region), region },
+                planned: None,
             })
             .collect();
         order.sort_by_key(|candidate| (!allowed.contains(candidate.region), candidate.score));

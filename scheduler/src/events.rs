@@ -3,6 +3,7 @@
 //! What comes again and again while a state lasts is told when the state begins and when it ends, not in between:
 //! whoever makes the event sees to that.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,6 +11,7 @@ use std::path::Path;
 use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
 use regions::{DeploymentName, Generation, RegionId};
+use scheduler_core::plan::Class;
 use scheduler_store::EtcdConfig;
 
 /// The hub takes requests.
@@ -180,6 +182,56 @@ impl SpokeRegistered<'_> {
     pub(crate) fn emit(self) {
         let SpokeRegistered { region, boot_id, endpoint, lease } = self;
         tracing::info!(%region, boot_id, %endpoint, lease, "a spoke registered");
+    }
+}
+
+/// Other classes than before could not bear the loss of a region.
+pub(crate) struct LossNotBorne<'a> {
+    pub(crate) classes: &'a BTreeSet<Class>,
+}
+
+/// Classes that one line of the log names.
+const NAMED_MAX: usize = 8;
+
+impl LossNotBorne<'_> {
+    pub(crate) fn emit(self) {
+        let LossNotBorne { classes } = self;
+        if classes.is_empty() {
+            tracing::info!("every class that is asked for could bear the loss of any region");
+            return;
+        }
+        let named = classes.iter().take(NAMED_MAX);
+        let named: Vec<_> =
+            named.map(|Class { deployment, residency }| format!("{deployment} under {residency}")).collect();
+        tracing::warn!(
+            classes = classes.len(),
+            ?named,
+            "these have too few regions, or too few replicas may be started, for the loss of their largest region"
+        );
+    }
+}
+
+/// Somebody wants a region emptied.
+pub(crate) struct DrainAsked<'a> {
+    pub(crate) region: &'a RegionId,
+}
+
+impl DrainAsked<'_> {
+    pub(crate) fn emit(self) {
+        let DrainAsked { region } = self;
+        tracing::info!(%region, "a region is to be drained");
+    }
+}
+
+/// Somebody wants it used again.
+pub(crate) struct DrainUndone<'a> {
+    pub(crate) region: &'a RegionId,
+}
+
+impl DrainUndone<'_> {
+    pub(crate) fn emit(self) {
+        let DrainUndone { region } = self;
+        tracing::info!(%region, "a region is not to be drained any longer");
     }
 }
 
@@ -383,5 +435,16 @@ impl TableUnusable<'_> {
     pub(crate) fn emit(self) {
         let TableUnusable { snapshot, error } = self;
         tracing::warn!(snapshot = %snapshot.display(), %error, "the route table on disk is of no use");
+    }
+}
+
+/// What the hub wants kept cannot be read; what it wanted before stands.
+pub(crate) struct FloorsRefused<'a> {
+    pub(crate) error: &'a dyn Display,
+}
+
+impl FloorsRefused<'_> {
+    pub(crate) fn emit(self) {
+        tracing::error!(error = %self.error, "the hub's floors cannot be read; those before stand");
     }
 }

@@ -112,7 +112,7 @@ fn read(path: &Path) -> Result<FileV1, String> {
 }
 
 /// The operator's token. Without one the hub says what it thinks of that.
-fn token(file: Option<&Path>) -> Result<String, String> {
+pub(crate) fn token(file: Option<&Path>) -> Result<String, String> {
     match file {
         Some(file) => {
             let text = std::fs::read_to_string(file);

@@ -9,13 +9,16 @@
 #![expect(clippy::unwrap_used, reason = "what is not as expected ends the bench, there")]
 
 use gateway_core::health::{Fleet, Heard};
+use gateway_core::weights::{Told, Weights};
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::residency::ResidencyPolicy;
-use regions::selection::{self, Query, Selection};
+use regions::route::Generation;
+use regions::selection::{self, Health, Query, Selection};
 use regions::set::{RegionIndex, RegionSet};
+use regions::weights::{Share, Why, draw};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -56,6 +59,8 @@ struct World {
     deployments: BTreeMap<DeploymentName, (RegionSet, RegionSet)>,
     fleet: Fleet,
     latency: LatencyModel,
+    /// What a plan says of every deployment: shares of four regions.
+    weights: Weights,
 }
 
 impl World {
@@ -101,9 +106,33 @@ impl World {
             place @ 0..5 => laws[place].permitted(&catalogue),
             _ => catalogue.all(),
         };
+        let told: Vec<Told> = names
+            .iter()
+            .map(|name| {
+                let share =
+                    |region: &RegionIndex| Share { region: *region, permille: 250, why: Why::NearerFull };
+                let shares = routed.iter().take(4).map(share).collect();
+                (name.clone(), ResidencyPolicy::Anywhere, routed[0], shares)
+            })
+            .collect();
+        let weights = Weights::new(Generation { epoch: 1, number: 1 }, told, &catalogue);
         let deployments =
             names.into_iter().enumerate().map(|(number, name)| (name, (lawful(number), set))).collect();
-        World { catalogue, routed: set, deployments, fleet, latency }
+        World { catalogue, routed: set, deployments, fleet, latency, weights }
+    }
+
+    /// And with a plan: its row, the region that is drawn by it, and what it says of each.
+    fn decide_with_a_plan(&self, name: &str, chance: u16, now: Instant) -> (Selection, Option<RegionIndex>) {
+        let mut selection =
+            self.decide(name, &ResidencyPolicy::Anywhere, &ResidencyPolicy::Anywhere, None, now);
+        let (name, (allowed, _)) = self.deployments.get_key_value(name).unwrap();
+        let shares = self.weights.of(name, self.routed.iter().next().unwrap(), allowed);
+        let usable = |region| allowed.contains(region) && self.fleet.health(region, name) == Health::Healthy;
+        let drawn = draw(shares, usable, chance);
+        for candidate in &mut selection.order {
+            candidate.planned = shares.iter().find(|share| share.region == candidate.region).copied();
+        }
+        (selection, drawn)
     }
 
     /// As the edge decides: the deployment by its name, its law narrowed by the tenant's and the header's, the choice.
@@ -123,6 +152,7 @@ impl World {
             allowed,
             routed: self.routed,
             serving: self.fleet.serving(&name, *registered),
+            draining: RegionSet::EMPTY,
             health: &|region| self.fleet.standing(region),
             rtt: &|region| match client {
                 Some(place) => self.latency.prior_from(place, region),
@@ -149,6 +179,12 @@ fn main() {
         "anyone's request",
         measure(&names, |name| drop(black_box(world.decide(name, &anywhere, &anywhere, None, now)))),
     );
+    let chances = std::cell::Cell::new(0u16);
+    let planned = |name: &str| {
+        chances.set((chances.get() + 7) % 1000);
+        drop(black_box(world.decide_with_a_plan(name, chances.get(), now)));
+    };
+    report("and with a plan that has a row for it", measure(&names, planned));
     report(
         "of a tenant with a residency",
         measure(&names, |name| drop(black_box(world.decide(name, &tenant, &anywhere, None, now)))),

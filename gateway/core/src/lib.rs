@@ -14,7 +14,8 @@
 //!    offered to take it. [`spiffe`] — who a region proves to be.
 //! 6. [`health`] — what this gateway knows of each region from its reports; [`targets`] — what its own requests have seen
 //!    of each: how long an answer takes ([`pace`]) and who is left alone for a while ([`circuit`]). [`cold`] — where it would
-//!    be held until a replica is ready, and whether that is worth it.
+//!    be held until a replica is ready, and whether that is worth it. [`weights`] — what the hub plans for requests like it;
+//!    [`demand`] — what the hub is told of them.
 //! 7. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
 //!    attempt can come to, [`budget`] what a second one costs and [`hedge`] what a race. [`scatter`] cuts a request with
 //!    very many inputs into pieces, each a request of its own, and joins their answers.
@@ -31,6 +32,7 @@ pub mod budget;
 pub mod circuit;
 pub mod cold;
 pub mod decimal;
+pub mod demand;
 pub mod encoding;
 pub mod endpoint;
 pub mod flood;
@@ -53,6 +55,7 @@ pub mod targets;
 pub mod tenant;
 pub mod timing;
 pub mod trail;
+pub mod weights;
 pub mod words;
 
 /// Some instant for tests to count from.

@@ -62,6 +62,10 @@ pub(super) struct Request {
     pub(super) body: Body,
     /// Drawn once, so that whoever is asked for it is chosen alike everywhere.
     pub(super) chance: Permille,
+    /// Where it comes from, as a plan has it: this gateway's place, or the region nearest to a client whose place is known.
+    pub(super) origin: RegionIndex,
+    /// The region that was drawn by the plan's weights.
+    pub(super) drawn: Option<RegionIndex>,
     /// The region that is asked before all others that may be.
     pub(super) first: Option<RegionIndex>,
     /// It is the overflow of a nearer one.
@@ -94,6 +98,9 @@ impl Request {
             body,
             // Its way is its own.
             chance: chance(),
+            origin: self.origin,
+            // Pieces are spread by the room that there is.
+            drawn: None,
             first: Some(first),
             overflow: false,
             // The whole has the room of all its pieces.
@@ -147,7 +154,8 @@ impl Edge {
         let lane = tenant.lanes.lane(ask.lane, cost.inputs).map_err(|NoBulk| no_bulk(&tenant))?;
         let lawful = asked_for(target, reading.model, view, &tenant)?;
         let Lawful { deployment, registered, .. } = lawful;
-        let Terms { residency, allowed } = lawful.terms(&tenant, &ask.residency, &self.config.catalogue);
+        let terms = lawful.terms(&tenant, &ask.residency, &self.config.catalogue);
+        let Terms { residency, allowed } = &terms;
         if allowed.is_empty() {
             let message = format!(
                 "No region may serve '{}' under the residency '{}', which is that of the deployment, of the \
@@ -159,10 +167,21 @@ impl Edge {
             );
             return Err(Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY).into());
         }
-        let ([chance, leaves], left) = (chances(), left(ask.timeout, arrived));
-        let way = Way { view, lawful, allowed: *allowed, client: ask.client, chance };
-        let wants = Wants { tenant: &tenant, lane, tokens: cost.tokens, left, chance: leaves };
+        let ([chance, leaves, draw], left) = (chances(), left(ask.timeout, arrived));
+        let planned = self.planned.borrow().clone();
+        let way = Way {
+            view,
+            lawful,
+            allowed: **allowed,
+            client: ask.client,
+            chance,
+            draw,
+            place: self.place,
+            weights: planned.as_deref(),
+        };
+        let wants = Wants { tenant: &tenant, residency, lane, tokens: cost.tokens, left, chance: leaves };
         let room = self.room(&way, &wants)?;
+        let Terms { residency, allowed } = terms;
         Ok(Request {
             id: id.to_owned(),
             arrived,
@@ -181,6 +200,8 @@ impl Edge {
             crossing: Crossing::of(session, &[(headers::LANE, lane.as_str())]),
             body,
             chance,
+            origin: room.origin,
+            drawn: room.drawn,
             first: room.overflow,
             overflow: room.overflow.is_some(),
             _place: room.place,

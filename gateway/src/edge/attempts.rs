@@ -32,8 +32,8 @@ pub(super) struct Answered {
     pub(super) waited: Duration,
 }
 
-/// Regions no further than this beyond the nearest are as near: a client does not notice which of them it is, and
-/// notices a slow one.
+/// Regions whose distances differ by no more than this are as near: a client does not notice which of them it is, and notices
+/// a slow one.
 const AS_NEAR: Duration = Duration::from_millis(25);
 
 impl Edge {
@@ -48,20 +48,25 @@ impl Edge {
             allowed: *request.allowed,
             routed: view.routed,
             serving,
+            draining: view.draining,
             health: &|region| known.health(region, about, now),
             rtt: &|region| match request.client {
                 Some(place) => known.latency.prior_from(place, region),
                 None => known.latency.estimate(region, now),
             },
         });
+        self.put_drawn_first(request, &mut selection);
         if let [Candidate { score: best, .. }, _, ..] = selection.order[..] {
             let as_near = |candidate: &&Candidate| {
-                candidate.score.health == best.health && candidate.score.rtt <= best.rtt + AS_NEAR
+                candidate.score.health == best.health
+                    && candidate.score.draining == best.draining
+                    && candidate.score.rtt.abs_diff(best.rtt) <= AS_NEAR
             };
-            let near = selection.order.iter().take_while(as_near).map(|candidate| candidate.region);
+            let near = selection.order.iter().filter(as_near).map(|candidate| candidate.region);
             let near: Vec<_> = near.collect();
             let preferred = known.targets.preferred(&near, about.deployment, about.size, about.chance, now);
-            if let Some(place) = preferred.and_then(|first| near.iter().position(|near| *near == first)) {
+            let place = |first| selection.order.iter().position(|candidate| candidate.region == first);
+            if let Some(place) = preferred.and_then(place) {
                 selection.order[..=place].rotate_right(1);
             }
         }
@@ -72,6 +77,23 @@ impl Edge {
             selection.order[..=first].rotate_right(1);
         }
         selection
+    }
+
+    /// Notes what the plan says of each region, and puts the one that was drawn in front of those that are as well.
+    fn put_drawn_first(&self, request: &Request, selection: &mut Selection) {
+        let planned = self.planned.borrow();
+        let Some(weights) = planned.as_ref() else { return };
+        let shares = weights.of(&request.deployment, request.origin, &request.allowed);
+        for candidate in &mut selection.order {
+            candidate.planned = shares.iter().find(|share| share.region == candidate.region).copied();
+        }
+        let best = selection.order.first().map(|candidate| candidate.score.health);
+        let drawn = selection.order.iter().position(|candidate| {
+            Some(candidate.region) == request.drawn && Some(candidate.score.health) == best
+        });
+        if let Some(drawn) = drawn {
+            selection.order[..=drawn].rotate_right(1);
+        }
     }
 
     /// Goes from region to region until one answers.

@@ -82,7 +82,7 @@ impl Known {
     }
 
     fn outlook(&self, candidate: &Candidate, about: &About<'_>) -> Outlook {
-        let Candidate { region, score } = *candidate;
+        let Candidate { region, score, planned: _ } = *candidate;
         let load = self.load(region, about.deployment);
         let usually = self.targets.usually(region, about.deployment, about.size);
         let queue = Waits::of(None, load.pending_tokens, load.tokens_per_second).bulk;

@@ -88,6 +88,9 @@ fn considered(trail: &Trail, catalogue: &Catalogue) -> Value {
                 "region": named(candidate.region),
                 "rank": place + 1,
                 "health": health_word(candidate.score.health),
+                "draining": candidate.score.draining,
+                "weight_permille": candidate.planned.map(|share| share.permille),
+                "planned": candidate.planned.map(|share| share.why.as_str()),
                 "rtt_ms": millis(candidate.score.rtt),
             })
         })

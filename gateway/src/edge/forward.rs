@@ -10,6 +10,7 @@ use super::scatter::Room;
 use super::table::Current;
 use super::view::View;
 use super::watch::Watch;
+use super::weights::{Demands, Planned};
 use crate::compress;
 use crate::config::EdgeConfig;
 use crate::events::Times;
@@ -26,6 +27,7 @@ use gateway_core::endpoint::Endpoint;
 use gateway_core::tenant::Tenant;
 use gateway_core::timing::RegionTiming;
 use pingora::protocols::http::ServerSession;
+use regions::set::RegionIndex;
 use replica_core::wire::error::Fault;
 use replica_core::wire::headers;
 use std::sync::Arc;
@@ -38,6 +40,11 @@ pub(super) struct Edge {
     pub(super) tokens: Arc<Tokens>,
     pub(super) allowances: Allowances,
     pub(super) views: watch::Receiver<Current>,
+    /// What the hub plans for this gateway.
+    pub(super) planned: watch::Receiver<Planned>,
+    pub(super) demands: Arc<Demands>,
+    /// Where it stands.
+    pub(super) place: RegionIndex,
     pub(super) watch: Arc<Watch>,
     pub(super) upstream: Arc<Upstream>,
     pub(super) intake: Arc<Intake>,

@@ -7,7 +7,7 @@
 //!                     (what, where)           (how well)
 //! ```
 //!
-//! [`table`] follows the hub's route table and survives without the hub; [`reports`] hears the regions; [`watch`] holds
+//! [`table`] follows the hub's route table and [`weights`] its plan, and both survive without the hub; [`reports`] hears the regions; [`watch`] holds
 //! what is known of their health. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
 //! who asks for what and who may see it, [`allowances`] is what its tenant has left, [`shedding`] whether there is room
 //! for it, and [`attempts`] goes from region to region, with a [`race`] of two at most under way. [`scatter`] does that
@@ -28,9 +28,11 @@ mod reports;
 mod scatter;
 mod scrape;
 mod shedding;
+mod snapshot;
 mod table;
 mod view;
 mod watch;
+mod weights;
 
 use crate::config::EdgeConfig;
 use crate::handover::{self, Giver, Sockets, Taken};
@@ -109,13 +111,22 @@ pub async fn run(
     let client = reqwest::Client::builder().no_proxy().build()?;
     let config = Arc::new(config);
     let views = channel::Sender::new(table::restore(&config));
+    let (planned, demands) = (channel::Sender::new(weights::restore(&config)), Arc::default());
+    let plan_counts: Arc<weights::PlanCounts> = Arc::default();
     let watch = Arc::new(watch::Watch::new(config.point, &config.catalogue));
     let leaving = channel::Sender::new(false);
     let upstream = Arc::new(Upstream::to_regions(&config.regions)?);
 
     let mut tasks = JoinSet::new();
     let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
-    tasks.spawn(table::follow(config.clone(), client, views.clone(), metrics.clone()));
+    tasks.spawn(table::follow(config.clone(), client.clone(), views.clone(), metrics.clone()));
+    tasks.spawn(weights::follow(
+        config.clone(),
+        client,
+        Arc::clone(&demands),
+        planned.clone(),
+        plan_counts.clone(),
+    ));
     tasks.spawn(reports::listen(config.clone(), upstream.clone(), views.subscribe(), watch.clone()));
     tasks.spawn(watch.clone().look_for_silence());
     tasks.extend(config.tls.clone().map(tls::Identity::follow));
@@ -143,6 +154,9 @@ pub async fn run(
     let asked = operations::Operations {
         config: config.clone(),
         views: views.subscribe(),
+        planned: planned.subscribe(),
+        demands: demands.clone(),
+        plan_counts,
         watch: watch.clone(),
         metrics: metrics.clone(),
         intake: intake.clone(),
@@ -166,6 +180,8 @@ pub async fn run(
     }
     ready(listener.address());
     let timeouts = config.timeouts;
+    let place =
+        config.catalogue.index_of(&config.place).expect("a place that is configured is in the catalogue");
     let tokens = Arc::new(Tokens::new(&config.issuers));
     tasks.spawn(tokens.clone().follow(config.issuers.clone()));
     let allowances = allowances::Allowances::new(&config.keys, Instant::now());
@@ -174,6 +190,9 @@ pub async fn run(
         tokens,
         allowances,
         views: views.subscribe(),
+        planned: planned.subscribe(),
+        demands,
+        place,
         watch,
         upstream,
         intake,

@@ -13,6 +13,7 @@ use super::scatter::Room;
 use super::scrape;
 use super::table::Current;
 use super::watch::Watch;
+use super::weights::{Demands, PlanCounts, Planned};
 use crate::circuits;
 use crate::config::EdgeConfig;
 use crate::events::HopFailures;
@@ -37,6 +38,9 @@ use tokio::sync::{Semaphore, watch};
 pub(super) struct Operations {
     pub(super) config: Arc<EdgeConfig>,
     pub(super) views: watch::Receiver<Current>,
+    pub(super) planned: watch::Receiver<Planned>,
+    pub(super) demands: Arc<Demands>,
+    pub(super) plan_counts: Arc<PlanCounts>,
     pub(super) watch: Arc<Watch>,
     pub(super) metrics: Arc<EdgeMetrics>,
     pub(super) intake: Arc<Intake>,
@@ -100,7 +104,8 @@ async fn metrics(State(operations): State<Operations>) -> impl IntoResponse {
 }
 
 async fn routes(State(operations): State<Operations>) -> Json<Value> {
-    let Operations { config, views, watch, .. } = operations;
+    let Operations { config, views, planned, watch, .. } = operations;
+    let plan = planned.borrow().as_ref().map(|weights| weights.generation.to_string());
     let Some(view) = views.borrow().clone() else {
         return Json(json!({"generation": null, "regions": []}));
     };
@@ -116,6 +121,7 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
                 "region": config.catalogue.region(region).id.as_str(),
                 "endpoint": address.to_string(),
                 "health": health_word(health),
+                "draining": view.draining.contains(region),
                 "report_age_ms": age.map(|age| age.as_millis() as u64),
                 "rtt_ms": known.latency.estimate(region, now).as_secs_f64() * 1e3,
                 "ready": known.fleet.ready(region),
@@ -128,5 +134,6 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
         .deployments()
         .map(|deployment| json!({"name": deployment.name.as_str(), "residency": deployment.residency.to_string()}))
         .collect();
-    Json(json!({"generation": view.generation.to_string(), "regions": regions, "deployments": deployments}))
+    let generation = view.generation.to_string();
+    Json(json!({"generation": generation, "plan": plan, "regions": regions, "deployments": deployments}))
 }

@@ -25,18 +25,38 @@ struct Seen {
 
 /// Everything, in Prometheus' text format.
 pub(super) fn text(operations: &Operations) -> String {
-    let Operations { config, views, metrics, intake, connections, receipts, scattering, listener, .. } =
-        operations;
+    let Operations {
+        config,
+        views,
+        planned,
+        metrics,
+        intake,
+        connections,
+        receipts,
+        scattering,
+        listener,
+        ..
+    } = operations;
     let mut text = Text::default();
     metrics.render(&mut text, &config.catalogue);
 
     let generation = views.borrow().as_ref().map(|view| view.generation);
     let (epoch, number) = generation.map_or((0, 0), |generation| (generation.epoch, generation.number));
+    let plan = planned.borrow().clone();
+    let (plan_epoch, plan_number) =
+        plan.as_ref().map_or((0, 0), |plan| (plan.generation.epoch, plan.generation.number));
     let open = operations.connections_max - connections.available_permits();
     let taken = BODIES_BYTES_MAX - intake.room();
     for (name, help, value) in [
         ("meridian_gateway_route_epoch", "Epoch of the route table in hand; 0 before the first.", epoch),
         ("meridian_gateway_route_generation", "Its generation within the epoch.", number),
+        ("meridian_gateway_plan_epoch", "Epoch of the plan in hand; 0 before the first.", plan_epoch),
+        ("meridian_gateway_plan_generation", "Its generation within the epoch.", plan_number),
+        (
+            "meridian_gateway_plan_rows",
+            "Its rows: classes and origins that it divides.",
+            plan.map_or(0, |plan| plan.rows() as u64),
+        ),
         ("meridian_gateway_connections", "Connections of clients that are open.", open as u64),
         ("meridian_gateway_connections_max", "How many may be.", operations.connections_max as u64),
         ("meridian_gateway_bodies_bytes", "Room that the bodies under way have taken.", taken as u64),
@@ -55,6 +75,20 @@ pub(super) fn text(operations: &Operations) -> String {
         ),
     ] {
         text.single(name, Kind::Gauge, help, value);
+    }
+    for (name, help, count) in [
+        (
+            "meridian_gateway_plans_refused_total",
+            "Plans of the hub that could not be read or were not newer; the one in hand stayed.",
+            operations.plan_counts.refused.get(),
+        ),
+        (
+            "meridian_gateway_demand_missed_total",
+            "Requests that no plan knows of, because there were too many classes.",
+            operations.demands.missed(),
+        ),
+    ] {
+        text.single(name, Kind::Counter, help, count);
     }
     let help = "Times that a region could not be talked to over TLS, by what was the matter.";
     operations.upstream.hop_failures().render(&mut text, "meridian_gateway_hop_failures_total", help);

@@ -1,9 +1,10 @@
 //! Room in the regions, asked for before a body is read and taken when it is known what is in it.
 //!
-//! `gateway_core::shed` decides; here are the lock around it and the question where a request would go first: to the nearest
-//! of the regions that may see it, serve its deployment and are well, as the choice among them has it. Before its body is
-//! read the deployment of most requests is not known (it is in the body), so a request is turned away at its head only if
-//! none of those that its tenant may use has room for it, and no other region has offered any.
+//! `gateway_core::shed` decides; here are the lock around it and the question where a request would go first: to the region
+//! that is drawn by the plan's weights, or where there are none to the nearest, of those that may see it, serve its
+//! deployment and are well, as the choice among them has it. Before its body is read the deployment of most requests is
+//! not known (it is in the body), so a request is turned away at its head only if none of those that its tenant may use has
+//! room for it, and no other region has offered any.
 //!
 //! Where the nearest is not calm, `gateway_core::spill` may send a request past it: to a region that has offered to take it.
 //! Then its room is there, and that region is asked first.
@@ -11,20 +12,23 @@
 use super::forward::Edge;
 use super::refusals::shed;
 use super::view::{Lawful, View};
-use super::watch::{About, Known, Watch, chance};
+use super::watch::{About, Known, Watch, chances};
 use crate::respond::Refusal;
 use gateway_core::ask::Ask;
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint::Target;
 use gateway_core::lane::Lane;
+use gateway_core::lawful::Residency;
 use gateway_core::pace::Size;
 use gateway_core::shed::{self, Entered, Pools, Shed, Waits};
 use gateway_core::spill;
 use gateway_core::tenant::{Cost, Tenant};
+use gateway_core::weights::Weights;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
 use regions::selection::Health;
 use regions::set::{RegionIndex, RegionSet};
+use regions::weights;
 use scheduler_core::spoke::{Load, Report};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -38,12 +42,24 @@ const LOOKED_AT_MAX: usize = 16;
 pub(crate) struct Shedding(Mutex<Pools>);
 
 /// Where a request has room.
-#[derive(Default)]
 pub(super) struct Room {
+    /// Where it comes from, as a plan has it.
+    pub(super) origin: RegionIndex,
+    /// Where the plan sends it, if it says anything of it.
+    pub(super) drawn: Option<RegionIndex>,
     /// Its room, if what it goes to is known.
     pub(super) place: Option<Place>,
     /// The region that has offered to take it, where it does not go to the nearest.
     pub(super) overflow: Option<RegionIndex>,
+}
+
+/// Where a request would go first.
+#[derive(Clone, Copy)]
+struct Home {
+    region: RegionIndex,
+    origin: RegionIndex,
+    /// The plan says so.
+    drawn: bool,
 }
 
 /// A request's room, given back when this is dropped.
@@ -79,11 +95,18 @@ pub(super) struct Way<'a> {
     pub(super) client: Option<GeoPoint>,
     /// By which it is decided whom of those that return from an ejection it may be sent to.
     pub(super) chance: Permille,
+    /// By which its region is drawn.
+    pub(super) draw: Permille,
+    /// Where this gateway stands.
+    pub(super) place: RegionIndex,
+    /// What the hub plans for it.
+    pub(super) weights: Option<&'a Weights>,
 }
 
 /// What of a request its room hangs on.
 pub(super) struct Wants<'a> {
     pub(super) tenant: &'a Tenant,
+    pub(super) residency: &'a Residency,
     pub(super) lane: Lane,
     pub(super) tokens: u64,
     /// How long its caller will still wait.
@@ -115,14 +138,17 @@ impl Edge {
             return Ok(());
         }
         let permitted = tenant.residency.narrow(&ask.residency).permitted(&self.config.catalogue);
-        let (now, chance) = (Instant::now(), chance());
-        let nearest = |known: &Known, lawful: &Lawful| {
-            let allowed = lawful.allowed.intersect(permitted);
-            Way { view, lawful, allowed, client: ask.client, chance }.nearest(known, now)
+        let (now, chances, planned) = (Instant::now(), chances(), self.planned.borrow().clone());
+        let home = |known: &Known, lawful: &Lawful| {
+            let (allowed, weights) = (lawful.allowed.intersect(permitted), planned.as_deref());
+            let [chance, _, draw] = chances;
+            let (client, place) = (ask.client, self.place);
+            Way { view, lawful, allowed, client, chance, draw, place, weights }.home(known, now)
         };
         let pools: Option<Vec<_>> = {
             let known = &*self.watch.known();
-            usable.iter().map(|lawful| Some((nearest(known, lawful)?, &lawful.deployment.name))).collect()
+            let pool = |lawful: &&'_ Lawful| home(known, lawful).map(|home| home.region);
+            usable.iter().map(|lawful| Some((pool(lawful)?, &lawful.deployment.name))).collect()
         };
         // Where nobody can serve it at all, another refusal has more to say.
         let Some(pools) = pools else { return Ok(()) };
@@ -146,27 +172,32 @@ impl Edge {
     /// Room for a request in the pool that it would go to first, or in one that has offered it; nothing if there is no such
     /// pool, of which it will hear.
     pub(super) fn room(&self, way: &Way<'_>, wants: &Wants<'_>) -> Result<Room, Refusal> {
-        let Wants { tenant, lane, tokens, left, chance } = *wants;
+        let Wants { tenant, residency, lane, tokens, left, chance } = *wants;
         let name = &way.lawful.deployment.name;
         let asked = asked(tenant, lane, tokens, left);
         let overflow = spill::Ask { deployment: name, lane, tokens, left, turned_away: false, chance };
-        let spills = self.config.spill;
-        let (nearest, past) = {
-            let (known, now) = (&mut *self.watch.known(), Instant::now());
-            let Some(nearest) = way.nearest(known, now) else { return Ok(Room::default()) };
-            (nearest, if spills { way.past(known, nearest, &overflow, now) } else { None })
+        let (spills, now) = (self.config.spill, Instant::now());
+        let (home, past) = {
+            let known = &mut *self.watch.known();
+            let Some(home) = way.home(known, now) else {
+                return Ok(Room { origin: self.place, drawn: None, place: None, overflow: None });
+            };
+            (home, if spills { way.past(known, home.region, &overflow, now) } else { None })
         };
+        let Home { region: nearest, origin, drawn } = home;
+        let drawn = drawn.then_some(nearest);
+        self.demands.asked(name, (residency, way.allowed), origin, tokens, now);
         let enter = |region| self.enter(region, name, &asked);
         // Room that was offered and is not there after all is no reason to be turned away here.
         let offered = |to: RegionIndex| {
             let place = enter(to).ok()?;
-            Some(Room { place: Some(place), overflow: Some(to) })
+            Some(Room { origin, drawn, place: Some(place), overflow: Some(to) })
         };
         if let Some(room) = past.and_then(offered) {
             return Ok(room);
         }
         match enter(nearest) {
-            Ok(place) => Ok(Room { place: Some(place), overflow: None }),
+            Ok(place) => Ok(Room { origin, drawn, place: Some(place), overflow: None }),
             Err(why) => {
                 let overflow = spill::Ask { turned_away: true, ..overflow };
                 let past = || way.past(&mut self.watch.known(), nearest, &overflow, Instant::now());
@@ -185,14 +216,34 @@ impl Edge {
 }
 
 impl Way<'_> {
-    /// The region that the request would go to first.
-    fn nearest(&self, known: &Known, now: Instant) -> Option<RegionIndex> {
+    /// Where it would go first: to the region that is drawn for it, of those that are as well as the best and would not
+    /// hold it, or to the nearest.
+    fn home(&self, known: &Known, now: Instant) -> Option<Home> {
         let name = &self.lawful.deployment.name;
-        let near = self.serving(known).map(|region| {
-            let held = known.held_for(region, name).unwrap_or_default();
-            (self.health(known, region, now), rtt(known, self.client, region, now) + held, region)
-        });
-        near.filter(|(health, ..)| *health != Health::Down).min().map(|(.., region)| region)
+        let holds = |region| known.held_for(region, name);
+        // The best to go to, and the nearest to come from: one that is drained is near all the same.
+        let (mut to, mut from) = (None, None);
+        for region in self.serving(known) {
+            let health = self.health(known, region, now);
+            if health != Health::Down {
+                let away = rtt(known, self.client, region, now);
+                let draining = self.view.draining.contains(region);
+                let there = (health, draining, away + holds(region).unwrap_or_default(), region);
+                to = Some(to.map_or(there, |best| there.min(best)));
+                from = Some(from.map_or((health, away, region), |best| (health, away, region).min(best)));
+            }
+        }
+        let ((best, .., nearest), (.., from)) = (to?, from?);
+        let origin = self.client.map_or(self.place, |_| from);
+        let shares = self.weights.map_or(&[][..], |weights| weights.of(name, origin, &self.allowed));
+        let serving = self.serving_set(known);
+        let usable = |region: RegionIndex| {
+            serving.contains(region)
+                && self.health(known, region, now) == best
+                && (region == nearest || holds(region).is_none())
+        };
+        let drawn = weights::draw(shares, usable, self.draw.get());
+        Some(Home { region: drawn.unwrap_or(nearest), origin, drawn: drawn.is_some() })
     }
 
     /// Where it goes past that, if it does; then that region's offer is taken.
@@ -217,7 +268,8 @@ impl Way<'_> {
             return None;
         }
         let well = |region: &RegionIndex| self.health(known, *region, now) == Health::Healthy;
-        let others = self.serving(known).filter(|region| *region != nearest).filter(well);
+        let stays = |region: &RegionIndex| *region != nearest && !self.view.draining.contains(*region);
+        let others = self.serving(known).filter(stays).filter(well);
         let mut others: Vec<_> = others.map(|region| place(known, region)).collect();
         others.sort_unstable_by_key(|other| (other.rtt, other.region));
         known.spill.leaves(overflow, home, &others, now)
@@ -232,14 +284,17 @@ impl Way<'_> {
     }
 
     /// The regions that may see it and serve its deployment.
-    fn serving<'k>(&self, known: &'k Known) -> impl Iterator<Item = RegionIndex> + 'k {
+    fn serving(&self, known: &Known) -> impl Iterator<Item = RegionIndex> + use<> {
+        self.serving_set(known).iter()
+    }
+
+    fn serving_set(&self, known: &Known) -> RegionSet {
         let Lawful { deployment, registered, .. } = self.lawful;
         known
             .fleet
             .serving(&deployment.name, *registered)
             .intersect(self.allowed)
             .intersect(self.view.routed)
-            .iter()
     }
 }
 

@@ -2,24 +2,18 @@
 //! higher generation has the newer one.
 //!
 //! A new table is taken when its generation is higher than the one in hand, never otherwise: a hub restored from an old
-//! backup cannot take traffic back to regions that are gone. What is taken is written to disk with its checksum before
-//! it is used, so that a gateway which starts while the hub is dead serves from the last good table.
-//!
-//! Two processes keep the same snapshot for as long as the one hands over to the other, and both go on hearing the hub.
-//! So whoever writes holds a lock beside it, looks what is there, and writes only what is newer: the file goes back no more
-//! than the table in hand does (invariant 5, Monotone plans), whoever of the two was slower.
+//! backup cannot take traffic back to regions that are gone. What is taken is written to disk before it is used
+//! ([`super::snapshot`]), so that a gateway which starts while the hub is dead serves from the last good table.
 
+use super::snapshot;
 use super::view::View;
 use crate::config::EdgeConfig;
 use crate::metrics::EdgeMetrics;
 use rand::Rng;
-use regions::route::{Generation, RouteTable};
+use regions::route::RouteTable;
 use scheduler_core::rollout::{Reader, Role};
 use scheduler_core::wire::route::RouteTableV1;
-use sha2::{Digest, Sha256};
-use std::fs;
-use std::io::{self, Write};
-use std::path::Path;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -41,7 +35,7 @@ pub(crate) type Current = Option<Arc<View>>;
 
 /// The table on disk, if there is a good one.
 pub(crate) fn restore(config: &EdgeConfig) -> Current {
-    match load(&config.snapshot) {
+    match snapshot::load::<RouteTableV1>(&config.snapshot) {
         Ok(table) => {
             tracing::info!(generation = %table.generation, "serving from the route table on disk");
             Some(Arc::new(View::new(&table, &config.catalogue)))
@@ -134,106 +128,12 @@ async fn ask(
             "generation {offered} is not higher than {after}, which is in hand"
         )));
     }
-    let snapshot = config.snapshot.clone();
-    let generation = table.generation;
-    let saved = tokio::task::spawn_blocking(move || save(&snapshot, &wire, generation)).await;
+    let (path, generation) = (config.snapshot.clone(), table.generation);
+    let saved = tokio::task::spawn_blocking(move || snapshot::save(&path, &wire, generation)).await;
     if let Err(error) = saved.map_err(io::Error::other).flatten() {
         tracing::warn!(snapshot = %config.snapshot.display(), %error, "the route table cannot be kept on disk");
     }
     tracing::info!(generation = %table.generation, regions = table.regions.len(), "a new route table");
     views.send_replace(Some(Arc::new(View::new(&table, &config.catalogue))));
     Ok(())
-}
-
-/// Writes the table beside its place and moves it there, so that a crash leaves the old one or the new one; unless a table
-/// as new is there already.
-fn save(path: &Path, table: &RouteTableV1, generation: Generation) -> io::Result<()> {
-    // Held until the file is closed, also by a process that crashes.
-    let lock = fs::File::create(path.with_extension("lock"))?;
-    lock.lock()?;
-    if load(path).is_ok_and(|there| there.generation >= generation) {
-        return Ok(());
-    }
-    let body = serde_json::to_vec(table)?;
-    let beside = path.with_extension("new");
-    let mut file = fs::File::create(&beside)?;
-    writeln!(file, "{}", checksum(&body))?;
-    file.write_all(&body)?;
-    file.sync_all()?;
-    fs::rename(beside, path)
-}
-
-fn load(path: &Path) -> io::Result<RouteTable> {
-    let bytes = fs::read(path)?;
-    let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| invalid("it has no checksum"))?;
-    let (sum, body) = (&bytes[..end], &bytes[end + 1..]);
-    if sum != checksum(body).as_bytes() {
-        return Err(invalid("its checksum does not fit"));
-    }
-    let wire: RouteTableV1 = serde_json::from_slice(body)?;
-    RouteTable::try_from(wire).map_err(|error| invalid(&error.to_string()))
-}
-
-fn checksum(body: &[u8]) -> String {
-    Sha256::digest(body).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn write(path: &Path, number: u64) -> io::Result<()> {
-        let wire = serde_json::json!({
-            "version": 1, "epoch": 1, "generation": number, "deployments": [],
-            // As long as it takes for a torn write to show.
-            "regions": (0..200).map(|at| serde_json::json!({
-                "id": format!("aws/region-{at}"), "endpoint": "127.0.0.1:1", "deployments": [],
-            })).collect::<Vec<_>>(),
-        });
-        let wire: RouteTableV1 = serde_json::from_value(wire).expect("a table as a hub sends it");
-        let table = RouteTable::try_from(wire.clone()).expect("a good table");
-        save(path, &wire, table.generation)
-    }
-
-    fn there(path: &Path) -> u64 {
-        load(path).expect("a good table is there").generation.number
-    }
-
-    /// Invariant 5, Monotone plans.
-    #[test]
-    fn the_snapshot_never_goes_back_whoever_writes_last() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let path = dir.path().join("routes");
-        for (written, expected) in [(3, 3), (2, 3), (3, 3), (4, 4), (1, 4)] {
-            write(&path, written).expect("it is written or left");
-            assert_eq!(there(&path), expected, "after {written}");
-        }
-        // One that is of no use is in nobody's way.
-        fs::write(&path, "torn").expect("it is written");
-        write(&path, 1).expect("it is written");
-        assert_eq!(there(&path), 1);
-    }
-
-    #[test]
-    fn two_who_write_at_once_leave_a_whole_table_and_the_newest() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let path = dir.path().join("routes");
-        write(&path, 1).expect("it is written");
-        std::thread::scope(|scope| {
-            for writer in 0..4 {
-                let path = &path;
-                scope.spawn(move || {
-                    let mut before = 1;
-                    for round in 0..25 {
-                        write(path, 2 + 4 * round + writer).expect("it is written or left");
-                        let now = there(path);
-                        assert!(now >= before && now >= 2 + 4 * round + writer, "{before} {now}");
-                        before = now;
-                    }
-                });
-            }
-        });
-        assert_eq!(there(&path), 2 + 4 * 24 + 3);
-    }
 }

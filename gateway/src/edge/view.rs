@@ -17,6 +17,8 @@ pub(crate) struct View {
     pub(crate) generation: Generation,
     /// The regions of the table that the catalogue knows.
     pub(crate) routed: RegionSet,
+    /// Of these, those that their operators empty.
+    pub(crate) draining: RegionSet,
     regions: BTreeMap<RegionIndex, SocketAddr>,
     deployments: BTreeMap<DeploymentName, Lawful>,
 }
@@ -83,7 +85,8 @@ impl View {
         };
         let deployments =
             table.deployments.iter().map(|(name, entry)| (name.clone(), lawful(entry))).collect();
-        View { generation: table.generation, routed: table.routed(catalogue), regions, deployments }
+        let (routed, draining) = (table.routed(catalogue), table.draining(catalogue));
+        View { generation: table.generation, routed, draining, regions, deployments }
     }
 
     /// The deployment of this name, if there is one for this tenant.

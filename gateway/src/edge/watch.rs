@@ -82,11 +82,11 @@ pub(crate) fn chance() -> Permille {
     chances()[0]
 }
 
-/// One throw for two decisions that must not hang on each other: if those who stay where many leave were all of a high
+/// One throw for three decisions that must not hang on each other: if those who stay where many leave were all of a high
 /// chance, none of them would go to a region that takes a low share.
-pub(crate) fn chances() -> [Permille; 2] {
-    let thrown: u32 = rand::rng().random_range(0..1_000_000);
-    [thrown / 1000, thrown % 1000]
+pub(crate) fn chances() -> [Permille; 3] {
+    let thrown: u32 = rand::rng().random_range(0..1_000_000_000);
+    [thrown / 1_000_000, thrown / 1000 % 1000, thrown % 1000]
         .map(|part| Permille::new(u16::try_from(part).expect("less than a thousand")))
 }
 

@@ -14,6 +14,9 @@ use crate::id::RegionId;
 use crate::jurisdiction::Jurisdiction;
 use crate::set::MAX_REGIONS;
 
+/// The dearest hour of a replica: beyond it somebody has written another unit.
+const COST_MAX: f64 = 1e6;
+
 /// The regions of a file in order of id, at least one and at most [`MAX_REGIONS`].
 pub(super) fn read(text: &str) -> Result<Vec<Region>, Vec<Problem>> {
     let (tree, mut problems) = document::parse(text)?;
@@ -131,7 +134,7 @@ fn read_region<'d>(
     let text = format!("{cloud}/{}", name.get_ref());
     let id = text.parse::<RegionId>().map_err(|error| problems.note(name.span(), error.to_string())).ok();
     let table = Table::of(format!("region {text}"), row, problems)?;
-    table.refuse_other_keys(&["in", "at", "city", "engines"], problems);
+    table.refuse_other_keys(&["in", "at", "city", "engines", "cost"], problems);
     let place = read_place(&table, problems);
     let engines = read_engines(&table, problems);
     let point = read_point(&table, problems);
@@ -139,6 +142,7 @@ fn read_region<'d>(
     if let Some((_, at)) = city.as_ref().filter(|(city, _)| city.trim().is_empty()) {
         problems.note(at.clone(), format!("{}: `city` is empty: write the city", table.what));
     }
+    let cost = read_cost(&table, problems);
     let (country, narrowest) = place?;
     Some(Region {
         id: id?,
@@ -147,7 +151,19 @@ fn read_region<'d>(
         jurisdictions: containers(&country, narrowest, unions),
         engines: engines?,
         country,
+        cost,
     })
+}
+
+/// What a replica costs there an hour, if the row says, in millionths.
+fn read_cost(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<u64> {
+    let value = table.entries.get("cost")?;
+    let cost = number(value.get_ref()).filter(|cost| (0.0..=COST_MAX).contains(cost));
+    if cost.is_none() {
+        let wanted = format!("write what a replica costs an hour, from 0 to {COST_MAX}, as cost = 0.42");
+        problems.note(value.span(), format!("{}: `cost` is not a price: {wanted}", table.what));
+    }
+    cost.map(|cost| (cost * 1e6).round() as u64)
 }
 
 /// The country of a row and the narrowest jurisdiction that it names.
@@ -239,6 +255,18 @@ mod tests {
         for (problem, (line, part)) in problems.iter().zip(expected) {
             assert_eq!(problem.line, *line, "{problem}");
             assert!(problem.message.contains(part), "`{problem}` does not say `{part}`");
+        }
+    }
+
+    #[test]
+    fn a_price_is_kept_in_millionths_and_is_one_or_is_refused() {
+        let row = |cost: &str| file(&format!("a = {{ in = \"de\", at = [50, 8], city = \"A\"{cost} }}"));
+        let read = |cost: &str| Catalogue::parse(&row(cost)).unwrap().iter().next().unwrap().1.cost;
+        assert_eq!(read(""), None);
+        assert_eq!((read(", cost = 0.42"), read(", cost = 0")), (Some(420_000), Some(0)));
+        assert_eq!(read(", cost = 1000000"), Some(1_000_000_000_000));
+        for wrong in ["1000000.1", "-1", "nan", "\"0.42\""] {
+            check(&row(&format!(", cost = {wrong}")), &[(FIRST_ROW, "cost = 0.42")]);
         }
     }
 

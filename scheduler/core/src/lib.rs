@@ -8,7 +8,8 @@
 //! - [`registry`]: the spokes that the hub knows, and for how long it remembers one that fell silent.
 //! - [`rollout`]: what an operator wants, checked and compared, and how it comes about without anybody being overtaken.
 //! - [`publish`]: from what is registered and what is deployed to the next route table, if it differs from the last.
-//! - [`hub`]: the machine around these two: events in, commands out.
+//! - [`plan`]: what share of each class goes to which region, and how many replicas there should be against a loss.
+//! - [`hub`]: the machine around these: events in, commands out.
 //! - [`hubs`]: which of several hubs is asked.
 //! - [`wire`]: what crosses a process, each message with its version.
 //! - [`invariants`]: what must hold of it, as functions that the code and its tests share.
@@ -16,6 +17,7 @@
 pub mod hub;
 pub mod hubs;
 pub mod invariants;
+pub mod plan;
 pub mod publish;
 pub mod registry;
 pub mod rollout;

@@ -18,9 +18,11 @@ pub fn publish(
     epoch: u64,
     mut regions: BTreeMap<RegionId, RegionRoute>,
     Staged { deployments, widening }: Staged<'_>,
+    drains: &BTreeSet<RegionId>,
 ) -> Option<RouteTable> {
-    for route in regions.values_mut() {
+    for (region, route) in &mut regions {
         route.deployments.retain(|name| deployments.contains_key(name));
+        route.draining = drains.contains(region);
     }
     let known = previous.generation;
     let deployed = *deployments == previous.deployments && widening == previous.widening;
@@ -73,28 +75,43 @@ mod tests {
 
     fn routes(region: &str, ready: &[&str]) -> BTreeMap<RegionId, RegionRoute> {
         let ready = ready.iter().map(|name| name.parse().unwrap()).collect();
-        let route = RegionRoute { endpoint: ([10, 0, 0, 1], 1).into(), deployments: ready };
+        let endpoint = ([10, 0, 0, 1], 1).into();
+        let route = RegionRoute { endpoint, deployments: ready, draining: false };
         BTreeMap::from([(region.parse().unwrap(), route)])
     }
 
     #[test]
     fn nothing_new_is_no_new_generation() {
-        let all = deployments(&["a"]);
-        let first = publish(&RouteTable::empty(), 1, routes("aws/us-east-1", &["a"]), staged(&all)).unwrap();
+        let (all, none) = (deployments(&["a"]), BTreeSet::new());
+        let first =
+            publish(&RouteTable::empty(), 1, routes("aws/us-east-1", &["a"]), staged(&all), &none).unwrap();
         assert_eq!(first.generation.to_string(), "1.1");
-        assert_eq!(publish(&first, 1, routes("aws/us-east-1", &["a"]), staged(&all)), None);
-        let less = publish(&first, 1, routes("aws/us-east-1", &[]), staged(&all)).unwrap();
+        assert_eq!(publish(&first, 1, routes("aws/us-east-1", &["a"]), staged(&all), &none), None);
+        let less = publish(&first, 1, routes("aws/us-east-1", &[]), staged(&all), &none).unwrap();
         assert_eq!(less.generation.to_string(), "1.2");
-        let renewed = publish(&less, 2, routes("aws/us-east-1", &[]), staged(&all)).unwrap();
+        let renewed = publish(&less, 2, routes("aws/us-east-1", &[]), staged(&all), &none).unwrap();
         assert_eq!(renewed.generation.to_string(), "2.3");
+    }
+
+    #[test]
+    fn a_region_that_is_to_be_drained_is_published_as_such_until_it_is_not() {
+        let (all, ready) = (deployments(&["a"]), routes("aws/us-east-1", &["a"]));
+        let drains = BTreeSet::from(["aws/us-east-1".parse().unwrap(), "oci/ap-tokyo-1".parse().unwrap()]);
+        let first = publish(&RouteTable::empty(), 1, ready.clone(), &all, &BTreeSet::new()).unwrap();
+        let next = publish(&first, 1, ready.clone(), &all, &drains).unwrap();
+        assert!(next.regions.values().all(|route| route.draining));
+        assert_eq!(publish(&next, 1, ready.clone(), &all, &drains), None);
+        let last = publish(&next, 1, ready.clone(), &all, &BTreeSet::new()).unwrap();
+        assert_eq!(last.regions, ready);
     }
 
     #[test]
     fn what_is_not_deployed_is_left_out_until_it_is() {
         let ready = routes("aws/us-east-1", &["a", "b"]);
-        let first = publish(&RouteTable::empty(), 1, ready.clone(), staged(&deployments(&["a"]))).unwrap();
+        let (one, two, none) = (deployments(&["a"]), deployments(&["a", "b"]), BTreeSet::new());
+        let first = publish(&RouteTable::empty(), 1, ready.clone(), staged(&one), &none).unwrap();
         assert_eq!(first.regions, routes("aws/us-east-1", &["a"]));
-        let next = publish(&first, 1, ready, staged(&deployments(&["a", "b"]))).unwrap();
+        let next = publish(&first, 1, ready, staged(&two), &none).unwrap();
         assert_eq!(next.regions, routes("aws/us-east-1", &["a", "b"]));
     }
 
@@ -109,7 +126,9 @@ mod tests {
             for (region, count, restored) in steps {
                 epoch += u64::from(restored);
                 let all = deployments(&ready[..count]);
-                if let Some(next) = publish(&table, epoch, routes(regions[region], &ready), staged(&all)) {
+                let drained = restored.then(|| regions[region].parse().unwrap());
+                let (routes, drains) = (routes(regions[region], &ready), BTreeSet::from_iter(drained));
+                if let Some(next) = publish(&table, epoch, routes, staged(&all), &drains) {
                     prop_assert_eq!(invariants::monotone(table.generation, next.generation), Ok(()));
                     table = next;
                 }

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use crate::plan::capacity::Capacity;
 use regions::{DeploymentName, RegionId, RegionRoute};
 
 /// How long a region keeps its route after its last lease ended: a dozen leases' worth, in which every spoke that lives
@@ -54,6 +55,8 @@ pub struct Registration {
     pub boot_id: u64,
     /// The deployments that have a replica ready, or would have one for whoever asks.
     pub deployments: BTreeSet<DeploymentName>,
+    /// What the region can do.
+    pub capacity: Capacity,
 }
 
 /// A registration that stands, and when it came to stand.
@@ -154,6 +157,14 @@ impl Registry {
 
     /// Where each region is reached and what is ready there.
     pub fn routes(&self) -> BTreeMap<RegionId, RegionRoute> {
+        let newest = self.newest().into_iter();
+        let standing = newest.map(|(region, standing)| (region.clone(), route(standing)));
+        let lapsed = self.lapsed.iter().map(|(region, lapsed)| (region.clone(), lapsed.route.clone()));
+        standing.chain(lapsed).collect()
+    }
+
+    /// Of the spokes of each region the one that is routed to.
+    pub fn newest(&self) -> BTreeMap<&RegionId, &Standing> {
         let mut newest: BTreeMap<&RegionId, &Standing> = BTreeMap::new();
         for ((region, _), standing) in &self.spokes {
             let known = newest.entry(region).or_insert(standing);
@@ -161,9 +172,7 @@ impl Registry {
                 *known = standing;
             }
         }
-        let standing = newest.into_iter().map(|(region, standing)| (region.clone(), route(standing)));
-        let lapsed = self.lapsed.iter().map(|(region, lapsed)| (region.clone(), lapsed.route.clone()));
-        standing.chain(lapsed).collect()
+        newest
     }
 
     fn of(&self, region: &RegionId) -> impl Iterator<Item = &Standing> {
@@ -210,8 +219,8 @@ impl Registry {
 }
 
 fn route(standing: &Standing) -> RegionRoute {
-    let Registration { region: _, endpoint, boot_id: _, deployments } = &standing.registration;
-    RegionRoute { endpoint: *endpoint, deployments: deployments.clone() }
+    let Registration { region: _, endpoint, boot_id: _, deployments, capacity: _ } = &standing.registration;
+    RegionRoute { endpoint: *endpoint, deployments: deployments.clone(), draining: false }
 }
 
 #[cfg(test)]
@@ -229,6 +238,7 @@ mod tests {
             endpoint: ([10, 0, 0, 1], port).into(),
             boot_id: port.into(),
             deployments: BTreeSet::new(),
+            capacity: Capacity::default(),
         };
         Standing { registration, created }
     }

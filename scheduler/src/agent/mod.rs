@@ -1,8 +1,9 @@
 //! The agent: a region's voice at the hub.
 //!
 //! It registers, keeps the lease alive, says at once when something else is ready, and registers again when the hub has
-//! forgotten it. While the hub is away it tries again, with growing pauses, for ever; nothing in the region waits for
-//! it, and it says so in the log once and not at every attempt.
+//! forgotten it. With the lease goes what the region can do, and back comes how many replicas the hub wants kept. While the
+//! hub is away it tries again, with growing pauses, for ever; nothing in the region waits for it, and it says so in the log
+//! once and not at every attempt.
 //!
 //! What must not be seen in the region it learns by following the route table ([`table`]). Where somebody is there to start
 //! replicas, that one follows it, to know as well what should run.
@@ -23,12 +24,13 @@ use std::time::{Duration, Instant};
 use regions::DeploymentName;
 use scheduler_core::registry::Registration;
 use scheduler_core::spoke::Spoke;
+use scheduler_core::wire::plan::heard;
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::config::SpokeConfig;
-use crate::events::{HubBack, HubLost, HubPassedOver, LeaseLost, NotDeployed, Registered};
+use crate::events::{FloorsRefused, HubBack, HubLost, HubPassedOver, LeaseLost, NotDeployed, Registered};
 use client::{Client, NoAnswer};
 use table::Source;
 
@@ -142,7 +144,8 @@ impl Agent {
                 self.until_due(period, &told).await;
             }
             let ready = self.ready();
-            match self.client.keep_alive(lease, &KeepAliveV1::new(&ready)).await {
+            let capacity = self.with_spoke(|spoke| spoke.capacity(Instant::now()));
+            match self.client.keep_alive(lease, &KeepAliveV1::new(&ready, &capacity)).await {
                 Ok(answer) => {
                     self.heard(&answer, &ready);
                     told = ready;
@@ -184,13 +187,15 @@ impl Agent {
     }
 
     fn registration(&self) -> Registration {
-        let (boot_id, deployments) =
-            self.with_spoke(|spoke| (spoke.boot_id(), spoke.deployments_servable(Instant::now())));
+        let now = Instant::now();
+        let (boot_id, deployments, capacity) =
+            self.with_spoke(|spoke| (spoke.boot_id(), spoke.deployments_servable(now), spoke.capacity(now)));
         Registration {
             region: self.config.region.clone(),
             endpoint: self.config.advertise,
             boot_id,
             deployments,
+            capacity,
         }
     }
 
@@ -198,14 +203,19 @@ impl Agent {
         self.with_spoke(|spoke| spoke.deployments_servable(Instant::now()))
     }
 
-    fn with_spoke<T>(&self, ask: impl FnOnce(&Spoke) -> T) -> T {
-        ask(&self.spoke.lock().expect("no decision panics while it holds the lock"))
+    fn with_spoke<T>(&self, ask: impl FnOnce(&mut Spoke) -> T) -> T {
+        ask(&mut self.spoke.lock().expect("no decision panics while it holds the lock"))
     }
 
     /// The hub answered.
     fn heard(&mut self, answer: &LeaseV1, told: &BTreeSet<DeploymentName>) {
         if std::mem::take(&mut self.lost) {
             HubBack { hub: self.config.hub.now() }.emit();
+        }
+        match answer.floors.as_deref().map(heard).transpose() {
+            Ok(None) => {}
+            Ok(Some(floors)) => self.with_spoke(|spoke| spoke.set_floors(floors)),
+            Err(error) => FloorsRefused { error: &error }.emit(),
         }
         let unknown = |name: &&DeploymentName| answer.unknown.iter().any(|unknown| unknown == name.as_str());
         let unknown: Vec<_> = told.iter().filter(unknown).cloned().collect();

@@ -4,21 +4,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use regions::{Generation, RouteTable};
+use scheduler_core::hub::planning::Part;
 use scheduler_core::wire::route::RouteTableV1;
 use scheduler_store::StoreError;
 use tokio::sync::watch;
 
+use super::plans::Plans;
 use super::{Current, Published, records};
 use crate::events::{StoreFailing, StoreRecovered, TablePublished};
 
 pub(super) struct Board {
     publish: watch::Sender<Current>,
+    plans: Arc<Plans>,
     failing: AtomicBool,
 }
 
 impl Board {
-    pub(super) fn new(publish: watch::Sender<Current>) -> Board {
-        Board { publish, failing: AtomicBool::new(false) }
+    pub(super) fn new(publish: watch::Sender<Current>, plans: Arc<Plans>) -> Board {
+        Board { publish, plans, failing: AtomicBool::new(false) }
+    }
+
+    /// Gives these parts of a plan out, as far as they supersede those that are.
+    pub(super) fn publish_plan(&self, parts: impl IntoIterator<Item = Part>) {
+        parts.into_iter().for_each(|part| self.plans.publish(part));
     }
 
     /// Of the table that is given out.
@@ -54,7 +62,7 @@ mod tests {
     #[test]
     fn a_table_that_does_not_supersede_is_not_given_out() {
         let (publish, current) = watch::channel(None);
-        let board = Board::new(publish);
+        let board = Board::new(publish, Arc::default());
         let table = |text: &str| RouteTable { generation: text.parse().unwrap(), ..RouteTable::empty() };
         for (text, given_out) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
             board.publish(table(text));

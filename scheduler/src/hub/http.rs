@@ -1,4 +1,4 @@
-//! The hub's HTTP: reads what is asked, calls [`super::spokes`], holds long polls.
+//! The hub's HTTP: reads what is asked, calls [`super::spokes`], [`super::demands`] and [`super::drains`], holds long polls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,26 +10,29 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
-use regions::{Catalogue, Generation};
+use axum::routing::{delete, get, post, put};
+use regions::{Catalogue, Generation, RegionId};
 use scheduler_core::registry::Registration;
 use scheduler_core::rollout::Reader;
 use scheduler_core::wire::WireError;
 use scheduler_core::wire::apply::{AppliedV1, ApplyV1, RolloutV1, WantedV1};
+use scheduler_core::wire::plan::{DemandV1, DrainV1, GatewayDemand};
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 use scheduler_store::{Lease, Store};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::apply::NotApplied;
+use super::demands::{self, Demands};
 use super::operator::{Operator, OperatorToken};
+use super::plans::Plans;
 use super::readers::Word;
-use super::{Current, apply, spokes, told};
+use super::{Current, apply, drains, spokes, told};
 use crate::events::ReaderAhead;
 use crate::respond::{self, Code, Refusal};
 
-/// Bytes of one body: ten thousand deployments of the longest name.
-const BODY_BYTES_MAX: usize = 1 << 20;
+/// Bytes of one body: ten thousand deployments of the longest name, ready and with what they can do.
+const BODY_BYTES_MAX: usize = 2 << 20;
 /// Bytes of the files that an operator applies: ten thousand deployments as a person writes them.
 const APPLY_BYTES_MAX: usize = 8 << 20;
 /// How long a question for routes is held at most, whatever it asks for.
@@ -46,6 +49,10 @@ pub(super) struct Desk<S> {
     /// Who runs which table is said here.
     pub(super) readers: mpsc::Sender<Word>,
     pub(super) current: watch::Receiver<Current>,
+    /// The parts of the plan.
+    pub(super) plans: Arc<Plans>,
+    /// What gateways are asked for, as they have told this hub.
+    pub(super) demands: Arc<Demands>,
     pub(super) polls: Arc<Semaphore>,
     pub(super) stopping: watch::Receiver<bool>,
     /// A gateway was seen to have a newer table than this hub. Told once: it asks again and again.
@@ -61,6 +68,8 @@ pub(super) fn router<S: Store>(desk: Desk<S>) -> Router {
         .route("/v1/deployments", get(wanted::<S>))
         .route("/v1/rollout", get(rollout::<S>))
         .route("/v1/apply", post(applied::<S>).layer(DefaultBodyLimit::max(APPLY_BYTES_MAX)))
+        .route("/v1/demand", post(demand::<S>))
+        .route("/v1/drains/{cloud}/{name}", put(drain::<S>).delete(undrain::<S>))
         .route("/livez", get(async || "alive\n"))
         .route("/readyz", get(ready::<S>))
         .fallback(async || Refusal::new(Code::NotFound, "A hub has no such path."))
@@ -85,8 +94,45 @@ async fn keep_alive<S: Store>(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<axum::Json<LeaseV1>, Refusal> {
     let lease = number(&lease)?;
-    let ready = json::<KeepAliveV1>(body)?.ready().map_err(wrong)?;
-    spokes::keep_alive(&desk, lease, ready).await.map(axum::Json)
+    let (ready, capacity) = json::<KeepAliveV1>(body)?.said().map_err(wrong)?;
+    spokes::keep_alive(&desk, lease, ready, capacity).await.map(axum::Json)
+}
+
+/// Takes what a gateway is asked for, and answers with its rows of the plan if they are newer than those it has, or with
+/// 204.
+async fn demand<S: Store>(
+    State(desk): State<Desk<S>>,
+    RawQuery(query): RawQuery,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Refusal> {
+    let Question { after, wait: _, reader: _ } = Question::read(query.as_deref().unwrap_or_default())?;
+    let demand = GatewayDemand::try_from(json::<DemandV1>(body)?).map_err(wrong)?;
+    let place = demand.gateway.place.clone();
+    demands::note(&desk, demand).await?;
+    Ok(match desk.plans.rows(&place, after) {
+        Some(rows) => ([(header::CONTENT_TYPE, "application/json")], rows.body()).into_response(),
+        None => StatusCode::NO_CONTENT.into_response(),
+    })
+}
+
+async fn drain<S: Store>(
+    State(desk): State<Desk<S>>,
+    _operator: Operator,
+    Path(region): Path<(String, String)>,
+) -> Result<axum::Json<DrainV1>, Refusal> {
+    drains::drain(&desk, &named(&region)?).await.map(axum::Json)
+}
+
+async fn undrain<S: Store>(
+    State(desk): State<Desk<S>>,
+    _operator: Operator,
+    Path(region): Path<(String, String)>,
+) -> Result<StatusCode, Refusal> {
+    drains::undrain(&desk, &named(&region)?).await.map(|()| StatusCode::NO_CONTENT)
+}
+
+fn named((cloud, name): &(String, String)) -> Result<RegionId, Refusal> {
+    format!("{cloud}/{name}").parse().map_err(|error| invalid("region", &format!("`region`: {error}.")))
 }
 
 async fn leave<S: Store>(
@@ -260,6 +306,8 @@ mod tests {
             operator: None,
             readers: mpsc::channel(1).0,
             current,
+            plans: Arc::default(),
+            demands: Arc::default(),
             polls: Arc::new(Semaphore::new(polls)),
             stopping,
             reader_ahead: Arc::default(),

@@ -1,23 +1,29 @@
-//! Keeps the route table: waits for the store and the clock, tells the machine, does what it says.
+//! Keeps the route table and the plan: waits for the store and the clock, tells the machine, does what it says.
 //!
-//! The only one who writes `routes`, for as long as its term lasts: every write is guarded by the term and by the table
-//! that it stands on. It never decides anything; see [`scheduler_core::hub`] for what it is told to do.
+//! The only one who writes `routes` and what is under `plan/`, for as long as its term lasts: every write is guarded by the
+//! term, and that of a table by the table that it stands on. A plan is made on a thread of its own, since that may take
+//! some tens of milliseconds. It never decides anything; see [`scheduler_core::hub`] for what it is told to do.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RouteTable};
+use scheduler_core::hub::planning::Part;
 use scheduler_core::hub::{Command, Event, Hub};
+use scheduler_core::plan::{Class, Plan, plan};
 use scheduler_core::rollout::Rollout;
 use scheduler_core::wire::keys;
 use scheduler_core::wire::route::RouteTableV1;
+use scheduler_store::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
 use scheduler_store::{self as store, Compare, Op, Store, StoreError, Term, Txn, Watch, WatchError};
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, sleep_until};
 
 use super::board::Board;
-use super::start::{Listed, Start, listed, readable};
+use super::start::{Start, everything, readable};
 use super::{HubError, records};
-use crate::events::{Deposed, LeasesHeld, LeasesLetGo, Relisting, SpokeGone};
+use crate::events::{Deposed, LeasesHeld, LeasesLetGo, LossNotBorne, Relisting, SpokeGone};
 
 /// After a reading that failed.
 const RETRY: Duration = Duration::from_secs(1);
@@ -43,6 +49,10 @@ pub(super) struct Keeper<'a, S: Store> {
     /// A table of which the store said that it might not have been written.
     unconfirmed: Option<RouteTable>,
     holding: bool,
+    /// The plan that is being made.
+    planning: Option<JoinHandle<Plan>>,
+    /// Classes that were told to be short.
+    short: BTreeSet<Class>,
 }
 
 impl<'a, S: Store> Keeper<'a, S> {
@@ -57,8 +67,10 @@ impl<'a, S: Store> Keeper<'a, S> {
         let Start { found, routes_at, next } = start;
         let watch = store.watch("", next);
         let (now, Patience { lapsed_keep, settle }) = (Instant::now(), patience);
-        let hub = Hub::new(found, lapsed_keep, Rollout::new(catalogue, settle, now), now);
-        Keeper { hub, term, store, watch, board, routes_at, unconfirmed: None, holding: false }
+        let rollout = Rollout::new(catalogue.clone(), settle, now);
+        let hub = Hub::new(found, catalogue, lapsed_keep, rollout, now);
+        let (unconfirmed, holding, planning, short) = (None, false, None, BTreeSet::new());
+        Keeper { hub, term, store, watch, board, routes_at, unconfirmed, holding, planning, short }
     }
 
     /// Keeps it until the term is over.
@@ -82,6 +94,10 @@ impl<'a, S: Store> Keeper<'a, S> {
                     Err(WatchError::Closed) => return Err(StoreError::Closed.into()),
                 },
                 () = wakeup => self.hub.handle_timeout(Instant::now()),
+                plan = made(&mut self.planning) => {
+                    self.tell(Event::Planned(plan));
+                    self.tell_of_short();
+                }
             }
             self.tell_of_held();
         }
@@ -102,8 +118,7 @@ impl<'a, S: Store> Keeper<'a, S> {
         loop {
             match self.store.range("").await {
                 Ok(range) => {
-                    let Listed { spokes, deployments, readers } = listed(&range.entries);
-                    self.tell(Event::Listed { spokes, deployments, readers });
+                    self.tell(Event::Listed(everything(&range.entries)));
                     self.watch = self.store.watch("", range.revision + 1);
                     self.board.note(None);
                     return Ok(());
@@ -130,6 +145,15 @@ impl<'a, S: Store> Keeper<'a, S> {
         }
     }
 
+    /// Tells when other classes could not bear the loss of a region than before.
+    fn tell_of_short(&mut self) {
+        let short = self.hub.short();
+        if *short != self.short {
+            self.short = short.clone();
+            LossNotBorne { classes: &self.short }.emit();
+        }
+    }
+
     async fn obey(&mut self) -> Result<Option<Deposed>, HubError> {
         while let Some(command) = self.hub.poll() {
             match command {
@@ -139,8 +163,40 @@ impl<'a, S: Store> Keeper<'a, S> {
                     }
                 }
                 Command::Publish(table) => self.board.publish(table),
+                Command::Plan(problem, before) => {
+                    self.planning = Some(spawn_blocking(move || plan(&problem, &before)));
+                }
+                Command::PersistPlan(parts) => {
+                    if let Some(deposed) = self.persist_plan(parts).await? {
+                        return Ok(Some(deposed));
+                    }
+                }
+                Command::PublishPlan(parts) => self.board.publish_plan(parts),
             }
         }
+        Ok(None)
+    }
+
+    /// Writes these parts of the plan in this term, or says that they may not stand there.
+    async fn persist_plan(&mut self, parts: Vec<Part>) -> Result<Option<Deposed>, HubError> {
+        let packing = spawn_blocking(move || {
+            let put = |part: &Part| (records::key_of(part), records::packed_part(part));
+            (parts.iter().map(put).collect::<Vec<_>>(), parts)
+        });
+        let (puts, parts) = packing.await.expect("packing does not panic");
+        for then in in_transactions(puts) {
+            match self.store.txn(Txn { when: vec![self.term.guard()], then }).await {
+                Ok(outcome) if outcome.succeeded => self.board.note(None),
+                Ok(_) => return Ok(Some(Deposed::Refused)),
+                Err(StoreError::Closed) => return Err(StoreError::Closed.into()),
+                Err(error) => {
+                    self.board.note(Some(&error));
+                    self.tell(Event::PlanNotPersisted);
+                    return Ok(None);
+                }
+            }
+        }
+        self.tell(Event::PlanPersisted(parts));
         Ok(None)
     }
 
@@ -198,6 +254,35 @@ impl<'a, S: Store> Keeper<'a, S> {
     }
 }
 
+/// As many puts in each transaction as it takes.
+fn in_transactions(puts: Vec<(String, Vec<u8>)>) -> Vec<Vec<Op>> {
+    let (mut all, mut bytes): (Vec<Vec<Op>>, usize) = (Vec::new(), 0);
+    for (key, value) in puts {
+        let more = key.len() + value.len();
+        let fits = |last: &&mut Vec<Op>| last.len() < TXN_OPS_MAX && bytes + more <= TXN_BYTES_MAX;
+        let put = Op::Put { key, value, lease: None };
+        match all.last_mut().filter(fits) {
+            Some(last) => {
+                bytes += more;
+                last.push(put);
+            }
+            None => {
+                bytes = more;
+                all.push(vec![put]);
+            }
+        }
+    }
+    all
+}
+
+/// The plan that is being made, once it is; for ever, while none is.
+async fn made(planning: &mut Option<JoinHandle<Plan>>) -> Plan {
+    let Some(making) = planning else { return std::future::pending().await };
+    let plan = making.await.expect("planning does not panic");
+    *planning = None;
+    plan
+}
+
 /// Waits until then, or for ever.
 async fn until(wakeup: Option<Instant>) {
     match wakeup {
@@ -220,7 +305,7 @@ mod tests {
         let lease = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
         let term = store.campaign(keys::LEADER, b"one".to_vec(), lease).await.unwrap();
         let (publish, current) = watch::channel(None);
-        (store, term, Board::new(publish), current)
+        (store, term, Board::new(publish, Arc::default()), current)
     }
 
     async fn keeper<'a>(store: &Sim, term: &Term, board: &'a Board) -> Keeper<'a, Sim> {
@@ -306,6 +391,20 @@ mod tests {
         assert_eq!(keeper.persist(next).await.unwrap(), None);
         assert_eq!(keeper.obey().await.unwrap(), None);
         assert_eq!(published(&current), [1]);
+    }
+
+    #[test]
+    fn a_plan_is_written_in_as_few_transactions_as_take_it() {
+        let check = |sizes: &[usize], expected: &[usize]| {
+            let put = |(number, size): (usize, &usize)| (format!("{number:03}"), vec![0; size - 3]);
+            let all = in_transactions(sizes.iter().enumerate().map(put).collect());
+            assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), expected);
+        };
+        check(&[], &[]);
+        check(&[TXN_BYTES_MAX], &[1]);
+        check(&[TXN_BYTES_MAX / 2; 4], &[2, 2]);
+        check(&[TXN_BYTES_MAX / 2 + 1; 2], &[1, 1]);
+        check(&[3; TXN_OPS_MAX + 1], &[TXN_OPS_MAX, 1]);
     }
 
     #[tokio::test]

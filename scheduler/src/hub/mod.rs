@@ -1,4 +1,5 @@
-//! The hub: who is there, what is deployed, and the route table that follows from both.
+//! The hub: who is there, what is deployed, and the route table that follows from both; what is asked for, and the plan that
+//! follows from that.
 //!
 //! ```text
 //!  spoke ──register, keep alive──▶ http ──▶ spokes ──▶ store ──watch──▶ keeper ──guarded put──▶ store
@@ -10,7 +11,8 @@
 //!
 //! A registration is a key in the store under the spoke's lease; `spokes` writes it and tells nobody. The `keeper` sees it
 //! by its watch, as it sees everything else that changes there, lets [`scheduler_core::hub`] decide, and publishes. So it
-//! makes no difference which hub a spoke has registered with, where there are several on one etcd.
+//! makes no difference which hub a spoke has registered with, where there are several on one etcd. What a gateway is asked
+//! for (`demands`) and what an operator wants (`drains`) go the same way.
 //!
 //! What there shall be is changed by an operator ([`apply`]), who has to prove it ([`operator`]); it stands in the store, and
 //! the keeper sees it as it sees everything else. Who runs which table is noted there too ([`readers`]), so that what is
@@ -22,9 +24,12 @@
 
 mod apply;
 mod board;
+mod demands;
+mod drains;
 mod http;
 mod keeper;
 mod operator;
+mod plans;
 mod readers;
 mod records;
 mod spokes;
@@ -52,6 +57,7 @@ use board::Board;
 use http::Desk;
 use keeper::Patience;
 pub use operator::{OperatorToken, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN};
+use plans::Plans;
 use readers::{Registrar, WORDS_MAX};
 use records::RecordError;
 use terms::Candidate;
@@ -159,6 +165,7 @@ async fn serve<S: Store>(
     let epoch_if_new =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
     let (publish, current) = watch::channel(None);
+    let plans = Arc::new(Plans::default());
     let (stop, stopping) = watch::channel(false);
     let (say, words) = mpsc::channel(WORDS_MAX);
     let mut noting = JoinSet::new();
@@ -170,13 +177,15 @@ async fn serve<S: Store>(
         readers: say,
         lease_ttl: config.lease_ttl,
         current: current.clone(),
+        plans: plans.clone(),
+        demands: Arc::default(),
         polls: Arc::new(Semaphore::new(LONG_POLLS_MAX)),
         stopping: stopping.clone(),
         reader_ahead: Arc::default(),
     };
     let candidate = Candidate {
         store,
-        board: Board::new(publish),
+        board: Board::new(publish, plans),
         name: address.to_string(),
         deployments: config.deployments,
         epoch_if_new,

@@ -12,13 +12,17 @@ use std::io::{Read, Write};
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
-use regions::{Generation, RouteTable};
+use regions::{Generation, RegionId, RouteTable};
 use scheduler_core::hub::Event;
+use scheduler_core::hub::planning::Part;
 use scheduler_core::registry::{Registration, Standing};
 use scheduler_core::rollout::{Reader, Wanted};
 use scheduler_core::wire::WireError;
 use scheduler_core::wire::apply::ReaderV1;
 use scheduler_core::wire::keys;
+use scheduler_core::wire::plan::{
+    DemandV1, DrainV1, GatewayBoot, GatewayDemand, RegionFloors, RegionFloorsV1, Weights, WeightsV1,
+};
 use scheduler_core::wire::registry::RegisterV1;
 use scheduler_core::wire::route::{DeploymentsV1, RouteTableV1};
 use scheduler_store::{self as store, KeyValue};
@@ -45,10 +49,10 @@ pub(super) fn bytes(wire: &impl Serialize) -> Vec<u8> {
 
 /// From so many bytes on a record is compressed; below, a person can read it in the store.
 const PACKED_FROM: usize = 16 << 10;
-/// Bytes of a record that is read: six times the largest that routing is measured with.
+/// Bytes of a record that is read: six times the largest table that routing is measured with.
 const TABLE_BYTES_MAX: usize = 16 << 20;
 
-/// A long record, as the store keeps it.
+/// A record that may be long, as the store keeps it.
 pub(super) fn packed(wire: &impl Serialize) -> Vec<u8> {
     let plain = bytes(wire);
     if plain.len() < PACKED_FROM {
@@ -75,7 +79,7 @@ fn unpacked(entry: &KeyValue) -> Result<Cow<'_, [u8]>, RecordError> {
 fn read<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
     entry: &KeyValue,
 ) -> Result<T, RecordError> {
-    meaning::<Wire, T>(entry, &entry.value)
+    meaning::<Wire, T>(entry, &unpacked(entry)?)
 }
 
 fn meaning<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
@@ -117,7 +121,55 @@ pub(super) fn reader(entry: &KeyValue) -> Result<(Reader, Generation), RecordErr
 
 /// The table of the entry `routes`.
 pub(super) fn table(entry: &KeyValue) -> Result<RouteTable, RecordError> {
-    meaning::<RouteTableV1, RouteTable>(entry, &unpacked(entry)?)
+    read::<RouteTableV1, RouteTable>(entry)
+}
+
+/// The gateway's demand of an entry under `demand/`.
+pub(super) fn demand(entry: &KeyValue) -> Result<GatewayDemand, RecordError> {
+    let demand = read::<DemandV1, GatewayDemand>(entry)?;
+    let GatewayBoot { place, boot_id } = &demand.gateway;
+    if entry.key != keys::demand(place, *boot_id) {
+        return Err(wrong(entry, format!("it is of {place} {boot_id:x}")));
+    }
+    Ok(demand)
+}
+
+/// The region of an entry under `drains/`.
+pub(super) fn drain(entry: &KeyValue) -> Result<RegionId, RecordError> {
+    let region = read::<DrainV1, RegionId>(entry)?;
+    if entry.key != keys::drain(&region) {
+        return Err(wrong(entry, format!("it is of {region}")));
+    }
+    Ok(region)
+}
+
+/// The part of the plan of an entry under `plan/`.
+pub(super) fn part(entry: &KeyValue) -> Result<Part, RecordError> {
+    let part = if entry.key.starts_with(keys::WEIGHTS) {
+        read::<WeightsV1, Weights>(entry).map(Part::Weights)
+    } else {
+        read::<RegionFloorsV1, RegionFloors>(entry).map(Part::Floors)
+    }?;
+    if entry.key != key_of(&part) {
+        return Err(wrong(entry, format!("it is of {}", key_of(&part))));
+    }
+    Ok(part)
+}
+
+/// Where a part of the plan is kept.
+pub(super) fn key_of(part: &Part) -> String {
+    match part {
+        Part::Weights(weights) => keys::weights(&weights.gateway),
+        Part::Floors(floors) => keys::floors(&floors.region),
+    }
+}
+
+/// A part of the plan, as the store keeps it.
+pub(super) fn packed_part(part: &Part) -> Vec<u8> {
+    match part {
+        Part::Weights(weights) => packed(&WeightsV1::from(weights)),
+        Part::Floors(floors) => packed(&RegionFloorsV1::from(floors)),
+    }
 }
 
 /// The number of the entry `meta/epoch`.
@@ -139,13 +191,22 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
         store::Event::Put(entry) if key == keys::DEPLOYMENTS => {
             Some(wanted(entry).map(|wanted| Event::Wanted(wanted.deployments)))
         }
+        store::Event::Put(entry) if key.starts_with(keys::DEMAND) => Some(demand(entry).map(Event::Asked)),
+        store::Event::Put(entry) if key.starts_with(keys::DRAINS) => Some(drain(entry).map(Event::Drained)),
         store::Event::Put(_) => None,
-        // A record that is gone says nothing; only one that says so takes deployments away.
-        store::Event::Delete { .. } => {
-            let gone = keys::spoke_of(key).map(|(region, boot_id)| Event::SpokeGone { region, boot_id });
-            gone.or_else(|| keys::reader_of(key).map(Event::ReaderGone)).map(Ok)
-        }
+        // A record of deployments that is gone says nothing; only one that says so takes them away.
+        store::Event::Delete { .. } => gone(key).map(Ok),
     }
+}
+
+/// What it means that a key is gone.
+fn gone(key: &str) -> Option<Event> {
+    let spoke = || keys::spoke_of(key).map(|(region, boot_id)| Event::SpokeGone { region, boot_id });
+    let gateway = || keys::demand_of(key).map(|(place, boot_id)| GatewayBoot { place, boot_id });
+    spoke()
+        .or_else(|| gateway().map(Event::GatewayGone))
+        .or_else(|| keys::drain_of(key).map(Event::Undrained))
+        .or_else(|| keys::reader_of(key).map(Event::ReaderGone))
 }
 
 #[cfg(test)]
@@ -197,6 +258,7 @@ mod tests {
         let route = |at: u8| RegionRoute {
             endpoint: ([10, 0, 0, at], 7100).into(),
             deployments: names.iter().cloned().collect(),
+            draining: false,
         };
         let deployment = |name: &regions::DeploymentName| Deployment {
             name: name.clone(),

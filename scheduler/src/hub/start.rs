@@ -1,12 +1,9 @@
 //! What a hub does when its term begins: gives a new store its epoch, lays out what is deployed, reads everything. All of
 //! its writes are guarded by the term.
 
-use std::collections::BTreeMap;
-
-use regions::{Deployment, DeploymentName, Generation};
-use scheduler_core::hub::{Found, epoch_to_begin};
-use scheduler_core::registry::Standing;
-use scheduler_core::rollout::{Reader, Wanted};
+use regions::{Deployment, Generation};
+use scheduler_core::hub::{Everything, Found, epoch_to_begin};
+use scheduler_core::rollout::Wanted;
 use scheduler_core::wire::keys;
 use scheduler_core::wire::route::DeploymentsV1;
 use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Term, Txn};
@@ -22,14 +19,6 @@ pub(super) struct Start {
     pub(super) routes_at: u64,
     /// The first revision that is not in `found`.
     pub(super) next: u64,
-}
-
-/// Everything that stands in the store about spokes, deployments and readers.
-pub(super) struct Listed {
-    pub(super) spokes: Vec<Standing>,
-    /// Nothing, if they cannot be read.
-    pub(super) deployments: Option<BTreeMap<DeploymentName, Deployment>>,
-    pub(super) readers: BTreeMap<Reader, Generation>,
 }
 
 /// Reads everything; nothing, if the term is over before that is done. `known` is the table that this hub has given out.
@@ -59,8 +48,8 @@ pub(super) async fn start<S: Store>(
     {
         return Err(HubError::EpochFell { epoch, table: generation.epoch });
     }
-    let Listed { spokes, deployments, readers } = listed(&entries);
-    let mut found = Found { epoch, table, spokes, deployments, readers };
+    let parts = under(&entries, keys::PLAN).filter_map(|entry| readable(records::part(entry)));
+    let mut found = Found { epoch, table, plan: parts.collect(), all: everything(&entries) };
     if let Some(next) = epoch_to_begin(known, epoch, generation) {
         StoreWentBack { known, found: generation, epoch: next }.emit();
         let when = vec![term.guard(), Compare::ModRevision(keys::EPOCH.to_owned(), epoch_at)];
@@ -75,18 +64,25 @@ pub(super) async fn start<S: Store>(
     Ok(Some(Start { found, routes_at: routes.map_or(0, |entry| entry.mod_revision), next: revision + 1 }))
 }
 
-/// What can be read of the spokes, deployments and readers among these entries; the rest is told and left out.
-pub(super) fn listed(entries: &[KeyValue]) -> Listed {
-    let under = |prefix| entries.iter().filter(move |entry| entry.key.starts_with(prefix));
-    let spokes = under(keys::SPOKES).filter_map(|entry| readable(records::standing(entry)));
-    let readers = under(keys::READERS).filter_map(|entry| readable(records::reader(entry)));
+/// What can be read of what a hub goes by among these entries; the rest is told and left out.
+pub(super) fn everything(entries: &[KeyValue]) -> Everything {
+    let spokes = under(entries, keys::SPOKES).filter_map(|entry| readable(records::standing(entry)));
+    let readers = under(entries, keys::READERS).filter_map(|entry| readable(records::reader(entry)));
+    let drains = under(entries, keys::DRAINS).filter_map(|entry| readable(records::drain(entry)));
+    let demand = under(entries, keys::DEMAND).filter_map(|entry| readable(records::demand(entry)));
     let wanted = entries.iter().find(|entry| entry.key == keys::DEPLOYMENTS);
     let deployments = wanted.and_then(|entry| readable(records::wanted(entry)));
-    Listed {
+    Everything {
         spokes: spokes.collect(),
         deployments: deployments.map(|wanted| wanted.deployments),
+        drains: drains.collect(),
+        demand: demand.collect(),
         readers: readers.collect(),
     }
+}
+
+fn under<'a>(entries: &'a [KeyValue], prefix: &str) -> impl Iterator<Item = &'a KeyValue> {
+    entries.iter().filter(move |entry| entry.key.starts_with(prefix))
 }
 
 pub(super) fn readable<T>(record: Result<T, RecordError>) -> Option<T> {
@@ -133,6 +129,7 @@ async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
     use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
     use scheduler_store::Sim;
     use std::time::{Duration, Instant};
@@ -168,7 +165,7 @@ mod tests {
     }
 
     fn names(start: &Start) -> Vec<&str> {
-        start.found.deployments.iter().flatten().map(|(name, _)| name.as_str()).collect()
+        start.found.all.deployments.iter().flatten().map(|(name, _)| name.as_str()).collect()
     }
 
     #[tokio::test]
@@ -195,7 +192,7 @@ mod tests {
             let (store, term) = store().await;
             store.put(keys::DEPLOYMENTS, poison.into(), None).await.unwrap();
             let start = begun(&store, &term, &[deployment("a", "pypi://m")], 1).await;
-            assert_eq!(start.found.deployments, None, "{poison}");
+            assert_eq!(start.found.all.deployments, None, "{poison}");
             assert_eq!(&*store.get(keys::DEPLOYMENTS).await.unwrap().unwrap().value, poison.as_bytes());
         }
     }

@@ -8,8 +8,8 @@
 //!             └── the lease is gone, a guard failed ┘
 //! ```
 //!
-//! A hub that does not lead serves everybody all the same: it takes registrations, and gives out the table that the leader
-//! has written. So it does not matter whom a gateway or a spoke asks.
+//! A hub that does not lead serves everybody all the same: it takes registrations, and gives out the table and the plan
+//! that the leader has written. So it does not matter whom a gateway or a spoke asks.
 //!
 //! A leader that has been deposed need not know it, having slept or being cut off: its writes are guarded by the key of its
 //! term and fail. When it learns of that it follows again. It does *not* step down for a store that it cannot reach:
@@ -90,7 +90,8 @@ impl<S: Store> Candidate<S> {
         loop {
             let term = tokio::select! {
                 term = self.campaign() => term,
-                never = self.read_along() => Err(never),
+                never = self.read_along(keys::ROUTES) => Err(never),
+                never = self.read_along(keys::PLAN) => Err(never),
             };
             match term {
                 Ok(term) => return Ok(term),
@@ -130,10 +131,10 @@ impl<S: Store> Candidate<S> {
         Ok(lease)
     }
 
-    /// Gives out every table that stands in `routes`, for ever; or says that the store is closed.
-    async fn read_along(&self) -> StoreError {
+    /// Gives out every table or part of a plan that stands under `prefix`, for ever; or says that the store is closed.
+    async fn read_along(&self, prefix: &str) -> StoreError {
         loop {
-            let range = match self.store.range(keys::ROUTES).await {
+            let range = match self.store.range(prefix).await {
                 Ok(range) => range,
                 Err(StoreError::Closed) => return StoreError::Closed,
                 Err(error) => {
@@ -144,7 +145,7 @@ impl<S: Store> Candidate<S> {
             };
             self.board.note(None);
             range.entries.iter().for_each(|entry| self.give_out(entry));
-            let mut changes = self.store.watch(keys::ROUTES, range.revision + 1);
+            let mut changes = self.store.watch(prefix, range.revision + 1);
             // After a gap everything is read anew.
             while let Ok(changes) = changes.next().await {
                 for change in &changes {
@@ -162,6 +163,9 @@ impl<S: Store> Candidate<S> {
             && let Some(table) = readable(records::table(entry))
         {
             self.board.publish(table);
+        }
+        if entry.key.starts_with(keys::PLAN) {
+            self.board.publish_plan(readable(records::part(entry)));
         }
     }
 

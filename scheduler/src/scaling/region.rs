@@ -183,8 +183,13 @@ impl Region {
             }
         }
         let counted = self.deployed.iter().filter(|(_, deployed)| !deployed.retired);
-        let counted: BTreeSet<_> = counted.map(|(name, _)| name.clone()).collect();
-        self.with_spoke(|spoke| spoke.count_for(&counted));
+        let most: BTreeMap<_, _> =
+            counted.map(|(name, deployed)| (name.clone(), deployed.deployment.scaling.max)).collect();
+        let counted: BTreeSet<_> = most.keys().cloned().collect();
+        self.with_spoke(|spoke| {
+            spoke.count_for(&counted);
+            spoke.set_replicas_max(most);
+        });
     }
 
     /// Whoever acts says who is there.
@@ -248,7 +253,8 @@ impl Region {
     /// Looks at every deployment, decides, and acts.
     pub(super) fn look(&mut self, now: Instant) {
         let numbers: Vec<_> = self.own.values().filter_map(|replica| replica.number).collect();
-        let (demand, members) = self.with_spoke(|spoke| {
+        let names = self.deployed.keys();
+        let (demand, members, floors) = self.with_spoke(|spoke| {
             let mut demand = spoke.demand(now);
             for (name, demand) in &mut demand {
                 let Held { requests, tokens } = spoke.held(name);
@@ -256,7 +262,8 @@ impl Region {
                 demand.in_flight =
                     demand.in_flight.saturating_add(u32::try_from(requests).unwrap_or(u32::MAX));
             }
-            (demand, spoke.members(numbers, now))
+            let floors: BTreeMap<_, _> = names.map(|name| (name.clone(), spoke.floor(name))).collect();
+            (demand, spoke.members(numbers, now), floors)
         });
         let mut own = self.by_deployment(&members, now);
         for (name, deployed) in &mut self.deployed {
@@ -275,7 +282,7 @@ impl Region {
             }));
             let ordered = deployed.ordered(&own, now);
             let rolls_out = own.iter().any(|it| it.stale);
-            let wanted = deployed.wants(&self.hub, demand, ordered.clone(), rolls_out, now);
+            let wanted = deployed.wants(&self.hub, demand, ordered.clone(), rolls_out, floors[name], now);
             let before = deployed.wanted.replace(wanted);
             let before = before.map_or(0, |before| before.replicas);
             if before != wanted.replicas {
@@ -444,6 +451,7 @@ impl Deployed {
         demand: Demand,
         mut ordered: Vec<Duration>,
         rolls_out: bool,
+        floor: u32,
         now: Instant,
     ) -> Wanted {
         if self.retired {
@@ -470,7 +478,7 @@ impl Deployed {
             ordered,
             speed: self.speed,
             start: self.starts.nearly_all(),
-            floor: self.scheduled(SystemTime::now()),
+            floor: floor.max(self.scheduled(SystemTime::now())),
             brake: self.brake(hub, now).or(rolls_out.then_some(Brake::RollsOut)),
         };
         self.scaler.tick(&seen, now)

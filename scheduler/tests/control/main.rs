@@ -6,4 +6,5 @@
 mod agent;
 mod apply;
 mod hub;
+mod plan;
 mod world;

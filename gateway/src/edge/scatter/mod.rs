@@ -117,14 +117,17 @@ impl Edge {
                 tokens_per_second,
             }
         };
+        // Nothing is spread over a region that is being emptied, while there is another.
+        let only_draining = selection.order.iter().all(|candidate| candidate.score.draining);
+        let order = selection.order.iter().filter(|candidate| only_draining || !candidate.score.draining);
         // Pieces go where something is ready; where nothing is, to whoever would hold the whole.
         let holds = |region| known.held_for(region, &request.deployment).is_some();
-        let warm = selection.order.iter().filter(|candidate| !holds(candidate.region));
+        let warm = order.clone().filter(|candidate| !holds(candidate.region));
         let warm: Vec<_> = warm.map(|candidate| place(candidate.region, candidate.score.rtt)).collect();
         if !warm.is_empty() {
             return warm;
         }
-        selection.order.iter().take(1).map(|candidate| place(candidate.region, candidate.score.rtt)).collect()
+        order.take(1).map(|candidate| place(candidate.region, candidate.score.rtt)).collect()
     }
 
     /// Has the pieces computed, and answers with what they make together.

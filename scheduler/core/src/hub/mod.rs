@@ -4,17 +4,25 @@
 //! before it is *published*: a hub that dies between the two has shown nobody a generation that its successor would
 //! give out a second time. While one table is being persisted, changes gather, and the next table holds them all.
 //!
+//! Beside the table there is the plan (see [`planning`]), which is made and written in the same way, once a second.
+//!
 //! The shell's loop is: wait for an event or for [`Hub::next_wakeup`], hand it in, then do what [`Hub::poll`] says until
 //! it says nothing.
 
-use std::collections::BTreeMap;
+pub mod planning;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::invariants;
+use crate::plan::{Class, Plan, Problem};
 use crate::publish::{following, publish};
 use crate::registry::{Registry, Standing};
 use crate::rollout::{Reader, Rollout};
-use regions::{Deployment, DeploymentName, Generation, RegionId, RouteTable};
+use crate::wire::plan::{GatewayBoot, GatewayDemand};
+use planning::{Around, Part, Planner};
+use regions::{Catalogue, Deployment, DeploymentName, Generation, RegionId, RouteTable};
 
 /// How long the hub waits before it asks a store again that did not take a table.
 pub const PERSIST_RETRY: Duration = Duration::from_secs(1);
@@ -23,14 +31,7 @@ pub const PERSIST_RETRY: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Everything that stands in the store, after the watch on it broke off.
-    Listed {
-        /// Every spoke.
-        spokes: Vec<Standing>,
-        /// Every deployment; nothing, if what the store holds cannot be read, and then those that are known stay.
-        deployments: Option<BTreeMap<DeploymentName, Deployment>>,
-        /// Who runs which table.
-        readers: BTreeMap<Reader, Generation>,
-    },
+    Listed(Everything),
     /// A spoke registered, or said anew what is ready.
     SpokeStands(Standing),
     /// A spoke's lease ended, or the spoke ended it.
@@ -46,11 +47,40 @@ pub enum Event {
     Acknowledged(Reader, Generation),
     /// A reader was not heard of for too long.
     ReaderGone(Reader),
+    /// A gateway says what it is asked for.
+    Asked(GatewayDemand),
+    /// A gateway does not say it any longer.
+    GatewayGone(GatewayBoot),
+    /// A region is to be emptied.
+    Drained(RegionId),
+    /// It is not, or no longer.
+    Undrained(RegionId),
+    /// The problem of the last [`Command::Plan`] is solved.
+    Planned(Plan),
+    /// The store holds the parts of the last [`Command::PersistPlan`].
+    PlanPersisted(Vec<Part>),
+    /// It may not.
+    PlanNotPersisted,
     /// The store holds this table: that of the last [`Command::Persist`], or of one before it of which the store said
     /// that it might not hold it.
     Persisted(RouteTable),
     /// It has not, and is to be asked again.
     NotPersisted,
+}
+
+/// Everything that stands in the store and that a hub goes by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Everything {
+    /// Every spoke.
+    pub spokes: Vec<Standing>,
+    /// Every deployment; nothing, if what the store holds cannot be read, and then those that are known stay.
+    pub deployments: Option<BTreeMap<DeploymentName, Deployment>>,
+    /// Every region that is to be emptied.
+    pub drains: Vec<RegionId>,
+    /// What every gateway is asked for.
+    pub demand: Vec<GatewayDemand>,
+    /// Who runs which table.
+    pub readers: BTreeMap<Reader, Generation>,
 }
 
 /// What the hub wants done.
@@ -60,6 +90,13 @@ pub enum Command {
     Persist(RouteTable),
     /// Give this table to whoever asks for one.
     Publish(RouteTable),
+    /// Solve this problem after this plan ([`crate::plan::plan`]) and say what came of it. It may take long enough for
+    /// something else to be done meanwhile.
+    Plan(Box<Problem>, Arc<Plan>),
+    /// Write these parts of the plan to the store and say whether that succeeded.
+    PersistPlan(Vec<Part>),
+    /// Give these parts of the plan to whoever asks for them.
+    PublishPlan(Vec<Part>),
 }
 
 /// The epoch that has to begin before anything is published on this store, if one has to.
@@ -81,12 +118,10 @@ pub struct Found {
     pub epoch: u64,
     /// The table that was published last, if one ever was.
     pub table: Option<RouteTable>,
-    /// Every spoke that is registered.
-    pub spokes: Vec<Standing>,
-    /// Every deployment; nothing, if what the store holds cannot be read: then those of the table are.
-    pub deployments: Option<BTreeMap<DeploymentName, Deployment>>,
-    /// Who runs which table.
-    pub readers: BTreeMap<Reader, Generation>,
+    /// The parts of the plan that was made last.
+    pub plan: Vec<Part>,
+    /// The rest.
+    pub all: Everything,
 }
 
 /// The hub.
@@ -102,6 +137,19 @@ pub struct Hub {
     writing: Writing,
     /// [`Hub::persisted`] has not been given out yet.
     to_publish: bool,
+    drains: BTreeSet<RegionId>,
+    planner: Planner,
+    /// Of the plan, what has to be written or given out.
+    planned: Planned,
+    now: Instant,
+}
+
+/// Where the parts of a plan stand on their way out.
+#[derive(Debug)]
+enum Planned {
+    Nothing,
+    ToPersist(Vec<Part>),
+    ToPublish(Vec<Part>),
 }
 
 /// Where the next table stands on its way into the store.
@@ -117,15 +165,32 @@ enum Writing {
 
 impl Hub {
     /// A hub that starts with what it finds. Regions of the last table have `lapsed_keep` to come forward.
-    pub fn new(found: Found, lapsed_keep: Duration, rollout: Rollout, now: Instant) -> Hub {
-        let Found { epoch, table, spokes, deployments, readers } = found;
+    pub fn new(
+        found: Found,
+        catalogue: Arc<Catalogue>,
+        lapsed_keep: Duration,
+        rollout: Rollout,
+        now: Instant,
+    ) -> Hub {
+        let Found { epoch, table, plan, all } = found;
         let to_publish = table.is_some();
         let persisted = table.unwrap_or_else(RouteTable::empty);
         let registry = Registry::new(&persisted.regions, lapsed_keep, now);
-        let deployed = persisted.deployments.clone();
-        let writing = Writing::Nothing;
-        let mut hub = Hub { epoch, deployments: deployed, rollout, registry, persisted, writing, to_publish };
-        hub.handle(Event::Listed { spokes, deployments, readers }, now);
+        let planned = if plan.is_empty() { Planned::Nothing } else { Planned::ToPublish(plan.clone()) };
+        let mut hub = Hub {
+            epoch,
+            deployments: persisted.deployments.clone(),
+            rollout,
+            registry,
+            persisted,
+            writing: Writing::Nothing,
+            to_publish,
+            drains: BTreeSet::new(),
+            planner: Planner::new(catalogue, epoch, plan, now),
+            planned,
+            now,
+        };
+        hub.handle(Event::Listed(all), now);
         hub
     }
 
@@ -135,9 +200,12 @@ impl Hub {
     ///
     /// When told that the store holds a table which does not supersede the one before it.
     pub fn handle(&mut self, event: Event, now: Instant) {
+        self.now = self.now.max(now);
         match event {
-            Event::Listed { spokes, deployments, readers } => {
+            Event::Listed(Everything { spokes, deployments, drains, demand, readers }) => {
                 self.registry.replace(spokes, now);
+                self.drains = drains.into_iter().collect();
+                self.planner.replace(demand, now);
                 self.rollout.replace(readers);
                 if let Some(deployments) = deployments {
                     self.deployments = deployments;
@@ -148,6 +216,19 @@ impl Hub {
             Event::Wanted(deployments) => self.deployments = deployments,
             Event::Acknowledged(reader, generation) => self.rollout.acknowledged(reader, generation),
             Event::ReaderGone(reader) => self.rollout.gone(&reader),
+            Event::Asked(demand) => self.planner.asked(demand),
+            Event::GatewayGone(gateway) => self.planner.silent(&gateway, now),
+            Event::Drained(region) => drop(self.drains.insert(region)),
+            Event::Undrained(region) => drop(self.drains.remove(&region)),
+            Event::Planned(plan) => {
+                let news = self.planner.solved(plan);
+                self.planned = if news.is_empty() { Planned::Nothing } else { Planned::ToPersist(news) };
+            }
+            Event::PlanPersisted(parts) => {
+                self.planner.written(&parts);
+                self.planned = Planned::ToPublish(parts);
+            }
+            Event::PlanNotPersisted => self.planner.not_written(),
             Event::Persisted(table) => {
                 invariants::monotone(self.persisted.generation, table.generation)
                     .expect("the store is written by this hub alone, and this hub counts upwards");
@@ -165,22 +246,44 @@ impl Hub {
         if std::mem::take(&mut self.to_publish) {
             return Some(Command::Publish(self.persisted.clone()));
         }
+        self.next_table().or_else(|| self.next_of_the_plan())
+    }
+
+    fn next_table(&mut self) -> Option<Command> {
         match self.writing {
             Writing::UnderWay | Writing::Again { .. } => None,
             Writing::Nothing => {
                 let next = following(&self.persisted, self.epoch);
                 let doubt = self.registry.holds();
                 let staged = self.rollout.stage(&self.deployments, &self.persisted, next, doubt);
-                let next = publish(&self.persisted, self.epoch, self.registry.routes(), staged)?;
+                let routes = self.registry.routes();
+                let next = publish(&self.persisted, self.epoch, routes, staged, &self.drains)?;
                 self.writing = Writing::UnderWay;
                 Some(Command::Persist(next))
             }
         }
     }
 
+    fn next_of_the_plan(&mut self) -> Option<Command> {
+        match std::mem::replace(&mut self.planned, Planned::Nothing) {
+            Planned::ToPersist(parts) => return Some(Command::PersistPlan(parts)),
+            Planned::ToPublish(parts) => return Some(Command::PublishPlan(parts)),
+            Planned::Nothing => {}
+        }
+        let Hub { registry, deployments, drains, .. } = self;
+        let around = Around { registry, deployments, drains };
+        let (problem, before) = self.planner.begin(&around, self.now)?;
+        Some(Command::Plan(Box::new(problem), before))
+    }
+
     /// Whether so many leases ended in one moment that their regions are held, the store being suspected.
     pub fn suspects_the_store(&self) -> bool {
         self.registry.holds()
+    }
+
+    /// Classes that could not bear the loss of their largest region, by the last plan, however many replicas were started.
+    pub fn short(&self) -> &BTreeSet<Class> {
+        self.planner.short()
     }
 
     /// When [`Hub::handle_timeout`] wants to be called, at the latest.
@@ -190,11 +293,13 @@ impl Hub {
             Writing::Nothing | Writing::UnderWay => None,
         };
         let settles = self.rollout.next_wakeup(&self.persisted);
-        self.registry.next_expiry().into_iter().chain(again).chain(settles).min()
+        let planned = self.planner.next_due();
+        self.registry.next_expiry().into_iter().chain(again).chain(settles).chain(planned).min()
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.now = self.now.max(now);
         self.registry.expire(now);
         self.rollout.tick(now);
         if let Writing::Again { at } = self.writing

@@ -1,6 +1,7 @@
 //! A hub's life, told as what happens to it.
 
 use super::*;
+use crate::plan::capacity::Capacity;
 use crate::registry::{LAPSED_KEEP, Registration};
 use crate::rollout::{Role, SETTLE};
 use crate::some_instant;
@@ -17,6 +18,7 @@ fn standing(region: &str, created: u64) -> Standing {
         endpoint: ([10, 0, 0, 1], 7100).into(),
         boot_id: created,
         deployments: BTreeSet::from(["minilm".parse().unwrap()]),
+        capacity: Capacity::default(),
     };
     Standing { registration, created }
 }
@@ -46,19 +48,16 @@ struct World {
 
 impl World {
     fn start(table: Option<RouteTable>, epoch: u64, spokes: Vec<Standing>) -> World {
-        World::found(Found {
-            epoch,
-            table,
-            spokes,
-            deployments: Some(named([deployment("minilm")])),
-            readers: BTreeMap::new(),
-        })
+        let deployments = Some(named([deployment("minilm")]));
+        let all = Everything { spokes, deployments, ..Everything::default() };
+        World::found(Found { epoch, table, plan: Vec::new(), all })
     }
 
     fn found(found: Found) -> World {
-        let now = some_instant();
-        let rollout = Rollout::new(Arc::new(Catalogue::builtin()), SETTLE, now);
-        World { hub: Hub::new(found, LAPSED_KEEP, rollout, now), now, published: Vec::new() }
+        let (now, catalogue) = (some_instant(), Arc::new(Catalogue::builtin()));
+        let rollout = Rollout::new(catalogue.clone(), SETTLE, now);
+        let hub = Hub::new(found, catalogue, LAPSED_KEEP, rollout, now);
+        World { hub, now, published: Vec::new() }
     }
 
     fn tell(&mut self, event: Event) {
@@ -71,6 +70,9 @@ impl World {
             match command {
                 Command::Persist(table) => self.tell(Event::Persisted(table)),
                 Command::Publish(table) => self.published.push(table),
+                Command::Plan(..) | Command::PersistPlan(_) | Command::PublishPlan(_) => {
+                    panic!("nobody asks for anything: {command:?}")
+                }
             }
         }
     }
@@ -189,15 +191,14 @@ fn a_store_that_holds_an_older_table_breaks_monotone_plans() {
 fn a_list_of_everything_stands_for_the_events_that_were_missed() {
     let mut world = World::start(None, 1, vec![standing(EUROPE, 1)]);
     world.settle();
-    let deployments = Some(named([deployment("minilm-eu")]));
-    world.tell(Event::Listed { spokes: vec![standing(AMERICA, 2)], deployments, readers: BTreeMap::new() });
+    let everything = |deployments| {
+        let spokes = vec![standing(AMERICA, 2)];
+        Event::Listed(Everything { spokes, deployments, ..Everything::default() })
+    };
+    world.tell(everything(Some(named([deployment("minilm-eu")]))));
     world.settle();
     assert_eq!(world.routed(), [AMERICA, EUROPE], "Europe has lapsed and keeps its route");
-    world.tell(Event::Listed {
-        spokes: vec![standing(AMERICA, 2)],
-        deployments: None,
-        readers: BTreeMap::new(),
-    });
+    world.tell(everything(None));
     world.settle();
     assert_eq!(world.published.last().unwrap().deployments.len(), 1, "what cannot be read changes nothing");
     world.tell(Event::Wanted(BTreeMap::new()));

@@ -18,6 +18,7 @@
 //! Where no replica is ready and one is on its way (see `coming`), requests wait for it (see [`hold`]).
 
 mod arrivals;
+mod capacity;
 mod coming;
 mod decided;
 mod demand;
@@ -201,6 +202,7 @@ pub struct Spoke {
     coming: Coming,
     line: Line,
     law: Law,
+    capacity: capacity::Fleet,
 }
 
 /// Of a region's speed so much is offered: the rest is for what nobody can foresee (an estimate of tokens that is off, the
@@ -224,7 +226,7 @@ impl Spoke {
         let replicas = Fleet::of(replicas);
         let (arrivals, counted, grants) = (Arrivals::default(), Counted::default(), Grants::default());
         let (coming, line, decided) = (Coming::default(), Line::default(), BTreeMap::new());
-        let law = Law::default();
+        let (law, capacity) = (Law::default(), capacity::Fleet::default());
         Spoke {
             region,
             boot_id,
@@ -237,6 +239,7 @@ impl Spoke {
             coming,
             line,
             law,
+            capacity,
         }
     }
 
@@ -355,8 +358,21 @@ impl Spoke {
 
     /// Deployments that share replicas, with their spare room.
     fn pools<'a>(&self, loads: &'a BTreeMap<DeploymentName, Load>, now: Instant) -> Vec<Pool<'a>> {
+        let pools = self.shared(loads.keys(), now).into_iter().map(|(deployments, replicas)| {
+            let spare = self.spare(&deployments, &replicas, now);
+            Pool { deployments, spare }
+        });
+        pools.collect()
+    }
+
+    /// Which of these deployments share replicas, and which replicas.
+    fn shared<'a>(
+        &self,
+        names: impl Iterator<Item = &'a DeploymentName>,
+        now: Instant,
+    ) -> Vec<(Vec<&'a DeploymentName>, BTreeSet<usize>)> {
         let mut shared: Vec<(Vec<&DeploymentName>, BTreeSet<usize>)> = Vec::new();
-        for name in loads.keys() {
+        for name in names {
             let mut names = vec![name];
             let mut replicas: BTreeSet<usize> = self.serving(name, now).map(|(index, _)| index).collect();
             // One deployment can be what joins two pools that had nothing in common.
@@ -368,11 +384,7 @@ impl Spoke {
             }
             shared.push((names, replicas));
         }
-        let pools = shared.into_iter().map(|(deployments, replicas)| {
-            let spare = self.spare(&deployments, &replicas, now);
-            Pool { deployments, spare }
-        });
-        pools.collect()
+        shared
     }
 
     /// What these replicas can take in a period beyond what comes by itself for their deployments, in tokens.

@@ -6,6 +6,10 @@
 //! spokes/{region}/{boot id}     RegisterV1           under the spoke's lease
 //! readers/{reader}              ReaderV1             which table a gateway or a spoke runs, under a lease of its own
 //! routes                        RouteTableV1         what was published last, compressed where it is long
+//! demand/{place}/{boot id}      DemandV1             what a gateway is asked for, under a lease of its own
+//! drains/{region}               DrainV1              a region that its operator wants emptied
+//! plan/weights/{place}          WeightsV1            the rows of the gateways there, compressed where they are long
+//! plan/floors/{region}          RegionFloorsV1       how many replicas that region keeps
 //! leader                        a hub's address      of the hub that writes `routes`, under its lease
 //! ```
 //!
@@ -27,6 +31,18 @@ pub const SPOKES: &str = "spokes/";
 /// The route table that was published last.
 pub const ROUTES: &str = "routes";
 
+/// Everything under which a gateway's demand is kept.
+pub const DEMAND: &str = "demand/";
+/// Everything under which a drain is kept.
+pub const DRAINS: &str = "drains/";
+/// Everything under which the plan is kept, a part of it under each key: so no value grows with the whole fleet, and what
+/// has not changed is not written.
+pub const PLAN: &str = "plan/";
+/// Of the plan, the rows.
+pub const WEIGHTS: &str = "plan/weights/";
+/// Of the plan, the floors.
+pub const FLOORS: &str = "plan/floors/";
+
 /// Which hub leads.
 pub const LEADER: &str = "leader";
 
@@ -46,6 +62,26 @@ pub fn spokes_of(region: &RegionId) -> String {
     format!("{SPOKES}{region}/")
 }
 
+/// Where a gateway's demand is kept. Each start has a key of its own, as a spoke's.
+pub fn demand(place: &RegionId, boot_id: u64) -> String {
+    format!("{DEMAND}{place}/{boot_id:016x}")
+}
+
+/// Where a drain is kept.
+pub fn drain(region: &RegionId) -> String {
+    format!("{DRAINS}{region}")
+}
+
+/// Where the rows of the gateways at a place are kept.
+pub fn weights(place: &RegionId) -> String {
+    format!("{WEIGHTS}{place}")
+}
+
+/// Where the floors of a region are kept.
+pub fn floors(region: &RegionId) -> String {
+    format!("{FLOORS}{region}")
+}
+
 /// The reader of this key.
 pub fn reader_of(key: &str) -> Option<Reader> {
     key.strip_prefix(READERS)?.parse().ok()
@@ -53,7 +89,21 @@ pub fn reader_of(key: &str) -> Option<Reader> {
 
 /// The spoke of this key.
 pub fn spoke_of(key: &str) -> Option<(RegionId, u64)> {
-    let (region, boot_id) = key.strip_prefix(SPOKES)?.rsplit_once('/')?;
+    start_of(key.strip_prefix(SPOKES)?)
+}
+
+/// The gateway of this key.
+pub fn demand_of(key: &str) -> Option<(RegionId, u64)> {
+    start_of(key.strip_prefix(DEMAND)?)
+}
+
+/// The drained region of this key.
+pub fn drain_of(key: &str) -> Option<RegionId> {
+    key.strip_prefix(DRAINS)?.parse().ok()
+}
+
+fn start_of(key: &str) -> Option<(RegionId, u64)> {
+    let (region, boot_id) = key.rsplit_once('/')?;
     Some((region.parse().ok()?, u64::from_str_radix(boot_id, 16).ok()?))
 }
 
@@ -70,6 +120,8 @@ mod tests {
             let key = spoke(&region, boot_id);
             prop_assert!(key.starts_with(&spokes_of(&region)));
             prop_assert_eq!(spoke_of(&key), Some((region.clone(), boot_id)));
+            prop_assert_eq!(demand_of(&demand(&region, boot_id)), Some((region.clone(), boot_id)));
+            prop_assert_eq!(drain_of(&drain(&region)), Some(region.clone()));
             let gateway = Reader { role: Role::Gateway, place: region, boot_id };
             prop_assert_eq!(reader_of(&reader(&gateway)), Some(gateway));
         }

@@ -5,8 +5,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::plan::{FloorV1, PoolV1};
 use super::{VERSION, WireError, endpoint, known_version, names, parsed, refuse_other_versions, texts};
+use crate::plan::capacity::Capacity;
 use crate::registry::Registration;
+use regions::DeploymentName;
+use std::collections::BTreeSet;
 
 /// `POST /v1/spokes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +26,9 @@ pub struct RegisterV1 {
     pub boot_id: u64,
     /// The deployments that have a replica ready, or would have one for whoever asks.
     pub deployments: Vec<String>,
+    /// What the region can do. Absent from spokes that do not say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub capacity: Vec<PoolV1>,
 }
 
 /// `POST /v1/leases/{lease}/keepalive`.
@@ -32,6 +39,9 @@ pub struct KeepAliveV1 {
     pub version: u32,
     /// Those that have a replica ready, or would have one for whoever asks: all of them, as in the registration.
     pub deployments: Vec<String>,
+    /// What the region can do, as in the registration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub capacity: Vec<PoolV1>,
 }
 
 /// The answer to both: the registration stands.
@@ -46,17 +56,22 @@ pub struct LeaseV1 {
     pub ttl_ms: u64,
     /// Deployments that were named and that the hub does not know. The route table leaves them out until it does.
     pub unknown: Vec<String>,
+    /// How many replicas the region is to keep at least, by deployment. Absent where nobody has planned yet: then what was
+    /// told before stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floors: Option<Vec<FloorV1>>,
 }
 
 impl From<&Registration> for RegisterV1 {
     fn from(registration: &Registration) -> RegisterV1 {
-        let Registration { region, endpoint, boot_id, deployments } = registration;
+        let Registration { region, endpoint, boot_id, deployments, capacity } = registration;
         RegisterV1 {
             version: VERSION,
             region: region.to_string(),
             endpoint: endpoint.to_string(),
             boot_id: *boot_id,
             deployments: texts(deployments),
+            capacity: capacity.into(),
         }
     }
 }
@@ -65,32 +80,33 @@ impl TryFrom<RegisterV1> for Registration {
     type Error = WireError;
 
     fn try_from(wire: RegisterV1) -> Result<Registration, WireError> {
-        let RegisterV1 { version, region, endpoint: at, boot_id, deployments } = wire;
+        let RegisterV1 { version, region, endpoint: at, boot_id, deployments, capacity } = wire;
         refuse_other_versions(version)?;
         Ok(Registration {
             region: parsed("region", &region)?,
             endpoint: endpoint("endpoint", &at)?,
             boot_id,
             deployments: names("deployments", &deployments)?,
+            capacity: capacity.try_into()?,
         })
     }
 }
 
 impl KeepAliveV1 {
-    /// The message that says these are ready.
-    pub fn new(ready: &std::collections::BTreeSet<regions::DeploymentName>) -> KeepAliveV1 {
-        KeepAliveV1 { version: VERSION, deployments: texts(ready) }
+    /// The message that says that these are ready, and what the region can do.
+    pub fn new(ready: &BTreeSet<DeploymentName>, capacity: &Capacity) -> KeepAliveV1 {
+        KeepAliveV1 { version: VERSION, deployments: texts(ready), capacity: capacity.into() }
     }
 
-    /// What it says is ready.
+    /// What it says is ready, and what the region can do.
     ///
     /// # Errors
     ///
     /// The first field that cannot be right.
-    pub fn ready(self) -> Result<std::collections::BTreeSet<regions::DeploymentName>, WireError> {
-        let KeepAliveV1 { version, deployments } = self;
+    pub fn said(self) -> Result<(BTreeSet<DeploymentName>, Capacity), WireError> {
+        let KeepAliveV1 { version, deployments, capacity } = self;
         refuse_other_versions(version)?;
-        names("deployments", &deployments)
+        Ok((names("deployments", &deployments)?, capacity.try_into()?))
     }
 }
 
@@ -98,14 +114,16 @@ impl KeepAliveV1 {
 mod tests {
     use super::super::any;
     use super::*;
+    use crate::plan::capacity::{Count, Replicas};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
     prop_compose! {
         fn registration()(
-            region in any::region(), endpoint in any::endpoint(), boot_id: u64, deployments in any::names(),
+            region in any::region(), endpoint in any::endpoint(), boot_id: u64, deployments in any::names(), speed: u64,
         ) -> Registration {
-            Registration { region, endpoint, boot_id, deployments }
+            let capacity = capacity(&deployments, speed);
+            Registration { region, endpoint, boot_id, deployments, capacity }
         }
     }
 
@@ -118,11 +136,26 @@ mod tests {
         }
 
         #[test]
-        fn what_is_ready_comes_back_as_it_went(ready in any::names()) {
-            let text = serde_json::to_string(&KeepAliveV1::new(&ready)).unwrap();
+        fn what_is_ready_comes_back_as_it_went(ready in any::names(), speed: u64) {
+            let capacity = capacity(&ready, speed);
+            let text = serde_json::to_string(&KeepAliveV1::new(&ready, &capacity)).unwrap();
             let wire: KeepAliveV1 = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(wire.ready(), Ok(ready));
+            prop_assert_eq!(wire.said(), Ok((ready, capacity)));
         }
+    }
+
+    /// One pool for all of these.
+    fn capacity(names: &BTreeSet<DeploymentName>, tokens_per_second: u64) -> Capacity {
+        let deployments = names.iter().map(|name| (name.clone(), Count { ready: 1, max: 4 })).collect();
+        Capacity { pools: vec![Replicas { ready: 1, tokens_per_second, deployments }] }
+    }
+
+    #[test]
+    fn a_spoke_that_does_not_say_what_it_can_do_is_read_as_one_that_can_do_nothing_known() {
+        let wire: KeepAliveV1 = serde_json::from_value(json!({"version": 1, "deployments": ["a"]})).unwrap();
+        assert_eq!(wire.said().unwrap().1, Capacity::default());
+        let lease = json!({"version": 1, "lease": 1, "ttl_ms": 5000, "unknown": []});
+        assert_eq!(serde_json::from_value::<LeaseV1>(lease).unwrap().floors, None);
     }
 
     #[test]

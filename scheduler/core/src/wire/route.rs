@@ -60,6 +60,9 @@ pub struct RegionRouteV1 {
     pub endpoint: String,
     /// What had a replica ready there when the region last said so.
     pub deployments: Vec<String>,
+    /// Its operator empties it. Absent where not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
 }
 
 /// One deployment of a route table.
@@ -152,19 +155,36 @@ pub struct DeploymentsV1 {
 }
 
 /// Reads an `Option` that must be there; serde's own reading takes an absent field for `None`.
-fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+pub(super) fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     Option::deserialize(from)
+}
+
+/// A policy as it crosses a process.
+pub(super) fn written(residency: &ResidencyPolicy) -> Option<String> {
+    match residency {
+        ResidencyPolicy::Anywhere => None,
+        ResidencyPolicy::Only(_) => Some(residency.to_string()),
+    }
+}
+
+/// A policy that has crossed one.
+pub(super) fn law(field: &str, residency: Option<String>) -> Result<ResidencyPolicy, WireError> {
+    match residency {
+        None => Ok(ResidencyPolicy::Anywhere),
+        Some(text) => parsed(field, &text),
+    }
 }
 
 impl From<&RouteTable> for RouteTableV1 {
     fn from(table: &RouteTable) -> RouteTableV1 {
         let RouteTable { generation: Generation { epoch, number }, regions, deployments, widening } = table;
         let regions = regions.iter().map(|(id, route)| {
-            let RegionRoute { endpoint, deployments } = route;
+            let RegionRoute { endpoint, deployments, draining } = route;
             RegionRouteV1 {
                 id: id.to_string(),
                 endpoint: endpoint.to_string(),
                 deployments: texts(deployments),
+                draining: *draining,
             }
         });
         RouteTableV1 {
@@ -209,11 +229,12 @@ impl TryFrom<RouteTableV1> for RouteTable {
         refuse_too_many("regions", regions.len(), MAX_REGIONS)?;
         let mut routes = BTreeMap::new();
         for (place, region) in regions.into_iter().enumerate() {
-            let RegionRouteV1 { id, endpoint: reached, deployments } = region;
+            let RegionRouteV1 { id, endpoint: reached, deployments, draining } = region;
             let at = |field: &str| format!("regions[{place}].{field}");
             let route = RegionRoute {
                 endpoint: endpoint(at("endpoint"), &reached)?,
                 deployments: names(&at("deployments"), &deployments)?,
+                draining,
             };
             if routes.insert(parsed(at("id"), &id)?, route).is_some() {
                 return Err(WireError::new(at("id"), format!("`{id}` stands in the table twice")));
@@ -250,10 +271,7 @@ impl From<&Deployment> for DeploymentV1 {
             task: task.to_string(),
             model: model.clone(),
             engine: EngineV1 { kind: kind.to_string(), precision: precision.to_string() },
-            residency: match residency {
-                ResidencyPolicy::Anywhere => None,
-                ResidencyPolicy::Only(_) => Some(residency.to_string()),
-            },
+            residency: written(residency),
             regions: texts(regions),
             scaling: (*scaling != Scaling::default()).then(|| scaling.into()),
         }
@@ -342,10 +360,7 @@ fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireErr
             kind: parsed(at("engine.kind"), &kind)?,
             precision: parsed(at("engine.precision"), &precision)?,
         },
-        residency: match residency {
-            None => ResidencyPolicy::Anywhere,
-            Some(text) => parsed(at("residency"), &text)?,
-        },
+        residency: law(&at("residency"), residency)?,
         regions: regions.iter().enumerate().map(region).collect::<Result<_, _>>()?,
         scaling: scaling.map_or(Ok(Scaling::default()), |scaling| read_scaling(&at("scaling"), scaling))?,
     })
@@ -454,8 +469,8 @@ mod tests {
     }
 
     prop_compose! {
-        fn route()(endpoint in any::endpoint(), deployments in any::names()) -> RegionRoute {
-            RegionRoute { endpoint, deployments }
+        fn route()(endpoint in any::endpoint(), deployments in any::names(), draining: bool) -> RegionRoute {
+            RegionRoute { endpoint, deployments, draining }
         }
     }
 

@@ -19,7 +19,7 @@ impl Standing {
         let (stop, stopping) = watch::channel(false);
         let candidate = Candidate {
             store: store.clone(),
-            board: Board::new(publish),
+            board: Board::new(publish, Arc::default()),
             name: name.to_owned(),
             deployments: Vec::new(),
             epoch_if_new: 4,

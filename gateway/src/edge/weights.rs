@@ -1,0 +1,209 @@
+//! Tells the hub what this gateway is asked for, and hears how that is to be divided.
+//!
+//! One question a second does both: it says how much is asked for, by class and origin, and is answered with this gateway's
+//! rows of the plan where they are newer than those in hand. They are taken when their generation is higher, whole or not at
+//! all, and written to disk before they are used; what cannot be read is refused, counted, and those in hand stay. While
+//! the hub is away, or where there is none that plans, they stay as well: the rows of yesterday are better than none, since
+//! what they no longer fit is seen in reports, and credits put it right. Nothing waits for any of this.
+
+use super::snapshot::{self, beside};
+use crate::config::EdgeConfig;
+use crate::metrics::Count;
+use gateway_core::demand::{self, Asked, Demand};
+use gateway_core::lawful::Residency;
+use gateway_core::weights::{Told, Weights};
+use regions::catalogue::Catalogue;
+use regions::id::DeploymentName;
+use regions::set::{RegionIndex, RegionSet};
+use regions::weights::Share;
+use scheduler_core::plan::Class;
+use scheduler_core::wire::plan::{
+    self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, WeightsV1,
+};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// How often the hub is told and asked: as often as it plans.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How long an answer may take. Whoever takes longer is asked again in a second anyway.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of an answer: as many rows as there may be, each with a handful of shares.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+
+const _: () = assert!(demand::CLASSES_MAX <= ROWS_MAX, "what is counted can be told");
+
+/// What is in hand: nothing before the first plan.
+pub(crate) type Planned = Option<Arc<Weights>>;
+
+/// What is asked for, shared between those who ask and the one who tells.
+#[derive(Default)]
+pub(crate) struct Demands(Mutex<Demand>);
+
+/// What is counted of plans.
+#[derive(Default)]
+pub(crate) struct PlanCounts {
+    /// Plans that could not be read or were not newer.
+    pub(crate) refused: Count,
+}
+
+impl Demands {
+    fn demand(&self) -> MutexGuard<'_, Demand> {
+        self.0.lock().expect("nothing panics that holds it")
+    }
+
+    /// Somebody asks for about so many tokens.
+    pub(crate) fn asked(
+        &self,
+        deployment: &DeploymentName,
+        law: (&Residency, RegionSet),
+        origin: RegionIndex,
+        tokens: u64,
+        now: Instant,
+    ) {
+        self.demand().asked(deployment, law, origin, tokens, now);
+    }
+
+    /// Requests that nobody plans for, since there are too many classes.
+    pub(crate) fn missed(&self) -> u64 {
+        self.demand().missed()
+    }
+}
+
+/// Where the rows are kept.
+fn file(config: &EdgeConfig) -> std::path::PathBuf {
+    beside(&config.snapshot, ".plan")
+}
+
+/// The rows on disk, if there are good ones of this place.
+pub(crate) fn restore(config: &EdgeConfig) -> Planned {
+    match snapshot::load::<WeightsV1>(&file(config)) {
+        Ok(weights) if weights.gateway == config.place => {
+            tracing::info!(generation = %weights.generation, rows = weights.rows.len(), "a plan is on disk");
+            Some(Arc::new(meaning(&weights, &config.catalogue)))
+        }
+        Ok(weights) => {
+            tracing::warn!(place = %weights.gateway, "the plan on disk is that of a gateway elsewhere");
+            None
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            tracing::warn!(file = %file(config).display(), %error, "the plan on disk is of no use");
+            None
+        }
+    }
+}
+
+/// Rows as requests need them. A region that the catalogue does not know has no share.
+fn meaning(weights: &wire::Weights, catalogue: &Catalogue) -> Weights {
+    let wire::Weights { generation, gateway: _, rows } = weights;
+    let told =
+        rows.iter().filter_map(|((Class { deployment, residency }, origin), shares)| -> Option<Told> {
+            let shares = shares.iter().filter_map(|NamedShare { region, permille, why }| {
+                Some(Share { region: catalogue.index_of(region)?, permille: *permille, why: *why })
+            });
+            Some((deployment.clone(), residency.clone(), catalogue.index_of(origin)?, shares.collect()))
+        });
+    Weights::new(*generation, told, catalogue)
+}
+
+/// Tells the hub and hears it, for ever.
+pub(crate) async fn follow(
+    config: Arc<EdgeConfig>,
+    client: reqwest::Client,
+    demands: Arc<Demands>,
+    planned: watch::Sender<Planned>,
+    counts: Arc<PlanCounts>,
+) {
+    let boot_id = rand::random();
+    let mut beat = tokio::time::interval(PERIOD);
+    beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut reachable = true;
+    loop {
+        beat.tick().await;
+        let told = demands.demand().tell(Instant::now());
+        let told = in_words(&config, boot_id, told);
+        let hub = config.hub.now();
+        match ask(&config, hub, &client, &told, &planned).await {
+            Ok(()) => {
+                if !std::mem::replace(&mut reachable, true) {
+                    tracing::info!(hub, "the hub plans again");
+                }
+            }
+            Err(error) => {
+                config.hub.failed(hub);
+                if matches!(error, AskError::Plan(_)) {
+                    counts.refused.add(1);
+                }
+                if std::mem::replace(&mut reachable, false) {
+                    tracing::warn!(hub, %error, "there is no plan from the hub; the one in hand stays");
+                }
+            }
+        }
+    }
+}
+
+/// What is asked for, as it is told. One law may be written in several ways; it is one class.
+fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<Asked>) -> DemandV1 {
+    let mut classes = std::collections::BTreeMap::new();
+    for Asked { deployment, residency, origin, tokens_per_second } in told {
+        let residency = residency.as_str().parse().expect("a residency is written as it is read");
+        let origin = config.catalogue.region(origin).id.clone();
+        let sum: &mut u64 = classes.entry((Class { deployment, residency }, origin)).or_default();
+        *sum = sum.saturating_add(tokens_per_second);
+    }
+    let gateway = GatewayBoot { place: config.place.clone(), boot_id };
+    DemandV1::from(&GatewayDemand { gateway, classes })
+}
+
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    #[error("{0}")]
+    Http(#[from] reqwest::Error),
+    #[error("its plan is refused: {0}")]
+    Plan(String),
+}
+
+async fn ask(
+    config: &EdgeConfig,
+    hub: &str,
+    client: &reqwest::Client,
+    told: &DemandV1,
+    planned: &watch::Sender<Planned>,
+) -> Result<(), AskError> {
+    let after = planned.borrow().as_ref().map(|weights| weights.generation);
+    let url = match after {
+        Some(after) => format!("{hub}/v1/demand?after={after}"),
+        None => format!("{hub}/v1/demand"),
+    };
+    let mut answer = client.post(url).json(told).timeout(TIMEOUT).send().await?.error_for_status()?;
+    if answer.status() == http::StatusCode::NO_CONTENT {
+        return Ok(());
+    }
+    let mut body = Vec::new();
+    while let Some(chunk) = answer.chunk().await? {
+        if body.len() + chunk.len() > ANSWER_BYTES_MAX {
+            return Err(AskError::Plan(format!("it has more than {ANSWER_BYTES_MAX} bytes")));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    let refused = |error: String| AskError::Plan(error);
+    let wire: WeightsV1 = serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))?;
+    let weights = wire::Weights::try_from(wire.clone()).map_err(|error| refused(error.to_string()))?;
+    let (generation, place) = (weights.generation, &weights.gateway);
+    if *place != config.place {
+        return Err(refused(format!("it is of a gateway at {place}, and this one is at {}", config.place)));
+    }
+    if let Some(after) = after.filter(|after| generation <= *after) {
+        return Err(refused(format!("generation {generation} is not higher than {after}, which is in hand")));
+    }
+    let path = file(config);
+    let saved = tokio::task::spawn_blocking(move || snapshot::save(&path, &wire, generation)).await;
+    if let Err(error) = saved.map_err(io::Error::other).flatten() {
+        tracing::warn!(file = %file(config).display(), %error, "the plan cannot be kept on disk");
+    }
+    tracing::debug!(%generation, rows = weights.rows.len(), "a new plan");
+    planned.send_replace(Some(Arc::new(meaning(&weights, &config.catalogue))));
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! What a region tells the hub that it can do, and what the hub wants kept there.
+//!
+//! Both change slowly and travel with the lease. What is told is what was measured: how many replicas take work, and how
+//! fast they are together; what of that is promised to whom is the hub's plan. The floors are kept until others are told,
+//! also while the hub is away: a region does not let a replica go because nobody is there to ask.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::Spoke;
+use crate::plan::capacity::{Capacity, Count, Replicas};
+use regions::DeploymentName;
+
+/// What the hub wants, and how many replicas somebody could start.
+#[derive(Debug, Default)]
+pub(super) struct Fleet {
+    floors: BTreeMap<DeploymentName, u32>,
+    most: BTreeMap<DeploymentName, u32>,
+}
+
+impl Spoke {
+    /// What the region can do: nothing while it drains.
+    pub fn capacity(&self, now: Instant) -> Capacity {
+        if self.draining {
+            return Capacity::default();
+        }
+        let known = self.replicas.each().flat_map(|(_, replica)| replica.names());
+        let known = known.chain(self.capacity.most.keys());
+        let names: std::collections::BTreeSet<_> = known.collect();
+        let pools = self.shared(names.into_iter(), now).into_iter().map(|(names, replicas)| {
+            let count = |name: &DeploymentName| {
+                let ready = u32::try_from(self.serving(name, now).count()).unwrap_or(u32::MAX);
+                Count { ready, max: self.capacity.most.get(name).copied().unwrap_or(ready).max(ready) }
+            };
+            let deployments = names.into_iter().map(|name| (name.clone(), count(name))).collect();
+            let speed: f64 = replicas.iter().filter_map(|number| self.replicas.get(*number)?.speed()).sum();
+            Replicas {
+                ready: u32::try_from(replicas.len()).unwrap_or(u32::MAX),
+                tokens_per_second: speed as u64,
+                deployments,
+            }
+        });
+        Capacity { pools: pools.collect() }
+    }
+
+    /// As many replicas of each deployment as can be started here; of one that is not named, as many as there are.
+    pub fn set_replicas_max(&mut self, most: BTreeMap<DeploymentName, u32>) {
+        self.capacity.most = most;
+    }
+
+    /// What the hub wants kept, in the place of what it wanted before.
+    pub fn set_floors(&mut self, floors: BTreeMap<DeploymentName, u32>) {
+        self.capacity.floors = floors;
+    }
+
+    /// As many replicas of a deployment as the hub wants kept here, for the loss of another region.
+    pub fn floor(&self, deployment: &DeploymentName) -> u32 {
+        self.capacity.floors.get(deployment).copied().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ReplicaObserved;
+    use super::*;
+    use crate::some_instant;
+
+    fn name(text: &str) -> DeploymentName {
+        text.parse().unwrap()
+    }
+
+    fn says(names: &[&str], tokens_per_second: f64) -> ReplicaObserved {
+        let names = names.iter().map(|text| name(text)).collect();
+        let (pending_tokens, lookup_tokens) = (0, None);
+        ReplicaObserved {
+            names,
+            ready: true,
+            draining: false,
+            pending_tokens,
+            lookup_tokens,
+            tokens_per_second,
+        }
+    }
+
+    /// A region with three replicas: two for `a` and `b`, one for `c`.
+    fn region(now: Instant) -> Spoke {
+        let replicas = [1, 2, 3].map(|port| ([127, 0, 0, 1], port).into());
+        let mut spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 1, replicas.to_vec());
+        spoke.observe_replica(0, says(&["a", "b"], 1000.0), now);
+        spoke.observe_replica(1, says(&["a", "b"], 500.0), now);
+        spoke.observe_replica(2, says(&["c"], 0.0), now);
+        spoke
+    }
+
+    #[test]
+    fn a_region_tells_what_its_replicas_can_do_together() {
+        let now = some_instant();
+        let mut spoke = region(now);
+        let pools = spoke.capacity(now).pools;
+        assert_eq!(pools.len(), 2);
+        let told = |pool: &Replicas| (pool.ready, pool.tokens_per_second, pool.deployments.clone());
+        let two = Count { ready: 2, max: 2 };
+        assert_eq!(told(&pools[0]), (2, 1500, [(name("a"), two), (name("b"), two)].into()));
+        assert_eq!(told(&pools[1]), (1, 0, [(name("c"), Count { ready: 1, max: 1 })].into()));
+        spoke.replica_failed(1, now);
+        assert_eq!(spoke.capacity(now).pools[0].tokens_per_second, 1000);
+        spoke.set_draining();
+        assert_eq!(spoke.capacity(now), Capacity::default());
+    }
+
+    #[test]
+    fn what_could_be_started_is_told_also_where_nothing_runs() {
+        let now = some_instant();
+        let mut spoke = region(now);
+        spoke.set_replicas_max([(name("c"), 8), (name("d"), 4), (name("a"), 1)].into());
+        let counts: BTreeMap<_, _> =
+            spoke.capacity(now).pools.into_iter().flat_map(|pool| pool.deployments).collect();
+        assert_eq!(counts[&name("c")], Count { ready: 1, max: 8 });
+        assert_eq!(counts[&name("d")], Count { ready: 0, max: 4 });
+        assert_eq!(counts[&name("a")], Count { ready: 2, max: 2 }, "those that there are, there may be");
+    }
+
+    #[test]
+    fn a_floor_stands_until_another_is_told() {
+        let mut spoke = region(some_instant());
+        assert_eq!(spoke.floor(&name("a")), 0);
+        spoke.set_floors([(name("a"), 3)].into());
+        assert_eq!((spoke.floor(&name("a")), spoke.floor(&name("b"))), (3, 0));
+        spoke.set_floors([(name("b"), 1)].into());
+        assert_eq!((spoke.floor(&name("a")), spoke.floor(&name("b"))), (0, 1));
+    }
+}
