@@ -49,8 +49,10 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
             say(&shown::difference(&seen));
         }
         let nothing = seen.changes.is_empty() && seen.notes.is_empty();
-        let done = if *dry_run || nothing || !(*yes || agreed()) {
+        let done = if *dry_run || nothing {
             seen
+        } else if !(*yes || agreed()) {
+            return Err(NotDone::Failed("nothing was changed".to_owned()));
         } else {
             let done = hub.apply(&ApplyV1 { dry_run: false, base: Some(seen.base), ..first }).await?;
             if !json {
@@ -130,11 +132,7 @@ fn agreed() -> bool {
     eprint!("Apply this? [y/N] ");
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer);
-    let agreed = read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes");
-    if !agreed {
-        say("nothing was changed");
-    }
-    agreed
+    read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
 fn run(work: impl Future<Output = Result<ExitCode, NotDone>>) -> Result<ExitCode, NotDone> {

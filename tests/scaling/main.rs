@@ -20,11 +20,11 @@ fn deployment() -> Value {
 async fn a_region_follows_its_traffic_from_zero_and_back_whatever_is_killed() {
     let mut scene = Scene::set("60s");
     // The table comes to its disk; then both the spoke and the hub are lost.
-    let hub = scene.hub(1, deployment()).await;
+    let hub = scene.hub(deployment()).await;
     scene.start();
     scene.until("the table is kept", async || scene.has_a_table()).await;
     scene.kill();
-    hub.abort();
+    drop(hub);
 
     scene.start();
     scene
@@ -72,7 +72,7 @@ async fn a_region_follows_its_traffic_from_zero_and_back_whatever_is_killed() {
         })
         .await;
     assert_eq!(scene.replicas(), before);
-    let _hub = scene.hub(1, deployment()).await;
+    let _hub = scene.hub(deployment()).await;
     let caller = scene.callers(1, Duration::from_millis(200));
     scene.until_ready(1).await;
     assert!(caller.stop().await > 0, "and nobody was cut off by the one that went");
@@ -89,7 +89,7 @@ async fn a_region_follows_its_traffic_from_zero_and_back_whatever_is_killed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_whose_spoke_never_comes_back_end_by_themselves() {
     let mut scene = Scene::set("2s");
-    let _hub = scene.hub(1, deployment()).await;
+    let _hub = scene.hub(deployment()).await;
     scene.start();
     scene
         .until("it knows what should run here", async || {
@@ -110,16 +110,14 @@ async fn another_version_takes_over_without_a_gap() {
     let scaling = always["scaling"].as_object_mut().unwrap();
     scaling.remove("zero_after_ms");
     scaling.insert("min".to_owned(), json!(1));
-    let hub = scene.hub(1, always.clone()).await;
+    scaling.insert("max".to_owned(), json!(1));
+    let hub = scene.hub(always.clone()).await;
     scene.start();
     scene.until_ready(1).await;
     assert!(scene.all_run_with("f32"));
     let callers = scene.callers(1, Duration::from_millis(20));
-    hub.abort();
-    // Its port is free when its last task has ended.
-    hub.await.unwrap_err();
     always["engine"]["precision"] = json!("int8");
-    let _hub = scene.hub(2, always).await;
+    hub.publishes(2, always);
     scene.until("only the new version runs", async || scene.all_run_with("int8")).await;
     scene.until_ready(1).await;
     assert!(callers.stop().await > 0, "and nobody was refused");

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
@@ -89,9 +89,10 @@ impl Scene {
         spoke.wait().unwrap().success()
     }
 
-    /// A stand-in for the hub that gives out the table of this generation and, to whoever has it, that nothing is newer.
-    pub(crate) async fn hub(&self, generation: u64, deployment: Value) -> JoinHandle<()> {
-        async fn routes(State(table): State<Value>, RawQuery(query): RawQuery) -> Response {
+    /// A stand-in for the hub that gives out a table and, to whoever has it, that nothing is newer.
+    pub(crate) async fn hub(&self, deployment: Value) -> Hub {
+        async fn routes(State(table): State<Arc<Mutex<Value>>>, RawQuery(query): RawQuery) -> Response {
+            let table = table.lock().unwrap().clone();
             let has = format!("after=1.{}&", table["generation"]);
             match query.is_some_and(|query| query.contains(&has)) {
                 false => axum::Json(table).into_response(),
@@ -101,10 +102,12 @@ impl Scene {
                 }
             }
         }
-        let table = json!({"version": 1, "epoch": 1, "generation": generation, "regions": [], "deployments": [deployment]});
-        let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes)).with_state(table);
+        let table = Arc::new(Mutex::new(table(1, deployment)));
+        let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes));
+        let router = router.with_state(table.clone());
         let socket = tokio::net::TcpListener::bind(self.hub).await.unwrap();
-        tokio::spawn(async move { axum::serve(socket, router).await.unwrap() })
+        let task = tokio::spawn(async move { axum::serve(socket, router).await.unwrap() });
+        Hub { table, task }
     }
 
     pub(crate) fn has_a_table(&self) -> bool {
@@ -180,6 +183,29 @@ impl Scene {
         });
         Callers { tasks: tasks.collect(), shared }
     }
+}
+
+/// A stand-in for the hub, until it is dropped.
+pub(crate) struct Hub {
+    table: Arc<Mutex<Value>>,
+    task: JoinHandle<()>,
+}
+
+impl Hub {
+    /// Another table, of this generation.
+    pub(crate) fn publishes(&self, generation: u64, deployment: Value) {
+        *self.table.lock().unwrap() = table(generation, deployment);
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn table(generation: u64, deployment: Value) -> Value {
+    json!({"version": 1, "epoch": 1, "generation": generation, "regions": [], "deployments": [deployment]})
 }
 
 impl Drop for Scene {

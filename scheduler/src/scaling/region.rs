@@ -324,7 +324,12 @@ impl Region {
                 (None, None) => Standing::Unheard,
             };
             replica.heard = standing != Standing::Unheard;
-            replica.lost = (standing == Standing::Lost).then(|| replica.lost.unwrap_or(now));
+            replica.lost = match standing {
+                Standing::Lost => Some(replica.lost.unwrap_or(now)),
+                // One that goes because it is lost does not come back because it is warm.
+                Standing::Leaving => replica.lost,
+                Standing::Unheard | Standing::Serving => None,
+            };
             let name = &replica.found.deployment.name;
             each.entry(name.clone()).or_default().push(Own {
                 id: Id::There(id.clone()),

@@ -36,7 +36,7 @@ pub struct Own<I> {
     pub since: Instant,
     /// How it stands.
     pub standing: Standing,
-    /// Since when it has been lost.
+    /// Since when it has been lost; also when it goes for that.
     pub lost: Option<Instant>,
     /// Requests that were sent to it and have not ended.
     pub in_flight: u32,
@@ -70,8 +70,8 @@ pub fn step<I: Clone + Ord>(own: &[Own<I>], others: u32, wanted: u32, now: Insta
     let stale = own.iter().filter(there).filter(|it| it.stale).count() as u32;
     let fresh = all - stale;
     if wanted >= fresh {
-        let mut leaving: Vec<_> =
-            own.iter().filter(|it| it.standing == Standing::Leaving && !it.stale).collect();
+        let back = |it: &&Own<I>| it.standing == Standing::Leaving && !it.stale && it.lost.is_none();
+        let mut leaving: Vec<_> = own.iter().filter(back).collect();
         // The lowest rank first: whoever goes is taken from the top.
         leaving.sort_by_key(|it| (it.rank, it.since, it.id.clone()));
         let missing = wanted - fresh;
@@ -158,6 +158,9 @@ mod tests {
         assert!(step(&lost, 0, 1, now + LOST_MAX - Duration::from_millis(1)).let_go.is_empty());
         let after = step(&lost, 0, 1, now + LOST_MAX);
         assert_eq!((after.let_go, after.order), (BTreeSet::from([1]), 1));
+        let goes = [Own { standing: Leaving, ..lost[0].clone() }];
+        let more = step(&goes, 0, 2, now);
+        assert!(more.keep.is_empty() && more.order == 2, "who goes for that is of no use");
     }
 
     #[test]

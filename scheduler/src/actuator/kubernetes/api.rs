@@ -76,6 +76,8 @@ fn io_error<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
 pub(super) struct Api {
     host: String,
     port: u16,
+    /// As it stands in the URL.
+    authority: String,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     token_file: Option<PathBuf>,
 }
@@ -95,10 +97,13 @@ impl Api {
     /// When the authority's file cannot be used.
     pub(super) fn new(config: &KubernetesConfig) -> io::Result<Api> {
         let KubernetesConfig { api, token_file, ca_file, .. } = config;
-        let host = api.host_str().unwrap_or_default().to_owned();
+        let shown = api.host_str().unwrap_or_default();
+        // The brackets of an IPv6 address are the URL's.
+        let host = shown.trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = api.port_or_known_default().unwrap_or(443);
+        let authority = format!("{shown}:{port}");
         let tls = (api.scheme() == "https").then(|| connector(ca_file, &host)).transpose()?;
-        Ok(Api { host, port, tls, token_file: token_file.clone() })
+        Ok(Api { host, port, authority, tls, token_file: token_file.clone() })
     }
 
     /// The answer to one question.
@@ -157,8 +162,7 @@ impl Api {
                 tracing::debug!(%error, "a connection to the API server has ended");
             }
         });
-        let mut request =
-            Request::builder().method(method).uri(path).header(HOST, format!("{}:{}", self.host, self.port));
+        let mut request = Request::builder().method(method).uri(path).header(HOST, &self.authority);
         request = request.header(ACCEPT, "application/json");
         if let Some(file) = &self.token_file {
             let token =
@@ -206,7 +210,6 @@ fn connector(ca_file: &Option<PathBuf>, host: &str) -> io::Result<(TlsConnector,
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config = config.map_err(io::Error::other)?.with_root_certificates(roots).with_no_client_auth();
-    let host = host.trim_start_matches('[').trim_end_matches(']');
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
     Ok((TlsConnector::from(Arc::new(config)), name))
 }
