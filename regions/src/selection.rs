@@ -105,9 +105,14 @@ pub struct Refused {
 
 /// Chooses: filter, score, order.
 pub fn select(query: &Query<'_>) -> Selection {
+    select_in(query, Vec::new())
+}
+
+/// The same in the room of an order that is no longer needed: where that was large enough, nothing is allocated.
+pub fn select_in(query: &Query<'_>, room: Vec<Candidate>) -> Selection {
     let (eligible, refused) = filter(query);
     let scored = eligible.iter().map(|region| score(query, region));
-    let order = order(scored, eligible.len());
+    let order = order(scored, eligible.len(), room);
     invariants::lawful(&query.allowed, &order)
         .expect("the filter takes forbidden regions out before all else");
     Selection { order, refused }
@@ -135,9 +140,16 @@ pub fn score(query: &Query<'_>, region: RegionIndex) -> Candidate {
     Candidate { region, score, planned: None }
 }
 
-/// The candidates, best first. `len` is how many there are, so that the one allocation is of the right size.
-pub fn order(candidates: impl Iterator<Item = Candidate>, len: usize) -> Vec<Candidate> {
-    let mut order = Vec::with_capacity(len);
+/// The candidates, best first, in `room`. `len` is how many there are, so that an allocation, if there is one, is of the
+/// right size.
+pub fn order(
+    candidates: impl Iterator<Item = Candidate>,
+    len: usize,
+    room: Vec<Candidate>,
+) -> Vec<Candidate> {
+    let mut order = room;
+    order.clear();
+    order.reserve_exact(len);
     order.extend(candidates);
     order.sort_unstable_by_key(|candidate: &Candidate| candidate.score);
     order
@@ -239,6 +251,31 @@ mod tests {
     fn the_nearest_region_is_first() {
         let at = |rtt_ms| Seen { rtt_ms, ..FINE };
         check(&[at(90), at(10), at(200), at(40)], &[1, 3, 0, 2], &[]);
+    }
+
+    #[test]
+    fn what_was_chosen_before_in_the_same_room_leaves_no_trace() {
+        let all: RegionSet = (0..9).filter_map(RegionIndex::new).collect();
+        let choose = |allowed, room| {
+            select_in(
+                &Query {
+                    considered: all,
+                    allowed,
+                    routed: all,
+                    serving: all,
+                    draining: RegionSet::EMPTY,
+                    health: &|_| Health::Healthy,
+                    rtt: &|region| Duration::from_millis(region.as_usize() as u64),
+                },
+                room,
+            )
+        };
+        let some: RegionSet = [3, 7].into_iter().filter_map(RegionIndex::new).collect();
+        let before = choose(all, Vec::new());
+        let (room, at) = (before.order.capacity(), before.order.as_ptr());
+        let after = choose(some, before.order);
+        assert_eq!(after, choose(some, Vec::new()));
+        assert_eq!((after.order.capacity(), after.order.as_ptr()), (room, at), "it is the same room");
     }
 
     #[test]

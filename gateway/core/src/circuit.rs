@@ -40,6 +40,9 @@ const RETURN_LASTS: Duration = Duration::from_secs(4);
 const RETURN_FROM_PERMILLE: u64 = 100;
 /// How long somebody has to be well before their next ejection is a first one again.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
+/// Ejections in a row after which somebody who answers slowly on trial is believed to be as slow as that from now on: half a
+/// minute, in which a machine that is short of breath has been helped, or has not.
+const SLOW_TRIALS_MAX: u32 = 5;
 /// A trial whose end nobody told is over after this.
 const TRIAL_MAX: Duration = Duration::from_secs(30);
 
@@ -193,6 +196,13 @@ impl<K: Copy + Ord> Circuits<K> {
         {
             circuit.eject(chance, now);
         }
+    }
+
+    /// Whether an answer that took longer than usual is no answer for `key`: it is on trial, and has not shown yet often enough
+    /// that this is how long it takes now.
+    pub fn has_to_be_quick(&self, key: K, now: Instant) -> bool {
+        let on_trial = |circuit: &&Circuit| circuit.standing(now) == Standing::OnTrial;
+        self.circuits.get(&key).filter(on_trial).is_some_and(|circuit| circuit.ejections <= SLOW_TRIALS_MAX)
     }
 
     /// A request that was sent to `key` came to this. `chance` spreads the return. True when `key` is ejected for it.

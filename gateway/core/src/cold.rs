@@ -87,7 +87,8 @@ mod tests {
         let at = |number| RegionIndex::new(number).unwrap();
         let order = seen.iter().enumerate().map(|(number, (health, rtt, _))| {
             let (region, rtt) = (at(number), Duration::from_millis(*rtt));
-            Candidate { region, score: Score { health: *health, rtt, region } }
+            let score = Score { health: *health, draining: false, rtt, region };
+            Candidate { region, score, planned: None }
         });
         let look = |candidate: &Candidate| {
             let (_, answers_in, held_for) = seen[candidate.region.as_usize()];

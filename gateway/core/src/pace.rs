@@ -23,6 +23,9 @@ const TOOK_MAX: Duration = Duration::from_secs(3600);
 /// The weight of one answer in the average, as its inverse. Counted in answers and not in seconds, so that a busy
 /// target's deadline follows a surge within milliseconds and a quiet one's does not hang on its last answer alone.
 const AVERAGE_OVER: u64 = 16;
+/// The same of what is usual: a few dozen answers of somebody who has become slow, or that were not waited for, hardly move
+/// it, and that is how long it takes to find out.
+const USUAL_OVER: u64 = 128;
 /// Classes of the spread for each doubling of the time: none is wider than a fifth of its value.
 const CLASSES_PER_DOUBLING: u32 = 4;
 /// Classes in all: from one millisecond to a minute.
@@ -80,6 +83,7 @@ pub struct Pace {
 #[derive(Clone, Debug)]
 struct Times {
     average_us: u64,
+    usual_us: u64,
     answers: u32,
     spread: [u16; CLASSES],
     in_spread: u32,
@@ -96,6 +100,8 @@ impl Pace {
         // The mean of all until there are enough for the weight that they keep.
         let over = u64::from(times.answers).min(AVERAGE_OVER);
         times.average_us = (times.average_us * (over - 1) + took_us) / over;
+        let over = u64::from(times.answers).min(USUAL_OVER);
+        times.usual_us = (times.usual_us * (over - 1) + took_us) / over;
         times.spread[class(took_us)] += 1;
         times.in_spread += 1;
         if times.in_spread == SPREAD_MAX {
@@ -130,6 +136,12 @@ impl Pace {
         times.map(|times| Duration::from_micros(times.average_us))
     }
 
+    /// What a request of this size usually takes, once enough were seen to rely on it: the average of a longer time.
+    pub fn usual(&self, size: Size) -> Option<Duration> {
+        let times = self.times(size).filter(|times| times.answers >= SAMPLES_MIN);
+        times.map(|times| Duration::from_micros(times.usual_us))
+    }
+
     /// By when nineteen of twenty answers to requests of this size have come, once enough were seen.
     pub fn nearly_all(&self, size: Size) -> Option<Duration> {
         let times = self.times(size).filter(|times| times.answers >= SAMPLES_MIN)?;
@@ -149,7 +161,14 @@ impl Pace {
 
 impl Times {
     fn new(first_us: u64, now: Instant) -> Times {
-        Times { average_us: first_us, answers: 0, spread: [0; CLASSES], in_spread: 0, last: now }
+        Times {
+            average_us: first_us,
+            usual_us: first_us,
+            answers: 0,
+            spread: [0; CLASSES],
+            in_spread: 0,
+            last: now,
+        }
     }
 }
 
@@ -228,6 +247,14 @@ mod tests {
         let surge = of((0..100).map(|_| 20).chain((0..48).map(|_| 200)));
         let average = surge.average(Size::of(1)).unwrap();
         assert!(average > 180 * MS && average <= 200 * MS, "{average:?}");
+    }
+
+    #[test]
+    fn what_is_usual_is_not_moved_by_the_few_answers_in_which_somebody_is_found_out() {
+        let slow = of((0..500).map(|_| 25).chain((0..20).map(|_| 125)));
+        let (average, usual) = (slow.average(Size::of(1)).unwrap(), slow.usual(Size::of(1)).unwrap());
+        assert!(average > 90 * MS && usual < 42 * MS, "{average:?} {usual:?}");
+        assert_eq!(of((1..SAMPLES_MIN).map(|_| 25)).usual(Size::of(1)), None);
     }
 
     #[test]

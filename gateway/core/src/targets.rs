@@ -152,6 +152,28 @@ impl<K: Copy + Ord> Targets<K> {
         self.circuits.saw(key, seen, chance, now)
     }
 
+    /// Whether an answer that came in time was all the same too slow to speak for whoever gave it. Somebody grey, who is slower
+    /// by much and dead by nothing, has little to do while it is left alone, so that a trial just comes in time; taken at that
+    /// it would be given its share again, and again be late with it. So on trial it has to be about as quick as is usual.
+    pub fn too_slow_for_a_trial(
+        &self,
+        key: K,
+        deployment: &DeploymentName,
+        size: Size,
+        took: Duration,
+        now: Instant,
+    ) -> bool {
+        if !self.circuits.has_to_be_quick(key, now) {
+            return false;
+        }
+        let Some(paces) = self.paces.get(deployment) else { return false };
+        let usual = match self.yardstick {
+            Yardstick::Own => paces.get(&key).and_then(|pace| pace.usual(size)),
+            Yardstick::Best => paces.values().filter_map(|pace| pace.usual(size)).min(),
+        };
+        usual.is_some_and(|usual| took > 2 * usual + SLOW_BY)
+    }
+
     /// An answer to a request of this size took so long.
     pub fn took(&mut self, key: K, deployment: &DeploymentName, size: Size, took: Duration, now: Instant) {
         self.pace_of(key, deployment).saw(size, took, now);
@@ -266,6 +288,7 @@ impl<K: Copy + Ord> Targets<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::circuit::MISSES_MAX;
     use crate::pace::SAMPLES_MIN;
     use crate::some_instant;
 
@@ -347,6 +370,32 @@ mod tests {
         assert!(targets.is_full(0));
         targets.ended(&last, now);
         assert!(!targets.is_full(0));
+    }
+
+    /// A region ten times slower, whose trials come in time because it has nothing else to do.
+    #[test]
+    fn somebody_grey_does_not_return_by_an_answer_that_just_comes_in_time_until_it_is_believed() {
+        let (mut targets, mut now) = of(Yardstick::Own, &[25, 25]);
+        let (name, size, none) = (name("d"), Size::of(1), Permille::new(0));
+        (0..500).for_each(|_| targets.took(0, &name, size, 25 * MS, now));
+        for _ in 0..MISSES_MAX {
+            targets.gave_up(0, &name, size, 125 * MS, now);
+            targets.saw(0, Seen::Missed, none, now);
+        }
+        let mut trials = 0;
+        loop {
+            let Standing::Ejected { until } = targets.standing(0, now) else { break };
+            now = until;
+            let trial = targets.began(0, now);
+            let slow = targets.too_slow_for_a_trial(0, &name, size, 118 * MS, now);
+            assert!(!targets.too_slow_for_a_trial(0, &name, size, 60 * MS, now), "about as quick");
+            targets.took(0, &name, size, 118 * MS, now);
+            targets.saw(0, if slow { Seen::Missed } else { Seen::Answered }, none, now);
+            targets.ended(&trial, now);
+            trials += 1;
+        }
+        assert_eq!(trials, 6, "five are not, and the next is believed");
+        assert!(!targets.too_slow_for_a_trial(1, &name, size, 500 * MS, now), "who is not on trial has none");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use regions::selection::{self, Candidate, Query, Selection};
 use regions::set::RegionIndex;
 use replica_core::wire::error::{ErrorCode, Remedy};
 use replica_core::wire::headers;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// The least and the most that a connection to a region may take to open; between them, two round trips and a bit.
@@ -36,6 +37,21 @@ pub(super) struct Answered {
 /// a slow one.
 const AS_NEAR: Duration = Duration::from_millis(25);
 
+thread_local! {
+    /// The room of an order that is no longer needed, for the next request of this thread: where there are many regions,
+    /// allocating it is what made the slowest decisions slow.
+    static ROOM: Cell<Vec<Candidate>> = const { Cell::new(Vec::new()) };
+}
+
+/// A choice for as long as its request is under way; then its room is the next one's.
+struct Chosen(Selection);
+
+impl Drop for Chosen {
+    fn drop(&mut self) {
+        ROOM.set(std::mem::take(&mut self.0.order));
+    }
+}
+
 impl Edge {
     /// The regions that could take the request, best first, and why the others cannot.
     pub(super) fn choose(&self, request: &Request, view: &View, about: &About<'_>) -> Selection {
@@ -43,7 +59,7 @@ impl Edge {
         let known = self.watch.known();
         // A region knows its replicas better than the table, for which it registered some time ago.
         let serving = known.fleet.serving(&request.deployment, request.registered);
-        let mut selection = selection::select(&Query {
+        let query = Query {
             considered: view.routed,
             allowed: *request.allowed,
             routed: view.routed,
@@ -54,7 +70,8 @@ impl Edge {
                 Some(place) => known.latency.prior_from(place, region),
                 None => known.latency.estimate(region, now),
             },
-        });
+        };
+        let mut selection = selection::select_in(&query, ROOM.take());
         self.put_drawn_first(request, &mut selection);
         if let [Candidate { score: best, .. }, _, ..] = selection.order[..] {
             let as_near = |candidate: &&Candidate| {
@@ -106,7 +123,8 @@ impl Edge {
         // Heard from before the choice is made, so that no loss falls between the two.
         let mut bell = self.watch.bell();
         let about = request.about();
-        let selection = self.choose(request, view, &about);
+        let chosen = Chosen(self.choose(request, view, &about));
+        let selection = &chosen.0;
         trail.chosen(selection.clone());
         let order = selection.order.iter().map(|candidate| candidate.region).collect();
         let hedges = self.config.hedge && request.lane == Lane::Interactive;
@@ -133,7 +151,7 @@ impl Edge {
                 }
                 Step::Wait => {}
                 Step::Relay => return Ok(at_hand.take().expect("a plan relays what an attempt has brought")),
-                Step::NobodyReachable => return Err(self.nobody_reachable(request, view, &selection).into()),
+                Step::NobodyReachable => return Err(self.nobody_reachable(request, view, selection).into()),
                 Step::Full(region) => return Err(self.full(region).into()),
                 Step::DeadlinePassed => {
                     race.leave_all(End::Failed(Failure::DeadlinePassed));

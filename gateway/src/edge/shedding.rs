@@ -106,6 +106,7 @@ pub(super) struct Way<'a> {
 /// What of a request its room hangs on.
 pub(super) struct Wants<'a> {
     pub(super) tenant: &'a Tenant,
+    /// The law that it travels under, in the words in which it is told of.
     pub(super) residency: &'a Residency,
     pub(super) lane: Lane,
     pub(super) tokens: u64,
@@ -290,11 +291,7 @@ impl Way<'_> {
 
     fn serving_set(&self, known: &Known) -> RegionSet {
         let Lawful { deployment, registered, .. } = self.lawful;
-        known
-            .fleet
-            .serving(&deployment.name, *registered)
-            .intersect(self.allowed)
-            .intersect(self.view.routed)
+        known.fleet.serving(&deployment.name, *registered).intersect(self.allowed).intersect(self.view.routed)
     }
 }
 

@@ -249,12 +249,17 @@ impl Watch {
         known.fleet.answered(region, now);
         known.budgets.retry.succeeded();
         let in_time = plan.answered(region);
+        let mut seen = seen(status);
         // A refusal is quick, whoever gives it: it says nothing of how long the work takes.
         if (200..300).contains(&status) {
-            known.targets.took(region, about.deployment, about.size, took, now);
+            let (deployment, size) = (about.deployment, about.size);
+            if known.targets.too_slow_for_a_trial(region, deployment, size, took, now) {
+                seen = Seen::Missed;
+            }
+            known.targets.took(region, deployment, size, took, now);
         }
         if in_time {
-            known.saw(region, seen(status), now);
+            known.saw(region, seen, now);
         }
     }
 

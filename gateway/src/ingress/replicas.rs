@@ -223,13 +223,17 @@ impl Sent<'_> {
         let now = Instant::now();
         let known = &mut *self.replicas.known();
         known.retry.succeeded();
+        let mut seen = if status == 500 { Seen::Faulted } else { Seen::Answered };
         // A refusal is quick, whoever gives it: it says nothing of how long the work takes.
         if (200..300).contains(&status) {
             let took = now.saturating_duration_since(self.begun);
-            known.targets.took(self.choice.index, &request.deployment, request.size(), took, now);
+            let (index, deployment, size) = (self.choice.index, &request.deployment, request.size());
+            if known.targets.too_slow_for_a_trial(index, deployment, size, took, now) {
+                seen = Seen::Missed;
+            }
+            known.targets.took(index, deployment, size, took, now);
         }
         if self.in_time {
-            let seen = if status == 500 { Seen::Faulted } else { Seen::Answered };
             known.saw(self.choice.index, seen, now);
         }
     }

@@ -2,7 +2,7 @@
 //! far more than it can place. Were it more in a crisis, a crisis would have one more cause.
 
 use crate::scene::{BUSY, NEAR, SPEED, Scene};
-use crate::wire::Wire;
+use crate::wire::{Crossed, Wire};
 use scheduler_core::spoke::GRANT_PERIOD;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,22 +15,19 @@ const DIGITS_MAX: u64 = 16;
 const EXCHANGE_BYTES_MAX: u64 = 700;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-impl Wire {
-    fn counted(&self) -> [u64; 3] {
-        [&self.there, &self.back, &self.questions].map(|count| count.load(Ordering::SeqCst))
+/// Bytes of a question and of an answer, over so many of them, while `meanwhile` goes on.
+async fn each(wire: &Wire, meanwhile: impl AsyncFn()) -> [u64; 2] {
+    let counted = || [&wire.there, &wire.back].map(Crossed::counted);
+    let (before, begun) = (counted(), Instant::now());
+    let since = || {
+        let now = counted();
+        [0, 1].map(|way| (now[way].0 - before[way].0, now[way].1 - before[way].1))
+    };
+    while since().iter().any(|(_, messages)| *messages < COUNTED) {
+        assert!(begun.elapsed() < PATIENCE, "the edge asks no longer");
+        meanwhile().await;
     }
-
-    /// Bytes of a question and of an answer, over so many of them, while `meanwhile` goes on.
-    async fn each(&self, meanwhile: impl AsyncFn()) -> [u64; 2] {
-        let (before, begun) = (self.counted(), Instant::now());
-        while self.counted()[2] < before[2] + COUNTED {
-            assert!(begun.elapsed() < PATIENCE, "the edge asks no longer");
-            meanwhile().await;
-        }
-        let after = self.counted();
-        let questions = after[2] - before[2];
-        [0, 1].map(|way| (after[way] - before[way]) / questions)
-    }
+    since().map(|(bytes, messages)| bytes / messages)
 }
 
 #[tokio::test]
@@ -45,9 +42,9 @@ async fn a_gateway_and_a_region_exchange_as_many_bytes_in_a_crisis_as_in_calm() 
     .await;
     let wire = wire.get().unwrap();
     scene.until_answered_by(NEAR).await;
-    let calm = wire.each(async || tokio::time::sleep(GRANT_PERIOD).await).await;
+    let calm = each(wire, async || tokio::time::sleep(GRANT_PERIOD).await).await;
     scene.near.pending.store(10 * BUSY, Ordering::SeqCst);
-    let crisis = wire.each(async || assert_eq!(scene.asks().await, NEAR)).await;
+    let crisis = each(wire, async || assert_eq!(scene.asks().await, NEAR)).await;
     assert_eq!(scene.far.requests.load(Ordering::SeqCst), 0, "nothing else was on the wire");
 
     let a_second = 1000 / GRANT_PERIOD.as_millis() as u64;

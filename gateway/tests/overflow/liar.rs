@@ -70,11 +70,13 @@ async fn a_region_that_lies_takes_only_what_a_full_one_gives_away_and_nothing_th
     assert!((240..=320).contains(&taken), "{taken} of {ASKED}");
 
     liar.refuses.store(true, Ordering::SeqCst);
-    // Half of twenty in a second are enough. What was under way by then is not called back; after a while one may try it
-    // again, and if that one has an answer a tenth follow.
-    takes(&scene, &liar).await;
-    let taken = takes(&scene, &liar).await;
-    assert!(taken <= ASKED / 10, "{taken} of {ASKED} go where nothing is done");
+    // Half of what was asked within a second is enough. What was under way by then is not called back; after a while one
+    // may try it again, and if that one has an answer a tenth follow.
+    let mut rounds = 0;
+    while takes(&scene, &liar).await > ASKED / 10 {
+        rounds += 1;
+        assert!(rounds < 20, "it is asked again and again");
+    }
 }
 
 /// How many of so many requests, all at once, come to it.

@@ -10,12 +10,45 @@ use tokio::net::{TcpListener, TcpStream};
 /// One way. Without it the far region would soon be found to be as near as the near one.
 const ONE_WAY: Duration = Duration::from_millis(30);
 
-/// Counts what crosses it, and the questions.
+/// What has crossed, there and back.
 #[derive(Default)]
 pub(crate) struct Wire {
-    pub(crate) there: AtomicU64,
-    pub(crate) back: AtomicU64,
-    pub(crate) questions: AtomicU64,
+    pub(crate) there: Crossed,
+    pub(crate) back: Crossed,
+}
+
+/// What has crossed one way.
+#[derive(Default)]
+pub(crate) struct Crossed {
+    bytes: AtomicU64,
+    /// How many questions, or answers.
+    messages: AtomicU64,
+}
+
+impl Crossed {
+    pub(crate) fn counted(&self) -> (u64, u64) {
+        (self.bytes.load(Ordering::SeqCst), self.messages.load(Ordering::SeqCst))
+    }
+
+    /// Carries all of one connection; a message is known by how it begins.
+    async fn carry(
+        &self,
+        mut from: impl AsyncReadExt + Unpin,
+        mut to: impl AsyncWriteExt + Unpin,
+        begins: &[u8],
+    ) {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(read @ 1..) = from.read(&mut buffer).await {
+            let chunk = &buffer[..read];
+            let messages = chunk.windows(begins.len()).filter(|window| *window == begins).count();
+            self.messages.fetch_add(messages as u64, Ordering::SeqCst);
+            self.bytes.fetch_add(read as u64, Ordering::SeqCst);
+            tokio::time::sleep(ONE_WAY).await;
+            if to.write_all(chunk).await.is_err() {
+                return;
+            }
+        }
+    }
 }
 
 impl Wire {
@@ -28,33 +61,11 @@ impl Wire {
             while let Ok((near, _)) = socket.accept().await {
                 let far = TcpStream::connect(door).await.unwrap();
                 let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
-                tokio::spawn(crossing.clone().carry(near_read, far_write, true));
-                tokio::spawn(crossing.clone().carry(far_read, near_write, false));
+                let (there, back) = (crossing.clone(), crossing.clone());
+                tokio::spawn(async move { there.there.carry(near_read, far_write, b"POST /").await });
+                tokio::spawn(async move { back.back.carry(far_read, near_write, b"HTTP/1.1 200").await });
             }
         });
         (wire, address)
-    }
-
-    async fn carry(
-        self: Arc<Wire>,
-        mut from: impl AsyncReadExt + Unpin,
-        mut to: impl AsyncWriteExt + Unpin,
-        there: bool,
-    ) {
-        let mut buffer = vec![0; 64 << 10];
-        while let Ok(read @ 1..) = from.read(&mut buffer).await {
-            let chunk = &buffer[..read];
-            if there {
-                let begins = |window: &[u8]| window == b"POST /spoke/v1/exchange";
-                let questions = chunk.windows(23).filter(|window| begins(window)).count();
-                self.questions.fetch_add(questions as u64, Ordering::SeqCst);
-            }
-            let counted = if there { &self.there } else { &self.back };
-            counted.fetch_add(read as u64, Ordering::SeqCst);
-            tokio::time::sleep(ONE_WAY).await;
-            if to.write_all(chunk).await.is_err() {
-                return;
-            }
-        }
     }
 }

@@ -97,11 +97,11 @@ mod tests {
     fn a_region_that_is_to_be_drained_is_published_as_such_until_it_is_not() {
         let (all, ready) = (deployments(&["a"]), routes("aws/us-east-1", &["a"]));
         let drains = BTreeSet::from(["aws/us-east-1".parse().unwrap(), "oci/ap-tokyo-1".parse().unwrap()]);
-        let first = publish(&RouteTable::empty(), 1, ready.clone(), &all, &BTreeSet::new()).unwrap();
-        let next = publish(&first, 1, ready.clone(), &all, &drains).unwrap();
+        let first = publish(&RouteTable::empty(), 1, ready.clone(), staged(&all), &BTreeSet::new()).unwrap();
+        let next = publish(&first, 1, ready.clone(), staged(&all), &drains).unwrap();
         assert!(next.regions.values().all(|route| route.draining));
-        assert_eq!(publish(&next, 1, ready.clone(), &all, &drains), None);
-        let last = publish(&next, 1, ready.clone(), &all, &BTreeSet::new()).unwrap();
+        assert_eq!(publish(&next, 1, ready.clone(), staged(&all), &drains), None);
+        let last = publish(&next, 1, ready.clone(), staged(&all), &BTreeSet::new()).unwrap();
         assert_eq!(last.regions, ready);
     }
 

@@ -54,10 +54,8 @@ pub(super) async fn keep_alive<S: Store>(
     ready: BTreeSet<DeploymentName>,
     capacity: Capacity,
 ) -> Result<LeaseV1, Refusal> {
-    let held = desk.store.lease_keep_alive(lease, Instant::now()).await.map_err(refusal)?;
-    // A lease without a key is that of a spoke that has registered again since.
-    let key = held.first().ok_or_else(|| refusal(StoreError::NoSuchLease(lease)))?;
-    let entry = desk.store.get(key).await.map_err(refusal)?;
+    let key = key_under(desk, lease).await?;
+    let entry = desk.store.get(&key).await.map_err(refusal)?;
     let entry = entry.ok_or_else(|| refusal(StoreError::NoSuchLease(lease)))?;
     let region = note(desk, entry, lease, &ready, capacity).await?;
     Ok(granted(desk, lease, &region, &ready))
@@ -95,7 +93,17 @@ async fn note<S: Store>(
 
 /// Ends a spoke's lease.
 pub(super) async fn leave<S: Store>(desk: &Desk<S>, lease: Lease) -> Result<(), Refusal> {
+    key_under(desk, lease).await?;
     desk.store.lease_revoke(lease).await.map_err(refusal)
+}
+
+/// The key of the spoke whose lease this is, which has its whole time again. One without a key is that of a spoke that has
+/// registered again since; and one with another's key is no spoke's: a store counts its leases from one, so the number that
+/// a spoke has from another store is that of whoever came first on this one, a hub or a reader.
+async fn key_under<S: Store>(desk: &Desk<S>, lease: Lease) -> Result<String, Refusal> {
+    let held = desk.store.lease_keep_alive(lease, Instant::now()).await.map_err(refusal)?;
+    let key = held.into_iter().find(|key| key.starts_with(keys::SPOKES));
+    key.ok_or_else(|| refusal(StoreError::NoSuchLease(lease)))
 }
 
 /// Refuses a region that is not in the catalogue, and says which may have been meant.

@@ -129,9 +129,9 @@ async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
     use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
     use scheduler_store::Sim;
+    use std::collections::BTreeMap;
     use std::time::{Duration, Instant};
 
     fn deployment(name: &str, model: &str) -> Deployment {

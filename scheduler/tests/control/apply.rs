@@ -213,6 +213,25 @@ async fn a_wider_residency_waits_until_every_reader_has_heard_of_it() {
 }
 
 #[tokio::test]
+async fn the_lease_of_a_reader_or_of_a_hub_is_no_spokes_to_keep_or_to_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let generation = hub.routes().await.generation;
+    let reader = format!("gateway/{AMERICA}/00000000000000ff");
+    hub.get(&format!("/v1/routes?after={generation}&wait_ms=1&reader={reader}")).await;
+    let readers = async || hub.get("/v1/rollout").await.2["readers"].as_array().unwrap().len();
+    until("the reader is known", async || readers().await == 1).await;
+    let spoke = hub.register(AMERICA, 7100, 1, &[]).await;
+    for lease in (0..=spoke + 1).filter(|lease| *lease != spoke) {
+        let (status, body) = hub.keep_alive(lease, &[]).await;
+        assert_eq!((status, &body["error"]["code"]), (404, &json!("lease_not_found")), "{lease}");
+        assert_eq!(hub.leave(lease).await, 404, "{lease}");
+    }
+    assert_eq!((hub.keep_alive(spoke, &[]).await.0, readers().await), (200, 1));
+    hub.stop().await;
+}
+
+#[tokio::test]
 async fn a_record_that_cannot_be_read_changes_nothing_until_somebody_mends_it() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;

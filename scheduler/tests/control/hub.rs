@@ -213,11 +213,11 @@ async fn bad_input_is_a_4xx_that_names_the_field() {
     check(with("version", json!(2)).await, 400, "invalid_json", json!(null), "version 2");
     check(hub.post("/v1/spokes", "{").await, 400, "invalid_json", json!(null), "EOF");
     check(
-        hub.post("/v1/spokes", vec![b' '; (1 << 20) + 1]).await,
+        hub.post("/v1/spokes", vec![b' '; (2 << 20) + 1]).await,
         413,
         "body_too_large",
         json!(null),
-        "1048576",
+        "2097152",
     );
     check(hub.post("/v1/leases/one/keepalive", "{}").await, 400, invalid, json!("lease"), "number");
     check(hub.get("/v1/routes?after=1").await, 400, invalid, json!("after"), "epoch.number");

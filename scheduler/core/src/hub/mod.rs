@@ -270,8 +270,9 @@ impl Hub {
             Planned::ToPublish(parts) => return Some(Command::PublishPlan(parts)),
             Planned::Nothing => {}
         }
-        let Hub { registry, deployments, drains, .. } = self;
-        let around = Around { registry, deployments, drains };
+        let Hub { registry, persisted, drains, .. } = self;
+        // What is in force, and not what is wanted: of what is to be wider not everybody has heard.
+        let around = Around { registry, deployments: &persisted.deployments, drains };
         let (problem, before) = self.planner.begin(&around, self.now)?;
         Some(Command::Plan(Box::new(problem), before))
     }

@@ -211,9 +211,8 @@ fn a_hub_that_cannot_read_what_is_wanted_goes_on_with_what_was_published() {
     let mut before = World::start(None, 4, vec![standing(EUROPE, 1)]);
     before.settle();
     let table = before.published.pop();
-    let (spokes, readers) = (vec![standing(EUROPE, 1)], BTreeMap::new());
-    let mut after =
-        World::found(Found { epoch: 5, table: table.clone(), spokes, deployments: None, readers });
+    let all = Everything { spokes: vec![standing(EUROPE, 1)], ..Everything::default() };
+    let mut after = World::found(Found { epoch: 5, table: table.clone(), plan: Vec::new(), all });
     after.settle();
     assert_eq!(after.generations(), ["4.1", "5.2"]);
     assert_eq!(after.published.last().unwrap().deployments, table.unwrap().deployments);
@@ -239,13 +238,13 @@ fn what_a_hub_has_announced_its_successor_carries_out() {
     first.settle();
     assert_eq!(first.published.len(), 2, "not while a term is young");
 
-    let mut second = World::found(Found {
-        epoch: 1,
-        table: first.published.pop(),
-        spokes: Vec::new(),
+    let all = Everything {
         deployments: Some(named([law("eu,us")])),
         readers: BTreeMap::from([(gateway.clone(), "1.1".parse().unwrap())]),
-    });
+        ..Everything::default()
+    };
+    let table = first.published.pop();
+    let mut second = World::found(Found { epoch: 1, table, plan: Vec::new(), all });
     let begun = second.now;
     second.settle();
     second.sleep();

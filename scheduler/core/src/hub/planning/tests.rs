@@ -5,8 +5,9 @@ use super::*;
 use crate::plan::capacity::{Count, Replicas};
 use crate::plan::plan;
 use crate::registry::{LAPSED_KEEP, Registration, Standing};
+use crate::rollout::{Rollout, SETTLE};
 use crate::some_instant;
-use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Task};
+use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
 
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
@@ -24,6 +25,7 @@ fn deployment(name: &str, residency: &str) -> Deployment {
         engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
         residency: residency.parse().unwrap(),
         regions: Vec::new(),
+        scaling: Scaling::default(),
     }
 }
 
@@ -66,10 +68,13 @@ struct World {
 impl World {
     fn start(epoch: u64, parts: Vec<Part>, spokes: Vec<Standing>) -> World {
         let now = some_instant();
-        let deployments = vec![deployment("m", "anywhere"), deployment("m-eu", "eu")];
-        let all = Everything { spokes, deployments, ..Everything::default() };
+        let deployments = [deployment("m", "anywhere"), deployment("m-eu", "eu")];
+        let deployments = deployments.map(|deployment| (deployment.name.clone(), deployment));
+        let all = Everything { spokes, deployments: Some(deployments.into()), ..Everything::default() };
         let found = Found { epoch, table: None, plan: parts, all };
-        let hub = Hub::new(found, Arc::new(Catalogue::builtin()), LAPSED_KEEP, now);
+        let catalogue = Arc::new(Catalogue::builtin());
+        let rollout = Rollout::new(catalogue.clone(), SETTLE, now);
+        let hub = Hub::new(found, catalogue, LAPSED_KEEP, rollout, now);
         let mut world = World { hub, now, written: Vec::new(), published: BTreeMap::new(), plans: 0 };
         world.settle();
         world
