@@ -67,16 +67,30 @@ pub(crate) async fn touch(file: &Path) -> io::Result<()> {
 
 /// Comes back when nobody has looked after us for long enough.
 pub async fn until_alone(keeper: &Keeper) {
-    let mut last = (read(&keeper.file).await, Instant::now());
+    let mut watched = Watched { seen: read(&keeper.file).await, since: Instant::now() };
     loop {
         sleep(keeper.period()).await;
-        let seen = read(&keeper.file).await;
-        // A file that is gone, or cannot be read, does not change.
-        if seen.is_some() && seen != last.0 {
-            last = (seen, Instant::now());
-        } else if last.1.elapsed() >= keeper.alone {
+        if watched.for_so_long(read(&keeper.file).await, Instant::now()) >= keeper.alone {
             return;
         }
+    }
+}
+
+/// What was seen of the file.
+struct Watched {
+    seen: Option<Vec<u8>>,
+    /// Since when nothing else was seen.
+    since: Instant,
+}
+
+impl Watched {
+    /// For how long the file has stayed as it is, where this is in it now. One that is gone, or cannot be read, does not
+    /// change.
+    fn for_so_long(&mut self, seen: Option<Vec<u8>>, now: Instant) -> Duration {
+        if seen.is_some() && seen != self.seen {
+            *self = Watched { seen, since: now };
+        }
+        now.saturating_duration_since(self.since)
     }
 }
 
@@ -97,25 +111,32 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn who_is_looked_after_goes_on_and_who_is_not_ends() {
-        let dir = tempfile::tempdir().unwrap();
-        let keeper = Keeper { file: dir.path().join("alive"), alone: Duration::from_secs(60) };
-        let watched = keeper.clone();
-        let alone = tokio::spawn(async move { until_alone(&watched).await });
-        for _ in 0..40 {
-            touch(&keeper.file).await.unwrap();
-            sleep(keeper.period()).await;
-            assert!(!alone.is_finished());
-        }
-        let last = Instant::now();
-        alone.await.unwrap();
-        let took = last.elapsed();
-        assert!(took >= keeper.alone - 2 * keeper.period() && took <= 2 * keeper.alone, "{took:?}");
-        // Nobody ever came.
-        let nobody = Keeper { file: dir.path().join("none"), ..keeper };
+    #[test]
+    fn who_is_looked_after_goes_on_and_who_is_not_ends() {
         let begun = Instant::now();
-        until_alone(&nobody).await;
-        assert!(begun.elapsed() >= nobody.alone);
+        let mut watched = Watched { seen: None, since: begun };
+        let mut check = |at: u64, seen: Option<&[u8]>, expected: u64| {
+            let long = watched.for_so_long(seen.map(<[u8]>::to_vec), begun + Duration::from_secs(at));
+            assert_eq!(long, Duration::from_secs(expected), "{at}");
+        };
+        check(15, None, 15);
+        check(30, Some(b"1"), 0);
+        check(45, Some(b"1"), 15);
+        check(60, Some(b"2"), 0);
+        // Gone, or torn: nobody says anything.
+        check(75, None, 15);
+        check(90, Some(b"2"), 30);
+        check(120, Some(b"2"), 60);
+    }
+
+    #[tokio::test]
+    async fn what_is_touched_changes_and_what_is_not_there_is_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("alive");
+        assert_eq!(read(&file).await, None);
+        touch(&file).await.unwrap();
+        let first = read(&file).await.unwrap();
+        touch(&file).await.unwrap();
+        assert_ne!(read(&file).await.unwrap(), first);
     }
 }

@@ -383,8 +383,7 @@ mod tests {
             targets.saw(0, Seen::Missed, none, now);
         }
         let mut trials = 0;
-        loop {
-            let Standing::Ejected { until } = targets.standing(0, now) else { break };
+        while let Standing::Ejected { until } = targets.standing(0, now) {
             now = until;
             let trial = targets.began(0, now);
             let slow = targets.too_slow_for_a_trial(0, &name, size, 118 * MS, now);

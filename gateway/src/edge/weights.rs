@@ -132,7 +132,7 @@ pub(crate) async fn follow(
                 }
             }
             Err(error) => {
-                config.hub.failed(hub);
+                // Whether another is to be asked is for whoever follows the table to find out: a hub may be well and plan nothing.
                 if matches!(error, AskError::Plan(_)) {
                     counts.refused.add(1);
                 }

@@ -16,6 +16,9 @@ use std::time::Instant;
 /// One of the numbers of a deployment's load.
 type Part = fn(&Load) -> f64;
 
+/// A metric of what was decided: its name, kind, what it says, and its value.
+type Scaled = (&'static str, Kind, &'static str, fn(&Decided) -> u64);
+
 impl Ingress {
     pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterAnswer {
         let body = Bytes::from(self.text());
@@ -115,7 +118,7 @@ impl Ingress {
         if decided.is_empty() {
             return;
         }
-        let parts: [(&str, Kind, &str, fn(&Decided) -> u64); 5] = [
+        let parts: [Scaled; 5] = [
             (
                 "wanted",
                 Kind::Gauge,

@@ -142,7 +142,7 @@ impl Region {
             draining: false,
             pending_tokens: 0,
             lookup_tokens: None,
-            tokens_per_second: 0.0,
+            tokens_per_second: self.replica.speed.load(Ordering::SeqCst) as f64,
         };
         self.spoke().observe_replica(0, observed, Instant::now());
         self.signals.changed.notify_one();

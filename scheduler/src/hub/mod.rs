@@ -98,13 +98,13 @@ pub enum HubError {
     /// What the store holds cannot be read, and to go on without it could publish a generation a second time.
     #[error("{0}; {NEW_EPOCH}")]
     Record(RecordError),
-    /// The store's epoch is lower than that of the table in it.
-    #[error("the store is at epoch {epoch} and holds a table of epoch {table}; {NEW_EPOCH}")]
+    /// The store's epoch is lower than that of the table or the plan in it.
+    #[error("the store is at epoch {epoch} and holds what was published in epoch {published}; {NEW_EPOCH}")]
     EpochFell {
         /// Of the store.
         epoch: u64,
-        /// Of the table.
-        table: u64,
+        /// Of the table, or the plan.
+        published: u64,
     },
     /// The server ended.
     #[error("the HTTP server ended: {0}")]

@@ -2,6 +2,7 @@
 //! its writes are guarded by the term.
 
 use regions::{Deployment, Generation};
+use scheduler_core::hub::planning::Part;
 use scheduler_core::hub::{Everything, Found, epoch_to_begin};
 use scheduler_core::rollout::Wanted;
 use scheduler_core::wire::keys;
@@ -43,13 +44,13 @@ pub(super) async fn start<S: Store>(
     let routes = entry(keys::ROUTES);
     let table = routes.map(records::table).transpose().map_err(HubError::Record)?;
     let generation = table.as_ref().map(|table| table.generation);
-    if let Some(generation) = generation
-        && generation.epoch > epoch
-    {
-        return Err(HubError::EpochFell { epoch, table: generation.epoch });
-    }
     let parts = under(&entries, keys::PLAN).filter_map(|entry| readable(records::part(entry)));
-    let mut found = Found { epoch, table, plan: parts.collect(), all: everything(&entries) };
+    let plan: Vec<_> = parts.collect();
+    let published = plan.iter().map(Part::generation).chain(generation);
+    if let Some(published) = published.map(|it| it.epoch).max().filter(|published| *published > epoch) {
+        return Err(HubError::EpochFell { epoch, published });
+    }
+    let mut found = Found { epoch, table, plan, all: everything(&entries) };
     if let Some(next) = epoch_to_begin(known, epoch, generation) {
         StoreWentBack { known, found: generation, epoch: next }.emit();
         let when = vec![term.guard(), Compare::ModRevision(keys::EPOCH.to_owned(), epoch_at)];
@@ -206,6 +207,13 @@ mod tests {
             let error = start(&store, &term, &[], 1, None).await.err().expect(wanted).to_string();
             assert!(error.contains(wanted), "{wanted} in {error}");
         };
+        let (store, term) = store().await;
+        store.put(keys::EPOCH, "4".into(), None).await.unwrap();
+        let part = r#"{"version":1,"epoch":5,"generation":7,"gateway":"aws/us-east-1","rows":[]}"#;
+        store.put("plan/weights/aws/us-east-1", part.into(), None).await.unwrap();
+        let error = start(&store, &term, &[], 1, None).await.err().expect("a plan of a later epoch");
+        assert!(error.to_string().contains("epoch 5"), "{error}");
+
         let table = r#"{"version":1,"epoch":5,"generation":7,"regions":[],"deployments":[]}"#;
         check("4", table, "empty data folder").await;
         check("five", table, "`meta/epoch`").await;

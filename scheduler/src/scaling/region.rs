@@ -125,7 +125,7 @@ impl Deployed {
     }
 
     /// How long it takes from an order that is not carried out yet.
-    fn from_now(&self, now: Instant) -> Duration {
+    fn start_from(&self, now: Instant) -> Duration {
         let pause = self.deaths.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
         pause + self.starts.nearly_all()
     }
@@ -406,8 +406,8 @@ impl Region {
             let starting = there.iter().filter(|it| it.leaving.is_none() && !it.heard);
             let since = starting.map(|it| now.saturating_duration_since(it.found.since));
             let mut left: Vec<_> = since.map(|lasted| deployed.starts.left(lasted)).collect();
-            left.extend((0..missing).map(|_| deployed.from_now(now)));
-            let start = (!deployed.retired).then(|| deployed.from_now(now));
+            left.extend((0..missing).map(|_| deployed.start_from(now)));
+            let start = (!deployed.retired).then(|| deployed.start_from(now));
             let start_ms = deployed.starts.nearly_all().as_millis();
             let one = Decided {
                 wanted,
@@ -445,7 +445,7 @@ impl Deployed {
         let on_the_way = own.iter().filter(|it| it.standing == Standing::Unheard);
         let left = on_the_way.map(|it| match it.id {
             Id::There(_) => self.starts.left(now.saturating_duration_since(it.since)),
-            Id::Ordered(_) => self.from_now(now),
+            Id::Ordered(_) => self.start_from(now),
         });
         left.collect()
     }

@@ -26,13 +26,13 @@ prop_compose! {
         let chosen = |which: &[bool]| set(&(0..REGIONS).filter(|region| which[*region]).collect::<Vec<_>>());
         let mut problem = Problem { draining: chosen(&draining), ..Problem::default() };
         problem.cost = cost.into_iter().enumerate().map(|(region, cost)| (at(region), cost)).collect();
-        for region in 0..REGIONS {
+        for (region, shared) in shared.into_iter().enumerate() {
             for (origin, away) in away.iter().skip(region * REGIONS).take(REGIONS).enumerate() {
                 problem.away.insert((at(origin), at(region)), Duration::from_millis(*away));
             }
             for (number, name) in DEPLOYMENTS.iter().enumerate() {
                 let one = region * DEPLOYMENTS.len() + number;
-                if number == 0 || !shared[region] {
+                if number == 0 || !shared {
                     problem.pools.push(Pool { region: at(region), tokens_per_second: capacities[one] });
                 }
                 let place = Place {

@@ -265,8 +265,7 @@ fn each_bound_holds_at_it_and_one_past_it() {
 
     let mut region = Region::cold(1);
     let whole = Ask { bytes: LARGEST_BODY_BYTES, ..LOOKUP };
-    let _tickets: Vec<_> =
-        TENANTS[..8].iter().map(|tenant| region.held(Ask { tenant: *tenant, ..whole })).collect();
+    let _tickets: Vec<_> = TENANTS[..8].iter().map(|tenant| region.held(Ask { tenant, ..whole })).collect();
     full(&mut region, Ask { tenant: "a", bytes: 1, ..LOOKUP }, Bound::TenantBytes);
     assert_eq!(region.spoke.held_in_all(), (8, HELD_BYTES_MAX));
     assert_eq!(region.comes(Ask { tenant: "i", bytes: 0, ..LOOKUP }).map(drop), Ok(()));
