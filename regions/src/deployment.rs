@@ -88,6 +88,8 @@ named! {
     EngineKind {
         /// Meridian's own engine on the CPU.
         Cpu = "cpu",
+        /// NVIDIA's libraries on a GPU, behind `replica/trtllm`.
+        TensorrtLlm = "tensorrt-llm",
     }
 }
 
@@ -98,8 +100,27 @@ named! {
         F32 = "f32",
         /// Signed bytes for weights and unsigned ones for what goes into products; the rest in binary32.
         Int8 = "int8",
+        /// IEEE 754 binary16.
+        F16 = "f16",
+        /// The upper half of a binary32.
+        Bf16 = "bf16",
+        /// Eight bits of floating point for products (E4M3), as the tools that built the engine calibrated it.
+        Fp8 = "fp8",
     }
 }
+
+impl EngineKind {
+    /// What it computes in.
+    pub fn precisions(self) -> &'static [Precision] {
+        match self {
+            EngineKind::Cpu => &[Precision::F32, Precision::Int8],
+            EngineKind::TensorrtLlm => &[Precision::F32, Precision::F16, Precision::Bf16, Precision::Fp8],
+        }
+    }
+}
+
+/// GPUs that one engine may be cut over. One: an engine of several ranks needs a process for each, and `mpirun` to start them.
+pub const MAX_TENSOR_PARALLEL: i64 = 1;
 
 /// An engine and how it is to be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

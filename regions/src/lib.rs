@@ -7,7 +7,7 @@
 //!   region has an ordinal, and a [`RegionSet`] is a few machine words.
 //! - [`residency`]: the law. A policy names areas; what it permits is a set, and sets are only ever intersected.
 //! - [`latency`] (over [`ewma`]): the distance. A guess from the globe until measurements replace it.
-//! - [`deployment`], [`route`]: what is served, and where it was last known to be served.
+//! - [`deployment`], [`route`]: what is served, and where it was last known to be served; [`tenant`]: for whom.
 //! - [`weights`]: how the hub divides what may go to several regions, and how one of them is drawn.
 //! - [`selection`]: the choice. Forbid first, prefer second, pick last; [`invariants`] says what must hold of it.
 //!
@@ -16,7 +16,7 @@
 
 pub mod catalogue;
 pub mod deployment;
-mod document;
+pub mod document;
 pub mod duration;
 pub mod ewma;
 pub mod geography;
@@ -30,11 +30,13 @@ pub mod route;
 pub mod selection;
 pub mod set;
 mod suggest;
+pub mod tenant;
 pub mod weights;
 
 pub use catalogue::{Catalogue, Region};
 pub use deployment::{
-    Deployment, EngineKind, EngineSpec, Precision, Scaling, Task, parse_deployments, write_deployments,
+    Deployment, EngineKind, EngineSpec, MAX_TENSOR_PARALLEL, Precision, Scaling, Task, parse_deployments,
+    write_deployments,
 };
 pub use document::Problem;
 pub use geography::GeoPoint;
@@ -43,9 +45,11 @@ pub use jurisdiction::Jurisdiction;
 pub use latency::LatencyModel;
 pub use region_list::parse_region_list;
 pub use residency::{Area, ResidencyPolicy};
-pub use route::{Generation, RegionRoute, RouteTable, Widening};
+pub use route::{Generation, RegionRoute, RouteTable, Tenants, Widening};
 pub use selection::{Candidate, Health, Ineligible, Score, Selection};
 pub use set::{RegionIndex, RegionSet};
+pub use suggest::did_you_mean;
+pub use tenant::{KeyDigest, TenantRules, parse_tenants, write_tenants};
 pub use weights::Share;
 
 /// Some instant for tests to count from.

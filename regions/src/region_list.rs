@@ -31,7 +31,7 @@ pub fn parse_region_list(text: &str, catalogue: &Catalogue) -> Result<Vec<Region
 }
 
 /// The region of this name, or why there is none and what may have been meant.
-pub(crate) fn known(text: &str, catalogue: &Catalogue) -> Result<RegionId, String> {
+pub fn known(text: &str, catalogue: &Catalogue) -> Result<RegionId, String> {
     let parsed = text.parse::<RegionId>();
     if let Ok(id) = &parsed
         && catalogue.index_of(id).is_some()

@@ -12,9 +12,10 @@ use std::str::FromStr;
 
 use crate::catalogue::Catalogue;
 use crate::deployment::Deployment;
-use crate::id::{DeploymentName, RegionId};
+use crate::id::{DeploymentName, RegionId, TenantId};
 use crate::residency::ResidencyPolicy;
 use crate::set::RegionSet;
+use crate::tenant::TenantRules;
 
 /// How new a table is. It only rises at each reader: a lower one is refused, whoever sends it.
 ///
@@ -43,6 +44,17 @@ pub struct RouteTable {
     pub deployments: BTreeMap<DeploymentName, Deployment>,
     /// Those whose residency will be wider, once everybody has heard of it.
     pub widening: BTreeMap<DeploymentName, Widening>,
+    /// Who may come in; nothing where nobody has applied any, and every gateway goes by its own file.
+    pub tenants: Option<Tenants>,
+}
+
+/// Who may come in at a gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tenants {
+    /// All of them.
+    pub all: BTreeMap<TenantId, TenantRules>,
+    /// Those whose residency will be wider, once everybody has heard of it.
+    pub widening: BTreeMap<TenantId, Widening>,
 }
 
 /// A residency that is announced: requests are not sent under it yet, and are taken already.
@@ -74,6 +86,7 @@ impl RouteTable {
             regions: BTreeMap::new(),
             deployments: BTreeMap::new(),
             widening: BTreeMap::new(),
+            tenants: None,
         }
     }
 

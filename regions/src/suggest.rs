@@ -18,7 +18,7 @@ pub(crate) fn nearest<'k>(given: &str, known: impl IntoIterator<Item = &'k str>)
 }
 
 /// `; did you mean a or b?`, or nothing where nothing is near.
-pub(crate) fn did_you_mean<'k>(given: &str, known: impl IntoIterator<Item = &'k str>) -> String {
+pub fn did_you_mean<'k>(given: &str, known: impl IntoIterator<Item = &'k str>) -> String {
     match nearest(given, known).as_slice() {
         [] => String::new(),
         near => format!("; did you mean {}?", near.join(" or ")),

@@ -2,10 +2,13 @@
 //!
 //! Deserialising into structs would be shorter, but it stops at the first mistake and loses the lines. Here the parser's
 //! tree, which knows where each value stands, is walked by hand: whoever reads a value notes what is wrong with it in
-//! [`Problems`] and goes on. The catalogue and the deployments are read this way.
+//! [`Problems`] and goes on. The catalogue, the deployments and the drills are read this way.
+
+pub(crate) mod residency;
 
 use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 use std::time::Duration;
 
 use toml::Spanned;
@@ -30,21 +33,21 @@ impl fmt::Display for Problem {
 }
 
 /// What is wrong with the text read so far.
-pub(crate) struct Problems<'t> {
+pub struct Problems<'t> {
     text: &'t str,
     list: Vec<Problem>,
 }
 
 impl Problems<'_> {
     /// Notes a problem at this place of the text.
-    pub(crate) fn note(&mut self, at: Range<usize>, message: impl Into<String>) {
+    pub fn note(&mut self, at: Range<usize>, message: impl Into<String>) {
         let before = self.text.as_bytes().iter().take(at.start);
         let line = 1 + before.filter(|byte| **byte == b'\n').count();
         self.list.push(Problem { line, message: message.into() });
     }
 
     /// `value` if nothing was wrong, otherwise everything that was, from the top of the file to its end.
-    pub(crate) fn or<T>(mut self, value: impl FnOnce() -> T) -> Result<T, Vec<Problem>> {
+    pub fn or<T>(mut self, value: impl FnOnce() -> T) -> Result<T, Vec<Problem>> {
         if self.list.is_empty() {
             Ok(value())
         } else {
@@ -57,7 +60,7 @@ impl Problems<'_> {
 
 /// Parses `text` as far as it goes. A key that stands twice is noted and the first one kept; anything worse leaves no
 /// tree that could be trusted, and the parser's own complaints are all there is.
-pub(crate) fn parse(text: &str) -> Result<(Spanned<DeTable<'_>>, Problems<'_>), Vec<Problem>> {
+pub fn parse(text: &str) -> Result<(Spanned<DeTable<'_>>, Problems<'_>), Vec<Problem>> {
     let mut problems = Problems { text, list: Vec::new() };
     let (tree, errors) = DeTable::parse_recoverable(text);
     let mut readable = true;
@@ -75,16 +78,18 @@ pub(crate) fn parse(text: &str) -> Result<(Spanned<DeTable<'_>>, Problems<'_>), 
 }
 
 /// A table being read, and what to call it in a complaint.
-pub(crate) struct Table<'d> {
+pub struct Table<'d> {
     /// Such as "region aws/us-east-1".
-    pub(crate) what: String,
-    pub(crate) entries: &'d DeTable<'d>,
-    pub(crate) span: Range<usize>,
+    pub what: String,
+    /// Its keys and what stands under them.
+    pub entries: &'d DeTable<'d>,
+    /// Where it stands.
+    pub span: Range<usize>,
 }
 
 impl<'d> Table<'d> {
     /// `value` as a table.
-    pub(crate) fn of(
+    pub fn of(
         what: String,
         value: &'d Spanned<DeValue<'d>>,
         problems: &mut Problems<'_>,
@@ -99,7 +104,7 @@ impl<'d> Table<'d> {
     }
 
     /// Notes every key that is not one of these.
-    pub(crate) fn refuse_other_keys(&self, known: &[&str], problems: &mut Problems<'_>) {
+    pub fn refuse_other_keys(&self, known: &[&str], problems: &mut Problems<'_>) {
         for key in self.entries.keys().filter(|key| !known.contains(&key.get_ref().as_ref())) {
             let given = key.get_ref();
             let hint = did_you_mean(given, known.iter().copied());
@@ -110,7 +115,7 @@ impl<'d> Table<'d> {
     }
 
     /// The value of `key`; a missing one is noted with an example of what to write.
-    pub(crate) fn need(
+    pub fn need(
         &self,
         key: &str,
         example: &str,
@@ -127,7 +132,7 @@ impl<'d> Table<'d> {
     }
 
     /// The text under `key`, which must be there.
-    pub(crate) fn need_text(
+    pub fn need_text(
         &self,
         key: &str,
         example: &str,
@@ -137,8 +142,32 @@ impl<'d> Table<'d> {
         self.text(key, value, problems)
     }
 
+    /// The text under `key` as a `T`, which must be there.
+    pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(
+        &self,
+        key: &str,
+        example: &str,
+        problems: &mut Problems<'_>,
+    ) -> Option<T> {
+        let (text, at) = self.need_text(key, example, problems)?;
+        text.parse().map_err(|error| problems.note(at, format!("{}: `{key}`: {error}", self.what))).ok()
+    }
+
+    /// What `read` makes of the value of `key`, if there is one; `None` when it is there and wrong, which was noted.
+    pub(crate) fn if_there<T>(
+        &self,
+        key: &str,
+        read: impl Fn(&Table<'d>, &str, &'d Spanned<DeValue<'d>>, &mut Problems<'_>) -> Option<T>,
+        problems: &mut Problems<'_>,
+    ) -> Option<Option<T>> {
+        match self.entries.get(key) {
+            None => Some(None),
+            Some(value) => read(self, key, value, problems).map(Some),
+        }
+    }
+
     /// `value`, which stands under `key`, as text.
-    pub(crate) fn text(
+    pub fn text(
         &self,
         key: &str,
         value: &'d Spanned<DeValue<'d>>,
@@ -157,7 +186,7 @@ impl<'d> Table<'d> {
     }
 
     /// `value`, which stands under `key`, as a list of texts; what is no text is noted and left out.
-    pub(crate) fn texts(
+    pub fn texts(
         &self,
         key: &str,
         value: &'d Spanned<DeValue<'d>>,
@@ -173,7 +202,7 @@ impl<'d> Table<'d> {
     }
 
     /// `value`, which stands under `key`, as a whole number.
-    pub(crate) fn number(
+    pub fn number(
         &self,
         key: &str,
         value: &'d Spanned<DeValue<'d>>,
@@ -197,7 +226,7 @@ impl<'d> Table<'d> {
     }
 
     /// `value`, which stands under `key`, as a length of time.
-    pub(crate) fn time(
+    pub fn time(
         &self,
         key: &str,
         value: &'d Spanned<DeValue<'d>>,
@@ -207,7 +236,7 @@ impl<'d> Table<'d> {
     }
 
     /// `value`, which stands under `key`, as a length of time, or as none at all.
-    pub(crate) fn time_or_never(
+    pub fn time_or_never(
         &self,
         key: &str,
         value: &'d Spanned<DeValue<'d>>,

