@@ -242,6 +242,12 @@ impl Fleet {
         }
     }
 
+    /// The regions that are heard from.
+    pub fn heard(&self) -> impl Iterator<Item = RegionIndex> {
+        let heard = |known: &Region| matches!(known.health(), Health::Healthy | Health::Suspect);
+        self.regions.iter().filter(move |(_, known)| heard(known)).map(|(region, _)| *region)
+    }
+
     /// The health of a region, for one deployment.
     pub fn health(&self, region: RegionIndex, deployment: &DeploymentName) -> Health {
         if self.reported.contains(region) && !self.says(region, deployment) {

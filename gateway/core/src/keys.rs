@@ -10,6 +10,7 @@
 
 use crate::tenant::Tenant;
 use regions::id::TenantId;
+use regions::tenant::KeyDigest;
 use sha2::Digest as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +18,12 @@ use std::sync::Arc;
 /// What is kept of a secret.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
+
+impl From<KeyDigest> for Digest {
+    fn from(KeyDigest(digest): KeyDigest) -> Digest {
+        Digest(digest)
+    }
+}
 
 impl Digest {
     /// That of `secret`.
@@ -29,6 +36,7 @@ impl Digest {
 #[derive(Clone, Default)]
 pub struct KeyRing {
     tenants: Vec<Arc<Tenant>>,
+    /// Where each stands in the list.
     names: BTreeMap<TenantId, usize>,
     keys: BTreeMap<Digest, usize>,
 }
@@ -71,11 +79,17 @@ impl KeyRing {
     #[must_use]
     pub fn add(&mut self, tenant: Tenant) -> bool {
         let place = self.tenants.len();
+        self.add_at_its_place(Tenant { place, ..tenant })
+    }
+
+    /// The same, of one that has a place already, at which no other of this ring is.
+    #[must_use]
+    pub fn add_at_its_place(&mut self, tenant: Tenant) -> bool {
         if self.names.contains_key(&tenant.id) {
             return false;
         }
-        self.names.insert(tenant.id.clone(), place);
-        self.tenants.push(Arc::new(Tenant { place, ..tenant }));
+        self.names.insert(tenant.id.clone(), self.tenants.len());
+        self.tenants.push(Arc::new(tenant));
         true
     }
 
@@ -83,8 +97,21 @@ impl KeyRing {
     /// key, or there is no such tenant.
     #[must_use]
     pub fn add_key(&mut self, key: &str, tenant: &TenantId) -> bool {
+        self.add_digest(Digest::of(key.as_bytes()), tenant)
+    }
+
+    /// The same, of a key of which no more is known than its digest.
+    #[must_use]
+    pub fn add_digest(&mut self, digest: Digest, tenant: &TenantId) -> bool {
         let Some(place) = self.names.get(tenant) else { return false };
-        self.keys.entry(Digest::of(key.as_bytes())).or_insert(*place) == place
+        self.keys.entry(digest).or_insert(*place) == place
+    }
+
+    /// What somebody who was let in by a token is in this ring, which may be a newer one than it was found in; nothing, if
+    /// that issuer no longer speaks for it.
+    pub fn again(&self, tenant: &Tenant) -> Option<&Arc<Tenant>> {
+        let now = &self.tenants[*self.names.get(&tenant.id)?];
+        (now.issuer == tenant.issuer).then_some(now)
     }
 
     /// The tenant who has this key.
@@ -99,7 +126,7 @@ impl KeyRing {
         (tenant.issuer.as_deref() == Some(issuer)).then_some(tenant)
     }
 
-    /// Everybody, in the order of their [places](Tenant::place).
+    /// Everybody, in the order in which they came.
     pub fn tenants(&self) -> impl ExactSizeIterator<Item = &Arc<Tenant>> {
         self.tenants.iter()
     }
@@ -167,5 +194,23 @@ mod tests {
         check("https://a/", "local", false);
         check("https://a/", "nobody", false);
         check("https://a/", "no name", false);
+    }
+
+    #[test]
+    fn whoever_was_let_in_by_a_token_is_found_again_as_it_is_now() {
+        let mut ring = KeyRing::default();
+        let docs = |issuer: &str, place| Tenant {
+            issuer: Some(issuer.to_owned()),
+            place,
+            ..Tenant::clone(&named("docs"))
+        };
+        assert!(ring.add_at_its_place(docs("https://a/", 7)));
+        let now = ring.again(&docs("https://a/", 0)).map(|tenant| tenant.place);
+        assert_eq!((now, ring.again(&docs("https://b/", 0))), (Some(7), None));
+        assert_eq!(ring.again(&Tenant::clone(&named("other"))), None);
+        let digest = KeyDigest(sha2::Sha256::digest("s3cret").into());
+        assert!(ring.add_digest(digest.into(), &id("docs")));
+        let credential = Credential::read(Some(b"Bearer s3cret")).unwrap();
+        assert_eq!(ring.tenant(&credential).map(|tenant| tenant.place), Ok(7));
     }
 }

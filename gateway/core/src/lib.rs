@@ -12,13 +12,15 @@
 //! 5. [`lawful`] — which regions may see it: a type without which nothing is sent. [`shed`] — whether there is room for it,
 //!    and who goes first when there is not; [`spill`] — whether it goes past the nearest region, because another has
 //!    offered to take it. [`spiffe`] — who a region proves to be.
-//! 6. [`health`] — what this gateway knows of each region from its reports; [`targets`] — what its own requests have seen
-//!    of each: how long an answer takes ([`pace`]) and who is left alone for a while ([`circuit`]). [`cold`] — where it would
+//! 6. [`health`] — what this gateway knows of each region from its reports, and [`queue`] — how long what waits there will
+//!    take; [`targets`] — what its own requests have seen of each: how long an answer takes ([`pace`]) and who is left alone
+//!    for a while ([`circuit`]). [`cold`] — where it would
 //!    be held until a replica is ready, and whether that is worth it. [`weights`] — what the hub plans for requests like it;
 //!    [`demand`] — what the hub is told of them.
 //! 7. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
 //!    attempt can come to, [`budget`] what a second one costs and [`hedge`] what a race. [`scatter`] cuts a request with
 //!    very many inputs into pieces, each a request of its own, and joins their answers.
+//!    [`multiplex`] — which of a region's connections an attempt goes over, where many share one.
 //! 8. [`trail`] — what became of each attempt, in [`words`]; [`timing`] — where the time went, for the client to read.
 //! 9. [`receipt`] — what proves all this later, and the audit that reads it. [`decimal`] writes the numbers in all of these.
 //!
@@ -43,9 +45,11 @@ pub mod jwt;
 pub mod keys;
 pub mod lane;
 pub mod lawful;
+pub mod multiplex;
 pub mod outcome;
 pub mod pace;
 pub mod plan;
+pub mod queue;
 pub mod receipt;
 pub mod scatter;
 pub mod shed;

@@ -157,6 +157,7 @@ pub struct RequestPlan {
 #[derive(Clone, Copy, Debug)]
 struct Running {
     region: RegionIndex,
+    asked: Instant,
     late_at: Option<Instant>,
     missed: bool,
 }
@@ -246,7 +247,13 @@ impl RequestPlan {
         self.hedge_at.take_if(|at| now >= *at).map(|_| Due::Hedge)
     }
 
-    /// `region` holds the request because no replica is ready there: its first byte is late only after this.
+    /// When `region` was asked that has not answered yet.
+    pub fn asked_at(&self, region: RegionIndex) -> Option<Instant> {
+        let mut running = self.running.iter().flatten();
+        running.find(|running| running.region == region).map(|running| running.asked)
+    }
+
+    /// `region` has more to do first than was known, a replica to start or a queue: its first byte is late only after this.
     pub fn put_off(&mut self, region: RegionIndex, late_at: Instant) {
         let mut running = self.running.iter_mut().flatten();
         if let Some(running) = running.find(|running| running.region == region) {
@@ -369,7 +376,7 @@ impl RequestPlan {
         self.asked.insert(region);
         let late_at = (sight.waits)(region).late.map(|after| now + after);
         let free = self.running.iter_mut().find(|running| running.is_none());
-        *free.expect("no more than two race") = Some(Running { region, late_at, missed: false });
+        *free.expect("no more than two race") = Some(Running { region, asked: now, late_at, missed: false });
         assert!(self.attempts <= ATTEMPTS_MAX, "each thing is done once (invariant 6, Bounded)");
         Step::Send { region, attempt: self.attempts, cause, instead_of }
     }

@@ -228,24 +228,26 @@ impl<K: Copy + Ord> Targets<K> {
     /// another. One of whom not enough is known is now and then asked to find out.
     pub fn preferred(
         &self,
-        near: &[K],
+        mut near: impl Iterator<Item = K> + Clone,
         deployment: &DeploymentName,
         size: Size,
         chance: Permille,
         now: Instant,
     ) -> Option<K> {
-        let average = |key: &K| self.paces.get(deployment)?.get(key)?.average(size);
-        let unknown = near.iter().find(|key| average(key).is_none());
-        if let Some(unknown) = unknown.filter(|_| chance >= Permille::new(1000 - TRIED_OUT_PERMILLE)) {
-            return Some(*unknown);
+        let paces = self.paces.get(deployment);
+        let average = |key: &K| paces?.get(key)?.average(size);
+        if chance >= Permille::new(1000 - TRIED_OUT_PERMILLE)
+            && let Some(unknown) = near.clone().find(|key| average(key).is_none())
+        {
+            return Some(unknown);
         }
-        let best = near.iter().filter_map(average).min()?;
+        let best = near.clone().filter_map(|key| average(&key)).min()?;
         let slower = |key: &K| {
             let slowness =
                 u32::try_from(self.slowness_permille(*key, deployment, size, now)).unwrap_or(u32::MAX);
             best.saturating_mul(slowness) / 1000 > 2 * best + SLOW_BY
         };
-        near.iter().find(|key| !slower(key)).copied()
+        near.find(|key| !slower(key))
     }
 
     /// What is known of everybody; for operators.
@@ -339,8 +341,7 @@ mod tests {
     fn the_nearest_is_asked_first_unless_it_is_much_slower_than_another_as_near() {
         let preferred = |takes: &[u32], chance| {
             let (targets, now) = of(Yardstick::Own, takes);
-            let near: Vec<usize> = (0..takes.len() + 1).collect();
-            targets.preferred(&near[..2], &name("d"), Size::of(1), Permille::new(chance), now)
+            targets.preferred(0..2, &name("d"), Size::of(1), Permille::new(chance), now)
         };
         assert_eq!(preferred(&[20, 20], 999), Some(0));
         assert_eq!(preferred(&[65, 20], 0), Some(0), "a little slower");
@@ -350,7 +351,7 @@ mod tests {
         assert_eq!((preferred(&[400], 874), preferred(&[400], 875)), (Some(0), Some(1)), "some try it out");
         let (targets, now) = of(Yardstick::Own, &[400, 20]);
         let later = now + 4 * SLOWNESS_HALVES;
-        let again = targets.preferred(&[0, 1], &name("d"), Size::of(1), Permille::new(0), later);
+        let again = targets.preferred(0..2, &name("d"), Size::of(1), Permille::new(0), later);
         assert_eq!(again, Some(0), "after a while it is asked again");
     }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub struct Tenant {
     /// Its name.
     pub id: TenantId,
-    /// Where it stands among the tenants of this gateway, from 0; what is kept for each is kept in that order.
+    /// Where it stands among all the tenants that this gateway has ever known, from 0; what is kept for each is kept there.
     pub place: usize,
     /// Whose tokens speak for it; absent = it has keys only.
     pub issuer: Option<String>,
