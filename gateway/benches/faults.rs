@@ -4,7 +4,7 @@
 //! and a word takes only the faults that have it in their name, as in `-- 30 frozen`.
 //!
 //! The edge is the real one, and so are its sockets; the hub and the three regions behind it are scripted, as in the tests
-//! that hold what is printed here except the times (`gateway/tests/edge`). A region takes 20 ms where nothing is wrong; the next
+//! that hold what is printed here except the times (`tests/sockets/edge`). A region takes 20 ms where nothing is wrong; the next
 //! one is 30 ms further away, so an answer from there takes 50. What counts is the first request that meets the fault: from the
 //! second on an edge knows better, and would make the figures better than the fault is. So each request has an edge of its
 //! own, which has served enough before to know its regions and to have earned one hedge. A lookup may be hedged and bulk
@@ -12,19 +12,23 @@
 
 #![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
 
-#[path = "../tests/edge/faults.rs"]
+#[path = "../tests/sockets/address.rs"]
+mod address;
+#[path = "../tests/sockets/edge/faults.rs"]
 mod faults;
-#[path = "../tests/edge/front.rs"]
+#[path = "../tests/sockets/edge/front.rs"]
 mod front;
-#[path = "../tests/edge/region.rs"]
+#[path = "../tests/sockets/edge/http2.rs"]
+mod http2;
+#[path = "../tests/sockets/edge/region.rs"]
 #[expect(dead_code, reason = "the tests have cases more")]
 mod region;
-#[path = "../tests/edge/scene.rs"]
+#[path = "../tests/sockets/edge/scene.rs"]
 #[expect(dead_code, reason = "the tests have cases more")]
 mod scene;
 
 use faults::{Fault, Served};
-use front::{Front, Seen};
+use front::{Front, Hop, Seen};
 use scene::{AMERICA, AWAY};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -48,16 +52,18 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.unwrap().block_on(async {
         println!("the first request that meets a fault, {requests} of each kind; a region takes {WELL_TAKES:?} otherwise, and they are {AWAY:?} away");
-        println!("| fault | front | lane | p50 ms | max ms | answer | attempts |\n|---|---|---|---:|---:|---|---|");
+        println!("| fault | front | hop | lane | p50 ms | max ms | answer | attempts |\n|---|---|---|---|---:|---:|---|---|");
         for fault in Fault::ALL {
             let name = format!("{fault:?}").to_lowercase();
             if !words.is_empty() && !words.iter().any(|word| name.contains(word)) {
                 continue;
             }
             for front in [Front::Http1, Front::Http2OverTls] {
-                for lane in LANES {
-                    let seen = all(fault, front, lane, requests).await;
-                    println!("| {fault:?} | {front:?} | {lane} | {} |", told(seen));
+                for hop in [Hop::Http1, Hop::Http2] {
+                    for lane in LANES {
+                        let seen = all(fault, front, hop, lane, requests).await;
+                        println!("| {fault:?} | {front:?} | {hop:?} | {lane} | {} |", told(seen));
+                    }
                 }
             }
         }
@@ -65,11 +71,11 @@ fn main() {
 }
 
 /// The edges are made ready together, and asked one after the other.
-async fn all(fault: Fault, front: Front, lane: &str, requests: usize) -> Vec<Seen> {
+async fn all(fault: Fault, front: Front, hop: Hop, lane: &str, requests: usize) -> Vec<Seen> {
     let mut seen = Vec::with_capacity(requests);
     while seen.len() < requests {
         let ready = (seen.len()..requests).take(READY_AT_ONCE);
-        let ready = ready.map(|_| Served::well(front, "anywhere", WELL_TAKES, BEFORE));
+        let ready = ready.map(|_| Served::well(front, hop, "anywhere", WELL_TAKES, BEFORE));
         for mut served in futures_util::future::join_all(ready).await {
             seen.push(served.meets(fault, AMERICA, "anywhere", &[("x-meridian-lane", lane)]).await);
         }

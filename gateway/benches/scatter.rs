@@ -4,18 +4,20 @@
 //! `cargo bench -p gateway --bench scatter`; `-- 1` takes one round instead of three.
 //!
 //! The edge is the real one, and so are its sockets; the hub and the three regions are scripted, as in the tests
-//! (`gateway/tests/scatter`). A region computes 5,000 inputs a second, one piece after the other, and waits for that and does
+//! (`tests/sockets/scatter`). A region computes 5,000 inputs a second, one piece after the other, and waits for that and does
 //! not work for it: so the three are three machines here, which three real models on the cores of one would not be. Vectors
 //! have few numbers, so that it is not JSON which is measured; `cargo bench -p gateway-core --bench scatter` does that. Every
 //! answer is compared with that of one replica without limits.
 
 #![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
 
-#[path = "../tests/scene/hub.rs"]
+#[path = "../tests/sockets/address.rs"]
+mod address;
+#[path = "../tests/sockets/hub.rs"]
 mod hub;
-#[path = "../tests/scatter/replica.rs"]
+#[path = "../tests/sockets/scatter/replica.rs"]
 mod replica;
-#[path = "../tests/scatter/scene.rs"]
+#[path = "../tests/sockets/scatter/scene.rs"]
 #[expect(dead_code, reason = "the tests have cases more")]
 mod scene;
 

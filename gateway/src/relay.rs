@@ -5,7 +5,7 @@
 
 use crate::listener::{self, AfterAnswer};
 use crate::respond;
-use crate::upstream::{Answer, AnswerBody, RequestHead, Upstream, can_stand_in_a_header};
+use crate::upstream::{AUTHORITY, Answer, AnswerBody, RequestHead, Upstream, can_stand_in_a_header};
 use bytes::Bytes;
 use http::HeaderName;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, VARY};
@@ -15,10 +15,10 @@ use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
 
 /// Headers of a request that cross to the next hop.
-const INWARD: [HeaderName; 4] =
+static INWARD: [HeaderName; 4] =
     [CONTENT_TYPE, ACCEPT, HeaderName::from_static("traceparent"), HeaderName::from_static(headers::LANE)];
 /// Headers of an answer that cross back.
-const OUTWARD: [HeaderName; 10] = [
+static OUTWARD: [HeaderName; 10] = [
     CONTENT_TYPE,
     CONTENT_ENCODING,
     CONTENT_LENGTH,
@@ -41,7 +41,7 @@ impl Crossing {
     pub(crate) fn of(session: &ServerSession, decided: &[(&'static str, &str)]) -> Crossing {
         let came = session.req_header();
         let mut head = RequestHead::new(came.method.clone());
-        head.put(HOST.as_str(), "region");
+        head.put(HOST.as_str(), AUTHORITY);
         for (name, value) in decided {
             head.put(name, value);
         }
@@ -116,9 +116,10 @@ pub(crate) async fn outward(
 
 fn outward_head(came: &Head, extra: &[(&'static str, &str)]) -> Head {
     let mut head = respond::head(came.status.as_u16(), &[]);
-    for name in OUTWARD {
-        if let Some(value) = came.headers.get(&name) {
-            head.headers.insert(name, value.clone());
+    // An answer has fewer headers than may cross.
+    for name in came.headers.keys().filter(|name| OUTWARD.contains(name)) {
+        if let Some(value) = came.headers.get(name) {
+            head.headers.insert(name.clone(), value.clone());
         }
     }
     extra.iter().for_each(|(name, value)| respond::put(&mut head, name, value));

@@ -5,7 +5,7 @@ use gateway_core::endpoint;
 use gateway_core::head::{FIELDS_MAX, HEAD_BYTES_MAX, HeadProblem, TARGET_BYTES_MAX};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
 use http::response::Parts as Head;
-use http::{HeaderName, HeaderValue, Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::date::get_cached_date;
@@ -14,6 +14,7 @@ use replica_core::wire::headers;
 use std::time::Duration;
 
 use crate::listener::{self, AfterAnswer};
+use crate::names;
 
 /// A refusal, before it is an HTTP answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,7 +190,7 @@ pub(crate) fn head(status: u16, extra: &[(&'static str, &str)]) -> Head {
 /// Sets a header; a value that no header can have is left out.
 pub(crate) fn put(head: &mut Head, name: &'static str, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
-        head.headers.insert(HeaderName::from_static(name), value);
+        head.headers.insert(names::name(name), value);
     }
 }
 

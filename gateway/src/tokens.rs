@@ -168,7 +168,8 @@ impl Tokens {
         let generation = self.current.read().unwrap_or_else(PoisonError::into_inner).generation;
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(tenant) = seen.tenant(&credential.digest, generation, now) {
-            return Ok(tenant.clone());
+            // Who it speaks for may have been changed or taken away since.
+            return ring.again(tenant).cloned().ok_or(TokenProblem::Tenant);
         }
         drop(seen);
         let token = Token::parse(credential.secret)?;

@@ -1,6 +1,7 @@
 //! `gateway.toml`, read once: what a person writes becomes what the edge can rely on, or a list of everything wrong.
 //! Who may come in stands in a file of its own, which changes more often: `tenants`.
 
+mod fleet;
 mod issuers;
 mod tenants;
 mod timeouts;
@@ -17,6 +18,7 @@ use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use scheduler_core::hubs::{Hubs, HubsGiven};
+use scheduler_core::token::Token;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -31,14 +33,17 @@ struct RawConfig {
     operations: String,
     place: String,
     hub: HubsGiven,
+    fleet_token_file: Option<PathBuf>,
+    fleet_token_env: Option<String>,
     snapshot: PathBuf,
     #[serde(default)]
     trusted_peers: Vec<String>,
     catalogue: Option<PathBuf>,
-    tenants: PathBuf,
+    tenants: Option<PathBuf>,
     receipts: Option<RawReceipts>,
     tls: Option<RawTls>,
     region_tls: Option<RawRegionTls>,
+    region_http: Option<i64>,
     handover: Option<PathBuf>,
     gzip_answers_from: Option<i64>,
     connections_max: Option<i64>,
@@ -77,6 +82,8 @@ pub struct EdgeConfig {
     pub point: GeoPoint,
     /// The hubs that may be asked.
     pub hub: Hubs,
+    /// What it shows them.
+    pub fleet: Option<Token>,
     /// Where the last good route table is kept.
     pub snapshot: PathBuf,
     /// Who is believed about a client's place.
@@ -85,6 +92,8 @@ pub struct EdgeConfig {
     pub tls: Option<Arc<Identity>>,
     /// What it shows to regions and whom it believes.
     pub regions: Regions,
+    /// Whether it speaks HTTP/2 to those that do.
+    pub region_http2: bool,
     /// Where the next process of this gateway asks for its sockets.
     pub handover: Option<PathBuf>,
     /// Answers of at least so many bytes of JSON are packed for clients that take it; without it, none.
@@ -125,6 +134,8 @@ impl EdgeConfig {
             operations,
             place,
             hub,
+            fleet_token_file,
+            fleet_token_env,
             snapshot,
             trusted_peers,
             catalogue,
@@ -132,6 +143,7 @@ impl EdgeConfig {
             receipts,
             tls,
             region_tls,
+            region_http,
             handover,
             gzip_answers_from,
             connections_max,
@@ -145,9 +157,13 @@ impl EdgeConfig {
         let operations = address("operations", &operations, &mut problems);
         let place = find_place(&place, catalogue.as_deref(), &mut problems);
         let hub = Hubs::read(hub).map_err(|found| problems.extend(found)).ok();
+        let fleet = fleet::read(fleet_token_file, fleet_token_env, base, environment);
+        let fleet = fleet.map_err(|problem| problems.push(problem)).ok().flatten();
         let trusted_peers =
             trusted_peers.iter().filter_map(|peer| ip("trusted_peers", peer, &mut problems)).collect();
-        let (keys, issuers) = read_tenants(&base.join(tenants), environment, &mut problems);
+        let tenants = tenants.map(|path| read_tenants(&base.join(path), environment, &mut problems));
+        // Without a file they are those that an operator applies.
+        let (keys, issuers) = tenants.unwrap_or_default();
         let receipts = receipts.and_then(|raw| {
             let read = ReceiptsConfig::read(raw, base, environment);
             read.map_err(|found| problems.extend(found)).ok()
@@ -160,6 +176,7 @@ impl EdgeConfig {
             let read = Regions::read(region_tls, base, place, catalogue);
             read.map_err(|found| problems.extend(found)).ok()
         });
+        let region_http2 = http_version(region_http, &mut problems);
         let gzip_answers_from = at_least(
             "gzip_answers_from",
             GZIP_ANSWERS_FROM_MIN,
@@ -187,10 +204,12 @@ impl EdgeConfig {
                     place,
                     point,
                     hub,
+                    fleet,
                     snapshot,
                     trusted_peers,
                     tls,
                     regions,
+                    region_http2,
                     handover,
                     gzip_answers_from,
                     connections_max: connections_max.unwrap_or(CONNECTIONS_MAX),
@@ -236,6 +255,19 @@ fn at_least(
         problems.push(format!("{key} = {given} is less than {least}; give so many or more, or {otherwise}"));
     }
     checked
+}
+
+/// Whether the version is the second.
+fn http_version(given: Option<i64>, problems: &mut Vec<String>) -> bool {
+    match given {
+        None | Some(1) => false,
+        Some(2) => true,
+        Some(other) => {
+            problems
+                .push(format!("region_http = {other} is no version that is spoken to regions; write 1 or 2"));
+            false
+        }
+    }
 }
 
 fn address(key: &str, value: &str, problems: &mut Vec<String>) -> Option<SocketAddr> {
@@ -372,6 +404,19 @@ mod tests {
         let wanted = ["region_tls.certificate", "region_tls.key", "region_tls.region_ca"];
         assert!(problems.iter().zip(wanted).all(|(problem, key)| problem.contains(key)), "{problems:#?}");
         assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
+    }
+
+    #[test]
+    fn regions_are_spoken_to_in_a_version_that_there_is() {
+        let with = |line: &str| {
+            let text = include_str!("../../../configs/gateway.toml");
+            parse(&text.replace("# region_http = 2", line)).map(|config| config.region_http2)
+        };
+        assert_eq!(
+            (with(""), with("region_http = 1"), with("region_http = 2")),
+            (Ok(false), Ok(false), Ok(true))
+        );
+        assert!(with("region_http = 3").is_err_and(|problems| problems[0].contains("region_http = 3")));
     }
 
     #[test]

@@ -87,8 +87,11 @@ pub(super) fn read(
         }
         problems.extend(found.into_iter().map(|problem| format!("tenant \"{name}\": {problem}")));
     }
-    if ring.is_empty() && problems.len() == before {
-        problems.push("no [[tenant]] has a key: nobody could use this gateway; add one".to_owned());
+    if ring.is_empty() && issuers.open.is_empty() && problems.len() == before {
+        problems.push(
+            "no [[tenant]] has a key: nobody could use this gateway; add one, or leave the file out"
+                .to_owned(),
+        );
     }
     (ring, issuers.open)
 }

@@ -9,6 +9,7 @@ use super::shedding::{Place, Wants, Way, left};
 use super::view::{Lawful, Terms, View};
 use super::watch::{About, chance, chances};
 use crate::intake::{Body, NoBody};
+use crate::names;
 use crate::relay::Crossing;
 use crate::respond::Refusal;
 use gateway_core::ask::{Ask, Headers};
@@ -16,11 +17,12 @@ use gateway_core::body::{self, Reading};
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint::{ModelField, Target};
 use gateway_core::jwt;
-use gateway_core::keys::Credential;
+use gateway_core::keys::{Credential, KeyRing};
 use gateway_core::lane::{Lane, NoBulk};
 use gateway_core::lawful::{Law, Residency};
 use gateway_core::pace::Size;
 use gateway_core::tenant::{Cost, Tenant};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH};
 use pingora::protocols::http::ServerSession;
 use rand::Rng;
 use regions::geography::GeoPoint;
@@ -120,10 +122,10 @@ impl Request {
 }
 
 impl Edge {
-    /// Who asks.
-    pub(super) fn tenant(&self, session: &ServerSession) -> Result<Arc<Tenant>, Refusal> {
-        let credential = Credential::read(header(session, "authorization")).map_err(not_let_in)?;
-        let ring = &self.config.keys;
+    /// Who of these asks.
+    pub(super) fn tenant(&self, session: &ServerSession, ring: &KeyRing) -> Result<Arc<Tenant>, Refusal> {
+        let credential = Credential::read(session.get_header(AUTHORIZATION).map(http::HeaderValue::as_bytes))
+            .map_err(not_let_in)?;
         match ring.tenant(&credential) {
             Ok(tenant) => Ok(tenant.clone()),
             Err(_) if !self.tokens.none() && jwt::looks_like_one(credential.secret) => {
@@ -261,12 +263,15 @@ pub(super) fn request_id(session: &ServerSession) -> String {
 
 /// The length that a request declares; of one that declares none nothing is known but that it has some.
 pub(super) fn declared_length(session: &ServerSession) -> u64 {
-    let declared = header(session, "content-length").and_then(|value| std::str::from_utf8(value).ok());
+    let declared = session
+        .get_header(CONTENT_LENGTH)
+        .map(http::HeaderValue::as_bytes)
+        .and_then(|value| std::str::from_utf8(value).ok());
     declared.and_then(|length| length.parse().ok()).unwrap_or(0)
 }
 
-pub(super) fn header<'a>(session: &'a ServerSession, name: &str) -> Option<&'a [u8]> {
-    session.get_header(name).map(|value| value.as_bytes())
+pub(super) fn header<'a>(session: &'a ServerSession, name: &'static str) -> Option<&'a [u8]> {
+    session.get_header(names::name(name)).map(|value| value.as_bytes())
 }
 
 /// A header that may be there once: of two, each could be the one that was meant, and for residency the narrower

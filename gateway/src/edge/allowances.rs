@@ -8,24 +8,32 @@ use super::refusals::beyond_limits;
 use crate::respond::Refusal;
 use gateway_core::decimal;
 use gateway_core::keys::KeyRing;
-use gateway_core::tenant::{Allowance, Cost, Left, Tenant};
-use std::sync::{Mutex, MutexGuard};
+use gateway_core::tenant::{Allowance, Cost, Left, Limits, Tenant};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
 /// A header's name and its value.
 pub(super) type Header = (&'static str, String);
 
-/// Every tenant's allowance, in the order of their places.
-pub(crate) struct Allowances(Vec<Mutex<Allowance>>);
+/// The allowance of everybody who is a tenant now, by their places. A request that is under way keeps the one that it has
+/// paid from, and with it that of somebody who is a tenant no longer.
+pub(crate) struct Allowances(RwLock<BTreeMap<usize, Kept>>);
+
+/// The allowance of one tenant.
+struct Kept {
+    limits: Limits,
+    allowance: Arc<Mutex<Allowance>>,
+}
 
 /// A request that has paid for itself and not yet for what it carries.
-pub(super) struct Entered<'a> {
-    allowance: &'a Mutex<Allowance>,
+pub(super) struct Entered {
+    allowance: Arc<Mutex<Allowance>>,
 }
 
 /// What a request has taken.
-pub(super) struct Taken<'a> {
-    allowance: &'a Mutex<Allowance>,
+pub(super) struct Taken {
+    allowance: Arc<Mutex<Allowance>>,
     estimate: u64,
     /// Tokens that are not given back.
     used: u64,
@@ -33,77 +41,106 @@ pub(super) struct Taken<'a> {
 
 impl Allowances {
     pub(crate) fn new(keys: &KeyRing, now: Instant) -> Allowances {
-        let allowance = |tenant: &Tenant| Mutex::new(Allowance::new(&tenant.limits, now));
-        Allowances(keys.tenants().map(|tenant| allowance(tenant)).collect())
+        let allowances = Allowances(RwLock::default());
+        allowances.adopt(keys, now);
+        allowances
+    }
+
+    /// These are the tenants from now on. What somebody has left stays, unless its limits are others; what whoever is not
+    /// among them has left is forgotten.
+    pub(crate) fn adopt(&self, keys: &KeyRing, now: Instant) {
+        let mut kept = self.0.write().expect("nothing panics that holds it");
+        let mut before = std::mem::take(&mut *kept);
+        for tenant in keys.tenants() {
+            let same = before.remove(&tenant.place).filter(|kept| kept.limits == tenant.limits);
+            kept.insert(tenant.place, same.unwrap_or_else(|| Kept::new(&tenant.limits, now)));
+        }
     }
 
     /// Lets in a request of `tenant` of which only the head was read, or says why not. `body_bytes` is the length that it
     /// declares.
-    pub(super) fn enter(&self, tenant: &Tenant, body_bytes: u64) -> Result<Entered<'_>, Refusal> {
-        let allowance = self.of(tenant);
-        let entered = lock(allowance).enter(Cost::at_least(body_bytes), Instant::now());
-        match entered {
-            Ok(()) => Ok(Entered { allowance }),
-            Err(exceeded) => Err(beyond_limits(tenant, exceeded).with(self.headers(tenant))),
+    pub(super) fn enter(&self, tenant: &Tenant, body_bytes: u64) -> Result<Entered, Refusal> {
+        let (allowance, now) = (self.of(tenant), Instant::now());
+        let mut left = lock(&allowance);
+        if let Err(exceeded) = left.enter(Cost::at_least(body_bytes), now) {
+            return Err(beyond_limits(tenant, exceeded).with(headers(left.left(now))));
         }
+        drop(left);
+        Ok(Entered { allowance })
     }
 
-    /// Charges a request that has entered for what it carries, or says why it is turned away.
-    pub(super) fn charge<'a>(
-        &self,
-        tenant: &Tenant,
-        entered: Entered<'a>,
-        cost: Cost,
-    ) -> Result<Taken<'a>, Refusal> {
-        let Entered { allowance } = entered;
-        let charged = lock(allowance).charge(cost, Instant::now());
-        match charged {
-            Ok(()) => Ok(Taken { allowance, estimate: cost.tokens, used: 0 }),
-            Err(exceeded) => Err(beyond_limits(tenant, exceeded).with(self.headers(tenant))),
-        }
+    fn of(&self, tenant: &Tenant) -> Arc<Mutex<Allowance>> {
+        let kept = self.0.read().expect("nothing panics that holds it");
+        let kept = kept.get(&tenant.place).map(|kept| kept.allowance.clone());
+        // Of a table that is being replaced: it is the last request of somebody who is a tenant no longer.
+        kept.unwrap_or_else(|| Kept::new(&tenant.limits, Instant::now()).allowance)
     }
 
-    /// What `tenant` has left, in OpenAI's headers.
-    pub(super) fn headers(&self, tenant: &Tenant) -> Vec<Header> {
-        let (requests, tokens) = lock(self.of(tenant)).left(Instant::now());
-        let number = |number: u64| decimal::text(|text| decimal::push(text, number));
-        let mut headers = Vec::with_capacity(6);
-        if let Some(Left { limit, remaining, reset }) = requests {
-            headers.push(("x-ratelimit-limit-requests", number(limit.get())));
-            headers.push(("x-ratelimit-remaining-requests", number(remaining)));
-            headers.push(("x-ratelimit-reset-requests", duration(reset)));
-        }
-        if let Some(Left { limit, remaining, reset }) = tokens {
-            headers.push(("x-ratelimit-limit-tokens", number(limit.get())));
-            headers.push(("x-ratelimit-remaining-tokens", number(remaining)));
-            headers.push(("x-ratelimit-reset-tokens", duration(reset)));
-        }
-        headers
-    }
-
-    fn of(&self, tenant: &Tenant) -> &Mutex<Allowance> {
-        &self.0[tenant.place]
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.0.read().expect("nothing panics that holds it").len()
     }
 }
 
-impl Entered<'_> {
+impl Kept {
+    fn new(limits: &Limits, now: Instant) -> Kept {
+        Kept { limits: *limits, allowance: Arc::new(Mutex::new(Allowance::new(limits, now))) }
+    }
+}
+
+impl Entered {
+    /// Charges a request for what it carries, or says why it is turned away.
+    pub(super) fn charge(self, tenant: &Tenant, cost: Cost) -> Result<Taken, Refusal> {
+        let Entered { allowance } = self;
+        let now = Instant::now();
+        let mut left = lock(&allowance);
+        if let Err(exceeded) = left.charge(cost, now) {
+            return Err(beyond_limits(tenant, exceeded).with(headers(left.left(now))));
+        }
+        drop(left);
+        Ok(Taken { allowance, estimate: cost.tokens, used: 0 })
+    }
+
     /// The request is turned away for a reason that is not its own, and gets back what it has paid.
     pub(super) fn leave(self) {
-        lock(self.allowance).leave(Instant::now());
+        lock(&self.allowance).leave(Instant::now());
     }
 }
 
-impl Taken<'_> {
+impl Taken {
+    /// What its tenant has left, in OpenAI's headers.
+    pub(super) fn headers(&self) -> Vec<Header> {
+        let left = lock(&self.allowance).left(Instant::now());
+        headers(left)
+    }
+
     /// The request was computed, and had so many tokens; without a word of it, what was estimated.
     pub(super) fn used(&mut self, tokens: Option<u64>) {
         self.used = tokens.unwrap_or(self.estimate);
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for Taken {
     fn drop(&mut self) {
-        lock(self.allowance).settle(self.estimate, self.used, Instant::now());
+        lock(&self.allowance).settle(self.estimate, self.used, Instant::now());
     }
+}
+
+/// What is left, in OpenAI's headers.
+fn headers((requests, tokens): (Option<Left>, Option<Left>)) -> Vec<Header> {
+    let number = |number: u64| decimal::text(|text| decimal::push(text, number));
+    let mut headers = Vec::with_capacity(6);
+    if let Some(Left { limit, remaining, reset }) = requests {
+        headers.push(("x-ratelimit-limit-requests", number(limit.get())));
+        headers.push(("x-ratelimit-remaining-requests", number(remaining)));
+        headers.push(("x-ratelimit-reset-requests", duration(reset)));
+    }
+    if let Some(Left { limit, remaining, reset }) = tokens {
+        headers.push(("x-ratelimit-limit-tokens", number(limit.get())));
+        headers.push(("x-ratelimit-remaining-tokens", number(remaining)));
+        headers.push(("x-ratelimit-reset-tokens", duration(reset)));
+    }
+    headers
 }
 
 fn lock(allowance: &Mutex<Allowance>) -> MutexGuard<'_, Allowance> {

@@ -6,6 +6,7 @@ use super::race::Race;
 use super::refusals::{deadline_passed, in_words};
 use super::view::View;
 use super::watch::{About, Next, REGION_IN_FLIGHT_MAX};
+use crate::names;
 use crate::respond::Refusal;
 use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
 use gateway_core::lane::Lane;
@@ -80,8 +81,7 @@ impl Edge {
                     && candidate.score.rtt.abs_diff(best.rtt) <= AS_NEAR
             };
             let near = selection.order.iter().filter(as_near).map(|candidate| candidate.region);
-            let near: Vec<_> = near.collect();
-            let preferred = known.targets.preferred(&near, about.deployment, about.size, about.chance, now);
+            let preferred = known.targets.preferred(near, about.deployment, about.size, about.chance, now);
             let place = |first| selection.order.iter().position(|candidate| candidate.region == first);
             if let Some(place) = preferred.and_then(place) {
                 selection.order[..=place].rotate_right(1);
@@ -137,7 +137,7 @@ impl Edge {
             match next.step {
                 Step::Send { region, attempt, cause, instead_of } => {
                     if let Some(late) = instead_of {
-                        race.leave(late, End::Failed(Failure::Late));
+                        drop(race.leave(late, End::Failed(Failure::Late)));
                     }
                     let (attempt, cause) = match cause {
                         Cause::First if before > 0 => (attempt + before, Cause::Retry),
@@ -147,7 +147,7 @@ impl Edge {
                     let asked = self.attempt(request, view, &selection.order, left, region, attempt);
                     let in_flight = next.in_flight.take().expect("whoever is asked counts as waiting");
                     let overflows = cause == Cause::First && request.overflows_to(region);
-                    race.enter(region, if overflows { Cause::Overflow } else { cause }, in_flight, asked);
+                    race.enter(if overflows { Cause::Overflow } else { cause }, in_flight, asked);
                 }
                 Step::Wait => {}
                 Step::Relay => return Ok(at_hand.take().expect("a plan relays what an attempt has brought")),
@@ -160,11 +160,11 @@ impl Edge {
             }
             next = tokio::select! {
                 biased;
-                (region, ended) = race.next() => match ended {
+                (attempt, ended) = race.next() => match ended {
                     Ok(answered) if !says_elsewhere(&answered.answer) => {
                         let status = answered.answer.head.status.as_u16();
                         let took = answered.waited.saturating_sub(held(&answered.answer));
-                        self.watch.answered(&mut plan, region, &about, status, took);
+                        self.watch.answered(&mut plan, attempt, &about, status, took);
                         race.overtaken().for_each(|slower| self.watch.overtaken(slower));
                         race.leave_all(End::Abandoned);
                         return Ok(answered);
@@ -172,19 +172,20 @@ impl Edge {
                     Ok(answered) => {
                         let status = answered.answer.head.status.as_u16();
                         at_hand = Some(answered);
-                        self.watch.failed(&mut plan, region, Failure::Elsewhere, Some(status), &about)
+                        self.watch.failed(&mut plan, attempt, Failure::Elsewhere, Some(status), &about)
                     }
                     Err(failure) => {
-                        tracing::debug!(id = request.id, region = region.as_usize(), ?failure, "an attempt failed");
-                        self.watch.failed(&mut plan, region, failure, None, &about)
+                        let region = attempt.region().as_usize();
+                        tracing::debug!(id = request.id, region, ?failure, "an attempt failed");
+                        self.watch.failed(&mut plan, attempt, failure, None, &about)
                     }
                 },
                 _ = bell.changed() => match race.find(|region| self.watch.gives_up(&plan, region, &about)) {
                     Some(region) => {
-                        race.leave(region, End::Failed(Failure::Lost));
+                        let attempt = race.leave(region, End::Failed(Failure::Lost));
                         // Another that races may be given up as well: the bell is heard again.
                         bell.mark_changed();
-                        self.watch.failed(&mut plan, region, Failure::Lost, None, &about)
+                        self.watch.failed(&mut plan, attempt, Failure::Lost, None, &about)
                     }
                     None => Next::WAIT,
                 },
@@ -268,13 +269,14 @@ impl Edge {
 
 /// For how long the region held the request because no replica was ready: that says nothing of how long it takes.
 fn held(answer: &Answer) -> Duration {
-    let held = answer.head.headers.get(headers::HELD_MS).and_then(|value| value.to_str().ok()?.parse().ok());
+    let held = answer.head.headers.get(names::name(headers::HELD_MS));
+    let held = held.and_then(|value| value.to_str().ok()?.parse().ok());
     held.map(Duration::from_millis).unwrap_or_default()
 }
 
 /// The region's own word that another region could do what it cannot.
 fn says_elsewhere(answer: &Answer) -> bool {
-    let code =
-        answer.head.headers.get(headers::ERROR).and_then(|value| ErrorCode::parse(value.to_str().ok()?));
-    answer.head.status.is_server_error() && code.is_some_and(|code| code.remedy() == Remedy::Elsewhere)
+    let said = || answer.head.headers.get(names::name(headers::ERROR))?.to_str().ok();
+    let code = || said().and_then(ErrorCode::parse);
+    answer.head.status.is_server_error() && code().is_some_and(|code| code.remedy() == Remedy::Elsewhere)
 }

@@ -2,12 +2,13 @@
 
 use super::account::Account;
 use super::admit::{Request, declared_length};
-use super::allowances::{Allowances, Taken};
+use super::allowances::Taken;
 use super::attempts::Answered;
 use super::explain::Explanations;
 use super::refusals::{no_receipt, no_table_yet, not_served};
 use super::scatter::Room;
 use super::table::Current;
+use super::tenants::Tenants;
 use super::view::View;
 use super::watch::Watch;
 use super::weights::{Demands, Planned};
@@ -17,6 +18,7 @@ use crate::events::Times;
 use crate::intake::Intake;
 use crate::listener::{AfterAnswer, Door};
 use crate::metrics::{Asked, EdgeMetrics, Ending};
+use crate::names;
 use crate::receipts::{Promise, Recorder};
 use crate::relay;
 use crate::respond::{self, Refusal};
@@ -38,7 +40,7 @@ use tokio::sync::watch;
 pub(super) struct Edge {
     pub(super) config: Arc<EdgeConfig>,
     pub(super) tokens: Arc<Tokens>,
-    pub(super) allowances: Allowances,
+    pub(super) tenants: Arc<Tenants>,
     pub(super) views: watch::Receiver<Current>,
     /// What the hub plans for this gateway.
     pub(super) planned: watch::Receiver<Planned>,
@@ -103,9 +105,11 @@ impl Edge {
         let path = head.uri.path().to_owned();
         let endpoint = Endpoint::of(head.method.as_str(), &path).map_err(not_served)?;
         account.asked = Asked::of(&endpoint);
-        let tenant = self.tenant(session)?;
+        let view = self.views.borrow().clone();
+        let keys = view.as_ref().map_or_else(|| self.tenants.before_any_table(), |view| &view.keys);
+        let tenant = self.tenant(session, keys)?;
         account.tenant = Some(tenant.clone());
-        let view = self.views.borrow().clone().ok_or_else(no_table_yet)?;
+        let view = view.ok_or_else(no_table_yet)?;
         match endpoint {
             Endpoint::Models => {
                 let after = models(session, &view, &tenant, &account.id).await;
@@ -114,7 +118,7 @@ impl Edge {
             }
             Endpoint::Computed(target) => {
                 // Who cannot pay is told before the body is read.
-                let entered = self.allowances.enter(&tenant, declared_length(session))?;
+                let entered = self.tenants.allowances.enter(&tenant, declared_length(session))?;
                 let read = self.read(session, target, &view, &account.id, tenant, account.arrived).await;
                 let request = match read {
                     Err(NotForwarded::Refused(refusal)) if refusal.code.fault() == Fault::Capacity => {
@@ -125,7 +129,7 @@ impl Edge {
                 };
                 account.admitted(&request, view.generation);
                 account.promise = self.promise(&request)?;
-                let mut taken = self.allowances.charge(&request.tenant, entered, request.cost)?;
+                let mut taken = entered.charge(&request.tenant, request.cost)?;
                 if let Some(cut) = self.cut(&request, &view).await? {
                     return self.scatter(session, &request, &view, cut, &mut taken, account).await;
                 }
@@ -152,7 +156,7 @@ impl Edge {
         &self,
         session: &mut ServerSession,
         request: &Request,
-        taken: &mut Taken<'_>,
+        taken: &mut Taken,
         answered: Answered,
         account: &mut Account<'_>,
     ) -> AfterAnswer {
@@ -168,7 +172,7 @@ impl Edge {
         let region = self.config.catalogue.region(region).id.as_str();
         let attempts = decimal::text(|text| decimal::push(text, account.trail.count() as u64));
         let receipt = account.receipt().map(|id| id.text());
-        let left = self.allowances.headers(&request.tenant);
+        let left = taken.headers();
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),
             (headers::REGION, region),
@@ -191,8 +195,8 @@ impl Edge {
 }
 
 /// A header of a region's answer.
-fn text<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
-    answer.head.headers.get(name)?.to_str().ok()
+fn text<'a>(answer: &'a Answer, name: &'static str) -> Option<&'a str> {
+    answer.head.headers.get(names::name(name))?.to_str().ok()
 }
 
 async fn models(session: &mut ServerSession, view: &View, tenant: &Tenant, id: &str) -> AfterAnswer {

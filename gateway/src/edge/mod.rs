@@ -9,7 +9,7 @@
 //!
 //! [`table`] follows the hub's route table and [`weights`] its plan, and both survive without the hub; [`reports`] hears the regions; [`watch`] holds
 //! what is known of their health. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
-//! who asks for what and who may see it, [`allowances`] is what its tenant has left, [`shedding`] whether there is room
+//! who asks for what and who may see it, [`tenants`] who may ask at all and [`allowances`] what each has left, [`shedding`] whether there is room
 //! for it, and [`attempts`] goes from region to region, with a [`race`] of two at most under way. [`scatter`] does that
 //! with the pieces of a request that is too large for one replica. [`account`] is what is told of it afterwards, and
 //! [`operations`] where operators ask.
@@ -30,6 +30,7 @@ mod scrape;
 mod shedding;
 mod snapshot;
 mod table;
+mod tenants;
 mod view;
 mod watch;
 mod weights;
@@ -50,7 +51,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
@@ -110,20 +111,28 @@ pub async fn run(
     let listener = listener.holding(config.connections_max).refusing(Arc::clone(&refused));
     let client = reqwest::Client::builder().no_proxy().build()?;
     let config = Arc::new(config);
-    let views = channel::Sender::new(table::restore(&config));
+    let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
+    let tenants = Arc::new(tenants::Tenants::of_file(&config.keys, metrics.clone()));
+    let views = channel::Sender::new(table::restore(&config, &tenants));
     let (planned, demands) = (channel::Sender::new(weights::restore(&config)), Arc::default());
     let plan_counts: Arc<weights::PlanCounts> = Arc::default();
     let watch = Arc::new(watch::Watch::new(config.point, &config.catalogue));
     let leaving = channel::Sender::new(false);
-    let upstream = Arc::new(Upstream::to_regions(&config.regions)?);
+    let upstream = Arc::new(Upstream::to_regions(&config.regions, config.region_http2)?);
 
     let mut tasks = JoinSet::new();
-    let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
-    tasks.spawn(table::follow(config.clone(), client.clone(), views.clone(), metrics.clone()));
+    tasks.spawn(table::follow(
+        config.clone(),
+        client.clone(),
+        views.clone(),
+        tenants.clone(),
+        metrics.clone(),
+    ));
     tasks.spawn(weights::follow(
         config.clone(),
         client,
         Arc::clone(&demands),
+        watch.clone(),
         planned.clone(),
         plan_counts.clone(),
     ));
@@ -184,11 +193,10 @@ pub async fn run(
         config.catalogue.index_of(&config.place).expect("a place that is configured is in the catalogue");
     let tokens = Arc::new(Tokens::new(&config.issuers));
     tasks.spawn(tokens.clone().follow(config.issuers.clone()));
-    let allowances = allowances::Allowances::new(&config.keys, Instant::now());
     let door = forward::Edge {
         config,
         tokens,
-        allowances,
+        tenants,
         views: views.subscribe(),
         planned: planned.subscribe(),
         demands,

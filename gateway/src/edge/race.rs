@@ -1,8 +1,8 @@
 //! The attempts of one request that are under way: one, or two that race.
 //!
 //! An attempt is a future, and whoever leaves drops it: the connection closes, and the region stops computing for nobody.
-//! Each has one entry on the trail, which is closed here and nowhere else, and counts as waiting for its region for as
-//! long as it is here.
+//! Each has one entry on the trail, which is closed here and nowhere else, and counts as waiting for its region until
+//! whoever is given its end has judged it.
 
 use super::attempts::Answered;
 use super::watch::InFlight;
@@ -27,7 +27,6 @@ pub(super) struct Race<'a> {
 }
 
 struct Runner<'a> {
-    region: RegionIndex,
     on_trail: AttemptId,
     in_flight: InFlight<'a>,
     attempt: Pin<Box<dyn Future<Output = Ended> + Send + 'a>>,
@@ -41,17 +40,16 @@ impl<'a> Race<'a> {
     /// Another attempt begins.
     pub(super) fn enter(
         &mut self,
-        region: RegionIndex,
         cause: Cause,
         in_flight: InFlight<'a>,
         attempt: impl Future<Output = Ended> + Send + 'a,
     ) {
-        let on_trail = self.trail.began(region, cause, Instant::now());
-        self.runners.push(Runner { region, on_trail, in_flight, attempt: Box::pin(attempt) });
+        let on_trail = self.trail.began(in_flight.region(), cause, Instant::now());
+        self.runners.push(Runner { on_trail, in_flight, attempt: Box::pin(attempt) });
     }
 
-    /// The next attempt that ends; for ever where there is none.
-    pub(super) async fn next(&mut self) -> (RegionIndex, Ended) {
+    /// The next attempt that ends, and what it came to; for ever where there is none.
+    pub(super) async fn next(&mut self) -> (InFlight<'a>, Ended) {
         let (place, ended) = poll_fn(|context| {
             for (place, runner) in self.runners.iter_mut().enumerate() {
                 if let Poll::Ready(ended) = runner.attempt.as_mut().poll(context) {
@@ -61,19 +59,17 @@ impl<'a> Race<'a> {
             Poll::Pending
         })
         .await;
-        let region = self.runners[place].region;
         let end = match &ended {
             Ok(answered) => End::Answered { status: answered.answer.head.status.as_u16() },
             Err(failure) => End::Failed(*failure),
         };
-        self.close(place, end);
         self.earlier = place;
-        (region, ended)
+        (self.close(place, end), ended)
     }
 
     /// The first of the regions that are asked for which this holds.
     pub(super) fn find(&self, holds: impl Fn(RegionIndex) -> bool) -> Option<RegionIndex> {
-        self.runners.iter().map(|runner| runner.region).find(|region| holds(*region))
+        self.runners.iter().map(|runner| runner.in_flight.region()).find(|region| holds(*region))
     }
 
     /// Those that are under way still and began before the one that ended last.
@@ -82,9 +78,9 @@ impl<'a> Race<'a> {
     }
 
     /// Nobody waits for the attempt at `region` any longer.
-    pub(super) fn leave(&mut self, region: RegionIndex, end: End) {
-        let place = self.runners.iter().position(|runner| runner.region == region);
-        self.close(place.expect("only who is asked is left"), end);
+    pub(super) fn leave(&mut self, region: RegionIndex, end: End) -> InFlight<'a> {
+        let place = self.runners.iter().position(|runner| runner.in_flight.region() == region);
+        self.close(place.expect("only who is asked is left"), end)
     }
 
     /// Nobody waits for any.
@@ -94,8 +90,9 @@ impl<'a> Race<'a> {
         }
     }
 
-    fn close(&mut self, place: usize, end: End) {
-        let Runner { on_trail, .. } = self.runners.remove(place);
+    fn close(&mut self, place: usize, end: End) -> InFlight<'a> {
+        let Runner { on_trail, in_flight, attempt: _ } = self.runners.remove(place);
         self.trail.ended(on_trail, end, Instant::now());
+        in_flight
     }
 }

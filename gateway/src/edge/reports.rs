@@ -10,7 +10,8 @@ use super::table::Current;
 use super::watch::Watch;
 use crate::config::EdgeConfig;
 use crate::plain::Way;
-use crate::upstream::{Answer, AnswerBody, RequestHead, Upstream};
+use crate::upstream::{AUTHORITY, Answer, AnswerBody, RequestHead, Upstream};
+use bytes::Bytes;
 use gateway_core::health::{Heard, REPORT_PERIOD};
 use http::Method;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
@@ -107,9 +108,9 @@ impl Ear {
 
     /// The report, and how long it took to come.
     async fn ask(&self, question: &ExchangeRequestV1) -> Result<(ReportV1, Duration), String> {
-        let body = serde_json::to_vec(question).expect("a question serialises to JSON");
+        let body = Bytes::from(serde_json::to_vec(question).expect("a question serialises to JSON"));
         let mut head = RequestHead::new(Method::POST).for_path("/spoke/v1/exchange");
-        head.put(HOST.as_str(), "region");
+        head.put(HOST.as_str(), AUTHORITY);
         head.put(CONTENT_TYPE.as_str(), "application/json");
         head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
         let asked = self.upstream.converse(self.way, &head, &body, REPORT_BYTES_MAX).await;

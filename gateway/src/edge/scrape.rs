@@ -92,6 +92,14 @@ pub(super) fn text(operations: &Operations) -> String {
     }
     let help = "Times that a region could not be talked to over TLS, by what was the matter.";
     operations.upstream.hop_failures().render(&mut text, "meridian_gateway_hop_failures_total", help);
+    if let Some((events, (open, requests))) = operations.upstream.connections() {
+        let help = "HTTP/2 connections to regions, by what became of them.";
+        events.render(&mut text, "meridian_gateway_region_connections_total", help, "event");
+        let help = "HTTP/2 connections to regions that are open.";
+        text.single("meridian_gateway_region_connections", Kind::Gauge, help, open as u64);
+        let help = "Requests under way on them.";
+        text.single("meridian_gateway_region_connections_requests", Kind::Gauge, help, requests as u64);
+    }
     let help = "Connections of clients that were not taken, by what was the matter.";
     operations.refused.render(&mut text, "meridian_gateway_connections_refused_total", help);
     Names::EDGE.render(&mut text, listener, &intake.not_taken);

@@ -6,11 +6,12 @@
 //! ([`super::snapshot`]), so that a gateway which starts while the hub is dead serves from the last good table.
 
 use super::snapshot;
+use super::tenants::Tenants;
 use super::view::View;
 use crate::config::EdgeConfig;
 use crate::metrics::EdgeMetrics;
 use rand::Rng;
-use regions::route::RouteTable;
+use scheduler_core::follow;
 use scheduler_core::rollout::{Reader, Role};
 use scheduler_core::wire::route::RouteTableV1;
 use std::io;
@@ -34,11 +35,11 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(crate) type Current = Option<Arc<View>>;
 
 /// The table on disk, if there is a good one.
-pub(crate) fn restore(config: &EdgeConfig) -> Current {
+pub(crate) fn restore(config: &EdgeConfig, tenants: &Tenants) -> Current {
     match snapshot::load::<RouteTableV1>(&config.snapshot) {
         Ok(table) => {
             tracing::info!(generation = %table.generation, "serving from the route table on disk");
-            Some(Arc::new(View::new(&table, &config.catalogue)))
+            Some(Arc::new(View::new(&table, &config.catalogue, tenants.under(&table))))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
@@ -53,6 +54,7 @@ pub(crate) async fn follow(
     config: Arc<EdgeConfig>,
     client: reqwest::Client,
     views: watch::Sender<Current>,
+    tenants: Arc<Tenants>,
     metrics: Arc<EdgeMetrics>,
 ) {
     let hubs = &config.hub;
@@ -60,7 +62,7 @@ pub(crate) async fn follow(
     let (mut reachable, mut failures) = (true, 0_usize);
     loop {
         let hub = hubs.now();
-        let Err(error) = ask(&config, hub, &client, &reader, &views).await else {
+        let Err(error) = ask(&config, hub, &client, &reader, &views, &tenants).await else {
             failures = 0;
             if !std::mem::replace(&mut reachable, true) {
                 tracing::info!(hub, "the hub is back");
@@ -100,6 +102,7 @@ async fn ask(
     client: &reqwest::Client,
     reader: &Reader,
     views: &watch::Sender<Current>,
+    tenants: &Tenants,
 ) -> Result<(), AskError> {
     let after = views.borrow().as_ref().map(|view| view.generation);
     let (wait, grace) = match (config.hub.count(), after) {
@@ -107,33 +110,35 @@ async fn ask(
         (_, Some(_)) => (LONG_POLL_OF_SEVERAL, GRACE_OF_SEVERAL),
         (_, None) => (FIRST_POLL_OF_SEVERAL, GRACE_OF_SEVERAL),
     };
-    let wait_ms = wait.as_millis();
-    let url = match after {
-        // Which is to say that this one is in hand: what is wider waits until everybody says so.
-        Some(after) => format!("{hub}/v1/routes?after={after}&wait_ms={wait_ms}&reader={reader}"),
-        None => format!("{hub}/v1/routes?wait_ms={wait_ms}"),
-    };
-    let answer = client.get(url).timeout(wait + grace).send().await?.error_for_status()?;
+    let url = format!("{hub}{}", follow::question(after, reader, wait));
+    let question = client.get(url).timeout(wait + grace);
+    let question =
+        config.fleet.iter().fold(question, |question, token| question.bearer_auth(token.to_show()));
+    let answer = question.send().await?.error_for_status()?;
     if answer.status() == http::StatusCode::NO_CONTENT {
         let another_may_have_one = after.is_none() && config.hub.count() > 1;
         return if another_may_have_one { Err(AskError::NoTable) } else { Ok(()) };
     }
     let body = answer.bytes().await?;
     let wire = serde_json::from_slice::<RouteTableV1>(&body);
-    let wire = wire.map_err(|error| AskError::Table(error.to_string()))?;
-    let table = RouteTable::try_from(wire.clone()).map_err(|error| AskError::Table(error.to_string()))?;
-    if let Some(after) = after.filter(|after| table.generation <= *after) {
-        let offered = table.generation;
-        return Err(AskError::Table(format!(
-            "generation {offered} is not higher than {after}, which is in hand"
-        )));
+    let mut wire = wire.map_err(|error| AskError::Table(error.to_string()))?;
+    let taken = follow::taken(wire.clone(), after);
+    let mut table = taken.map_err(|error| AskError::Table(error.to_string()))?;
+    if table.tenants.is_none()
+        && let Some(applied) = tenants.applied()
+    {
+        tracing::warn!(generation = %table.generation, "a route table without tenants; those that were known stay");
+        table.tenants = Some(applied);
+        wire = RouteTableV1::from(&table);
     }
     let (path, generation) = (config.snapshot.clone(), table.generation);
     let saved = tokio::task::spawn_blocking(move || snapshot::save(&path, &wire, generation)).await;
     if let Err(error) = saved.map_err(io::Error::other).flatten() {
         tracing::warn!(snapshot = %config.snapshot.display(), %error, "the route table cannot be kept on disk");
     }
-    tracing::info!(generation = %table.generation, regions = table.regions.len(), "a new route table");
-    views.send_replace(Some(Arc::new(View::new(&table, &config.catalogue))));
+    let keys = tenants.under(&table);
+    let (regions, known) = (table.regions.len(), keys.tenants().len());
+    tracing::info!(generation = %table.generation, regions, tenants = known, "a new route table");
+    views.send_replace(Some(Arc::new(View::new(&table, &config.catalogue, keys))));
     Ok(())
 }

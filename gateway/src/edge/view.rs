@@ -1,5 +1,6 @@
 //! The route table as requests need it: names resolved, law worked out, once per table instead of once per request.
 
+use gateway_core::keys::KeyRing;
 use gateway_core::lawful::{Law, Residency};
 use gateway_core::tenant::Tenant;
 use regions::catalogue::Catalogue;
@@ -10,11 +11,13 @@ use regions::route::{Generation, RouteTable};
 use regions::set::{RegionIndex, RegionSet};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// A route table, worked out for one catalogue.
 pub(crate) struct View {
     pub(crate) generation: Generation,
+    /// Who may come in under it.
+    pub(crate) keys: Arc<KeyRing>,
     /// The regions of the table that the catalogue knows.
     pub(crate) routed: RegionSet,
     /// Of these, those that their operators empty.
@@ -67,7 +70,7 @@ impl Lawful {
 impl View {
     /// Works out `table`. A region that the catalogue does not know is left out: without its jurisdictions nothing could
     /// lawfully be sent there.
-    pub(crate) fn new(table: &RouteTable, catalogue: &Catalogue) -> View {
+    pub(crate) fn new(table: &RouteTable, catalogue: &Catalogue, keys: Arc<KeyRing>) -> View {
         let mut regions = BTreeMap::new();
         for (id, route) in &table.regions {
             match catalogue.index_of(id) {
@@ -86,7 +89,7 @@ impl View {
         let deployments =
             table.deployments.iter().map(|(name, entry)| (name.clone(), lawful(entry))).collect();
         let (routed, draining) = (table.routed(catalogue), table.draining(catalogue));
-        View { generation: table.generation, routed, draining, regions, deployments }
+        View { generation: table.generation, keys, routed, draining, regions, deployments }
     }
 
     /// The deployment of this name, if there is one for this tenant.

@@ -13,6 +13,7 @@ use gateway_core::hedge::is_calm;
 use gateway_core::outcome::Failure;
 use gateway_core::pace::{Patience, Size};
 use gateway_core::plan::{Budgets, Due, Load, RequestPlan, Sight, Step, Waits};
+use gateway_core::queue::Queue;
 use gateway_core::spill::Spill;
 use gateway_core::targets::{CircuitState, Targets, UnderWay, Yardstick};
 use rand::Rng;
@@ -48,12 +49,19 @@ pub(crate) struct Known {
     pub(crate) latency: LatencyModel,
     pub(crate) targets: Targets<RegionIndex>,
     /// What each region last said of the work in it.
-    loads: BTreeMap<RegionIndex, BTreeMap<DeploymentName, spoke::Load>>,
+    works: BTreeMap<RegionIndex, BTreeMap<DeploymentName, Work>>,
     /// Where a request would be held.
     pub(super) holding: Holding,
     pub(crate) budgets: Budgets,
     /// What regions have offered to take of others' overflow.
     pub(crate) spill: Spill,
+}
+
+/// The work that one deployment has in one region.
+#[derive(Clone, Copy)]
+struct Work {
+    load: spoke::Load,
+    queue: Queue,
 }
 
 /// What of a request its way hangs on.
@@ -93,7 +101,11 @@ pub(crate) fn chances() -> [Permille; 3] {
 impl Known {
     /// What `region` last said of the work that a deployment has there.
     pub(crate) fn load(&self, region: RegionIndex, deployment: &DeploymentName) -> spoke::Load {
-        self.loads.get(&region).and_then(|loads| loads.get(deployment)).copied().unwrap_or_default()
+        self.work(region, deployment).map(|work| work.load).unwrap_or_default()
+    }
+
+    fn work(&self, region: RegionIndex, deployment: &DeploymentName) -> Option<&Work> {
+        self.works.get(&region)?.get(deployment)
     }
 
     /// The health of a region for a request: whoever is left alone for a while is a suspect.
@@ -108,10 +120,10 @@ impl Known {
         now: Instant,
         decide: impl FnOnce(Sight<'_>, &mut Budgets) -> T,
     ) -> T {
-        let Known { fleet, latency: _, targets, loads, holding, budgets, spill: _ } = self;
+        let Known { fleet, latency: _, targets, works, holding, budgets, spill: _ } = self;
+        let work = |region| works.get(&region).and_then(|works| works.get(about.deployment));
         let calm = |region| {
-            let load = loads.get(&region).and_then(|loads| loads.get(about.deployment));
-            load.is_none_or(|load| is_calm(load.pending_tokens, load.tokens_per_second))
+            work(region).is_none_or(|work| is_calm(work.load.pending_tokens, work.load.tokens_per_second))
                 && targets.is_calm(region)
         };
         let load = |region| match region {
@@ -121,13 +133,13 @@ impl Known {
         };
         let holds = |region| holding.has(region, about.deployment);
         let waits = |region| {
-            let load =
-                loads.get(&region).filter(|_| holds(region)).and_then(|loads| loads.get(about.deployment));
+            let first_byte = targets.first_byte(region, about.deployment, about.size);
+            let queue = work(region).map(|work| work.queue.wait()).unwrap_or_default();
             let waits = Waits {
-                late: targets.first_byte(region, about.deployment, about.size),
+                late: first_byte.map(|first_byte| first_byte + queue),
                 hedge: targets.hedge_after(region, about.deployment, about.size),
             };
-            cold::patience(waits, load.and_then(|load| load.ready_in))
+            cold::patience(waits, work(region).filter(|_| holds(region)).and_then(|work| work.load.ready_in))
         };
         // Nobody leaves a region that is late, or races it, for one that would only hold the request.
         let health = |region| match health(fleet, targets, region, about, now) {
@@ -137,12 +149,26 @@ impl Known {
         decide(Sight { health: &health, load: &load, waits: &waits }, budgets)
     }
 
-    /// When an answer from a region is late that holds the request now; nothing where it does not.
-    fn late_at(&self, region: RegionIndex, about: &About<'_>, now: Instant) -> Option<Instant> {
-        let held_for = self.held_for(region, about.deployment)?;
-        let late = self.targets.first_byte(region, about.deployment, about.size);
-        let waits = Waits { late: Some(late.unwrap_or_default()), hedge: None };
-        cold::patience(waits, Some(held_for)).late.map(|late| now + late)
+    /// When an answer from a region is late that was `asked` then, by what is known now; nothing where that is over.
+    fn late_at(
+        &self,
+        region: RegionIndex,
+        about: &About<'_>,
+        asked: Option<Instant>,
+        now: Instant,
+    ) -> Option<Instant> {
+        let late = self.targets.first_byte(region, about.deployment, about.size).unwrap_or_default();
+        if let Some(held_for) = self.held_for(region, about.deployment) {
+            let waits = Waits { late: Some(late), hedge: None };
+            return cold::patience(waits, Some(held_for)).late.map(|late| now + late);
+        }
+        let late_at = asked? + late + self.queue(region, about.deployment);
+        (now < late_at).then_some(late_at)
+    }
+
+    /// How long what waits in `region` already will take it.
+    fn queue(&self, region: RegionIndex, deployment: &DeploymentName) -> Duration {
+        self.work(region, deployment).map(|work| work.queue.wait()).unwrap_or_default()
     }
 
     /// Something was seen of `region`; if it is ejected for it, what is in flight there may leave.
@@ -160,7 +186,7 @@ impl Watch {
             fleet: Fleet::default(),
             latency: LatencyModel::new(place, catalogue),
             targets: Targets::new(Patience::WITH_A_REGION, Yardstick::Own, REGION_IN_FLIGHT_MAX),
-            loads: BTreeMap::new(),
+            works: BTreeMap::new(),
             holding: Holding::default(),
             budgets: Budgets::new(Instant::now()),
             spill: Spill::default(),
@@ -177,7 +203,7 @@ impl Watch {
         let known = &mut *self.known();
         known.fleet.watch(wanted.clone());
         let wanted: BTreeSet<_> = wanted.into_iter().collect();
-        known.loads.retain(|region, _| wanted.contains(region));
+        known.works.retain(|region, _| wanted.contains(region));
         known.holding.watch(wanted.iter().copied().collect());
         known.targets.watch(wanted.iter().copied());
         known.spill.watch(|region| wanted.contains(&region));
@@ -206,14 +232,21 @@ impl Watch {
         let known = &mut *self.known();
         known.spill.heard(region, granted.collect(), asked);
         known.holding.heard(region, report);
-        known.loads.insert(region, report.deployments.clone());
+        let now = Instant::now();
+        let works = report.deployments.iter().map(|(name, load)| {
+            let before = known.work(region, name).map(|work| work.queue);
+            let queue = Queue::heard(before, load.pending_tokens, load.tokens_per_second, now);
+            (name.clone(), Work { load: *load, queue })
+        });
+        let works = works.collect();
+        known.works.insert(region, works);
     }
 
     /// What would have liked to leave other regions in the last period, for all that `region` serves.
     pub(crate) fn wanted(&self, region: RegionIndex) -> BTreeMap<DeploymentName, u64> {
         let now = Instant::now();
         let known = &*self.known();
-        let served = known.loads.get(&region).into_iter().flat_map(BTreeMap::keys);
+        let served = known.works.get(&region).into_iter().flat_map(BTreeMap::keys);
         served.map(|name| (name.clone(), known.spill.wanted(name, now))).collect()
     }
 
@@ -222,29 +255,32 @@ impl Watch {
         let now = Instant::now();
         let known = &mut *self.known();
         let step = known.decide(about, now, |sight, budgets| plan.start(sight, budgets, now));
-        self.next(known, step, now)
+        self.next(known, step, about, now)
     }
 
-    fn next(&self, known: &mut Known, step: Step, now: Instant) -> Next<'_> {
+    fn next(&self, known: &mut Known, step: Step, about: &About<'_>, now: Instant) -> Next<'_> {
         let in_flight = match step {
             Step::Send { region, .. } => {
-                Some(InFlight { watch: self, request: known.targets.began(region, now) })
+                let queue = known.queue(region, about.deployment);
+                let request = Some(known.targets.began(region, now));
+                Some(InFlight { watch: self, region, queue, request })
             }
             Step::Wait | Step::Relay | Step::NobodyReachable | Step::Full(_) | Step::DeadlinePassed => None,
         };
         Next { step, in_flight }
     }
 
-    /// A request was answered there with `status`, after `took`.
+    /// An attempt was answered with `status`, after `took`.
     pub(crate) fn answered(
         &self,
         plan: &mut RequestPlan,
-        region: RegionIndex,
+        attempt: InFlight<'_>,
         about: &About<'_>,
         status: u16,
         took: Duration,
     ) {
         let now = Instant::now();
+        let region = attempt.region();
         let known = &mut *self.known();
         known.fleet.answered(region, now);
         known.budgets.retry.succeeded();
@@ -253,7 +289,9 @@ impl Watch {
         // A refusal is quick, whoever gives it: it says nothing of how long the work takes.
         if (200..300).contains(&status) {
             let (deployment, size) = (about.deployment, about.size);
-            if known.targets.too_slow_for_a_trial(region, deployment, size, took, now) {
+            // Who was long in its queue is not slow for that.
+            let computed = took.saturating_sub(attempt.queue);
+            if known.targets.too_slow_for_a_trial(region, deployment, size, computed, now) {
                 seen = Seen::Missed;
             }
             known.targets.took(region, deployment, size, took, now);
@@ -261,23 +299,27 @@ impl Watch {
         if in_time {
             known.saw(region, seen, now);
         }
+        attempt.over(known, now);
     }
 
     /// An attempt lost a race against one that began later.
     pub(crate) fn overtaken(&self, attempt: &InFlight<'_>) {
-        self.known().targets.overtaken(&attempt.request, chance(), Instant::now());
+        if let Some(request) = &attempt.request {
+            self.known().targets.overtaken(request, chance(), Instant::now());
+        }
     }
 
-    /// An attempt at `region` failed; what the plan does next. `status` is that of an answer which says "elsewhere".
+    /// An attempt failed; what the plan does next. `status` is that of an answer which says "elsewhere".
     pub(crate) fn failed(
         &self,
         plan: &mut RequestPlan,
-        region: RegionIndex,
+        attempt: InFlight<'_>,
         failure: Failure,
         status: Option<u16>,
         about: &About<'_>,
     ) -> Next<'_> {
         let now = Instant::now();
+        let region = attempt.region();
         let known = &mut *self.known();
         if failure.blames_region() {
             let worse = known.fleet.failed(region);
@@ -287,13 +329,14 @@ impl Watch {
         if let Some(status) = status.filter(|status| seen(*status) == Seen::Faulted) {
             known.saw(region, seen(status), now);
         }
+        attempt.over(known, now);
         // What breaks off because its region dies is part of the evacuation, not a retry.
         let down = known.fleet.health(region, about.deployment) == Health::Down;
         let broke_off = matches!(failure, Failure::Unreachable | Failure::WrongPeer);
         let failure = if broke_off && down { Failure::Lost } else { failure };
         let step =
             known.decide(about, now, |sight, budgets| plan.failed(region, failure, sight, budgets, now));
-        self.next(known, step, now)
+        self.next(known, step, about, now)
     }
 
     /// Something of a plan has come to its time; what the plan does next.
@@ -302,8 +345,8 @@ impl Watch {
         let known = &mut *self.known();
         while let Some(due) = plan.due(now) {
             if let Due::Late(region) = due {
-                // A cold start that takes longer than was said is no fault either.
-                if let Some(late_at) = known.late_at(region, about, now) {
+                // A cold start that takes longer than was said is no fault, nor is a queue that has grown since it was asked.
+                if let Some(late_at) = known.late_at(region, about, plan.asked_at(region), now) {
                     plan.put_off(region, late_at);
                     continue;
                 }
@@ -315,7 +358,7 @@ impl Watch {
                 Due::Hedge => plan.hedge(sight, budgets, now),
             });
             if step != Step::Wait {
-                return self.next(known, step, now);
+                return self.next(known, step, about, now);
             }
         }
         Next::WAIT
@@ -367,14 +410,34 @@ fn seen(status: u16) -> Seen {
     if matches!(status, 500 | 502) { Seen::Faulted } else { Seen::Answered }
 }
 
-/// An attempt that waits for a region. It ends when this is dropped: also when the client has hung up.
+/// An attempt that waits for a region. It ends when this is dropped, also when the client has hung up; or when it has been
+/// judged, and never before that: the end of a trial of which nothing was seen makes room for another one.
 pub(crate) struct InFlight<'a> {
     watch: &'a Watch,
-    request: UnderWay<RegionIndex>,
+    region: RegionIndex,
+    /// What waited before it when it was sent.
+    queue: Duration,
+    /// Until it is over.
+    request: Option<UnderWay<RegionIndex>>,
+}
+
+impl InFlight<'_> {
+    pub(crate) fn region(&self) -> RegionIndex {
+        self.region
+    }
+
+    /// It was judged, under the lock that is held.
+    fn over(mut self, known: &mut Known, now: Instant) {
+        if let Some(request) = self.request.take() {
+            known.targets.ended(&request, now);
+        }
+    }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.watch.known().targets.ended(&self.request, Instant::now());
+        if let Some(request) = self.request.take() {
+            self.watch.known().targets.ended(&request, Instant::now());
+        }
     }
 }

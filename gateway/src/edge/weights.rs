@@ -7,6 +7,7 @@
 //! what they no longer fit is seen in reports, and credits put it right. Nothing waits for any of this.
 
 use super::snapshot::{self, beside};
+use super::watch::Watch;
 use crate::config::EdgeConfig;
 use crate::metrics::Count;
 use gateway_core::demand::{self, Asked, Demand};
@@ -20,6 +21,7 @@ use scheduler_core::plan::Class;
 use scheduler_core::wire::plan::{
     self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, WeightsV1,
 };
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -113,6 +115,7 @@ pub(crate) async fn follow(
     config: Arc<EdgeConfig>,
     client: reqwest::Client,
     demands: Arc<Demands>,
+    regions: Arc<Watch>,
     planned: watch::Sender<Planned>,
     counts: Arc<PlanCounts>,
 ) {
@@ -123,7 +126,8 @@ pub(crate) async fn follow(
     loop {
         beat.tick().await;
         let told = demands.demand().tell(Instant::now());
-        let told = in_words(&config, boot_id, told);
+        let heard = regions.known().fleet.heard().collect();
+        let told = in_words(&config, boot_id, told, heard);
         let hub = config.hub.now();
         match ask(&config, hub, &client, &told, &planned).await {
             Ok(()) => {
@@ -144,9 +148,9 @@ pub(crate) async fn follow(
     }
 }
 
-/// What is asked for, as it is told. One law may be written in several ways; it is one class.
-fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<Asked>) -> DemandV1 {
-    let mut classes = std::collections::BTreeMap::new();
+/// What is asked for, as it is told, and who is heard. One law may be written in several ways; it is one class.
+fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<Asked>, heard: Vec<RegionIndex>) -> DemandV1 {
+    let mut classes = BTreeMap::new();
     for Asked { deployment, residency, origin, tokens_per_second } in told {
         let residency = residency.as_str().parse().expect("a residency is written as it is read");
         let origin = config.catalogue.region(origin).id.clone();
@@ -154,7 +158,11 @@ fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<Asked>) -> DemandV1 {
         *sum = sum.saturating_add(tokens_per_second);
     }
     let gateway = GatewayBoot { place: config.place.clone(), boot_id };
-    DemandV1::from(&GatewayDemand { gateway, classes })
+    let heard: BTreeSet<_> =
+        heard.into_iter().map(|region| config.catalogue.region(region).id.clone()).collect();
+    // Who hears nobody may be cut off, and has nothing to say of others.
+    let reaches = (!heard.is_empty()).then_some(heard);
+    DemandV1::from(&GatewayDemand { gateway, classes, reaches })
 }
 
 #[derive(Debug, thiserror::Error)]

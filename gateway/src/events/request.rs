@@ -60,7 +60,7 @@ impl RequestEnded<'_> {
         metrics.ended(self.asked, self.protocol, self.ending);
         if let Some(tenant) = self.tenant {
             let inputs = self.tokens.and(self.cost).map_or(0, |cost| cost.inputs);
-            metrics.of_tenant(tenant, self.ending, inputs, self.tokens.unwrap_or(0));
+            metrics.tenants.ended(tenant, self.ending, inputs, self.tokens.unwrap_or(0));
         }
         if let Some(region) = self.region {
             metrics.answered_by(region, self.ending);

@@ -3,7 +3,7 @@
 //! Anybody on the network can knock, so what goes wrong is counted every time and told once a second at most.
 
 use super::verify::Verifier;
-use super::{Cause, Credentials, PROTOCOLS};
+use super::{Cause, Credentials, HTTP1, HTTP2};
 use crate::events::{HopFailures, HopRefused};
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::l4::stream::Stream;
@@ -50,7 +50,8 @@ impl Doorkeeper {
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(Arc::new(Noting(verifier.clone())))
             .with_cert_resolver(identity);
-        config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
+        // Whichever the edge offers; of both the first.
+        config.alpn_protocols = [HTTP2, HTTP1].map(<[u8]>::to_vec).into();
         config.ticketer = ring::Ticketer::new()?;
         Ok(Doorkeeper { acceptor: Acceptor::from_server_config(Arc::new(config)), verifier, failures })
     }

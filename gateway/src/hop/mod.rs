@@ -32,7 +32,7 @@ mod verify;
 
 pub(crate) use cause::Cause;
 pub(crate) use doorkeeper::{Doorkeeper, HANDSHAKE_RECORD};
-pub(crate) use outward::Outward;
+pub(crate) use outward::{Greeted, Outward};
 
 use crate::tls::Identity;
 use anchors::Anchors;
@@ -45,8 +45,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use verify::name_in;
 
-/// What is spoken inside: one request after the other on each connection.
-const PROTOCOLS: [&[u8]; 1] = [b"http/1.1"];
+/// What is spoken inside: many requests at once on each connection, or one after the other.
+const HTTP2: &[u8] = b"h2";
+const HTTP1: &[u8] = b"http/1.1";
 
 /// How an edge speaks to regions.
 #[derive(Clone, Debug)]

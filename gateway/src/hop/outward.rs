@@ -4,7 +4,7 @@
 //! log that says so five times a second says nothing else.
 
 use super::verify::{Verifier, server_name};
-use super::{Cause, Credentials, PROTOCOLS, Regions};
+use super::{Cause, Credentials, HTTP1, HTTP2, Regions};
 use crate::events::{HopFailed, HopFailures};
 use crate::plain::{Stream, Way};
 use gateway_core::lawful::Peer;
@@ -33,9 +33,18 @@ const SESSIONS_MAX: usize = 800;
 /// Opens connections to the next hop.
 pub(crate) struct Outward {
     mode: Mode,
+    /// Whether HTTP/2 is spoken where the other side does too.
+    http2: bool,
     failures: HopFailures,
     /// What was told of each region, until it is well again.
     told: Mutex<BTreeMap<RegionIndex, Cause>>,
+}
+
+/// A connection, with who is at the other end and what is spoken.
+pub(crate) struct Greeted {
+    pub(crate) stream: Stream,
+    pub(crate) peer: Peer,
+    pub(crate) http2: bool,
 }
 
 enum Mode {
@@ -47,6 +56,7 @@ enum Mode {
 
 struct Tls {
     verifier: Verifier,
+    http2: bool,
     connectors: RwLock<Arc<Connectors>>,
 }
 
@@ -63,20 +73,21 @@ struct Connectors {
 impl Outward {
     /// Within a region, to its replicas.
     pub(crate) fn within_the_region() -> Outward {
-        Outward::new(Mode::Clear)
+        Outward::new(Mode::Clear, false)
     }
 
     /// From an edge to regions.
-    pub(crate) fn to_regions(regions: &Regions) -> Result<Outward, rustls::Error> {
-        Ok(Outward::new(match regions {
+    pub(crate) fn to_regions(regions: &Regions, http2: bool) -> Result<Outward, rustls::Error> {
+        let mode = match regions {
             Regions::OnThisMachine => Mode::ClearOnThisMachine,
             Regions::InTheClear => Mode::Clear,
-            Regions::Tls(credentials) => Mode::Tls(Box::new(Tls::with(credentials.clone())?)),
-        }))
+            Regions::Tls(credentials) => Mode::Tls(Box::new(Tls::with(credentials.clone(), http2)?)),
+        };
+        Ok(Outward::new(mode, http2))
     }
 
-    fn new(mode: Mode) -> Outward {
-        Outward { mode, failures: HopFailures::default(), told: Mutex::default() }
+    fn new(mode: Mode, http2: bool) -> Outward {
+        Outward { mode, http2, failures: HopFailures::default(), told: Mutex::default() }
     }
 
     /// What went wrong so far.
@@ -86,7 +97,7 @@ impl Outward {
 
     /// Opens a connection and finds out who is at the other end. A TCP connection may take `limit`, and so may the
     /// handshake, or a little more.
-    pub(crate) async fn connect(&self, way: Way, limit: Duration) -> Result<(Stream, Peer), Failure> {
+    pub(crate) async fn connect(&self, way: Way, limit: Duration) -> Result<Greeted, Failure> {
         let Way { region, address } = way;
         if matches!(self.mode, Mode::ClearOnThisMachine) && !address.ip().is_loopback() {
             let why = "without [region_tls] nothing is sent to another machine; give it certificates, or insecure = true";
@@ -94,7 +105,8 @@ impl Outward {
         }
         let tcp = reach(address, limit).await?;
         let Mode::Tls(tls) = &self.mode else {
-            return Ok((Stream::Clear(tcp), Peer::UNPROVEN));
+            // There is no handshake to agree in.
+            return Ok(Greeted { stream: Stream::Clear(tcp), peer: Peer::UNPROVEN, http2: self.http2 });
         };
         let connectors = tls.connectors();
         let limit_tls = limit.max(HANDSHAKE_MIN);
@@ -156,10 +168,10 @@ async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, Failur
 }
 
 impl Tls {
-    fn with(credentials: Arc<Credentials>) -> Result<Tls, rustls::Error> {
+    fn with(credentials: Arc<Credentials>, http2: bool) -> Result<Tls, rustls::Error> {
         let verifier = Verifier(credentials);
-        let connectors = Connectors::of(&verifier)?;
-        Ok(Tls { verifier, connectors: RwLock::new(Arc::new(connectors)) })
+        let connectors = Connectors::of(&verifier, http2)?;
+        Ok(Tls { verifier, http2, connectors: RwLock::new(Arc::new(connectors)) })
     }
 
     /// Those that fit what is shown and believed now.
@@ -168,7 +180,8 @@ impl Tls {
         if current.are_of(&self.verifier) {
             return current;
         }
-        let made = Connectors::of(&self.verifier).expect("what could be set up once can be set up again");
+        let made = Connectors::of(&self.verifier, self.http2)
+            .expect("what could be set up once can be set up again");
         let made = Arc::new(made);
         *self.connectors.write().expect("nobody panics while holding it") = made.clone();
         made
@@ -181,7 +194,7 @@ impl Tls {
         connector: &TlsConnector,
         meant: RegionIndex,
         tcp: TcpStream,
-    ) -> io::Result<Option<(Stream, Peer)>> {
+    ) -> io::Result<Option<Greeted>> {
         let stream = connector.connect(server_name(meant), tcp).await?;
         let (_, session) = stream.get_ref();
         let shown = session.peer_certificates().unwrap_or_default();
@@ -198,12 +211,14 @@ impl Tls {
             // Verified a moment ago.
             _ => self.verifier.named(certificate, meant).map_err(io::Error::other)?,
         };
-        Ok(Some((Stream::Tls(Box::new(stream)), peer)))
+        let http2 = session.alpn_protocol() == Some(HTTP2);
+        Ok(Some(Greeted { stream: Stream::Tls(Box::new(stream)), peer, http2 }))
     }
 }
 
 impl Connectors {
-    fn of(verifier: &Verifier) -> Result<Connectors, rustls::Error> {
+    fn of(verifier: &Verifier, http2: bool) -> Result<Connectors, rustls::Error> {
+        let offered: &[&[u8]] = if http2 { &[HTTP2, HTTP1] } else { &[HTTP1] };
         let Credentials { identity, anchors, .. } = &*verifier.0;
         let (shown, believed) = (identity.shown(), anchors.current().roots);
         let connector = |resumption| {
@@ -212,7 +227,7 @@ impl Connectors {
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(verifier.clone()))
                 .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(shown.clone())));
-            config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
+            config.alpn_protocols = offered.iter().map(|offered| offered.to_vec()).collect();
             config.resumption = resumption;
             config.enable_sni = false;
             Ok::<_, rustls::Error>(TlsConnector::from(Arc::new(config)))

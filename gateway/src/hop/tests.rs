@@ -1,6 +1,6 @@
 //! One end meets the other, over loopback, with certificates that are right or wrong in every way that matters.
 
-#[path = "../../tests/hop/authority.rs"]
+#[path = "../../tests/sockets/hop/authority.rs"]
 mod authority;
 
 use super::*;
@@ -89,7 +89,7 @@ async fn door(credentials: Arc<Credentials>) -> Served {
 }
 
 fn edge(credentials: Arc<Credentials>) -> Plain {
-    Plain::over(Outward::to_regions(&Regions::Tls(credentials)).unwrap())
+    Plain::over(Arc::new(Outward::to_regions(&Regions::Tls(credentials), false).unwrap()))
 }
 
 fn way(address: SocketAddr) -> Way {
@@ -249,7 +249,7 @@ async fn a_region_that_speaks_no_tls_or_says_nothing_is_told_apart() {
 #[tokio::test]
 async fn nothing_leaves_this_machine_in_the_clear_unless_somebody_wrote_so() {
     let check = async |regions: Regions, address: &str, cause: &[&str]| {
-        let edge = Plain::over(Outward::to_regions(&regions).unwrap());
+        let edge = Plain::over(Arc::new(Outward::to_regions(&regions, false).unwrap()));
         let opened = edge.open(way(address.parse().unwrap()), Duration::from_millis(1)).await;
         assert!(opened.is_err(), "nobody listens there");
         assert_eq!(causes(edge.outward().failures()), cause, "{regions:?} {address}");
@@ -266,7 +266,7 @@ fn is_resumed(stream: &Stream) -> bool {
 
 /// Opens a connection and waits for an answer on it, and so for whether the door takes it.
 async fn connects(edge: &Plain, address: SocketAddr) -> Result<Stream, Failure> {
-    let (mut stream, _) = edge.outward().connect(way(address), PATIENCE).await?;
+    let Greeted { mut stream, .. } = edge.outward().connect(way(address), PATIENCE).await?;
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(|_| Failure::Unreachable)?;
     stream.flush().await.map_err(|_| Failure::Unreachable)?;
     stream.read_u8().await.map_err(|_| Failure::Unreachable)?;

@@ -40,7 +40,8 @@ use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use replicas::{Replicas, chance};
-use scheduler_core::spoke::{Question, Spoke, Whose};
+use scheduler_core::spoke::hold::HELD_MAX;
+use scheduler_core::spoke::{GATEWAYS_MAX, Question, Spoke, Whose};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
 use std::future::Future;
 use std::io;
@@ -57,6 +58,11 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 const LAME_DUCK: Duration = Duration::from_millis(700);
 /// How long the last receipts may take to reach the disk after that.
 const LAST_RECEIPTS: Duration = Duration::from_secs(5);
+/// Connections of edges that are open at once: as many as there may be requests that are held, each of which has one; a report
+/// from each gateway that there may be, so that full lines crowd out nobody's word; and as many requests under way as a door
+/// without any lines had. At about 20 KiB each that is 320 MiB.
+const CONNECTIONS_MAX: usize = 16_384;
+const _: () = assert!(CONNECTIONS_MAX > HELD_MAX + GATEWAYS_MAX, "reports have room beside all who are held");
 /// Bytes of JSON text a token, roughly; a first estimate of what a request costs, before anybody has tokenized it.
 const BYTES_PER_TOKEN: u64 = 4;
 
@@ -131,6 +137,7 @@ pub async fn run(
     let metrics = IngressMetrics::new();
     let doorkeeper = tls.clone().map(|shown| Doorkeeper::with(shown, metrics.refused.clone())).transpose()?;
     let listener = bind(listen).await?.kept_by(doorkeeper).refusing(metrics.refused.clone());
+    let listener = listener.holding(CONNECTIONS_MAX);
     let operations = match operations {
         Some(address) => Some(bind(address).await?),
         None => None,

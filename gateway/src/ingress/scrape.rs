@@ -1,9 +1,10 @@
 //! `/metrics` of an ingress: on its operations port, or else on the one that edges come to.
 
+use super::CONNECTIONS_MAX;
 use super::replicas::REPLICA_IN_FLIGHT_MAX;
 use super::{Ingress, lock};
 use crate::intake::BODIES_BYTES_MAX;
-use crate::listener::{AfterAnswer, CONNECTIONS_MAX};
+use crate::listener::AfterAnswer;
 use crate::metrics::{CONTENT_TYPE, Kind, Names, Text};
 use crate::respond;
 use bytes::Bytes;

@@ -5,10 +5,11 @@
 //! connection ends: GOAWAY first, then everything that was begun, then the close.
 
 use super::meter::Metered;
-use super::{AfterAnswer, Door, Shared, Stage};
+use super::{AfterAnswer, Carries, Door, Shared, Stage};
 use crate::metrics::Closed;
 use bytes::Bytes;
 use gateway_core::flood::Flood;
+use gateway_core::multiplex::REQUESTS_MAX;
 use h2::Reason;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::v2::server::{self, H2Accept, H2Options, HttpSession};
@@ -27,6 +28,11 @@ const HEADER_LIST_BYTES_MAX: u32 = gateway_core::head::HEAD_BYTES_MAX as u32;
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// What may be under way to us on one connection, and so what one may make us hold that no request has taken yet.
 const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
+/// The same of what a gateway sends, which many clients stand behind, and which is read as it comes.
+const GATEWAY_STREAM_WINDOW_BYTES: u32 = 4 << 20;
+const GATEWAY_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
+/// Larger frames than the least that everybody has to take.
+const GATEWAY_FRAME_BYTES_MAX: u32 = 64 << 10;
 /// What one answer may hold that the client has not taken yet.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Requests that make no sense which a connection may send in all.
@@ -47,7 +53,7 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, stream: Stream, read
         socket_digest: stream.get_socket_digest(),
     });
     let (stream, mut flooded) = Metered::new(stream, read_before);
-    let handshake = server::handshake(Box::new(stream), Some(options()));
+    let handshake = server::handshake(Box::new(stream), Some(options(shared.carries)));
     let mut connection = match timeout(shared.timeouts.head, handshake).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => return tracing::debug!(%error, "no HTTP/2 handshake"),
@@ -121,14 +127,22 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, stream: Stream, read
     }
 }
 
-fn options() -> H2Options {
+fn options(carries: Carries) -> H2Options {
     let mut options = H2Options::new();
-    options
-        .max_concurrent_streams(STREAMS_MAX)
-        .max_header_list_size(HEADER_LIST_BYTES_MAX)
-        .initial_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_send_buffer_size(SEND_BUFFER_BYTES);
+    options.max_header_list_size(HEADER_LIST_BYTES_MAX).max_send_buffer_size(SEND_BUFFER_BYTES);
+    match carries {
+        Carries::OneClients => options
+            .max_concurrent_streams(STREAMS_MAX)
+            .initial_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES),
+        Carries::AGateways => options
+            .max_concurrent_streams(REQUESTS_MAX as u32)
+            .initial_window_size(GATEWAY_STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(GATEWAY_CONNECTION_WINDOW_BYTES)
+            .max_frame_size(GATEWAY_FRAME_BYTES_MAX)
+            // All of its clients may leave at the same moment.
+            .max_pending_accept_reset_streams(REQUESTS_MAX),
+    };
     options
 }
 

@@ -83,6 +83,16 @@ pub(crate) struct Listener {
     room: Arc<Semaphore>,
     counts: Arc<ListenerMetrics>,
     refused: Arc<HopFailures>,
+    carries: Carries,
+}
+
+/// Whose requests a connection carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carries {
+    /// One client's.
+    OneClients,
+    /// Those of a gateway, and so of many clients.
+    AGateways,
 }
 
 /// How a connection begins.
@@ -101,6 +111,7 @@ struct Shared<D> {
     timeouts: Timeouts,
     greeting: Arc<Greeting>,
     refused: Arc<HopFailures>,
+    carries: Carries,
     stage: watch::Receiver<Stage>,
     /// Wakes the connection that is idle for longest.
     crowded: Notify,
@@ -125,6 +136,7 @@ impl Listener {
             room,
             counts,
             refused,
+            carries: Carries::OneClients,
         })
     }
 
@@ -134,10 +146,10 @@ impl Listener {
         Listener { greeting: Arc::new(greeting), ..self }
     }
 
-    /// Lets gateways in and nobody else.
+    /// For gateways; lets in nobody else where there is a doorkeeper.
     pub(crate) fn kept_by(self, doorkeeper: Option<Doorkeeper>) -> Listener {
         let greeting = doorkeeper.map_or(Greeting::Clear, Greeting::Gateways);
-        Listener { greeting: Arc::new(greeting), ..self }
+        Listener { greeting: Arc::new(greeting), carries: Carries::AGateways, ..self }
     }
 
     /// Who did not find the greeting that he came with, counted there.
@@ -173,9 +185,10 @@ impl Listener {
         timeouts: Timeouts,
     ) {
         let (stage, seen) = watch::channel(Stage::Serving);
-        let Listener { socket, address: _, greeting, room, counts, refused } = self;
+        let Listener { socket, address: _, greeting, room, counts, refused, carries } = self;
         let crowded = Notify::new();
-        let shared = Arc::new(Shared { door, timeouts, greeting, counts, refused, stage: seen, crowded });
+        let shared =
+            Arc::new(Shared { door, timeouts, greeting, counts, refused, carries, stage: seen, crowded });
         let mut connections = JoinSet::new();
         let left = accept_until(&socket, &shared, &room, &mut connections, leave).await;
         stage.send_replace(Stage::LameDuck);

@@ -95,6 +95,24 @@ labels! {
 }
 
 labels! {
+    /// What an edge's HTTP/2 connections to regions have met.
+    HopEvent {
+        /// One was opened.
+        Opened = "opened",
+        /// The region chose HTTP/1.1.
+        Plain = "http1",
+        /// One takes nothing new, because the region is leaving it or because it is old.
+        Left = "left",
+        /// Nothing was heard for so long that it was given nothing more.
+        Silent = "silent",
+        /// Nothing was heard for so long that it was given up.
+        Dead = "dead",
+        /// A request found no place on any.
+        Full = "full",
+    }
+}
+
+labels! {
     /// Why a body was not taken.
     NotTaken {
         /// All bodies together have all the room.

@@ -2,13 +2,13 @@
 
 use super::bounds::{Piece, ShedMetrics, Tally, Turn};
 use super::label::Outcome;
+use super::tenants::TenantMetrics;
 use super::{Asked, Count, Ending, Histogram, Kind, Lane, Lazily, Protocol, Stage, Text};
 use gateway_core::endpoint::Endpoint;
 use gateway_core::keys::KeyRing;
 use gateway_core::trail::{Attempted, Cause};
 use gateway_core::words::Ended;
 use regions::catalogue::Catalogue;
-use regions::id::TenantId;
 use regions::set::RegionIndex;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +19,8 @@ pub(crate) struct EdgeMetrics {
     others: ByEnding,
     protocols: [Count; Protocol::ALL.len()],
     pub(crate) in_flight: Count,
-    tenants: BTreeMap<TenantId, ByTenant>,
+    /// Of each tenant.
+    pub(crate) tenants: TenantMetrics,
     regions: Lazily<ByRegion>,
     seconds: [Histogram; Lane::ALL.len()],
     stages: [Histogram; Stage::ALL.len()],
@@ -33,22 +34,12 @@ pub(crate) struct EdgeMetrics {
     pub(crate) pieces: Tally<Piece>,
 }
 
-/// One of a tenant's totals.
-type Total = fn(&ByTenant) -> &Count;
-
 struct ByEnding([Count; Ending::LEN]);
 
 impl Default for ByEnding {
     fn default() -> ByEnding {
         ByEnding(std::array::from_fn(|_| Count::default()))
     }
-}
-
-#[derive(Default)]
-struct ByTenant {
-    outcomes: [Count; Outcome::ALL.len()],
-    inputs: Count,
-    tokens: Count,
 }
 
 #[derive(Default)]
@@ -62,13 +53,12 @@ impl EdgeMetrics {
     /// Metrics of an edge that knows these regions and these tenants.
     pub(crate) fn new(catalogue: &Catalogue, keys: &KeyRing) -> EdgeMetrics {
         let known = Endpoint::paths().map(|path| (path, ByEnding::default()));
-        let tenants = keys.tenants().map(|tenant| (tenant.id.clone(), ByTenant::default()));
         EdgeMetrics {
             requests: known.collect(),
             others: ByEnding::default(),
             protocols: Default::default(),
             in_flight: Count::default(),
-            tenants: tenants.collect(),
+            tenants: TenantMetrics::of(keys),
             regions: Lazily::new(catalogue.len()),
             seconds: Default::default(),
             stages: Default::default(),
@@ -85,15 +75,6 @@ impl EdgeMetrics {
     pub(crate) fn ended(&self, asked: Asked, protocol: Protocol, ending: Ending) {
         self.requests.get(asked.as_str()).unwrap_or(&self.others).0[ending.at()].add(1);
         self.protocols[protocol as usize].add(1);
-    }
-
-    /// It was this tenant's.
-    pub(crate) fn of_tenant(&self, tenant: &TenantId, ending: Ending, inputs: u64, tokens: u64) {
-        if let Some(by) = self.tenants.get(tenant) {
-            by.outcomes[Outcome::of(ending) as usize].add(1);
-            by.inputs.add(inputs);
-            by.tokens.add(tokens);
-        }
     }
 
     /// This region's answer was the one that counted.
@@ -118,7 +99,7 @@ impl EdgeMetrics {
     /// All of it, with regions by the names that `catalogue` has for them.
     pub(crate) fn render(&self, text: &mut Text, catalogue: &Catalogue) {
         self.render_requests(text);
-        self.render_tenants(text);
+        self.tenants.render(text);
         self.render_regions(text, catalogue);
         let name = "meridian_gateway_request_seconds";
         text.head(name, Kind::Histogram, "From a request's head to the last byte of its answer.");
@@ -167,31 +148,6 @@ impl EdgeMetrics {
             ("meridian_gateway_response_bytes_total", "Bytes of answers' bodies.", &self.bytes_out),
         ] {
             text.single(name, Kind::Counter, help, count.get());
-        }
-    }
-
-    fn render_tenants(&self, text: &mut Text) {
-        let name = "meridian_gateway_tenant_requests_total";
-        text.head(name, Kind::Counter, "Requests of each configured tenant, by outcome.");
-        for (tenant, by) in &self.tenants {
-            for outcome in Outcome::ALL {
-                let labels = [("tenant", tenant.as_str()), ("outcome", outcome.as_str())];
-                text.sample(name, &labels, by.outcomes[outcome as usize].get());
-            }
-        }
-        let totals: [(&str, &str, Total); 2] = [
-            ("meridian_gateway_tenant_inputs_total", "Inputs of answered requests.", |by| &by.inputs),
-            (
-                "meridian_gateway_tenant_tokens_total",
-                "Tokens that were computed, as regions counted them.",
-                |by| &by.tokens,
-            ),
-        ];
-        for (name, help, total) in totals {
-            text.head(name, Kind::Counter, help);
-            for (tenant, by) in &self.tenants {
-                text.sample(name, &[("tenant", tenant.as_str())], total(by).get());
-            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! The labels, each a closed set with a number for each member and its name.
 
+use crate::names;
 use gateway_core::endpoint::Endpoint;
 use gateway_core::lane;
 use pingora::protocols::http::ServerSession;
@@ -54,7 +55,10 @@ impl Ending {
     /// left.
     pub(crate) fn as_told(session: &ServerSession) -> Ending {
         let Some(head) = session.response_written() else { return Ending::ClientGone };
-        let code = head.headers.get(headers::ERROR).and_then(|value| ErrorCode::parse(value.to_str().ok()?));
+        let code = head
+            .headers
+            .get(names::name(headers::ERROR))
+            .and_then(|value| ErrorCode::parse(value.to_str().ok()?));
         Ending::Answered { status: head.status.as_u16(), code }
     }
 

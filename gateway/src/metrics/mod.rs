@@ -3,7 +3,7 @@
 //! Only [`crate::events`] counts what happens: an event that is logged is counted, and the reverse. Every family is an
 //! array of atomics, one for each combination of its labels, so that to count is one addition that waits for nobody;
 //! that is possible because labels are closed sets: endpoints, error codes, causes and ends of attempts, the regions of
-//! the catalogue, the tenants of the configuration. Limits that were reached are counted where they are held ([`bounds`]),
+//! the catalogue, the tenants of the newest table. Limits that were reached are counted where they are held ([`bounds`]),
 //! since often there is no request to tell of it. What is a state and not an event (budgets, health, room) is asked of
 //! its owner when somebody scrapes.
 
@@ -12,9 +12,10 @@ mod edge;
 mod histogram;
 mod ingress;
 mod label;
+mod tenants;
 mod text;
 
-pub(crate) use bounds::{Closed, ListenerMetrics, Names, NotHeldBy, NotTaken, Piece, Tally, Turn};
+pub(crate) use bounds::{Closed, HopEvent, ListenerMetrics, Names, NotHeldBy, NotTaken, Piece, Tally, Turn};
 pub(crate) use edge::EdgeMetrics;
 pub(crate) use histogram::Histogram;
 pub(crate) use ingress::{HoldMetrics, IngressMetrics};

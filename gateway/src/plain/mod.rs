@@ -16,15 +16,16 @@ mod stream;
 pub(crate) use pool::Way;
 pub(crate) use stream::Stream;
 
-use crate::hop::Outward;
+use crate::hop::{Greeted, Outward};
 use crate::upstream::RequestHead;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use frame::{Body, HEAD_BYTES_MAX, Head, Unreadable};
 use gateway_core::lawful::Peer;
 use gateway_core::outcome::Failure;
 use http::response::Parts;
 use pool::{Connection, Pool};
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -35,7 +36,7 @@ const READ_BYTES_LARGE: usize = 64 << 10;
 
 /// Exchanges with the next hop.
 pub(crate) struct Plain {
-    outward: Outward,
+    outward: Arc<Outward>,
     pool: Pool,
 }
 
@@ -69,23 +70,38 @@ pub(crate) enum Broken {
 }
 
 impl Plain {
-    pub(crate) fn over(outward: Outward) -> Plain {
+    pub(crate) fn over(outward: Arc<Outward>) -> Plain {
         Plain { outward, pool: Pool::new() }
-    }
-
-    /// How connections are opened.
-    pub(crate) fn outward(&self) -> &Outward {
-        &self.outward
     }
 
     /// A connection that leads there: one that waits, or a new one.
     pub(crate) async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, Failure> {
-        if let Some(connection) = self.pool.take(way) {
-            return Ok(Opened { plain: self, connection, reused: true });
+        match self.waiting(way) {
+            Some(opened) => Ok(opened),
+            None => Ok(self.begin(way, self.outward.connect(way, connect_timeout).await?)),
         }
-        let (stream, peer) = self.outward.connect(way, connect_timeout).await?;
-        let connection = Connection { stream, buffer: BytesMut::new(), way, peer };
-        Ok(Opened { plain: self, connection, reused: false })
+    }
+
+    /// How connections are opened.
+    #[cfg(test)]
+    pub(crate) fn outward(&self) -> &Outward {
+        &self.outward
+    }
+
+    /// One that waits.
+    pub(crate) fn waiting(&self, way: Way) -> Option<Opened<'_>> {
+        let connection = self.pool.take(way)?;
+        Some(Opened { plain: self, connection, reused: true })
+    }
+
+    /// A new one.
+    pub(crate) fn begin(&self, way: Way, greeted: Greeted) -> Opened<'_> {
+        Opened { plain: self, connection: Connection::new(way, greeted), reused: false }
+    }
+
+    /// Keeps a connection for whoever comes next.
+    pub(crate) fn keep(&self, way: Way, greeted: Greeted) {
+        self.pool.put(Connection::new(way, greeted));
     }
 }
 
@@ -245,7 +261,7 @@ mod tests {
     }
 
     fn plain() -> Plain {
-        Plain::over(Outward::within_the_region())
+        Plain::over(Arc::new(Outward::within_the_region()))
     }
 
     async fn ask(plain: &Plain, address: SocketAddr) -> Result<(u16, Vec<u8>), Failure> {

@@ -6,6 +6,7 @@
 //! the reactor knows, and what is too old goes when another one comes back.
 
 use super::Stream;
+use crate::hop::Greeted;
 use bytes::BytesMut;
 use gateway_core::lawful::Peer;
 use regions::set::RegionIndex;
@@ -38,6 +39,13 @@ pub(super) struct Connection {
     pub(super) way: Way,
     /// Who is at the other end.
     pub(super) peer: Peer,
+}
+
+impl Connection {
+    pub(super) fn new(way: Way, greeted: Greeted) -> Connection {
+        let Greeted { stream, peer, http2: _ } = greeted;
+        Connection { stream, buffer: BytesMut::new(), way, peer }
+    }
 }
 
 /// Those that wait.

@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
-#[path = "../scene/hub.rs"]
+#[path = "../sockets/address.rs"]
+mod address;
+#[path = "../sockets/hub.rs"]
 mod hub;
 mod receipts;
 mod scene;

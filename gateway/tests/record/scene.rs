@@ -1,5 +1,6 @@
 //! A real edge and real ingresses, between a scripted hub and scripted replicas.
 
+use crate::address::free_address;
 use crate::hub::{deployment, hub, serve};
 use gateway::config::EdgeConfig;
 use gateway::ingress::{IngressConfig, Signals};
@@ -12,7 +13,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, Once};
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -228,7 +228,7 @@ async fn start_edge(
     dir: &Path,
     change: impl FnOnce(&mut EdgeConfig),
 ) -> (String, String, Running) {
-    let operations = free_address().await;
+    let operations = free_address();
     let text = format!(
         "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
          snapshot = 'routes'\ntenants = 'tenants.toml'\n\
@@ -300,10 +300,6 @@ async fn replica(script: watch::Sender<Script>) -> SocketAddr {
         .route("/status", axum::routing::get(async move || axum::Json(status)))
         .route("/v1/embeddings", axum::routing::post(answer));
     serve(router).await
-}
-
-async fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
 /// Everything that anybody logs in this process, at every level, as JSON lines.

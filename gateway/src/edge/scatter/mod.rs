@@ -137,7 +137,7 @@ impl Edge {
         request: &Request,
         view: &View,
         cut: Cut<'_>,
-        taken: &mut Taken<'_>,
+        taken: &mut Taken,
         account: &mut Account<'_>,
     ) -> Result<AfterAnswer, NotForwarded> {
         let count = cut.pieces.len();

@@ -32,7 +32,7 @@ impl Edge {
         session: &mut ServerSession,
         request: &Request,
         mut told: Receiver<Told>,
-        taken: &mut Taken<'_>,
+        taken: &mut Taken,
         telling: Telling<'_>,
     ) -> Result<AfterAnswer, NotForwarded> {
         loop {
@@ -49,7 +49,7 @@ impl Edge {
                     *telling.answered = head.regions.first().map(|(region, _)| (*region, times));
                     *telling.tokens = head.tokens;
                     *telling.ending = Ending::BrokeOff { status: 200 };
-                    self.begin(session, request, head).await
+                    self.begin(session, request, taken, head).await
                 }
                 Some(Told::Chunk(chunk)) => session.write_response_body(chunk.into(), false).await,
                 Some(Told::End(tokens)) => {
@@ -71,7 +71,13 @@ impl Edge {
         }
     }
 
-    async fn begin(&self, session: &mut ServerSession, request: &Request, head: Head) -> pingora::Result<()> {
+    async fn begin(
+        &self,
+        session: &mut ServerSession,
+        request: &Request,
+        taken: &Taken,
+        head: Head,
+    ) -> pingora::Result<()> {
         let Head { length, content_type, regions, attempts, tokens, slowest: (waited, timing) } = head;
         // One of each region that has answered, in their order; they lead to the others, which have the same request.
         let receipts: Vec<_> =
@@ -80,7 +86,7 @@ impl Edge {
         let id = |(region, _)| self.config.catalogue.region(region).id.as_str();
         let regions = regions.into_iter().map(id).collect::<Vec<_>>().join(",");
         let timing = timing.at_the_edge(request.arrived.elapsed(), waited);
-        let left = self.allowances.headers(&request.tenant);
+        let left = taken.headers();
         let (attempts, tokens) = (attempts.to_string(), tokens.map(|tokens| tokens.to_string()));
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),

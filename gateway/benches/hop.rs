@@ -1,0 +1,181 @@
+//! HTTP/1.1 beside HTTP/2 on the hop from edge to region: what a request costs, how many connections carry it, and what happens
+//! when the link is cut without a word.
+//!
+//! `cargo bench -p gateway --bench hop`; `-- 2` gives every row two rounds of a second each instead of three.
+//!
+//! Edge, doors and replicas are in this process, over loopback and with TLS 1.3 at both ends of the hop, and so are those who
+//! ask; both versions do the same otherwise. So the processor time is that of all of them, and the difference between two rows
+//! is the hop's; rounds interleave. A replica answers 8 KB.
+
+#![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
+
+#[path = "../tests/sockets/address.rs"]
+mod address;
+#[path = "../tests/sockets/hop/authority.rs"]
+mod authority;
+#[path = "../tests/sockets/hop/scene.rs"]
+#[expect(dead_code, reason = "the tests have cases more")]
+mod scene;
+
+use authority::Authority;
+use scene::{AMERICA, EUROPE, Hop, Link, SECRET, Scene};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+const ROUND: Duration = Duration::from_secs(1);
+/// Callers, each with one request at a time, and how long a replica takes.
+const LOADS: [(usize, Duration); 4] =
+    [(1, Duration::ZERO), (16, Duration::ZERO), (64, Duration::ZERO), (1000, Duration::from_millis(500))];
+const CUT_CALLERS: usize = 64;
+const CUT_TAKES: Duration = Duration::from_millis(20);
+
+fn main() {
+    let rounds = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(3);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        println!("| callers | a replica takes | hop | requests/s | CPU µs a request | connections to the region |");
+        println!("|---:|---:|---|---:|---:|---:|");
+        for (callers, takes) in LOADS {
+            let scenes = [start(Link::Direct, takes, 1).await, start(Link::Direct, takes, 2).await];
+            let mut rows: [Vec<Row>; 2] = Default::default();
+            for _ in 0..rounds {
+                for (scene, rows) in scenes.iter().zip(&mut rows) {
+                    rows.push(load(scene, callers).await);
+                }
+            }
+            for (version, mut rows) in (1..).zip(rows) {
+                rows.sort_by(|one, other| one.cpu_us.total_cmp(&other.cpu_us));
+                let Row { per_second, cpu_us, connections } = rows[rows.len() / 2];
+                println!("| {callers} | {takes:?} | HTTP/{version} | {per_second:.0} | {cpu_us:.1} | {connections} |");
+            }
+        }
+        println!("\nthe link to the nearest region is cut without a word for 2 s, {CUT_CALLERS} callers, a replica takes {CUT_TAKES:?}");
+        println!("| hop | answered | failed | longest ms | answered elsewhere |\n|---|---:|---:|---:|---:|");
+        for version in [1, 2] {
+            let scene = start(Link::Observed, CUT_TAKES, version).await;
+            let cut = cut(&scene).await;
+            let longest = cut.iter().map(|seen| seen.took).max().unwrap_or_default().as_secs_f64() * 1e3;
+            let failed = cut.iter().filter(|seen| !seen.ok).count();
+            let elsewhere = cut.iter().filter(|seen| seen.elsewhere).count();
+            println!("| HTTP/{version} | {} | {failed} | {longest:.0} | {elsewhere} |", cut.len() - failed);
+        }
+    });
+}
+
+async fn start(link: Link, takes: Duration, version: u8) -> Scene {
+    let ours = Authority::new();
+    let hop = Hop::tls(&ours);
+    let scene = Scene::over(link, takes, Hop { http: version, ..hop }, [(AMERICA, hop), (EUROPE, hop)]).await;
+    scene.until_healthy(AMERICA).await;
+    scene.until_healthy(EUROPE).await;
+    scene
+}
+
+struct Row {
+    per_second: f64,
+    cpu_us: f64,
+    connections: u64,
+}
+
+/// What one who asked got.
+struct Seen {
+    took: Duration,
+    ok: bool,
+    elsewhere: bool,
+}
+
+async fn load(scene: &Scene, callers: usize) -> Row {
+    let (began, before) = (Instant::now(), cpu());
+    let over = watch::Sender::new(false);
+    let tasks = call(scene, callers, &over);
+    tokio::time::sleep(ROUND - Duration::from_millis(50)).await;
+    let connections = gauge(&scene.region_metrics(AMERICA).await, "meridian_ingress_connections ");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    over.send_replace(true);
+    let (took, used) = (began.elapsed(), cpu() - before);
+    let asked = join(tasks).await.len() as f64;
+    Row { per_second: asked / took.as_secs_f64(), cpu_us: used.as_secs_f64() / asked * 1e6, connections }
+}
+
+async fn cut(scene: &Scene) -> Vec<Seen> {
+    let over = watch::Sender::new(false);
+    let tasks = call(scene, CUT_CALLERS, &over);
+    for cut in [false, true, false] {
+        scene.cut(AMERICA, cut);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    over.send_replace(true);
+    join(tasks).await
+}
+
+async fn join(tasks: Vec<tokio::task::JoinHandle<Vec<Seen>>>) -> Vec<Seen> {
+    let mut all = Vec::new();
+    for task in tasks {
+        all.extend(task.await.unwrap());
+    }
+    all
+}
+
+/// Callers who ask again as soon as they are answered, until it is over.
+fn call(
+    scene: &Scene,
+    callers: usize,
+    over: &watch::Sender<bool>,
+) -> Vec<tokio::task::JoinHandle<Vec<Seen>>> {
+    let body = json!({"model": "anywhere", "input": SECRET}).to_string();
+    let address = scene.url.trim_start_matches("http://").to_owned();
+    let request = format!(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer k\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let request: Arc<[u8]> = request.into_bytes().into();
+    let caller = |_| {
+        let (request, address, over) = (request.clone(), address.clone(), over.subscribe());
+        tokio::spawn(async move {
+            let mut stream = TcpStream::connect(&address).await.unwrap();
+            let (mut seen, mut buffer) = (Vec::new(), Vec::new());
+            while !*over.borrow() {
+                let began = Instant::now();
+                stream.write_all(&request).await.unwrap();
+                let (status, region) = answer(&mut stream, &mut buffer).await;
+                seen.push(Seen { took: began.elapsed(), ok: status == 200, elsewhere: region != AMERICA });
+            }
+            seen
+        })
+    };
+    (0..callers).map(caller).collect()
+}
+
+/// Reads one answer to its end: its status, and the region that gave it.
+async fn answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (u16, String) {
+    buffer.clear();
+    loop {
+        assert_ne!(stream.read_buf(buffer).await.unwrap(), 0, "the edge does not hang up");
+        let Some(end) = buffer.windows(4).position(|four| four == b"\r\n\r\n") else { continue };
+        let head = std::str::from_utf8(&buffer[..end]).unwrap().to_lowercase();
+        let field = |name: &str| {
+            head.split(name).nth(1).and_then(|rest| rest.split("\r\n").next()).unwrap_or_default()
+        };
+        let length: usize = field("content-length: ").parse().unwrap();
+        while buffer.len() < end + 4 + length {
+            assert_ne!(stream.read_buf(buffer).await.unwrap(), 0, "the edge does not hang up");
+        }
+        return (head.split(' ').nth(1).unwrap().parse().unwrap(), field("x-meridian-region: ").to_owned());
+    }
+}
+
+fn gauge(metrics: &str, name: &str) -> u64 {
+    metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse().unwrap()
+}
+
+/// Processor time of this process, as the kernel counts it in hundredths of a second.
+fn cpu() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
+}

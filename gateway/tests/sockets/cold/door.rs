@@ -1,0 +1,265 @@
+//! At the door of a region.
+
+use super::scene::{Answer, NEAR, Region, name, until};
+use regions::catalogue::Catalogue;
+use regions::deployment::parse_deployments;
+use regions::route::RouteTable;
+use scheduler_core::spoke::RAMP_TOKENS;
+use scheduler_core::spoke::hold::Bounds;
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+const S: Duration = Duration::from_secs(1);
+const BODY: &[u8] = br#"{"model":"m","input":"a question of a few words"}"#;
+
+/// How many connect at once: a kernel that has too many of them half open drops some, which is not what is tested here.
+const CONNECT: usize = 100;
+
+/// So many requests at once, each of `tenant`; they are held when this comes back.
+async fn burst(region: &Arc<Region>, count: usize, tenant: &'static str) -> JoinSet<Answer> {
+    let before = region.spoke().held(&name()).requests;
+    let mut asking = JoinSet::new();
+    for number in 0..count {
+        let shared = region.clone();
+        asking.spawn(
+            async move { shared.ask(&number.to_string(), &[("x-meridian-tenant", tenant)], BODY).await },
+        );
+        if number % CONNECT == CONNECT - 1 {
+            region.until_held(before + number + 1).await;
+        }
+    }
+    region.until_held(before + count).await;
+    asking
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_who_find_nobody_are_all_answered_when_somebody_is_there() {
+    let region = Arc::new(Region::cold(NEAR, 5 * S).await);
+    let begun = Instant::now();
+    let wake = region.signals.wake.clone();
+    let asking = burst(&region, 1000, "t").await;
+    // Whoever starts replicas is told once, and that there is somebody to start one for.
+    tokio::time::timeout(S, wake.notified()).await.expect("the first who waits wakes it");
+    assert_eq!(region.scraped("meridian_ingress_wakes_total").await, "1");
+    region.spoke().set_ordered(&name(), vec![2 * S], Instant::now());
+    let status = region.status().await;
+    let shown = &status["deployments"][0];
+    assert_eq!((&shown["held"], &shown["ready"]), (&json!(1000), &json!(0)), "{status}");
+    assert!((1..=2000).contains(&shown["ready_in_ms"].as_u64().unwrap()), "{status}");
+    assert_eq!(region.scraped("meridian_ingress_held_requests").await, "1000");
+    assert_eq!(region.scraped("meridian_ingress_held_bytes").await, (1000 * BODY.len()).to_string());
+
+    region.replica.takes.store(5, Ordering::SeqCst);
+    region.replica.ready.store(true, Ordering::SeqCst);
+    let ready = begun.elapsed().as_millis() as u64;
+    let answers = asking.join_all().await;
+    assert!(
+        answers.iter().all(|answer| answer.status == 200),
+        "{:?}",
+        answers.iter().find(|a| a.status != 200)
+    );
+    for answer in &answers {
+        let (held, cold) = (answer.number("x-meridian-held-ms"), answer.number("x-meridian-cold-start-ms"));
+        assert!(
+            cold <= ready + 2000 && held <= begun.elapsed().as_millis() as u64,
+            "{held} and {cold} of {ready}"
+        );
+    }
+    let mut ids: Vec<u64> = region.replica.ids().iter().map(|id| id.parse().unwrap()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (0..1000).collect::<Vec<_>>(), "each came to the replica once");
+    until("nobody is left", async || region.spoke().held_in_all() == (0, 0)).await;
+    // On a starved machine some were called, found that the replica did not answer in time, and waited again.
+    let waits: u64 = region.scraped("meridian_ingress_held_seconds_count").await.parse().unwrap();
+    assert!(waits >= 1000, "{waits}");
+    assert!(region.status().await["deployments"][0]["ready_in_ms"].is_null());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_is_told_at_once_and_does_not_ask() {
+    let mut late = Vec::new();
+    for _ in 0..20 {
+        let region = Arc::new(Region::cold(NEAR, 5 * S).await);
+        let asking = burst(&region, 1, "t").await;
+        let ready = Instant::now();
+        region.is_seen_ready();
+        assert_eq!(asking.join_all().await[0].status, 200);
+        late.push(region.replica.came.lock().unwrap()[0].1.saturating_duration_since(ready));
+    }
+    late.sort_unstable();
+    println!(
+        "a request is at the replica {:?} after it was seen to be ready, at most {:?}",
+        late[10], late[19]
+    );
+    assert!(late[10] < Duration::from_millis(50), "a replica's next word would be 200 ms away: {late:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lookups_go_before_bulk_and_the_hurried_before_the_patient() {
+    let region = Arc::new(Region::cold(NEAR, 2 * S).await);
+    // Each is as much as a replica is given that has just become ready, so they go one after another.
+    let body = vec![b' '; 4 * RAMP_TOKENS as usize];
+    let mut asking = JoinSet::new();
+    let order = [
+        ("bulk", "20000"),
+        ("interactive", "30000"),
+        ("interactive", "10000"),
+        ("bulk", "9000"),
+        ("", "20000"),
+    ];
+    for (number, (lane, timeout)) in order.into_iter().enumerate() {
+        let (shared, body) = (region.clone(), body.clone());
+        asking.spawn(async move {
+            let mut headers = vec![("x-meridian-timeout-ms", timeout)];
+            headers.extend((!lane.is_empty()).then_some(("x-meridian-lane", lane)));
+            shared.ask(&number.to_string(), &headers, &body).await
+        });
+        region.until_held(number + 1).await;
+    }
+    // So slow that it is given no more at a time.
+    region.replica.speed.store(1, Ordering::SeqCst);
+    region.is_seen_ready();
+    assert!(asking.join_all().await.iter().all(|answer| answer.status == 200));
+    assert_eq!(region.replica.ids(), ["2", "4", "1", "3", "0"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_has_its_share_and_whoever_leaves_makes_room_at_once() {
+    let region = Arc::new(Region::cold(NEAR, 5 * S).await);
+    let mut asking = burst(&region, Bounds::USUAL.tenant_requests, "greedy").await;
+    let refused = region.ask("x", &[("x-meridian-tenant", "greedy")], BODY).await;
+    assert_eq!(
+        (refused.status, refused.header("x-meridian-error")),
+        (429, Some("overloaded")),
+        "{refused:?}"
+    );
+    assert_eq!((refused.number("retry-after"), refused.number("retry-after-ms")), (5, 5000));
+    let others = burst(&region, 1, "modest").await;
+    assert_eq!(region.scraped("meridian_ingress_not_held_total{why=\"tenant_requests\"}").await, "1");
+
+    let all = Bounds::USUAL.tenant_requests + 1;
+    // To abort is to hang up.
+    let mut gone = 0;
+    while gone < 10 {
+        asking.abort_all();
+        gone = asking.len();
+    }
+    region.until_held(1).await;
+    drop(asking);
+    let again = burst(&region, 10, "greedy").await;
+    assert_eq!(region.spoke().held(&name()).requests, 11, "of {all}");
+    region.is_seen_ready();
+    for answers in [again, others] {
+        assert!(answers.join_all().await.iter().all(|answer| answer.status == 200));
+    }
+    assert_eq!(region.replica.ids().len(), 11, "whoever hung up costs the replica nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_all_bytes_are_held_one_more_is_told_when_to_come_back() {
+    const TENANTS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let region = Arc::new(Region::cold(NEAR, 30 * S).await);
+    let body = Arc::new(vec![b' '; 32 << 20]);
+    let mut asking = JoinSet::new();
+    for tenant in TENANTS {
+        let (region, body) = (region.clone(), body.clone());
+        let headers = [("x-meridian-tenant", tenant), ("x-meridian-timeout-ms", "600000")];
+        asking.spawn(async move { region.ask(tenant, &headers, &body).await });
+    }
+    region.until_held(TENANTS.len()).await;
+    assert_eq!(region.spoke().held_in_all().1, Bounds::USUAL.bytes);
+    let headers = |tenant| [("x-meridian-tenant", tenant), ("x-meridian-timeout-ms", "600000")];
+    let refused = region.ask("x", &headers("i"), BODY).await;
+    assert_eq!((refused.status, refused.header("x-meridian-error")), (503, Some("saturated")), "{refused:?}");
+    assert_eq!(refused.number("retry-after"), 30);
+    let refused = region.ask("x", &headers("a"), BODY).await;
+    assert_eq!(
+        (refused.status, refused.header("x-meridian-error")),
+        (429, Some("overloaded")),
+        "{refused:?}"
+    );
+    asking.shutdown().await;
+    region.until_held(0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_cannot_wait_so_long_is_told_when_and_who_is_answered_sooner_elsewhere_that() {
+    let region = Region::cold(NEAR, 2 * S).await;
+    let hurried = region.ask("x", &[("x-meridian-timeout-ms", "1500")], BODY).await;
+    assert_eq!(
+        (hurried.status, hurried.header("x-meridian-error")),
+        (503, Some("cold_start")),
+        "{hurried:?}"
+    );
+    assert_eq!((hurried.number("retry-after"), hurried.number("retry-after-ms")), (2, 2000));
+    assert!(hurried.body.contains("2000 ms"), "{}", hurried.body);
+    let elsewhere = region.ask("x", &[("x-meridian-elsewhere-ms", "300")], BODY).await;
+    assert_eq!(
+        (elsewhere.status, elsewhere.header("x-meridian-error")),
+        (503, Some("not_ready")),
+        "{elsewhere:?}"
+    );
+    assert_eq!(elsewhere.number("retry-after"), 2);
+    assert!(region.replica.ids().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whose_time_is_over_while_held_is_told_so_and_for_whom_nobody_starts_a_replica_too() {
+    let region = Arc::new(Region::cold(NEAR, S / 10).await);
+    let late = region.ask("x", &[("x-meridian-timeout-ms", "300")], BODY).await;
+    assert_eq!((late.status, late.header("x-meridian-error")), (504, Some("deadline_exceeded")), "{late:?}");
+    assert!((290..5000).contains(&late.number("x-meridian-held-ms")), "{late:?}");
+    let asking = burst(&region, 3, "t").await;
+    region.would_start_in(None);
+    for answer in asking.join_all().await {
+        assert_eq!(
+            (answer.status, answer.header("x-meridian-error")),
+            (503, Some("not_ready")),
+            "{answer:?}"
+        );
+    }
+    assert!(region.replica.ids().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_comes_and_breaks_off_costs_those_who_waited_nothing_but_time() {
+    let region = Arc::new(Region::cold(NEAR, 5 * S).await);
+    let asking = burst(&region, 50, "t").await;
+    region.replica.breaks.store(true, Ordering::SeqCst);
+    region.replica.takes.store(2, Ordering::SeqCst);
+    region.is_seen_ready();
+    until("it has come and gone", async || !region.replica.breaks.load(Ordering::SeqCst)).await;
+    region.replica.ready.store(true, Ordering::SeqCst);
+    let answers = asking.join_all().await;
+    assert!(
+        answers.iter().all(|answer| answer.status == 200),
+        "{:?}",
+        answers.iter().find(|a| a.status != 200)
+    );
+    until("nobody is left", async || region.spoke().held_in_all() == (0, 0)).await;
+}
+
+/// Invariant 1 (Lawful): what waits is not yet at a replica, and the law that holds is the newest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_narrowed_while_a_request_waits_holds_for_it_too() {
+    let region = Arc::new(Region::cold(NEAR, 5 * S).await);
+    let asking = burst(&region, 3, "t").await;
+    let catalogue = Catalogue::builtin();
+    let text = "[[deployment]]\nname = \"m\"\ntask = \"embed\"\nmodel = \"pypi://m\"\n\
+                engine = { kind = \"cpu\", precision = \"f32\" }\nresidency = { allow = [\"eu\"] }";
+    let mut table = RouteTable::empty();
+    table.deployments.insert(name(), parse_deployments(text, &catalogue).unwrap().remove(0));
+    region.spoke().heed(&table, &catalogue);
+    region.is_seen_ready();
+    for answer in asking.join_all().await {
+        assert_eq!(
+            (answer.status, answer.header("x-meridian-error")),
+            (403, Some("not_resident_here")),
+            "{answer:?}"
+        );
+    }
+    assert!(region.replica.ids().is_empty());
+}

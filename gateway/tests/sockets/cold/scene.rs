@@ -1,0 +1,282 @@
+//! Regions whose replicas become ready when a test says so, their doors, and an edge before them.
+
+use crate::address::free_address;
+use crate::hub;
+use axum::body::Bytes;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::IntoResponse;
+use gateway::config::EdgeConfig;
+use gateway::ingress::{self, IngressConfig, Signals};
+use regions::catalogue::Catalogue;
+use regions::id::DeploymentName;
+use scheduler_core::spoke::{ReplicaObserved, Spoke};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+pub(crate) const NEAR: &str = "aws/us-east-1";
+pub(crate) const FAR: &str = "aws/eu-central-1";
+/// Longer than anything here takes, also on a machine that has much else to do.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A replica that is ready when it is told to be.
+#[derive(Default)]
+pub(crate) struct Replica {
+    pub(crate) ready: AtomicBool,
+    /// Answers nobody and says that it starts again, once.
+    pub(crate) breaks: AtomicBool,
+    /// Milliseconds that an answer takes.
+    pub(crate) takes: AtomicU64,
+    /// Tokens a second that it says it does.
+    pub(crate) speed: AtomicU64,
+    /// The identifiers of the requests that came, and when.
+    pub(crate) came: Mutex<Vec<(String, Instant)>>,
+}
+
+impl Replica {
+    async fn start(ready: bool) -> (Arc<Replica>, SocketAddr) {
+        let replica = Arc::new(Replica::default());
+        replica.ready.store(ready, Ordering::SeqCst);
+        let (status, compute) = (replica.clone(), replica.clone());
+        let status = move || async move { axum::Json(status.status()) };
+        let compute = move |headers: HeaderMap, _: Bytes| async move { compute.compute(&headers).await };
+        let router = axum::Router::new().route("/status", axum::routing::get(status)).fallback(compute);
+        (replica, hub::serve(router.layer(axum::extract::DefaultBodyLimit::disable())).await)
+    }
+
+    fn status(&self) -> Value {
+        let state = if self.ready.load(Ordering::SeqCst) { "ready" } else { "starting" };
+        json!({"version": 1, "names": ["m"], "model": "m", "state": state, "pending_tokens": 0, "pending_inputs": 0,
+               "requests_total": 0, "tokens_per_second": self.speed.load(Ordering::SeqCst) as f64})
+    }
+
+    async fn compute(&self, headers: &HeaderMap) -> axum::response::Response {
+        let id = headers.get("x-request-id").map_or("", |id| id.to_str().unwrap()).to_owned();
+        self.came.lock().unwrap().push((id, Instant::now()));
+        if self.breaks.swap(false, Ordering::SeqCst) {
+            self.ready.store(false, Ordering::SeqCst);
+            // To unwind ends the connection without an answer.
+            panic!("this replica breaks off, as it was told to");
+        }
+        tokio::time::sleep(Duration::from_millis(self.takes.load(Ordering::SeqCst))).await;
+        (StatusCode::OK, "{}").into_response()
+    }
+
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.came.lock().unwrap().iter().map(|(id, _)| id.clone()).collect()
+    }
+}
+
+/// A region's door before one replica.
+pub(crate) struct Region {
+    pub(crate) replica: Arc<Replica>,
+    pub(crate) door: SocketAddr,
+    pub(crate) signals: Signals,
+    spoke: Arc<Mutex<Spoke>>,
+    client: reqwest::Client,
+    _stop: oneshot::Sender<()>,
+}
+
+pub(crate) fn name() -> DeploymentName {
+    "m".parse().unwrap()
+}
+
+impl Region {
+    /// One whose replica is not ready, and would take so long to be once somebody asks.
+    pub(crate) async fn cold(id: &str, takes: Duration) -> Region {
+        let region = Region::start(id, false).await;
+        region.would_start_in(Some(takes));
+        region
+    }
+
+    pub(crate) async fn warm(id: &str) -> Region {
+        let region = Region::start(id, true).await;
+        until("a replica is ready", async || region.status().await["deployments"][0]["ready"] == 1).await;
+        region
+    }
+
+    async fn start(id: &str, ready: bool) -> Region {
+        let (replica, at) = Replica::start(ready).await;
+        let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![at])));
+        let signals = Signals::default();
+        let config = IngressConfig {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            region: id.parse().unwrap(),
+            catalogue: Arc::new(Catalogue::builtin()),
+            receipts: None,
+            tls: None,
+            operations: None,
+            signals: signals.clone(),
+        };
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (ready, bound) = oneshot::channel();
+        let shared = spoke.clone();
+        tokio::spawn(async move {
+            let shutdown = async { drop(stopped.await) };
+            ingress::run(config, shared, shutdown, |address| ready.send(address).unwrap()).await.unwrap();
+        });
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        Region { replica, door: bound.await.unwrap(), signals, spoke, client, _stop: stop }
+    }
+
+    pub(crate) fn spoke(&self) -> MutexGuard<'_, Spoke> {
+        self.spoke.lock().unwrap()
+    }
+
+    pub(crate) fn would_start_in(&self, takes: Option<Duration>) {
+        self.spoke().set_start(&name(), takes);
+        self.signals.changed.notify_one();
+    }
+
+    /// Whoever starts replicas has seen that it is ready: nobody had to ask it.
+    pub(crate) fn is_seen_ready(&self) {
+        self.replica.ready.store(true, Ordering::SeqCst);
+        let observed = ReplicaObserved {
+            names: [name()].into(),
+            ready: true,
+            draining: false,
+            pending_tokens: 0,
+            lookup_tokens: None,
+            tokens_per_second: self.replica.speed.load(Ordering::SeqCst) as f64,
+        };
+        self.spoke().observe_replica(0, observed, Instant::now());
+        self.signals.changed.notify_one();
+    }
+
+    pub(crate) async fn status(&self) -> Value {
+        let url = format!("http://{}/status", self.door);
+        self.client.get(url).send().await.unwrap().json().await.unwrap()
+    }
+
+    /// Waits until so many are held.
+    pub(crate) async fn until_held(&self, count: usize) {
+        let held = || self.spoke().held(&name()).requests;
+        let begun = Instant::now();
+        while held() != count {
+            assert!(begun.elapsed() < PATIENCE, "{} are held, not {count}", held());
+            tokio::time::sleep(Duration::from_micros(200)).await;
+        }
+    }
+
+    pub(crate) async fn scraped(&self, sample: &str) -> String {
+        let url = format!("http://{}/metrics", self.door);
+        let text = self.client.get(url).send().await.unwrap().text().await.unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {sample} in {text}")).to_owned()
+    }
+
+    pub(crate) async fn ask(&self, id: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let mut all = vec![("x-meridian-deployment", "m"), ("x-request-id", id)];
+        all.extend(headers);
+        ask(self.door, &all, body).await
+    }
+}
+
+/// Waits for something, a few times a millisecond.
+pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
+        tokio::time::sleep(Duration::from_micros(200)).await;
+    }
+}
+
+/// What a client is told.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(": ")?.trim()))
+    }
+
+    pub(crate) fn number(&self, name: &str) -> u64 {
+        self.header(name).unwrap_or_else(|| panic!("no {name}: {self:?}")).parse().unwrap()
+    }
+}
+
+/// Asks over a connection of its own, by a client that does next to nothing: a thousand of them are nothing to speak of.
+pub(crate) async fn ask(door: SocketAddr, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    let mut stream = TcpStream::connect(door).await.unwrap();
+    let mut head = format!(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n",
+        body.len()
+    );
+    headers.iter().for_each(|(name, value)| head.push_str(&format!("{name}: {value}\r\n")));
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(body).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+}
+
+/// An edge that stands at the near region, before these.
+pub(crate) struct Edge {
+    pub(crate) door: SocketAddr,
+    pub(crate) operations: SocketAddr,
+    client: reqwest::Client,
+    _dir: tempfile::TempDir,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Edge {
+    pub(crate) async fn before(regions: &[(&str, &Region)]) -> Edge {
+        let route = |(id, region): &(&str, &Region)| json!({"id": id, "endpoint": region.door.to_string(), "deployments": ["m"]});
+        let routes: Vec<_> = regions.iter().map(route).collect();
+        let hub = hub::hub(1, 1, &routes, &[hub::deployment("m", Value::Null)]).await;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tenants.toml"), "[[tenant]]\nname = 't'\nkey_env = 'KEY'\n").unwrap();
+        let operations = free_address();
+        let text = format!(
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{NEAR}'\nhub = 'http://{hub}'\n\
+             snapshot = 'routes'\ntenants = 'tenants.toml'"
+        );
+        let environment = BTreeMap::from([("KEY".to_owned(), "KEY".to_owned())]);
+        let config = EdgeConfig::parse(&text, dir.path(), &environment).unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (ready, bound) = oneshot::channel();
+        tokio::spawn(async move {
+            let shutdown = async { drop(stopped.await) };
+            gateway::edge::run(config, shutdown, |address| ready.send(address).unwrap()).await.unwrap();
+        });
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let edge = Edge { door: bound.await.unwrap(), operations, client, _dir: dir, _stop: stop };
+        for (id, _) in regions {
+            edge.until(id, |region| region["health"] == "healthy" && region["ready"] == json!(["m"])).await;
+        }
+        edge
+    }
+
+    /// Waits until the edge says this of a region.
+    pub(crate) async fn until(&self, id: &str, holds: impl Fn(&Value) -> bool) {
+        until(id, async || holds(&self.route(id).await)).await;
+    }
+
+    /// What the edge says of a region.
+    pub(crate) async fn route(&self, id: &str) -> Value {
+        let url = format!("http://{}/routes", self.operations);
+        let Ok(answer) = self.client.get(url).send().await else { return Value::Null };
+        let routes: Value = answer.json().await.unwrap();
+        let regions = routes["regions"].as_array().unwrap();
+        regions.iter().find(|region| region["region"] == id).cloned().unwrap_or_default()
+    }
+
+    pub(crate) async fn ask(&self, headers: &[(&str, &str)]) -> Answer {
+        let mut all = vec![("authorization", "Bearer KEY")];
+        all.extend(headers);
+        ask(self.door, &all, br#"{"model":"m","input":"a question of a few words"}"#).await
+    }
+}

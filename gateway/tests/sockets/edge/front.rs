@@ -1,0 +1,127 @@
+//! The two ways in which clients come: HTTP/1.1 in the clear, and HTTP/2 over TLS. What comes back is the same, and so is
+//! how it is told.
+
+use super::scene::Scene;
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::{HeaderMap, Request};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// How clients come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Front {
+    Http1,
+    Http2OverTls,
+}
+
+/// How the edge asks regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hop {
+    Http1,
+    Http2,
+}
+
+impl Hop {
+    /// The lines of a configuration by which it does.
+    pub(crate) fn config(self) -> &'static str {
+        match self {
+            Hop::Http1 => "",
+            Hop::Http2 => "region_http = 2\n",
+        }
+    }
+}
+
+/// A client with one connection, which it keeps.
+pub(crate) enum Client {
+    Http1(reqwest::Client, String),
+    Http2(SendRequest<Bytes>),
+}
+
+/// What a client gets.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) status: u16,
+    pub(crate) region: String,
+    pub(crate) attempts: String,
+    /// Nothing if it broke off.
+    pub(crate) body: Option<Bytes>,
+    /// Up to its last byte, or to where it broke off.
+    pub(crate) took: Duration,
+}
+
+impl Client {
+    /// The scene speaks TLS where the front does.
+    pub(crate) async fn of(scene: &Scene, front: Front) -> Client {
+        match front {
+            Front::Http1 => Client::Http1(scene.client.clone(), scene.url.clone()),
+            Front::Http2OverTls => {
+                let mut roots = RootCertStore::empty();
+                roots.add(scene.certificate.clone()).unwrap();
+                let provider = Arc::new(rustls::crypto::ring::default_provider());
+                let builder = ClientConfig::builder_with_provider(provider);
+                let builder = builder.with_safe_default_protocol_versions().unwrap();
+                let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+                config.alpn_protocols = vec![b"h2".to_vec()];
+                let stream = TcpStream::connect(scene.door).await.unwrap();
+                stream.set_nodelay(true).unwrap();
+                let name = ServerName::try_from("localhost").unwrap();
+                let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
+                let mut builder = h2::client::Builder::new();
+                let builder = builder.initial_window_size(8 << 20).initial_connection_window_size(8 << 20);
+                let (send, connection) = builder.handshake(stream).await.unwrap();
+                tokio::spawn(connection);
+                Client::Http2(send)
+            }
+        }
+    }
+
+    /// Asks for an embedding by `model`.
+    pub(crate) async fn ask(&self, model: &str, headers: &[(&str, &str)]) -> Seen {
+        let body = Bytes::from(json!({"model": model, "input": "x"}).to_string());
+        let begun = Instant::now();
+        let (status, fields, body) = match self {
+            Client::Http1(client, url) => {
+                let mut request = client.post(url).bearer_auth("k").body(body);
+                for (name, value) in headers {
+                    request = request.header(*name, *value);
+                }
+                let answer = request.send().await.unwrap();
+                (answer.status(), answer.headers().clone(), answer.bytes().await.ok())
+            }
+            Client::Http2(send) => {
+                let request =
+                    Request::post("https://localhost/v1/embeddings").header("authorization", "Bearer k");
+                let request =
+                    headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+                let mut send = send.clone().ready().await.unwrap();
+                let (answer, mut sending) = send.send_request(request.body(()).unwrap(), false).unwrap();
+                sending.send_data(body, true).unwrap();
+                let (head, body) = answer.await.unwrap().into_parts();
+                (head.status, head.headers, all(body).await)
+            }
+        };
+        let text = |name| text(&fields, name);
+        let (region, attempts) = (text("x-meridian-region"), text("x-meridian-attempts"));
+        Seen { status: status.as_u16(), region, attempts, body, took: begun.elapsed() }
+    }
+}
+
+fn text(fields: &HeaderMap, name: &str) -> String {
+    fields.get(name).map_or("", |value| value.to_str().unwrap()).to_owned()
+}
+
+async fn all(mut body: h2::RecvStream) -> Option<Bytes> {
+    let mut all = Vec::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece.ok()?;
+        body.flow_control().release_capacity(piece.len()).ok()?;
+        all.extend_from_slice(&piece);
+    }
+    Some(all.into())
+}

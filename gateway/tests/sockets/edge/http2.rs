@@ -1,0 +1,98 @@
+//! A scripted region over HTTP/2: each stream is given to the script as a connection of its own, and what the script does to
+//! that befalls the stream. What befalls a process (it freezes, it is killed, it closes what it had kept) befalls the connection.
+
+use super::region::{Door, Region};
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream};
+use http::{Request, Response};
+use std::sync::Arc;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// What a client of HTTP/2 says first.
+pub(crate) const PREFACE: &[u8] = b"PRI";
+/// What a script may have written that nobody has read.
+const PIPE_BYTES: usize = 64 << 10;
+
+/// Serves a connection until its end.
+pub(crate) async fn serve(region: &Arc<Region>, stream: BufReader<TcpStream>) -> Option<()> {
+    let mut connection = h2::server::handshake(stream).await.ok()?;
+    let (mut streams, mut requests) = (JoinSet::new(), 0);
+    loop {
+        tokio::select! {
+            accepted = connection.accept() => {
+                let (request, respond) = accepted?.ok()?;
+                if request.uri().path() != "/spoke/v1/exchange" {
+                    // The report's connection is one of those that were closed, as soon as anything else comes on it.
+                    if region.door() != Door::Open {
+                        return None;
+                    }
+                    requests += 1;
+                }
+                streams.spawn(one(region.clone(), request, respond));
+            }
+            _ = region.shut(), if requests > 0 => return None,
+            () = region.falls_silent() => std::future::pending().await,
+            Some(_) = streams.join_next() => {}
+        }
+    }
+}
+
+async fn one(region: Arc<Region>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    let (near, far) = tokio::io::duplex(PIPE_BYTES);
+    let script = async { region.converses(BufReader::new(far)).await };
+    let carried = carry(request, &mut respond, near);
+    if tokio::join!(carried, script).0.is_none() {
+        respond.send_reset(Reason::INTERNAL_ERROR);
+    }
+}
+
+/// Gives a request to the script and its answer to the edge; nothing if the script breaks off or the edge gives up.
+async fn carry(
+    request: Request<RecvStream>,
+    respond: &mut SendResponse<Bytes>,
+    mut script: DuplexStream,
+) -> Option<()> {
+    let (head, mut coming) = request.into_parts();
+    let mut body = Vec::new();
+    while let Some(chunk) = coming.data().await {
+        let chunk = chunk.ok()?;
+        coming.flow_control().release_capacity(chunk.len()).ok()?;
+        body.extend_from_slice(&chunk);
+    }
+    let (method, path, length) = (head.method, head.uri.path(), body.len());
+    let asked = format!("{method} {path} HTTP/1.1\r\ncontent-length: {length}\r\n\r\n");
+    script.write_all(asked.as_bytes()).await.ok()?;
+    script.write_all(&body).await.ok()?;
+
+    let mut text = Vec::new();
+    while !text.ends_with(b"\r\n\r\n") {
+        tokio::select! {
+            byte = script.read_u8() => text.push(byte.ok()?),
+            _ = std::future::poll_fn(|context| respond.poll_reset(context)) => return None,
+        }
+    }
+    let text = String::from_utf8(text).ok()?;
+    let mut lines = text.split("\r\n");
+    let status: u16 = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+    let fields = lines.filter_map(|line| line.split_once(": "));
+    let answer =
+        fields.fold(Response::builder().status(status), |answer, (name, value)| answer.header(name, value));
+    let answer = answer.body(()).ok()?;
+    let mut left: usize = answer.headers()["content-length"].to_str().ok()?.parse().ok()?;
+    let mut stream = respond.send_response(answer, left == 0).ok()?;
+    while left > 0 {
+        let mut chunk = vec![0; left.min(PIPE_BYTES)];
+        let read = script.read(&mut chunk).await.ok().filter(|read| *read > 0);
+        let Some(read) = read else {
+            stream.send_reset(Reason::INTERNAL_ERROR);
+            return Some(());
+        };
+        chunk.truncate(read);
+        left -= read;
+        stream.send_data(chunk.into(), left == 0).ok()?;
+    }
+    Some(())
+}

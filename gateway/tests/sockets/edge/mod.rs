@@ -1,0 +1,474 @@
+//! An edge between a scripted hub and scripted regions: what a client gets, from whom, after how many attempts.
+
+mod faults;
+mod front;
+mod http2;
+mod region;
+mod scene;
+
+use faults::{Fault, Served};
+use front::{Client, Front, Hop};
+use region::{LARGE, Script, Script::*};
+use regions::residency::ResidencyPolicy;
+use scene::{AMERICA, EUROPE, JAPAN, Scene, TLS};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// What America, the nearest, does; what the client gets of `model`; and how often each region was asked.
+async fn check(america: Script, model: &str, status: u16, region: &str, attempts: u32, requests: [u64; 3]) {
+    for hop in [Hop::Http1, Hop::Http2] {
+        check_over(hop, america, model, status, region, attempts, requests).await;
+    }
+}
+
+async fn check_over(
+    hop: Hop,
+    america: Script,
+    model: &str,
+    status: u16,
+    region: &str,
+    attempts: u32,
+    requests: [u64; 3],
+) {
+    let scene = Scene::start(hop.config(), [(AMERICA, america), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let answer = scene.ask(model, &[]).await.unwrap();
+    let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+    let seen = (answer.status().as_u16(), header("x-meridian-region"));
+    assert_eq!(seen, (status, region.to_owned()), "{hop:?}, {america:?}, {model}");
+    let ends = america == HangsUp && hop == Hop::Http1;
+    let replayed = replayed(ends, attempts, &header("x-meridian-attempts"));
+    let [first, second, third] = requests;
+    assert_eq!(scene.requests(), [first + replayed, second, third], "{hop:?}, {america:?}, {model}");
+}
+
+/// How often a region was asked once more, of a request that took at least so many attempts and was told to have taken
+/// `told`: once at most, and only where a connection `ends` without a byte. One that was kept may have been kept too long;
+/// whether there is one hangs on whether a report has just left it.
+fn replayed(ends: bool, at_least: u32, told: &str) -> u64 {
+    let more = told.parse::<u32>().unwrap().checked_sub(at_least).unwrap();
+    assert!(more <= u32::from(ends), "{told} attempts instead of {at_least}");
+    more.into()
+}
+
+#[tokio::test]
+async fn a_tenant_sees_its_deployments_its_regions_and_its_limits_and_no_others() {
+    let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let ask = async |model: &str, input: &str, headers: &[(&str, &str)]| {
+        let body = json!({"model": model, "input": input}).to_string();
+        let mut request = scene.client.post(&scene.url).bearer_auth("n").body(body);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.send().await.unwrap()
+    };
+    let header = |answer: &reqwest::Response, name: &str| {
+        answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
+    };
+    let models = scene.client.get(scene.url.replace("embeddings", "models")).bearer_auth("n").send().await;
+    let models: Value = models.unwrap().json().await.unwrap();
+    assert_eq!(models["data"].as_array().unwrap().len(), 1, "{models}");
+    assert_eq!(ask("locked", "x", &[]).await.status(), 404);
+    let elsewhere = ask("anywhere", "x", &[("x-meridian-residency", "us")]).await;
+    assert_eq!(elsewhere.status(), 403, "a header does not widen what a tenant may");
+    assert_eq!(scene.requests(), [0, 0, 0]);
+
+    let first = ask("anywhere", &"word ".repeat(400), &[]).await;
+    assert_eq!((first.status().as_u16(), header(&first, "x-meridian-region")), (200, EUROPE.to_owned()));
+    assert_eq!(header(&first, "x-ratelimit-limit-tokens"), "1000");
+    assert_eq!(
+        header(&first, "x-ratelimit-remaining-tokens"),
+        "500",
+        "what it had by estimate: four bytes a token"
+    );
+    let refused = ask("anywhere", &"word ".repeat(800), &[]).await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(header(&refused, "x-meridian-error"), "rate_limit_exceeded");
+    let wait_ms: u64 = header(&refused, "retry-after-ms").parse().unwrap();
+    // It was charged 500 and had 100, as the region said; a tenth of a minute earns them.
+    assert!((1..=6_000).contains(&wait_ms), "{wait_ms}");
+    let refused: Value = refused.json().await.unwrap();
+    assert!(refused["error"]["message"].as_str().unwrap().contains("1000 tokens a minute"), "{refused}");
+    assert_eq!(scene.requests(), [0, 1, 0]);
+    // Whoever has no limits is not told of any.
+    let free = scene.ask("anywhere", &[]).await.unwrap();
+    assert_eq!(header(&free, "x-ratelimit-limit-tokens"), "");
+}
+
+#[tokio::test]
+async fn nobody_computes_for_a_client_who_has_hung_up() {
+    for hop in [Hop::Http1, Hop::Http2] {
+        check_given_up(hop).await;
+    }
+}
+
+async fn check_given_up(hop: Hop) {
+    let scene = Scene::start(hop.config(), [(AMERICA, Waits), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let region = &scene.regions[AMERICA];
+    {
+        let asked = scene.ask("anywhere", &[]);
+        tokio::pin!(asked);
+        while region.requests() == 0 {
+            let waited = tokio::time::timeout(Duration::from_millis(10), &mut asked).await;
+            assert!(waited.is_err(), "the region does not answer");
+        }
+        assert!(!*region.given_up.borrow(), "somebody still waits");
+    }
+    region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
+    assert_eq!(scene.requests(), [1, 0, 0], "and nobody else is asked instead");
+}
+
+#[tokio::test]
+async fn every_path_of_a_replica_is_reached_by_the_name_of_a_deployment_in_the_body_or_in_the_path() {
+    let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let check = async |method: &str, path: &str, body: &str, expected: Result<&str, (u16, &str)>| {
+        let (status, answer) = scene.any(method, path, body).await;
+        match expected {
+            Ok(sent_to) => {
+                assert_eq!((status, &answer["path"]), (200, &json!(sent_to)), "{method} {path} {body}")
+            }
+            Err((wanted, word)) => {
+                let text = answer.to_string();
+                assert!(status == wanted && text.contains(word), "{method} {path} {body}: {status} {text}");
+            }
+        }
+    };
+    let named = r#"{"model": "anywhere", "input": "x"}"#;
+    let nameless = r#"{"inputs": "x"}"#;
+    check("POST", "/v2/rerank", named, Ok("/v2/rerank")).await;
+    check("POST", "/embed", named, Ok("/embed")).await;
+    check("POST", "/deployments/anywhere/embed", nameless, Ok("/embed")).await;
+    check("POST", "/deployments/anywhere", nameless, Ok("/")).await;
+    check("GET", "/deployments/anywhere/info", "", Ok("/info")).await;
+    check("POST", "/deployments/nowhere/embed", nameless, Err((404, "nowhere"))).await;
+    // In the words of the path's ecosystem: TEI says 422 to what it cannot read.
+    check("POST", "/embed", nameless, Err((422, "\"error_type\":\"Tokenizer\""))).await;
+    check("POST", "/embed", nameless, Err((422, "/deployments/NAME/embed"))).await;
+    check("GET", "/info", "", Err((400, "anywhere, locked"))).await;
+    check("POST", "/v1/embeddings", nameless, Err((400, "'model' is missing"))).await;
+    check("POST", "/", nameless, Err((404, "POST /v1/rerank"))).await;
+    assert_eq!(scene.requests(), [5, 0, 0]);
+    // The law is that of the deployment in the path.
+    check("POST", "/deployments/locked/embed", named, Ok("/embed")).await;
+    assert_eq!(scene.requests(), [5, 1, 0]);
+}
+
+#[tokio::test]
+async fn each_way_to_fail_leads_to_the_next_region_or_to_the_client() {
+    check(Answers, "anywhere", 200, AMERICA, 1, [1, 0, 0]).await;
+    check(AnswersLarge, "anywhere", 200, AMERICA, 1, [1, 0, 0]).await;
+    check(SaysElsewhere, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    check(SaysOverloaded, "anywhere", 429, AMERICA, 1, [1, 0, 0]).await;
+    check(HangsUp, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    check(BreaksOffInTheHead, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    check(BreaksOffInASmallBody, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    check(ResetsInTheHead, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    check(ResetsInASmallBody, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+}
+
+/// What a client of a scene gets: its status, from whom, after how many attempts.
+async fn answered(scene: &Scene, headers: &[(&str, &str)]) -> (u16, String, String) {
+    let answer = scene.ask("anywhere", headers).await.unwrap();
+    let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+    (answer.status().as_u16(), header("x-meridian-region"), header("x-meridian-attempts"))
+}
+
+fn from(region: &str, attempts: u32) -> (u16, String, String) {
+    (200, region.to_owned(), attempts.to_string())
+}
+
+/// Every bound holds on a machine that is starved as well; what a quiet one takes is a hundredth of it.
+async fn answered_within(scene: &Scene, bound: Duration) -> (u16, String, String) {
+    let begun = Instant::now();
+    let answered = answered(scene, &[]).await;
+    assert!(begun.elapsed() < bound, "{answered:?} after {:?}", begun.elapsed());
+    println!("{answered:?} after {:?}", begun.elapsed());
+    answered
+}
+
+const WELL: [(&str, Script); 3] = [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)];
+
+/// What regions take where nothing is wrong, and so many requests that this means something; too few to have earned a hedge.
+const WELL_TAKES: Duration = Duration::from_millis(2);
+
+/// Whether a connection ends without a byte: of a process that is killed, and one that a report has left when the door shuts.
+fn ends(fault: Fault) -> bool {
+    matches!(fault, Fault::IsKilled | Fault::RefusesConnections | Fault::DropsEverySyn)
+}
+
+/// The first request that meets a fault: what a client gets does not depend on how it came.
+async fn check_fault(front: Front, hop: Hop, fault: Fault) {
+    let mut served = Served::well(front, hop, "anywhere", WELL_TAKES, ENOUGH).await;
+    let seen = served.meets(fault, AMERICA, "anywhere", &[]).await;
+    let (told, body) = ((seen.status, seen.region.clone()), seen.body.clone());
+    let of = || format!("{front:?}, {hop:?}, {fault:?}: {seen:?}");
+    assert_eq!(told, (200, EUROPE.to_owned()), "{}", of());
+    let never_came = matches!(fault, Fault::RefusesConnections | Fault::DropsEverySyn);
+    // Over HTTP/2 the reports' connection is the requests', and that it closes may have been heard before.
+    let heard_before = never_came && hop == Hop::Http2 && seen.attempts == "1";
+    if !heard_before {
+        replayed(ends(fault), 2, &seen.attempts);
+    }
+    assert!(body.is_some_and(|body| body.starts_with(b"{\"path\"")), "{}", of());
+    assert!(seen.took < Duration::from_secs(3), "{}", of());
+    let came = ENOUGH as u64 + u64::from(!never_came);
+    assert_eq!(served.scene.requests(), [came, 1, 0], "{}", of());
+}
+
+#[tokio::test]
+async fn no_fault_of_one_region_is_seen_by_a_client() {
+    for hop in [Hop::Http1, Hop::Http2] {
+        let checks = Fault::ALL.map(|fault| check_fault(Front::Http1, hop, fault));
+        futures_util::future::join_all(checks).await;
+    }
+}
+
+#[tokio::test]
+async fn no_fault_of_one_region_is_seen_by_a_client_over_tls_and_http_2() {
+    for hop in [Hop::Http1, Hop::Http2] {
+        let checks = Fault::ALL.map(|fault| check_fault(Front::Http2OverTls, hop, fault));
+        futures_util::future::join_all(checks).await;
+    }
+}
+
+/// Invariant 1, Lawful: no failure of the only allowed region sends a byte to another.
+async fn check_locked(front: Front, hop: Hop, fault: Fault) {
+    let mut served = Served::well(front, hop, "locked", WELL_TAKES, ENOUGH).await;
+    let seen = served.meets(fault, EUROPE, "locked", &[("x-meridian-timeout-ms", "4000")]).await;
+    // Late is no failure where nobody else may answer.
+    let status = if fault == Fault::IsSlow { 200 } else { 503 };
+    assert_eq!(seen.status, status, "{front:?}, {hop:?}, {fault:?}: {seen:?}");
+    // Over HTTP/2 it may be known before that nobody is there: then nobody is asked.
+    if !(hop == Hop::Http2 && seen.attempts == "0") {
+        replayed(ends(fault), 1, &seen.attempts);
+    }
+    let [america, _, japan] = served.scene.requests();
+    assert_eq!((america, japan), (0, 0), "{front:?}, {hop:?}, {fault:?}");
+}
+
+#[tokio::test]
+async fn no_fault_widens_where_a_locked_request_may_go() {
+    for (front, hop) in [
+        (Front::Http1, Hop::Http1),
+        (Front::Http1, Hop::Http2),
+        (Front::Http2OverTls, Hop::Http1),
+        (Front::Http2OverTls, Hop::Http2),
+    ] {
+        futures_util::future::join_all(Fault::ALL.map(|fault| check_locked(front, hop, fault))).await;
+    }
+}
+
+#[tokio::test]
+async fn over_http_2_too_an_answer_that_has_begun_is_never_begun_again_and_looks_cut() {
+    let scripts = [(AMERICA, BreaksOffInALargeBody), (EUROPE, Answers), (JAPAN, Answers)];
+    let scene = Scene::start(TLS, scripts).await;
+    let client = Client::of(&scene, Front::Http2OverTls).await;
+    let seen = client.ask("anywhere", &[]).await;
+    assert_eq!((seen.status, seen.body), (200, None), "a cut answer looks cut");
+    assert_eq!(scene.requests(), [1, 0, 0]);
+    // And the others on its connection go on.
+    scene.regions[AMERICA].script.send_replace(AnswersLarge);
+    let seen = client.ask("anywhere", &[]).await;
+    assert_eq!((seen.status, seen.body.map(|body| body.len())), (200, Some(LARGE)));
+}
+
+#[tokio::test]
+async fn a_connection_that_was_kept_too_long_costs_a_request_nothing() {
+    let scene = Scene::with([(AMERICA, HangsUpOnTheSecond), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
+    assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(AMERICA, 2));
+    assert_eq!(scene.requests(), [3, 0, 0], "nobody else is asked for it");
+}
+
+/// So many answers that the times of a region mean something, and too few to have earned a hedge.
+const ENOUGH: usize = 24;
+/// Enough to have earned one.
+const ENOUGH_TO_HEDGE: usize = 60;
+
+#[tokio::test]
+async fn a_region_that_reports_and_does_not_answer_is_left_after_the_time_in_which_it_answers() {
+    let scene = Scene::with(WELL).await;
+    for _ in 0..ENOUGH {
+        assert_eq!(answered(&scene, &[]).await.0, 200);
+    }
+    let region = &scene.regions[AMERICA];
+    region.script.send_replace(Waits);
+    assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 2));
+    region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
+    // The second miss in a row takes it out of the way, and nobody meets it any longer.
+    assert_eq!(answered(&scene, &[]).await, from(EUROPE, 2));
+    assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 1));
+    assert_ne!(circuit(&scene, AMERICA).await, "closed");
+    assert_eq!(circuit(&scene, EUROPE).await, "closed");
+}
+
+/// How a region stands with the edge, in the words of its operations port.
+async fn circuit(scene: &Scene, region: &str) -> String {
+    let routes = scene.client.get(format!("{}/routes", scene.operations)).send().await.unwrap();
+    let routes: Value = routes.json().await.unwrap();
+    let found = routes["regions"].as_array().unwrap().iter().find(|shown| shown["region"] == region).unwrap();
+    found["circuit"]["state"].as_str().unwrap().to_owned()
+}
+
+/// A trial counted as over before its answer was judged, so that whoever had been left alone was tried again and again,
+/// one request at a time, and never given its share back.
+#[tokio::test]
+async fn a_region_that_answers_on_trial_is_given_its_share_again() {
+    let scene = Scene::with(WELL).await;
+    for _ in 0..ENOUGH {
+        assert_eq!(answered(&scene, &[]).await.0, 200);
+    }
+    let region = &scene.regions[AMERICA];
+    region.script.send_replace(Waits);
+    while circuit(&scene, AMERICA).await == "closed" {
+        assert_eq!(answered(&scene, &[]).await.0, 200);
+    }
+    region.script.send_replace(Answers);
+    let returns = async {
+        while circuit(&scene, AMERICA).await != "returning" {
+            assert_eq!(answered(&scene, &[]).await.0, 200);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), returns).await.expect("one answer is enough");
+}
+
+#[tokio::test]
+async fn a_region_is_waited_for_as_long_as_its_queue_takes_and_no_longer() {
+    let scene = Scene::with(WELL).await;
+    for _ in 0..ENOUGH {
+        assert_eq!(answered(&scene, &[]).await.0, 200);
+    }
+    let region = &scene.regions[AMERICA];
+    region.has_waiting(600).await;
+    region.script.send_replace(Takes(Duration::from_millis(400)));
+    for _ in 0..3 {
+        assert_eq!(answered(&scene, &[("x-meridian-lane", "bulk")]).await, from(AMERICA, 1));
+    }
+    assert_eq!(circuit(&scene, AMERICA).await, "closed");
+    region.script.send_replace(Waits);
+    assert_eq!(answered(&scene, &[("x-meridian-lane", "bulk")]).await, from(EUROPE, 2));
+}
+
+#[tokio::test]
+async fn a_region_that_was_never_quicker_is_not_late() {
+    let scene =
+        Scene::with([(AMERICA, Takes(Duration::from_millis(400))), (EUROPE, Answers), (JAPAN, Answers)]);
+    let scene = scene.await;
+    for _ in 0..3 {
+        assert_eq!(answered_within(&scene, Duration::from_secs(4)).await, from(AMERICA, 1));
+    }
+    assert_eq!(scene.requests(), [3, 0, 0]);
+}
+
+/// Invariant 1, Lawful: neither lateness nor a race sends a byte of a locked request to another region.
+#[tokio::test]
+async fn a_locked_request_waits_for_its_only_region_however_late_it_is() {
+    let scene = Scene::with(WELL).await;
+    for _ in 0..ENOUGH_TO_HEDGE {
+        assert_eq!(scene.ask("locked", &[]).await.unwrap().status(), 200);
+    }
+    scene.regions[EUROPE].script.send_replace(Takes(Duration::from_millis(400)));
+    let answer = scene.ask("locked", &[]).await.unwrap();
+    assert_eq!(
+        (answer.status().as_u16(), &answer.headers()["x-meridian-attempts"]),
+        (200, &"1".parse().unwrap())
+    );
+    assert_eq!(scene.requests(), [0, ENOUGH_TO_HEDGE as u64 + 1, 0]);
+}
+
+#[tokio::test]
+async fn somebody_who_waits_is_raced_and_a_backfill_is_not() {
+    let scene = Scene::with(WELL).await;
+    for _ in 0..ENOUGH_TO_HEDGE {
+        assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
+    }
+    // Slower than nearly all, and not late.
+    let region = &scene.regions[AMERICA];
+    region.script.send_replace(Takes(Duration::from_millis(60)));
+    assert_eq!(answered(&scene, &[("x-meridian-lane", "bulk")]).await, from(AMERICA, 1));
+    assert!(!*region.given_up.borrow());
+    assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(EUROPE, 2));
+    region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
+    assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1), "one in fifty is raced, and it lost no trust");
+}
+
+#[tokio::test]
+async fn whoever_does_not_want_to_hedge_does_not() {
+    let scene = Scene::start("hedge = false", WELL).await;
+    for _ in 0..ENOUGH_TO_HEDGE {
+        assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
+    }
+    scene.regions[AMERICA].script.send_replace(Takes(Duration::from_millis(60)));
+    assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
+    assert_eq!(scene.requests()[1..], [0, 0]);
+}
+
+#[tokio::test]
+async fn a_region_that_falls_silent_is_left_by_whoever_waits_for_it() {
+    let begun = Instant::now();
+    check(FallsSilent, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
+#[tokio::test]
+async fn an_answer_that_has_begun_is_never_begun_again() {
+    for hop in [Hop::Http1, Hop::Http2] {
+        let scripts = [(AMERICA, BreaksOffInALargeBody), (EUROPE, Answers), (JAPAN, Answers)];
+        let scene = Scene::start(hop.config(), scripts).await;
+        let answer = scene.ask("anywhere", &[]).await.unwrap();
+        assert_eq!(answer.status().as_u16(), 200);
+        assert!(answer.bytes().await.is_err(), "a cut answer looks cut: {hop:?}");
+        assert_eq!(scene.requests(), [1, 0, 0], "{hop:?}");
+    }
+}
+
+/// Invariant 1, Lawful: no failure of the only allowed region sends a byte to another.
+#[tokio::test]
+async fn no_answer_that_breaks_off_widens_where_a_locked_request_may_go() {
+    for europe in [HangsUp, BreaksOffInTheHead, BreaksOffInASmallBody] {
+        let scene = Scene::with([(AMERICA, Answers), (EUROPE, europe), (JAPAN, Answers)]).await;
+        let answer = scene.ask("locked", &[("x-meridian-timeout-ms", "4000")]).await.unwrap();
+        assert_eq!(answer.status().as_u16(), 503, "{europe:?}");
+        let attempts = answer.headers()["x-meridian-attempts"].to_str().unwrap();
+        let replayed = replayed(europe == HangsUp, 1, attempts);
+        assert_eq!(scene.requests(), [0, 1 + replayed, 0], "{europe:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_header_narrows_and_two_of_them_are_refused() {
+    let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let narrowed = scene.ask("anywhere", &[("x-meridian-residency", "jp")]).await.unwrap();
+    assert_eq!(narrowed.headers()["x-meridian-region"], JAPAN);
+    let nowhere = scene.ask("locked", &[("x-meridian-residency", "jp")]).await.unwrap();
+    assert_eq!(nowhere.headers()["x-meridian-error"], "region_not_permitted");
+    let twice = [("x-meridian-residency", "jp"), ("x-meridian-residency", "us")];
+    assert_eq!(scene.ask("anywhere", &twice).await.unwrap().headers()["x-meridian-error"], "invalid_header");
+    assert_eq!(scene.requests(), [0, 0, 1]);
+}
+
+#[tokio::test]
+async fn a_clients_place_is_believed_from_a_trusted_peer_alone() {
+    for (trusted, region) in [("127.0.0.1", JAPAN), ("192.0.2.1", AMERICA)] {
+        let scene = Scene::trusting(trusted, [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
+        let answer = scene.ask("anywhere", &[("x-meridian-client-geo", "34.69,135.50")]).await.unwrap();
+        assert_eq!(answer.headers()["x-meridian-region"], region, "{trusted} is trusted");
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_is_an_answer_too() {
+    let scene = Scene::with([(AMERICA, FallsSilent), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let begun = Instant::now();
+    let answer = scene.ask("anywhere", &[("x-meridian-timeout-ms", "200")]).await.unwrap();
+    assert_eq!(answer.headers()["x-meridian-error"], "deadline_exceeded");
+    assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
+}
+
+/// The scripted hub's law is the one that the tests speak of.
+#[test]
+fn the_lock_of_the_scene_permits_europe_alone() {
+    let catalogue = regions::catalogue::Catalogue::builtin();
+    let permitted = "eu".parse::<ResidencyPolicy>().unwrap().permitted(&catalogue);
+    let allowed = |id: &str| permitted.contains(catalogue.index_of(&id.parse().unwrap()).unwrap());
+    assert_eq!([AMERICA, EUROPE, JAPAN].map(allowed), [false, true, false]);
+}

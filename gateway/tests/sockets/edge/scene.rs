@@ -1,0 +1,172 @@
+//! An edge with three scripted regions behind it, and the hub that publishes them.
+
+use super::region::{Region, Script};
+use crate::address::free_address;
+use gateway::config::EdgeConfig;
+use rustls::pki_types::CertificateDer;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+
+pub(crate) const AMERICA: &str = "aws/us-east-1";
+pub(crate) const EUROPE: &str = "gcp/europe-west4";
+pub(crate) const JAPAN: &str = "oci/ap-tokyo-1";
+
+/// To each region and back: by more than is as near as the nearest, so that who is asked first does not hang on whether a
+/// scene lives long enough for what was measured to replace what the globe says.
+pub(crate) const AWAY: [Duration; 3] = [Duration::ZERO, Duration::from_millis(30), Duration::from_millis(60)];
+
+/// One who may do everything, and one who may do little.
+const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\nname = 'narrow'\nkey_file = 'narrow'\n\
+                       deployments = ['anywhere']\nresidency = { allow = ['eu'] }\n\
+                       limits = { requests_per_second = 10, tokens_per_minute = 1000 }\n";
+
+/// An edge with three regions behind it.
+pub(crate) struct Scene {
+    pub(crate) url: String,
+    pub(crate) door: SocketAddr,
+    /// What it proves its name with, where it speaks TLS.
+    pub(crate) certificate: CertificateDer<'static>,
+    pub(crate) operations: String,
+    pub(crate) regions: BTreeMap<&'static str, Arc<Region>>,
+    pub(crate) addresses: BTreeMap<&'static str, SocketAddr>,
+    pub(crate) client: reqwest::Client,
+    _dir: tempfile::TempDir,
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+/// The line of a configuration by which clients come over TLS.
+pub(crate) const TLS: &str = "tls = { certificate = 'gateway.crt', key = 'gateway.key' }";
+
+impl Scene {
+    pub(crate) async fn with(scripts: [(&'static str, Script); 3]) -> Scene {
+        Scene::trusting("127.0.0.1", scripts).await
+    }
+
+    pub(crate) async fn trusting(peer: &str, scripts: [(&'static str, Script); 3]) -> Scene {
+        let text = format!("trusted_peers = ['{peer}']");
+        Scene::start(&text, scripts).await
+    }
+
+    /// An edge with `more` in its configuration. Where that says TLS, clients come so.
+    pub(crate) async fn start(more: &str, scripts: [(&'static str, Script); 3]) -> Scene {
+        let (mut regions, mut addresses, mut rows) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        for ((id, script), away) in scripts.into_iter().zip(AWAY) {
+            let (region, address) = Region::start(id, away, script).await;
+            regions.insert(id, region);
+            addresses.insert(id, address);
+            rows.push(
+                json!({"id": id, "endpoint": address.to_string(), "deployments": ["anywhere", "locked"]}),
+            );
+        }
+        let hub = hub(rows).await;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("key"), "k").unwrap();
+        std::fs::write(dir.path().join("narrow"), "n").unwrap();
+        std::fs::write(dir.path().join("tenants.toml"), TENANTS).unwrap();
+        let certificate = certify(dir.path());
+        let (door, operations, stop) = loop {
+            let text = format!(
+                "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
+                 snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
+                free_address()
+            );
+            let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new());
+            let config = config.map_err(|problems| problems.join("\n")).unwrap();
+            let operations = format!("http://{}", config.operations);
+            let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+            let (ready, address) = tokio::sync::oneshot::channel();
+            let shutdown = async { drop(stopped.await) };
+            let running = tokio::spawn(gateway::edge::run(config, shutdown, |address| {
+                ready.send(address).expect("somebody waits")
+            }));
+            if let Ok(door) = address.await {
+                break (door, operations, stop);
+            }
+            // Another scene can have taken the port that was free a moment ago.
+            let ended = running.await.unwrap();
+            assert!(matches!(ended, Err(gateway::edge::EdgeError::Bind { .. })), "{ended:?}");
+        };
+        let url = format!("http://{door}/v1/embeddings");
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let scene =
+            Scene { url, door, certificate, operations, regions, addresses, client, _dir: dir, _stop: stop };
+        scene.until_all_healthy().await;
+        scene
+    }
+
+    async fn until_all_healthy(&self) {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the regions do not become healthy");
+            let Ok(answer) = self.client.get(format!("{}/routes", self.operations)).send().await else {
+                continue;
+            };
+            let routes: Value = answer.json().await.unwrap();
+            let regions = routes["regions"].as_array().cloned().unwrap_or_default();
+            if regions.len() == 3 && regions.iter().all(|region| region["health"] == "healthy") {
+                return;
+            }
+        }
+    }
+
+    pub(crate) async fn ask(
+        &self,
+        model: &str,
+        headers: &[(&str, &str)],
+    ) -> reqwest::Result<reqwest::Response> {
+        let body = json!({"model": model, "input": "x"}).to_string();
+        let mut request = self.client.post(&self.url).bearer_auth("k").body(body);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.send().await
+    }
+
+    /// Status and body of the answer to any method, path and body.
+    pub(crate) async fn any(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let url = self.url.replace("/v1/embeddings", path);
+        let request =
+            self.client.request(method.parse().unwrap(), url).bearer_auth("k").body(body.to_owned());
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    }
+
+    pub(crate) fn requests(&self) -> [u64; 3] {
+        [AMERICA, EUROPE, JAPAN].map(|id| self.regions[id].requests())
+    }
+}
+
+/// A hub with one table; it holds every later question.
+async fn hub(regions: Vec<Value>) -> SocketAddr {
+    let deployment = |name: &str, residency: Value| {
+        json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
+               "residency": residency, "regions": []})
+    };
+    let deployments = [deployment("anywhere", Value::Null), deployment("locked", json!("eu"))];
+    let table =
+        json!({"version": 1, "epoch": 1, "generation": 1, "regions": regions, "deployments": deployments});
+    let routes = move |query: axum::extract::RawQuery| async move {
+        if query.0.is_some_and(|query| query.contains("after=")) {
+            std::future::pending::<()>().await;
+        }
+        axum::Json(table)
+    };
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    let router = axum::Router::new().route("/v1/routes", axum::routing::get(routes));
+    tokio::spawn(axum::serve(socket, router).into_future());
+    address
+}
+
+/// Writes a certificate for `localhost` and its key; gives the certificate.
+fn certify(dir: &Path) -> CertificateDer<'static> {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    std::fs::write(dir.join("gateway.crt"), made.cert.pem()).unwrap();
+    std::fs::write(dir.join("gateway.key"), made.signing_key.serialize_pem()).unwrap();
+    made.cert.der().clone()
+}

@@ -1,0 +1,182 @@
+//! Whoever takes his time: each part of a request has one, and what takes longer ends.
+
+use super::http2::Client;
+use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, one, post, rest};
+use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpSocket, TcpStream};
+
+/// Sends `bytes` and then `drop`s, one every 20 ms, until the other side has enough.
+async fn trickle(mut stream: TcpStream, bytes: &[u8], drops: &[u8]) -> (super::scene::Answer, Duration) {
+    let begun = Instant::now();
+    stream.write_all(bytes).await.unwrap();
+    let (mut read, mut write) = stream.into_split();
+    let drops = drops.to_vec();
+    let dripping = tokio::spawn(async move {
+        for drop in drops.iter().cycle() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            if write.write_all(&[*drop]).await.is_err() {
+                return;
+            }
+        }
+    });
+    let answer = rest(&mut read).await;
+    dripping.abort();
+    (answer, begun.elapsed())
+}
+
+#[tokio::test]
+async fn a_head_that_comes_by_the_byte_is_given_up() {
+    let scene = Scene::new().await;
+    let edge = scene.quick_edge().await;
+    let (answer, took) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\nhost: ", b"x").await;
+    assert_eq!((answer.status, answer.code()), (408, "head_timeout"), "{answer:?}");
+    assert!((Duration::from_millis(300)..Duration::from_secs(3)).contains(&took), "{took:?}");
+    // Field after field, and as what looks like the preface of HTTP/2.
+    let (answer, _) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\n", b"x: y\r\n").await;
+    assert_eq!((answer.status, answer.code()), (408, "head_timeout"), "{answer:?}");
+    let mut stream = edge.connect().await;
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM").await.unwrap();
+    assert_eq!(rest(&mut stream).await.status, 408);
+}
+
+#[tokio::test]
+async fn a_body_that_never_ends_is_given_up_and_so_is_one_that_does_not_come() {
+    let scene = Scene::new().await;
+    let edge = scene.quick_edge().await;
+    let request = post("", BODY).replace("content-length: 35", "content-length: 1000000");
+    let (answer, took) = trickle(edge.connect().await, request.as_bytes(), b" ").await;
+    assert_eq!((answer.status, answer.code()), (408, "body_timeout"), "{answer:?}");
+    assert!(took >= Duration::from_millis(500), "{took:?}");
+    let head = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
+    let (answer, _) = trickle(edge.connect().await, head.as_bytes(), b"1\r\n \r\n").await;
+    assert_eq!((answer.status, answer.code()), (408, "body_timeout"), "{answer:?}");
+    assert_eq!(scene.region.requests(), 0);
+}
+
+/// Asks until nothing goes in any more, reads nothing, and holds on.
+pub(crate) async fn asks_and_never_reads(edge: &Edge, request: &[u8]) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(edge.address).await.unwrap();
+    // When it takes no more for a second it is full on both ways; when it has ended, so much the better.
+    while let Ok(Ok(())) = tokio::time::timeout(Duration::from_secs(1), stream.write_all(request)).await {}
+    stream
+}
+
+/// What operators are told of the connections of clients, and of their requests.
+async fn held(edge: &Edge) -> [Option<String>; 2] {
+    let metrics = edge.operate("/metrics").await.1;
+    let value =
+        |name: &str| metrics.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+    [value("meridian_gateway_connections "), value("meridian_gateway_requests_in_flight ")]
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_does_not_keep_its_requests_for_ever() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("[timeouts]\nwrite = '400ms'\nidle = '2s'\n").await;
+    scene.region.mode.send_replace(Mode::Answers(2 << 20));
+    // Answers that are all head and little body, ones that are large, and refusals.
+    let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".repeat(50);
+    let nowhere = "GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n".repeat(50);
+    let mut held_on = Vec::new();
+    for request in [models, post("", BODY), nowhere] {
+        held_on.push(asks_and_never_reads(&edge, request.as_bytes()).await);
+    }
+    let begun = Instant::now();
+    let nothing = [Some("0".to_owned()), Some("0".to_owned())];
+    loop {
+        let held = held(&edge).await;
+        if held == nothing {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "connections and requests in flight: {held:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(held_on);
+    assert_eq!(ask(&mut edge.connect().await).await.status, 200, "and others are served");
+}
+
+#[tokio::test]
+async fn a_connection_without_a_request_is_closed_and_one_with_requests_is_not() {
+    let scene = Scene::new().await;
+    let edge = scene.quick_edge().await;
+    let begun = Instant::now();
+    let (mut silent, mut busy) = (edge.connect().await, edge.connect().await);
+    let closed = tokio::spawn(async move { rest(&mut silent).await.status });
+    while !closed.is_finished() || begun.elapsed() < Duration::from_millis(800) {
+        assert_eq!(ask(&mut busy).await.status, 200);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(closed.await.unwrap(), 0, "without a word");
+    assert_eq!(rest(&mut busy).await.status, 0, "and when it is idle in turn, this one too");
+}
+
+#[tokio::test]
+async fn whoever_comes_has_the_place_of_the_longest_idle_and_never_that_of_the_busy() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("connections_max = 4\n").await;
+    let (mut first, http2) = (edge.connect().await, Client::plain(&edge).await);
+    assert_eq!(ask(&mut first).await.status, 200);
+    assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
+    let mut third = edge.connect().await;
+    assert_eq!(ask(&mut third).await.status, 200);
+    let mut fourth = edge.connect().await;
+    assert_eq!(ask(&mut fourth).await.status, 200);
+    assert_eq!(ask(&mut first).await.status, 200, "so many are kept as may be");
+    let mut fifth = edge.connect().await;
+    assert_eq!(ask(&mut fifth).await.status, 200);
+    let mut sixth = edge.connect().await;
+    assert_eq!(ask(&mut sixth).await.status, 200);
+    assert_eq!(rest(&mut third).await.status, 0, "the fifth or the sixth has its place");
+    let Client { send, ended } = http2;
+    tokio::time::timeout(PATIENCE, ended)
+        .await
+        .expect("and the other has that of the second")
+        .unwrap()
+        .unwrap();
+    drop(send);
+    // All busy: the next one waits.
+    scene.region.mode.send_replace(Mode::Waits);
+    let mut busy = vec![first, fourth, fifth, sixth];
+    for stream in &mut busy {
+        stream.write_all(post("", BODY).as_bytes()).await.unwrap();
+    }
+    scene.region.until_requests(7 + 4).await;
+    let mut waiting = edge.connect().await;
+    waiting.write_all(post("", BODY).as_bytes()).await.unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(200), waiting.readable()).await.is_err());
+    scene.region.go_on.send_replace(true);
+    for stream in &mut busy {
+        assert_eq!(one(stream).await.status, 200, "nobody at work is sent away");
+    }
+    assert_eq!(one(&mut waiting).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_http_2_body_that_never_ends_is_given_up_and_its_connection_goes_on() {
+    let scene = Scene::new().await;
+    let edge = scene.quick_edge().await;
+    let client = Client::plain(&edge).await;
+    let (answer, mut body) = client.begin(super::http2::post(), false).await.unwrap();
+    body.send_data("{".into(), false).unwrap();
+    let answer = tokio::time::timeout(PATIENCE, answer).await.expect("an answer").unwrap();
+    assert_eq!(answer.status().as_u16(), 408);
+    assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_its_request_takes_nothing_along() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    for cut in [1, 20, 60, 90, 110] {
+        let mut stream = edge.connect().await;
+        stream.write_all(&post("", BODY).as_bytes()[..cut]).await.unwrap();
+        drop(stream);
+    }
+    let mut stream = edge.connect().await;
+    stream.write_all(post("", BODY).as_bytes()).await.unwrap();
+    assert_eq!(one(&mut stream).await.status, 200);
+    assert_eq!(scene.region.requests(), 1);
+}

@@ -1,0 +1,205 @@
+//! How an edge leaves: said before it is done, nothing in flight is lost, and the next one may already be there.
+
+use super::http2::Client;
+use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, one, post, rest, until};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// Waits for its end; how long that took.
+async fn ended(edge: &mut Edge) -> Duration {
+    let begun = Instant::now();
+    tokio::time::timeout(PATIENCE, &mut edge.running).await.expect("the edge ends").unwrap();
+    begun.elapsed()
+}
+
+#[tokio::test]
+async fn sixteen_clients_get_their_answers_and_the_edge_ends_with_the_last() {
+    let scene = Scene::new().await;
+    let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\n").await;
+    let mut clients = Vec::new();
+    for _ in 0..16 {
+        let mut stream = edge.connect().await;
+        assert_eq!(ask(&mut stream).await.header("connection"), "keep-alive");
+        clients.push(stream);
+    }
+    let mut idle = edge.connect().await;
+    scene.region.mode.send_replace(Mode::Waits);
+    for stream in &mut clients {
+        stream.write_all(post("", BODY).as_bytes()).await.unwrap();
+    }
+    scene.region.until_requests(32).await;
+    edge.stop();
+    assert_eq!(rest(&mut idle).await.status, 0, "what is idle is closed at once");
+    assert!(!edge.running.is_finished());
+    scene.region.go_on.send_replace(true);
+    for stream in &mut clients {
+        let answer = rest(stream).await;
+        assert_eq!((answer.status, answer.json()["bytes"].as_u64()), (200, Some(35)), "{answer:?}");
+        assert_eq!(answer.header("connection"), "close", "so that nobody asks here again");
+    }
+    let took = ended(&mut edge).await;
+    assert!(took <= Duration::from_millis(100), "{took:?} after the last answer");
+    assert!(TcpStream::connect(edge.address).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test]
+async fn a_lame_duck_says_so_and_serves_whoever_still_comes() {
+    let scene = Scene::new().await;
+    let mut edge = scene.edge("[timeouts]\nlame_duck = '700ms'\n").await;
+    assert_eq!(edge.operate("/readyz").await.0, 200);
+    let (mut open, http2) = (edge.connect().await, Client::plain(&edge).await);
+    assert_eq!(ask(&mut open).await.header("connection"), "keep-alive");
+    assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
+    let begun = Instant::now();
+    edge.stop();
+    while edge.operate("/readyz").await.0 != 503 {
+        assert!(begun.elapsed() < Duration::from_millis(700), "readiness goes first");
+    }
+    let answer = ask(&mut open).await;
+    assert_eq!((answer.status, answer.header("connection")), (200, "close"), "an open connection");
+    let answer = ask(&mut edge.connect().await).await;
+    assert_eq!((answer.status, answer.header("connection")), (200, "close"), "a new one");
+    let late = Client::plain(&edge).await;
+    assert_eq!(late.post(BODY).await.unwrap().head.status(), 200, "over HTTP/2 as well");
+    // GOAWAY: the client opens no more streams, and its connection ends in order.
+    let Client { send, ended: gone } = http2;
+    drop(send);
+    tokio::time::timeout(PATIENCE, gone).await.expect("GOAWAY").unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, &mut edge.running).await.expect("the edge ends").unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(700), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn http_2_requests_in_flight_are_finished_behind_a_goaway() {
+    let scene = Scene::new().await;
+    let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\n").await;
+    let client = Client::plain(&edge).await;
+    scene.region.mode.send_replace(Mode::Waits);
+    let mut answers = Vec::new();
+    for _ in 0..16 {
+        let (answer, mut stream) = client.begin(super::http2::post(), false).await.unwrap();
+        stream.send_data(BODY.into(), true).unwrap();
+        answers.push(answer);
+    }
+    scene.region.until_requests(16).await;
+    edge.stop();
+    until("it accepts no more", || std::net::TcpStream::connect(edge.address).is_err()).await;
+    scene.region.go_on.send_replace(true);
+    for answer in answers {
+        let (head, mut body) = answer.await.unwrap().into_parts();
+        assert_eq!((head.status.as_u16(), body.data().await.unwrap().unwrap().len()), (200, 12));
+    }
+    let took = ended(&mut edge).await;
+    assert!(took <= Duration::from_millis(100), "{took:?} after the last answer");
+    client.ended.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_takes_longer_than_the_drain_is_cut_off() {
+    let scene = Scene::new().await;
+    let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\ndrain = '300ms'\n").await;
+    scene.region.mode.send_replace(Mode::Waits);
+    let mut stream = edge.connect().await;
+    stream.write_all(post("", BODY).as_bytes()).await.unwrap();
+    scene.region.until_requests(1).await;
+    edge.stop();
+    let took = ended(&mut edge).await;
+    assert!((Duration::from_millis(300)..Duration::from_secs(2)).contains(&took), "{took:?}");
+    assert_eq!(rest(&mut stream).await.status, 0);
+    until("the region is let go", || *scene.region.given_up.borrow() == 1).await;
+}
+
+#[tokio::test]
+async fn clients_that_do_not_read_hold_nobody_up() {
+    let scene = Scene::new().await;
+    let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\nwrite = '300ms'\n").await;
+    scene.region.mode.send_replace(Mode::Answers(64 << 20));
+    let mut unread = edge.connect().await;
+    unread.write_all(post("", BODY).as_bytes()).await.unwrap();
+    let client = Client::plain(&edge).await;
+    let (answer, mut stream) = client.begin(super::http2::post(), false).await.unwrap();
+    stream.send_data(BODY.into(), true).unwrap();
+    let unread_too = answer.await.unwrap();
+    scene.region.until_requests(2).await;
+    edge.stop();
+    // The drain of 30 s is longer than a test waits for anything.
+    ended(&mut edge).await;
+    drop((unread, unread_too));
+}
+
+/// Asks without a pause, each time on the connection at hand, or on a new one when that was said to end.
+async fn asks(edge: std::net::SocketAddr, enough: Arc<AtomicBool>, asked: Arc<AtomicU64>) {
+    let mut stream = None;
+    while !enough.load(Ordering::SeqCst) {
+        let mut open = match stream.take() {
+            Some(open) => open,
+            None => TcpStream::connect(edge).await.expect("a connection is never refused"),
+        };
+        open.write_all(post("", BODY).as_bytes()).await.expect("a request is never lost");
+        let answer = one(&mut open).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        asked.fetch_add(1, Ordering::SeqCst);
+        if answer.header("connection") == "keep-alive" {
+            stream = Some(open);
+        }
+    }
+}
+
+/// As `asks`, each time on a connection of its own.
+async fn comes_and_goes(edge: std::net::SocketAddr, enough: Arc<AtomicBool>, asked: Arc<AtomicU64>) {
+    while !enough.load(Ordering::SeqCst) {
+        let mut stream = TcpStream::connect(edge).await.expect("a connection is never refused");
+        stream.write_all(post("connection: close\r\n", BODY).as_bytes()).await.expect("it is taken");
+        let answer = rest(&mut stream).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        asked.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn a_next_process_that_does_not_become_ready_has_only_been_an_attempt() {
+    let scene = Scene::new().await;
+    let config = "handover = 'handover'\n[timeouts]\nlame_duck = '0s'\n";
+    let mut running = scene.edge(config).await;
+    for _ in 0..3 {
+        drop(tokio::net::UnixStream::connect(scene.dir.path().join("handover")).await.unwrap());
+    }
+    let answer = ask(&mut running.connect().await).await;
+    assert_eq!((answer.status, answer.header("connection")), (200, "keep-alive"), "it goes on");
+    let next = scene.edge_after(config, Some(&running)).await;
+    ended(&mut running).await;
+    assert_eq!(ask(&mut next.connect().await).await.status, 200, "and can still be taken over from");
+}
+
+#[tokio::test]
+async fn the_next_process_takes_over_and_nobody_is_refused() {
+    let scene = Scene::new().await;
+    let config = "handover = 'handover'\n[timeouts]\nlame_duck = '500ms'\n";
+    let mut running = scene.edge(config).await;
+    let (enough, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut clients = JoinSet::new();
+    for _ in 0..4 {
+        clients.spawn(asks(running.address, enough.clone(), asked.clone()));
+        clients.spawn(comes_and_goes(running.address, enough.clone(), asked.clone()));
+    }
+    // Twice, because the second has to be able to give what it was given.
+    for _ in 0..2 {
+        let before = asked.load(Ordering::SeqCst);
+        until("the running one serves", || asked.load(Ordering::SeqCst) > before + 50).await;
+        let next = scene.edge_after(config, Some(&running)).await;
+        assert_eq!(next.address, running.address);
+        ended(&mut running).await;
+        assert_eq!(next.operate("/readyz").await.0, 200, "operators see the next one");
+        let before = asked.load(Ordering::SeqCst);
+        until("the next one serves", || asked.load(Ordering::SeqCst) > before + 50).await;
+        running = next;
+    }
+    enough.store(true, Ordering::SeqCst);
+    while let Some(client) = clients.join_next().await {
+        client.unwrap();
+    }
+}

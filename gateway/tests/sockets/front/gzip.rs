@@ -1,0 +1,84 @@
+//! gzip in both directions: what a client may send packed, and what comes back packed to whoever takes it.
+
+use super::scene::{BODY, Edge, Mode, Scene, post};
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+use std::io::{Read, Write};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// Head, and body as it was sent.
+async fn exchange(edge: &Edge, fields: &str, body: &[u8]) -> (String, Vec<u8>) {
+    let head = post(&format!("connection: close\r\n{fields}"), "");
+    let head = head.replace("content-length: 0", &format!("content-length: {}", body.len()));
+    let mut stream = edge.connect().await;
+    stream.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).await.unwrap();
+    let end = all.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+    (String::from_utf8_lossy(&all[..end]).to_ascii_lowercase(), all.split_off(end))
+}
+
+#[tokio::test]
+async fn a_packed_request_is_unpacked_within_the_bounds_of_any_other() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let check = async |coding: &str, body: &[u8], status: &str, word: &str| {
+        let (head, body) = exchange(&edge, &format!("content-encoding: {coding}\r\n"), body).await;
+        let body = String::from_utf8_lossy(&body).into_owned();
+        assert!(head.starts_with(&format!("http/1.1 {status}")), "{coding}: {head}{body}");
+        assert!(body.contains(word), "{coding}: {body}");
+    };
+    check("gzip", &packed(BODY.as_bytes()), "200", "\"bytes\":35").await;
+    check("identity", BODY.as_bytes(), "200", "\"bytes\":35").await;
+    let (start, end) = BODY.split_at(9);
+    let two = [packed(start.as_bytes()), packed(end.as_bytes())].concat();
+    check("x-gzip", &two, "200", "\"bytes\":35").await;
+    let of = |bytes: usize| BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat(bytes - BODY.len() + 1)));
+    check("gzip", &packed(of(32 << 20).as_bytes()), "200", "33554432").await;
+    assert_eq!(scene.region.requests(), 4);
+
+    let bomb = packed(of((32 << 20) + 1).as_bytes());
+    assert!(bomb.len() < 40_000, "{} bytes", bomb.len());
+    check("gzip", &bomb, "413", "body_too_large").await;
+    let whole = packed(BODY.as_bytes());
+    check("gzip", &whole[..whole.len() - 5], "400", "invalid_header").await;
+    check("gzip", BODY.as_bytes(), "400", "invalid_header").await;
+    check("gzip", &packed(b"{\"model\": 7}"), "400", "invalid_value").await;
+    check("br", BODY.as_bytes(), "415", "unsupported_encoding").await;
+    check("gzip, gzip", &packed(&whole), "415", "unsupported_encoding").await;
+    check("gzip\r\ncontent-encoding: gzip", &packed(&whole), "415", "unsupported_encoding").await;
+    assert_eq!(scene.region.requests(), 4, "a region hears of none of them");
+}
+
+#[tokio::test]
+async fn an_answer_is_packed_for_those_who_take_it_where_that_is_configured() {
+    let scene = Scene::new().await;
+    let (plain, edge) = (scene.edge("").await, scene.edge("gzip_answers_from = 5000\n").await);
+    scene.region.mode.send_replace(Mode::Answers(5000));
+    let takes = "accept-encoding: br, gzip;q=0.5\r\n";
+    let (head, body) = exchange(&edge, takes, BODY.as_bytes()).await;
+    assert!(head.contains("content-encoding: gzip\r\n") && head.contains("vary: accept-encoding"), "{head}");
+    assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{head}");
+    let mut unpacked = Vec::new();
+    GzDecoder::new(&body[..]).read_to_end(&mut unpacked).unwrap();
+    assert_eq!((unpacked.len(), &unpacked[..10]), (5000, &b"{\"data\":\"x"[..]));
+
+    let unpacked = async |edge: &Edge, fields: &str, bytes: usize, why: &str| {
+        let (head, body) = exchange(edge, fields, BODY.as_bytes()).await;
+        assert!(!head.contains("content-encoding") && body.len() == bytes, "{why}: {head}");
+    };
+    unpacked(&plain, takes, 5000, "it is off").await;
+    unpacked(&edge, "", 5000, "nobody takes it").await;
+    unpacked(&edge, "accept-encoding: gzip;q=0\r\n", 5000, "it is refused").await;
+    scene.region.mode.send_replace(Mode::Answers(4999));
+    unpacked(&edge, takes, 4999, "it is too small").await;
+    scene.region.mode.send_replace(Mode::Answers(2 << 20));
+    unpacked(&edge, takes, 2 << 20, "it is passed on as it comes").await;
+}

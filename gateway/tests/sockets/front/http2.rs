@@ -1,0 +1,215 @@
+//! HTTP/2 without TLS, for those who know that it is spoken: the same requests, side by side on one connection.
+
+use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, until};
+use bytes::Bytes;
+use h2::client::{Connection, SendRequest};
+use h2::{Reason, RecvStream};
+use http::{Method, Request, Response};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::JoinHandle;
+
+/// A connection, and how it ended.
+pub(crate) struct Client {
+    pub(crate) send: SendRequest<Bytes>,
+    pub(crate) ended: JoinHandle<Result<(), h2::Error>>,
+}
+
+/// What came back.
+pub(crate) struct Answer {
+    pub(crate) head: Response<()>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+impl Client {
+    pub(crate) async fn plain(edge: &Edge) -> Client {
+        Client::over(edge.connect().await).await
+    }
+
+    pub(crate) async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Client {
+        let (send, connection): (_, Connection<_, Bytes>) = h2::client::Builder::new()
+            .initial_window_size(1 << 20)
+            .initial_connection_window_size(4 << 20)
+            .handshake(stream)
+            .await
+            .unwrap();
+        Client { send, ended: tokio::spawn(connection) }
+    }
+
+    /// Begins a request; its body is still to be sent.
+    pub(crate) async fn begin(
+        &self,
+        request: Request<()>,
+        end: bool,
+    ) -> Result<(h2::client::ResponseFuture, h2::SendStream<Bytes>), h2::Error> {
+        let mut send = self.send.clone().ready().await?;
+        send.send_request(request, end)
+    }
+
+    pub(crate) async fn ask(&self, request: Request<()>, body: Bytes) -> Result<Answer, h2::Error> {
+        let (answer, mut stream) = self.begin(request, body.is_empty()).await?;
+        let sending = async {
+            let mut body = body;
+            while !body.is_empty() {
+                stream.reserve_capacity(body.len());
+                match std::future::poll_fn(|context| stream.poll_capacity(context)).await {
+                    Some(Ok(room)) => {
+                        let piece = body.split_to(room.min(body.len()));
+                        if stream.send_data(piece, body.is_empty()).is_err() {
+                            return;
+                        }
+                    }
+                    // It was answered before it was whole.
+                    Some(Err(_)) | None => return,
+                }
+            }
+        };
+        let (answer, ()) = tokio::join!(answer, sending);
+        let (head, body) = answer?.into_parts();
+        Ok(Answer { head: Response::from_parts(head, ()), body: all(body).await? })
+    }
+
+    pub(crate) async fn post(&self, body: impl Into<Bytes>) -> Result<Answer, h2::Error> {
+        self.ask(post(), body.into()).await
+    }
+}
+
+pub(crate) fn post() -> Request<()> {
+    request(Method::POST, "/v1/embeddings", &[])
+}
+
+pub(crate) fn request(method: Method, path: &str, fields: &[(&str, &str)]) -> Request<()> {
+    let request = Request::builder().method(method).uri(format!("http://localhost{path}"));
+    let request = request.header("authorization", "Bearer k");
+    fields.iter().fold(request, |request, (name, value)| request.header(*name, *value)).body(()).unwrap()
+}
+
+async fn all(mut body: RecvStream) -> Result<Vec<u8>, h2::Error> {
+    let mut all = Vec::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece?;
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        all.extend_from_slice(&piece);
+    }
+    Ok(all)
+}
+
+#[tokio::test]
+async fn many_requests_go_side_by_side_on_one_connection() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let client = Client::plain(&edge).await;
+    assert_eq!(client.post(BODY).await.unwrap().head.status(), 200, "from here on it knows the limit");
+    scene.region.mode.send_replace(Mode::Waits);
+    // One more than may be under way: it waits for its turn and is not refused.
+    let mut asked = tokio::task::JoinSet::new();
+    for _ in 0..129 {
+        let send = client.send.clone();
+        asked.spawn(async move {
+            let (answer, mut stream) = send.ready().await?.send_request(post(), false)?;
+            stream.send_data(BODY.into(), true)?;
+            let (head, body) = answer.await?.into_parts();
+            Ok::<_, h2::Error>((head.status.as_u16(), all(body).await?))
+        });
+    }
+    scene.region.until_requests(129).await;
+    scene.region.go_on.send_replace(true);
+    while let Some(answer) = asked.join_next().await {
+        assert_eq!(answer.unwrap().unwrap(), (200, br#"{"bytes":35}"#.to_vec()));
+    }
+    assert_eq!(scene.region.requests(), 130);
+}
+
+#[tokio::test]
+async fn answers_and_refusals_are_those_of_http_1() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let client = Client::plain(&edge).await;
+    let answer = client.post(BODY).await.unwrap();
+    assert_eq!((answer.head.status().as_u16(), answer.json()["bytes"].as_u64()), (200, Some(35)));
+    assert_eq!(answer.head.headers()["x-meridian-attempts"], "1");
+    assert!(!answer.head.headers().contains_key("connection"), "{:?}", answer.head);
+    let check = async |request: Request<()>, body: &str, status: u16, code: &str| {
+        let answer = client.ask(request, Bytes::copy_from_slice(body.as_bytes())).await.unwrap();
+        assert_eq!(answer.head.status().as_u16(), status, "{:?}", answer.head);
+        assert_eq!(answer.head.headers()["x-meridian-error"], code);
+        answer
+    };
+    check(post(), "{\"model\": 7}", 400, "invalid_value").await;
+    check(request(Method::POST, "/v1/nothing", &[]), "{}", 404, "not_found").await;
+    check(request(Method::PUT, "/v1/embeddings", &[]), BODY, 405, "method_not_allowed").await;
+    check(request(Method::POST, "/embed", &[("x-meridian-timeout-ms", "x")]), BODY, 400, "invalid_header")
+        .await;
+    let head = client.ask(request(Method::HEAD, "/v1/models", &[]), Bytes::new()).await.unwrap();
+    assert_eq!((head.head.status().as_u16(), head.body.len()), (200, 0));
+    // A body that is refused while it is sent ends its stream and nothing else.
+    let large = "x".repeat((32 << 20) + 1);
+    let declared = request(Method::POST, "/v1/embeddings", &[("content-length", &large.len().to_string())]);
+    check(declared, &large, 413, "body_too_large").await;
+    check(post(), &large, 413, "body_too_large").await;
+    assert_eq!(client.post(BODY).await.unwrap().head.status(), 200, "the connection goes on");
+}
+
+#[tokio::test]
+async fn bodies_may_be_as_large_as_over_http_1() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let client = Client::plain(&edge).await;
+    let body = BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat((32 << 20) - BODY.len() + 1)));
+    assert_eq!(client.post(body).await.unwrap().json()["bytes"].as_u64(), Some(32 << 20));
+    scene.region.mode.send_replace(Mode::Answers(64 << 20));
+    assert_eq!(client.post(BODY).await.unwrap().body.len(), 64 << 20);
+}
+
+#[tokio::test]
+async fn a_request_that_is_reset_takes_its_work_along_and_leaves_the_others() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let client = Client::plain(&edge).await;
+    scene.region.mode.send_replace(Mode::Waits);
+    let (kept, mut stream) = client.begin(post(), false).await.unwrap();
+    stream.send_data(BODY.into(), true).unwrap();
+    let (_left, mut left) = client.begin(post(), false).await.unwrap();
+    left.send_data(BODY.into(), true).unwrap();
+    scene.region.until_requests(2).await;
+    left.send_reset(Reason::CANCEL);
+    let given_up =
+        async { scene.region.given_up.subscribe().wait_for(|count| *count == 1).await.map(|_| ()) };
+    tokio::time::timeout(PATIENCE, given_up).await.expect("the region is let go").unwrap();
+    scene.region.go_on.send_replace(true);
+    assert_eq!(kept.await.unwrap().status(), 200);
+    assert_eq!(scene.region.requests(), 2, "and nobody was asked again");
+    // The connection going away is the same for all that are on it.
+    scene.region.go_on.send_replace(false);
+    let (_waiting, mut stream) = client.begin(post(), false).await.unwrap();
+    stream.send_data(BODY.into(), true).unwrap();
+    scene.region.until_requests(3).await;
+    client.ended.abort();
+    until("the region is let go again", || *scene.region.given_up.borrow() == 2).await;
+}
+
+#[tokio::test]
+async fn heads_that_are_too_large_are_refused_and_an_idle_connection_is_said_farewell() {
+    let scene = Scene::new().await;
+    let edge = scene.quick_edge().await;
+    let client = Client::plain(&edge).await;
+    let large = request(Method::GET, "/v1/models", &[("x-a", &"x".repeat(70 << 10))]);
+    match client.ask(large, Bytes::new()).await {
+        Ok(answer) => assert_eq!(answer.head.status().as_u16(), 431),
+        Err(error) => assert!(error.is_reset() || error.is_go_away(), "{error}"),
+    }
+    let client = Client::plain(&edge).await;
+    assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
+    let begun = Instant::now();
+    let Client { send, ended } = client;
+    tokio::time::timeout(PATIENCE, ended).await.expect("it is closed").unwrap().unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(300), "{:?}", begun.elapsed());
+    drop(send);
+}

@@ -1,0 +1,111 @@
+//! Limits that are reached are counted, each under its name (invariant 6, Bounded).
+
+use super::http2::Client;
+use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, post, rest};
+use std::collections::BTreeMap;
+use std::time::Instant;
+use tokio::io::AsyncWriteExt;
+
+/// The counters of limits, by what stands before their value.
+async fn counted(edge: &Edge) -> BTreeMap<String, u64> {
+    let text = edge.operate("/metrics").await.1;
+    let of_limits = ["connections_closed_total", "floods_total", "bodies_not_taken_total"];
+    let line = |line: &str| {
+        let (name, value) = line.strip_prefix("meridian_gateway_")?.rsplit_once(' ')?;
+        of_limits
+            .iter()
+            .any(|limit| name.starts_with(limit))
+            .then(|| (name.to_owned(), value.parse().unwrap()))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// Waits until `name` and nothing else was counted since `before`, once.
+async fn counts(edge: &Edge, before: BTreeMap<String, u64>, name: &str) {
+    assert!(before.contains_key(name), "{name}: {before:#?}");
+    let mut expected = before;
+    *expected.get_mut(name).unwrap() += 1;
+    let begun = Instant::now();
+    loop {
+        let counted = counted(edge).await;
+        if counted == expected {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{name}: {counted:#?} is not {expected:#?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_refused_before_it_is_a_request_is_counted_by_why() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("[timeouts]\nhead = '300ms'\nbody = '300ms'\n").await;
+    let chunked = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
+    let large = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "x".repeat(70_000));
+    for (bytes, name) in [
+        (
+            "GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".to_owned(),
+            "connections_closed_total{why=\"head_malformed\"}",
+        ),
+        (large, "connections_closed_total{why=\"head_too_large\"}"),
+        ("GET / HTTP/1.1\r\nhost: ".to_owned(), "connections_closed_total{why=\"head_slow\"}"),
+        (format!("{chunked}5\r\nabc"), "bodies_not_taken_total{why=\"too_slow\"}"),
+        (format!("{chunked}zz\r\n"), "bodies_not_taken_total{why=\"malformed\"}"),
+        (post("content-encoding: gzip\r\n", "not gzip"), "bodies_not_taken_total{why=\"malformed\"}"),
+        (
+            post("", "").replace("content-length: 0", "content-length: 99999999"),
+            "bodies_not_taken_total{why=\"too_large\"}",
+        ),
+    ] {
+        let before = counted(&edge).await;
+        let mut stream = edge.connect().await;
+        stream.write_all(bytes.as_bytes()).await.unwrap();
+        counts(&edge, before, name).await;
+    }
+    let served = ask(&mut edge.connect().await).await;
+    assert_eq!(served.status, 200);
+}
+
+#[tokio::test]
+async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("[timeouts]\nidle = '500ms'\n").await;
+    for http2 in [false, true] {
+        let before = counted(&edge).await;
+        if http2 {
+            let client = Client::plain(&edge).await;
+            assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
+            counts(&edge, before, "connections_closed_total{why=\"idle\"}").await;
+        } else {
+            let mut stream = edge.connect().await;
+            assert_eq!(ask(&mut stream).await.status, 200);
+            counts(&edge, before, "connections_closed_total{why=\"idle\"}").await;
+            assert_eq!(rest(&mut stream).await.status, 0);
+        }
+    }
+    // One is at work and one idle when a third comes.
+    let edge = scene.edge("connections_max = 2\n").await;
+    scene.region.mode.send_replace(Mode::Waits);
+    let before = counted(&edge).await;
+    let asked = scene.region.requests();
+    let mut busy = edge.connect().await;
+    busy.write_all(post("", BODY).as_bytes()).await.unwrap();
+    scene.region.until_requests(asked + 1).await;
+    let mut idle = edge.connect().await;
+    let mut next = edge.connect().await;
+    next.write_all(post("", BODY).as_bytes()).await.unwrap();
+    scene.region.until_requests(asked + 2).await;
+    assert_eq!(rest(&mut idle).await.status, 0);
+    counts(&edge, before, "connections_closed_total{why=\"crowded\"}").await;
+    scene.region.go_on.send_replace(true);
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_counted_once() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("[timeouts]\nwrite = '200ms'\n").await;
+    let before = counted(&edge).await;
+    let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".repeat(50);
+    let held_on = super::bounds::asks_and_never_reads(&edge, models.as_bytes()).await;
+    counts(&edge, before, "connections_closed_total{why=\"does_not_read\"}").await;
+    drop(held_on);
+}

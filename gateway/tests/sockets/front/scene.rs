@@ -1,0 +1,297 @@
+//! A hub with one region, a region that does as told, an edge before them, and clients down to the bytes.
+
+use crate::address::free_address;
+use crate::hub;
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, State};
+use axum::response::Response;
+use gateway::config::EdgeConfig;
+use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+const REGION: &str = "aws/us-east-1";
+/// How long anything that a test waits for may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// A request that is served.
+pub(crate) const BODY: &str = r#"{"model": "anywhere", "input": "x"}"#;
+
+/// What the region does with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Says how many bytes it was sent.
+    Counts,
+    /// The same, when it is told to go on.
+    Waits,
+    /// Answers so many bytes.
+    Answers(usize),
+}
+
+/// The region, shared with its server.
+pub(crate) struct Region {
+    pub(crate) mode: watch::Sender<Mode>,
+    pub(crate) go_on: watch::Sender<bool>,
+    /// Requests that came, and of those the ones that nobody waited for to the end.
+    pub(crate) requests: AtomicU64,
+    pub(crate) given_up: watch::Sender<u64>,
+}
+
+/// Counts a request as given up unless it is told otherwise.
+struct UnderWay(Arc<Region>, bool);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if !self.1 {
+            self.0.given_up.send_modify(|count| *count += 1);
+        }
+    }
+}
+
+impl Region {
+    async fn start() -> (Arc<Region>, SocketAddr) {
+        let region = Arc::new(Region {
+            mode: watch::Sender::new(Mode::Counts),
+            go_on: watch::Sender::new(false),
+            requests: AtomicU64::new(0),
+            given_up: watch::Sender::new(0),
+        });
+        let router = axum::Router::new()
+            .route("/spoke/v1/exchange", axum::routing::post(report))
+            .fallback(serve)
+            .layer(DefaultBodyLimit::disable())
+            .with_state(region.clone());
+        (region, hub::serve(router).await)
+    }
+
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    /// Comes back when so many requests have come.
+    pub(crate) async fn until_requests(&self, count: u64) {
+        until("requests come", || self.requests() >= count).await;
+    }
+}
+
+async fn report(axum::Json(question): axum::Json<ExchangeRequestV1>) -> axum::Json<ReportV1> {
+    let report = json!({
+        "version": 1, "region": REGION, "boot_id": 1, "sequence": question.sequence, "draining": false,
+        "deployments": [{"name": "anywhere", "ready": 1, "pending_tokens": 0, "tokens_per_second": 0.0}],
+    });
+    axum::Json(serde_json::from_value(report).expect("a report as a spoke sends it"))
+}
+
+async fn serve(State(region): State<Arc<Region>>, body: Bytes) -> Response {
+    region.requests.fetch_add(1, Ordering::SeqCst);
+    let mut under_way = UnderWay(region.clone(), false);
+    let mode = *region.mode.borrow();
+    let answer = match mode {
+        Mode::Counts => json!({"bytes": body.len()}).to_string(),
+        Mode::Waits => {
+            region.go_on.subscribe().wait_for(|go_on| *go_on).await.unwrap();
+            json!({"bytes": body.len()}).to_string()
+        }
+        Mode::Answers(bytes) => json!({"data": "x".repeat(bytes - 11)}).to_string(),
+    };
+    under_way.1 = true;
+    Response::builder().header("content-type", "application/json").body(Body::from(answer)).unwrap()
+}
+
+/// The hub, the region, and where files are.
+pub(crate) struct Scene {
+    pub(crate) region: Arc<Region>,
+    /// What stands under `hub` in its configuration.
+    pub(crate) hub: String,
+    pub(crate) dir: tempfile::TempDir,
+}
+
+/// An edge that runs.
+pub(crate) struct Edge {
+    pub(crate) address: SocketAddr,
+    pub(crate) operations: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    /// Ends with the edge.
+    pub(crate) running: JoinHandle<()>,
+}
+
+impl Scene {
+    pub(crate) async fn new() -> Scene {
+        let (region, address) = Region::start().await;
+        let regions = [json!({"id": REGION, "endpoint": address.to_string(), "deployments": ["anywhere"]})];
+        let hub = hub::hub(1, 1, &regions, &[hub::deployment("anywhere", Value::Null)]).await;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("key"), "k").unwrap();
+        let tenants = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";
+        std::fs::write(dir.path().join("tenants.toml"), tenants).unwrap();
+        Scene { region, hub: format!("'http://{hub}'"), dir }
+    }
+
+    /// What is in `gateway.toml`, with `more`.
+    pub(crate) fn config(&self, more: &str) -> Result<EdgeConfig, Vec<String>> {
+        let operations = free_address();
+        let text = format!(
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{REGION}'\nhub = {}\n\
+             snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
+            self.hub
+        );
+        EdgeConfig::parse(&text, self.dir.path(), &BTreeMap::new())
+    }
+
+    /// An edge that sees the region healthy.
+    pub(crate) async fn edge(&self, more: &str) -> Edge {
+        self.edge_after(more, None).await
+    }
+
+    /// The same, that takes the sockets of `running`.
+    pub(crate) async fn edge_after(&self, more: &str, running: Option<&Edge>) -> Edge {
+        let config = self.config(more).map_err(|problems| problems.join("\n")).unwrap();
+        let operations = running.map_or(config.operations, |running| running.operations);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (ready, address) = oneshot::channel();
+        let running = tokio::spawn(async move {
+            let shutdown = async { drop(stopped.await) };
+            let run = gateway::edge::run(config, shutdown, |address| ready.send(address).unwrap());
+            run.await.unwrap();
+        });
+        let address = address.await.unwrap();
+        let edge = Edge { address, operations, stop: Some(stop), running };
+        let begun = Instant::now();
+        while !edge.operate("/routes").await.1.contains("\"health\":\"healthy\"") {
+            assert!(begun.elapsed() < PATIENCE, "the region does not become healthy");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        edge
+    }
+
+    /// With the timeouts that a test can wait for.
+    pub(crate) async fn quick_edge(&self) -> Edge {
+        self.edge("[timeouts]\nidle = '400ms'\nhead = '300ms'\nbody = '500ms'\nlame_duck = '0s'\n").await
+    }
+}
+
+impl Edge {
+    /// Tells it to stop.
+    pub(crate) fn stop(&mut self) {
+        self.stop.take().expect("it is stopped once").send(()).unwrap();
+    }
+
+    /// Status and body of what operators ask.
+    pub(crate) async fn operate(&self, path: &str) -> (u16, String) {
+        let Ok(mut stream) = TcpStream::connect(self.operations).await else {
+            return (0, String::new());
+        };
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let answer = rest(&mut stream).await;
+        (answer.status, answer.body)
+    }
+
+    pub(crate) async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Everything that comes back for these bytes on a connection of their own, up to its end.
+    pub(crate) async fn say(&self, bytes: &[u8]) -> Answer {
+        let mut stream = self.connect().await;
+        stream.write_all(bytes).await.unwrap();
+        rest(&mut stream).await
+    }
+}
+
+/// An HTTP/1 answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    fn parse(text: &str) -> Answer {
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+    }
+
+    pub(crate) fn header(&self, name: &str) -> &str {
+        let lines = self.head.split("\r\n").filter_map(|line| line.split_once(": "));
+        lines.into_iter().find(|(found, _)| *found == name).map_or("", |(_, value)| value)
+    }
+
+    pub(crate) fn code(&self) -> &str {
+        self.header("x-meridian-error")
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or(Value::Null)
+    }
+}
+
+/// All that comes until the connection ends; it must end.
+pub(crate) async fn rest(stream: &mut (impl AsyncRead + Unpin)) -> Answer {
+    let mut text = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut text)).await;
+    let outcome = read.unwrap_or_else(|_| panic!("it does not end: {}", text.escape_ascii()));
+    if let Err(error) = outcome {
+        text.extend_from_slice(format!("\r\nbroken: {error}").as_bytes());
+    }
+    Answer::parse(&String::from_utf8_lossy(&text))
+}
+
+/// One answer with a content-length; the connection goes on.
+pub(crate) async fn one(stream: &mut (impl AsyncRead + Unpin)) -> Answer {
+    let read = async {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            match stream.read_u8().await {
+                Ok(byte) => head.push(byte),
+                Err(error) => panic!("{error} after {}", head.escape_ascii()),
+            }
+        }
+        let mut answer = Answer::parse(&String::from_utf8_lossy(&head));
+        let mut body = vec![0; answer.header("content-length").parse().unwrap_or(0)];
+        stream.read_exact(&mut body).await.unwrap();
+        answer.body = String::from_utf8(body).unwrap();
+        answer
+    };
+    tokio::time::timeout(PATIENCE, read).await.expect("an answer comes")
+}
+
+/// A POST that is served, with further fields (each with its line end).
+pub(crate) fn post(fields: &str, body: &str) -> String {
+    format!(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n{fields}content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+pub(crate) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Answer {
+    stream.write_all(post("", BODY).as_bytes()).await.unwrap();
+    one(stream).await
+}
+
+/// Waits for a condition.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < PATIENCE, "{what}: not in time");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Writes a certificate for `localhost` and its key; gives the certificate.
+pub(crate) fn certify(dir: &Path) -> rustls::pki_types::CertificateDer<'static> {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    std::fs::write(dir.join("gateway.crt"), made.cert.pem()).unwrap();
+    std::fs::write(dir.join("gateway.key"), made.signing_key.serialize_pem()).unwrap();
+    made.cert.der().clone()
+}

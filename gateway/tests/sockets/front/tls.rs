@@ -1,0 +1,177 @@
+//! TLS: what is spoken inside, certificates that change, and files that are wrong.
+
+use super::http2::Client;
+use super::scene::{BODY, Edge, PATIENCE, Scene, ask, certify, one, post, rest};
+use http::HeaderValue;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+pub(crate) const TLS: &str = "[tls]\ncertificate = 'gateway.crt'\nkey = 'gateway.key'\n";
+
+/// A client that trusts `certificate` and speaks `protocols`.
+pub(crate) async fn connect(
+    edge: &Edge,
+    certificate: &CertificateDer<'static>,
+    protocols: &[&[u8]],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate.clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    let name = ServerName::try_from("localhost").unwrap();
+    TlsConnector::from(Arc::new(config)).connect(name, edge.connect().await).await
+}
+
+fn agreed(stream: &TlsStream<TcpStream>) -> Option<&[u8]> {
+    stream.get_ref().1.alpn_protocol()
+}
+
+#[tokio::test]
+async fn http_2_and_http_1_are_spoken_over_tls_as_the_client_likes() {
+    let scene = Scene::new().await;
+    let certificate = certify(scene.dir.path());
+    let edge = scene.edge(TLS).await;
+    for protocols in [&[&b"http/1.1"[..]][..], &[]] {
+        let mut stream = connect(&edge, &certificate, protocols).await.unwrap();
+        assert_eq!(agreed(&stream), protocols.first().copied());
+        for _ in 0..2 {
+            assert_eq!(ask(&mut stream).await.status, 200);
+        }
+    }
+    let stream = connect(&edge, &certificate, &[b"http/1.1", b"h2"]).await.unwrap();
+    assert_eq!(agreed(&stream), Some(&b"h2"[..]), "the better one");
+    let client = Client::over(stream).await;
+    assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
+    let large = BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat(8 << 20)));
+    let answer = client.post(large.clone()).await.unwrap();
+    assert_eq!(answer.json()["bytes"].as_u64(), Some(large.len() as u64));
+    assert!(connect(&edge, &certificate, &[b"h3"]).await.is_err(), "none that both speak");
+}
+
+/// What is refused in the clear is refused in here: the same reader, over each protocol.
+#[tokio::test]
+async fn bodies_of_nonsense_are_refused_over_tls_and_their_connections_go_on() {
+    let scene = Scene::new().await;
+    let certificate = certify(scene.dir.path());
+    let edge = scene.edge(&format!("{TLS}[timeouts]\nbody = '500ms'\n")).await;
+    let mut http1 = connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
+    let http2 = Client::over(connect(&edge, &certificate, &[b"h2"]).await.unwrap()).await;
+    let plain = scene.edge("").await;
+    let in_the_clear = Client::plain(&plain).await;
+    let deep =
+        format!("{{\"model\": \"anywhere\", \"input\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+    for (body, code) in [
+        (deep.as_str(), "invalid_json"),
+        (r#"{"model": 7, "input": "x"}"#, "invalid_value"),
+        (r#"{"model": "anywhere", "model": "b", "input": "x"}"#, "invalid_value"),
+        ("{\"model\": ", "invalid_json"),
+    ] {
+        http1.write_all(post("", body).as_bytes()).await.unwrap();
+        let answer = one(&mut http1).await;
+        assert_eq!((answer.status, answer.code()), (400, code), "{answer:?}");
+        for client in [&http2, &in_the_clear] {
+            let answer = client.post(body.to_owned()).await.unwrap();
+            assert_eq!(
+                (answer.head.status().as_u16(), &answer.head.headers()["x-meridian-error"]),
+                (400, &HeaderValue::from_static(code))
+            );
+        }
+    }
+    // A body that never ends.
+    let (answer, mut body) = http2.begin(super::http2::post(), false).await.unwrap();
+    body.send_data("{".into(), false).unwrap();
+    let answer = tokio::time::timeout(PATIENCE, answer).await.expect("an answer").unwrap();
+    assert_eq!(answer.status().as_u16(), 408);
+    let unended = post("", BODY).replace("content-length: 35", "content-length: 1000000");
+    let mut slow = connect(&edge, &certificate, &[]).await.unwrap();
+    slow.write_all(unended.as_bytes()).await.unwrap();
+    assert_eq!(rest(&mut slow).await.status, 408);
+    // Heads that could be read in two ways.
+    for fields in ["host: y\r\n", "transfer-encoding: chunked\r\n", "x: a\rb\r\n", "content-length: 1\r\n"] {
+        let mut stream = connect(&edge, &certificate, &[]).await.unwrap();
+        stream.write_all(post(fields, BODY).as_bytes()).await.unwrap();
+        let answer = rest(&mut stream).await;
+        assert_eq!((answer.status, answer.code()), (400, "malformed_request"), "{fields:?}: {answer:?}");
+    }
+    assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
+    assert_eq!(ask(&mut http1).await.status, 200);
+    assert_eq!(scene.region.requests(), 2, "nobody else has come so far");
+}
+
+#[tokio::test]
+async fn who_does_not_speak_tls_or_is_slow_about_it_is_let_go() {
+    let scene = Scene::new().await;
+    let certificate = certify(scene.dir.path());
+    let edge = scene.edge(&format!("{TLS}[timeouts]\nhead = '300ms'\n")).await;
+    let answer = edge.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    assert_ne!(answer.status, 200, "{answer:?}");
+    let mut slow = edge.connect().await;
+    slow.write_all(&[22, 3, 1]).await.unwrap();
+    assert_eq!(rest(&mut slow).await.status, 0);
+    // The preface of HTTP/2 where HTTP/1 was agreed on is no request.
+    let mut stream = connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    assert_eq!(rest(&mut stream).await.status, 400);
+    let mut stream = connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
+    assert_eq!(ask(&mut stream).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_certificate_that_changes_is_taken_while_connections_go_on() {
+    let scene = Scene::new().await;
+    let old = certify(scene.dir.path());
+    let edge = scene.edge(TLS).await;
+    let mut open = connect(&edge, &old, &[]).await.unwrap();
+    assert_eq!(ask(&mut open).await.status, 200);
+
+    // One file after the other: for a while they do not go together, and the old pair stays. That nothing happens can only be
+    // waited for: longer than the second in which the files are looked at once.
+    let next = scene.dir.path().join("next");
+    std::fs::create_dir(&next).unwrap();
+    let new = certify(&next);
+    let rename = |file: &str| std::fs::rename(next.join(file), scene.dir.path().join(file)).unwrap();
+    rename("gateway.crt");
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(ask(&mut connect(&edge, &old, &[]).await.unwrap()).await.status, 200);
+    rename("gateway.key");
+    let taken = async {
+        while connect(&edge, &new, &[]).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, taken).await.expect("the new certificate is taken");
+    assert!(connect(&edge, &old, &[]).await.is_err(), "the old one is gone");
+    assert_eq!(ask(&mut open).await.status, 200, "what was open goes on");
+}
+
+#[tokio::test]
+async fn files_that_are_wrong_are_told_by_name_and_all_at_once() {
+    let scene = Scene::new().await;
+    certify(scene.dir.path());
+    let check = |config: &str, words: &[&str]| {
+        let problems = scene.config(config).err().expect("wrong files");
+        assert_eq!(problems.len(), words.len(), "{problems:#?}");
+        for (problem, word) in problems.iter().zip(words) {
+            assert!(problem.contains(word), "'{word}' in {problem}");
+        }
+    };
+    check("[tls]\ncertificate = 'no.crt'\nkey = 'no.key'\n", &["no.crt", "no.key"]);
+    check("[tls]\ncertificate = 'key'\nkey = 'key'\n", &["no certificate", "no private key"]);
+    check("[tls]\ncertificate = 'gateway.key'\nkey = 'gateway.key'\n", &["no certificate"]);
+    let key = std::fs::read(scene.dir.path().join("gateway.key")).unwrap();
+    certify(scene.dir.path());
+    std::fs::write(scene.dir.path().join("gateway.key"), key).unwrap();
+    check(TLS, &["do not go together"]);
+    assert!(scene.config("[tls]\ncertificate = 'gateway.crt'\n").is_err(), "a key is needed");
+}

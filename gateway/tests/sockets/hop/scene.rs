@@ -1,0 +1,378 @@
+//! An edge, a hub that publishes two regions, their doors, and between edge and door a network that listens in and can be
+//! led astray.
+
+use super::authority::{Authority, Subject};
+use crate::address::free_address;
+use gateway::config::EdgeConfig;
+use gateway::hop::{Credentials, Files};
+use gateway::ingress::{IngressConfig, Signals};
+use regions::catalogue::Catalogue;
+use scheduler_core::spoke::Spoke;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::future::IntoFuture;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+
+pub(crate) const AMERICA: &str = "aws/us-east-1";
+pub(crate) const EUROPE: &str = "aws/eu-central-1";
+/// Stands in every request.
+pub(crate) const SECRET: &str = "the-text-of-a-tenant";
+
+/// What a replica answers: about as much as four embeddings of 384 numbers as text.
+const ANSWER_BYTES: usize = 8 << 10;
+
+/// Longer than anything here takes, also on a machine that has much else to do.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What one end shows and believes; in the clear, nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Hop<'a> {
+    pub(crate) shows: Option<&'a Authority>,
+    pub(crate) believes: Option<&'a Authority>,
+    /// An edge says in which version it speaks to regions; a region speaks both.
+    pub(crate) http: u8,
+}
+
+impl<'a> Hop<'a> {
+    pub(crate) fn tls(authority: &'a Authority) -> Hop<'a> {
+        Hop { shows: Some(authority), believes: Some(authority), http: 1 }
+    }
+
+    pub(crate) fn http2(self) -> Hop<'a> {
+        Hop { http: 2, ..self }
+    }
+
+    pub(crate) fn clear() -> Hop<'static> {
+        Hop { shows: None, believes: None, http: 1 }
+    }
+
+    fn files(self, dir: &Path, name: &str, uri: &str) -> Option<Files> {
+        let [certificate, key, ca] = self.shows?.write(dir, name, &Subject::named(uri));
+        std::fs::write(&ca, &self.believes?.pem).unwrap();
+        Some(Files { certificate, key, ca })
+    }
+}
+
+/// What is between edge and doors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// A network that keeps a copy and can be led astray or cut.
+    Observed,
+    /// Nothing.
+    Direct,
+}
+
+struct Region {
+    operations: SocketAddr,
+    network: Network,
+    seen: Arc<AtomicU64>,
+    _stop: oneshot::Sender<()>,
+}
+
+/// Leads everything to a target, keeps a copy, and breaks every connection when it is led elsewhere.
+struct Network {
+    door: SocketAddr,
+    address: SocketAddr,
+    target: watch::Sender<SocketAddr>,
+    /// Nothing is passed on any more, and nothing said of it.
+    cut: watch::Sender<bool>,
+    crossed: Arc<Mutex<Vec<u8>>>,
+}
+
+pub(crate) struct Scene {
+    pub(crate) url: String,
+    operations: String,
+    regions: BTreeMap<&'static str, Region>,
+    client: reqwest::Client,
+    _dir: tempfile::TempDir,
+    _stop: oneshot::Sender<()>,
+}
+
+/// What a client sees, and what an operator is told of it.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) region: String,
+    pub(crate) text: String,
+    pub(crate) explained: String,
+}
+
+impl Scene {
+    /// Two regions alike.
+    pub(crate) async fn new(edge: Hop<'_>, regions: Hop<'_>) -> Scene {
+        Scene::of(edge, [(AMERICA, regions), (EUROPE, regions)]).await
+    }
+
+    pub(crate) async fn of(edge: Hop<'_>, hops: [(&'static str, Hop<'_>); 2]) -> Scene {
+        Scene::over(Link::Observed, Duration::ZERO, edge, hops).await
+    }
+
+    /// Over such a link, with replicas that take so long.
+    pub(crate) async fn over(
+        link: Link,
+        takes: Duration,
+        edge: Hop<'_>,
+        hops: [(&'static str, Hop<'_>); 2],
+    ) -> Scene {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut regions, mut rows) = (BTreeMap::new(), Vec::new());
+        for (id, hop) in hops {
+            let region = start_region(id, hop, takes, dir.path()).await;
+            let endpoint = match link {
+                Link::Observed => region.network.address,
+                Link::Direct => region.network.door,
+            };
+            let endpoint = endpoint.to_string();
+            rows.push(json!({"id": id, "endpoint": endpoint, "deployments": ["anywhere", "locked"]}));
+            regions.insert(id, region);
+        }
+        std::fs::write(dir.path().join("key"), "k").unwrap();
+        let tenants = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";
+        std::fs::write(dir.path().join("tenants.toml"), tenants).unwrap();
+        let operations = free_address();
+        let mut text = format!(
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{AMERICA}'\nhub = 'http://{}'\n\
+             snapshot = 'routes'\ntenants = 'tenants.toml'\nregion_http = {}\n",
+            hub(rows).await,
+            edge.http
+        );
+        if edge.files(dir.path(), "edge", "spiffe://m/gateway/aws/us-east-1/in/us-va").is_some() {
+            text += "[region_tls]\ncertificate = 'edge.crt'\nkey = 'edge.key'\nregion_ca = 'edge.ca'\n";
+        }
+        let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new());
+        let config = config.map_err(|problems| problems.join("\n")).unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (ready, address) = oneshot::channel();
+        let shutdown = async { drop(stopped.await) };
+        tokio::spawn(gateway::edge::run(config, shutdown, |address| ready.send(address).unwrap()));
+        let url = format!("http://{}", address.await.unwrap());
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let operations = format!("http://{operations}");
+        let scene = Scene { url, operations, regions, client, _dir: dir, _stop: stop };
+        scene
+            .until("the edge has a table", async || scene.get(&scene.operations, "/readyz").await.0 == 200)
+            .await;
+        scene
+    }
+
+    /// What a deployment answers, of which the head has come.
+    async fn request(&self, deployment: &str) -> reqwest::Response {
+        let body = json!({"model": deployment, "input": SECRET}).to_string();
+        let request = self.client.post(format!("{}/v1/embeddings", self.url)).bearer_auth("k").body(body);
+        request.send().await.unwrap()
+    }
+
+    /// Forgets what has crossed so far.
+    pub(crate) fn forget(&self) {
+        self.regions.values().for_each(|region| region.network.crossed.lock().unwrap().clear());
+    }
+
+    /// What a deployment answers.
+    pub(crate) async fn ask(&self, deployment: &str) -> Answer {
+        let answer = self.request(deployment).await;
+        let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+        let (status, region, id) =
+            (answer.status().as_u16(), header("x-meridian-region"), header("x-request-id"));
+        let text = answer.text().await.unwrap();
+        let (_, explained) = self.get(&self.operations, &format!("/explain/{id}")).await;
+        Answer { status, region, text, explained }
+    }
+
+    /// From now on the address of `region` leads to the door of `other`.
+    pub(crate) fn lead(&self, region: &str, other: &str) {
+        let target = self.regions[other].network.door;
+        self.regions[region].network.target.send_replace(target);
+    }
+
+    /// The link to a region passes nothing on any more, and says nothing of it; or does again.
+    pub(crate) fn cut(&self, region: &str, cut: bool) {
+        self.regions[region].network.cut.send_replace(cut);
+    }
+
+    /// How many requests the replica of a region has seen.
+    pub(crate) fn seen(&self, region: &str) -> u64 {
+        self.regions[region].seen.load(Ordering::SeqCst)
+    }
+
+    /// Everything that has crossed the network to and from a region.
+    pub(crate) fn crossed(&self, region: &str) -> Vec<u8> {
+        self.regions[region].network.crossed.lock().unwrap().clone()
+    }
+
+    pub(crate) async fn edge_metrics(&self) -> String {
+        self.get(&self.operations, "/metrics").await.1
+    }
+
+    /// Waits until a line of the edge's metrics is not zero.
+    pub(crate) async fn until_edge_counts(&self, line: &str) {
+        self.until(line, async || counts(&self.edge_metrics().await, line)).await;
+    }
+
+    /// What a region says of itself, asked where operators ask.
+    pub(crate) async fn region_metrics(&self, region: &str) -> String {
+        self.get(&format!("http://{}", self.regions[region].operations), "/metrics").await.1
+    }
+
+    /// Whether a line of the edge's metrics is there and not zero.
+    pub(crate) async fn counts(&self, line: &str) -> bool {
+        counts(&self.edge_metrics().await, &format!("{line} "))
+    }
+
+    /// The same of a region, asked where operators ask.
+    pub(crate) async fn until_region_counts(&self, region: &str, line: &str) {
+        let url = format!("http://{}", self.regions[region].operations);
+        self.until(line, async || counts(&self.get(&url, "/metrics").await.1, line)).await;
+    }
+
+    pub(crate) async fn until_healthy(&self, region: &str) {
+        self.until("a region is healthy", async || {
+            let routes: Value = serde_json::from_str(&self.get(&self.operations, "/routes").await.1).unwrap();
+            let rows = routes["regions"].as_array().cloned().unwrap_or_default();
+            let ready = |row: &Value| row["ready"].as_array().is_some_and(|ready| ready.len() == 2);
+            rows.iter().any(|row| row["region"] == region && row["health"] == "healthy" && ready(row))
+        })
+        .await;
+    }
+
+    async fn get(&self, url: &str, path: &str) -> (u16, String) {
+        match self.client.get(format!("{url}{path}")).send().await {
+            Ok(answer) => (answer.status().as_u16(), answer.text().await.unwrap()),
+            Err(_) => (0, String::new()),
+        }
+    }
+
+    async fn until(&self, what: &str, holds: impl AsyncFn() -> bool) {
+        let waited = async {
+            while !holds().await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waited)
+            .await
+            .unwrap_or_else(|_| panic!("it does not come to pass: {what}"));
+    }
+}
+
+fn counts(metrics: &str, line: &str) -> bool {
+    metrics.lines().any(|text| text.strip_prefix(line).is_some_and(|value| value.trim() != "0"))
+}
+
+async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Path) -> Region {
+    let catalogue = Arc::new(Catalogue::builtin());
+    let region = id.parse().unwrap();
+    let within = catalogue.get(&region).unwrap().narrowest().as_str();
+    let name = id.replace('/', "-");
+    let files = hop.files(dir, &name, &format!("spiffe://m/region/{id}/in/{within}"));
+    let credentials = |files| Credentials::of_region(files, &region, &catalogue);
+    let tls = files.map(|files| Arc::new(credentials(files).map_err(|wrong| wrong.join("\n")).unwrap()));
+    let (replica, seen) = replica(takes).await;
+    let operations = free_address();
+    let config = IngressConfig {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        region: region.clone(),
+        signals: Signals::default(),
+        catalogue: catalogue.clone(),
+        receipts: None,
+        tls,
+        operations: Some(operations),
+    };
+    let spoke = Arc::new(Mutex::new(Spoke::new(region.clone(), 1, vec![replica])));
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (ready, address) = oneshot::channel();
+    let shutdown = async { drop(stopped.await) };
+    tokio::spawn(gateway::ingress::run(config, spoke, shutdown, |address| ready.send(address).unwrap()));
+    let network = Network::before(address.await.unwrap()).await;
+    Region { operations, network, seen, _stop: stop }
+}
+
+impl Network {
+    async fn before(door: SocketAddr) -> Network {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (target, crossed) = (watch::Sender::new(door), Arc::new(Mutex::new(Vec::new())));
+        let cut = watch::Sender::new(false);
+        let (led, copied, broken) = (target.subscribe(), crossed.clone(), cut.subscribe());
+        tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let (mut led, copied, broken) = (led.clone(), copied.clone(), broken.clone());
+                tokio::spawn(async move {
+                    let target = *led.borrow_and_update();
+                    let Ok(far) = TcpStream::connect(target).await else { return };
+                    let (near, far) = (near.into_split(), far.into_split());
+                    tokio::select! {
+                        () = carry(near.0, far.1, &copied, broken.clone()) => {}
+                        () = carry(far.0, near.1, &copied, broken.clone()) => {}
+                        _ = led.changed() => {}
+                    }
+                });
+            }
+        });
+        Network { door, address, target, cut, crossed }
+    }
+}
+
+/// Until either end is done.
+async fn carry(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    copy: &Mutex<Vec<u8>>,
+    mut cut: watch::Receiver<bool>,
+) {
+    let mut buffer = [0; 16 << 10];
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        cut.wait_for(|cut| !*cut).await.unwrap();
+        copy.lock().unwrap().extend_from_slice(&buffer[..read]);
+        if to.write_all(&buffer[..read]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A replica that is ready and answers, and how many requests it has seen.
+async fn replica(takes: Duration) -> (SocketAddr, Arc<AtomicU64>) {
+    let status = json!({"version": 1, "names": ["anywhere", "locked"], "model": "m", "state": "ready",
+                        "pending_tokens": 0, "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 0.0});
+    let seen: Arc<AtomicU64> = Arc::default();
+    let counted = seen.clone();
+    let answer = move || async move {
+        counted.fetch_add(1, Ordering::SeqCst);
+        if !takes.is_zero() {
+            tokio::time::sleep(takes).await;
+        }
+        format!("{{\"data\":\"{}\"}}", "x".repeat(ANSWER_BYTES))
+    };
+    let router = axum::Router::new()
+        .route("/status", axum::routing::get(move || async move { axum::Json(status) }))
+        .fallback(answer);
+    (serve(router).await, seen)
+}
+
+async fn hub(rows: Vec<Value>) -> SocketAddr {
+    let deployment = |name: &str, residency: Value| {
+        json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
+               "residency": residency, "regions": []})
+    };
+    let deployments = [deployment("anywhere", Value::Null), deployment("locked", json!("eu"))];
+    let table =
+        json!({"version": 1, "epoch": 1, "generation": 1, "regions": rows, "deployments": deployments});
+    let routes = move |query: axum::extract::RawQuery| async move {
+        if query.0.is_some_and(|query| query.contains("after=")) {
+            std::future::pending::<()>().await;
+        }
+        axum::Json(table)
+    };
+    serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
+}
+
+async fn serve(router: axum::Router) -> SocketAddr {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    tokio::spawn(axum::serve(socket, router).into_future());
+    address
+}

@@ -1,0 +1,136 @@
+//! An edge without tenants of its own lets in whom the table names, from one table to the next, and without a hub from its disk.
+
+use super::edge::{PATIENCE, PLACE, served};
+use crate::address::free_address;
+use gateway::config::EdgeConfig;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// The SHA-256 of `acme-old` and `acme-new`.
+const OLD: &str = "48bd6392ce02329046a218ab6e718a0e1a245627e202f47d063f6a66c566367b";
+const NEW: &str = "6bba026a70f2c1131acaa1243400982036ab6341918452ac3f8c77d6fd1ca868";
+
+/// A table with one tenant, or with none at all.
+fn table(number: u64, tenant: Option<Value>) -> String {
+    let deployment = json!({"name": "m", "task": "embed", "model": "pypi://m",
+                            "engine": {"kind": "cpu", "precision": "f32"}, "residency": "eu", "regions": []});
+    let mut table =
+        json!({"version": 1, "epoch": 1, "generation": number, "regions": [], "deployments": [deployment]});
+    if let Some(tenant) = tenant {
+        table["tenants"] = json!([tenant]);
+    }
+    table.to_string()
+}
+
+fn acme(key: &str, deployments: Value, residency: Value) -> Option<Value> {
+    Some(json!({"name": "acme", "key_sha256": [key], "deployments": deployments, "residency": residency,
+                "weight": 1, "limits": {}}))
+}
+
+/// A running edge.
+struct Edge {
+    clients: SocketAddr,
+    operations: SocketAddr,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<Result<(), gateway::edge::EdgeError>>,
+    client: reqwest::Client,
+}
+
+impl Edge {
+    async fn start(dir: &Path, hub: SocketAddr) -> Edge {
+        let operations = free_address();
+        let text = format!(
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{PLACE}'\nhub = 'http://{hub}'\nsnapshot = 'routes'\n\
+             [timeouts]\nlame_duck = '0s'"
+        );
+        let config = EdgeConfig::parse(&text, dir, &BTreeMap::new());
+        let config = config.map_err(|problems| problems.join("\n")).unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (ready, listening) = oneshot::channel();
+        let running = tokio::spawn(gateway::edge::run(config, async { drop(stopped.await) }, |address| {
+            ready.send(address).unwrap();
+        }));
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        Edge { clients: listening.await.unwrap(), operations, stop, running, client }
+    }
+
+    /// What whoever has this key is told of the deployments, or with which status they are turned away.
+    async fn models(&self, key: &str) -> Result<Vec<String>, u16> {
+        let asked = self.client.get(format!("http://{}/v1/models", self.clients)).bearer_auth(key);
+        let answer = asked.send().await.unwrap();
+        let status = answer.status().as_u16();
+        if status != 200 {
+            return Err(status);
+        }
+        let body: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+        let models = body["data"].as_array().unwrap().iter();
+        Ok(models.map(|model| model["id"].as_str().unwrap().to_owned()).collect())
+    }
+
+    async fn until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+        let begun = Instant::now();
+        while !holds().await {
+            assert!(begun.elapsed() < PATIENCE, "{what} did not come true");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn refused(&self) -> u64 {
+        let asked = self.client.get(format!("http://{}/metrics", self.operations));
+        let metrics = asked.send().await.unwrap().text().await.unwrap();
+        let line =
+            metrics.lines().find_map(|line| line.strip_prefix("meridian_gateway_tables_refused_total "));
+        line.unwrap().parse().unwrap()
+    }
+
+    async fn end(self) {
+        drop(self.stop);
+        self.running.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_edge_lets_in_whom_the_table_names_and_nobody_else_with_a_hub_and_without() {
+    let (hub, at, serving) = served(table(1, None)).await;
+    let dir = tempfile::tempdir().unwrap();
+    let edge = Edge::start(dir.path(), at).await;
+    let all = || Ok(vec!["m".to_owned()]);
+    hub.until_asked("the first is in hand", |query| query.contains("after=1.1&")).await;
+    assert_eq!(edge.models("acme-old").await, Err(401), "there is neither a file nor a tenant");
+
+    hub.text.send_replace(table(2, acme(OLD, Value::Null, Value::Null)));
+    edge.until("it is let in", async || edge.models("acme-old").await == all()).await;
+    assert_eq!(edge.models("acme-new").await, Err(401));
+
+    for poison in [acme("acme-new", Value::Null, Value::Null), acme(NEW, Value::Null, json!(""))] {
+        let before = edge.refused().await;
+        hub.text.send_replace(table(3, poison));
+        edge.until("it is refused and counted", async || edge.refused().await > before).await;
+        assert_eq!(edge.models("acme-old").await, all(), "the last good one stays");
+    }
+
+    hub.text.send_replace(table(4, acme(NEW, Value::Null, json!("us"))));
+    edge.until("its new key lets it in", async || edge.models("acme-new").await == all()).await;
+    assert_eq!(edge.models("acme-old").await, Err(401), "and the old one nobody, from the same table on");
+    let asked = edge.client.post(format!("http://{}/v1/embeddings", edge.clients)).bearer_auth("acme-new");
+    let answer = asked.body(json!({"model": "m", "input": "x"}).to_string()).send().await.unwrap();
+    assert_eq!(answer.headers()["x-meridian-error"], "region_not_permitted", "eu and us at once is nowhere");
+
+    hub.text.send_replace(table(5, acme(NEW, json!(["other"]), json!("us"))));
+    edge.until("it may use another only", async || edge.models("acme-new").await == Ok(Vec::new())).await;
+    hub.text.send_replace(table(6, None));
+    hub.until_asked("one of an older hub is in hand", |query| query.contains("after=1.6&")).await;
+    assert_eq!(edge.models("acme-new").await, Ok(Vec::new()), "it says nothing of tenants: they stay");
+    edge.end().await;
+    serving.abort();
+
+    let edge = Edge::start(dir.path(), at).await;
+    assert_eq!(edge.models("acme-new").await, Ok(Vec::new()), "on its disk is who may come in");
+    assert_eq!(edge.models("acme-old").await, Err(401));
+    edge.end().await;
+}

@@ -1,0 +1,87 @@
+//! A region that lies: it says that nothing waits in it and that it is faster than any machine, and it grants everything.
+//!
+//! What it can take by that is what others cannot keep. It is asked for nothing that a nearer region does in time, for at
+//! most seven tenths of what one that is full is asked for, and for nothing any longer when it does not do it.
+
+use super::scene::{BUSY, FAR, NEAR, SPEED, Scene, serve};
+use super::wire::Wire;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Requests of each part.
+const ASKED: u64 = 400;
+
+#[derive(Default)]
+struct Liar {
+    requests: AtomicU64,
+    /// It refuses what it has promised to take.
+    refuses: AtomicBool,
+}
+
+impl Liar {
+    async fn start() -> (Arc<Liar>, SocketAddr) {
+        let liar = Arc::<Liar>::default();
+        let exchange = move |body: axum::body::Bytes| async move {
+            let question: Value = serde_json::from_slice(&body).unwrap();
+            let load = json!({"name": "m", "ready": 1_000_000, "pending_tokens": 0, "lookup_tokens": 0,
+                              "tokens_per_second": 1e300, "granted_tokens": u64::MAX});
+            axum::Json(json!({"version": 1, "region": FAR, "boot_id": 1, "sequence": question["sequence"],
+                              "draining": false, "deployments": [load]}))
+        };
+        let takes = liar.clone();
+        let compute = move || async move {
+            takes.requests.fetch_add(1, Ordering::SeqCst);
+            let status = if takes.refuses.load(Ordering::SeqCst) {
+                StatusCode::INTERNAL_SERVER_ERROR
+            } else {
+                StatusCode::OK
+            };
+            (status, "{}").into_response()
+        };
+        let router =
+            axum::Router::new().route("/spoke/v1/exchange", axum::routing::post(exchange)).fallback(compute);
+        (liar, serve(router).await)
+    }
+
+    fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
+    }
+}
+
+#[tokio::test]
+async fn a_region_that_lies_takes_only_what_a_full_one_gives_away_and_nothing_that_it_does_not_do() {
+    let (liar, door) = Liar::start().await;
+    let scene = Scene::with((0, SPEED), (0, 0), async |_| Wire::before(door).await.1).await;
+    scene.until_answered_by(NEAR).await;
+    let before = liar.requests();
+    for _ in 0..ASKED {
+        assert_eq!(scene.asks().await, NEAR, "the nearest has nothing to do");
+    }
+    assert_eq!(liar.requests(), before);
+
+    scene.near.pending.store(BUSY, Ordering::SeqCst);
+    scene.until_answered_by(FAR).await;
+    let taken = takes(&scene, &liar).await;
+    // Seven tenths of 400 are 280, and the draw scatters by 9.
+    assert!((240..=320).contains(&taken), "{taken} of {ASKED}");
+
+    liar.refuses.store(true, Ordering::SeqCst);
+    // Half of what was asked within a second is enough. What was under way by then is not called back; after a while one
+    // may try it again, and if that one has an answer a tenth follow.
+    let mut rounds = 0;
+    while takes(&scene, &liar).await > ASKED / 10 {
+        rounds += 1;
+        assert!(rounds < 20, "it is asked again and again");
+    }
+}
+
+/// How many of so many requests, all at once, come to it.
+async fn takes(scene: &Scene, liar: &Liar) -> u64 {
+    let before = liar.requests();
+    futures_util::future::join_all((0..ASKED).map(|_| scene.asks())).await;
+    liar.requests() - before
+}

@@ -1,0 +1,172 @@
+//! An edge between two regions: at the nearer one it stands, the other may take what is too much for that.
+
+use crate::address::free_address;
+use gateway::config::EdgeConfig;
+use gateway::ingress::{self, IngressConfig, Signals};
+use regions::catalogue::Catalogue;
+use scheduler_core::spoke::Spoke;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::future::IntoFuture;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+pub(crate) const NEAR: &str = "aws/us-east-1";
+pub(crate) const FAR: &str = "aws/eu-central-1";
+/// What a replica with a second's work before it says.
+pub(crate) const BUSY: u64 = 10_000;
+pub(crate) const SPEED: u64 = 10_000;
+
+/// A replica that says what it is told to, and answers at once.
+#[derive(Default)]
+pub(crate) struct Replica {
+    pub(crate) pending: AtomicU64,
+    speed: AtomicU64,
+    pub(crate) requests: AtomicU64,
+    pub(crate) tokens: AtomicU64,
+}
+
+impl Replica {
+    pub(crate) async fn start(pending: u64, speed: u64) -> (Arc<Replica>, SocketAddr) {
+        let replica = Arc::new(Replica::default());
+        replica.pending.store(pending, Ordering::SeqCst);
+        replica.speed.store(speed, Ordering::SeqCst);
+        let (status, compute) = (replica.clone(), replica.clone());
+        let status = move || async move { axum::Json(status.status()) };
+        let compute = move |body: axum::body::Bytes| async move {
+            compute.requests.fetch_add(1, Ordering::SeqCst);
+            compute.tokens.fetch_add(gateway_core::body::read(&body).unwrap().tokens, Ordering::SeqCst);
+            "{}"
+        };
+        let router = axum::Router::new().route("/status", axum::routing::get(status)).fallback(compute);
+        (replica, serve(router).await)
+    }
+
+    fn status(&self) -> Value {
+        let pending = self.pending.load(Ordering::SeqCst);
+        json!({"version": 1, "names": ["m"], "model": "m", "state": "ready", "pending_tokens": pending,
+               "lookup_tokens": pending, "pending_inputs": 0, "requests_total": 0,
+               "tokens_per_second": self.speed.load(Ordering::SeqCst) as f64})
+    }
+}
+
+pub(crate) async fn serve(router: axum::Router) -> SocketAddr {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    tokio::spawn(axum::serve(socket, router).into_future());
+    address
+}
+
+/// A region's door before one replica.
+async fn region(
+    id: &str,
+    replica: SocketAddr,
+    stopped: impl Future<Output = ()> + Send + 'static,
+) -> SocketAddr {
+    let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica])));
+    let config = IngressConfig {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        region: id.parse().unwrap(),
+        signals: Signals::default(),
+        catalogue: Arc::new(Catalogue::builtin()),
+        receipts: None,
+        tls: None,
+        operations: None,
+    };
+    let (ready, bound) = oneshot::channel();
+    tokio::spawn(async move {
+        ingress::run(config, spoke, stopped, |address| ready.send(address).unwrap()).await.unwrap();
+    });
+    bound.await.unwrap()
+}
+
+async fn hub(near: SocketAddr, far: SocketAddr) -> SocketAddr {
+    let at = |id: &str, at: SocketAddr| json!({"id": id, "endpoint": at.to_string(), "deployments": ["m"]});
+    let deployment = json!({"name": "m", "task": "embed", "model": "pypi://m",
+        "engine": {"kind": "cpu", "precision": "f32"}, "residency": null, "regions": []});
+    let table = json!({"version": 1, "epoch": 1, "generation": 1, "regions": [at(NEAR, near), at(FAR, far)],
+        "deployments": [deployment]});
+    let routes = move |query: axum::extract::RawQuery| async move {
+        if query.0.is_some_and(|query| query.contains("after=")) {
+            std::future::pending::<()>().await;
+        }
+        axum::Json(table)
+    };
+    serve(axum::Router::new().route("/v1/routes", axum::routing::get(routes))).await
+}
+
+/// All of it. The edge stands at the near region.
+pub(crate) struct Scene {
+    pub(crate) near: Arc<Replica>,
+    pub(crate) far: Arc<Replica>,
+    url: String,
+    operations: SocketAddr,
+    client: reqwest::Client,
+    _dir: tempfile::TempDir,
+    _stop: tokio::sync::watch::Sender<()>,
+}
+
+impl Scene {
+    pub(crate) async fn start(near: (u64, u64), far: (u64, u64)) -> Scene {
+        Scene::with(near, far, async |door| door).await
+    }
+
+    /// The same, where the edge reaches the far region at what `between` makes of its door.
+    pub(crate) async fn with(
+        near: (u64, u64),
+        far: (u64, u64),
+        between: impl AsyncFnOnce(SocketAddr) -> SocketAddr,
+    ) -> Scene {
+        let stop = tokio::sync::watch::Sender::new(());
+        let stopped = || {
+            let mut stop = stop.subscribe();
+            async move { while stop.changed().await.is_ok() {} }
+        };
+        let (near, near_at) = Replica::start(near.0, near.1).await;
+        let (far, far_at) = Replica::start(far.0, far.1).await;
+        let far_door = between(region(FAR, far_at, stopped()).await).await;
+        let hub = hub(region(NEAR, near_at, stopped()).await, far_door).await;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tenants.toml"), "[[tenant]]\nname = 't'\nkey_env = 'KEY'\n").unwrap();
+        let operations = free_address();
+        let text = format!(
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{NEAR}'\nhub = 'http://{hub}'\n\
+             snapshot = 'routes'\ntenants = 'tenants.toml'"
+        );
+        let environment = BTreeMap::from([("KEY".to_owned(), "KEY".to_owned())]);
+        let config = EdgeConfig::parse(&text, dir.path(), &environment).unwrap();
+        let (ready, bound) = oneshot::channel();
+        let shutdown = stopped();
+        tokio::spawn(async move {
+            gateway::edge::run(config, shutdown, |address| ready.send(address).unwrap()).await.unwrap();
+        });
+        let url = format!("http://{}/v1/embeddings", bound.await.unwrap());
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        Scene { near, far, url, operations, client, _dir: dir, _stop: stop }
+    }
+
+    /// The region that answers a lookup.
+    pub(crate) async fn asks(&self) -> String {
+        let body = json!({"model": "m", "input": "a question of a few words"}).to_string();
+        let answer = self.client.post(&self.url).bearer_auth("KEY").body(body).send().await.unwrap();
+        let told = answer.headers().get("x-meridian-region").map_or("", |value| value.to_str().unwrap());
+        told.to_owned()
+    }
+
+    /// Asks until both regions have been heard and the first request has left, or stayed.
+    pub(crate) async fn until_answered_by(&self, region: &str) {
+        while self.asks().await != region {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    pub(crate) async fn scraped(&self, sample: &str) -> u64 {
+        let url = format!("http://{}/metrics", self.operations);
+        let text = self.client.get(url).send().await.unwrap().text().await.unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(sample));
+        line.map_or(0, |value| value.trim().parse().unwrap())
+    }
+}

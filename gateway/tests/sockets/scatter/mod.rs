@@ -1,0 +1,330 @@
+//! One request with very many inputs, over three regions that answer as replicas do: one right answer, whatever becomes
+//! of them.
+
+mod replica;
+mod scene;
+mod turned_away;
+
+use gateway_core::scatter::{INPUTS_MAX, REPLICA_INPUTS_MAX};
+use scene::{AMERICA, EUROPE, JAPAN, Scene, Script, WIDTH};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// So many different texts.
+fn texts(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("text number {number}, with \"quotes\", [brackets] and a \\")).collect()
+}
+
+/// What one replica without limits would answer.
+fn whole(path: &str, body: &Value) -> Value {
+    let answer = replica::answer(path, body.to_string().as_bytes(), usize::MAX, WIDTH);
+    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    serde_json::from_slice(&answer.body).unwrap()
+}
+
+fn embeddings(inputs: usize) -> Value {
+    json!({"model": "anywhere", "input": texts(inputs)})
+}
+
+// The limits of the core, which does not know the replica, are the replica's.
+const _: () = assert!(REPLICA_INPUTS_MAX == replica_core::limits::MAX_INPUTS);
+const _: () =
+    assert!(4 * gateway_core::scatter::cut::PIECE_TOKENS_MAX <= replica_core::limits::MAX_REQUEST_TOKENS);
+
+/// Invariant 3, Order and identity.
+#[tokio::test]
+async fn every_dialect_is_answered_as_by_one_replica() {
+    let scene = Scene::healthy().await;
+    let texts = texts(3_000);
+    let documents: Vec<Value> = texts
+        .iter()
+        .enumerate()
+        .map(|(n, text)| if n % 3 == 0 { json!({"text": text, "index": n}) } else { json!(text) })
+        .collect();
+    let tokens: Vec<Vec<usize>> = (0..3_000).map(|n| (n..n + 20).collect()).collect();
+    let pairs: Vec<Value> = texts
+        .iter()
+        .enumerate()
+        .map(|(n, text)| if n % 2 == 0 { json!([text]) } else { json!([text, "b"]) })
+        .collect();
+    for (path, body) in [
+        ("/v1/embeddings", json!({"input": texts, "user": "u"})),
+        ("/v1/embeddings", json!({"input": texts, "encoding_format": "base64"})),
+        ("/v1/embeddings", json!({"input": tokens})),
+        ("/embed", json!({"inputs": texts, "truncate": true})),
+        ("/predict", json!({"inputs": pairs})),
+        ("/similarity", json!({"inputs": {"source_sentence": "a", "sentences": texts}})),
+        ("/tokenize", json!({"inputs": texts})),
+        ("/decode", json!({"ids": tokens})),
+        ("/classify", json!({"input": texts})),
+        ("/score", json!({"text_1": "q", "text_2": texts})),
+        ("/rerank", json!({"query": "q", "texts": texts, "return_text": true})),
+        ("/v2/rerank", json!({"query": "q", "documents": documents, "return_documents": true})),
+        ("/v2/rerank", json!({"query": "q", "documents": documents, "top_n": 700})),
+    ] {
+        let mut body = body;
+        body["model"] = json!("anywhere");
+        let before: u64 = scene.requests().iter().sum();
+        let answer = scene.ask(path, &body, &[]).await;
+        assert_eq!(answer.status, 200, "{path}: {}", String::from_utf8_lossy(answer.body.as_ref().unwrap()));
+        let (answered, expected) = (answer.json(), whole(path, &body));
+        assert!(
+            answered == expected,
+            "{path}: {:.300} is not {:.300}",
+            answered.to_string(),
+            expected.to_string()
+        );
+        let pieces = scene.requests().iter().sum::<u64>() - before;
+        assert!(pieces >= 3_000 / 512, "{path} was sent in {pieces} pieces");
+        assert_eq!(answer.header("x-meridian-attempts"), pieces.to_string());
+        let mut regions: Vec<_> = answer.header("x-meridian-region").split(',').collect();
+        assert_eq!(regions[0], AMERICA, "the nearest has the first piece");
+        regions.sort_unstable();
+        assert_eq!(regions, [AMERICA, EUROPE, JAPAN], "{path}");
+        for part in ["gateway;dur=", "network;dur="] {
+            assert!(answer.header("server-timing").contains(part), "{}", answer.header("server-timing"));
+        }
+        if let Some(usage) = answered.pointer("/usage/total_tokens") {
+            assert_eq!(answer.header("x-meridian-tokens"), usage.to_string());
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_small_goes_whole() {
+    let scene = Scene::healthy().await;
+    let answer = scene.ask("/v1/embeddings", &embeddings(255), &[]).await;
+    assert_eq!((answer.status, scene.requests()), (200, [1, 0, 0]));
+    // Many and short: computing them takes no longer than asking.
+    let short = json!({"model": "anywhere", "input": vec!["x"; 500]});
+    assert_eq!((scene.ask("/v1/embeddings", &short, &[]).await.status, scene.requests()), (200, [2, 0, 0]));
+    let answer = scene.ask("/v1/embeddings", &embeddings(600), &[]).await;
+    assert_eq!(answer.status, 200);
+    assert!(scene.requests().iter().sum::<u64>() > 3, "and what is large does not: {:?}", scene.requests());
+}
+
+#[tokio::test]
+async fn a_region_that_dies_in_the_middle_costs_attempts_and_nothing_else() {
+    for victim in 0..3 {
+        let mut scripts = [Script::Answers(Duration::from_millis(5)); 3];
+        scripts[victim] = Script::DiesAfter(2);
+        let scene = Scene::with(scripts).await;
+        let body = embeddings(20_000);
+        let answer = scene.ask("/v1/embeddings", &body, &[]).await;
+        assert_eq!(answer.status, 200, "{}", answer.json());
+        assert!(answer.json() == whole("/v1/embeddings", &body), "one right answer, victim {victim}");
+        let attempts: u64 = answer.header("x-meridian-attempts").parse().unwrap();
+        assert!(attempts > 20_000 / 512, "{attempts}");
+        assert!(scene.requests()[victim] >= 3, "{:?}", scene.requests());
+    }
+}
+
+/// What it is for. Replicas that compute 5,000 inputs a second, one of them or three; what is lost to three times the
+/// speed is the way to Japan and the last pieces.
+#[tokio::test]
+async fn three_regions_take_less_than_half_the_time_of_one() {
+    let scene = Scene::with([Script::Computes(Duration::from_micros(200)); 3]).await;
+    let mut body = embeddings(6_000);
+    let begun = Instant::now();
+    let three = scene.ask("/v1/embeddings", &body, &[]).await;
+    let over_three = begun.elapsed();
+    body["model"] = json!("locked");
+    let begun = Instant::now();
+    let one = scene.ask("/v1/embeddings", &body, &[]).await;
+    let over_one = begun.elapsed();
+    assert_eq!((three.status, one.status), (200, 200));
+    assert_eq!(three.json()["data"], one.json()["data"]);
+    println!("6,000 inputs: {over_one:?} in one region, {over_three:?} in three");
+    assert!(over_three * 2 < over_one, "{over_three:?} and {over_one:?}");
+}
+
+#[tokio::test]
+async fn a_refusal_of_a_piece_is_one_of_the_whole_and_names_its_input() {
+    let scene = Scene::healthy().await;
+    let mut inputs = texts(3_000);
+    inputs[2_345] = String::new();
+    let answer = scene.ask("/v1/embeddings", &json!({"model": "anywhere", "input": inputs}), &[]).await;
+    let error = answer.json();
+    assert_eq!((answer.status, &error["error"]["code"]), (400, &json!("empty_input")), "{error}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("`input[2345]`"), "{error}");
+    assert!(answer.header("x-meridian-attempts").parse::<u64>().unwrap() >= 1);
+    let dialect = scene
+        .ask("/predict", &json!({"model": "anywhere", "inputs": vec![json!(["a", 1]); 3_000]}), &[])
+        .await;
+    let error = dialect.json().to_string();
+    assert!(dialect.status == 422 && error.contains("error_type") && error.contains("[1]`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_client_who_hangs_up_takes_all_pieces_along() {
+    let scene = Scene::with([Script::Waits; 3]).await;
+    {
+        let body = embeddings(3_000);
+        let asked = scene.ask("/v1/embeddings", &body, &[]);
+        tokio::pin!(asked);
+        let all_wait = async {
+            for region in scene.regions.values() {
+                region.until_under_way(|under_way| under_way >= 2).await;
+            }
+        };
+        tokio::select! {
+            () = all_wait => {}
+            _ = &mut asked => panic!("nobody has answered"),
+        }
+    }
+    for region in scene.regions.values() {
+        region.until_under_way(|under_way| under_way == 0).await;
+    }
+    assert_eq!(scene.requests(), [2, 2, 2], "two for each replica, and nobody else is asked instead");
+}
+
+/// Four requests are computed in pieces at once. The fifth goes whole, and one that cannot waits for its turn.
+#[tokio::test]
+async fn the_limit_of_requests_in_pieces_holds_at_it_and_one_past_it() {
+    let scene = Arc::new(Scene::healthy().await);
+    let pieces = scene.ask("/v1/embeddings", &embeddings(600), &[]).await;
+    let pieces: u64 = pieces.header("x-meridian-attempts").parse().unwrap();
+    assert!((2..6).contains(&pieces), "{pieces} pieces, all of which can be under way");
+    scene.regions.values().for_each(|region| region.follow(Script::Waits));
+    let until_under_way = async |wanted: u64| {
+        let begun = Instant::now();
+        while scene.regions.values().map(|region| region.under_way()).sum::<u64>() != wanted {
+            assert!(begun.elapsed() < Duration::from_secs(20), "never {wanted} under way");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let mut asked = tokio::task::JoinSet::new();
+    let mut ask = || {
+        let scene = scene.clone();
+        asked.spawn(async move { scene.ask("/v1/embeddings", &embeddings(600), &[]).await });
+    };
+    for at_once in 1..=4 {
+        ask();
+        until_under_way(at_once * pieces).await;
+    }
+    ask();
+    until_under_way(4 * pieces + 1).await;
+    let before = scene.requests();
+    let waits = scene.ask("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "300")]).await;
+    assert_eq!((waits.status, waits.header("x-meridian-error")), (504, "deadline_exceeded"));
+    assert_eq!(scene.requests(), before, "it was not its turn");
+}
+
+#[tokio::test]
+async fn the_limit_of_inputs_holds_at_it_and_one_past_it() {
+    let scene = Scene::with([Script::AnswersWith(1); 3]).await;
+    let ask = async |inputs: usize| {
+        let body = json!({"model": "anywhere", "input": vec!["x"; inputs]});
+        scene.ask("/v1/embeddings", &body, &[]).await
+    };
+    let most = ask(INPUTS_MAX).await;
+    assert_eq!((most.status, most.json()["data"].as_array().unwrap().len()), (200, INPUTS_MAX));
+    let before = scene.requests();
+    let more = ask(INPUTS_MAX + 1).await;
+    let error = more.json();
+    assert_eq!((more.status, &error["error"]["code"]), (400, &json!("too_many_inputs")), "{error}");
+    assert_eq!(error["error"]["param"], "input");
+    for part in ["100001", "100000", "2 requests"] {
+        assert!(error["error"]["message"].as_str().unwrap().contains(part), "{error}");
+    }
+    assert_eq!(scene.requests(), before, "nobody was asked");
+}
+
+/// Invariant 1, Lawful: no piece leaves the allowed set, however much room there is elsewhere and whoever dies.
+#[tokio::test]
+async fn no_piece_goes_where_its_request_may_not() {
+    let scene = Scene::healthy().await;
+    let mut body = embeddings(5_000);
+    body["model"] = json!("locked");
+    let answer = scene.ask("/v1/embeddings", &body, &[]).await;
+    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, EUROPE));
+    assert!(answer.json() == whole("/v1/embeddings", &body));
+    let [america, europe, japan] = scene.requests();
+    assert!(america == 0 && japan == 0 && europe >= 10, "{:?}", scene.requests());
+    let narrowed =
+        scene.ask("/v1/embeddings", &embeddings(5_000), &[("x-meridian-residency", "eu,jp")]).await;
+    assert_eq!((narrowed.status, scene.requests()[0]), (200, 0));
+
+    let scene =
+        Scene::with([Script::Answers(Duration::ZERO), Script::DiesAfter(1), Script::Answers(Duration::ZERO)])
+            .await;
+    let answer = scene.ask("/v1/embeddings", &body, &[("x-meridian-timeout-ms", "4000")]).await;
+    assert_eq!((answer.status, answer.header("x-meridian-error")), (503, "no_capacity_in_allowed_regions"));
+    assert!(matches!(scene.requests(), [0, europe, 0] if europe > 1), "{:?}", scene.requests());
+}
+
+#[tokio::test]
+async fn an_answer_in_pieces_names_a_receipt_of_each_region_that_took_part() {
+    let scene = Scene::healthy().await;
+    let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[]).await;
+    assert_eq!(
+        answer.header("x-meridian-residency-receipt"),
+        "",
+        "of one that may go anywhere nothing is promised"
+    );
+    let narrowed = [("x-meridian-residency", "eu,jp")];
+    let answer = scene.ask("/v1/embeddings", &embeddings(5_000), &narrowed).await;
+    let regions: Vec<_> = answer.header("x-meridian-region").split(',').collect();
+    let receipts: Vec<_> = answer.header("x-meridian-residency-receipt").split(',').collect();
+    assert_eq!((answer.status, regions.len(), receipts.len()), (200, 2, 2), "{regions:?} {receipts:?}");
+    for (region, receipt) in regions.into_iter().zip(receipts) {
+        let sent = scene.sent_under(receipt).await;
+        assert!(sent.iter().all(|sent| sent == region), "{receipt} of {region}: {sent:?}");
+    }
+}
+
+#[tokio::test]
+async fn limits_are_taken_once_and_settled_by_the_sum() {
+    let scene = Scene::healthy().await;
+    let body = embeddings(3_000);
+    let answer = scene.ask_as("n", "/v1/embeddings", &body, &[]).await;
+    assert_eq!(answer.status, 200);
+    let tokens: u64 = answer.json()["usage"]["total_tokens"].as_u64().unwrap();
+    assert_eq!(answer.header("x-meridian-tokens"), tokens.to_string());
+    assert_eq!(answer.header("x-ratelimit-limit-requests"), "2");
+    // Two requests a second, and this was one. What it cost is settled by now, and the minute has earned next to none of
+    // it back.
+    let next = scene.ask_as("n", "/v1/embeddings", &json!({"model": "anywhere", "input": "x"}), &[]).await;
+    assert_eq!(next.status, 200);
+    let left: u64 = next.header("x-ratelimit-remaining-tokens").parse().unwrap();
+    assert!((999_000 - tokens..1_040_000 - tokens).contains(&left), "{left} after {tokens}");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_none_is_not_joined() {
+    let scene = Scene::with([Script::AnswersTooFew; 3]).await;
+    let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[]).await;
+    let error = answer.json();
+    assert_eq!((answer.status, &error["error"]["code"]), (500, &json!("internal")), "{error}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("one element for each input"), "{error}");
+}
+
+#[tokio::test]
+async fn a_deadline_holds_for_all_pieces() {
+    let scene =
+        Scene::with([Script::Answers(Duration::ZERO), Script::Answers(Duration::ZERO), Script::Waits]).await;
+    let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "700")]).await;
+    assert_eq!((answer.status, answer.header("x-meridian-error")), (504, "deadline_exceeded"));
+}
+
+/// Some 100 MB, more than is held.
+const LARGE: usize = 3_000;
+
+#[tokio::test]
+async fn an_answer_that_is_too_large_to_hold_comes_as_it_is_computed() {
+    let scene = Scene::with([Script::AnswersWith(LARGE); 3]).await;
+    let answer = scene.ask("/v1/embeddings", &embeddings(LARGE), &[]).await;
+    assert_eq!((answer.status, answer.header("content-length")), (200, ""));
+    let body = answer.body.as_ref().unwrap();
+    assert!(body.len() > 64 << 20, "{}", body.len());
+    let whole =
+        replica::answer("/v1/embeddings", embeddings(LARGE).to_string().as_bytes(), usize::MAX, LARGE);
+    assert!(*body == whole.body, "byte for byte");
+
+    // Nine pieces of twelve, and then nobody is left.
+    let scene = Scene::with([Script::AnswersWithUntil(LARGE, 3); 3]).await;
+    let answer = scene.ask("/v1/embeddings", &embeddings(LARGE), &[]).await;
+    assert_eq!(answer.status, 200);
+    assert!(answer.body.is_err(), "a cut answer looks cut");
+}

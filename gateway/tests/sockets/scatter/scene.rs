@@ -1,0 +1,355 @@
+//! An edge between a scripted hub and three regions that answer as replicas do, until they are told otherwise.
+//!
+//! The regions speak raw HTTP, so that they can die in the middle of anything.
+
+use super::replica;
+use crate::address::free_address;
+use crate::hub::{deployment, hub};
+use gateway::config::EdgeConfig;
+use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+pub(crate) const AMERICA: &str = "aws/us-east-1";
+pub(crate) const EUROPE: &str = "gcp/europe-west4";
+pub(crate) const JAPAN: &str = "oci/ap-tokyo-1";
+const REGIONS: [&str; 3] = [AMERICA, EUROPE, JAPAN];
+
+/// Numbers of a vector, where nothing else is said.
+pub(crate) const WIDTH: usize = 8;
+/// Tokens a second that each region says it computes: such that none of the tests' pieces is too small for the way to
+/// Japan.
+const SPEED: f64 = 5_000.0;
+
+const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\nname = 'narrow'\nkey_file = 'narrow'\n\
+                       limits = { requests_per_second = 2, tokens_per_minute = 1000000 }\n";
+
+/// What a region does with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Script {
+    /// Answers, after this time.
+    Answers(Duration),
+    /// Computes one request after the other, for this time an input.
+    Computes(Duration),
+    /// Answers so many requests and dies in the middle of the next answer.
+    DiesAfter(u64),
+    /// Waits until nobody waits for it any longer.
+    Waits,
+    /// Turns so many requests away, to come back after this time, and answers the others.
+    TurnsAway(u64, Duration),
+    /// Answers with one row too few.
+    AnswersTooFew,
+    /// Answers with vectors of so many numbers.
+    AnswersWith(usize),
+    /// As that, so many times, and dies.
+    AnswersWithUntil(usize, u64),
+}
+
+pub(crate) struct Region {
+    id: &'static str,
+    script: watch::Sender<Script>,
+    requests: AtomicU64,
+    under_way: watch::Sender<u64>,
+    dead: watch::Sender<bool>,
+    /// Whoever computes has it.
+    engine: tokio::sync::Mutex<()>,
+}
+
+impl Region {
+    async fn start(id: &'static str, script: Script) -> (Arc<Region>, SocketAddr) {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let region = Arc::new(Region {
+            id,
+            script: watch::Sender::new(script),
+            requests: AtomicU64::new(0),
+            under_way: watch::Sender::new(0),
+            dead: watch::Sender::new(false),
+            engine: tokio::sync::Mutex::new(()),
+        });
+        let shared = region.clone();
+        tokio::spawn(async move {
+            let mut dead = shared.dead.subscribe();
+            let mut connections = JoinSet::new();
+            // When it dies, the socket and all connections go with this.
+            loop {
+                tokio::select! {
+                    accepted = socket.accept() => {
+                        let (region, (stream, _)) = (shared.clone(), accepted.unwrap());
+                        connections.spawn(async move { region.serve(BufReader::new(stream)).await });
+                    }
+                    _ = dead.wait_for(|dead| *dead) => return,
+                }
+            }
+        });
+        (region, address)
+    }
+
+    async fn serve(&self, mut stream: BufReader<TcpStream>) -> Option<()> {
+        loop {
+            let (path, body) = read_request(&mut stream).await?;
+            if path == "/spoke/v1/exchange" {
+                let question: ExchangeRequestV1 = serde_json::from_slice(&body).ok()?;
+                write(&mut stream, 200, "", &self.report(question.sequence)).await?;
+                continue;
+            }
+            let before = self.requests.fetch_add(1, Ordering::SeqCst);
+            self.under_way.send_modify(|under_way| *under_way += 1);
+            let served = self.compute(&mut stream, &path, &body, before).await;
+            self.under_way.send_modify(|under_way| *under_way -= 1);
+            served?;
+        }
+    }
+
+    async fn compute(
+        &self,
+        stream: &mut BufReader<TcpStream>,
+        path: &str,
+        body: &[u8],
+        before: u64,
+    ) -> Option<()> {
+        let script = *self.script.borrow();
+        let width = match script {
+            Script::AnswersWith(width) | Script::AnswersWithUntil(width, _) => width,
+            _ => WIDTH,
+        };
+        // The limit of a real replica, which no piece may pass.
+        let mut answer = replica::answer(path, body, replica_core::limits::MAX_INPUTS, width);
+        match script {
+            Script::Answers(time) => tokio::time::sleep(time).await,
+            Script::Computes(time) => {
+                let inputs = String::from_utf8_lossy(body).matches("text number").count() as u32;
+                let _engine = self.engine.lock().await;
+                tokio::time::sleep(time * inputs).await;
+            }
+            Script::DiesAfter(answers) if before < answers => {
+                tokio::time::sleep(Duration::from_millis(5)).await
+            }
+            Script::AnswersWithUntil(_, answers) if before < answers => {}
+            Script::DiesAfter(_) | Script::AnswersWithUntil(..) => {
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", answer.body.len());
+                stream.write_all(head.as_bytes()).await.ok()?;
+                stream.write_all(&answer.body[..answer.body.len() / 2]).await.ok()?;
+                stream.flush().await.ok()?;
+                self.dead.send_replace(true);
+                return None;
+            }
+            Script::Waits => {
+                let _ = stream.read_u8().await;
+                return None;
+            }
+            Script::TurnsAway(times, wait) if before < times => {
+                let headers = format!(
+                    "x-meridian-error: overloaded\r\nretry-after-ms: {}\r\nretry-after: 1\r\n",
+                    wait.as_millis()
+                );
+                return write(stream, 429, &headers, b"{\"error\":{\"code\":\"overloaded\"}}").await;
+            }
+            Script::TurnsAway(..) => {}
+            Script::AnswersTooFew => {
+                let mut short: Value = serde_json::from_slice(&answer.body).unwrap();
+                short["data"].as_array_mut().unwrap().pop();
+                answer.body = short.to_string().into_bytes();
+            }
+            Script::AnswersWith(_) => {}
+        }
+        let headers = format!(
+            "content-type: application/json\r\nserver-timing: region;dur=1\r\nx-meridian-tokens: {}\r\n",
+            answer.tokens
+        );
+        write(stream, answer.status, &headers, &answer.body).await
+    }
+
+    fn report(&self, sequence: u64) -> Vec<u8> {
+        let load =
+            |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "tokens_per_second": SPEED});
+        let report = json!({
+            "version": 1, "region": self.id, "boot_id": 1, "sequence": sequence, "draining": false,
+            "deployments": [load("anywhere"), load("locked")],
+        });
+        let wire: ReportV1 = serde_json::from_value(report).expect("a report as a spoke sends it");
+        serde_json::to_vec(&wire).unwrap()
+    }
+
+    /// Waits until so many requests are under way here.
+    pub(crate) async fn until_under_way(&self, wanted: impl Fn(u64) -> bool) {
+        self.under_way.subscribe().wait_for(|under_way| wanted(*under_way)).await.unwrap();
+    }
+
+    /// Does this from now on.
+    pub(crate) fn follow(&self, script: Script) {
+        self.script.send_replace(script);
+    }
+
+    /// Requests that are under way here.
+    pub(crate) fn under_way(&self) -> u64 {
+        *self.under_way.borrow()
+    }
+
+    /// Asked so many times.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
+    }
+}
+
+async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    let head = String::from_utf8(head).ok()?.to_lowercase();
+    let path = head.split(' ').nth(1)?.to_owned();
+    let length = head.split("content-length: ").nth(1)?.split("\r\n").next()?.parse().ok()?;
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.ok()?;
+    Some((path, body))
+}
+
+async fn write(stream: &mut BufReader<TcpStream>, status: u16, headers: &str, body: &[u8]) -> Option<()> {
+    let head = format!("HTTP/1.1 {status} Status\r\n{headers}content-length: {}\r\n\r\n", body.len());
+    stream.write_all(head.as_bytes()).await.ok()?;
+    stream.write_all(body).await.ok()?;
+    stream.flush().await.ok()
+}
+
+/// An edge with three regions behind it.
+pub(crate) struct Scene {
+    pub(crate) url: String,
+    operations: String,
+    pub(crate) regions: BTreeMap<&'static str, Arc<Region>>,
+    pub(crate) client: reqwest::Client,
+    dir: tempfile::TempDir,
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Scene {
+    /// All three answer in no time.
+    pub(crate) async fn healthy() -> Scene {
+        Scene::with([Script::Answers(Duration::from_millis(5)); 3]).await
+    }
+
+    /// America, Europe and Japan.
+    pub(crate) async fn with(scripts: [Script; 3]) -> Scene {
+        let (mut regions, mut rows) = (BTreeMap::new(), Vec::new());
+        for (id, script) in REGIONS.into_iter().zip(scripts) {
+            let (region, address) = Region::start(id, script).await;
+            regions.insert(id, region);
+            rows.push(
+                json!({"id": id, "endpoint": address.to_string(), "deployments": ["anywhere", "locked"]}),
+            );
+        }
+        let hub =
+            hub(1, 1, &rows, &[deployment("anywhere", Value::Null), deployment("locked", json!("eu"))]).await;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("key"), "k").unwrap();
+        std::fs::write(dir.path().join("narrow"), "n").unwrap();
+        std::fs::write(dir.path().join("receipts-key"), "0123456789abcdef").unwrap();
+        std::fs::write(dir.path().join("tenants.toml"), TENANTS).unwrap();
+        let operations = free_address();
+        let text = format!(
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{AMERICA}'\nhub = 'http://{hub}'\n\
+             snapshot = 'routes'\ntenants = 'tenants.toml'\n[receipts]\ndir = 'receipts'\nkey_file = 'receipts-key'"
+        );
+        let config =
+            EdgeConfig::parse(&text, dir.path(), &BTreeMap::new()).map_err(|problems| problems.join("\n"));
+        let config = config.unwrap();
+        let operations = format!("http://{}", config.operations);
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (ready, address) = tokio::sync::oneshot::channel();
+        let shutdown = async { drop(stopped.await) };
+        tokio::spawn(gateway::edge::run(config, shutdown, |address| {
+            ready.send(address).expect("somebody waits")
+        }));
+        let url = format!("http://{}", address.await.unwrap());
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let scene = Scene { url, operations, regions, client, dir, _stop: stop };
+        scene.until_all_healthy().await;
+        scene
+    }
+
+    async fn until_all_healthy(&self) {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the regions do not become healthy");
+            let Ok(answer) = self.client.get(format!("{}/routes", self.operations)).send().await else {
+                continue;
+            };
+            let routes: Value = answer.json().await.unwrap();
+            let regions = routes["regions"].as_array().cloned().unwrap_or_default();
+            if regions.len() == 3 && regions.iter().all(|region| region["health"] == "healthy") {
+                return;
+            }
+        }
+    }
+
+    /// Asks as the tenant that may do everything.
+    pub(crate) async fn ask(&self, path: &str, body: &Value, headers: &[(&str, &str)]) -> Answer {
+        self.ask_as("k", path, body, headers).await
+    }
+
+    pub(crate) async fn ask_as(
+        &self,
+        key: &str,
+        path: &str,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> Answer {
+        let mut request =
+            self.client.post(format!("{}{path}", self.url)).bearer_auth(key).body(body.to_string());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let answer = request.send().await.expect("an answer");
+        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+        Answer { status, headers, body: answer.bytes().await.map_err(drop).map(|body| body.to_vec()) }
+    }
+
+    /// Where the receipts with this identifier say that a request was sent, once they are on disk.
+    pub(crate) async fn sent_under(&self, id: &str) -> Vec<String> {
+        let begun = Instant::now();
+        loop {
+            let files = gateway::receipts::files_in(&[self.dir.path().join("receipts")]).unwrap();
+            let text: String = files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+            let entries =
+                text.lines().filter_map(|line| serde_json::from_str::<Value>(line.split_once(' ')?.1).ok());
+            let of_it = entries.filter(|entry| entry["kind"] == "attempt" && entry["id"] == id);
+            let regions: Vec<_> = of_it.map(|entry| entry["region"].as_str().unwrap().to_owned()).collect();
+            if !regions.is_empty() {
+                return regions;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "no receipt {id}: {text}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// How often each region was asked.
+    pub(crate) fn requests(&self) -> [u64; 3] {
+        REGIONS.map(|id| self.regions[id].requests())
+    }
+}
+
+/// What came back.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    headers: reqwest::header::HeaderMap,
+    /// Nothing if it broke off.
+    pub(crate) body: Result<Vec<u8>, ()>,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(self.body.as_ref().expect("it did not break off")).expect("JSON")
+    }
+}

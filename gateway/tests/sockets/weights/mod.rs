@@ -1,0 +1,174 @@
+//! The plan at the edge, over real sockets: how requests are divided by weights, what stands above a weight, and what becomes
+//! of a plan that cannot be right or of a hub that is gone.
+
+mod scene;
+
+use scene::{Edge, FAR, Hub, NEAR, plan, region, row, table};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+/// So many may be answered by the other region: who is late on a busy machine is raced, and both are near.
+const RACED: u32 = 2;
+
+async fn two_regions() -> [SocketAddr; 2] {
+    [region(NEAR).await, region(FAR).await]
+}
+
+#[tokio::test]
+async fn requests_are_divided_by_the_weights_and_explained_by_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
+    hub.says(plan(7, &[row("m", Value::Null, &[(NEAR, 300), (FAR, 700)])]));
+    let edge = Edge::start(dir.path(), at).await;
+    edge.until_planned("1.7", 2).await;
+    // Seven tenths of 400 are 280, give or take 9.2.
+    let far = edge.far_of(400, "m").await;
+    assert!((235..=325).contains(&far), "{far} of 400");
+    // Without a row the nearest is asked.
+    assert_eq!(edge.far_of(20, "m-us").await, 0);
+
+    let region = edge.asks("m", &[("x-request-id", "one")]).await;
+    let explained = edge.operators("/explain/one").await;
+    assert_eq!(
+        (&explained["regions"][0]["region"], &explained["regions"][0]["rank"]),
+        (&json!(region), &json!(1))
+    );
+    let of =
+        |id: &str| explained["regions"].as_array().unwrap().iter().find(|row| row["region"] == id).unwrap();
+    assert_eq!((&of(FAR)["weight_permille"], &of(FAR)["planned"]), (&json!(700), &json!("nearer_full")));
+    assert_eq!(of(NEAR)["weight_permille"], 300);
+    assert_eq!(edge.scraped("meridian_gateway_plan_rows").await, 1);
+}
+
+/// Invariant 1, Lawful: whatever a plan says.
+#[tokio::test]
+async fn a_weight_sends_nothing_where_the_law_forbids_it_or_where_nobody_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
+    hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 1000)]), row("m-us", json!("us"), &[(FAR, 1000)])]));
+    let edge = Edge::start(dir.path(), at).await;
+    edge.until_planned("1.1", 2).await;
+    assert!(edge.far_of(20, "m").await + RACED >= 20);
+    assert_eq!(edge.far_of(20, "m-us").await, 0);
+    for _ in 0..20 {
+        assert_eq!(edge.asks("m", &[("x-meridian-residency", "us")]).await, NEAR);
+    }
+
+    let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let regions = [region(NEAR).await, nobody.local_addr().unwrap()];
+    drop(nobody);
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, at) = Hub::start(table(1, regions, &[])).await;
+    hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 1000)])]));
+    let edge = Edge::start(dir.path(), at).await;
+    edge.until_planned("1.1", 1).await;
+    assert_eq!(edge.far_of(20, "m").await, 0);
+}
+
+/// Invariant 5, Monotone plans.
+#[tokio::test]
+async fn a_plan_that_is_not_newer_or_cannot_be_read_is_refused_and_counted_and_the_last_one_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
+    let to = |region: &str| row("m", Value::Null, &[(region, 1000)]);
+    hub.says(plan(5, &[to(FAR)]));
+    let edge = Edge::start(dir.path(), at).await;
+    edge.until_planned("1.5", 2).await;
+    let elsewhere = json!({"version": 1, "epoch": 1, "generation": 9, "gateway": FAR, "rows": []});
+    let other = json!({"version": 2, "epoch": 1, "generation": 9, "gateway": NEAR, "rows": []});
+    let short = plan(9, &[row("m", Value::Null, &[(NEAR, 999)])]);
+    for wrong in [plan(4, &[to(NEAR)]), plan(5, &[to(NEAR)]), elsewhere, other, short, json!("nonsense")] {
+        let before = edge.scraped("meridian_gateway_plans_refused_total").await;
+        hub.says(wrong);
+        hub.until_heard().await;
+        assert!(edge.scraped("meridian_gateway_plans_refused_total").await > before);
+        assert!(edge.far_of(5, "m").await + RACED >= 5, "the last good one stays");
+    }
+    hub.says(plan(6, &[to(NEAR)]));
+    edge.until_planned("1.6", 2).await;
+    assert!(edge.far_of(5, "m").await <= RACED);
+}
+
+/// Invariant 4, Static stability.
+#[tokio::test]
+async fn a_gateway_that_starts_without_its_hub_goes_by_the_plan_on_its_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
+    hub.says(plan(3, &[row("m", Value::Null, &[(FAR, 1000)])]));
+    let edge = Edge::start(dir.path(), at).await;
+    edge.until_planned("1.3", 2).await;
+    drop(edge);
+    let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let edge = Edge::start(dir.path(), nobody).await;
+    edge.until_planned("1.3", 2).await;
+    assert!(edge.far_of(20, "m").await + RACED >= 20);
+
+    std::fs::write(dir.path().join("routes.plan"), "torn").unwrap();
+    let edge = Edge::start(dir.path(), nobody).await;
+    edge.until("it serves without a plan", |routes| {
+        let well = |region: &&Value| region["health"] == "healthy";
+        routes["regions"].as_array().into_iter().flatten().filter(well).count() == 2
+    })
+    .await;
+    assert!(edge.far_of(20, "m").await <= RACED, "the nearest");
+}
+
+#[tokio::test]
+async fn a_region_that_is_drained_has_what_may_go_nowhere_else_and_what_the_plan_still_gives_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let regions = two_regions().await;
+    let (hub, at) = Hub::start(table(1, regions, &[NEAR])).await;
+    let edge = Edge::start(dir.path(), at).await;
+    let routes = edge
+        .until("both are well", |routes| {
+            let rows = routes["regions"].as_array().into_iter().flatten();
+            rows.filter(|region| region["health"] == "healthy").count() == 2
+        })
+        .await;
+    let draining: Vec<_> =
+        routes["regions"].as_array().unwrap().iter().filter(|row| row["draining"] == true).collect();
+    assert_eq!((draining.len(), &draining[0]["region"]), (1, &json!(NEAR)));
+    assert!(edge.far_of(20, "m").await + RACED >= 20, "the nearest of those that stay");
+    assert_eq!(edge.far_of(20, "m-us").await, 0, "it may go nowhere else");
+
+    // It leaves at the pace of the plan.
+    hub.says(plan(1, &[row("m", Value::Null, &[(NEAR, 900), (FAR, 100)])]));
+    edge.until_planned("1.1", 2).await;
+    let far = edge.far_of(100, "m").await;
+    assert!(far < 40, "{far} of 100");
+    hub.says(plan(2, &[row("m", Value::Null, &[(FAR, 1000)])]));
+    edge.until_planned("1.2", 2).await;
+    assert!(edge.far_of(20, "m").await + RACED >= 20);
+    hub.table.send_replace(table(2, regions, &[]));
+    hub.says(plan(3, &[row("m", Value::Null, &[(NEAR, 1000)])]));
+    edge.until_planned("1.3", 2).await;
+    assert!(edge.far_of(20, "m").await <= RACED);
+}
+
+#[tokio::test]
+async fn the_hub_is_told_what_is_asked_for_by_class_and_origin() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
+    let edge = Edge::start(dir.path(), at).await;
+    edge.until("both are well", |routes| {
+        let rows = routes["regions"].as_array().into_iter().flatten();
+        rows.filter(|region| region["health"] == "healthy").count() == 2
+    })
+    .await;
+    for _ in 0..50 {
+        edge.asks("m", &[]).await;
+        edge.asks("m", &[("x-meridian-residency", "eu")]).await;
+        edge.asks("m-us", &[]).await;
+    }
+    hub.until_heard().await;
+    let told = hub.demand.lock().unwrap().clone().unwrap();
+    assert_eq!(told.gateway, NEAR);
+    let classes: Vec<_> = told
+        .classes
+        .iter()
+        .map(|class| (class.deployment.as_str(), class.residency.as_deref(), class.origin.as_str()))
+        .collect();
+    assert_eq!(classes, [("m", None, NEAR), ("m", Some("eu"), NEAR), ("m-us", Some("us"), NEAR)]);
+    assert!(told.classes.iter().all(|class| class.tokens_per_second > 0), "{told:?}");
+    assert_eq!(edge.scraped("meridian_gateway_demand_missed_total").await, 0);
+}

@@ -1,0 +1,211 @@
+//! An edge between two regions, and a hub whose table and plan are what a test says.
+
+use crate::address::free_address;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use gateway::config::EdgeConfig;
+use scheduler_core::wire::plan::DemandV1;
+use scheduler_core::wire::report::ExchangeRequestV1;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::future::IntoFuture;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::{oneshot, watch};
+
+pub(crate) const NEAR: &str = "aws/us-east-1";
+pub(crate) const FAR: &str = "aws/eu-central-1";
+/// How long anything that is waited for may take before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the hub says, and what it was told last.
+pub(crate) struct Hub {
+    pub(crate) table: watch::Sender<Value>,
+    /// The answer to a gateway's demand: nothing is 204.
+    pub(crate) plan: Mutex<Option<Value>>,
+    pub(crate) demand: Mutex<Option<DemandV1>>,
+    pub(crate) asked: watch::Sender<u64>,
+}
+
+/// How one class is divided.
+pub(crate) fn row(deployment: &str, residency: Value, shares: &[(&str, u16)]) -> Value {
+    let share = |(region, permille): &(&str, u16)| json!({"region": region, "permille": permille, "why": "nearer_full"});
+    json!({"deployment": deployment, "residency": residency, "origin": NEAR,
+           "shares": shares.iter().map(share).collect::<Vec<_>>()})
+}
+
+/// The rows of the gateway at the near region.
+pub(crate) fn plan(generation: u64, rows: &[Value]) -> Value {
+    json!({"version": 1, "epoch": 1, "generation": generation, "gateway": NEAR, "rows": rows})
+}
+
+/// A table in which these regions drain.
+pub(crate) fn table(generation: u64, regions: [SocketAddr; 2], draining: &[&str]) -> Value {
+    let at = |id: &str, at: SocketAddr| json!({"id": id, "endpoint": at.to_string(), "deployments": ["m", "m-us"], "draining": draining.contains(&id)});
+    let deployment = |name: &str, residency: Value| {
+        json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
+               "residency": residency, "regions": []})
+    };
+    json!({"version": 1, "epoch": 1, "generation": generation, "regions": [at(NEAR, regions[0]), at(FAR, regions[1])],
+           "deployments": [deployment("m", Value::Null), deployment("m-us", json!("us"))]})
+}
+
+async fn serve(router: axum::Router) -> SocketAddr {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    tokio::spawn(axum::serve(socket, router).into_future());
+    address
+}
+
+/// A region that is well, has nothing to do, and answers at once.
+pub(crate) async fn region(id: &'static str) -> SocketAddr {
+    let report = move |body: Bytes| async move {
+        let question: ExchangeRequestV1 = serde_json::from_slice(&body).unwrap();
+        let load = |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "lookup_tokens": 0, "tokens_per_second": 1e4});
+        axum::Json(
+            json!({"version": 1, "region": id, "boot_id": 1, "sequence": question.sequence, "draining": false,
+                          "deployments": [load("m"), load("m-us")]}),
+        )
+    };
+    serve(axum::Router::new().route("/spoke/v1/exchange", post(report)).fallback(async || "{}")).await
+}
+
+impl Hub {
+    pub(crate) async fn start(table: Value) -> (Arc<Hub>, SocketAddr) {
+        let hub = Arc::new(Hub {
+            table: watch::Sender::new(table),
+            plan: Mutex::default(),
+            demand: Mutex::default(),
+            asked: watch::Sender::new(0),
+        });
+        let router = axum::Router::new()
+            .route("/v1/routes", get(Hub::routes))
+            .route("/v1/demand", post(Hub::demand))
+            .with_state(hub.clone());
+        (hub, serve(router).await)
+    }
+
+    async fn routes(State(hub): State<Arc<Hub>>, query: axum::extract::RawQuery) -> Response {
+        let query = query.0.unwrap_or_default();
+        let after = query.split('&').find_map(|pair| pair.strip_prefix("after=1."));
+        let after: Option<u64> = after.map(|number| number.parse().unwrap());
+        let newer = |table: &Value| after.is_none_or(|after| table["generation"].as_u64() > Some(after));
+        let mut table = hub.table.subscribe();
+        let table = table.wait_for(newer).await.unwrap().clone();
+        axum::Json(table).into_response()
+    }
+
+    async fn demand(State(hub): State<Arc<Hub>>, body: Bytes) -> Response {
+        *hub.demand.lock().unwrap() = Some(serde_json::from_slice(&body).unwrap());
+        let plan = hub.plan.lock().unwrap().clone();
+        hub.asked.send_modify(|asked| *asked += 1);
+        plan.map_or(StatusCode::NO_CONTENT.into_response(), |plan| axum::Json(plan).into_response())
+    }
+
+    /// Says this from now on.
+    pub(crate) fn says(&self, plan: Value) {
+        *self.plan.lock().unwrap() = Some(plan);
+    }
+
+    /// Until the gateway has asked twice more: then it has heard the answer to the first.
+    pub(crate) async fn until_heard(&self) {
+        let now = *self.asked.borrow();
+        let heard = self.asked.subscribe().wait_for(|asked| *asked >= now + 2).await.map(drop);
+        heard.unwrap();
+    }
+}
+
+/// An edge beside the near region.
+pub(crate) struct Edge {
+    url: String,
+    operations: SocketAddr,
+    client: reqwest::Client,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Edge {
+    /// One that keeps its snapshots in `dir`.
+    pub(crate) async fn start(dir: &Path, hub: SocketAddr) -> Edge {
+        std::fs::write(dir.join("tenants.toml"), "[[tenant]]\nname = 't'\nkey_env = 'KEY'\n").unwrap();
+        let operations = free_address();
+        let text = format!(
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{NEAR}'\nhub = 'http://{hub}'\n\
+             snapshot = 'routes'\ntenants = 'tenants.toml'"
+        );
+        let environment = BTreeMap::from([("KEY".to_owned(), "KEY".to_owned())]);
+        let config =
+            EdgeConfig::parse(&text, dir, &environment).map_err(|problems| problems.join("\n")).unwrap();
+        let (ready, bound) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        tokio::spawn(async move {
+            let shutdown = async { drop(stopped.await) };
+            gateway::edge::run(config, shutdown, |address| ready.send(address).unwrap()).await.unwrap();
+        });
+        let url = format!("http://{}/v1/embeddings", bound.await.unwrap());
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        Edge { url, operations, client, _stop: stop }
+    }
+
+    /// Which region answers, or the error's code.
+    pub(crate) async fn asks(&self, model: &str, headers: &[(&str, &str)]) -> String {
+        let body = json!({"model": model, "input": "a question of a few words"}).to_string();
+        let mut request = self.client.post(&self.url).bearer_auth("KEY").body(body);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let answer = request.send().await.unwrap();
+        let header = |name: &str| answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        header("x-meridian-region").or_else(|| header("x-meridian-error")).unwrap_or_default()
+    }
+
+    /// How many of so many go to the far region.
+    pub(crate) async fn far_of(&self, count: u32, model: &str) -> u32 {
+        let mut far = 0;
+        for _ in 0..count {
+            let region = self.asks(model, &[]).await;
+            assert!([NEAR, FAR].contains(&region.as_str()), "{region}");
+            far += u32::from(region == FAR);
+        }
+        far
+    }
+
+    /// What operators are told at a path.
+    pub(crate) async fn operators(&self, path: &str) -> Value {
+        let url = format!("http://{}{path}", self.operations);
+        self.client.get(url).send().await.unwrap().json().await.unwrap()
+    }
+
+    pub(crate) async fn scraped(&self, sample: &str) -> u64 {
+        let url = format!("http://{}/metrics", self.operations);
+        let text = self.client.get(url).send().await.unwrap().text().await.unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {sample}")).parse().unwrap()
+    }
+
+    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let begun = Instant::now();
+        loop {
+            let routes = self.operators("/routes").await;
+            if holds(&routes) {
+                return routes;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{what} did not come true: {routes}");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Until it has this plan and sees so many regions healthy.
+    pub(crate) async fn until_planned(&self, plan: &str, healthy: usize) {
+        let well = |routes: &Value| {
+            let regions = routes["regions"].as_array().into_iter().flatten();
+            regions.filter(|region| region["health"] == "healthy").count() >= healthy
+        };
+        self.until("it is ready", |routes| routes["plan"].as_str() == Some(plan) && well(routes)).await;
+    }
+}

@@ -1,0 +1,370 @@
+//! Who is let in at the edge, how far, and what whoever is not is told: over real sockets, before a scripted region.
+
+mod scene;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
+use ring::rand::SystemRandom;
+use ring::signature::{Ed25519KeyPair, KeyPair};
+use scene::{SPEED, Scene, header};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+const TENANTS: &str = "\
+[[tenant]]
+name = 'both'
+key_env = 'BOTH'
+
+[[tenant]]
+name = 'limited'
+key_env = 'LIMITED'
+limits = { requests_per_second = 2, inputs_per_second = 3, tokens_per_minute = 1000 }
+
+[[tenant]]
+name = 'backfill'
+key_env = 'BACKFILL'
+lanes = ['bulk']
+
+[[tenant]]
+name = 'lookups'
+key_env = 'LOOKUPS'
+lanes = ['interactive']
+";
+
+#[tokio::test]
+async fn a_refusal_by_a_limit_tells_what_is_left_as_openai_does() {
+    let scene = Scene::start(TENANTS).await;
+    let body = json!({"model": "m", "input": "x"}).to_string();
+    for left in ["1", "0"] {
+        let answer = scene.post("LIMITED", &[], body.clone()).await;
+        assert_eq!(
+            (answer.status().as_u16(), header(&answer, "x-ratelimit-remaining-requests")),
+            (200, left)
+        );
+    }
+    let refused = scene.post("LIMITED", &[], body).await;
+    assert_eq!(
+        (refused.status().as_u16(), header(&refused, "x-meridian-error")),
+        (429, "rate_limit_exceeded")
+    );
+    assert_eq!(header(&refused, "x-ratelimit-limit-requests"), "2");
+    assert_eq!(header(&refused, "x-ratelimit-remaining-requests"), "0");
+    assert_eq!(header(&refused, "x-ratelimit-limit-tokens"), "1000");
+    assert!(header(&refused, "x-ratelimit-remaining-tokens").parse::<u64>().unwrap() > 900);
+    let wait_ms: u64 = header(&refused, "retry-after-ms").parse().unwrap();
+    assert!((1..=500).contains(&wait_ms), "{wait_ms}");
+}
+
+/// The client declares a body and sends none of it: who answers has not read it.
+#[tokio::test]
+async fn what_cannot_be_paid_for_is_refused_before_its_body_is_read() {
+    let scene = Scene::start(TENANTS).await;
+    let check = async |length: usize, status: u16, words: &[&str]| {
+        let (answered, text) = scene.head_only("LIMITED", "", length).await;
+        assert_eq!(answered, status, "{text}");
+        for word in words {
+            assert!(text.contains(word), "{word} in {text}");
+        }
+    };
+    // Sixteen bytes a token at the most, and a thousand tokens a minute.
+    check(16 * 1001, 400, &["too_many_tokens", "waiting does not help", "no more than 1000 tokens"]).await;
+    let body = json!({"model": "m", "input": "x"}).to_string();
+    for _ in 0..2 {
+        assert_eq!(scene.post("LIMITED", &[], body.clone()).await.status(), 200, "the refusal took nothing");
+    }
+    check(body.len(), 429, &["rate_limit_exceeded", "x-ratelimit-remaining-requests: 0"]).await;
+    assert_eq!(scene.region.requests(), 2);
+}
+
+/// Whoever is refused is usually back soon, and keeps its connection for that.
+#[tokio::test]
+async fn a_refusal_before_the_body_leaves_the_connection_as_good_as_before() {
+    let scene = Scene::start(TENANTS).await;
+    let body = json!({"model": "m", "input": "x"}).to_string();
+    let mut line = scene.line().await;
+    for expected in [200, 200, 429, 429, 429] {
+        assert_eq!(line.post("LIMITED", &body).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn more_inputs_than_may_ever_pass_at_once_are_refused_with_the_number_that_may() {
+    let scene = Scene::start(TENANTS).await;
+    let body = |inputs: usize| json!({"model": "m", "input": vec!["x"; inputs]}).to_string();
+    let refused = scene.post("LIMITED", &[], body(4)).await;
+    assert_eq!((refused.status().as_u16(), header(&refused, "x-meridian-error")), (400, "too_many_inputs"));
+    assert_eq!(header(&refused, "x-ratelimit-remaining-requests"), "2", "it was given back");
+    assert_eq!(scene.post("LIMITED", &[], body(3)).await.status(), 200);
+}
+
+#[tokio::test]
+async fn the_lane_that_the_tenant_may_use_is_the_one_that_the_region_is_told() {
+    let scene = Scene::start(TENANTS).await;
+    let check =
+        async |key: &str, asked: Option<&str>, inputs: usize, expected: Result<(&str, &str), &str>| {
+            let body = json!({"model": "m", "input": vec!["x"; inputs]}).to_string();
+            let headers: Vec<_> = asked.map(|lane| ("x-meridian-lane", lane)).into_iter().collect();
+            let answer = scene.post(key, &headers, body).await;
+            let told = header(&answer, "x-meridian-lane").to_owned();
+            let seen = match answer.status().as_u16() {
+                200 => Ok((scene.region.lane(), told)),
+                _ => Err(header(&answer, "x-meridian-error").to_owned()),
+            };
+            let seen =
+                seen.as_ref().map(|(lane, told)| (lane.as_str(), told.as_str())).map_err(String::as_str);
+            assert_eq!(seen, expected, "{key} asks for {asked:?} with {inputs}");
+        };
+    check("BOTH", Some("interactive"), 101, Ok(("interactive", ""))).await;
+    check("BOTH", Some("bulk"), 1, Ok(("bulk", ""))).await;
+    check("BOTH", None, 100, Ok(("interactive", ""))).await;
+    check("BOTH", None, 101, Ok(("bulk", ""))).await;
+    check("BACKFILL", Some("interactive"), 1, Ok(("bulk", "bulk"))).await;
+    check("BACKFILL", None, 1, Ok(("bulk", ""))).await;
+    check("LOOKUPS", None, 101, Ok(("interactive", ""))).await;
+    check("LOOKUPS", Some("bulk"), 1, Err("lane_not_permitted")).await;
+    check("BOTH", Some("fast"), 1, Err("invalid_header")).await;
+}
+
+fn token(header: &Value, claims: &Value, sign: impl Fn(&[u8]) -> Vec<u8>) -> String {
+    let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let signed = format!("{}.{}", part(header), part(claims));
+    format!("{signed}.{}", URL_SAFE_NO_PAD.encode(sign(signed.as_bytes())))
+}
+
+#[tokio::test]
+async fn the_bearer_of_a_token_is_whoever_its_issuer_says_and_nobody_else() {
+    const SECRET: &str = "thirty-two bytes that nobody guesses";
+    let tenants = "[[tenant]]\nname = 'keys'\nkey_env = 'KEYS'\n\
+                   [[tenant]]\nname = 'signed'\nissuer = 'https://a/'\nlanes = ['bulk']\n\
+                   [[tenant]]\nname = 'shared'\nissuer = 'b'\n\
+                   [[issuer]]\nname = 'https://a/'\naudience = 'm'\nkeys_file = 'jwks.json'\n\
+                   [[issuer]]\nname = 'b'\naudience = 'm'\nsecret_file = 'secret'\ntenant_claim = 'org'\n";
+    let ed = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
+    let ed = Ed25519KeyPair::from_pkcs8(ed.as_ref()).unwrap();
+    let x = URL_SAFE_NO_PAD.encode(ed.public_key().as_ref());
+    let jwks = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "1", "x": x}]}).to_string();
+    let files = [("jwks.json", jwks), ("secret", SECRET.to_owned())];
+    let scene = Scene::with_files(tenants, &files).await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let claims = |iss: &str, tenant: &str, exp: u64| json!({"iss": iss, "aud": "m", "tenant": tenant, "org": tenant, "exp": exp});
+    let by_ed = |message: &[u8]| ed.sign(message).as_ref().to_vec();
+    let by = |secret: &[u8], message: &[u8]| {
+        hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), message).as_ref().to_vec()
+    };
+    let (eddsa, hs256) = (json!({"alg": "EdDSA", "kid": "1"}), json!({"alg": "HS256"}));
+    let body = json!({"model": "m", "input": "x"}).to_string();
+    let check = async |token: String, expected: Result<&str, &str>| {
+        let answer = scene.post(&token, &[], body.clone()).await;
+        let (status, code) = (answer.status().as_u16(), header(&answer, "x-meridian-error").to_owned());
+        let challenge = header(&answer, "www-authenticate").to_owned();
+        let text = answer.text().await.unwrap();
+        match expected {
+            Ok(lane) => assert_eq!((status, scene.region.lane()), (200, lane.to_owned()), "{text}"),
+            Err(word) => {
+                assert_eq!((status, code.as_str()), (401, "invalid_token"), "{text}");
+                assert!(challenge.contains("invalid_token") && text.contains(word), "{word} in {text}");
+                assert!(!text.contains(&token[..20]), "a token is not repeated");
+            }
+        }
+    };
+    let good = token(&eddsa, &claims("https://a/", "signed", now + 60), by_ed);
+    check(good.clone(), Ok("bulk")).await;
+    check(good.clone(), Ok("bulk")).await; // the second time without arithmetic
+    check(token(&hs256, &claims("b", "shared", now + 60), |m| by(SECRET.as_bytes(), m)), Ok("interactive"))
+        .await;
+    check(token(&eddsa, &claims("https://a/", "signed", now - 31), by_ed), Err("expired")).await;
+    check(token(&eddsa, &claims("https://a/", "shared", now + 60), by_ed), Err("names no tenant")).await;
+    check(token(&eddsa, &claims("https://a/", "keys", now + 60), by_ed), Err("names no tenant")).await;
+    check(token(&eddsa, &claims("https://c/", "signed", now + 60), by_ed), Err("issuer")).await;
+    check(
+        token(&json!({"alg": "EdDSA", "kid": "2"}), &claims("https://a/", "signed", now + 60), by_ed),
+        Err("no key"),
+    )
+    .await;
+    check(
+        token(&json!({"alg": "none"}), &claims("https://a/", "signed", now + 60), |_| Vec::new()),
+        Err("'alg'"),
+    )
+    .await;
+    // What is public cannot be a secret, and one issuer's secret signs nothing for another.
+    let public = ed.public_key().as_ref();
+    check(token(&hs256, &claims("https://a/", "signed", now + 60), |m| by(public, m)), Err("no key")).await;
+    check(
+        token(&hs256, &claims("https://a/", "signed", now + 60), |m| by(SECRET.as_bytes(), m)),
+        Err("no key"),
+    )
+    .await;
+    let (signed, signature) = good.rsplit_once('.').unwrap();
+    let other = if signature.starts_with('A') { 'B' } else { 'A' };
+    check(format!("{signed}.{other}{}", &signature[1..]), Err("signature")).await;
+    let stranger = scene.post("no.such", &[], body.clone()).await;
+    assert_eq!(header(&stranger, "x-meridian-error"), "invalid_api_key");
+    assert_eq!(scene.post("KEYS", &[], body.clone()).await.status(), 200);
+}
+
+const TWO: &str = "\
+[[tenant]]
+name = 'aggressor'
+key_env = 'AGGRESSOR'
+
+[[tenant]]
+name = 'neighbour'
+key_env = 'NEIGHBOUR'
+
+[[tenant]]
+name = 'held'
+key_env = 'HELD'
+limits = { requests_per_second = 50 }
+";
+
+/// A request of about so many tokens.
+fn of_tokens(tokens: u64) -> String {
+    json!({"model": "m", "input": "word".repeat(tokens as usize)}).to_string()
+}
+
+/// A queue that the aggressor has made, and nobody computes: who is turned away at the head, and what each is told.
+#[tokio::test]
+async fn when_there_is_too_much_for_all_whoever_has_more_than_its_share_is_refused_before_its_body_is_read() {
+    let scene = Arc::new(Scene::start(TWO).await);
+    scene.region.frozen.send_replace(true);
+    // Four seconds of lookups, in forty requests.
+    let mut held = tokio::task::JoinSet::new();
+    for _ in 0..40 {
+        let scene = scene.clone();
+        held.spawn(
+            async move { scene.post("AGGRESSOR", &[], of_tokens(SPEED / 10)).await.status().as_u16() },
+        );
+    }
+    let interactive = "x-meridian-lane: interactive\r\n";
+    // The reports tell of it, and the aggressor, alone as yet, is told that there is no room.
+    let refused = loop {
+        let before = scene.region.waiting();
+        let quick =
+            tokio::time::timeout(Duration::from_millis(100), scene.head_only("AGGRESSOR", interactive, 100));
+        match quick.await {
+            Ok(answer) if before >= 4 * SPEED => break answer,
+            Ok(answer) => panic!("refused with {before} tokens before it: {answer:?}"),
+            // It waits for the body: it was let in.
+            Err(_) => {}
+        }
+    };
+    assert!(refused.0 == 503 && refused.1.contains("saturated"), "{refused:?}");
+    let wait_ms: u64 =
+        refused.1.split("retry-after-ms: ").nth(1).unwrap().split('\r').next().unwrap().parse().unwrap();
+    assert!((2_900..=3_300).contains(&wait_ms), "{wait_ms}: of four seconds one may stay");
+    // Bulk is refused together with the lookup.
+    let bulk = scene.head_only("NEIGHBOUR", "x-meridian-lane: bulk\r\n", 100).await;
+    assert!(bulk.0 == 503 && bulk.1.contains("no room for bulk"), "{bulk:?}");
+    // The neighbour is let in, and from then on the aggressor is told whose fault it is.
+    let neighbour = scene.clone();
+    let let_in =
+        tokio::spawn(async move { neighbour.post("NEIGHBOUR", &[], of_tokens(10)).await.status().as_u16() });
+    let refused = loop {
+        let refused = scene.head_only("AGGRESSOR", interactive, 100).await;
+        if refused.0 != 503 {
+            break refused;
+        }
+    };
+    assert!(refused.0 == 429 && refused.1.contains("more in flight than its share"), "{refused:?}");
+    // Who cannot wait so long is told that, before the others' share is looked at.
+    let hasty = format!("{interactive}x-meridian-timeout-ms: 1000\r\n");
+    let hasty = scene.head_only("NEIGHBOUR", &hasty, 100).await;
+    assert!(hasty.0 == 503 && hasty.1.contains("longer than this one may take"), "{hasty:?}");
+    assert!(!let_in.is_finished());
+    scene.region.frozen.send_replace(false);
+    assert_eq!(let_in.await.unwrap(), 200);
+    while let Some(status) = held.join_next().await {
+        assert_eq!(status.unwrap(), 200, "what was let in is answered");
+    }
+    // And when it has flowed off, everybody is let in again.
+    while scene.post("AGGRESSOR", &[], of_tokens(10)).await.status() != 200 {}
+}
+
+/// Sends so many requests a second for a while, each at its time whatever became of those before; returns how long those
+/// took that were answered, and how many were not.
+async fn sends(
+    scene: &Arc<Scene>,
+    bearer: &'static str,
+    per_second: u32,
+    lasts: Duration,
+) -> (Vec<Duration>, usize) {
+    let began = Instant::now();
+    let mut under_way = tokio::task::JoinSet::new();
+    for number in 0..(lasts.as_secs_f64() * f64::from(per_second)) as u32 {
+        let due = began + number * Duration::from_secs(1) / per_second;
+        tokio::time::sleep_until(due.into()).await;
+        let scene = scene.clone();
+        under_way.spawn(async move {
+            let answer = scene.post(bearer, &[], of_tokens(20)).await;
+            (answer.status().as_u16(), due.elapsed())
+        });
+    }
+    let (mut took, mut refused) = (Vec::new(), 0);
+    while let Some(done) = under_way.join_next().await {
+        match done.unwrap() {
+            (200, time) => took.push(time),
+            _ => refused += 1,
+        }
+    }
+    took.sort_unstable();
+    (took, refused)
+}
+
+/// The same over so many connections, each of which waits for its answers; returns how many were answered and how many not.
+async fn hammers(
+    scene: &Arc<Scene>,
+    bearer: &'static str,
+    per_second: u32,
+    lasts: Duration,
+) -> (usize, usize) {
+    const LINES: u32 = 20;
+    let began = Instant::now();
+    let mut lines = tokio::task::JoinSet::new();
+    for place in 0..LINES {
+        let mut line = scene.line().await;
+        lines.spawn(async move {
+            let body = of_tokens(20);
+            let (mut through, mut refused) = (0, 0);
+            for number in
+                (place..(lasts.as_secs_f64() * f64::from(per_second)) as u32).step_by(LINES as usize)
+            {
+                tokio::time::sleep_until((began + number * Duration::from_secs(1) / per_second).into()).await;
+                match line.post(bearer, &body).await {
+                    200 => through += 1,
+                    _ => refused += 1,
+                }
+            }
+            (through, refused)
+        });
+    }
+    lines.join_all().await.into_iter().fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
+}
+
+/// Prints the figures; the times are those of this machine and whatever else it does, so only what does not hang on them
+/// is held. The same in simulated time, held to a tenth: `gateway_core::shed`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_aggressor_at_twenty_times_its_limit_is_its_own_loss() {
+    const LASTS: Duration = Duration::from_secs(4);
+    let scene = Arc::new(Scene::start(TWO).await);
+    sends(&scene, "NEIGHBOUR", 100, LASTS / 4).await;
+    let (alone, _) = sends(&scene, "NEIGHBOUR", 100, LASTS).await;
+    // A second ahead, in which it spends the burst that its limit allows.
+    let aggressor = hammers(&scene, "HELD", 20 * 50, LASTS + LASTS / 4);
+    let neighbour = async {
+        tokio::time::sleep(LASTS / 4).await;
+        sends(&scene, "NEIGHBOUR", 100, LASTS).await
+    };
+    let ((beside, lost), (through, refused)) = tokio::join!(neighbour, aggressor);
+    let at = |times: &[Duration], part: usize| times[times.len() * part / 100].as_secs_f64() * 1e3;
+    println!(
+        "neighbour, ms: alone p50 {:.1} p99 {:.1}, beside the aggressor p50 {:.1} p99 {:.1}; aggressor: {through} let through, {refused} refused",
+        at(&alone, 50),
+        at(&alone, 99),
+        at(&beside, 50),
+        at(&beside, 99),
+    );
+    assert_eq!((lost, beside.len()), (0, 400));
+    assert!(through <= 50 * 6 + 10, "{through}: its rate, and one burst");
+}

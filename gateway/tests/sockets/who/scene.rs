@@ -1,0 +1,261 @@
+//! An edge, a hub that publishes one region, and that region: one replica that computes so many tokens a second, one
+//! request after another, lookups first.
+
+use crate::address::free_address;
+use crate::hub;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::IntoResponse;
+use gateway::config::EdgeConfig;
+use scheduler_core::wire::report::ExchangeRequestV1;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, oneshot, watch};
+
+const PLACE: &str = "aws/us-east-1";
+/// What the region computes, in tokens a second.
+pub(crate) const SPEED: u64 = 20_000;
+
+/// What it takes to get to an engine and back, beside its queue.
+const AROUND: Duration = Duration::from_millis(20);
+
+/// The region.
+pub(crate) struct Region {
+    requests: AtomicU64,
+    lane: Mutex<String>,
+    /// Tokens a second.
+    speed: u64,
+    queues: Mutex<Queues>,
+    work: Notify,
+    /// Computes nothing while this is so.
+    pub(crate) frozen: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+struct Queues {
+    lookups: VecDeque<(u64, oneshot::Sender<()>)>,
+    bulk: VecDeque<(u64, oneshot::Sender<()>)>,
+}
+
+impl Queues {
+    fn tokens(queue: &VecDeque<(u64, oneshot::Sender<()>)>) -> u64 {
+        queue.iter().map(|(tokens, _)| tokens).sum()
+    }
+}
+
+impl Region {
+    fn new(speed: u64) -> Region {
+        Region {
+            requests: AtomicU64::new(0),
+            lane: Mutex::default(),
+            speed,
+            queues: Mutex::default(),
+            work: Notify::new(),
+            frozen: watch::Sender::new(false),
+        }
+    }
+
+    /// How many it has seen.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    /// The lane of the last one.
+    pub(crate) fn lane(&self) -> String {
+        self.lane.lock().unwrap().clone()
+    }
+
+    /// Tokens that wait.
+    pub(crate) fn waiting(&self) -> u64 {
+        let queues = self.queues.lock().unwrap();
+        Queues::tokens(&queues.lookups) + Queues::tokens(&queues.bulk)
+    }
+
+    fn report(&self, sequence: u64) -> Value {
+        let queues = self.queues.lock().unwrap();
+        let lookups = Queues::tokens(&queues.lookups);
+        let load = json!({"name": "m", "ready": 1, "pending_tokens": lookups + Queues::tokens(&queues.bulk),
+                          "lookup_tokens": lookups, "tokens_per_second": self.speed as f64});
+        json!({"version": 1, "region": PLACE, "boot_id": 1, "sequence": sequence, "draining": false, "deployments": [load]})
+    }
+
+    /// Computes what waits, lookups first, one after another, for ever.
+    async fn compute(self: Arc<Region>) {
+        let mut frozen = self.frozen.subscribe();
+        let mut busy_until = Instant::now();
+        loop {
+            frozen.wait_for(|frozen| !frozen).await.unwrap();
+            let next = {
+                let mut queues = self.queues.lock().unwrap();
+                queues.lookups.pop_front().or_else(|| queues.bulk.pop_front())
+            };
+            let Some((tokens, done)) = next else {
+                self.work.notified().await;
+                continue;
+            };
+            busy_until =
+                busy_until.max(Instant::now()) + Duration::from_nanos(tokens * 1_000_000_000 / self.speed);
+            tokio::time::sleep_until(busy_until.into()).await;
+            let _ = done.send(());
+        }
+    }
+}
+
+async fn exchange(State(region): State<Arc<Region>>, body: Bytes) -> impl IntoResponse {
+    let question: ExchangeRequestV1 = serde_json::from_slice(&body).unwrap();
+    axum::Json(region.report(question.sequence))
+}
+
+async fn compute(State(region): State<Arc<Region>>, headers: HeaderMap, body: Bytes) -> impl IntoResponse {
+    region.requests.fetch_add(1, Ordering::SeqCst);
+    let lane = headers.get("x-meridian-lane").map_or("", |lane| lane.to_str().unwrap());
+    *region.lane.lock().unwrap() = lane.to_owned();
+    let tokens = gateway_core::body::read(&body).unwrap().tokens;
+    let (done, computed) = oneshot::channel();
+    {
+        let mut queues = region.queues.lock().unwrap();
+        let queue = if lane == "bulk" { &mut queues.bulk } else { &mut queues.lookups };
+        queue.push_back((tokens, done));
+    }
+    region.work.notify_one();
+    let _ = computed.await;
+    tokio::time::sleep(AROUND).await;
+    (StatusCode::OK, [("x-meridian-tokens", tokens.to_string())], "{}")
+}
+
+/// All of them.
+pub(crate) struct Scene {
+    pub(crate) region: Arc<Region>,
+    address: SocketAddr,
+    client: reqwest::Client,
+    _dir: tempfile::TempDir,
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Scene {
+    /// With these tenants; a variable of the environment that holds a key holds its own name.
+    pub(crate) async fn start(tenants: &str) -> Scene {
+        Scene::with_files(tenants, &[]).await
+    }
+
+    /// With these files beside the tenants' own.
+    pub(crate) async fn with_files(tenants: &str, files: &[(&str, String)]) -> Scene {
+        let region = Arc::new(Region::new(SPEED));
+        tokio::spawn(region.clone().compute());
+        let door = axum::Router::new()
+            .route("/spoke/v1/exchange", axum::routing::post(exchange))
+            .fallback(compute)
+            .with_state(region.clone());
+        let endpoint = hub::serve(door).await.to_string();
+        let regions = [json!({"id": PLACE, "endpoint": endpoint, "deployments": ["m"]})];
+        let hub = hub::hub(1, 1, &regions, &[hub::deployment("m", Value::Null)]).await;
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in
+            files.iter().map(|(name, text)| (*name, text.as_str())).chain([("tenants.toml", tenants)])
+        {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        let text = format!(
+            "listen = '127.0.0.1:0'\noperations = '{}'\nplace = '{PLACE}'\nhub = 'http://{hub}'\n\
+             snapshot = 'routes'\ntenants = 'tenants.toml'",
+            free_address()
+        );
+        let keys = tenants.lines().filter_map(|line| line.strip_prefix("key_env = '")?.strip_suffix('\''));
+        let environment: BTreeMap<_, _> = keys.map(|key| (key.to_owned(), key.to_owned())).collect();
+        let config = EdgeConfig::parse(&text, dir.path(), &environment);
+        let config = config.map_err(|problems| problems.join("\n")).unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (ready, bound) = tokio::sync::oneshot::channel();
+        tokio::spawn(async move {
+            let shutdown = async { drop(stopped.await) };
+            gateway::edge::run(config, shutdown, |address| ready.send(address).unwrap()).await.unwrap();
+        });
+        let address = bound.await.unwrap();
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let scene = Scene { region, address, client, _dir: dir, _stop: stop };
+        scene.wait_until_it_serves(tenants).await;
+        scene
+    }
+
+    async fn wait_until_it_serves(&self, tenants: &str) {
+        let key =
+            tenants.lines().find_map(|line| line.strip_prefix("key_env = '")?.strip_suffix('\'')).unwrap();
+        let url = format!("http://{}/v1/models", self.address);
+        while self.client.get(&url).bearer_auth(key).send().await.unwrap().status() != 200 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Asks for embeddings.
+    pub(crate) async fn post(
+        &self,
+        bearer: &str,
+        headers: &[(&str, &str)],
+        body: String,
+    ) -> reqwest::Response {
+        let url = format!("http://{}/v1/embeddings", self.address);
+        let mut request = self.client.post(url).bearer_auth(bearer).body(body);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.send().await.unwrap()
+    }
+
+    /// A connection of its own.
+    pub(crate) async fn line(&self) -> Line {
+        Line(BufReader::new(TcpStream::connect(self.address).await.unwrap()))
+    }
+
+    /// The status and all the text that answer the head of a request whose body never comes.
+    pub(crate) async fn head_only(&self, bearer: &str, headers: &str, length: usize) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let head = format!(
+            "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bearer}\r\ncontent-length: {length}\r\n{headers}\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        let mut buffer = [0; 4096];
+        // The whole answer, which is one JSON object after one head.
+        while !text.ends_with("}}") {
+            let read = stream.read(&mut buffer).await.unwrap();
+            assert!(read > 0, "closed after {text}");
+            text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+        }
+        (text.split(' ').nth(1).unwrap().parse().unwrap(), text.to_lowercase())
+    }
+}
+
+/// One connection, and a client that does next to nothing: where many requests are sent, what they cost here is not to be
+/// taken for what they cost there.
+pub(crate) struct Line(BufReader<TcpStream>);
+
+impl Line {
+    /// The status that a request is answered with.
+    pub(crate) async fn post(&mut self, bearer: &str, body: &str) -> u16 {
+        let length = body.len();
+        let request = format!(
+            "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bearer}\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        self.0.write_all(request.as_bytes()).await.unwrap();
+        let (mut line, mut head) = (String::new(), String::new());
+        while self.0.read_line(&mut line).await.unwrap() > 2 {
+            head.push_str(&line.to_lowercase());
+            line.clear();
+        }
+        let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r").next());
+        self.0.read_exact(&mut vec![0; length.unwrap().parse().unwrap()]).await.unwrap();
+        head.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+}
+
+/// A header's value, or nothing.
+pub(crate) fn header<'a>(answer: &'a reqwest::Response, name: &str) -> &'a str {
+    answer.headers().get(name).map_or("", |value| value.to_str().unwrap())
+}
