@@ -12,6 +12,7 @@ use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
 use regions::{DeploymentName, Generation, RegionId};
 use scheduler_core::plan::Class;
+use scheduler_core::rollout::Reader;
 use scheduler_store::EtcdConfig;
 
 /// The hub takes requests.
@@ -154,6 +155,36 @@ impl FileOverruled {
     pub(crate) fn emit(self) {
         tracing::warn!(
             "the hub's file of deployments says something else than what was applied since, which stands;              `meridian get deployments` writes that down"
+        );
+    }
+}
+
+/// Somebody says which table it runs, and not who it is.
+pub(crate) struct ReaderUnknown<'a> {
+    pub(crate) reader: &'a Reader,
+}
+
+impl ReaderUnknown<'_> {
+    pub(crate) fn emit(self) {
+        let ReaderUnknown { reader } = self;
+        tracing::warn!(
+            %reader,
+            "it shows no token of the fleet, and so no change of a residency waits for it; told once, there may be others"
+        );
+    }
+}
+
+/// Everybody who reaches the hub is waited for.
+pub(crate) struct ReadersNotProven {
+    pub(crate) listen: SocketAddr,
+}
+
+impl ReadersNotProven {
+    pub(crate) fn emit(self) {
+        let ReadersNotProven { listen } = self;
+        tracing::warn!(
+            %listen,
+            "without fleet_token_file whoever reaches this address can hold up a residency that becomes wider"
         );
     }
 }

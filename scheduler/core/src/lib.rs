@@ -10,10 +10,12 @@
 //! - [`publish`]: from what is registered and what is deployed to the next route table, if it differs from the last.
 //! - [`plan`]: what share of each class goes to which region, and how many replicas there should be against a loss.
 //! - [`hub`]: the machine around these: events in, commands out.
-//! - [`hubs`]: which of several hubs is asked.
+//! - [`hubs`]: which of several hubs is asked; [`follow`]: for what, and which answer is taken.
+//! - [`token`]: how somebody proves to a hub that it is known.
 //! - [`wire`]: what crosses a process, each message with its version.
 //! - [`invariants`]: what must hold of it, as functions that the code and its tests share.
 
+pub mod follow;
 pub mod hub;
 pub mod hubs;
 pub mod invariants;
@@ -23,6 +25,7 @@ pub mod registry;
 pub mod rollout;
 pub mod scale;
 pub mod spoke;
+pub mod token;
 pub mod wire;
 
 /// Some instant for tests to count from.

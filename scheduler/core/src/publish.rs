@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::invariants;
 use crate::rollout::Staged;
-use regions::{Deployment, DeploymentName, Generation, RegionId, RegionRoute, RouteTable};
+use regions::{Deployment, DeploymentName, Generation, RegionId, RegionRoute, RouteTable, Tenants};
 
 /// The table that follows `previous`, if there is anything new to say. A region may serve names that are not deployed
 /// (yet, or any longer); the table leaves them out.
@@ -17,7 +17,7 @@ pub fn publish(
     previous: &RouteTable,
     epoch: u64,
     mut regions: BTreeMap<RegionId, RegionRoute>,
-    Staged { deployments, widening }: Staged<'_>,
+    Staged { deployments, widening, tenants }: Staged<'_>,
     drains: &BTreeSet<RegionId>,
 ) -> Option<RouteTable> {
     for (region, route) in &mut regions {
@@ -26,12 +26,18 @@ pub fn publish(
     }
     let known = previous.generation;
     let deployed = *deployments == previous.deployments && widening == previous.widening;
-    if epoch == known.epoch && regions == previous.regions && deployed {
+    let same_tenants = match (&tenants, &previous.tenants) {
+        (Some(now), Some(before)) => *now.all == before.all && now.widening == before.widening,
+        (None, None) => true,
+        (Some(_), None) | (None, Some(_)) => false,
+    };
+    if epoch == known.epoch && regions == previous.regions && deployed && same_tenants {
         return None;
     }
     let generation = following(previous, epoch);
     invariants::monotone(known, generation).expect("an epoch never falls, and the number has just risen");
-    Some(RouteTable { generation, regions, deployments: deployments.into_owned(), widening })
+    let tenants = tenants.map(|staged| Tenants { all: staged.all.into_owned(), widening: staged.widening });
+    Some(RouteTable { generation, regions, deployments: deployments.into_owned(), widening, tenants })
 }
 
 /// The generation of the table that follows `previous`. The number goes on across epochs: nothing is gained by starting
@@ -51,8 +57,10 @@ pub fn unknown<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rollout::StagedTenants;
     use proptest::prelude::*;
     use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
+    use regions::{TenantId, TenantRules};
     use std::borrow::Cow;
 
     fn deployments(names: &[&str]) -> BTreeMap<DeploymentName, Deployment> {
@@ -70,7 +78,7 @@ mod tests {
     }
 
     fn staged(deployments: &BTreeMap<DeploymentName, Deployment>) -> Staged<'_> {
-        Staged { deployments: Cow::Borrowed(deployments), widening: BTreeMap::new() }
+        Staged { deployments: Cow::Borrowed(deployments), widening: BTreeMap::new(), tenants: None }
     }
 
     fn routes(region: &str, ready: &[&str]) -> BTreeMap<RegionId, RegionRoute> {
@@ -113,6 +121,24 @@ mod tests {
         assert_eq!(first.regions, routes("aws/us-east-1", &["a"]));
         let next = publish(&first, 1, ready, staged(&two), &none).unwrap();
         assert_eq!(next.regions, routes("aws/us-east-1", &["a", "b"]));
+    }
+
+    #[test]
+    fn other_tenants_are_news_and_the_same_are_not() {
+        let (all, none) = (deployments(&["a"]), BTreeSet::new());
+        let tenants = |text: &str| regions::parse_tenants(text, &regions::Catalogue::builtin()).unwrap();
+        let one = tenants("[[tenant]]\nname = \"acme\"\nissuer = \"i\"\n");
+        let next = |last: &RouteTable, tenants: Option<&BTreeMap<TenantId, TenantRules>>| {
+            let who = |all| StagedTenants { all: Cow::Borrowed(all), widening: BTreeMap::new() };
+            let staged = Staged { tenants: tenants.map(who), ..staged(&all) };
+            publish(last, 1, routes("aws/us-east-1", &["a"]), staged, &none)
+        };
+        let first = next(&RouteTable::empty(), None).unwrap();
+        let second = next(&first, Some(&one)).unwrap();
+        assert_eq!(second.tenants.as_ref().unwrap().all, one);
+        assert_eq!(next(&second, Some(&one)), None);
+        let nobody = BTreeMap::new();
+        assert_eq!(next(&second, Some(&nobody)).unwrap().tenants, Some(Tenants::default()));
     }
 
     proptest! {

@@ -10,12 +10,16 @@
 //!   lease at once (etcd issue 15247), and a table without regions would turn that hiccup into an outage.
 //! - Where many leases end in one moment ([`MASS_LOSS`]) it is the store's doing and not the regions': then these regions
 //!   are *held* beyond that, until so many are back that the rest can be taken at its word. Their time begins then.
+//! - Gateways hear regions directly, and say which ([`Registry::heard`]). Who is heard by any of them lives, and keeps its
+//!   route whatever became of its lease; who is heard by none goes when its time is over, also where it would be held
+//!   ([`Evidence`]). A gateway that hears nobody may be cut off itself, and is no witness.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::plan::capacity::Capacity;
+use crate::wire::plan::GatewayBoot;
 use regions::{DeploymentName, RegionId, RegionRoute};
 
 /// How long a region keeps its route after its last lease ended: a dozen leases' worth, in which every spoke that lives
@@ -74,6 +78,8 @@ pub struct Registry {
     lapsed_keep: Duration,
     spokes: BTreeMap<(RegionId, u64), Standing>,
     lapsed: BTreeMap<RegionId, Lapsed>,
+    /// The regions that each gateway hears, if it says.
+    witnesses: Witnesses,
     /// When leases have ended lately.
     ended: VecDeque<Instant>,
     /// The last end of many leases in one moment, while it is taken for the store's fault.
@@ -84,7 +90,52 @@ pub struct Registry {
 struct Lapsed {
     route: RegionRoute,
     since: Instant,
+    /// How long it keeps its route where no gateway knows better.
     until: Instant,
+    /// When gateways ceased to hear it, if any did since.
+    unheard: Option<Instant>,
+}
+
+/// The regions that each gateway hears, if it says.
+type Witnesses = BTreeMap<GatewayBoot, Option<BTreeSet<RegionId>>>;
+
+/// What gateways say of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// One hears it, at least.
+    Heard,
+    /// All hear others and none hears it.
+    Unheard,
+    /// There is none, or one that does not say.
+    None,
+}
+
+/// What the gateways that speak say of `region`.
+pub fn evidence<'a>(
+    witnesses: impl IntoIterator<Item = &'a Option<BTreeSet<RegionId>>>,
+    region: &RegionId,
+) -> Evidence {
+    let (mut some, mut all_say) = (false, true);
+    for witness in witnesses {
+        match witness.as_ref().filter(|heard| !heard.is_empty()) {
+            Some(heard) if heard.contains(region) => return Evidence::Heard,
+            Some(_) => some = true,
+            None => all_say = false,
+        }
+    }
+    if some && all_say { Evidence::Unheard } else { Evidence::None }
+}
+
+impl Lapsed {
+    /// When it loses its route, by what gateways say of it; never, while one hears it.
+    fn ends(&self, evidence: Evidence, keep: Duration) -> Option<Instant> {
+        let given = self.unheard.unwrap_or(self.since) + keep;
+        match evidence {
+            Evidence::Heard => None,
+            Evidence::Unheard => Some(given),
+            Evidence::None => Some(self.until.max(given)),
+        }
+    }
 }
 
 /// Regions that have lapsed since then are held.
@@ -99,8 +150,9 @@ impl Registry {
     /// A registry that starts with the routes that were published last: each of these regions has `lapsed_keep` to
     /// come forward.
     pub fn new(published: &BTreeMap<RegionId, RegionRoute>, lapsed_keep: Duration, now: Instant) -> Registry {
-        let (spokes, lapsed) = (BTreeMap::new(), BTreeMap::new());
-        let mut registry = Registry { lapsed_keep, spokes, lapsed, ended: VecDeque::new(), held: None };
+        let (spokes, lapsed, witnesses) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let ended = VecDeque::new();
+        let mut registry = Registry { lapsed_keep, spokes, lapsed, witnesses, ended, held: None };
         for (region, route) in published {
             registry.lapse(region.clone(), route.clone(), now);
         }
@@ -126,6 +178,40 @@ impl Registry {
         self.suspect(now);
     }
 
+    /// A gateway hears these regions; nothing, if it does not say.
+    pub fn heard(&mut self, gateway: GatewayBoot, reaches: Option<BTreeSet<RegionId>>, now: Instant) {
+        self.note_unheard(now, |witnesses| drop(witnesses.insert(gateway, reaches)));
+    }
+
+    /// A gateway is gone, and its word with it.
+    pub fn silent(&mut self, gateway: &GatewayBoot, now: Instant) {
+        self.note_unheard(now, |witnesses| drop(witnesses.remove(gateway)));
+    }
+
+    /// These are all the gateways there are.
+    pub fn hear_only(
+        &mut self,
+        all: impl IntoIterator<Item = (GatewayBoot, Option<BTreeSet<RegionId>>)>,
+        now: Instant,
+    ) {
+        self.note_unheard(now, |witnesses| *witnesses = all.into_iter().collect());
+    }
+
+    /// Changes who says what. Of whom that was the last good word, the time begins now.
+    fn note_unheard(&mut self, now: Instant, change: impl FnOnce(&mut Witnesses)) {
+        let heard = |witnesses: &Witnesses, region: &RegionId| {
+            evidence(witnesses.values(), region) == Evidence::Heard
+        };
+        let before: BTreeSet<_> =
+            self.lapsed.keys().filter(|region| heard(&self.witnesses, region)).cloned().collect();
+        change(&mut self.witnesses);
+        for (region, lapsed) in self.lapsed.iter_mut().filter(|(region, _)| before.contains(*region)) {
+            if !heard(&self.witnesses, region) {
+                lapsed.unheard = Some(now);
+            }
+        }
+    }
+
     /// Whether regions are held because many leases ended in one moment.
     pub fn holds(&self) -> bool {
         self.held.is_some()
@@ -144,7 +230,11 @@ impl Registry {
 
     /// Forgets the regions that lapsed too long ago.
     pub fn expire(&mut self, now: Instant) {
-        self.lapsed.retain(|_, lapsed| lapsed.until > now);
+        let Registry { lapsed, witnesses, lapsed_keep, .. } = self;
+        lapsed.retain(|region, lapsed| {
+            let ends = lapsed.ends(evidence(witnesses.values(), region), *lapsed_keep);
+            ends.is_none_or(|ends| ends > now)
+        });
         if self.held.as_ref().is_some_and(|held| held.since + HELD_MAX <= now) {
             self.held = None;
         }
@@ -152,7 +242,10 @@ impl Registry {
 
     /// When [`Registry::expire`] next has something to do.
     pub fn next_expiry(&self) -> Option<Instant> {
-        self.lapsed.values().map(|lapsed| lapsed.until).min()
+        let ends = |(region, lapsed): (&RegionId, &Lapsed)| {
+            lapsed.ends(evidence(self.witnesses.values(), region), self.lapsed_keep)
+        };
+        self.lapsed.iter().filter_map(ends).min()
     }
 
     /// Where each region is reached and what is ready there.
@@ -181,7 +274,7 @@ impl Registry {
 
     fn lapse(&mut self, region: RegionId, route: RegionRoute, now: Instant) {
         let keep = if self.held.is_some() { HELD_MAX } else { self.lapsed_keep };
-        self.lapsed.insert(region, Lapsed { route, since: now, until: now + keep });
+        self.lapsed.insert(region, Lapsed { route, since: now, until: now + keep, unheard: None });
     }
 
     /// A lease has ended. If that makes too many in one moment, everything that has lapsed in it is held.
@@ -224,178 +317,4 @@ fn route(standing: &Standing) -> RegionRoute {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::some_instant;
-
-    const EUROPE: &str = "gcp/europe-west4";
-    const AMERICA: &str = "aws/us-east-1";
-
-    /// The spoke of `region` that is reached at `port`, which is its boot identifier too.
-    fn spoke(region: &str, port: u16, created: u64) -> Standing {
-        let registration = Registration {
-            region: region.parse().unwrap(),
-            endpoint: ([10, 0, 0, 1], port).into(),
-            boot_id: port.into(),
-            deployments: BTreeSet::new(),
-            capacity: Capacity::default(),
-        };
-        Standing { registration, created }
-    }
-
-    fn empty(now: Instant) -> Registry {
-        Registry::new(&BTreeMap::new(), LAPSED_KEEP, now)
-    }
-
-    /// The ports that are routed to, in the order of their regions.
-    fn routed(registry: &Registry) -> Vec<(String, u16)> {
-        let routes = registry.routes().into_iter();
-        routes.map(|(region, route)| (region.to_string(), route.endpoint.port())).collect()
-    }
-
-    fn of(region: &str, port: u16) -> (String, u16) {
-        (region.to_owned(), port)
-    }
-
-    #[test]
-    fn a_region_is_reached_at_the_spoke_that_registered_last_and_falls_back_on_the_other() {
-        let now = some_instant();
-        let mut registry = empty(now);
-        registry.put(spoke(EUROPE, 9, 1), now);
-        registry.put(spoke(EUROPE, 3, 2), now);
-        assert_eq!(routed(&registry), [of(EUROPE, 3)]);
-        registry.put(spoke(EUROPE, 9, 1), now);
-        assert_eq!(routed(&registry), [of(EUROPE, 3)], "the old one said again what is ready");
-        registry.remove(&EUROPE.parse().unwrap(), 3, now);
-        assert_eq!(routed(&registry), [of(EUROPE, 9)]);
-    }
-
-    #[test]
-    fn a_region_without_a_spoke_keeps_its_route_for_a_while_and_not_for_longer() {
-        let now = some_instant();
-        let mut registry = empty(now);
-        registry.put(spoke(EUROPE, 1, 1), now);
-        registry.put(spoke(AMERICA, 2, 2), now);
-        registry.remove(&EUROPE.parse().unwrap(), 1, now);
-        registry.remove(&EUROPE.parse().unwrap(), 1, now + LAPSED_KEEP);
-        assert_eq!(registry.next_expiry(), Some(now + LAPSED_KEEP), "gone once is gone");
-
-        registry.expire(now + LAPSED_KEEP - Duration::from_nanos(1));
-        assert_eq!(routed(&registry), [of(AMERICA, 2), of(EUROPE, 1)]);
-        registry.expire(now + LAPSED_KEEP);
-        assert_eq!((routed(&registry), registry.next_expiry()), (vec![of(AMERICA, 2)], None));
-    }
-
-    #[test]
-    fn a_region_that_comes_back_has_not_lapsed() {
-        let now = some_instant();
-        let mut registry = empty(now);
-        registry.put(spoke(EUROPE, 1, 1), now);
-        registry.remove(&EUROPE.parse().unwrap(), 1, now);
-        registry.put(spoke(EUROPE, 2, 5), now);
-        registry.expire(now + 2 * LAPSED_KEEP);
-        assert_eq!(routed(&registry), [of(EUROPE, 2)]);
-    }
-
-    #[test]
-    fn a_hub_that_starts_gives_every_published_region_time_to_come_forward() {
-        let now = some_instant();
-        let mut before = empty(now);
-        before.put(spoke(EUROPE, 1, 1), now);
-        before.put(spoke(AMERICA, 2, 2), now);
-        let mut registry = Registry::new(&before.routes(), LAPSED_KEEP, now);
-        registry.put(spoke(AMERICA, 3, 9), now);
-        assert_eq!(routed(&registry), [of(AMERICA, 3), of(EUROPE, 1)]);
-        registry.expire(now + LAPSED_KEEP);
-        assert_eq!(routed(&registry), [of(AMERICA, 3)]);
-    }
-
-    #[test]
-    fn a_list_of_all_spokes_takes_away_those_that_it_does_not_name() {
-        let now = some_instant();
-        let mut registry = empty(now);
-        registry.put(spoke(EUROPE, 1, 1), now);
-        registry.put(spoke(EUROPE, 2, 2), now);
-        registry.put(spoke(AMERICA, 3, 3), now);
-        registry.replace(vec![spoke(EUROPE, 1, 1), spoke(EUROPE, 4, 4)], now);
-        assert_eq!(routed(&registry), [of(AMERICA, 3), of(EUROPE, 4)]);
-        registry.expire(now + LAPSED_KEEP);
-        assert_eq!(routed(&registry), [of(EUROPE, 4)]);
-    }
-
-    /// Ten regions with a spoke each, of which `lost` lose their leases one after another, `apart`.
-    fn ten_lose(lost: usize, apart: Duration) -> (Registry, Instant) {
-        const CLOUD: [&str; 10] = [
-            "aws/us-east-1",
-            "aws/us-east-2",
-            "aws/us-west-1",
-            "aws/us-west-2",
-            "aws/eu-west-1",
-            "aws/eu-west-2",
-            "aws/eu-west-3",
-            "aws/eu-north-1",
-            "aws/sa-east-1",
-            "aws/ca-central-1",
-        ];
-        let mut now = some_instant();
-        let mut registry = empty(now);
-        for (place, region) in CLOUD.iter().enumerate() {
-            let place = u16::try_from(place).unwrap();
-            registry.put(spoke(region, place + 1, u64::from(place)), now);
-        }
-        for (place, region) in CLOUD.iter().take(lost).enumerate() {
-            if place > 0 {
-                now += apart;
-            }
-            registry.remove(&region.parse().unwrap(), place as u64 + 1, now);
-        }
-        (registry, now)
-    }
-
-    #[test]
-    fn when_more_than_three_of_ten_leases_end_within_two_seconds_their_regions_are_held() {
-        let check = |lost: usize, apart_ms: u64, held: bool| {
-            let (mut registry, now) = ten_lose(lost, Duration::from_millis(apart_ms));
-            assert_eq!(registry.holds(), held, "{lost} lost, {apart_ms} ms apart");
-            registry.expire(now + LAPSED_KEEP);
-            let routed = registry.routes().len();
-            assert_eq!(routed, if held { 10 } else { 10 - lost }, "{lost} lost, {apart_ms} ms apart");
-            registry.expire(now + HELD_MAX);
-            assert_eq!((registry.routes().len(), registry.holds()), (10 - lost, false), "not for ever");
-        };
-        check(3, 0, false);
-        check(4, 0, true);
-        check(10, 0, true);
-        check(4, 666, true);
-        check(4, 1001, false);
-    }
-
-    #[test]
-    fn of_few_regions_one_or_two_that_die_are_no_fault_of_the_store() {
-        let now = some_instant();
-        let mut registry = empty(now);
-        registry.put(spoke(EUROPE, 1, 1), now);
-        registry.put(spoke(AMERICA, 2, 2), now);
-        registry.remove(&EUROPE.parse().unwrap(), 1, now);
-        registry.remove(&AMERICA.parse().unwrap(), 2, now);
-        registry.expire(now + LAPSED_KEEP);
-        assert_eq!((routed(&registry), registry.holds()), (vec![], false));
-    }
-
-    #[test]
-    fn held_regions_are_let_go_when_so_many_are_back_that_the_rest_is_believed() {
-        let (mut registry, now) = ten_lose(10, Duration::ZERO);
-        let later = now + 2 * LAPSED_KEEP;
-        let back: Vec<_> = registry.routes().into_keys().collect();
-        for region in &back[..6] {
-            registry.put(spoke(region.as_str(), 99, 99), later);
-        }
-        assert!(registry.holds(), "four of ten are still missing");
-        registry.put(spoke(back[6].as_str(), 99, 99), later);
-        assert!(!registry.holds(), "three of ten may be");
-        registry.expire(later + LAPSED_KEEP - Duration::from_nanos(1));
-        assert_eq!(registry.routes().len(), 10);
-        registry.expire(later + LAPSED_KEEP);
-        assert_eq!(registry.routes().len(), 7);
-    }
-}
+mod tests;

@@ -66,6 +66,7 @@ pub async fn run(
     let client = Client::new(&config.hub)?;
     let law = Source {
         hub: config.hub.clone(),
+        fleet: config.fleet.clone(),
         snapshot: None,
         catalogue: config.catalogue.clone(),
         spoke: spoke.clone(),

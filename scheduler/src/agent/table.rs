@@ -18,9 +18,11 @@ use std::time::{Duration, Instant};
 
 use regions::{Catalogue, Generation, RouteTable};
 use reqwest::StatusCode;
+use scheduler_core::follow;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::rollout::{Reader, Role};
 use scheduler_core::spoke::Spoke;
+use scheduler_core::token::Token;
 use scheduler_core::wire::route::RouteTableV1;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -60,6 +62,8 @@ impl Followed {
 pub(crate) struct Source {
     /// The hubs that may be asked.
     pub(crate) hub: Hubs,
+    /// What they are shown.
+    pub(crate) fleet: Option<Token>,
     /// The file.
     pub(crate) snapshot: Option<PathBuf>,
     /// By which the table's law is read.
@@ -128,11 +132,11 @@ impl Source {
         followed: &watch::Sender<Followed>,
     ) -> Result<(), AskError> {
         let after = followed.borrow().generation();
-        let wait_ms = LONG_POLL.as_millis();
-        let reader = self.reader();
-        let after_text = after.map(|after| format!("after={after}&reader={reader}&")).unwrap_or_default();
-        let url = format!("{hub}/v1/routes?{after_text}wait_ms={wait_ms}");
-        let answer = client.get(url).timeout(LONG_POLL + GRACE).send().await?.error_for_status()?;
+        let url = format!("{hub}{}", follow::question(after, &self.reader(), LONG_POLL));
+        let question = client.get(url).timeout(LONG_POLL + GRACE);
+        let question =
+            self.fleet.iter().fold(question, |question, token| question.bearer_auth(token.to_show()));
+        let answer = question.send().await?.error_for_status()?;
         if answer.status() == StatusCode::NO_CONTENT {
             followed.send_modify(|followed| followed.heard = Some(Instant::now()));
             return Ok(());
@@ -140,11 +144,8 @@ impl Source {
         let body = answer.bytes().await?;
         let wire = serde_json::from_slice::<RouteTableV1>(&body);
         let wire = wire.map_err(|error| AskError::Table(error.to_string()))?;
-        let table = RouteTable::try_from(wire.clone()).map_err(|error| AskError::Table(error.to_string()))?;
-        if let Some(after) = after.filter(|after| table.generation <= *after) {
-            let offered = table.generation;
-            return Err(AskError::Table(format!("{offered} is not higher than {after}, which is in hand")));
-        }
+        let taken = follow::taken(wire.clone(), after);
+        let table = taken.map_err(|error| AskError::Table(error.to_string()))?;
         if let Some(snapshot) = self.snapshot.clone() {
             let kept = snapshot.clone();
             let saved = tokio::task::spawn_blocking(move || save(&kept, &wire)).await;
@@ -199,7 +200,7 @@ fn checksum(body: &[u8]) -> String {
 mod tests {
     use super::*;
     use axum::extract::{RawQuery, State};
-    use axum::http::StatusCode;
+    use axum::http::{HeaderMap, StatusCode};
     use axum::response::{IntoResponse, Response};
 
     fn wire(number: u64) -> RouteTableV1 {
@@ -210,8 +211,13 @@ mod tests {
     /// A hub that answers with one table after the other, and then that nothing has changed.
     async fn hub(answers: Vec<RouteTableV1>) -> (String, Arc<Mutex<Vec<String>>>) {
         type Shared = (Arc<Mutex<Vec<RouteTableV1>>>, Arc<Mutex<Vec<String>>>);
-        async fn routes(State((answers, asked)): State<Shared>, RawQuery(query): RawQuery) -> Response {
-            asked.lock().unwrap().push(query.unwrap_or_default());
+        async fn routes(
+            State((answers, asked)): State<Shared>,
+            RawQuery(query): RawQuery,
+            headers: HeaderMap,
+        ) -> Response {
+            let shown = headers.get("authorization").map_or("nothing", |shown| shown.to_str().unwrap());
+            asked.lock().unwrap().push(format!("{} {shown}", query.unwrap_or_default()));
             match answers.lock().unwrap().pop() {
                 Some(table) => axum::Json(table).into_response(),
                 None => StatusCode::NO_CONTENT.into_response(),
@@ -239,7 +245,13 @@ mod tests {
         let (region, catalogue) = ("aws/us-east-1".parse().unwrap(), Arc::new(Catalogue::builtin()));
         let spoke = Arc::new(Mutex::new(Spoke::new(region, 255, Vec::new())));
         let hubs = Hubs::read(serde_json::from_value(serde_json::json!(hub)).unwrap()).unwrap();
-        let source = Source { hub: hubs, snapshot: Some(snapshot.clone()), catalogue, spoke };
+        let source = Source {
+            hub: hubs,
+            fleet: Some(Token::read("token-of-the-fleet").unwrap()),
+            snapshot: Some(snapshot.clone()),
+            catalogue,
+            spoke,
+        };
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let followed = watch::Sender::new(source.restore());
         assert!(followed.borrow().hub_is_silent(Instant::now()), "nobody has answered yet");
@@ -250,7 +262,7 @@ mod tests {
         }
         assert_eq!(
             asked.lock().unwrap().last().unwrap(),
-            "after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000"
+            "after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000 Bearer token-of-the-fleet"
         );
         let now = Instant::now();
         assert!(!followed.borrow().hub_is_silent(now), "also an answer without a table is one");

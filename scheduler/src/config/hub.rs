@@ -8,11 +8,11 @@ use std::time::Duration;
 use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_KEEP, SETTLE};
+use scheduler_core::token::Token;
 use serde::Deserialize;
 
 use super::store::{self, RawStore, StoreConfig};
 use super::{Problems, raw};
-use crate::hub::OperatorToken;
 
 /// How long a registration stands without being kept alive. etcd sees to leases twice a second at best, and keeps them
 /// for two seconds at least; below that a hiccup of either side ends them.
@@ -27,6 +27,8 @@ struct RawConfig {
     deployments: Option<PathBuf>,
     operator_token_file: Option<PathBuf>,
     operator_token_env: Option<String>,
+    fleet_token_file: Option<PathBuf>,
+    fleet_token_env: Option<String>,
     catalogue: Option<PathBuf>,
     store: Option<RawStore>,
 }
@@ -41,7 +43,9 @@ pub struct HubConfig {
     /// What is deployed until an operator applies something; without a file, nothing.
     pub deployments: Vec<Deployment>,
     /// What an operator has to show to change anything; without it, nobody can.
-    pub operator: Option<OperatorToken>,
+    pub operator: Option<Token>,
+    /// What gateways and spokes show to be waited for, any of these; without one, whoever asks is.
+    pub fleet: Vec<Token>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// How long a registration stands without being kept alive; [`LEASE_TTL`], and in tests whatever they can wait for.
@@ -68,6 +72,8 @@ impl HubConfig {
             deployments,
             operator_token_file,
             operator_token_env,
+            fleet_token_file,
+            fleet_token_env,
             catalogue,
             store,
         } = raw;
@@ -82,7 +88,9 @@ impl HubConfig {
                 .map_err(|found| problems.in_file(&path, &found))
                 .ok()
         });
-        let operator = operator(&mut problems, operator_token_file, operator_token_env, base);
+        let operator =
+            problems.token("operator_token", operator_token_file, operator_token_env, base, Token::read);
+        let fleet = problems.token("fleet_token", fleet_token_file, fleet_token_env, base, Token::read_all);
         match (listen, store, deployments, catalogue) {
             (Some(listen), Some(store), Some(deployments), Some(catalogue)) if problems.0.is_empty() => {
                 Ok(HubConfig {
@@ -90,6 +98,7 @@ impl HubConfig {
                     store,
                     deployments,
                     operator,
+                    fleet: fleet.unwrap_or_default(),
                     catalogue: Arc::new(catalogue),
                     lease_ttl: LEASE_TTL,
                     lapsed_keep: LAPSED_KEEP,
@@ -100,36 +109,6 @@ impl HubConfig {
             _ => Err(problems.0),
         }
     }
-}
-
-/// The operator's token, from the one place that is named.
-fn operator(
-    problems: &mut Problems,
-    file: Option<PathBuf>,
-    variable: Option<String>,
-    base: &Path,
-) -> Option<OperatorToken> {
-    let (what, text) = match (file, variable) {
-        (None, None) => return None,
-        (Some(_), Some(_)) => {
-            problems.note("operator_token_file and operator_token_env are both there; write one of them");
-            return None;
-        }
-        (Some(path), None) => {
-            let path = base.join(path);
-            let what = format!("operator_token_file = \"{}\"", path.display());
-            (what, problems.file("operator_token_file", &path)?)
-        }
-        (None, Some(variable)) => {
-            let what = format!("operator_token_env = \"{variable}\"");
-            let Ok(text) = std::env::var(&variable) else {
-                problems.note(format!("{what} is not set in the environment"));
-                return None;
-            };
-            (what, text)
-        }
-    };
-    OperatorToken::read(&text).map_err(|problem| problems.note(format!("{what} {problem}"))).ok()
 }
 
 #[cfg(test)]
@@ -177,6 +156,7 @@ mod tests {
         check("operator_token_file = \"gone\"", "cannot be read");
         check("operator_token_env = \"NOT_SET_ANYWHERE\"", "not set in the environment");
         check("operator_token_file = \"token\"\noperator_token_env = \"X\"", "both there");
+        check("fleet_token_file = \"short\"", "fleet_token_file = ");
     }
 
     #[test]

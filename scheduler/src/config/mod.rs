@@ -68,6 +68,38 @@ impl Problems {
             .ok()
     }
 
+    /// What a secret of this name says, from the one place that is named: `NAME_file` or `NAME_env`.
+    fn token<T>(
+        &mut self,
+        name: &str,
+        file: Option<PathBuf>,
+        variable: Option<String>,
+        base: &Path,
+        read: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        let (what, text) = match (file, variable) {
+            (None, None) => return None,
+            (Some(_), Some(_)) => {
+                self.note(format!("{name}_file and {name}_env are both there; write one of them"));
+                return None;
+            }
+            (Some(path), None) => {
+                let path = base.join(path);
+                let text = self.file(&format!("{name}_file"), &path)?;
+                (format!("{name}_file = \"{}\"", path.display()), text)
+            }
+            (None, Some(variable)) => {
+                let what = format!("{name}_env = \"{variable}\"");
+                let Ok(text) = std::env::var(&variable) else {
+                    self.note(format!("{what} is not set in the environment"));
+                    return None;
+                };
+                (what, text)
+            }
+        };
+        read(&text).map_err(|problem| self.note(format!("{what} {problem}"))).ok()
+    }
+
     /// The catalogue in this file, or the built-in one.
     fn catalogue(&mut self, path: Option<PathBuf>, base: &Path) -> Option<Catalogue> {
         let Some(path) = path.map(|path| base.join(path)) else {

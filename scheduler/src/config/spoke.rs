@@ -8,6 +8,7 @@ use std::sync::Arc;
 use regions::{Catalogue, RegionId};
 use scheduler_core::hubs::{Hubs, HubsGiven};
 use scheduler_core::spoke::Spoke;
+use scheduler_core::token::Token;
 use serde::Deserialize;
 
 use super::scaling::{RawScaling, ScalingConfig};
@@ -24,6 +25,8 @@ struct RawConfig {
     listen: Option<String>,
     advertise: Option<String>,
     hub: Option<HubsGiven>,
+    fleet_token_file: Option<PathBuf>,
+    fleet_token_env: Option<String>,
     catalogue: Option<PathBuf>,
     receipts: Option<Receipts>,
     operations: Option<String>,
@@ -87,6 +90,8 @@ pub struct SpokeConfig {
     pub advertise: SocketAddr,
     /// The hubs that may be asked.
     pub hub: Hubs,
+    /// What it shows them.
+    pub fleet: Option<Token>,
     /// Where its replicas are.
     pub replicas: Vec<SocketAddr>,
     /// Clouds and regions.
@@ -114,6 +119,8 @@ impl SpokeConfig {
             listen,
             advertise,
             hub,
+            fleet_token_file,
+            fleet_token_env,
             catalogue,
             receipts,
             operations,
@@ -129,6 +136,7 @@ impl SpokeConfig {
         let advertise = problems.reachable("advertise", advertise);
         let hub = problems.need("hub", hub, "\"http://HOST:PORT\", or a list of such");
         let hub = hub.and_then(|hub| Hubs::read(hub).map_err(|found| problems.0.extend(found)).ok());
+        let fleet = problems.token("fleet_token", fleet_token_file, fleet_token_env, base, Token::read);
         let operations = operations.and_then(|address| problems.address("operations", Some(address)));
         let tls = problems.tls(tls, base, [("listen", listen), ("advertise", advertise)]);
         let replicas = problems.replicas(replica);
@@ -143,6 +151,7 @@ impl SpokeConfig {
                     listen,
                     advertise,
                     hub,
+                    fleet,
                     replicas,
                     catalogue,
                     receipts,

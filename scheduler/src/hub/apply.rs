@@ -4,19 +4,21 @@
 //! two operators one is told that the other was there first. How it comes about is decided by whoever leads
 //! ([`scheduler_core::rollout`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 
-use regions::{Deployment, DeploymentName};
+use regions::{Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules, Widening};
 use scheduler_core::rollout::{Wanted, candidate, diff};
 use scheduler_core::wire::apply::{
-    AppliedV1, ApplyV1, ChangeV1, LawChange, ProblemsV1, ReaderV1, RolloutV1, WaitingV1, WantedV1,
+    AppliedV1, ApplyV1, ChangeV1, Kind, LawChange, ProblemsV1, ReaderV1, RolloutV1, WaitingV1, WantedV1,
 };
-use scheduler_core::wire::route::{DeploymentV1, DeploymentsV1};
+use scheduler_core::wire::deployment::{DeploymentV1, DeploymentsV1};
+use scheduler_core::wire::tenant::TenantsV1;
 use scheduler_core::wire::{VERSION, keys};
 use scheduler_store::{Compare, KeyValue, Op, Store, StoreError, Txn};
 
 use super::http::Desk;
-use super::records;
+use super::records::{self, RecordError};
 use super::spokes::refusal;
 use crate::events::Applied;
 use crate::respond::{Code, Refusal};
@@ -34,80 +36,183 @@ impl From<Refusal> for NotApplied {
     }
 }
 
+type Deployments = BTreeMap<DeploymentName, Deployment>;
+type Tenants = BTreeMap<TenantId, TenantRules>;
+
 /// What stands in the store, and what can be read of it.
-struct Before {
+struct Before<T> {
     revision: u64,
-    deployments: BTreeMap<DeploymentName, Deployment>,
+    all: T,
     note: Option<String>,
 }
 
-/// Applies files, or tells what that would change.
-pub(super) async fn apply<S: Store>(desk: &Desk<S>, message: ApplyV1) -> Result<AppliedV1, NotApplied> {
-    let ApplyV1 { version: _, dry_run, base, deployments } = message;
-    let wanted = candidate::deployments(&deployments, &desk.catalogue)
-        .map_err(|problems| NotApplied::Problems(ProblemsV1 { version: VERSION, problems }))?;
-    let wanted = Wanted { applied: true, deployments: named(wanted) };
-    let before = before(desk).await?;
-    if let Some(base) = base.filter(|base| *base != before.revision) {
-        return Err(overtaken(base, before.revision).into());
-    }
-    let changes = diff::deployments(&before.deployments, &wanted.deployments, &desk.catalogue);
-    let mut notes: Vec<_> = before.note.clone().into_iter().collect();
-    notes.extend(changes.iter().filter_map(waits));
-    // What cannot be read is written anew even where it changes nothing.
-    let nothing_to_do = changes.is_empty() && before.note.is_none();
-    let applied = !dry_run && !nothing_to_do;
-    if applied {
-        write(desk, &wanted, before.revision).await?;
-        Applied { changes: changes.len(), deployments: wanted.deployments.len() }.emit();
-    }
-    Ok(AppliedV1 { version: VERSION, applied, base: before.revision, changes, notes })
-}
-
-fn named(deployments: Vec<Deployment>) -> BTreeMap<DeploymentName, Deployment> {
-    deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment)).collect()
-}
-
-async fn before<S: Store>(desk: &Desk<S>) -> Result<Before, Refusal> {
-    let Some(entry) = desk.store.get(keys::DEPLOYMENTS).await.map_err(refusal)? else {
-        return Ok(Before { revision: 0, deployments: BTreeMap::new(), note: None });
-    };
-    let revision = entry.mod_revision;
-    match records::wanted(&entry) {
-        Ok(wanted) => Ok(Before { revision, deployments: wanted.deployments, note: None }),
-        Err(error) => {
-            let published = desk.current.borrow().clone();
-            let deployments = published.map(|published| published.table.deployments.clone());
-            let note = format!("{error}; this is the difference to what is published, and mends it");
-            Ok(Before { revision, deployments: deployments.unwrap_or_default(), note: Some(note) })
+impl<T> Before<T> {
+    /// A record as it is, or `published` where it cannot be read.
+    fn of(
+        entry: Option<KeyValue>,
+        read: impl FnOnce(&KeyValue) -> Result<T, RecordError>,
+        published: impl FnOnce() -> T,
+        nothing: T,
+    ) -> Before<T> {
+        let Some(entry) = entry else { return Before { revision: 0, all: nothing, note: None } };
+        let revision = entry.mod_revision;
+        match read(&entry) {
+            Ok(all) => Before { revision, all, note: None },
+            Err(error) => {
+                let note = format!("{error}; this is the difference to what is published, and mends it");
+                Before { revision, all: published(), note: Some(note) }
+            }
         }
     }
 }
 
+/// Both records, which change together or not at all.
+struct Stands {
+    deployments: Before<Deployments>,
+    /// Nothing where none were ever applied.
+    tenants: Before<Option<Tenants>>,
+}
+
+impl Stands {
+    async fn read<S: Store>(desk: &Desk<S>) -> Result<Stands, Refusal> {
+        let published = desk.current.borrow().clone();
+        let table = published.as_ref().map(|published| &published.table);
+        let deployments = Before::of(
+            desk.store.get(keys::DEPLOYMENTS).await.map_err(refusal)?,
+            |entry| records::wanted(entry).map(|wanted| wanted.deployments),
+            || table.map(|table| table.deployments.clone()).unwrap_or_default(),
+            BTreeMap::new(),
+        );
+        let tenants = Before::of(
+            desk.store.get(keys::TENANTS).await.map_err(refusal)?,
+            |entry| records::tenants(entry).map(Some),
+            || table.and_then(|table| table.tenants.clone()).map(|tenants| tenants.all),
+            None,
+        );
+        Ok(Stands { deployments, tenants })
+    }
+
+    /// The revision of whichever was written last: another, as soon as either is.
+    fn revision(&self) -> u64 {
+        self.deployments.revision.max(self.tenants.revision)
+    }
+
+    /// Both are as they were seen.
+    fn guards(&self) -> Vec<Compare> {
+        let guard = |key: &str, revision| Compare::ModRevision(key.to_owned(), revision);
+        vec![guard(keys::DEPLOYMENTS, self.deployments.revision), guard(keys::TENANTS, self.tenants.revision)]
+    }
+}
+
+/// Applies files, or tells what that would change.
+pub(super) async fn apply<S: Store>(desk: &Desk<S>, message: ApplyV1) -> Result<AppliedV1, NotApplied> {
+    let ApplyV1 { version: _, dry_run, base, deployments, tenants } = message;
+    let mut problems = Vec::new();
+    let deployments = deployments.map(|files| candidate::deployments(&files, &desk.catalogue));
+    let deployments = deployments.transpose().map_err(|found| problems.extend(found));
+    let tenants = tenants.map(|files| candidate::tenants(&files, &desk.catalogue));
+    let tenants = tenants.transpose().map_err(|found| problems.extend(found));
+    let (Ok(deployments), Ok(tenants)) = (deployments, tenants) else {
+        return Err(NotApplied::Problems(ProblemsV1 { version: VERSION, problems }));
+    };
+    if deployments.is_none() && tenants.is_none() {
+        let message = "Neither `deployments` nor `tenants` is there: nothing is to be applied.";
+        return Err(Refusal::new(Code::InvalidValue, message).of("deployments").into());
+    }
+    let stands = Stands::read(desk).await?;
+    if let Some(base) = base.filter(|base| *base != stands.revision()) {
+        return Err(overtaken(base, stands.revision()).into());
+    }
+    let deployments = deployments.map(named);
+    let (mut changes, mut notes, mut puts) = (Vec::new(), Vec::new(), Vec::new());
+    if let Some(deployments) = &deployments {
+        let found = diff::deployments(&stands.deployments.all, deployments, &desk.catalogue);
+        // What cannot be read is written anew even where it changes nothing.
+        if !found.is_empty() || stands.deployments.note.is_some() {
+            let wanted = Wanted { applied: true, deployments: deployments.clone() };
+            puts.push((keys::DEPLOYMENTS, records::packed(&DeploymentsV1::from(&wanted))));
+        }
+        notes.extend(stands.deployments.note.clone());
+        changes.extend(found);
+    }
+    if let Some(tenants) = &tenants {
+        let (before, nobody) = (&stands.tenants, Tenants::new());
+        let found = diff::tenants(before.all.as_ref().unwrap_or(&nobody), tenants, &desk.catalogue);
+        // The first that are applied take the place of every gateway's own, also if they are none.
+        if !found.is_empty() || before.note.is_some() || before.all.is_none() {
+            puts.push((keys::TENANTS, records::packed(&TenantsV1::from(tenants))));
+        }
+        notes.extend(before.note.clone());
+        if before.all.is_none() {
+            notes.push(
+                "from now on these are the tenants of every gateway, and those of its own file are not"
+                    .to_owned(),
+            );
+        }
+        let served = deployments.as_ref().unwrap_or(&stands.deployments.all);
+        notes.extend(not_deployed(tenants, served));
+        changes.extend(found);
+    }
+    notes.extend(changes.iter().filter_map(waits));
+    let applied = !dry_run && !puts.is_empty();
+    if applied {
+        write(desk, puts, &stands).await?;
+        let served = deployments.as_ref().unwrap_or(&stands.deployments.all).len();
+        Applied { changes: changes.len(), deployments: served }.emit();
+    }
+    Ok(AppliedV1 { version: VERSION, applied, base: stands.revision(), changes, notes })
+}
+
+fn named(deployments: Vec<Deployment>) -> Deployments {
+    deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment)).collect()
+}
+
+/// A tenant may be let in to what is to come; a name that was mistyped looks the same.
+fn not_deployed(tenants: &Tenants, served: &Deployments) -> Option<String> {
+    let named = tenants.values().flat_map(|tenant| tenant.deployments.iter().flatten());
+    let missing: BTreeSet<_> =
+        named.filter(|name| !served.contains_key(*name)).map(|name| name.as_str()).collect();
+    let list: Vec<_> = missing.into_iter().collect();
+    (!list.is_empty()).then(|| format!("tenants may use {}, which is not deployed", list.join(", ")))
+}
+
 /// What an operator has to know of a change that does not come about at once.
-fn waits(ChangeV1 { name, fields, change: _ }: &ChangeV1) -> Option<String> {
+fn waits(ChangeV1 { kind, name, fields, change: _ }: &ChangeV1) -> Option<String> {
     let widens = |law| matches!(law, LawChange::Widens | LawChange::NarrowsAndWidens);
+    let whose = match kind {
+        Kind::Deployment => name.clone(),
+        Kind::Tenant => format!("tenant {name}"),
+    };
     fields.iter().find_map(|field| field.law).filter(|law| widens(*law)).map(|_| {
         format!(
-            "the wider residency of {name} comes when every gateway and spoke has heard of it: `meridian get rollout` says who is missing"
+            "the wider residency of {whose} comes when every gateway and spoke has heard of it: `meridian get rollout` says who is missing"
         )
     })
 }
 
-async fn write<S: Store>(desk: &Desk<S>, wanted: &Wanted, before: u64) -> Result<(), Refusal> {
-    let value = records::packed(&DeploymentsV1::from(wanted));
-    let when = vec![Compare::ModRevision(keys::DEPLOYMENTS.to_owned(), before)];
-    let then = vec![Op::Put { key: keys::DEPLOYMENTS.to_owned(), value: value.clone(), lease: None }];
-    match desk.store.txn(Txn { when, then }).await {
+async fn write<S: Store>(
+    desk: &Desk<S>,
+    puts: Vec<(&'static str, Vec<u8>)>,
+    stands: &Stands,
+) -> Result<(), Refusal> {
+    let before = stands.revision();
+    let put = |(key, value): &(&'static str, Vec<u8>)| Op::Put {
+        key: (*key).to_owned(),
+        value: value.clone(),
+        lease: None,
+    };
+    match desk.store.txn(Txn { when: stands.guards(), then: puts.iter().map(put).collect() }).await {
         Ok(outcome) if outcome.succeeded => Ok(()),
         Ok(_) => {
             // Either somebody else was there first, or this was, at the first of two tries.
-            let now = desk.store.get(keys::DEPLOYMENTS).await.map_err(refusal)?;
-            let ours = |now: &KeyValue| *now.value == *value && now.mod_revision > before;
-            if now.as_ref().is_some_and(ours) {
-                return Ok(());
+            let (mut all_ours, mut last) = (true, 0);
+            for (key, value) in &puts {
+                let now = desk.store.get(key).await.map_err(refusal)?;
+                all_ours &=
+                    now.as_ref().is_some_and(|now| *now.value == **value && now.mod_revision > before);
+                last = last.max(now.map_or(0, |now| now.mod_revision));
             }
-            Err(overtaken(before, now.map_or(0, |now| now.mod_revision)))
+            if all_ours { Ok(()) } else { Err(overtaken(before, last)) }
         }
         Err(StoreError::TooLarge(bytes)) => {
             let message = format!(
@@ -142,6 +247,16 @@ pub(super) async fn wanted<S: Store>(desk: &Desk<S>) -> Result<WantedV1, Refusal
     Ok(WantedV1 { version: VERSION, revision: entry.mod_revision, deployments })
 }
 
+/// The tenants that were applied; nobody's, if none were.
+pub(super) async fn tenants<S: Store>(desk: &Desk<S>) -> Result<TenantsV1, Refusal> {
+    let entry = desk.store.get(keys::TENANTS).await.map_err(refusal)?;
+    let Some(entry) = entry else {
+        let message = "No tenants were applied: every gateway goes by its own file.";
+        return Err(Refusal::new(Code::NotFound, message));
+    };
+    Ok(TenantsV1::from(&records::tenants(&entry).map_err(unreadable)?))
+}
+
 /// What of it has not come about yet.
 pub(super) async fn rollout<S: Store>(desk: &Desk<S>) -> Result<RolloutV1, Refusal> {
     let published = desk.current.borrow().clone();
@@ -149,9 +264,10 @@ pub(super) async fn rollout<S: Store>(desk: &Desk<S>) -> Result<RolloutV1, Refus
     let table = &published.as_ref().ok_or_else(not_yet)?.table;
     let found = desk.store.range(keys::READERS).await.map_err(refusal)?.entries;
     let readers: Vec<_> = found.iter().filter_map(|entry| records::reader(entry).ok()).collect();
-    let waiting = table.widening.iter().map(|(name, widening)| WaitingV1 {
+    let waiting = |kind, name: &dyn Display, now: Option<&ResidencyPolicy>, widening: &Widening| WaitingV1 {
+        kind,
         name: name.to_string(),
-        residency: table.deployments.get(name).map(|known| known.residency.to_string()).unwrap_or_default(),
+        residency: now.map(ToString::to_string).unwrap_or_default(),
         to: widening.to.to_string(),
         since: widening.since.to_string(),
         missing: readers
@@ -159,8 +275,18 @@ pub(super) async fn rollout<S: Store>(desk: &Desk<S>) -> Result<RolloutV1, Refus
             .filter(|(_, running)| *running < widening.since)
             .map(|(reader, _)| reader.to_string())
             .collect(),
+    };
+    let deployments = table.widening.iter().map(|(name, widening)| {
+        let now = table.deployments.get(name).map(|known| &known.residency);
+        waiting(Kind::Deployment, name, now, widening)
     });
-    let waiting = waiting.collect();
+    let tenants = table.tenants.iter().flat_map(|tenants| {
+        tenants.widening.iter().map(move |(id, widening)| {
+            let now = tenants.all.get(id).map(|known| &known.residency);
+            waiting(Kind::Tenant, id, now, widening)
+        })
+    });
+    let waiting = deployments.chain(tenants).collect();
     let said = readers.iter().map(|(reader, generation)| ReaderV1 {
         version: VERSION,
         reader: reader.to_string(),

@@ -89,10 +89,11 @@ async fn stands<S: Store>(desk: &Desk<S>, lease: Lease) -> Result<Option<Lease>,
     }
 }
 
-/// Whether a plan would hardly be another with this in the place of what was said before.
+/// Whether a plan would hardly be another with this in the place of what was said before, and no region's standing.
 fn is_like(before: &GatewayDemand, now: &GatewayDemand) -> bool {
     let like = |(one, other): (&u64, &u64)| one.abs_diff(*other) <= (*one / NEWS_PART).max(NEWS_TOKENS);
-    before.classes.len() == now.classes.len()
+    before.reaches == now.reaches
+        && before.classes.len() == now.classes.len()
         && before.classes.keys().eq(now.classes.keys())
         && before.classes.values().zip(now.classes.values()).all(like)
 }
@@ -109,7 +110,7 @@ mod tests {
             residency: regions::ResidencyPolicy::Anywhere,
         };
         let classes = classes.iter().map(|(name, tokens)| ((class(name), place.clone()), *tokens)).collect();
-        GatewayDemand { gateway: GatewayBoot { place, boot_id }, classes }
+        GatewayDemand { gateway: GatewayBoot { place, boot_id }, classes, reaches: None }
     }
 
     #[test]

@@ -8,27 +8,29 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use regions::{Catalogue, Generation, RegionId};
 use scheduler_core::registry::Registration;
 use scheduler_core::rollout::Reader;
+use scheduler_core::token::Token;
 use scheduler_core::wire::WireError;
 use scheduler_core::wire::apply::{AppliedV1, ApplyV1, RolloutV1, WantedV1};
-use scheduler_core::wire::plan::{DemandV1, DrainV1, GatewayDemand};
+use scheduler_core::wire::plan::{DemandV1, DrainV1, GatewayDemand, PlanV1};
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
+use scheduler_core::wire::tenant::TenantsV1;
 use scheduler_store::{Lease, Store};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::apply::NotApplied;
 use super::demands::{self, Demands};
-use super::operator::{Operator, OperatorToken};
+use super::operator::{Operator, is_of_the_fleet};
 use super::plans::Plans;
 use super::readers::Word;
 use super::{Current, apply, drains, spokes, told};
-use crate::events::ReaderAhead;
+use crate::events::{ReaderAhead, ReaderUnknown};
 use crate::respond::{self, Code, Refusal};
 
 /// Bytes of one body: ten thousand deployments of the longest name, ready and with what they can do.
@@ -45,7 +47,11 @@ pub(super) struct Desk<S> {
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) lease_ttl: Duration,
     /// Without it nobody may change anything.
-    pub(super) operator: Option<OperatorToken>,
+    pub(super) operator: Option<Token>,
+    /// What gateways and spokes have to show to be waited for; empty, everybody is.
+    pub(super) fleet: Arc<[Token]>,
+    /// Somebody without such a token wanted to be waited for. Told once.
+    pub(super) stranger: Arc<AtomicBool>,
     /// Who runs which table is said here.
     pub(super) readers: mpsc::Sender<Word>,
     pub(super) current: watch::Receiver<Current>,
@@ -66,7 +72,9 @@ pub(super) fn router<S: Store>(desk: Desk<S>) -> Router {
         .route("/v1/leases/{lease}", delete(leave::<S>))
         .route("/v1/routes", get(routes::<S>))
         .route("/v1/deployments", get(wanted::<S>))
+        .route("/v1/tenants", get(tenants::<S>))
         .route("/v1/rollout", get(rollout::<S>))
+        .route("/v1/plan", get(plan::<S>))
         .route("/v1/apply", post(applied::<S>).layer(DefaultBodyLimit::max(APPLY_BYTES_MAX)))
         .route("/v1/demand", post(demand::<S>))
         .route("/v1/drains/{cloud}/{name}", put(drain::<S>).delete(undrain::<S>))
@@ -158,6 +166,15 @@ async fn wanted<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<Want
     apply::wanted(&desk).await.map(axum::Json)
 }
 
+async fn tenants<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<TenantsV1>, Refusal> {
+    apply::tenants(&desk).await.map(axum::Json)
+}
+
+/// The whole plan, for operators.
+async fn plan<S: Store>(State(desk): State<Desk<S>>) -> axum::Json<PlanV1> {
+    axum::Json(desk.plans.all())
+}
+
 async fn rollout<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<RolloutV1>, Refusal> {
     apply::rollout(&desk).await.map(axum::Json)
 }
@@ -167,11 +184,16 @@ async fn rollout<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<Rol
 async fn routes<S: Store>(
     State(desk): State<Desk<S>>,
     RawQuery(query): RawQuery,
+    headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let Question { after, wait, reader } = Question::read(query.as_deref().unwrap_or_default())?;
     if let Some(word) = reader.zip(after) {
-        // What finds no room is said again with the next question.
-        desk.readers.try_send(word).ok();
+        if is_of_the_fleet(&desk.fleet, &headers) {
+            // What finds no room is said again with the next question.
+            desk.readers.try_send(word).ok();
+        } else if !desk.stranger.swap(true, Ordering::Relaxed) {
+            ReaderUnknown { reader: &word.0 }.emit();
+        }
     }
     let held = desk.polls.try_acquire();
     let Ok(_held) = held else {
@@ -304,6 +326,8 @@ mod tests {
             catalogue: Arc::new(Catalogue::builtin()),
             lease_ttl: Duration::from_secs(5),
             operator: None,
+            fleet: Arc::default(),
+            stranger: Arc::default(),
             readers: mpsc::channel(1).0,
             current,
             plans: Arc::default(),
@@ -317,7 +341,7 @@ mod tests {
 
     async fn ask(desk: &Desk<Sim>) -> StatusCode {
         let query = RawQuery(Some("after=0.0&wait_ms=30000".to_owned()));
-        routes(State(desk.clone()), query).await.into_response().status()
+        routes(State(desk.clone()), query, HeaderMap::new()).await.into_response().status()
     }
 
     #[tokio::test]

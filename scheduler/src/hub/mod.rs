@@ -52,11 +52,10 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::config::{HubConfig, StoreConfig};
-use crate::events::HubStarted;
+use crate::events::{HubStarted, ReadersNotProven};
 use board::Board;
 use http::Desk;
 use keeper::Patience;
-pub use operator::{OperatorToken, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN};
 use plans::Plans;
 use readers::{Registrar, WORDS_MAX};
 use records::RecordError;
@@ -161,6 +160,9 @@ async fn serve<S: Store>(
     let address =
         listener.local_addr().map_err(|source| HubError::Bind { address: config.listen, source })?;
     HubStarted { address, store: &config.store }.emit();
+    if config.fleet.is_empty() && !address.ip().is_loopback() {
+        ReadersNotProven { listen: address }.emit();
+    }
     // A clock that is off by years makes a strange epoch, and a rising one all the same.
     let epoch_if_new =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
@@ -174,6 +176,8 @@ async fn serve<S: Store>(
         store: store.clone(),
         catalogue: config.catalogue.clone(),
         operator: config.operator,
+        fleet: config.fleet.into(),
+        stranger: Arc::default(),
         readers: say,
         lease_ttl: config.lease_ttl,
         current: current.clone(),

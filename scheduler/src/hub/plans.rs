@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use axum::body::Bytes;
 use regions::{Generation, RegionId};
 use scheduler_core::hub::planning::Part;
-use scheduler_core::wire::plan::{FloorV1, RegionFloors, Weights, WeightsV1, told};
+use scheduler_core::wire::VERSION;
+use scheduler_core::wire::plan::{FloorV1, PlanV1, RegionFloors, RegionFloorsV1, Weights, WeightsV1, told};
 
 use super::records;
 
@@ -63,6 +64,16 @@ impl Plans {
         let parts = self.parts();
         let rows = parts.weights.get(place)?;
         after.is_none_or(|after| rows.weights.generation > after).then(|| rows.clone())
+    }
+
+    /// All of it.
+    pub(super) fn all(&self) -> PlanV1 {
+        let parts = self.parts();
+        PlanV1 {
+            version: VERSION,
+            weights: parts.weights.values().map(|rows| WeightsV1::from(&rows.weights)).collect(),
+            floors: parts.floors.values().map(RegionFloorsV1::from).collect(),
+        }
     }
 
     /// The floors of a region; none, where nobody has planned any yet.

@@ -6,25 +6,28 @@
 //! test below prints both sizes. The deployments that there shall be are one record for the same reason, and are packed too.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Read, Write};
 
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
-use regions::{Generation, RegionId, RouteTable};
+use regions::{Generation, RegionId, RouteTable, TenantId, TenantRules};
 use scheduler_core::hub::Event;
 use scheduler_core::hub::planning::Part;
 use scheduler_core::registry::{Registration, Standing};
 use scheduler_core::rollout::{Reader, Wanted};
 use scheduler_core::wire::WireError;
 use scheduler_core::wire::apply::ReaderV1;
+use scheduler_core::wire::deployment::DeploymentsV1;
 use scheduler_core::wire::keys;
 use scheduler_core::wire::plan::{
     DemandV1, DrainV1, GatewayBoot, GatewayDemand, RegionFloors, RegionFloorsV1, Weights, WeightsV1,
 };
 use scheduler_core::wire::registry::RegisterV1;
-use scheduler_core::wire::route::{DeploymentsV1, RouteTableV1};
+use scheduler_core::wire::route::RouteTableV1;
+use scheduler_core::wire::tenant::TenantsV1;
 use scheduler_store::{self as store, KeyValue};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -106,6 +109,11 @@ pub(super) fn standing(entry: &KeyValue) -> Result<Standing, RecordError> {
 /// The deployments of the entry `wanted/deployments`.
 pub(super) fn wanted(entry: &KeyValue) -> Result<Wanted, RecordError> {
     meaning::<DeploymentsV1, Wanted>(entry, &unpacked(entry)?)
+}
+
+/// The tenants of the entry `wanted/tenants`.
+pub(super) fn tenants(entry: &KeyValue) -> Result<BTreeMap<TenantId, TenantRules>, RecordError> {
+    read::<TenantsV1, BTreeMap<TenantId, TenantRules>>(entry)
 }
 
 /// The reader of an entry under `readers/`, and the table that it runs.
@@ -191,10 +199,11 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
         store::Event::Put(entry) if key == keys::DEPLOYMENTS => {
             Some(wanted(entry).map(|wanted| Event::Wanted(wanted.deployments)))
         }
+        store::Event::Put(entry) if key == keys::TENANTS => Some(tenants(entry).map(Event::TenantsWanted)),
         store::Event::Put(entry) if key.starts_with(keys::DEMAND) => Some(demand(entry).map(Event::Asked)),
         store::Event::Put(entry) if key.starts_with(keys::DRAINS) => Some(drain(entry).map(Event::Drained)),
         store::Event::Put(_) => None,
-        // A record of deployments that is gone says nothing; only one that says so takes them away.
+        // A record of deployments or tenants that is gone says nothing; only one that says so takes them away.
         store::Event::Delete { .. } => gone(key).map(Ok),
     }
 }
@@ -212,6 +221,7 @@ fn gone(key: &str) -> Option<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sha2::{Digest, Sha256};
 
     fn entry(key: &str, value: &str) -> KeyValue {
         let value = value.as_bytes().into();
@@ -301,6 +311,36 @@ mod tests {
         assert!(packed.len() + keys::DEPLOYMENTS.len() <= store::model::TXN_BYTES_MAX, "{}", packed.len());
         let read = wanted(&KeyValue { value: packed.into(), ..entry(keys::DEPLOYMENTS, "") });
         assert_eq!(read, Ok(all));
+    }
+
+    #[test]
+    fn as_many_tenants_as_there_may_be_fit_beside_the_routes_of_a_large_fleet() {
+        use regions::tenant::{KeyDigest, MAX_TENANTS, TenantLimits};
+        let digest =
+            |n: usize, key: u8| KeyDigest(Sha256::digest([n.to_string().as_bytes(), &[key]].concat()).into());
+        let tenant = |n: usize| TenantRules {
+            id: format!("tenant-{n}").parse().unwrap(),
+            keys: [digest(n, 0), digest(n, 1)].into(),
+            issuer: None,
+            deployments: None,
+            residency: "eu".parse().unwrap(),
+            lane: None,
+            weight: 1,
+            limits: TenantLimits::default(),
+        };
+        let all: BTreeMap<_, _> =
+            (0..MAX_TENANTS).map(tenant).map(|tenant| (tenant.id.clone(), tenant)).collect();
+        let alone = packed(&TenantsV1::from(&all));
+        let read = tenants(&KeyValue { value: alone.clone().into(), ..entry(keys::TENANTS, "") });
+        assert_eq!(read.as_ref(), Ok(&all));
+        let tenants = Some(regions::Tenants { all, widening: BTreeMap::new() });
+        let table = packed(&RouteTableV1::from(&RouteTable { tenants, ..large_table() }));
+        println!(
+            "{MAX_TENANTS} tenants of two keys: {} bytes in the store, {} with a large table",
+            alone.len(),
+            table.len()
+        );
+        assert!(table.len() + keys::ROUTES.len() <= store::model::TXN_BYTES_MAX, "{}", table.len());
     }
 
     #[test]

@@ -5,8 +5,8 @@ use regions::{Deployment, Generation};
 use scheduler_core::hub::planning::Part;
 use scheduler_core::hub::{Everything, Found, epoch_to_begin};
 use scheduler_core::rollout::Wanted;
+use scheduler_core::wire::deployment::DeploymentsV1;
 use scheduler_core::wire::keys;
-use scheduler_core::wire::route::DeploymentsV1;
 use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Term, Txn};
 
 use super::HubError;
@@ -73,9 +73,11 @@ pub(super) fn everything(entries: &[KeyValue]) -> Everything {
     let demand = under(entries, keys::DEMAND).filter_map(|entry| readable(records::demand(entry)));
     let wanted = entries.iter().find(|entry| entry.key == keys::DEPLOYMENTS);
     let deployments = wanted.and_then(|entry| readable(records::wanted(entry)));
+    let tenants = entries.iter().find(|entry| entry.key == keys::TENANTS);
     Everything {
         spokes: spokes.collect(),
         deployments: deployments.map(|wanted| wanted.deployments),
+        tenants: tenants.and_then(|entry| readable(records::tenants(entry))),
         drains: drains.collect(),
         demand: demand.collect(),
         readers: readers.collect(),

@@ -11,6 +11,7 @@
 //! seen and carries out what is decided. Up it goes whether or not anybody outside is to be reached; down only while the hub
 //! is ([`Brake::HubSilent`](scheduler_core::scale::Brake)).
 
+mod deployed;
 pub(crate) mod events;
 mod region;
 
@@ -115,6 +116,7 @@ impl Scaling {
         let Scaling { config, snapshot, client, actuator } = self;
         let source = Source {
             hub: config.hub.clone(),
+            fleet: config.fleet.clone(),
             snapshot: Some(snapshot),
             catalogue: config.catalogue.clone(),
             spoke: spoke.clone(),

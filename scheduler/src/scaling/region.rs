@@ -2,28 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use regions::deployment::timetable;
 use regions::{Catalogue, Deployment, DeploymentName, RegionId};
-use scheduler_core::scale::restarts;
-use scheduler_core::scale::starts::Starts;
 use scheduler_core::scale::step::{Own, Step, step};
-use scheduler_core::scale::{Brake, Knobs, Scaler, Seen, Wanted, Why};
 use scheduler_core::spoke::hold::Held;
 use scheduler_core::spoke::{Decided, Demand, Member, Spoke, Standing};
 use tokio::sync::{Notify, watch};
 
+use super::deployed::{Deployed, Id};
 use super::events::{DrainCutShort, ReplicaLeaves, ReplicaReady, WantedChanged};
-use crate::actuator::{Deaths, Found, ReadyAt, ReplicaId, Running, Target, Targets};
+use crate::actuator::{Found, ReadyAt, ReplicaId, Running, Target, Targets};
 use crate::agent::table::Followed;
 use crate::config::SpokeConfig;
 
 /// How long a replica that was let go may take to finish what it has: as long as a request may take that does not say.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
-/// For so long after another region's overflow came nobody is let go.
-const OVERFLOW_LASTS: Duration = Duration::from_secs(10);
-
 /// All that runs, or should, in one region.
 pub(super) struct Region {
     here: RegionId,
@@ -39,23 +33,6 @@ pub(super) struct Region {
     targets: watch::Sender<Targets>,
 }
 
-/// One deployment.
-struct Deployed {
-    deployment: Arc<Deployment>,
-    scaler: Scaler,
-    /// It should not run here any longer.
-    retired: bool,
-    /// So many should run, beside those that stop.
-    target: u32,
-    wanted: Option<Wanted>,
-    starts: Starts,
-    /// The last that was measured: with no replica there is nobody to ask.
-    speed: u64,
-    overflow: Option<Instant>,
-    deaths: Deaths,
-    died: Option<Instant>,
-}
-
 /// One replica that was started here.
 struct Replica {
     found: Found,
@@ -69,66 +46,6 @@ struct Replica {
     stop: bool,
     /// It was heard of, at the last look.
     heard: bool,
-}
-
-/// Who is counted when it is decided who comes and who goes: who was ordered and is not there yet is the first to be let off.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Id {
-    There(ReplicaId),
-    Ordered(u32),
-}
-
-impl Deployed {
-    fn new(deployment: Arc<Deployment>, now: Instant) -> Deployed {
-        Deployed {
-            scaler: Scaler::new(Knobs::from(&deployment.scaling), now),
-            deployment,
-            retired: false,
-            target: 0,
-            wanted: None,
-            starts: Starts::default(),
-            speed: 0,
-            overflow: None,
-            deaths: Deaths::default(),
-            died: None,
-        }
-    }
-
-    /// Why none may be let go, if somebody knows better than traffic.
-    fn brake(&self, hub: &Followed, now: Instant) -> Option<Brake> {
-        let lately =
-            |at: Option<Instant>, lasts| at.is_some_and(|at| now.saturating_duration_since(at) < lasts);
-        if lately(self.died, restarts::BRAKE) {
-            Some(Brake::Crashed)
-        } else if hub.hub_is_silent(now) {
-            Some(Brake::HubSilent)
-        } else if lately(self.overflow, OVERFLOW_LASTS) {
-            Some(Brake::TakesOverflow)
-        } else {
-            None
-        }
-    }
-
-    /// What the timetable says, in time for what it will say when somebody who is ordered now is ready.
-    fn scheduled(&self, now: SystemTime) -> u32 {
-        let at = |time: SystemTime| {
-            let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-            timetable::floor(&self.deployment.scaling.timetable, seconds)
-        };
-        at(now).max(at(now + self.starts.nearly_all()))
-    }
-
-    /// Whether what somebody was started for is not what is deployed now.
-    fn is_stale(&self, started: &Deployment) -> bool {
-        let runs = |it: &Deployment| (it.task, it.model.clone(), it.engine);
-        runs(started) != runs(&self.deployment)
-    }
-
-    /// How long it takes from an order that is not carried out yet.
-    fn start_from(&self, now: Instant) -> Duration {
-        let pause = self.deaths.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
-        pause + self.starts.nearly_all()
-    }
 }
 
 impl Region {
@@ -178,7 +95,7 @@ impl Region {
             let deployed = deployed.or_insert_with(|| Deployed::new(shared.clone(), now));
             deployed.retired = false;
             if deployed.deployment != shared {
-                deployed.scaler.set_knobs(Knobs::from(&shared.scaling));
+                deployed.scaler.set_knobs(shared.scaling.clone());
                 deployed.deployment = shared;
             }
         }
@@ -436,57 +353,6 @@ impl Region {
         if changed {
             self.changed.notify_one();
         }
-    }
-}
-
-impl Deployed {
-    /// Those on their way, each with the time until it is ready.
-    fn ordered(&self, own: &[Own<Id>], now: Instant) -> Vec<Duration> {
-        let on_the_way = own.iter().filter(|it| it.standing == Standing::Unheard);
-        let left = on_the_way.map(|it| match it.id {
-            Id::There(_) => self.starts.left(now.saturating_duration_since(it.since)),
-            Id::Ordered(_) => self.start_from(now),
-        });
-        left.collect()
-    }
-
-    fn wants(
-        &mut self,
-        hub: &Followed,
-        demand: Demand,
-        mut ordered: Vec<Duration>,
-        rolls_out: bool,
-        floor: u32,
-        now: Instant,
-    ) -> Wanted {
-        if self.retired {
-            return Wanted { replicas: 0, why: Why::Zero };
-        }
-        if demand.speed > 0 {
-            self.speed = demand.speed;
-        }
-        if demand.overflow {
-            self.overflow = Some(now);
-        }
-        let mut ready = demand.ready;
-        if rolls_out {
-            // Those who are there twice, coming and going, are no more than are wanted.
-            let most = self.wanted.map_or(ready, |wanted| wanted.replicas);
-            ready = ready.min(most);
-            ordered.truncate(most.saturating_sub(ready) as usize);
-        }
-        let seen = Seen {
-            arrived: demand.arrived,
-            backlog: demand.pending,
-            in_flight: demand.in_flight,
-            ready,
-            ordered,
-            speed: self.speed,
-            start: self.starts.nearly_all(),
-            floor: floor.max(self.scheduled(SystemTime::now())),
-            brake: self.brake(hub, now).or(rolls_out.then_some(Brake::RollsOut)),
-        };
-        self.scaler.tick(&seen, now)
     }
 }
 

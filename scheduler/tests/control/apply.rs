@@ -1,7 +1,8 @@
 //! An operator and a hub.
 
-use super::world::{AMERICA, Hub, TOKEN, config, until};
-use regions::{DeploymentName, RouteTable};
+use super::world::{AMERICA, EUROPE, Hub, TOKEN, config, until};
+use regions::{DeploymentName, Generation, RouteTable};
+use scheduler_core::token::Token;
 use scheduler_store::{Embedded, Store};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -209,6 +210,58 @@ async fn a_wider_residency_waits_until_every_reader_has_heard_of_it() {
     apply(&hub, &(locked("m", "de") + &deployment("other", ""))).await;
     let narrower = hub.until_routes("it is narrower", |table| table.generation > fourth.generation).await;
     assert_eq!(law(&narrower, "m"), ("de".to_owned(), None), "at once");
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_stranger_neither_holds_up_a_wider_residency_nor_hastens_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.settle = Duration::from_millis(1);
+    // Two are good at once, while the one is changed for the other.
+    config.fleet = Token::read_all("old-token-of-the-fleet\nnew-token-of-the-fleet").unwrap();
+    let hub = Hub::start(config).await;
+    // Somebody who shows this says that a reader has a table. Everybody is told the next one.
+    let says = async |shown: Option<&str>, reader: &str, generation: Generation| {
+        let url = format!("{}/v1/routes?after={generation}&wait_ms=1&reader={reader}", hub.url);
+        let question = shown.iter().fold(hub.client.get(url), |question, token| question.bearer_auth(token));
+        assert!(question.send().await.unwrap().status().is_success());
+    };
+    let readers = async || {
+        let (_, _, rollout) = hub.get("/v1/rollout").await;
+        let known = rollout["readers"].as_array().unwrap().iter();
+        known.map(|known| (known["reader"].clone(), known["generation"].clone())).collect::<Vec<_>>()
+    };
+    let (one, other) =
+        (format!("gateway/{AMERICA}/00000000000000ff"), format!("spoke/{EUROPE}/00000000000000ee"));
+    let known = |first: Generation, second: Generation| {
+        [(json!(one), json!(first.to_string())), (json!(other), json!(second.to_string()))]
+    };
+    apply(&hub, &locked("m", "eu")).await;
+    let first = hub.until_routes("it is there", |table| table.deployments.contains_key("m")).await.generation;
+    for stranger in 0..8_u64 {
+        let shown = [None, Some("neither-of-the-two-"), Some(TOKEN)][stranger as usize % 3];
+        says(shown, &format!("gateway/{AMERICA}/{stranger:016x}"), Generation { epoch: 0, number: 0 }).await;
+    }
+    says(Some("old-token-of-the-fleet"), &one, first).await;
+    says(Some("new-token-of-the-fleet"), &other, first).await;
+    until("both are known, and nobody else", async || readers().await == known(first, first)).await;
+
+    apply(&hub, &locked("m", "eea")).await;
+    let second = hub.until_routes("it is announced", |table| !table.widening.is_empty()).await;
+    assert_eq!(law(&second, "m"), ("eu".to_owned(), Some("eea".to_owned())));
+    // The one has it; for the other a stranger says so, before it does.
+    says(None, &other, second.generation).await;
+    says(Some("neither-of-the-two-"), &other, second.generation).await;
+    says(Some("old-token-of-the-fleet"), &one, second.generation).await;
+    until("the one has it", async || readers().await == known(second.generation, first)).await;
+    apply(&hub, &(locked("m", "eea") + &deployment("another", ""))).await;
+    let third = hub.until_routes("the next table is there", |table| table.deployments.len() == 2).await;
+    assert_eq!(law(&third, "m"), ("eu".to_owned(), Some("eea".to_owned())), "no stranger has hastened it");
+
+    says(Some("new-token-of-the-fleet"), &other, second.generation).await;
+    let wider = hub.until_routes("it is wider", |table| table.widening.is_empty()).await;
+    assert_eq!(law(&wider, "m"), ("eea".to_owned(), None), "and no stranger holds it up");
     hub.stop().await;
 }
 

@@ -7,4 +7,5 @@ mod agent;
 mod apply;
 mod hub;
 mod plan;
+mod tenants;
 mod world;

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RegionId, RouteTable, parse_deployments};
 use scheduler::config::{HubConfig, LEASE_TTL, StoreConfig};
-use scheduler::hub::{self, HubError, OperatorToken};
+use scheduler::hub::{self, HubError};
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_KEEP, SETTLE};
+use scheduler_core::token::Token;
 use scheduler_core::wire::route::RouteTableV1;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -46,7 +47,8 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         lapsed_keep: LAPSED_KEEP,
         reader_keep: READER_KEEP,
         settle: SETTLE,
-        operator: Some(OperatorToken::read(TOKEN).unwrap()),
+        operator: Some(Token::read(TOKEN).unwrap()),
+        fleet: Vec::new(),
     }
 }
 

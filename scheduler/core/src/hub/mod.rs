@@ -22,7 +22,9 @@ use crate::registry::{Registry, Standing};
 use crate::rollout::{Reader, Rollout};
 use crate::wire::plan::{GatewayBoot, GatewayDemand};
 use planning::{Around, Part, Planner};
-use regions::{Catalogue, Deployment, DeploymentName, Generation, RegionId, RouteTable};
+use regions::{
+    Catalogue, Deployment, DeploymentName, Generation, RegionId, RouteTable, TenantId, TenantRules,
+};
 
 /// How long the hub waits before it asks a store again that did not take a table.
 pub const PERSIST_RETRY: Duration = Duration::from_secs(1);
@@ -43,6 +45,8 @@ pub enum Event {
     },
     /// These are all the deployments that there shall be.
     Wanted(BTreeMap<DeploymentName, Deployment>),
+    /// These are all the tenants that there shall be.
+    TenantsWanted(BTreeMap<TenantId, TenantRules>),
     /// A reader runs the table of this generation.
     Acknowledged(Reader, Generation),
     /// A reader was not heard of for too long.
@@ -75,6 +79,8 @@ pub struct Everything {
     pub spokes: Vec<Standing>,
     /// Every deployment; nothing, if what the store holds cannot be read, and then those that are known stay.
     pub deployments: Option<BTreeMap<DeploymentName, Deployment>>,
+    /// Every tenant, if any were ever applied and can be read.
+    pub tenants: Option<BTreeMap<TenantId, TenantRules>>,
     /// Every region that is to be emptied.
     pub drains: Vec<RegionId>,
     /// What every gateway is asked for.
@@ -130,6 +136,8 @@ pub struct Hub {
     epoch: u64,
     /// What an operator wants; the table says it as far as everybody has heard of it.
     deployments: BTreeMap<DeploymentName, Deployment>,
+    /// Whom an operator wants let in; nothing as long as none has said so.
+    tenants: Option<BTreeMap<TenantId, TenantRules>>,
     rollout: Rollout,
     registry: Registry,
     /// The table in the store.
@@ -180,6 +188,7 @@ impl Hub {
         let mut hub = Hub {
             epoch,
             deployments: persisted.deployments.clone(),
+            tenants: persisted.tenants.as_ref().map(|tenants| tenants.all.clone()),
             rollout,
             registry,
             persisted,
@@ -202,22 +211,32 @@ impl Hub {
     pub fn handle(&mut self, event: Event, now: Instant) {
         self.now = self.now.max(now);
         match event {
-            Event::Listed(Everything { spokes, deployments, drains, demand, readers }) => {
+            Event::Listed(Everything { spokes, deployments, tenants, drains, demand, readers }) => {
                 self.registry.replace(spokes, now);
                 self.drains = drains.into_iter().collect();
+                self.registry.hear_only(demand.iter().map(heard), now);
                 self.planner.replace(demand, now);
                 self.rollout.replace(readers);
                 if let Some(deployments) = deployments {
                     self.deployments = deployments;
                 }
+                self.tenants = tenants.or(self.tenants.take());
             }
             Event::SpokeStands(standing) => self.registry.put(standing, now),
             Event::SpokeGone { region, boot_id } => self.registry.remove(&region, boot_id, now),
             Event::Wanted(deployments) => self.deployments = deployments,
+            Event::TenantsWanted(tenants) => self.tenants = Some(tenants),
             Event::Acknowledged(reader, generation) => self.rollout.acknowledged(reader, generation),
             Event::ReaderGone(reader) => self.rollout.gone(&reader),
-            Event::Asked(demand) => self.planner.asked(demand),
-            Event::GatewayGone(gateway) => self.planner.silent(&gateway, now),
+            Event::Asked(demand) => {
+                let (gateway, reaches) = heard(&demand);
+                self.registry.heard(gateway, reaches, now);
+                self.planner.asked(demand);
+            }
+            Event::GatewayGone(gateway) => {
+                self.registry.silent(&gateway, now);
+                self.planner.silent(&gateway, now);
+            }
             Event::Drained(region) => drop(self.drains.insert(region)),
             Event::Undrained(region) => drop(self.drains.remove(&region)),
             Event::Planned(plan) => {
@@ -255,7 +274,10 @@ impl Hub {
             Writing::Nothing => {
                 let next = following(&self.persisted, self.epoch);
                 let doubt = self.registry.holds();
-                let staged = self.rollout.stage(&self.deployments, &self.persisted, next, doubt);
+                let (rollout, last) = (&self.rollout, &self.persisted);
+                let mut staged = rollout.stage(&self.deployments, last, next, doubt);
+                let tenants = self.tenants.as_ref();
+                staged.tenants = tenants.map(|tenants| rollout.stage_tenants(tenants, last, next, doubt));
                 let routes = self.registry.routes();
                 let next = publish(&self.persisted, self.epoch, routes, staged, &self.drains)?;
                 self.writing = Writing::UnderWay;
@@ -309,6 +331,11 @@ impl Hub {
             self.writing = Writing::Nothing;
         }
     }
+}
+
+/// Which regions a gateway hears, by its own word.
+fn heard(demand: &GatewayDemand) -> (GatewayBoot, Option<BTreeSet<RegionId>>) {
+    (demand.gateway.clone(), demand.reaches.clone())
 }
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ impl Planner {
 
     /// This is what a gateway is asked for.
     pub(super) fn asked(&mut self, demand: GatewayDemand) {
-        let GatewayDemand { gateway, classes } = demand;
+        let GatewayDemand { gateway, classes, reaches: _ } = demand;
         self.demand.insert(gateway, Held { classes, gone: None });
     }
 

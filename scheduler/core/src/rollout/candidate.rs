@@ -4,7 +4,9 @@
 //! Several files are read as one document, the one after the other, because what they say is one thing: a name that stands
 //! in two of them stands twice.
 
-use regions::{Catalogue, Deployment, Problem, parse_deployments};
+use std::collections::BTreeMap;
+
+use regions::{Catalogue, Deployment, Problem, TenantId, TenantRules, parse_deployments, parse_tenants};
 
 use crate::wire::apply::{FileV1, ProblemV1};
 
@@ -13,6 +15,21 @@ pub const FILES_MAX: usize = 256;
 
 /// The deployments of these files, which are all that there shall be.
 pub fn deployments(files: &[FileV1], catalogue: &Catalogue) -> Result<Vec<Deployment>, Vec<ProblemV1>> {
+    read(files, |text| parse_deployments(text, catalogue))
+}
+
+/// The tenants of these files, likewise.
+pub fn tenants(
+    files: &[FileV1],
+    catalogue: &Catalogue,
+) -> Result<BTreeMap<TenantId, TenantRules>, Vec<ProblemV1>> {
+    read(files, |text| parse_tenants(text, catalogue))
+}
+
+fn read<T>(
+    files: &[FileV1],
+    parse: impl FnOnce(&str) -> Result<T, Vec<Problem>>,
+) -> Result<T, Vec<ProblemV1>> {
     if let Some(one_too_many) = files.get(FILES_MAX) {
         let message = format!("{} files: at most {FILES_MAX} are read at once; join some", files.len());
         return Err(vec![ProblemV1 { file: one_too_many.name.clone(), line: 1, message }]);
@@ -27,8 +44,7 @@ pub fn deployments(files: &[FileV1], catalogue: &Catalogue) -> Result<Vec<Deploy
         }
         lines += file.text.lines().count().max(1);
     }
-    parse_deployments(&text, catalogue)
-        .map_err(|problems| problems.into_iter().map(|problem| placed(problem, &starts)).collect())
+    parse(&text).map_err(|problems| problems.into_iter().map(|problem| placed(problem, &starts)).collect())
 }
 
 /// A problem of the whole as one of its file.

@@ -2,52 +2,77 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use regions::{Catalogue, Deployment, DeploymentName, EngineSpec, ResidencyPolicy, Scaling};
+use regions::tenant::{KeyDigest, TenantLimits};
+use regions::{
+    Catalogue, Deployment, DeploymentName, EngineSpec, ResidencyPolicy, Scaling, TenantId, TenantRules,
+};
 
-use crate::wire::apply::{ChangeV1, FieldV1, LawChange, What};
+use crate::wire::apply::{ChangeV1, FieldV1, Kind, LawChange, What};
 
-/// What becomes of each deployment, in the order of names; one that stays as it is is left out.
+/// The fields beside the name, as they are called in the file; without a value they are left out there.
+type Fields = Vec<(String, Option<String>)>;
+
+/// What becomes of each deployment that is not the same before and after.
 pub fn deployments(
     before: &BTreeMap<DeploymentName, Deployment>,
     after: &BTreeMap<DeploymentName, Deployment>,
     catalogue: &Catalogue,
 ) -> Vec<ChangeV1> {
-    let names: BTreeSet<_> = before.keys().chain(after.keys()).collect();
-    names.into_iter().filter_map(|name| change(name, before.get(name), after.get(name), catalogue)).collect()
+    let law = |was: &Deployment, is: &Deployment| law(&was.residency, &is.residency, catalogue);
+    changes(Kind::Deployment, before, after, fields, law)
 }
 
-fn change(
-    name: &DeploymentName,
-    before: Option<&Deployment>,
-    after: Option<&Deployment>,
+/// What becomes of each tenant that is not the same before and after.
+pub fn tenants(
+    before: &BTreeMap<TenantId, TenantRules>,
+    after: &BTreeMap<TenantId, TenantRules>,
     catalogue: &Catalogue,
-) -> Option<ChangeV1> {
-    let change = match (before, after) {
-        (None, _) => What::Added,
-        (_, None) => What::Removed,
-        (Some(before), Some(after)) if before == after => return None,
-        (Some(_), Some(_)) => What::Changed,
+) -> Vec<ChangeV1> {
+    let law = |was: &TenantRules, is: &TenantRules| law(&was.residency, &is.residency, catalogue);
+    changes(Kind::Tenant, before, after, tenant_fields, law)
+}
+
+fn changes<Name: Ord + ToString, T: PartialEq>(
+    kind: Kind,
+    before: &BTreeMap<Name, T>,
+    after: &BTreeMap<Name, T>,
+    fields: impl Fn(&T) -> Fields,
+    law: impl Fn(&T, &T) -> LawChange,
+) -> Vec<ChangeV1> {
+    let names: BTreeSet<_> = before.keys().chain(after.keys()).collect();
+    let change = |name: &Name| {
+        let (before, after) = (before.get(name), after.get(name));
+        let change = match (before, after) {
+            (None, _) => What::Added,
+            (_, None) => What::Removed,
+            (Some(before), Some(after)) if before == after => return None,
+            (Some(_), Some(_)) => What::Changed,
+        };
+        let law = before.zip(after).map(|(before, after)| law(before, after));
+        let (was, is) = (before.map(&fields).unwrap_or_default(), after.map(&fields).unwrap_or_default());
+        Some(ChangeV1 { kind, name: name.to_string(), change, fields: changed(&was, &is, law) })
     };
-    let (was, is) = (before.map(fields).unwrap_or_default(), after.map(fields).unwrap_or_default());
+    names.into_iter().filter_map(change).collect()
+}
+
+/// The fields that are others.
+fn changed(was: &Fields, is: &Fields, law: Option<LawChange>) -> Vec<FieldV1> {
     let gone = was.iter().filter(|(field, _)| !is.iter().any(|(there, _)| there == field));
     let names = is.iter().chain(gone).map(|(field, _)| field.as_str());
-    let law = before.zip(after).map(|(before, after)| law(&before.residency, &after.residency, catalogue));
     let field = |name: &str| FieldV1 {
         field: name.to_owned(),
-        before: value(&was, name),
-        after: value(&is, name),
+        before: value(was, name),
+        after: value(is, name),
         law: law.filter(|_| name == "residency"),
     };
-    let fields = names.map(field).filter(|field| field.before != field.after).collect();
-    Some(ChangeV1 { name: name.to_string(), change, fields })
+    names.map(field).filter(|field| field.before != field.after).collect()
 }
 
 fn value(fields: &[(String, Option<String>)], wanted: &str) -> Option<String> {
     fields.iter().find(|(field, _)| *field == wanted).and_then(|(_, value)| value.clone())
 }
 
-/// The fields beside the name, as they are called in the file; without a value they are left out there.
-fn fields(deployment: &Deployment) -> Vec<(String, Option<String>)> {
+fn fields(deployment: &Deployment) -> Fields {
     let Deployment { name: _, task, model, engine, residency, regions, scaling } = deployment;
     let EngineSpec { kind, precision } = engine;
     let list: Vec<_> = regions.iter().map(|region| region.as_str()).collect();
@@ -62,6 +87,29 @@ fn fields(deployment: &Deployment) -> Vec<(String, Option<String>)> {
         fields.extend(scaling.knobs().map(|(knob, value)| (format!("scaling.{knob}"), value)));
     }
     fields
+}
+
+fn tenant_fields(tenant: &TenantRules) -> Fields {
+    let TenantRules { id: _, keys, issuer, deployments, residency, lane, weight, limits } = tenant;
+    let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
+    // Enough of each to tell one from the other.
+    let key = |key: &KeyDigest| key.to_string().chars().take(12).collect();
+    let keys: Vec<String> = keys.iter().map(key).collect();
+    let list: Option<Vec<_>> =
+        deployments.as_ref().map(|names| names.iter().map(|name| name.as_str()).collect());
+    [
+        ("key_sha256", (!keys.is_empty()).then(|| keys.join(", "))),
+        ("issuer", issuer.clone()),
+        ("deployments", Some(list.map_or_else(|| "all".to_owned(), |names| names.join(", ")))),
+        ("residency", Some(residency.to_string())),
+        ("lanes", lane.map(|lane| lane.as_str().to_owned())),
+        ("weight", Some(weight.to_string())),
+        ("limits.requests_per_second", requests_per_second.map(|limit| limit.to_string())),
+        ("limits.inputs_per_second", inputs_per_second.map(|limit| limit.to_string())),
+        ("limits.tokens_per_minute", tokens_per_minute.map(|limit| limit.to_string())),
+    ]
+    .map(|(key, value)| (key.to_owned(), value))
+    .into()
 }
 
 /// What it means for where requests may go that `before` becomes `after`.
@@ -114,6 +162,31 @@ mod tests {
         );
         assert_eq!(changes[2].fields[1], field("model", None, text("pypi://m"), None));
         assert_eq!(deployments(&after, &after, &catalogue), []);
+    }
+
+    #[test]
+    fn what_becomes_of_a_tenant_is_told_without_its_keys() {
+        let catalogue = Catalogue::builtin();
+        let read = |more: &str| {
+            let text = format!("[[tenant]]\nname = \"acme\"\n{more}");
+            regions::parse_tenants(&text, &catalogue).unwrap()
+        };
+        let key = |digit: &str| format!("key_sha256 = [\"{}\"]\n", digit.repeat(64));
+        let before = read(&(key("a") + "residency = { allow = [\"eu\"] }\nweight = 2\n"));
+        let after = read(&(key("b") + "deployments = [\"minilm\"]\nweight = 2\n"));
+        let changes = tenants(&before, &after, &catalogue);
+        assert_eq!((changes[0].kind, changes[0].change), (Kind::Tenant, What::Changed));
+        let text = |text: &str| Some(text.to_owned());
+        let field = |field: &str, before, after, law| FieldV1 { field: field.to_owned(), before, after, law };
+        assert_eq!(
+            changes[0].fields,
+            [
+                field("key_sha256", text("aaaaaaaaaaaa"), text("bbbbbbbbbbbb"), None),
+                field("deployments", text("all"), text("minilm"), None),
+                field("residency", text("eu"), text("anywhere"), Some(LawChange::Widens)),
+            ]
+        );
+        assert_eq!(tenants(&after, &after, &catalogue), []);
     }
 
     #[test]

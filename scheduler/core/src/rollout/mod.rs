@@ -30,6 +30,7 @@
 pub mod candidate;
 pub mod diff;
 mod reader;
+mod tenants;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -38,7 +39,8 @@ use std::time::{Duration, Instant};
 
 use regions::residency::MAX_POLICY_LEN;
 use regions::{
-    Area, Catalogue, Deployment, DeploymentName, Generation, ResidencyPolicy, RouteTable, Widening,
+    Area, Catalogue, Deployment, DeploymentName, Generation, ResidencyPolicy, RouteTable, TenantId,
+    TenantRules, Widening,
 };
 
 use crate::invariants;
@@ -91,6 +93,17 @@ pub struct Staged<'a> {
     pub deployments: Cow<'a, BTreeMap<DeploymentName, Deployment>>,
     /// Those whose residency will be wider.
     pub widening: BTreeMap<DeploymentName, Widening>,
+    /// Who may come in, where an operator has said so.
+    pub tenants: Option<StagedTenants<'a>>,
+}
+
+/// What the next table says of the tenants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StagedTenants<'a> {
+    /// With the residency under which their requests are sent.
+    pub all: Cow<'a, BTreeMap<TenantId, TenantRules>>,
+    /// Those whose residency will be wider.
+    pub widening: BTreeMap<TenantId, Widening>,
 }
 
 impl Rollout {
@@ -122,7 +135,8 @@ impl Rollout {
 
     /// When [`Rollout::tick`] wants to be called, if anything waits for it.
     pub fn next_wakeup(&self, last: &RouteTable) -> Option<Instant> {
-        (!self.settled && !last.widening.is_empty()).then_some(self.settles_at)
+        let announced = last.tenants.as_ref().is_some_and(|tenants| !tenants.widening.is_empty());
+        (!self.settled && (announced || !last.widening.is_empty())).then_some(self.settles_at)
     }
 
     /// The store holds `now`, and held `before`.
@@ -139,8 +153,8 @@ impl Rollout {
             .retain(|name, removed| !(now.deployments.contains_key(name) || settled && heard(removed.since)));
     }
 
-    /// What the table of generation `next` says, which follows `last`, where `wanted` is what an operator wants. In `doubt`
-    /// of who lives nothing is widened.
+    /// What the table of generation `next` says of the deployments, which follows `last`, where `wanted` is what an operator
+    /// wants. In `doubt` of who lives nothing is widened. What it says of tenants is [`Rollout::stage_tenants`].
     ///
     /// # Panics
     ///
@@ -152,28 +166,47 @@ impl Rollout {
         next: Generation,
         doubt: bool,
     ) -> Staged<'a> {
-        let mut staged = Staged { deployments: Cow::Borrowed(wanted), widening: BTreeMap::new() };
+        let deployments = Cow::Borrowed(wanted);
+        let mut staged = Staged { deployments, widening: BTreeMap::new(), tenants: None };
         for (name, deployment) in wanted {
             let known = last.deployments.get(name).map(|known| &known.residency);
             let Some(known) = known.or_else(|| self.removed.get(name).map(|removed| &removed.residency))
             else {
                 continue;
             };
-            let announced = last.widening.get(name).filter(|widening| widening.to == deployment.residency);
-            if known == &deployment.residency || !self.wider(known, &deployment.residency) {
+            let announced = last.widening.get(name);
+            let Some((residency, widening)) =
+                self.meanwhile(known, &deployment.residency, announced, next, doubt)
+            else {
                 continue;
-            }
-            if announced.is_some_and(|announced| !doubt && self.everybody_runs(announced.since)) {
-                continue;
-            }
-            let residency = self.both(known, &deployment.residency);
-            let since = announced.map_or(next, |announced| announced.since);
-            staged.widening.insert(name.clone(), Widening { to: deployment.residency.clone(), since });
+            };
+            staged.widening.insert(name.clone(), widening);
             let meanwhile = Deployment { residency, ..deployment.clone() };
             staged.deployments.to_mut().insert(name.clone(), meanwhile);
         }
         self.assert_heard(&staged, last);
         staged
+    }
+
+    /// What a residency that is to become `wanted` is in the table `next`, and what that table announces; nothing where it
+    /// may say `wanted` itself. Those who run the table before it know `known` and what was `announced` in it.
+    fn meanwhile(
+        &self,
+        known: &ResidencyPolicy,
+        wanted: &ResidencyPolicy,
+        announced: Option<&Widening>,
+        next: Generation,
+        doubt: bool,
+    ) -> Option<(ResidencyPolicy, Widening)> {
+        if known == wanted || !self.wider(known, wanted) {
+            return None;
+        }
+        let announced = announced.filter(|widening| widening.to == *wanted);
+        if announced.is_some_and(|announced| !doubt && self.everybody_runs(announced.since)) {
+            return None;
+        }
+        let since = announced.map_or(next, |announced| announced.since);
+        Some((self.both(known, wanted), Widening { to: wanted.clone(), since }))
     }
 
     /// **Heard before widened**: what is to be sent now is taken by whoever runs the table before.

@@ -54,7 +54,8 @@ impl World {
     fn publish(&mut self, doubt: bool) {
         let last = self.tables.last().unwrap();
         let generation = Generation { epoch: 1, number: last.generation.number + 1 };
-        let Staged { deployments, widening } = self.rollout.stage(&self.wanted, last, generation, doubt);
+        let Staged { deployments, widening, tenants: _ } =
+            self.rollout.stage(&self.wanted, last, generation, doubt);
         if *deployments == last.deployments && widening == last.widening {
             return;
         }

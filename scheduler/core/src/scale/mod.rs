@@ -13,9 +13,9 @@
 //!         = rate / speed + backlog / (20 s · speed)                                else, if that is more
 //! ```
 //!
-//! Up goes at once, bounded by [`Knobs::up_max`]; down goes by what was needed at most in the last [`Knobs::scale_down_delay`]
+//! Up goes at once, bounded by [`up_max`]; down goes by what was needed at most in the last [`Scaling::scale_down_delay`]
 //! (three starts, if that is longer), a quarter at a time, and not while somebody knows better ([`Brake`]). To zero goes what
-//! nobody has asked for in [`Knobs::zero_after`].
+//! nobody has asked for in [`Scaling::zero_after`].
 //!
 //! [`step`] turns that number into who comes, who goes and who stays; [`starts`] remembers how long replicas take to start and
 //! [`restarts`] when one that died may be started again. The loop that looks and acts is `scheduler::scaling`.
@@ -36,7 +36,7 @@ use regions::ewma::Ewma;
 /// How often to look.
 pub const TICK: Duration = Duration::from_secs(2);
 
-/// Half-lives of the averages of what arrives: averages over some 3 s and, by [`Knobs::autoscaling_window`], 60 s.
+/// Half-lives of the averages of what arrives: averages over some 3 s and, by [`Scaling::autoscaling_window`], 60 s.
 const FAST: Duration = Duration::from_secs(2);
 /// The long average counts so much against the short one: a lull of seconds is not yet less traffic.
 const SLOW_PERCENT: u32 = 80;
@@ -53,69 +53,10 @@ const STARTS_KEPT: u32 = 3;
 /// What was needed is remembered in as many steps; longer delays are remembered more coarsely.
 const REMEMBERED_MAX: usize = 512;
 
-/// What people set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Knobs {
-    /// Never fewer. 0 lets it go to zero.
-    pub min: u32,
-    /// Never more.
-    pub max: u32,
-    /// How full a replica should be, in percent of its measured speed.
-    pub target_utilization: u32,
-    /// Requests at a time that one replica should have; for models whose speed says little. Whichever asks for more counts.
-    pub concurrency_target: Option<u32>,
-    /// Over how long traffic is averaged.
-    pub autoscaling_window: Duration,
-    /// For how long what was needed is kept.
-    pub scale_down_delay: Duration,
-    /// For how long nobody must have asked until there is none; never, if absent.
-    pub zero_after: Option<Duration>,
-}
-
-impl Default for Knobs {
-    fn default() -> Knobs {
-        Knobs {
-            min: 1,
-            max: 1,
-            target_utilization: 75,
-            concurrency_target: None,
-            autoscaling_window: Duration::from_secs(60),
-            scale_down_delay: Duration::from_secs(180),
-            zero_after: None,
-        }
-    }
-}
-
-impl From<&Scaling> for Knobs {
-    fn from(scaling: &Scaling) -> Knobs {
-        let Scaling {
-            min,
-            max,
-            concurrency_target,
-            target_utilization,
-            autoscaling_window,
-            scale_down_delay,
-            zero_after,
-            timetable: _, // a floor, which is seen at each look: it is the wall clock's
-        } = *scaling;
-        Knobs {
-            min,
-            max,
-            target_utilization,
-            concurrency_target,
-            autoscaling_window,
-            scale_down_delay,
-            zero_after,
-        }
-    }
-}
-
-impl Knobs {
-    /// How many a look may order where there are `count`: two times as many and four more. From nothing that is enough for
-    /// most, and three looks later it is enough for anybody.
-    pub fn up_max(count: u32) -> u32 {
-        count.saturating_mul(3).saturating_add(4)
-    }
+/// How many a look may order where there are `count`: two times as many and four more. From nothing that is enough for most,
+/// and three looks later it is enough for anybody.
+pub fn up_max(count: u32) -> u32 {
+    count.saturating_mul(3).saturating_add(4)
 }
 
 /// Why none is let go, whatever traffic says.
@@ -203,9 +144,9 @@ pub enum Why {
     Concurrency,
     /// Somebody waits, and there is none.
     Wake,
-    /// [`Knobs::min`], or [`Seen::floor`].
+    /// [`Scaling::min`], or [`Seen::floor`].
     Floor,
-    /// [`Knobs::max`].
+    /// [`Scaling::max`].
     Max,
     /// More is wanted than may be ordered at once.
     Paced,
@@ -229,7 +170,8 @@ pub struct Wanted {
 /// One deployment in one region.
 #[derive(Clone, Debug)]
 pub struct Scaler {
-    knobs: Knobs,
+    /// What people set, but for the timetable: that is a [floor](Seen::floor), since it is the wall clock's.
+    knobs: Scaling,
     last: Instant,
     fast: Ewma,
     slow: Ewma,
@@ -241,19 +183,19 @@ pub struct Scaler {
 
 impl Scaler {
     /// Nothing has arrived yet.
-    pub fn new(knobs: Knobs, now: Instant) -> Scaler {
+    pub fn new(knobs: Scaling, now: Instant) -> Scaler {
         Scaler {
-            knobs,
             last: now,
             fast: Ewma::new(FAST, 0.0, now),
             slow: Ewma::new(half_life(&knobs), 0.0, now),
             needed: VecDeque::new(),
             asked: now,
+            knobs,
         }
     }
 
     /// What people set is another from now on; what was seen stays.
-    pub fn set_knobs(&mut self, knobs: Knobs) {
+    pub fn set_knobs(&mut self, knobs: Scaling) {
         if knobs.autoscaling_window != self.knobs.autoscaling_window {
             self.slow = Ewma::new(half_life(&knobs), self.slow.get(), self.last);
         }
@@ -264,15 +206,16 @@ impl Scaler {
     pub fn tick(&mut self, seen: &Seen, now: Instant) -> Wanted {
         self.arrived(seen, now);
         let count = seen.ready.saturating_add(seen.ordered.len() as u32);
-        let (needs, why) = self.needs(seen);
+        // Averages never quite come to nothing. What nobody has asked for since is not wanted for the sake of their tail.
+        let (needs, why) = if self.is_quiet(now) { (0, Why::Zero) } else { self.needs(seen) };
         self.remember(seen, now);
         let floor = self.knobs.min.max(seen.floor).min(self.knobs.max);
         if needs > count {
-            let paced = needs.min(Knobs::up_max(count));
+            let paced = needs.min(up_max(count));
             let (replicas, why) = if paced < needs { (paced, Why::Paced) } else { (needs, why) };
             return self.bounded(replicas, why, floor);
         }
-        if self.is_idle(seen, now) {
+        if self.is_quiet(now) && seen.brake.is_none() {
             return self.bounded(0, Why::Zero, floor);
         }
         let kept = self.needed.front().map_or(0, |(_, needed)| *needed).max(needs).max(1);
@@ -369,14 +312,15 @@ impl Scaler {
         }
     }
 
-    fn is_idle(&self, seen: &Seen, now: Instant) -> bool {
+    /// Whether nobody has asked for so long that there may be none.
+    fn is_quiet(&self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.asked);
-        seen.brake.is_none() && self.knobs.zero_after.is_some_and(|after| since >= after)
+        self.knobs.zero_after.is_some_and(|after| since >= after)
     }
 }
 
 /// That of the long average.
-fn half_life(knobs: &Knobs) -> Duration {
+fn half_life(knobs: &Scaling) -> Duration {
     knobs.autoscaling_window.mul_f64(std::f64::consts::LN_2).max(FAST)
 }
 

@@ -190,7 +190,8 @@ fn run(policy: &mut dyn Policy, start: Duration, seconds: u64, rate: impl Fn(u64
 
 /// The three of them: this one, Knative's, and that of hosted services.
 fn all(name: &str, start: Duration, seconds: u64, rate: impl Fn(u64) -> f64) -> [Row; 3] {
-    let knobs = Knobs { min: 0, max: MAX, zero_after: Some(Duration::from_secs(300)), ..Knobs::default() };
+    let knobs =
+        Scaling { min: 0, max: MAX, zero_after: Some(Duration::from_secs(300)), ..Scaling::default() };
     let mut ours = Scaler::new(knobs, some_instant());
     let mut two = TwoWindows { seen: Window(VecDeque::new()), panics: None };
     let mut one = OneWindow { seen: Window(VecDeque::new()), kept: VecDeque::new() };

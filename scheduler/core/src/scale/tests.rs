@@ -27,7 +27,7 @@ fn seen(ready: u32) -> Seen {
 }
 
 impl Story {
-    fn of(knobs: Knobs) -> Story {
+    fn of(knobs: Scaling) -> Story {
         let now = some_instant();
         Story { scaler: Scaler::new(knobs, now), now }
     }
@@ -48,8 +48,8 @@ impl Story {
     }
 }
 
-fn knobs(min: u32, max: u32) -> Knobs {
-    Knobs { min, max, zero_after: Some(Duration::from_secs(300)), ..Knobs::default() }
+fn knobs(min: u32, max: u32) -> Scaling {
+    Scaling { min, max, zero_after: Some(Duration::from_secs(300)), ..Scaling::default() }
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn steady_traffic_has_what_it_needs_at_the_utilization_that_was_asked_for() {
     assert_eq!(steady(7500, knobs(0, 50)), 10);
     assert_eq!(steady(7500, knobs(0, 5)), 5);
     assert_eq!(steady(10, knobs(3, 5)), 3);
-    let half = Knobs { target_utilization: 50, ..knobs(0, 50) };
+    let half = Scaling { target_utilization: 50, ..knobs(0, 50) };
     assert_eq!(steady(7500, half), 15);
 }
 
@@ -92,9 +92,9 @@ fn from_nothing_one_is_woken_at_once_and_no_more_are_ordered_than_may_be() {
     assert_eq!(story.tick(seen(0)), Wanted { replicas: 0, why: Why::Wake });
     assert_eq!(story.tick(Seen { backlog: 1, speed: 0, ..seen(0) }), Wanted { replicas: 1, why: Why::Wake });
     let all = story.tick(Seen { arrived: 1_000_000, ..seen(0) });
-    assert_eq!(all, Wanted { replicas: Knobs::up_max(0), why: Why::Paced });
+    assert_eq!(all, Wanted { replicas: up_max(0), why: Why::Paced });
     let all = story.tick(Seen { arrived: 1_000_000, ..seen(4) });
-    assert_eq!(all, Wanted { replicas: Knobs::up_max(4), why: Why::Paced });
+    assert_eq!(all, Wanted { replicas: up_max(4), why: Why::Paced });
 }
 
 #[test]
@@ -128,14 +128,29 @@ fn none_is_let_go_while_somebody_knows_better() {
 
 #[test]
 fn to_zero_goes_what_nobody_has_asked_for_and_only_where_that_is_wanted() {
-    let after = |knobs: Knobs, seconds: u64| {
+    let after = |knobs: Scaling, seconds: u64| {
         let mut story = Story::of(knobs);
         story.tick(Seen { arrived: 10, ..seen(1) });
         story.runs(0, seconds, 1)
     };
     assert_eq!((after(knobs(0, 9), 298), after(knobs(0, 9), 300)), (1, 0));
     assert_eq!(after(knobs(1, 9), 3600), 1);
-    assert_eq!(after(Knobs { zero_after: None, ..knobs(0, 9) }, 36_000), 1);
+    assert_eq!(after(Scaling { zero_after: None, ..knobs(0, 9) }, 36_000), 1);
+}
+
+#[test]
+fn what_sleeps_is_not_woken_by_what_averages_remember() {
+    for window in [1, 60, 3600] {
+        let window = Duration::from_secs(window);
+        let mut story = Story::of(Scaling { autoscaling_window: window, ..knobs(0, 9) });
+        assert_eq!(story.runs(3000, 600, 1), 4);
+        assert_eq!(story.runs(0, 300, 4), 0, "{window:?}");
+        assert!((0..1800).all(|_| story.runs(0, 2, 0) == 0), "{window:?}");
+        let mut crashed =
+            (0..1800).map(|_| story.tick(Seen { brake: Some(Brake::Crashed), ..seen(0) }).replicas);
+        assert!(crashed.all(|replicas| replicas == 0), "{window:?}: nor by a brake");
+        assert!(story.tick(Seen { arrived: 10, backlog: 10, ..seen(0) }).replicas >= 1, "but by who asks");
+    }
 }
 
 #[test]
@@ -147,7 +162,7 @@ fn a_floor_is_kept_and_no_more_than_the_most() {
 
 #[test]
 fn who_counts_requests_at_a_time_gets_what_they_ask_for() {
-    let knobs = Knobs { concurrency_target: Some(32), ..knobs(0, 100) };
+    let knobs = Scaling { concurrency_target: Some(32), ..knobs(0, 100) };
     let wanted = Story::of(knobs).tick(Seen { in_flight: 240, speed: 0, ..seen(5) });
     assert_eq!(wanted, Wanted { replicas: 10, why: Why::Concurrency });
 }
@@ -156,9 +171,9 @@ fn who_counts_requests_at_a_time_gets_what_they_ask_for() {
 fn knobs_that_change_change_what_is_wanted_and_forget_nothing() {
     let mut story = Story::of(knobs(0, 50));
     assert_eq!(story.runs(7500, 600, 1), 10);
-    story.scaler.set_knobs(Knobs { autoscaling_window: Duration::from_secs(30), ..knobs(0, 5) });
+    story.scaler.set_knobs(Scaling { autoscaling_window: Duration::from_secs(30), ..knobs(0, 5) });
     assert_eq!(story.runs(7500, 2, 10), 5, "no more than there may be now");
-    story.scaler.set_knobs(Knobs { target_utilization: 50, ..knobs(0, 50) });
+    story.scaler.set_knobs(Scaling { target_utilization: 50, ..knobs(0, 50) });
     assert_eq!(story.runs(7500, 2, 5), 15, "what arrives is still known");
 }
 
@@ -166,11 +181,6 @@ fn knobs_that_change_change_what_is_wanted_and_forget_nothing() {
 fn every_reason_has_a_name_of_its_own() {
     let names: std::collections::BTreeSet<_> = Why::ALL.iter().map(|why| why.name()).collect();
     assert_eq!(names.len(), Why::ALL.len());
-}
-
-#[test]
-fn what_people_write_is_what_the_scaler_goes_by() {
-    assert_eq!(Knobs::from(&Scaling::default()), Knobs::default());
 }
 
 proptest! {
@@ -196,7 +206,7 @@ proptest! {
             let wanted = story.tick(seen).replicas;
             prop_assert!((min..=min + more).contains(&wanted));
             prop_assert!(wanted >= floor.min(min + more));
-            prop_assert!(wanted <= Knobs::up_max(count).max(floor).max(min));
+            prop_assert!(wanted <= up_max(count).max(floor).max(min));
             prop_assert!(!braked || wanted >= count.min(min + more), "{wanted} of {count}");
             prop_assert!(story.scaler.needed.len() <= REMEMBERED_MAX);
         }

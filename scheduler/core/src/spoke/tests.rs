@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::some_instant;
+use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
 

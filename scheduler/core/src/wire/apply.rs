@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::deployment::DeploymentV1;
 use super::known_version;
-use super::route::DeploymentV1;
 
 /// `POST /v1/apply`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,8 +19,12 @@ pub struct ApplyV1 {
     pub dry_run: bool,
     /// The revision that the operator has seen the difference to. If another stands by now, nothing is changed.
     pub base: Option<u64>,
-    /// All deployments that there shall be, in one file or more.
-    pub deployments: Vec<FileV1>,
+    /// All deployments that there shall be, in one file or more; absent, they stay as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployments: Option<Vec<FileV1>>,
+    /// All tenants, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenants: Option<Vec<FileV1>>,
 }
 
 /// A file, as it stands on the operator's machine.
@@ -43,7 +47,7 @@ pub struct AppliedV1 {
     pub applied: bool,
     /// The revision of what stood there before, to which this is the difference; 0 if nothing did.
     pub base: u64,
-    /// What changes, in the order of names.
+    /// What changes: deployments and then tenants, each in the order of names.
     pub changes: Vec<ChangeV1>,
     /// What else there is to know.
     pub notes: Vec<String>,
@@ -70,15 +74,39 @@ pub struct ProblemV1 {
     pub message: String,
 }
 
-/// What becomes of one deployment.
+/// What becomes of one deployment or tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeV1 {
+    /// Which of the two it is.
+    #[serde(default)]
+    pub kind: Kind,
     /// Its name.
     pub name: String,
     /// What happens to it.
     pub change: What,
     /// Its fields: those that change, or all.
     pub fields: Vec<FieldV1>,
+}
+
+/// What something is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A deployment.
+    #[default]
+    Deployment,
+    /// A tenant.
+    Tenant,
+}
+
+impl Kind {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Deployment => "deployment",
+            Kind::Tenant => "tenant",
+        }
+    }
 }
 
 /// What happens to something.
@@ -140,15 +168,18 @@ pub struct RolloutV1 {
     pub version: u32,
     /// The generation of the table that is published.
     pub generation: String,
-    /// Deployments whose residency will be wider.
+    /// Deployments and tenants whose residency will be wider.
     pub waiting: Vec<WaitingV1>,
     /// Everybody who has lately said which table it runs.
     pub readers: Vec<ReaderV1>,
 }
 
-/// A deployment whose residency will be wider.
+/// A deployment or a tenant whose residency will be wider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitingV1 {
+    /// Which of the two it is.
+    #[serde(default)]
+    pub kind: Kind,
     /// Its name.
     pub name: String,
     /// What its residency is.

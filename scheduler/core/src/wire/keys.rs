@@ -3,6 +3,7 @@
 //! ```text
 //! meta/epoch                    decimal digits       raised when the store is replaced or restored
 //! wanted/deployments            DeploymentsV1        what there is to serve, compressed where it is long
+//! wanted/tenants                TenantsV1            who may come in, if that was ever applied
 //! spokes/{region}/{boot id}     RegisterV1           under the spoke's lease
 //! readers/{reader}              ReaderV1             which table a gateway or a spoke runs, under a lease of its own
 //! routes                        RouteTableV1         what was published last, compressed where it is long
@@ -24,6 +25,8 @@ use crate::rollout::Reader;
 pub const EPOCH: &str = "meta/epoch";
 /// The deployments that there shall be.
 pub const DEPLOYMENTS: &str = "wanted/deployments";
+/// The tenants that there shall be.
+pub const TENANTS: &str = "wanted/tenants";
 /// Everything under which a reader is kept.
 pub const READERS: &str = "readers/";
 /// Everything under which a spoke is kept.

@@ -5,15 +5,17 @@
 //! message of another version is refused before any other field is looked at, and the refusal names the version.
 //!
 //! [`report`] is what a region says to a gateway, [`registry`] what it says to the hub, [`route`] what the hub says to
-//! everybody, [`plan`] what gateways ask for and how that is divided, [`apply`] what an operator and the hub say to each other.
+//! everybody, with every [`deployment`] and every [`tenant`], [`plan`] what gateways ask for and how that is divided, [`apply`] what an operator and the hub say to each other.
 //! [`keys`] says under which key the hub's store keeps what.
 
 pub mod apply;
+pub mod deployment;
 pub mod keys;
 pub mod plan;
 pub mod registry;
 pub mod report;
 pub mod route;
+pub mod tenant;
 
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeSet;

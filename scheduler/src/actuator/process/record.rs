@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use regions::Deployment;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use scheduler_core::wire::route::StoredDeploymentV1;
+use scheduler_core::wire::deployment::StoredDeploymentV1;
 use serde::{Deserialize, Serialize};
 
 /// One replica, as its file says.

@@ -52,7 +52,7 @@ fn asked(classes: &[(&str, &str, u64)]) -> GatewayDemand {
         ((Class { deployment: name.parse().unwrap(), residency }, region(AMERICA)), *tokens)
     };
     let gateway = GatewayBoot { place: region(AMERICA), boot_id: 1 };
-    GatewayDemand { gateway, classes: classes.iter().map(class).collect() }
+    GatewayDemand { gateway, classes: classes.iter().map(class).collect(), reaches: None }
 }
 
 /// A hub whose store takes everything.

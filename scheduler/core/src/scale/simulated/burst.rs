@@ -391,7 +391,8 @@ fn burst(
 
 /// The three of them.
 fn all_three(start: Duration, rate: usize, lasts: Duration) -> [Burst; 3] {
-    let knobs = Knobs { min: 0, max: MAX, zero_after: Some(Duration::from_secs(300)), ..Knobs::default() };
+    let knobs =
+        Scaling { min: 0, max: MAX, zero_after: Some(Duration::from_secs(300)), ..Scaling::default() };
     let mut ours = Scaler::new(knobs, some_instant());
     let mut two = TwoWindows { seen: Window(VecDeque::new()), panics: None };
     let mut one = OneWindow { seen: Window(VecDeque::new()), kept: VecDeque::new() };

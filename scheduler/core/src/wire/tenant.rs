@@ -1,0 +1,220 @@
+//! Tenants, as the hub publishes them in its route table and keeps what an operator has applied.
+//!
+//! As with a deployment, what narrows must be *there*: a residency or a list of deployments that got lost frees nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
+
+use serde::{Deserialize, Serialize};
+
+use super::deployment::{law, present, written};
+use super::{
+    VERSION, WireError, known_version, names, parsed, refuse_other_versions, refuse_too_many, texts,
+};
+use regions::TenantId;
+use regions::deployment::MAX_DEPLOYMENTS;
+use regions::tenant::{KeyDigest, MAX_KEYS, MAX_TENANTS, MAX_WEIGHT, TenantLimits, TenantRules};
+
+/// One tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantV1 {
+    /// Its name.
+    pub name: String,
+    /// The SHA-256 of each of its keys, in hexadecimal digits.
+    pub key_sha256: Vec<String>,
+    /// Whose tokens speak for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub issuer: Option<String>,
+    /// The deployments that it may use; `null` is all of them.
+    #[serde(deserialize_with = "present")]
+    pub deployments: Option<Vec<String>>,
+    /// Where its requests may go; `null` is wherever a deployment permits.
+    #[serde(deserialize_with = "present")]
+    pub residency: Option<String>,
+    /// The only lane that it has; absent is both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<String>,
+    /// Its share beside others.
+    pub weight: u32,
+    /// How much it may use, each absent where there is no limit.
+    pub limits: TenantLimitsV1,
+}
+
+/// How much a tenant may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantLimitsV1 {
+    /// Requests in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_per_second: Option<NonZeroU64>,
+    /// Inputs in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inputs_per_second: Option<NonZeroU64>,
+    /// Tokens in a minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_minute: Option<NonZeroU64>,
+}
+
+/// The tenants that there shall be, as the store keeps them; also the answer of `GET /v1/tenants`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantsV1 {
+    /// 1.
+    #[serde(deserialize_with = "known_version")]
+    pub version: u32,
+    /// All of them.
+    pub tenants: Vec<TenantV1>,
+}
+
+impl From<&TenantRules> for TenantV1 {
+    fn from(rules: &TenantRules) -> TenantV1 {
+        let TenantRules { id, keys, issuer, deployments, residency, lane, weight, limits } = rules;
+        let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
+        TenantV1 {
+            name: id.to_string(),
+            key_sha256: texts(keys),
+            issuer: issuer.clone(),
+            deployments: deployments.as_ref().map(texts),
+            residency: written(residency),
+            lane: lane.map(|lane| lane.as_str().to_owned()),
+            weight: *weight,
+            limits: TenantLimitsV1 { requests_per_second, inputs_per_second, tokens_per_minute },
+        }
+    }
+}
+
+fn read_tenant(what: &str, wire: TenantV1) -> Result<TenantRules, WireError> {
+    let TenantV1 { name, key_sha256, issuer, deployments, residency, lane, weight, limits } = wire;
+    let TenantLimitsV1 { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
+    let at = |field: &str| format!("{what}.{field}");
+    refuse_too_many(&at("key_sha256"), key_sha256.len(), MAX_KEYS)?;
+    let key = |(place, text): (usize, &String)| parsed(format!("{what}.key_sha256[{place}]"), text);
+    if !(1..=MAX_WEIGHT).contains(&weight) {
+        return Err(WireError::new(at("weight"), format!("{weight} is not from 1 to {MAX_WEIGHT}")));
+    }
+    if let Some(deployments) = &deployments {
+        refuse_too_many(&at("deployments"), deployments.len(), MAX_DEPLOYMENTS)?;
+    }
+    Ok(TenantRules {
+        id: parsed(at("name"), &name)?,
+        keys: key_sha256.iter().enumerate().map(key).collect::<Result<BTreeSet<KeyDigest>, _>>()?,
+        issuer,
+        deployments: deployments.map(|given| names(&at("deployments"), &given)).transpose()?,
+        residency: law(&at("residency"), residency)?,
+        lane: lane.map(|lane| parsed(at("lane"), &lane)).transpose()?,
+        weight,
+        limits: TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute },
+    })
+}
+
+/// A list in which no tenant stands twice, and no key.
+pub(super) fn read_tenants(wire: Vec<TenantV1>) -> Result<BTreeMap<TenantId, TenantRules>, WireError> {
+    refuse_too_many("tenants", wire.len(), MAX_TENANTS)?;
+    let (mut tenants, mut keys) = (BTreeMap::new(), BTreeSet::new());
+    for (place, tenant) in wire.into_iter().enumerate() {
+        let what = format!("tenants[{place}]");
+        let tenant = read_tenant(&what, tenant)?;
+        if !tenant.keys.iter().all(|key| keys.insert(*key)) {
+            return Err(WireError::new(format!("{what}.key_sha256"), "another tenant has this key"));
+        }
+        let id = tenant.id.clone();
+        if tenants.insert(id.clone(), tenant).is_some() {
+            return Err(WireError::new(format!("{what}.name"), format!("`{id}` stands here twice")));
+        }
+    }
+    Ok(tenants)
+}
+
+impl From<&BTreeMap<TenantId, TenantRules>> for TenantsV1 {
+    fn from(tenants: &BTreeMap<TenantId, TenantRules>) -> TenantsV1 {
+        TenantsV1 { version: VERSION, tenants: tenants.values().map(TenantV1::from).collect() }
+    }
+}
+
+impl TryFrom<TenantsV1> for BTreeMap<TenantId, TenantRules> {
+    type Error = WireError;
+
+    fn try_from(wire: TenantsV1) -> Result<BTreeMap<TenantId, TenantRules>, WireError> {
+        let TenantsV1 { version, tenants } = wire;
+        refuse_other_versions(version)?;
+        read_tenants(tenants)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::any;
+    use super::*;
+    use proptest::collection::{btree_set, vec};
+    use proptest::option;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+    use regions::tenant::TenantLane;
+    use serde_json::{Value, json};
+
+    prop_compose! {
+        pub(in crate::wire) fn tenant()(
+            id in "[a-z0-9._-]{1,32}",
+            keys in btree_set(any::<[u8; 32]>(), 0..3),
+            issuer in option::of("https://[a-z]{1,8}/"),
+            deployments in option::of(any::names()),
+            residency in select(vec!["anywhere", "eu", "de,fr & eu"]),
+            lane in option::of(select(vec![TenantLane::Interactive, TenantLane::Bulk])),
+            weight in 1..=MAX_WEIGHT,
+            tokens in any::<u64>(),
+        ) -> TenantRules {
+            let limits = TenantLimits { tokens_per_minute: NonZeroU64::new(tokens), ..TenantLimits::default() };
+            let keys = keys.into_iter().map(KeyDigest).collect();
+            let (id, residency) = (id.parse().unwrap(), residency.parse().unwrap());
+            TenantRules { id, keys, issuer, deployments, residency, lane, weight, limits }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn tenants_come_back_as_they_went(tenants in vec(tenant(), 0..4)) {
+            let all: BTreeMap<_, _> = tenants.into_iter().map(|tenant| (tenant.id.clone(), tenant)).collect();
+            let text = serde_json::to_string(&TenantsV1::from(&all)).unwrap();
+            let wire: TenantsV1 = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(BTreeMap::try_from(wire), Ok(all));
+        }
+    }
+
+    fn message() -> Value {
+        let tenant = |name: &str, key: char| {
+            json!({"name": name, "key_sha256": [key.to_string().repeat(64)], "deployments": ["minilm"],
+                   "residency": "eu", "lane": "bulk", "weight": 2, "limits": {"tokens_per_minute": 3}})
+        };
+        json!({"version": 1, "tenants": [tenant("a", 'a'), tenant("b", 'b')]})
+    }
+
+    #[test]
+    fn tenants_of_whom_one_cannot_be_read_are_refused_whole() {
+        let check = |pointer: &str, value: Value, field: &str| {
+            let mut message = message();
+            *message.pointer_mut(pointer).unwrap() = value;
+            let wire: TenantsV1 = serde_json::from_value(message).unwrap();
+            assert_eq!(BTreeMap::try_from(wire).unwrap_err().field, field);
+        };
+        check("/tenants/1/name", json!("a"), "tenants[1].name");
+        check("/tenants/1/name", json!("a b"), "tenants[1].name");
+        check("/tenants/1/key_sha256/0", json!("a".repeat(64)), "tenants[1].key_sha256");
+        check("/tenants/0/key_sha256/0", json!("s3cret"), "tenants[0].key_sha256[0]");
+        check("/tenants/0/key_sha256", json!(vec!["c".repeat(64); MAX_KEYS + 1]), "tenants[0].key_sha256");
+        check("/tenants/0/deployments/0", json!("a/b"), "tenants[0].deployments[0]");
+        check("/tenants/0/residency", json!(""), "tenants[0].residency");
+        check("/tenants/0/lane", json!("fast"), "tenants[0].lane");
+        check("/tenants/0/weight", json!(0), "tenants[0].weight");
+        check("/tenants/0/weight", json!(MAX_WEIGHT + 1), "tenants[0].weight");
+        let one = message()["tenants"][0].clone();
+        check("/tenants", json!(vec![one; MAX_TENANTS + 1]), "tenants");
+    }
+
+    #[test]
+    fn what_narrows_a_tenant_and_got_lost_frees_nothing() {
+        for field in ["deployments", "residency", "key_sha256", "weight", "limits"] {
+            let mut lost = message();
+            lost["tenants"][0].as_object_mut().unwrap().remove(field);
+            let error = serde_json::from_value::<TenantsV1>(lost).unwrap_err().to_string();
+            assert!(error.contains(&format!("missing field `{field}`")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! One deployment in one region: how many replicas it should have, and what is remembered for that.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use regions::Deployment;
+use regions::deployment::timetable;
+use scheduler_core::scale::restarts;
+use scheduler_core::scale::starts::Starts;
+use scheduler_core::scale::step::Own;
+use scheduler_core::scale::{Brake, Scaler, Seen, Wanted, Why};
+use scheduler_core::spoke::{Demand, Standing};
+
+use crate::actuator::{Deaths, ReplicaId};
+use crate::agent::table::Followed;
+
+/// For so long after another region's overflow came nobody is let go.
+const OVERFLOW_LASTS: Duration = Duration::from_secs(10);
+
+/// One deployment.
+pub(super) struct Deployed {
+    pub(super) deployment: Arc<Deployment>,
+    pub(super) scaler: Scaler,
+    /// It should not run here any longer.
+    pub(super) retired: bool,
+    /// So many should run, beside those that stop.
+    pub(super) target: u32,
+    pub(super) wanted: Option<Wanted>,
+    pub(super) starts: Starts,
+    /// The last that was measured: with no replica there is nobody to ask.
+    pub(super) speed: u64,
+    pub(super) overflow: Option<Instant>,
+    pub(super) deaths: Deaths,
+    pub(super) died: Option<Instant>,
+}
+
+/// Who is counted when it is decided who comes and who goes: who was ordered and is not there yet is the first to be let off.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Id {
+    There(ReplicaId),
+    Ordered(u32),
+}
+
+impl Deployed {
+    pub(super) fn new(deployment: Arc<Deployment>, now: Instant) -> Deployed {
+        Deployed {
+            scaler: Scaler::new(deployment.scaling.clone(), now),
+            deployment,
+            retired: false,
+            target: 0,
+            wanted: None,
+            starts: Starts::default(),
+            speed: 0,
+            overflow: None,
+            deaths: Deaths::default(),
+            died: None,
+        }
+    }
+
+    /// Why none may be let go, if somebody knows better than traffic.
+    fn brake(&self, hub: &Followed, now: Instant) -> Option<Brake> {
+        let lately =
+            |at: Option<Instant>, lasts| at.is_some_and(|at| now.saturating_duration_since(at) < lasts);
+        if lately(self.died, restarts::BRAKE) {
+            Some(Brake::Crashed)
+        } else if hub.hub_is_silent(now) {
+            Some(Brake::HubSilent)
+        } else if lately(self.overflow, OVERFLOW_LASTS) {
+            Some(Brake::TakesOverflow)
+        } else {
+            None
+        }
+    }
+
+    /// What the timetable says, in time for what it will say when somebody who is ordered now is ready.
+    fn scheduled(&self, now: SystemTime) -> u32 {
+        let at = |time: SystemTime| {
+            let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+            timetable::floor(&self.deployment.scaling.timetable, seconds)
+        };
+        at(now).max(at(now + self.starts.nearly_all()))
+    }
+
+    /// Whether what somebody was started for is not what is deployed now.
+    pub(super) fn is_stale(&self, started: &Deployment) -> bool {
+        let runs = |it: &Deployment| (it.task, it.model.clone(), it.engine);
+        runs(started) != runs(&self.deployment)
+    }
+
+    /// How long it takes from an order that is not carried out yet.
+    pub(super) fn start_from(&self, now: Instant) -> Duration {
+        let pause = self.deaths.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        pause + self.starts.nearly_all()
+    }
+
+    /// Those on their way, each with the time until it is ready.
+    pub(super) fn ordered(&self, own: &[Own<Id>], now: Instant) -> Vec<Duration> {
+        let on_the_way = own.iter().filter(|it| it.standing == Standing::Unheard);
+        let left = on_the_way.map(|it| match it.id {
+            Id::There(_) => self.starts.left(now.saturating_duration_since(it.since)),
+            Id::Ordered(_) => self.start_from(now),
+        });
+        left.collect()
+    }
+
+    pub(super) fn wants(
+        &mut self,
+        hub: &Followed,
+        demand: Demand,
+        mut ordered: Vec<Duration>,
+        rolls_out: bool,
+        floor: u32,
+        now: Instant,
+    ) -> Wanted {
+        if self.retired {
+            return Wanted { replicas: 0, why: Why::Zero };
+        }
+        if demand.speed > 0 {
+            self.speed = demand.speed;
+        }
+        if demand.overflow {
+            self.overflow = Some(now);
+        }
+        let mut ready = demand.ready;
+        if rolls_out {
+            // Those who are there twice, coming and going, are no more than are wanted.
+            let most = self.wanted.map_or(ready, |wanted| wanted.replicas);
+            ready = ready.min(most);
+            ordered.truncate(most.saturating_sub(ready) as usize);
+        }
+        let seen = Seen {
+            arrived: demand.arrived,
+            backlog: demand.pending,
+            in_flight: demand.in_flight,
+            ready,
+            ordered,
+            speed: self.speed,
+            start: self.starts.nearly_all(),
+            floor: floor.max(self.scheduled(SystemTime::now())),
+            brake: self.brake(hub, now).or(rolls_out.then_some(Brake::RollsOut)),
+        };
+        self.scaler.tick(&seen, now)
+    }
+}
