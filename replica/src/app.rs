@@ -8,12 +8,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use replica_core::batch::Backlog;
 use replica_core::input::Readable;
 use replica_core::limits::Limits;
-use replica_core::wire::info::{BatchV1, EngineInfoV1, InfoV1, ModelInfoV1, QueueV1, TeiInfo};
+use replica_core::wire::info::{AcceleratorV1, BatchV1, EngineInfoV1, InfoV1, ModelInfoV1, QueueV1, TeiInfo};
 use replica_core::wire::status::{StateV1, StatusV1};
 
 use crate::batcher::Batcher;
 use crate::body::BodyRoom;
 use crate::config::Config;
+use crate::engine::Statistics;
 use crate::metrics::Metrics;
 use crate::purpose::Purpose;
 use crate::tokenize::{MAX_JOBS, TokenizerPool};
@@ -82,6 +83,7 @@ impl App {
 
     /// The model is loaded; from now on it takes work.
     pub(crate) fn begin(&self, service: Service) {
+        self.metrics.describe(&service.engine);
         assert!(self.service.set(service).is_ok(), "a replica begins once");
     }
 
@@ -109,13 +111,36 @@ impl App {
             names: self.names.clone(),
             state: self.life().into(),
             model: service.map(|service| service.model.clone()),
-            engine: service.map(|service| service.engine.clone()),
+            engine: service.map(|service| self.engine(service)),
             batch: service.map(|service| service.batch.clone()),
             limits: self.limits.into(),
             counters: self.metrics.read(),
             queue: self.queue(),
             tei: service.map(|service| self.tei(service)),
         }
+    }
+
+    fn engine(&self, service: &Service) -> EngineInfoV1 {
+        let mut engine = service.engine.clone();
+        if let (Some(accelerator), Some(statistics)) = (&mut engine.accelerator, self.metrics.now().engine) {
+            let Statistics { iterations, busy_ms, completed, taken_apart, active, queued, gpu_bytes } =
+                statistics;
+            let AcceleratorV1 { gpu, tensorrt, tensorrt_llm, stand_in, .. } = accelerator.clone();
+            *accelerator = AcceleratorV1 {
+                gpu,
+                tensorrt,
+                tensorrt_llm,
+                stand_in,
+                iterations,
+                busy_ms,
+                completed,
+                taken_apart,
+                active,
+                queued,
+                gpu_bytes,
+            };
+        }
+        engine
     }
 
     fn tei(&self, service: &Service) -> TeiInfo {

@@ -57,7 +57,8 @@ pub(crate) struct ModelReady<'a> {
     pub(crate) source: &'a str,
     pub(crate) digest: &'a str,
     pub(crate) instruction_set: &'a str,
-    pub(crate) weights: &'a WeightsPlace,
+    /// Of an engine that packs them.
+    pub(crate) weights: Option<&'a WeightsPlace>,
     pub(crate) took: Duration,
 }
 
@@ -66,10 +67,11 @@ impl ModelReady<'_> {
         let ModelReady { source, digest, instruction_set, weights, took } = self;
         let took_ms = took.as_millis() as u64;
         match weights {
-            WeightsPlace::SharedFile(file) => {
+            None => info!(source, digest, instruction_set, took_ms, "model ready"),
+            Some(WeightsPlace::SharedFile(file)) => {
                 info!(source, digest, instruction_set, weights = %file.display(), took_ms, "model ready");
             }
-            WeightsPlace::OwnMemory { problem } => {
+            Some(WeightsPlace::OwnMemory { problem }) => {
                 let problem = problem.as_deref().unwrap_or("not wanted");
                 warn!(
                     source,

@@ -11,7 +11,8 @@
 //! 5. [`engine`] — what computes; [`model`] — a model on disk, as the engine reads it.
 //! 6. [`cache`] — where models come from and where they lie.
 //! 7. `events` — what is logged and, in [`metrics`], counted.
-//! 8. [`tune`] — finds the settings of batches for a model and a machine, and keeps them for replicas.
+//! 8. [`tune`] — finds the settings of batches for a model and a machine, and keeps them for replicas; [`verify`] — whether an
+//!    engine says the same as the reference.
 
 mod app;
 pub mod batcher;
@@ -29,6 +30,7 @@ pub mod server;
 pub mod tokenize;
 pub mod tune;
 pub mod vectors;
+pub mod verify;
 
 pub use config::Config;
 pub use server::{ServeError, run};

@@ -10,6 +10,7 @@ use replica_core::refusal::Refusal;
 use replica_core::scores;
 use replica_core::wire::info::{TeiLabels, TeiModelType};
 
+use crate::engine::Description;
 use crate::model::{LabelActivation, LabelHead, ModelDir, Pooling, Prompts};
 
 /// What the model is for.
@@ -26,6 +27,8 @@ pub(crate) struct Embedding {
     pub(crate) width: usize,
     /// Whether its vectors are meant to have length one.
     pub(crate) normalize: bool,
+    /// Whether the engine has the rows of tokens as well.
+    token_rows: bool,
     pooling: Pooling,
     prompts: Prompts,
     /// Whether the tokens of a prompt are pooled with the others.
@@ -33,12 +36,13 @@ pub(crate) struct Embedding {
 }
 
 impl Purpose {
-    /// That of a model whose rows have so many numbers.
-    pub(crate) fn of(model: &ModelDir, width: usize) -> Purpose {
+    /// That of a model on the engine that is described.
+    pub(crate) fn of(model: &ModelDir, engine: &Description) -> Purpose {
         match &model.head {
             Some(head) => Purpose::Label(head.clone()),
             None => Purpose::Embed(Embedding {
-                width,
+                width: engine.width,
+                token_rows: engine.token_rows,
                 normalize: model.sentence.normalize,
                 pooling: model.sentence.pooling,
                 prompts: model.prompts.clone(),
@@ -53,6 +57,15 @@ impl Purpose {
             Purpose::Embed(embedding) => Ok(embedding),
             Purpose::Label(_) => Err(Refusal::wrong_task(asked, &self.says(), "a model that embeds")),
         }
+    }
+
+    /// Refuses rows of tokens, which are `asked` of it, where its engine has none.
+    pub(crate) fn token_rows(&self, asked: &str) -> Result<(), Refusal> {
+        if self.embedding(asked)?.token_rows {
+            return Ok(());
+        }
+        let is = "on an engine that was built for the rows of texts alone";
+        Err(Refusal::wrong_task(asked, is, "an engine with the rows of tokens"))
     }
 
     /// The model as one that labels, which is `asked` of it.

@@ -16,7 +16,7 @@ use axum::serve::ListenerExt;
 use replica_core::EngineKind;
 use replica_core::batch::BatchSettings;
 use replica_core::input::Readable;
-use replica_core::wire::info::{BatchV1, EngineInfoV1, ModelInfoV1};
+use replica_core::wire::info::{AcceleratorV1, BatchV1, EngineInfoV1, ModelInfoV1};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
@@ -27,7 +27,7 @@ use crate::batcher::{Batcher, Options};
 use crate::cache::{CachedModel, ModelCache, ResolveError, default_root};
 use crate::config::Config;
 use crate::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache};
-use crate::engine::{BatchBuffer, Engine, EngineError, Output};
+use crate::engine::{Accelerator, BatchBuffer, Engine, EngineError, Output, tensorrt};
 use crate::events::{DrainCutShort, Draining, Listening, ModelReady, TunedSettings, TunedSettingsUnfit};
 use crate::http;
 use crate::metrics::Metrics;
@@ -168,15 +168,22 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     let model = ModelDir::open(&cached.path).map_err(|error| failed(&error))?;
     let (adopted, tuned) = settings(config, &root, &cached);
     let Adopted { precision, threads, batch } = adopted;
-    let engine = match config.engine.kind {
+    let (engine, weights): (Arc<dyn Engine>, _) = match config.engine.kind {
         EngineKind::Cpu => {
             let packed = PackedCache::below(&root, &cached.digest);
             let options = CpuOptions { threads, precision, packed: Some(packed), isa: None };
-            CpuEngine::load(&model, options).map_err(|error| failed(&error))?
+            let engine = CpuEngine::load(&model, options).map_err(|error| failed(&error))?;
+            let weights = engine.weights_place().clone();
+            (Arc::new(engine), Some(weights))
+        }
+        EngineKind::TensorrtLlm => {
+            let engine = tensorrt::open(&root, &cached.digest, precision, &model);
+            (engine.map_err(|error| failed(&error))?, None)
         }
     };
-    warm_up(&engine).map_err(|error| failed(&error))?;
+    warm_up(&*engine).map_err(|error| failed(&error))?;
     let description = engine.describe().clone();
+    let batch = within(batch, description.accelerator.as_ref());
     let readable = Readable { max_input_tokens: description.max_tokens, vocabulary: description.vocabulary };
     let tokenizer =
         TextTokenizer::load(&cached.path, model.sentence.lower_case, readable, description.token_types);
@@ -186,7 +193,7 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
         source: &cached.source,
         digest: &cached.digest,
         instruction_set: &description.instruction_set,
-        weights: engine.weights_place(),
+        weights: weights.as_ref(),
         took: started.elapsed(),
     }
     .record();
@@ -196,11 +203,11 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
         cache: RowCache::new(config.embedding_cache_bytes, &cached.digest, precision.as_str()),
         metrics,
     };
-    let purpose = Purpose::of(&model, description.width);
+    let purpose = Purpose::of(&model, &description);
     let prompts = purpose.prompts().cloned();
     Ok(Service {
         tokenizer: TokenizerPool::start(tokenizer, tokenizer_threads).map_err(ServeError::Thread)?,
-        batcher: Batcher::start(Arc::new(engine), options).map_err(ServeError::Thread)?,
+        batcher: Batcher::start(engine, options).map_err(ServeError::Thread)?,
         readable,
         model: ModelInfoV1 {
             source: cached.source,
@@ -224,6 +231,7 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
             instruction_set: description.instruction_set,
             threads: description.threads,
             tokenizer_threads,
+            accelerator: description.accelerator.map(accelerator),
         },
         batch: batch_info(batch, tuned),
     })
@@ -231,6 +239,10 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
 
 /// What the configuration, `meridian tune` and the defaults come to for this model, and the file of the second.
 fn settings(config: &Config, root: &Path, cached: &CachedModel) -> (Adopted, Option<PathBuf>) {
+    if config.engine.kind != EngineKind::Cpu {
+        // What was found on this processor says nothing of a GPU.
+        return (adopt(config, None), None);
+    }
     let hardware = Hardware::here(Isa::best().name());
     match tune::file::find(root, config.tuned.as_deref(), &cached.digest, &hardware) {
         Ok(Some((path, tuned))) => {
@@ -242,6 +254,34 @@ fn settings(config: &Config, root: &Path, cached: &CachedModel) -> (Adopted, Opt
             TunedSettingsUnfit { unfit: &unfit }.record();
             (adopt(config, None), None)
         }
+    }
+}
+
+/// No batch is larger than what the engine takes in one piece.
+fn within(settings: BatchSettings, accelerator: Option<&Accelerator>) -> BatchSettings {
+    let most = accelerator.map_or(u64::MAX, |accelerator| accelerator.max_batch_tokens);
+    BatchSettings {
+        batch_tokens: settings.batch_tokens.min(most),
+        interactive_batch_tokens: settings.interactive_batch_tokens.min(most),
+        ..settings
+    }
+}
+
+/// What it is; what it has done is read when somebody asks.
+fn accelerator(accelerator: Accelerator) -> AcceleratorV1 {
+    let Accelerator { gpu, tensorrt, tensorrt_llm, stand_in, max_batch_tokens: _ } = accelerator;
+    AcceleratorV1 {
+        gpu,
+        tensorrt,
+        tensorrt_llm,
+        stand_in,
+        iterations: 0,
+        busy_ms: 0,
+        completed: 0,
+        taken_apart: 0,
+        active: 0,
+        queued: 0,
+        gpu_bytes: 0,
     }
 }
 

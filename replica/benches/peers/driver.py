@@ -228,10 +228,16 @@ def in_process(options, model_folder, vocabulary, until):
         for precision in options.precision.split(",")
     ]
     python = [sys.executable, os.path.join(HERE, "peer.py")]
-    for name in ("onnxruntime-f32", "onnxruntime-int8", "openvino-f32", "openvino-int8", "sentence-transformers"):
-        peers.append(Peer(name, [*python, name, model_folder, made, str(options.threads)], options.threads))
+    commands = {
+        name: [*python, name, model_folder, made, str(options.threads)]
+        for name in ("onnxruntime-f32", "onnxruntime-int8", "openvino-f32", "openvino-int8", "sentence-transformers")
+    }
     candle = os.path.join(options.made, "candle", "release", "candle-peer")
-    peers.append(Peer("candle-f32", [candle, model_folder], options.threads))
+    commands["candle-f32"] = [candle, model_folder]
+    left_out = set(filter(None, options.without.split(",")))
+    if unknown := left_out - commands.keys():
+        raise SystemExit(f"--without: {', '.join(sorted(unknown))}: the peers are {', '.join(commands)}")
+    peers += [Peer(name, command, options.threads) for name, command in commands.items() if name not in left_out]
     for peer in peers:
         print(f"{peer.name}: {peer.version}", file=sys.stderr)
     agreement = check(peers, texts.short(8) + texts.passage(4) + texts.mixed(12))
@@ -273,6 +279,7 @@ def main():
     parser.add_argument("--ours", required=True, help="our side of the bench")
     parser.add_argument("--meridian", required=True, help="the front door, for the HTTP part")
     parser.add_argument("--precision", default="f32", help="ours to measure, as f32,int8 (default f32)")
+    parser.add_argument("--without", default="", help="peers to leave out, as candle-f32,sentence-transformers")
     parser.add_argument("--threads", type=int, default=2, help="threads of each peer (default 2)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each cell at most (default 5)")
     parser.add_argument("--cap", type=float, default=10.0, help="seconds that a batch of a peer may take")

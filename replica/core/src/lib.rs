@@ -41,4 +41,4 @@ pub enum Task {
 }
 
 /// What a replica is asked to be, in the words of the deployment file.
-pub use regions::{DeploymentName, EngineKind, EngineSpec, Precision};
+pub use regions::{DeploymentName, EngineKind, EngineSpec, MAX_TENSOR_PARALLEL, Precision};

@@ -1,6 +1,6 @@
 //! Drives the planner and the engine, and brings rows back to whoever waits for them.
 //!
-//! The engine has a thread of its own. Requests come in under one short lock, without a channel between: the planner
+//! The engine has a thread of its own, or as many as it wants batches ahead: one, but for engines on a GPU. Requests come in under one short lock, without a channel between: the planner
 //! *is* the queue, so what is in it is what is waiting, and a caller who goes away takes its work out at once by
 //! dropping its [`Ticket`]. While the engine computes one batch, the next requests are tokenised and taken in.
 //!
@@ -118,6 +118,8 @@ struct Shared {
 
 struct State {
     planner: BatchPlanner<Sequence>,
+    /// When the engine was last done with a batch.
+    ended: Option<Instant>,
     closed: bool,
 }
 
@@ -128,7 +130,7 @@ impl Batcher {
         let planner = BatchPlanner::new(batch, max_queue_tokens);
         let (width, hidden) = (engine.describe().width, engine.describe().hidden);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { planner, closed: false }),
+            state: Mutex::new(State { planner, ended: None, closed: false }),
             work: Condvar::new(),
             replies: Replies::default(),
             cache,
@@ -139,9 +141,13 @@ impl Batcher {
         let mut batcher = Batcher { shared: Arc::clone(&shared), threads: Vec::new() };
         let (hand_over, done) = std::sync::mpsc::channel();
         let answering = Arc::clone(&shared);
-        let worker = thread::Builder::new().name("batcher".to_owned());
-        batcher.threads.push(worker.spawn(move || shared.work(&*engine, &hand_over))?);
-        // It ends when the engine's thread does, because that lets go of the channel.
+        for _ in 0..engine.batches_ahead() {
+            let worker = thread::Builder::new().name("batcher".to_owned());
+            let (shared, engine, hand_over) = (Arc::clone(&shared), Arc::clone(&engine), hand_over.clone());
+            batcher.threads.push(worker.spawn(move || shared.work(&*engine, &hand_over))?);
+        }
+        drop(hand_over);
+        // It ends when the engine's threads do, because they let go of the channel.
         let answers = thread::Builder::new().name("answers".to_owned());
         batcher.threads.push(answers.spawn(move || done.iter().for_each(|done| answering.answer(done)))?);
         Ok(batcher)

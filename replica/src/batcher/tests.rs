@@ -71,11 +71,13 @@ impl Play {
             task: Task::Embed,
             width: 2,
             hidden: 3,
+            token_rows: true,
             max_tokens: 100,
             vocabulary: 1000,
             token_types: 1,
             instruction_set: "none".to_owned(),
             threads: 1,
+            accelerator: None,
         };
         let (begins, may_go_on) = (Mutex::new(begins), Mutex::new(may_go_on));
         let engine = Scripted { description, begins, may_go_on };

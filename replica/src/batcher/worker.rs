@@ -1,4 +1,5 @@
-//! The engine's thread: asks the planner, computes, hands over.
+//! The engine's thread: asks the planner, computes, hands over. An engine that wants several batches ahead has as many of
+//! these threads, and is taken to compute one batch after another all the same.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -11,7 +12,7 @@ use replica_core::batch::{Backlog, Batch, Finished, Next, Owner, Plan, RequestId
 
 use super::sequence::Sequence;
 use super::{Shared, Unanswered};
-use crate::engine::{BatchBuffer, Engine};
+use crate::engine::{BatchBuffer, Engine, Failed};
 use crate::events::{BatchComputed, EngineFailed, EngineWaits, InputsDropped};
 
 /// A batch that was computed, and whose rows it made.
@@ -19,15 +20,22 @@ pub(super) struct Done {
     batch: Batch<Sequence>,
     owners: Vec<Vec<Owner>>,
     /// Or why there are none.
-    rows: Result<Vec<f32>, String>,
+    rows: Result<Computed, String>,
     busy: Duration,
+}
+
+/// What came of a batch.
+struct Computed {
+    rows: Vec<f32>,
+    /// Items that have none of these, in order.
+    failed: Vec<Failed>,
 }
 
 /// A batch that was computed, before the planner knows.
 struct Ran {
     batch: Batch<Sequence>,
-    rows: Result<Vec<f32>, String>,
-    busy: Duration,
+    rows: Result<Computed, String>,
+    started: Instant,
 }
 
 impl Shared {
@@ -48,27 +56,38 @@ impl Shared {
         }
         let numbers: usize = batch.items.iter().map(|item| item.input.rows()).sum();
         let mut rows = vec![0.0; numbers * self.width_of(output)];
-        let computed = catch_unwind(AssertUnwindSafe(|| engine.compute(&tokens.batch(), output, &mut rows)));
-        let busy = started.elapsed();
+        let wanted = |sequence: usize| self.lock().planner.is_wanted(batch.items[sequence].job);
+        let computed = catch_unwind(AssertUnwindSafe(|| {
+            engine.compute_each(&tokens.batch(), output, &wanted, &mut rows)
+        }));
         let rows = match computed {
-            Ok(Ok(())) => Ok(rows),
+            Ok(Ok(failed)) => Ok(Computed { rows, failed }),
             Ok(Err(error)) => Err(error.to_string()),
             Err(panic) => Err(panic_text(&*panic).to_owned()),
         };
-        Ran { batch, rows, busy }
+        if let Some(statistics) = engine.statistics() {
+            self.metrics.set_now(|now| now.engine = Some(statistics));
+        }
+        Ran { batch, rows, started }
     }
 
     /// Takes over what ran, and returns the next batch, waiting for one; `None` when the batcher ends.
     fn next_batch(&self, ran: Option<Ran>, hand_over: &Sender<Done>) -> Option<Batch<Sequence>> {
         let mut state = self.lock();
-        let mut done = ran.map(|Ran { batch, rows, busy }| {
-            let Finished { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
-            if rows.is_err() {
-                // Before the next batch is chosen, so that no more is computed for them.
-                owners.iter().flatten().for_each(|owner| {
-                    state.planner.cancel(owner.request);
-                });
-            }
+        let mut done = ran.map(|Ran { batch, rows, started }| {
+            // While it waited behind another batch the engine was busy with that one.
+            let now = Instant::now();
+            let begun = state.ended.replace(now).map_or(started, |ended| ended.max(started));
+            let busy = now.saturating_duration_since(begun);
+            let Finished { owners, complete: _ } = state.planner.finished(&batch, busy, now);
+            let failed: Vec<&Vec<Owner>> = match &rows {
+                Ok(computed) => computed.failed.iter().map(|failed| &owners[failed.sequence]).collect(),
+                Err(_) => owners.iter().collect(),
+            };
+            // Before the next batch is chosen, so that no more is computed for them.
+            failed.into_iter().flatten().for_each(|owner| {
+                state.planner.cancel(owner.request);
+            });
             Done { batch, owners, rows, busy }
         });
         loop {
@@ -123,8 +142,8 @@ impl Shared {
     pub(super) fn answer(&self, done: Done) {
         let Done { batch, owners, rows, busy } = done;
         let requests: BTreeSet<RequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
-        let rows = match rows {
-            Ok(rows) => rows,
+        let Computed { rows, failed } = match rows {
+            Ok(computed) => computed,
             Err(reason) => {
                 let Backlog { tokens, inputs } = batch.size();
                 EngineFailed { reason: &reason, inputs, tokens }.record(&self.metrics);
@@ -134,10 +153,23 @@ impl Shared {
                 return;
             }
         };
+        for Failed { sequence, reason } in &failed {
+            // Whom nobody waited for was given up, and did not fail.
+            if !owners[*sequence].is_empty() {
+                EngineFailed { reason, inputs: 1, tokens: batch.items[*sequence].tokens }
+                    .record(&self.metrics);
+            }
+            for owner in &owners[*sequence] {
+                self.replies.refuse(owner.request, Unanswered::EngineFailed);
+            }
+        }
         let mut rest = rows.as_slice();
-        for (item, owners) in batch.items.iter().zip(&owners) {
+        for (index, (item, owners)) in batch.items.iter().zip(&owners).enumerate() {
             let (rows, after) = rest.split_at(item.input.rows() * self.width_of(item.input.output));
             rest = after;
+            if failed.iter().any(|failed| failed.sequence == index) {
+                continue;
+            }
             for owner in owners {
                 self.replies.fill(*owner, rows);
             }

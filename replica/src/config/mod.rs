@@ -16,7 +16,7 @@ use std::str::FromStr;
 use std::thread::available_parallelism;
 
 use replica_core::limits::Limits;
-use replica_core::{DeploymentName, EngineKind, Precision};
+use replica_core::{DeploymentName, EngineKind, MAX_TENSOR_PARALLEL, Precision};
 use serde::Deserialize;
 
 pub use self::batch::{BatchChoice, RawBatch, WINDOW_MAX_MS};
@@ -111,6 +111,8 @@ pub struct RawEngine {
     pub kind: Option<String>,
     /// [`EngineChoice::precision`]
     pub precision: Option<String>,
+    /// GPUs that the engine is cut over: 1, and no other number is served.
+    pub tensor_parallel: Option<i64>,
 }
 
 /// `[limits]`, as it is written.
@@ -250,15 +252,37 @@ impl Problems {
     }
 
     fn engine(&mut self, given: Option<RawEngine>) -> Option<EngineChoice> {
-        let RawEngine { kind, precision } = given.unwrap_or(RawEngine { kind: None, precision: None });
+        let none = RawEngine { kind: None, precision: None, tensor_parallel: None };
+        let RawEngine { kind, precision, tensor_parallel } = given.unwrap_or(none);
         let kind = kind.or_else(|| Some(EngineKind::Cpu.as_str().to_owned()));
-        let kind = self.parsed("engine.kind", kind, "\"cpu\"");
-        let known: Vec<String> = Precision::ALL.iter().map(|known| format!("\"{known}\"")).collect();
+        let kind: EngineKind = self.parsed("engine.kind", kind, "\"cpu\" or \"tensorrt-llm\"")?;
+        let known: Vec<String> = kind.precisions().iter().map(|known| format!("\"{known}\"")).collect();
+        let known = known.join(" or ");
+        if let Some(given) = tensor_parallel.filter(|given| *given != MAX_TENSOR_PARALLEL) {
+            self.0.push(format!(
+                "`engine.tensor_parallel` = {given}; give {MAX_TENSOR_PARALLEL} or leave it out: a model that needs several GPUs \
+                 is not served"
+            ));
+        }
         let precision = match precision {
-            Some(_) => Some(self.parsed("engine.precision", precision, &known.join(" or "))?),
+            Some(_) => Some(self.parsed::<Precision>("engine.precision", precision, &known)?),
             None => None,
         };
-        Some(EngineChoice { kind: kind?, precision })
+        match precision {
+            Some(precision) if !kind.precisions().contains(&precision) => {
+                self.0.push(format!(
+                    "`engine.precision` = \"{precision}\": {kind} has none such; give {known}"
+                ));
+            }
+            // What `tune` recommends is for the processor.
+            None if kind != EngineKind::Cpu => {
+                self.0.push(format!(
+                    "`engine.precision` is missing; give {known}, for which the engine was built"
+                ));
+            }
+            _ => {}
+        }
+        Some(EngineChoice { kind, precision })
     }
 
     fn limits(&mut self, given: RawLimits) -> Limits {

@@ -84,6 +84,19 @@ fn a_key_that_is_not_known_is_named_with_its_line() {
 }
 
 #[test]
+fn an_engine_on_a_gpu_needs_a_precision_that_it_has_and_one_gpu() {
+    let engine = |engine: &str| format!("engine = {{ {engine} }}\n{LEAST}");
+    let text = engine("kind = \"tensorrt-llm\", precision = \"fp8\", tensor_parallel = 1");
+    let config: Config = text.parse().expect("an engine");
+    let expected = EngineChoice { kind: EngineKind::TensorrtLlm, precision: Some(Precision::Fp8) };
+    assert_eq!(config.engine, expected);
+    check(&engine("kind = \"tensorrt-llm\""), &["`engine.precision` is missing; give \"f32\" or \"f16\""]);
+    check(&engine("kind = \"tensorrt-llm\", precision = \"int8\""), &["tensorrt-llm has none such"]);
+    check(&engine("precision = \"fp8\""), &["cpu has none such; give \"f32\" or \"int8\""]);
+    check(&engine("kind = \"cpu\", tensor_parallel = 2"), &["`engine.tensor_parallel` = 2"]);
+}
+
+#[test]
 fn batch_settings_are_taken_at_their_limits_and_refused_one_past_them() {
     let config: Config = format!(
         "{LEAST}tuned = \"/t\"\n[batch]\nbatch_tokens = 2\ninteractive_batch_tokens = 2\nbulk_share_percent = 99\n\

@@ -2,14 +2,17 @@
 //!
 //! [`Engine`] is the seam between the model server and whatever does the arithmetic. It is narrow on purpose: a batch is
 //! token ids and offsets, an answer is rows of numbers in the same order, and everything that the server must know to
-//! ask correctly stands in the [`Description`]. An engine is asked from one thread at a time and uses as many of its own
-//! as it was given; a second caller waits.
+//! ask correctly stands in the [`Description`]. An engine is asked from as many threads as it wants batches ahead, one for
+//! most, and uses as many of its own as it was given.
 //!
-//! 1. [`batch`] — what goes in.
+//! 1. [`batch`] — what goes in; `check` — whether it can.
 //! 2. [`cpu`] — the native engine for CPUs.
+//! 3. [`tensorrt`] — engines that NVIDIA's tools built for a GPU, where the feature is there.
 
 pub mod batch;
+mod check;
 pub mod cpu;
+pub mod tensorrt;
 
 use replica_core::{EngineSpec, Task};
 
@@ -34,6 +37,76 @@ pub trait Engine: Send + Sync {
     /// `out` has room for exactly [`Description::numbers`]. A sequence has the same rows alone and in any company.
     /// After an error the content of `out` means nothing.
     fn compute(&self, batch: &RaggedBatch<'_>, output: Output, out: &mut [f32]) -> Result<(), EngineError>;
+
+    /// The same, of an engine on which one sequence may fail and not the others, and which need not go on with those that
+    /// nobody waits for: the rows of those that are named mean nothing.
+    fn compute_each(
+        &self,
+        batch: &RaggedBatch<'_>,
+        output: Output,
+        wanted: &Wanted<'_>,
+        out: &mut [f32],
+    ) -> Result<Vec<Failed>, EngineError> {
+        let _ = wanted;
+        self.compute(batch, output, out).map(|()| Vec::new())
+    }
+
+    /// Batches that it wants at the same time, so that it is never without one; each more is one that the next lookup waits
+    /// behind.
+    fn batches_ahead(&self) -> usize {
+        1
+    }
+
+    /// What it counts itself, if it does.
+    fn statistics(&self) -> Option<Statistics> {
+        None
+    }
+}
+
+/// Whether somebody still waits for the sequence of this index.
+pub type Wanted<'a> = dyn Fn(usize) -> bool + 'a;
+
+/// A sequence without rows in a batch with rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// Its place in the batch.
+    pub sequence: usize,
+    /// Why.
+    pub reason: String,
+}
+
+/// What an engine behind a library counts since its start, and what it has now; 0 where it does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Runs of the model.
+    pub iterations: u64,
+    /// Milliseconds that they took.
+    pub busy_ms: u64,
+    /// Sequences that were computed.
+    pub completed: u64,
+    /// Batches that failed and were computed again, one by one.
+    pub taken_apart: u64,
+    /// Sequences in the last run.
+    pub active: u64,
+    /// Sequences that waited for it.
+    pub queued: u64,
+    /// Memory of the GPU in use.
+    pub gpu_bytes: u64,
+}
+
+/// What computes beside the processor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accelerator {
+    /// The GPU.
+    pub gpu: String,
+    /// The version of TensorRT.
+    pub tensorrt: String,
+    /// The version of TensorRT-LLM.
+    pub tensorrt_llm: String,
+    /// Whether all of it is our stand-in, whose numbers mean nothing.
+    pub stand_in: bool,
+    /// Tokens of the largest batch that it takes in one piece.
+    pub max_batch_tokens: u64,
 }
 
 /// What an engine is and what it can take.
@@ -49,6 +122,8 @@ pub struct Description {
     pub width: usize,
     /// Numbers of one token's row.
     pub hidden: usize,
+    /// Whether it makes those.
+    pub token_rows: bool,
     /// Tokens of the longest sequence, special tokens included.
     pub max_tokens: usize,
     /// Token ids are below this.
@@ -59,6 +134,8 @@ pub struct Description {
     pub instruction_set: String,
     /// Threads that compute.
     pub threads: usize,
+    /// What computes beside the processor, if anything does.
+    pub accelerator: Option<Accelerator>,
 }
 
 impl Description {

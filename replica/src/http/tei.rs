@@ -44,6 +44,7 @@ pub(super) async fn embed(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refu
 pub(super) async fn embed_all(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.inputs();
     let asked = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
+    call.service().purpose.token_rows("/embed_all")?;
     let done = embedded(&call, asked, Output::Tokens).await?;
     call.write(done, |done| tei::write_token_rows(&done.rows, done.width, &done.counts)).await
 }

@@ -14,7 +14,7 @@ mod text;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use replica_core::batch::LaneLoad;
@@ -22,7 +22,9 @@ use replica_core::cost::BatchCost;
 use replica_core::lane::{Lane, PerLane};
 use replica_core::window::Reason;
 use replica_core::wire::error::ErrorCode;
-use replica_core::wire::info::CountersV1;
+use replica_core::wire::info::{CountersV1, EngineInfoV1};
+
+use crate::engine::Statistics;
 
 use self::histogram::{Histogram, SECONDS, SIZES};
 
@@ -146,6 +148,8 @@ pub(crate) struct Now {
     pub(crate) tokens_per_second: f64,
     /// Bytes and rows in the cache of rows.
     pub(crate) cached: (u64, u64),
+    /// What the engine counts itself, after its last batch.
+    pub(crate) engine: Option<Statistics>,
 }
 
 /// Totals, distributions, and the state of the moment.
@@ -174,6 +178,8 @@ pub struct Metrics {
     pub(crate) cache_misses: Counter,
     pub(crate) cache_evictions: Counter,
     now: Mutex<Now>,
+    /// What the engine is.
+    described: OnceLock<EngineInfoV1>,
 }
 
 impl Default for Metrics {
@@ -198,6 +204,7 @@ impl Default for Metrics {
             cache_misses: Counter::default(),
             cache_evictions: Counter::default(),
             now: Mutex::default(),
+            described: OnceLock::new(),
         }
     }
 }
@@ -221,12 +228,18 @@ impl Metrics {
         }
     }
 
+    /// What the engine is, once there is one.
+    pub(crate) fn describe(&self, engine: &EngineInfoV1) {
+        // A replica has one engine; a second description would be the same.
+        let _ = self.described.set(engine.clone());
+    }
+
     /// What is now.
     pub(crate) fn set_now(&self, change: impl FnOnce(&mut Now)) {
         change(&mut self.now.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn now(&self) -> Now {
+    pub(crate) fn now(&self) -> Now {
         *self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

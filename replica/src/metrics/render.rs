@@ -6,6 +6,8 @@ use replica_core::lane::Lane;
 use replica_core::wire::error::ErrorCode;
 
 use super::text::Text;
+use crate::engine::Statistics;
+
 use super::{Counter, Distribution, LaneMetrics, Metrics, Now, Stage};
 
 /// A part of what a lane holds.
@@ -20,6 +22,7 @@ impl Metrics {
         self.render_requests(&mut text);
         self.render_queue(&mut text);
         self.render_batches(&mut text);
+        self.render_engine(&mut text);
         self.render_cache(&mut text);
         self.render_tei(&mut text);
         text.finish()
@@ -135,6 +138,46 @@ impl Metrics {
             "Time in which it did.",
             micros(&self.window_micros),
         );
+    }
+
+    /// What the engine is and, where it counts for itself, what it says.
+    fn render_engine(&self, text: &mut Text) {
+        if let Some(engine) = self.described.get() {
+            let name = "meridian_replica_engine_info";
+            text.head(name, "gauge", "1, with what the engine is.");
+            let mut labels = vec![("kind", engine.kind.as_str()), ("precision", engine.precision.as_str())];
+            if let Some(accelerator) = &engine.accelerator {
+                labels.extend([
+                    ("gpu", accelerator.gpu.as_str()),
+                    ("tensorrt", accelerator.tensorrt.as_str()),
+                    ("tensorrt_llm", accelerator.tensorrt_llm.as_str()),
+                    ("stand_in", if accelerator.stand_in { "true" } else { "false" }),
+                ]);
+            }
+            text.sample(name, &labels, 1);
+        }
+        let Some(Statistics { iterations, busy_ms, completed, taken_apart, active, queued, gpu_bytes }) =
+            self.now().engine
+        else {
+            return;
+        };
+        let single = [
+            ("iterations_total", "counter", "Runs of the model, as the runtime counts them.", iterations),
+            ("iteration_milliseconds_total", "counter", "What they took.", busy_ms),
+            ("completed_total", "counter", "Inputs that the runtime computed.", completed),
+            (
+                "taken_apart_total",
+                "counter",
+                "Batches that failed and were computed one by one.",
+                taken_apart,
+            ),
+            ("active", "gauge", "Inputs in the last run.", active),
+            ("queued", "gauge", "Inputs that waited for it in the runtime.", queued),
+            ("gpu_bytes", "gauge", "Memory of the GPU in use.", gpu_bytes),
+        ];
+        for (name, kind, help, value) in single {
+            text.single(&format!("meridian_replica_engine_{name}"), kind, help, value);
+        }
     }
 
     fn render_cache(&self, text: &mut Text) {

@@ -1,6 +1,7 @@
 //! Texts to token ids, on threads of their own, and back.
 //!
 //! 1. [`text`] — one text or pair, as one model wants it: prompt, truncation, special tokens, types.
+//!    [`word_pieces`] — a shorter way to the same tokens, for plain texts.
 //! 2. [`jobs`] — those of one request.
 //! 3. [`pool`] — many requests, on worker threads, so that nobody's sockets wait for them.
 
@@ -9,6 +10,7 @@ mod pool;
 #[cfg(test)]
 mod tests;
 mod text;
+mod word_pieces;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

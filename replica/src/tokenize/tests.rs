@@ -179,3 +179,69 @@ fn tokens_are_shown_with_their_places_and_made_text_again() {
     let unknown = block_on(pool.decode(vec![vec![1], vec![99, 100]], true));
     assert_eq!(unknown, Err(TokenizeError::Unreadable { index: 1, why }));
 }
+
+/// As BERT has it, with few pieces.
+fn word_pieces() -> TextTokenizer {
+    let words = [
+        "[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "ab", "##a", "##b", "##ab", "c1", "##1", "!", "#", "-",
+    ];
+    let words: Vec<String> =
+        words.iter().enumerate().map(|(id, word)| format!(r#""{word}": {id}"#)).collect();
+    let special = |id: usize, word: &str| {
+        format!(
+            r#"{{"id": {id}, "content": "{word}", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true}}"#
+        )
+    };
+    let file = format!(
+        r#"{{"version": "1.0", "added_tokens": [{}, {}], "decoder": null, "truncation": null, "padding": null,
+            "normalizer": {{"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                            "strip_accents": null, "lowercase": true}},
+            "pre_tokenizer": {{"type": "BertPreTokenizer"}},
+            "post_processor": {{"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}},
+            "model": {{"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "\u0023\u0023",
+                       "max_input_chars_per_word": 6, "vocab": {{{}}}}}}}"#,
+        special(2, "[CLS]"),
+        special(3, "[SEP]"),
+        words.join(", ")
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("tokenizer.json"), file).expect("a file");
+    let readable = Readable { max_input_tokens: 12, vocabulary: 100 };
+    TextTokenizer::load(folder.path(), false, readable, 2).expect("a tokenizer")
+}
+
+/// Texts of pieces, signs, spaces, control characters, special tokens and what is not plain, of any lengths.
+#[test]
+fn the_short_way_to_word_pieces_comes_to_the_tokens_of_the_long_one() {
+    let short = word_pieces();
+    assert!(short.pieces.is_some(), "BERT's tokenizer has a short way");
+    let mut long = word_pieces();
+    long.pieces = None;
+    let bits = [
+        "a", "b", "A", "B", "ab", "c1", "1", "z", " ", "  ", "\t", "\n", "\r", "\u{b}", "\u{c}", "\u{0}",
+        "\u{1}", "\u{7f}", "!", "#", "-", "_", "[", "[CLS]", "é", "\u{2003}", "字", "aaaaaa", "aaaaaaa",
+    ];
+    let cut = |loses| Overlong::Cut(Cut { loses, pair: PairCut::LongestFirst });
+    let readings = [
+        Reading::WHOLE,
+        Reading { overlong: cut(End::Right), ..Reading::WHOLE },
+        Reading { overlong: cut(End::Left), ..Reading::WHOLE },
+        Reading { most: Some(3), ..Reading::WHOLE },
+        Reading { most: Some(0), overlong: cut(End::Left), ..Reading::WHOLE },
+    ];
+    // A generator of whole numbers, as good as any for this.
+    let mut state = 7_u64;
+    let mut next = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for _ in 0..20_000 {
+        let text: String = (0..next(12)).map(|_| bits[next(bits.len())]).collect();
+        for reading in &readings {
+            let tokens =
+                |way: &TextTokenizer| way.encode(&one(&text), reading, &mut text::LastFirst::default());
+            assert_eq!(tokens(&short), tokens(&long), "{text:?}, {reading:?}");
+        }
+    }
+}

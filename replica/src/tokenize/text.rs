@@ -16,6 +16,7 @@ use tokenizers::utils::truncation::{TruncationParams, TruncationStrategy, trunca
 use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection};
 
 use super::Tokenized;
+use super::word_pieces::WordPieces;
 
 /// A tokenizer that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +77,8 @@ pub(super) struct LastFirst(Option<(Arc<str>, Encoding)>);
 /// What makes tokens of a text, as one model wants it.
 pub struct TextTokenizer {
     tokenizer: Tokenizer,
+    /// A shorter way to the same tokens, for the texts that it knows.
+    pub(super) pieces: Option<WordPieces>,
     /// Some models were trained on lower-case text and leave that to whoever calls the tokenizer.
     lower_case: bool,
     readable: Readable,
@@ -100,7 +103,8 @@ impl TextTokenizer {
         let mut tokenizer = Tokenizer::from_file(&path).map_err(failed)?;
         tokenizer.with_truncation(None).map_err(failed)?;
         tokenizer.with_padding(None);
-        Ok(TextTokenizer { tokenizer, lower_case, readable, token_types })
+        let pieces = WordPieces::of(&tokenizer);
+        Ok(TextTokenizer { tokenizer, pieces, lower_case, readable, token_types })
     }
 
     /// The tokens of a text, special tokens included.
@@ -110,33 +114,46 @@ impl TextTokenizer {
         reading: &Reading,
         firsts: &mut LastFirst,
     ) -> Result<Tokenized, Problem> {
-        let encoding = caught(|| match text {
+        let tokens = caught(|| match text {
             Text::One(text) => self.encode_one(&self.prepared(text, reading.prompt.as_deref()), reading),
-            Text::Pair(first, second) => self.encode_pair(first, second, reading, firsts),
+            Text::Pair(first, second) => {
+                self.encode_pair(first, second, reading, firsts).map(|pair| self.told(&pair))
+            }
         })?;
         let Readable { max_input_tokens: _, vocabulary } = self.readable;
-        if let Some(id) = encoding.get_ids().iter().copied().find(|id| *id as usize >= vocabulary) {
+        if let Some(id) = tokens.ids.iter().copied().find(|id| *id as usize >= vocabulary) {
             // A tokenizer may have tokens that its model was never given.
             return Err(Problem::Unreadable(Unreadable::UnknownToken { id, vocabulary }));
         }
-        self.readable.check_length(encoding.get_ids().len()).map_err(Problem::Unreadable)?;
-        let told_apart = self.token_types > 1 && encoding.get_type_ids().iter().any(|id| *id != 0);
-        Ok(Tokenized {
-            ids: encoding.get_ids().into(),
-            types: told_apart.then(|| encoding.get_type_ids().into()),
-        })
+        self.readable.check_length(tokens.ids.len()).map_err(Problem::Unreadable)?;
+        Ok(tokens)
     }
 
-    fn encode_one(&self, text: &str, reading: &Reading) -> tokenizers::Result<Encoding> {
+    /// What the model is told of an encoding.
+    fn told(&self, encoding: &Encoding) -> Tokenized {
+        let told_apart = self.token_types > 1 && encoding.get_type_ids().iter().any(|id| *id != 0);
+        Tokenized {
+            ids: encoding.get_ids().into(),
+            types: told_apart.then(|| encoding.get_type_ids().into()),
+        }
+    }
+
+    fn encode_one(&self, text: &str, reading: &Reading) -> tokenizers::Result<Tokenized> {
         let Reading { prompt: _, overlong, most } = reading;
         let (cut, loses) = match overlong {
-            Overlong::Refuse if most.is_none() => return self.tokenizer.encode_fast(text, true),
             Overlong::Refuse => (usize::MAX, End::Right),
             Overlong::Cut(cut) => (self.room(false), cut.loses),
         };
+        let most = most.unwrap_or(usize::MAX).min(cut);
+        if let Some(ids) = self.pieces.as_ref().and_then(|pieces| pieces.encode(text, most, loses)) {
+            return Ok(Tokenized { ids, types: None });
+        }
+        if most == usize::MAX {
+            return self.tokenizer.encode_fast(text, true).map(|encoding| self.told(&encoding));
+        }
         let mut encoding = self.tokenizer.encode_fast(text, false)?;
-        truncate(&mut encoding, most.unwrap_or(usize::MAX).min(cut), loses);
-        self.tokenizer.post_process(encoding, None, true)
+        truncate(&mut encoding, most, loses);
+        self.tokenizer.post_process(encoding, None, true).map(|encoding| self.told(&encoding))
     }
 
     fn encode_pair(

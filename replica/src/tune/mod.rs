@@ -17,7 +17,7 @@ pub mod plan;
 pub mod plot;
 pub mod quality;
 pub mod report;
-mod texts;
+pub(crate) mod texts;
 
 use std::io;
 use std::num::NonZeroUsize;

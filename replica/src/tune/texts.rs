@@ -66,7 +66,7 @@ const WHEN: &[&str] = &[
 ];
 
 /// So many texts.
-pub(super) fn sentences(count: usize) -> Vec<String> {
+pub(crate) fn sentences(count: usize) -> Vec<String> {
     let mut random = SmallRng::seed_from_u64(SEED);
     (0..count).map(|_| text(&mut random)).collect()
 }

@@ -115,10 +115,18 @@ impl<T: Input> Jobs<T> {
         job.running = true;
     }
 
+    /// From now on nobody joins it: whoever asks for the same gets a job of its own.
+    pub(super) fn seal(&mut self, id: JobId) {
+        if let Some(job) = self.jobs.get(&id)
+            && self.by_input.get(&job.input) == Some(&id)
+        {
+            self.by_input.remove(&job.input);
+        }
+    }
+
     /// It is done, or nobody wants it.
     pub(super) fn remove(&mut self, id: JobId) -> Option<Job<T>> {
-        let job = self.jobs.remove(&id)?;
-        self.by_input.remove(&job.input);
-        Some(job)
+        self.seal(id);
+        self.jobs.remove(&id)
     }
 }

@@ -315,6 +315,16 @@ impl<T: Input> BatchPlanner<T> {
         Finished { owners, complete }
     }
 
+    /// Whether somebody still waits for a job that is being computed. If not, nobody will: the engine may give it up.
+    pub fn is_wanted(&mut self, job: JobId) -> bool {
+        let Some(found) = self.jobs.get(job) else { return false };
+        let wanted = found.owners.iter().any(|owner| self.requests.contains_key(&owner.request));
+        if !wanted {
+            self.jobs.seal(job);
+        }
+        wanted
+    }
+
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.queues.interactive.is_empty() && self.queues.bulk.is_empty()

@@ -132,7 +132,7 @@ pub struct ModelInfoV1 {
 /// The engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineInfoV1 {
-    /// `cpu`.
+    /// `cpu` or `tensorrt-llm`.
     pub kind: String,
     /// `f32`.
     pub precision: String,
@@ -142,6 +142,36 @@ pub struct EngineInfoV1 {
     pub threads: usize,
     /// Threads that tokenise.
     pub tokenizer_threads: usize,
+    /// What computes beside the processor; absent where nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<AcceleratorV1>,
+}
+
+/// What computes beside the processor, and what it has done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceleratorV1 {
+    /// The GPU.
+    pub gpu: String,
+    /// The version of TensorRT.
+    pub tensorrt: String,
+    /// The version of TensorRT-LLM.
+    pub tensorrt_llm: String,
+    /// Whether all of it is a stand-in for tests, whose numbers mean nothing.
+    pub stand_in: bool,
+    /// Runs of the model since the start.
+    pub iterations: u64,
+    /// Milliseconds that they took; 0 where the runtime does not say.
+    pub busy_ms: u64,
+    /// Inputs that it computed.
+    pub completed: u64,
+    /// Batches that failed and were computed again, input by input.
+    pub taken_apart: u64,
+    /// Inputs in the last run; 0 where the runtime does not say.
+    pub active: u64,
+    /// Inputs that waited for it in the runtime; 0 where it does not say.
+    pub queued: u64,
+    /// Bytes of the GPU's memory in use; 0 where the runtime does not say.
+    pub gpu_bytes: u64,
 }
 
 /// How batches are made, by the names that `replica.toml` gives it.

@@ -387,6 +387,29 @@ fn equal_texts_are_computed_once_whoever_asks_for_them() {
 }
 
 #[test]
+fn what_is_being_computed_for_nobody_may_be_given_up_and_is_joined_by_nobody() {
+    let (mut planner, now) = (planner(QUEUE), origin());
+    let one = planner.push(Lane::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
+    let other = planner.push(Lane::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
+    let given_up = compute(&mut planner, now);
+    let job = given_up.items[0].job;
+    planner.cancel(one.request);
+    assert!(planner.is_wanted(job), "the other one waits");
+    planner.cancel(other.request);
+    assert!(!planner.is_wanted(job));
+    let third = planner.push(Lane::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
+    assert_eq!(third.joined, 0, "the engine may have let go of it");
+    let again = compute(&mut planner, now);
+    let done = planner.finished(&given_up, Duration::from_millis(1), now);
+    assert!(done.owners[0].is_empty() && done.complete.is_empty());
+    let fourth = planner.push(Lane::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
+    assert_eq!(fourth.joined, 1, "with the one that is being computed for the third");
+    let done = planner.finished(&again, Duration::from_millis(1), now);
+    assert_eq!(done.complete.into_iter().collect::<Vec<_>>(), [third.request, fourth.request]);
+    assert!(planner.backlog() == Backlog::default() && !planner.is_wanted(job));
+}
+
+#[test]
 fn an_equal_text_is_still_computed_when_its_first_owner_goes_away() {
     let (mut planner, now) = (planner(QUEUE), origin());
     let soon = now + Duration::from_millis(1);

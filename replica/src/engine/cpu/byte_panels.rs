@@ -48,6 +48,12 @@ impl<'a> BytePanels<'a> {
         &self.lines[index * self.groups..][..self.groups]
     }
 
+    /// The same, or nothing behind the last one.
+    pub(super) fn panel_if_any(&self, index: usize) -> &'a [ByteLine] {
+        let lines = self.lines.get(index * self.groups..).unwrap_or_default();
+        &lines[..lines.len().min(self.groups)]
+    }
+
     pub(super) fn scales(&self, panel: usize) -> &'a Line {
         &self.scales[panel]
     }

@@ -13,6 +13,7 @@ use std::ops::Range;
 use replica_core::Precision;
 
 use super::kernel::{ByteProduct, ByteRows, Finish, Isa, Product, Quantize};
+use super::laps::{Laps, Stage};
 use super::matrix::{Cut, Matrix, View, Window};
 use super::packed::{Packed, PackedCache, Weights, WeightsPlace};
 use super::panels::{GATED_COLUMNS, PANEL, panel_order, panels_of};
@@ -84,6 +85,8 @@ struct Layer {
 pub(super) struct LinearScratch {
     /// Rows that go in, as bytes.
     bytes: ByteRows,
+    /// What the thread's time goes to.
+    pub(super) laps: Laps,
 }
 
 impl Linears {
@@ -147,7 +150,11 @@ impl Linears {
     fn prepare(&self, isa: Isa, layer: LinearId, input: View<'_>, scratch: &mut LinearScratch) {
         match self.packed.layer(layer.0) {
             Weights::Numbers(_) => {}
-            Weights::Bytes(_) => isa.run(Quantize { rows: input, out: &mut scratch.bytes }),
+            Weights::Bytes(_) => {
+                let begin = scratch.laps.begin();
+                isa.run(Quantize { rows: input, out: &mut scratch.bytes });
+                scratch.laps.end(Stage::Rounding, begin);
+            }
         }
     }
 
@@ -161,15 +168,16 @@ impl Linears {
         rows: Range<usize>,
         finish: Finish,
         out: &mut Window<'_>,
-        scratch: &LinearScratch,
+        scratch: &mut LinearScratch,
     ) {
         let Layer { bias, gated, .. } = &self.layers[layer.0];
         assert!(*gated == matches!(finish, Finish::Gate(_)), "gates belong to a gated layer");
+        let LinearScratch { bytes, laps } = scratch;
         match self.packed.layer(layer.0) {
-            Weights::Numbers(weights) => isa.run(Product { input, weights, bias, finish, out }),
+            Weights::Numbers(weights) => isa.run(Product { input, weights, bias, finish, out, laps }),
             Weights::Bytes(weights) => {
-                let input = &scratch.bytes;
-                isa.run(ByteProduct { isa, input, rows, weights, bias, finish, out });
+                let input = &*bytes;
+                isa.run(ByteProduct { isa, input, rows, weights, bias, finish, out, laps });
             }
         }
     }

@@ -11,6 +11,7 @@ mod byte_panels;
 mod distance;
 mod forward;
 mod kernel;
+mod laps;
 mod linear;
 #[expect(unsafe_code, reason = "lets threads write different parts of one matrix")]
 mod matrix;
@@ -30,6 +31,7 @@ use std::time::Instant;
 
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 
+use super::check::check;
 use super::{Description, Engine, EngineError, Output, RaggedBatch};
 use crate::model::{ModelDir, ModelError};
 use forward::{Arena, Pool, Transformer};
@@ -37,7 +39,10 @@ use kernel::{MultiplyAdd, MultiplyBytes};
 use threads::Threads;
 use weights::Weights;
 
+#[cfg(feature = "tensorrt")]
+pub(crate) use forward::Behind;
 pub use kernel::Isa;
+pub use laps::{Profile, Stage};
 pub use packed::{PackedCache, WeightsPlace};
 
 /// What a person may choose.
@@ -60,6 +65,12 @@ pub enum LoadError {
     /// The weights are not those of the model.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// It does not compute in this format.
+    #[error("the engine `cpu` does not compute in {precision}; write \"f32\" or \"int8\"")]
+    Precision {
+        /// What was wanted.
+        precision: Precision,
+    },
     /// The system gives no more threads.
     #[error("{threads} engine threads cannot be started ({reason}); write a smaller number")]
     Threads {
@@ -87,6 +98,9 @@ impl CpuEngine {
     /// Maps and packs the weights, and starts the threads.
     pub fn load(model: &ModelDir, options: CpuOptions) -> Result<CpuEngine, LoadError> {
         let CpuOptions { threads, precision, packed, isa } = options;
+        if !EngineKind::Cpu.precisions().contains(&precision) {
+            return Err(LoadError::Precision { precision });
+        }
         let isa = isa.unwrap_or_else(Isa::best);
         let architecture = &model.architecture;
         let (weights, weights_place) =
@@ -98,11 +112,13 @@ impl CpuEngine {
             task: if model.head.is_some() { Task::Classify } else { Task::Embed },
             width: pool.width(),
             hidden: architecture.hidden,
+            token_rows: true,
             max_tokens: model.sentence.max_tokens,
             vocabulary: architecture.vocabulary,
             token_types: architecture.token_types,
             instruction_set: isa.name().to_owned(),
             threads: threads.get(),
+            accelerator: None,
         };
         let work = Work {
             threads: Threads::new(threads).map_err(|reason| LoadError::Threads { threads, reason })?,
@@ -118,43 +134,28 @@ impl CpuEngine {
     }
 
     fn check(&self, batch: &RaggedBatch<'_>, output: Output, out: &[f32]) -> Result<(), EngineError> {
-        let Description { max_tokens, vocabulary, token_types, .. } = self.description;
-        let wanted = self.description.numbers(batch, output);
-        if out.len() != wanted {
-            let given = out.len();
-            return Err(EngineError::OutputSize { wanted, given });
+        check(&self.description, self.transformer.architecture.embedding.types, batch, output, out)
+    }
+}
+
+impl CpuEngine {
+    /// Computes a batch as [`Engine::compute`] does, and tells what the threads' time went to.
+    pub fn profile(
+        &self,
+        batch: &RaggedBatch<'_>,
+        output: Output,
+        out: &mut [f32],
+    ) -> Result<Profile, EngineError> {
+        self.check(batch, output, out)?;
+        if batch.is_empty() {
+            return Ok(Profile::default());
         }
-        for (sequence, range) in batch.sequences().enumerate() {
-            let tokens = range.len();
-            if tokens == 0 {
-                return Err(EngineError::Empty { sequence });
-            }
-            if tokens > max_tokens {
-                return Err(EngineError::TooLong { sequence, tokens, max_tokens });
-            }
-            let beyond =
-                |ids: &[u32], limit: usize| ids[range.clone()].iter().position(|id| *id as usize >= limit);
-            if let Some(position) = beyond(batch.token_ids(), vocabulary) {
-                return Err(EngineError::UnknownToken {
-                    sequence,
-                    position,
-                    token: batch.token_ids()[range.start + position],
-                    vocabulary,
-                });
-            }
-            // Tokenizers tell the texts of a pair apart also for models that have no use for it.
-            let known = self.transformer.architecture.embedding.types;
-            let Some(types) = batch.type_ids().filter(|_| known) else { continue };
-            if let Some(position) = beyond(types, token_types) {
-                return Err(EngineError::UnknownType {
-                    sequence,
-                    position,
-                    given: types[range.start + position],
-                    token_types,
-                });
-            }
-        }
-        Ok(())
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let Work { threads, arena } = &mut *work;
+        let transformer = &self.transformer;
+        let computed =
+            catch_unwind(AssertUnwindSafe(|| transformer.profile(threads, arena, batch, output, out)));
+        computed.map_err(|panic| EngineError::Broken { reason: said(panic.as_ref()) })
     }
 }
 

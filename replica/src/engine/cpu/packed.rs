@@ -93,9 +93,10 @@ impl Packed {
         let pack_all = |memory: &mut [u8]| {
             for (source, place) in sources.iter().zip(&layers) {
                 let memory = &mut memory[place.bytes.clone()];
-                match place.precision {
-                    Precision::F32 => panels::pack(source, memory),
-                    Precision::Int8 => byte_panels::pack(source, memory),
+                if place.precision == Precision::Int8 {
+                    byte_panels::pack(source, memory);
+                } else {
+                    panels::pack(source, memory);
                 }
             }
         };
@@ -115,12 +116,11 @@ impl Packed {
         let Place { precision, inputs, panels, bytes } = &self.layers[index];
         let numbers = self.memory.floats(bytes.start).expect("layers begin where numbers can begin");
         let numbers = &numbers[..bytes.len() / size_of::<f32>()];
-        match precision {
-            Precision::F32 => Weights::Numbers(Panels::new(*inputs, numbers)),
-            Precision::Int8 => {
-                let bytes = &self.memory.bytes()[bytes.clone()];
-                Weights::Bytes(BytePanels::new(*inputs, *panels, bytes, numbers))
-            }
+        if *precision == Precision::Int8 {
+            let bytes = &self.memory.bytes()[bytes.clone()];
+            Weights::Bytes(BytePanels::new(*inputs, *panels, bytes, numbers))
+        } else {
+            Weights::Numbers(Panels::new(*inputs, numbers))
         }
     }
 }
@@ -130,9 +130,10 @@ impl Place {
     fn of(source: &LinearSource, wanted: Precision, end: &mut usize) -> Place {
         let inputs = source.inputs;
         let precision = if inputs > byte_panels::MAX_INPUTS { Precision::F32 } else { wanted };
-        let size = match precision {
-            Precision::F32 => panels::packed_size(source),
-            Precision::Int8 => byte_panels::packed_size(source),
+        let size = if precision == Precision::Int8 {
+            byte_panels::packed_size(source)
+        } else {
+            panels::packed_size(source)
         };
         let start = *end;
         *end += size;

@@ -38,6 +38,12 @@ impl<'a> Panels<'a> {
     pub(super) fn panel(&self, index: usize) -> &'a [Line] {
         &self.lines[index * self.inputs..][..self.inputs]
     }
+
+    /// The same, or nothing behind the last one.
+    pub(super) fn panel_if_any(&self, index: usize) -> &'a [Line] {
+        let lines = self.lines.get(index * self.inputs..).unwrap_or_default();
+        &lines[..lines.len().min(self.inputs)]
+    }
 }
 
 /// Which place among the panels' columns an output has.

@@ -3,6 +3,7 @@
 use super::ways::{Place, Way};
 use super::{Rotation, Token, Transformer};
 use crate::engine::cpu::kernel::{Finish, Norm, Normalize, NormalizeInto, PrepareHeads, Scale};
+use crate::engine::cpu::laps::Stage;
 use crate::engine::cpu::linear::LinearId;
 use crate::engine::cpu::matrix::Window;
 use crate::model::Placement;
@@ -18,7 +19,7 @@ pub(super) struct Step<'a> {
 impl Step<'_> {
     /// From tokens to the first attention.
     pub(super) fn begin(&self, way: &mut impl Way) {
-        way.rows(None, Place::States, |_, out| self.embed(out));
+        way.rows(Stage::Embedding, None, Place::States, |_, out| self.embed(out));
         self.project(way, 0);
     }
 
@@ -54,7 +55,7 @@ impl Step<'_> {
             return;
         }
         let attention = &architecture.attention;
-        way.rows(None, Place::Projections, |_, rows| {
+        way.rows(Stage::Norm, None, Place::Projections, |_, rows| {
             isa.run(PrepareHeads {
                 head_width: attention.head_width,
                 heads: [attention.heads, attention.key_value_heads],
@@ -69,7 +70,7 @@ impl Step<'_> {
     /// The states, normalised if there is something to normalise them by.
     fn normed(&self, way: &mut impl Way, norm: Option<&Norm>) -> Place {
         let Some(norm) = norm else { return Place::States };
-        way.rows(Some(Place::States), Place::Normed, |input, out| {
+        way.rows(Stage::Norm, Some(Place::States), Place::Normed, |input, out| {
             let input = input.expect("rows to normalise");
             self.transformer.isa.run(NormalizeInto { norm, input, add: false, out });
         });
@@ -85,7 +86,7 @@ impl Step<'_> {
             }
             (Placement::Sandwich, Some(norm)) => {
                 way.product(from, linear, Finish::Store, Place::Normed);
-                way.rows(Some(Place::Normed), Place::States, |input, out| {
+                way.rows(Stage::Norm, Some(Place::Normed), Place::States, |input, out| {
                     let input = input.expect("rows to add");
                     self.transformer.isa.run(NormalizeInto { norm, input, add: true, out });
                 });
@@ -97,7 +98,7 @@ impl Step<'_> {
     }
 
     fn normalize(&self, way: &mut impl Way, norm: &Norm, place: Place) {
-        way.rows(None, place, |_, rows| self.transformer.isa.run(Normalize { norm, rows }));
+        way.rows(Stage::Norm, None, place, |_, rows| self.transformer.isa.run(Normalize { norm, rows }));
     }
 
     fn embed(&self, out: &mut Window<'_>) {

@@ -20,6 +20,8 @@
 //!
 //! Which way is taken, how blocks are cut and who computes them changes no sum: see [`super::linear`].
 
+#[cfg(feature = "tensorrt")]
+mod behind;
 mod carry;
 mod layer;
 mod pool;
@@ -28,6 +30,7 @@ mod ways;
 use replica_core::Precision;
 
 use super::kernel::{Attention, AttentionScratch, ByteAttention, ByteAttentionScratch, Isa, MAX_KEYS};
+use super::laps::{Laps, Profile, Watch};
 use super::linear::LinearScratch;
 use super::matrix::{Cut, Matrix, Parts, Tiles, Window};
 use super::rotation::Rotation;
@@ -35,6 +38,8 @@ use super::threads::Threads;
 use super::weights::Weights;
 use crate::engine::{Output, RaggedBatch};
 use crate::model::{Architecture, LearntPositions};
+#[cfg(feature = "tensorrt")]
+pub(crate) use behind::Behind;
 use carry::Carried;
 use layer::Step;
 pub(super) use pool::Pool;
@@ -118,6 +123,14 @@ struct AttentionRoom {
     bytes: ByteAttentionScratch,
 }
 
+impl Room {
+    /// The counts of what its thread does.
+    fn laps(&mut self) -> [&mut Laps; 3] {
+        let AttentionRoom { numbers, bytes } = &mut self.attention;
+        [&mut self.linear.laps, &mut numbers.laps, &mut bytes.laps]
+    }
+}
+
 impl AsMut<LinearScratch> for Room {
     fn as_mut(&mut self) -> &mut LinearScratch {
         &mut self.linear
@@ -144,6 +157,27 @@ impl Crew<'_> {
 }
 
 impl Transformer {
+    /// Computes a batch that was checked, as ever, and tells what it took.
+    pub(super) fn profile(
+        &self,
+        threads: &mut Threads,
+        arena: &mut Arena,
+        batch: &RaggedBatch<'_>,
+        output: Output,
+        out: &mut [f32],
+    ) -> Profile {
+        arena.rooms.resize_with(threads.count(), Room::default);
+        let laps = |rooms: &mut [Room], counting| {
+            rooms.iter_mut().flat_map(Room::laps).for_each(|laps| laps.reset(counting));
+        };
+        laps(&mut arena.rooms, true);
+        let watch = Watch::start();
+        self.run(threads, arena, batch, output, out);
+        let profile = watch.stop(arena.rooms.iter_mut().flat_map(Room::laps).map(|laps| &*laps));
+        laps(&mut arena.rooms, false);
+        profile
+    }
+
     /// Computes a batch that was checked; `out` has the size of what is wanted.
     pub(super) fn run(
         &self,

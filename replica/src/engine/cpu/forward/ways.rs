@@ -2,6 +2,7 @@
 
 use super::{Crew, Transformer};
 use crate::engine::cpu::kernel::Finish;
+use crate::engine::cpu::laps::Stage;
 use crate::engine::cpu::linear::{LinearId, LinearScratch};
 use crate::engine::cpu::matrix::{Cut, Matrix, Tiles, View, Window};
 use crate::model::Architecture;
@@ -34,6 +35,7 @@ pub(super) trait Way {
     /// Something that is done to every row for itself; `work` is given some rows, of both places the same ones.
     fn rows(
         &mut self,
+        stage: Stage,
         from: Option<Place>,
         to: Place,
         work: impl Fn(Option<View<'_>>, &mut Window<'_>) + Sync,
@@ -127,6 +129,7 @@ impl Way for ByAll<'_, '_> {
 
     fn rows(
         &mut self,
+        stage: Stage,
         from: Option<Place>,
         to: Place,
         work: impl Fn(Option<View<'_>>, &mut Window<'_>) + Sync,
@@ -140,11 +143,17 @@ impl Way for ByAll<'_, '_> {
         };
         if out.data().len() <= ALONE {
             let input = input.map(|input| input.view(0..out.rows()));
-            return work(input, &mut out.window());
+            let laps = &mut self.crew.rooms[0].linear.laps;
+            let begin = laps.begin();
+            work(input, &mut out.window());
+            laps.end(stage, begin);
+            return;
         }
         let rows = out.rows();
-        self.crew.each(whole_rows(out, rows), |_, mut out| {
+        self.crew.each(whole_rows(out, rows), |room, mut out| {
+            let begin = room.linear.laps.begin();
             work(input.map(|input| input.view(out.rows())), &mut out);
+            room.linear.laps.end(stage, begin);
         });
     }
 }
@@ -184,10 +193,12 @@ impl Way for Block<'_> {
 
     fn rows(
         &mut self,
+        stage: Stage,
         from: Option<Place>,
         to: Place,
         work: impl Fn(Option<View<'_>>, &mut Window<'_>) + Sync,
     ) {
+        let begin = self.scratch.laps.begin();
         match from {
             Some(from) => {
                 let [input, out] = two(&mut self.windows, from, to);
@@ -195,6 +206,7 @@ impl Way for Block<'_> {
             }
             None => work(None, &mut self.windows[to as usize]),
         }
+        self.scratch.laps.end(stage, begin);
     }
 }
 

@@ -17,6 +17,7 @@ use super::math::{exp2, tanh};
 use super::tile::{MAX_TILE_ROWS, Tile, tiles};
 use super::{Kernel, MAX_LANES, SQUARE, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::distance::DistanceBiases;
+use crate::engine::cpu::laps::{Laps, Stage};
 use crate::engine::cpu::matrix::{Matrix, View, Window};
 use crate::engine::cpu::panels::{Line, PANEL};
 use crate::model::Reach;
@@ -50,6 +51,8 @@ pub(in super::super) struct AttentionScratch {
     values: Matrix,
     /// Of the rows of a tile, to all keys.
     scores: Matrix,
+    /// What the thread's time goes to.
+    pub(in super::super) laps: Laps,
 }
 
 impl Kernel for Attention<'_, '_> {
@@ -60,7 +63,8 @@ impl Kernel for Attention<'_, '_> {
         let Attention { queries, keys, values, reach, softcap, biases, out, scratch } = self;
         let (length, width) = (keys.rows(), keys.width());
         let (key_panels, value_panels) = (length.div_ceil(PANEL), width.div_ceil(PANEL));
-        let AttentionScratch { keys: key_lines, values: value_lines, scores } = scratch;
+        let AttentionScratch { keys: key_lines, values: value_lines, scores, laps } = scratch;
+        let mut lap = laps.begin();
         key_lines.resize(key_panels * width, PANEL);
         value_lines.resize(value_panels * length, PANEL);
         let stride = key_panels * PANEL;
@@ -75,6 +79,7 @@ impl Kernel for Attention<'_, '_> {
             let queries = queries.columns(first_column..first_column + width);
             for (start, rows) in tiles(length, S::TILE_ROWS) {
                 let seen = reach.of(start..start + rows, length);
+                lap = laps.end(Stage::Attention, lap);
                 for panel in seen.start / PANEL..seen.end.div_ceil(PANEL) {
                     let lines = &key_lines[panel * width..][..width];
                     let columns = PANEL.min(seen.end - panel * PANEL);
@@ -85,6 +90,7 @@ impl Kernel for Attention<'_, '_> {
                         stride,
                     );
                 }
+                lap = laps.end(Stage::AttentionProducts, lap);
                 let mut weights = [0.0; MAX_TILE_ROWS];
                 // Whole vectors around what is seen.
                 let around = seen.start / PANEL * PANEL..seen.end.next_multiple_of(S::LANES);
@@ -105,7 +111,9 @@ impl Kernel for Attention<'_, '_> {
                     let lines = &value_lines[panel * length..][seen.clone()];
                     let columns = PANEL.min(width - panel * PANEL);
                     let inputs = &scores.data()[seen.start..(rows - 1) * stride + seen.end];
+                    lap = laps.end(Stage::Attention, lap);
                     tile(inputs, stride, rows, lines, columns).sum(simd, sums.0.as_flattened_mut(), PANEL);
+                    lap = laps.end(Stage::AttentionProducts, lap);
                     for (row, (sums, weight)) in sums.0[..rows].iter().zip(&weights).enumerate() {
                         let out = &mut out.row_mut(start + row)[first_column + panel * PANEL..][..columns];
                         for (out, sums) in out.chunks_mut(S::LANES).zip(sums.chunks(S::LANES)) {
@@ -115,6 +123,7 @@ impl Kernel for Attention<'_, '_> {
                 }
             }
         }
+        laps.end(Stage::Attention, lap);
     }
 }
 

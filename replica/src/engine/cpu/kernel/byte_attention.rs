@@ -17,22 +17,22 @@
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use super::attention::blot;
 use super::dots::{ByteTile, Dots, MAX_DOT_ROWS, WholeSums};
 use super::math::exp2_coarse;
-use super::quantize::round_row;
+use super::quantize::{Extremes, round_row};
 use super::tile::tiles;
-use super::{Isa, Kernel, MAX_LANES, Simd, load_up_to, store_up_to};
+use super::{Isa, Kernel, MAX_LANES, SQUARE, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::byte_panels::{ByteLine, GROUP};
+use crate::engine::cpu::laps::{Laps, Stage};
 use crate::engine::cpu::matrix::{Matrix, View, Window};
 use crate::engine::cpu::panels::PANEL;
 use crate::model::Reach;
 
 /// Keys of the longest sequence: all that is rounded away is then about one largest weight, if it were all there can be.
 pub(in super::super) const MAX_KEYS: usize = 512;
-
-/// What a signed byte is stored with.
-const OFFSET: f32 = 128.0;
 
 /// The largest magnitude of a signed byte.
 const LARGEST: f32 = 127.0;
@@ -73,12 +73,16 @@ pub(in super::super) struct ByteAttentionScratch {
     values: Bytes,
     /// Of each column of V.
     value_scales: Matrix,
-    /// Of the rows of a tile, to all keys.
+    /// Of the rows of a tile, to all keys: what products come to, a panel of keys after another.
+    sums: Vec<WholeSums>,
+    /// Of one row, to all keys.
     scores: Matrix,
     /// What they become.
     weights: Bytes,
-    /// A row on its way to lines; behind it a row of ones.
-    row: Bytes,
+    /// A row of ones.
+    ones: Bytes,
+    /// What the thread's time goes to.
+    pub(in super::super) laps: Laps,
 }
 
 /// Bytes that begin where a cache line begins. Its memory only grows.
@@ -110,6 +114,8 @@ impl Kernel for ByteAttention<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let ByteAttention { isa, queries, keys, values, reach, out, scratch } = self;
+        // A window of its own: what is written through it cannot be the window itself, whose extent need not be read again.
+        let mut out = out.lend();
         let dots = Dots::of(isa);
         let (length, width) = (keys.rows(), keys.width());
         let (key_panels, value_panels) = (length.div_ceil(PANEL), width.div_ceil(PANEL));
@@ -118,24 +124,31 @@ impl Kernel for ByteAttention<'_, '_> {
         let query_bytes = scratch.queries.room(length * row_bytes);
         let key_lines = scratch.keys.lines(key_panels * key_groups);
         let value_lines = scratch.values.lines(value_panels * value_groups);
-        let (row, ones) = scratch.row.room(2 * row_bytes).split_at_mut(row_bytes);
+        let ones = scratch.ones.room(row_bytes);
+        let laps = &mut scratch.laps;
+        let mut lap = laps.begin();
         // One row more than there are, since a view of some columns ends behind the last row's last.
         let weights = scratch.weights.room((MAX_DOT_ROWS + 1) * stride);
-        scratch.scores.resize(MAX_DOT_ROWS, stride);
+        if scratch.sums.len() < key_panels {
+            scratch.sums.resize_with(key_panels, WholeSums::default);
+        }
+        let sums = scratch.sums.as_mut_slice();
+        scratch.scores.resize(1, stride);
         let scores = scratch.scores.data_mut();
         scratch.key_numbers.resize(2, stride);
         let (key_sums, biases) = scratch.key_numbers.data_mut().split_at_mut(stride);
         scratch.value_scales.resize(value_panels, PANEL);
         let value_scales = scratch.value_scales.data_mut();
 
-        let key_scale = pack_keys(simd, keys, row, key_lines);
+        let key_scale = pack_keys(simd, keys, key_lines);
         pack_values(simd, values, value_scales, value_lines);
-        let mut sums = WholeSums::default();
         ones.fill(1);
+        let mut of_values = WholeSums::default();
         for (panel, key_sums) in key_lines.chunks_exact(key_groups).zip(key_sums.chunks_exact_mut(PANEL)) {
             let tile = ByteTile { bytes: ones, stride: row_bytes, start: 0, rows: 1, panel, ahead: &[] };
-            dots.sum(&tile, &mut sums);
-            for (whole, sums) in sums.0[0].chunks_exact(S::LANES).zip(key_sums.chunks_exact_mut(S::LANES)) {
+            dots.sum(&tile, &mut of_values);
+            let whole = of_values.0[0].chunks_exact(S::LANES);
+            for (whole, sums) in whole.zip(key_sums.chunks_exact_mut(S::LANES)) {
                 simd.store(simd.load_whole(whole), sums);
             }
         }
@@ -152,85 +165,87 @@ impl Kernel for ByteAttention<'_, '_> {
             for (sums, biases) in key_sums.chunks_exact(S::LANES).zip(biases.chunks_exact_mut(S::LANES)) {
                 simd.store(simd.mul(simd.load(sums), of_low), biases);
             }
-            let scale = simd.splat(key_scale * step);
+            let scale = key_scale * step;
             for (start, rows) in tiles(length, dots.tile_rows()) {
                 let seen = reach.of(start..start + rows, length);
-                // What all of them see.
-                let (begin, end) =
-                    (reach.of(start + rows - 1..start + rows, length), reach.of(start..start + 1, length));
-                let by_all = begin.start..end.end;
                 let panels = seen.start / PANEL..seen.end.div_ceil(PANEL);
-                let mut largest = [simd.splat(f32::NEG_INFINITY); MAX_DOT_ROWS];
-                for panel in panels.clone() {
-                    let lines = &key_lines[panel * key_groups..][..key_groups];
-                    dots.sum(
-                        &ByteTile {
-                            bytes: query_bytes,
-                            stride: row_bytes,
-                            start,
-                            rows,
-                            panel: lines,
-                            ahead: &[],
-                        },
-                        &mut sums,
-                    );
-                    let mut column = 0;
-                    while column < PANEL && panel * PANEL + column < seen.end {
-                        let key = panel * PANEL + column;
-                        let bias = simd.load(&biases[key..]);
-                        let whole = by_all.start <= key && key + S::LANES <= by_all.end;
-                        let rows_of = scores.chunks_exact_mut(stride).zip(&sums.0).zip(&mut largest);
-                        for (row, ((scores, sums), largest)) in rows_of.take(rows).enumerate() {
-                            let mut score = simd.mul_add(simd.load_whole(&sums[column..]), scale, bias);
-                            if !whole {
-                                let query = start + row;
-                                score = blot(simd, score, key, &reach.of(query..query + 1, length));
-                            }
-                            *largest = simd.max(*largest, score);
-                            simd.store(score, &mut scores[key..]);
-                        }
-                        column += S::LANES;
-                    }
+                lap = laps.end(Stage::Attention, lap);
+                for (panel, sums) in panels.clone().zip(&mut sums[panels.clone()]) {
+                    let panel = &key_lines[panel * key_groups..][..key_groups];
+                    let stride = row_bytes;
+                    dots.sum(&ByteTile { bytes: query_bytes, stride, start, rows, panel, ahead: &[] }, sums);
                 }
+                lap = laps.end(Stage::AttentionProducts, lap);
                 let first = panels.start * PANEL;
                 let around = first..seen.end.next_multiple_of(S::LANES);
                 let mut shares = [0.0; MAX_DOT_ROWS];
-                let of_rows = scores.chunks_exact(stride).zip(weights.chunks_exact_mut(stride));
-                for ((scores, weights), (largest, share)) in
-                    of_rows.zip(largest.iter().zip(&mut shares)).take(rows)
-                {
-                    let largest = simd.largest(*largest);
-                    *share =
-                        weigh(simd, &scores[around.clone()], largest, &mut weights[around.clone()]).recip();
+                let of_rows = weights.chunks_exact_mut(stride).zip(&mut shares[..rows]);
+                for (row, (weights, share)) in of_rows.enumerate() {
+                    let seen = reach.of(start + row..start + row + 1, length);
+                    let made = Made { sums, row, biases, scale, seen };
+                    let largest = made.scores(simd, around.clone(), scores);
+                    let weights = &mut weights[around.clone()];
+                    *share = weigh(simd, &scores[around.clone()], largest, weights).recip();
                 }
                 for panel in 0..value_panels {
                     let lines = &value_lines[panel * value_groups..][..value_groups];
                     let lines = &lines[first / GROUP..seen.end.div_ceil(GROUP)];
+                    let bytes = &weights[first..];
+                    lap = laps.end(Stage::Attention, lap);
                     dots.sum(
-                        &ByteTile {
-                            bytes: &weights[first..],
-                            stride,
-                            start: 0,
-                            rows,
-                            panel: lines,
-                            ahead: &[],
-                        },
-                        &mut sums,
+                        &ByteTile { bytes, stride, start: 0, rows, panel: lines, ahead: &[] },
+                        &mut of_values,
                     );
+                    lap = laps.end(Stage::AttentionProducts, lap);
                     let columns = PANEL.min(width - panel * PANEL);
-                    let scales = &value_scales[panel * PANEL..][..PANEL];
-                    for (row, (sums, share)) in sums.0[..rows].iter().zip(&shares).enumerate() {
-                        let share = simd.splat(*share);
-                        let out = &mut out.row_mut(start + row)[first_column + panel * PANEL..][..columns];
-                        let lanes = sums.chunks_exact(S::LANES).zip(scales.chunks_exact(S::LANES));
-                        for (out, (sums, scales)) in out.chunks_mut(S::LANES).zip(lanes) {
-                            let scale = simd.mul(simd.load(scales), share);
-                            store_up_to(simd, simd.mul(simd.load_whole(sums), scale), out);
+                    for from in (0..columns).step_by(S::LANES) {
+                        let scales = simd.load(&value_scales[panel * PANEL + from..]);
+                        let (first, lanes) =
+                            (first_column + panel * PANEL + from, S::LANES.min(columns - from));
+                        for (row, (sums, share)) in of_values.0[..rows].iter().zip(&shares).enumerate() {
+                            let value = simd.mul(simd.load_whole(&sums[from..]), scales);
+                            let out = &mut out.row_mut(start + row)[first..][..lanes];
+                            store_up_to(simd, simd.mul(value, simd.splat(*share)), out);
                         }
                     }
                 }
             }
         }
+        laps.end(Stage::Attention, lap);
+    }
+}
+
+/// What the scores of a row are made of.
+struct Made<'a> {
+    sums: &'a [WholeSums],
+    /// Of the tile.
+    row: usize,
+    /// To be added, of each key.
+    biases: &'a [f32],
+    scale: f32,
+    /// Keys that the row sees.
+    seen: Range<usize>,
+}
+
+impl Made<'_> {
+    /// The scores of these keys, whole vectors; comes to the largest.
+    #[inline(always)]
+    fn scores<S: Simd>(self, simd: S, keys: Range<usize>, scores: &mut [f32]) -> f32 {
+        let Made { sums, row, biases, scale, seen } = self;
+        let scale = simd.splat(scale);
+        let mut largest = [simd.splat(f32::NEG_INFINITY); 2];
+        for key in keys.step_by(S::LANES) {
+            let sums = &sums[key / PANEL].0[row][key % PANEL..];
+            let mut score = simd.mul_add(simd.load_whole(sums), scale, simd.load(&biases[key..]));
+            if key < seen.start || seen.end < key + S::LANES {
+                score = blot(simd, score, key, &seen);
+            }
+            simd.store(score, &mut scores[key..]);
+            let [a, b] = largest;
+            largest = [b, simd.max(a, score)];
+        }
+        let [a, b] = largest;
+        simd.largest(simd.max(a, b))
     }
 }
 
@@ -241,11 +256,11 @@ fn weigh<S: Simd>(simd: S, scores: &[f32], largest: f32, weights: &mut [u8]) -> 
     let whole = simd.splat(WHOLE);
     let mut totals = [simd.splat(0.0); 2];
     for (scores, weights) in scores.chunks_exact(S::LANES).zip(weights.chunks_exact_mut(S::LANES)) {
-        let weight = exp2_coarse(simd, simd.add(simd.load(scores), top));
-        let weight = simd.sub(simd.add(weight, whole), whole);
-        simd.store_bytes(weight, weights);
+        // Rounded by the addition, the weight stands in the lowest bits.
+        let weight = simd.add(exp2_coarse(simd, simd.add(simd.load(scores), top)), whole);
+        simd.store_low_bytes(weight, weights);
         let [a, b] = totals;
-        totals = [b, simd.add(a, weight)];
+        totals = [b, simd.add(a, simd.sub(weight, whole))];
     }
     let [a, b] = totals;
     simd.sum(simd.add(a, b))
@@ -254,46 +269,61 @@ fn weigh<S: Simd>(simd: S, scores: &[f32], largest: f32, weights: &mut [u8]) -> 
 /// The smallest and the largest number of all rows.
 #[inline(always)]
 fn extremes<S: Simd>(simd: S, rows: View<'_>) -> (f32, f32) {
-    let any = rows.row(0)[0];
-    let (mut least, mut largest) = ([simd.splat(any); 2], [simd.splat(any); 2]);
+    let mut found = Extremes::of(simd, rows.row(0)[0]);
     for index in 0..rows.rows() {
-        for block in rows.row(index).chunks(2 * S::LANES) {
-            for ((least, largest), lanes) in least.iter_mut().zip(&mut largest).zip(block.chunks(S::LANES)) {
-                let value = load_up_to(simd, lanes, any);
-                *least = simd.min(*least, value);
-                *largest = simd.max(*largest, value);
-            }
-        }
+        found = found.and(simd, rows.row(index));
     }
-    let least = simd.sub(simd.splat(0.0), simd.min(least[0], least[1]));
-    (-simd.largest(least), simd.largest(simd.max(largest[0], largest[1])))
+    found.all(simd)
 }
 
-/// Key `j` becomes lane `j % PANEL` of panel `j / PANEL`; comes to the scale of the bytes. Lanes beyond the last key keep
-/// what was there.
+/// Key `j` becomes lane `j % PANEL` of panel `j / PANEL`, four columns a line; comes to the scale of the bytes. Lanes
+/// beyond the last key may come to anything.
 #[inline(always)]
-fn pack_keys<S: Simd>(simd: S, keys: View<'_>, row: &mut [u8], lines: &mut [ByteLine]) -> f32 {
-    let groups = keys.width().div_ceil(GROUP);
+fn pack_keys<S: Simd>(simd: S, keys: View<'_>, lines: &mut [ByteLine]) -> f32 {
+    let (length, width) = (keys.rows(), keys.width());
+    let groups = width.div_ceil(GROUP);
     let (low, high) = extremes(simd, keys);
     let most = high.max(-low);
-    let factor = if most > 0.0 { LARGEST / most } else { 0.0 };
-    for index in 0..keys.rows() {
-        for (lanes, bytes) in keys.row(index).chunks(S::LANES).zip(row.chunks_mut(S::LANES)) {
-            let value = simd.mul_add(load_up_to(simd, lanes, 0.0), simd.splat(factor), simd.splat(OFFSET));
-            simd.store_bytes(value, bytes);
+    let factor = simd.splat(if most > 0.0 { LARGEST / most } else { 0.0 });
+    // Columns of sixteen keys, as lines.
+    let mut square = [[0.0; PANEL]; SQUARE];
+    for first in (0..length).step_by(SQUARE) {
+        let mut rows: [&[f32]; SQUARE] = [&[]; SQUARE];
+        for (index, row) in rows.iter_mut().enumerate() {
+            *row = keys.row((first + index).min(length - 1));
         }
-        let panel = &mut lines[index / PANEL * groups..][..groups];
-        let place = index % PANEL * GROUP;
-        for (line, group) in panel.iter_mut().zip(row.as_chunks::<GROUP>().0) {
-            let signed = u32::from_le_bytes(*group) ^ SIGNS;
-            line[place..place + GROUP].copy_from_slice(&signed.to_le_bytes());
+        for column in (0..width).step_by(SQUARE) {
+            let columns = SQUARE.min(width - column);
+            if columns == SQUARE {
+                let parts = rows.map(|row| &row[column..]);
+                simd.transpose(&parts, &mut square, 0);
+            } else {
+                square = [[0.0; PANEL]; SQUARE];
+                for (lane, row) in rows.iter().enumerate() {
+                    for (line, value) in square.iter_mut().zip(&row[column..]) {
+                        line[lane] = *value;
+                    }
+                }
+            }
+            let fours = square.as_chunks::<GROUP>().0.iter().take(columns.div_ceil(GROUP));
+            for (group, [a, b, c, d]) in fours.enumerate() {
+                let line = &mut lines[first / PANEL * groups + column / GROUP + group];
+                let bytes = &mut line[first % PANEL * GROUP..][..SQUARE * GROUP];
+                for (index, bytes) in bytes.chunks_exact_mut(S::LANES * GROUP).enumerate() {
+                    let lane = index * S::LANES;
+                    let four = [
+                        simd.mul(simd.load(&a[lane..]), factor),
+                        simd.mul(simd.load(&b[lane..]), factor),
+                        simd.mul(simd.load(&c[lane..]), factor),
+                        simd.mul(simd.load(&d[lane..]), factor),
+                    ];
+                    simd.store_quads(four, bytes);
+                }
+            }
         }
     }
     most / LARGEST
 }
-
-/// The bits in which four bytes with [`OFFSET`] differ from signed ones.
-const SIGNS: u32 = 0x8080_8080;
 
 /// Four keys' values of a column become a lane; `scales` are given to each column. Columns beyond the width and keys
 /// beyond the last one are zeros.
@@ -301,29 +331,29 @@ const SIGNS: u32 = 0x8080_8080;
 fn pack_values<S: Simd>(simd: S, values: View<'_>, scales: &mut [f32], lines: &mut [ByteLine]) {
     let (length, width) = (values.rows(), values.width());
     let groups = length.div_ceil(GROUP);
+    let zero = simd.splat(0.0);
     for first in (0..width).step_by(S::LANES) {
         let columns = first..width.min(first + S::LANES);
-        let mut most = simd.splat(1e-30);
+        let (mut least, mut most) = (zero, simd.splat(1e-30));
         for index in 0..length {
             let value = load_up_to(simd, &values.row(index)[columns.clone()], 0.0);
-            most = simd.max(most, simd.max(value, simd.sub(simd.splat(0.0), value)));
+            least = simd.min(least, value);
+            most = simd.max(most, value);
         }
+        let most = simd.max(most, simd.sub(zero, least));
         simd.store(simd.mul(most, simd.splat(LARGEST.recip())), &mut scales[first..]);
         let factor = simd.div(simd.splat(LARGEST), most);
         for group in 0..groups {
-            let mut rows = [[OFFSET as u8; MAX_LANES]; GROUP];
-            for (row, index) in rows.iter_mut().zip(group * GROUP..length) {
-                let value = load_up_to(simd, &values.row(index)[columns.clone()], 0.0);
-                simd.store_bytes(simd.mul_add(value, factor, simd.splat(OFFSET)), row);
+            let mut four = [zero; GROUP];
+            for (place, value) in four.iter_mut().enumerate() {
+                let index = group * GROUP + place;
+                if index < length {
+                    let row = &values.row(index)[columns.clone()];
+                    *value = simd.mul(load_up_to(simd, row, 0.0), factor);
+                }
             }
-            let line =
-                &mut lines[first / PANEL * groups + group][first % PANEL * GROUP..][..S::LANES * GROUP];
-            let [a, b, c, d] = &rows;
-            let places = line.as_chunks_mut::<GROUP>().0.iter_mut();
-            for ((((place, a), b), c), d) in places.zip(a).zip(b).zip(c).zip(d) {
-                let [a, b, c, d] = [*a, *b, *c, *d].map(u32::from);
-                *place = ((a | b << 8 | c << 16 | d << 24) ^ SIGNS).to_le_bytes();
-            }
+            let line = &mut lines[first / PANEL * groups + group];
+            simd.store_quads(four, &mut line[first % PANEL * GROUP..]);
         }
     }
 }

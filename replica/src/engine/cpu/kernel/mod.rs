@@ -11,6 +11,11 @@
 
 mod attention;
 mod byte_attention;
+#[cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "names the instruction that reads the counter")
+)]
+mod counter;
 mod dots;
 mod heads;
 mod math;
@@ -37,6 +42,7 @@ use tile::Tile;
 
 pub(super) use attention::{Attention, AttentionScratch};
 pub(super) use byte_attention::{ByteAttention, ByteAttentionScratch, MAX_KEYS};
+pub(super) use counter::ticks;
 pub(super) use heads::PrepareHeads;
 pub(super) use product::{ByteProduct, Finish, Product};
 pub(super) use quantize::{ByteRows, Quantize};
@@ -162,6 +168,27 @@ pub(super) trait Simd: Copy {
     fn load_whole(self, from: &[i32]) -> Self::Vector;
     /// To the nearest whole numbers from 0 to 255, into the first [`Simd::LANES`] bytes of a slice.
     fn store_bytes(self, vector: Self::Vector, to: &mut [u8]);
+    /// The lowest byte of each number's bits, into the first [`Simd::LANES`] bytes of a slice.
+    #[inline(always)]
+    fn store_low_bytes(self, vector: Self::Vector, to: &mut [u8]) {
+        let mut lanes = [0.0; MAX_LANES];
+        self.store(vector, &mut lanes);
+        for (byte, lane) in to[..Self::LANES].iter_mut().zip(lanes) {
+            *byte = lane.to_bits() as u8;
+        }
+    }
+    /// To the nearest whole numbers, which are from −128 to 127, as signed bytes: the four of each lane side by side, into
+    /// the first bytes of a slice.
+    #[inline(always)]
+    fn store_quads(self, four: [Self::Vector; 4], to: &mut [u8]) {
+        for (place, vector) in four.into_iter().enumerate() {
+            let mut lanes = [0.0; MAX_LANES];
+            self.store(vector, &mut lanes);
+            for (four, lane) in to[..4 * Self::LANES].chunks_exact_mut(4).zip(lanes) {
+                four[place] = (lane.round_ties_even() as i8).cast_unsigned();
+            }
+        }
+    }
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;

@@ -12,6 +12,7 @@ use super::quantize::{ByteRange, ByteRows};
 use super::tile::{MAX_TILE_ROWS, Tile, tiles};
 use super::{Isa, Kernel, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::byte_panels::BytePanels;
+use crate::engine::cpu::laps::{Laps, Stage};
 use crate::engine::cpu::matrix::{View, Window};
 use crate::engine::cpu::panels::{GATED_COLUMNS, Line, PANEL, Panels};
 use crate::model::Activation;
@@ -131,6 +132,7 @@ impl Finish {
         let (columns, all) = (self.columns(), out.columns());
         let first = panel * columns;
         let width = columns.min(all.end - first);
+        let mut out = out.lend();
         for row in rows {
             simd.prefetch_near(&out.row_mut(row)[first - all.start..][..width]);
         }
@@ -305,6 +307,8 @@ impl Place {
     #[inline(always)]
     fn fill<S: Simd, R: Raw, B: Become>(&self, simd: S, raw: &R, becoming: B, out: &mut Window<'_>) {
         let width = B::COLUMNS.min(out.columns().len() - self.first);
+        // A window of its own: what is written through it cannot be the window itself, whose extent need not be read again.
+        let mut out = out.lend();
         let mut column = 0;
         while column < width {
             let columns = becoming.columns(simd, raw, column);
@@ -331,6 +335,7 @@ pub(in super::super) struct Product<'a, 'w> {
     pub(in super::super) bias: &'a [f32],
     pub(in super::super) finish: Finish,
     pub(in super::super) out: &'a mut Window<'w>,
+    pub(in super::super) laps: &'a mut Laps,
 }
 
 impl Kernel for Product<'_, '_> {
@@ -338,16 +343,18 @@ impl Kernel for Product<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Product { input, weights, bias, finish, out } = self;
+        let Product { input, weights, bias, finish, out, laps } = self;
+        let mut lap = laps.begin();
         let panels = finish.panels(&out.columns());
         let (bias, _) = bias.as_chunks::<PANEL>();
         let mut sums = Sums::default();
         for index in panels.clone() {
             let panel = weights.panel(index);
-            let next = if index + 1 < panels.end { weights.panel(index + 1) } else { &[] };
+            let next = weights.panel_if_any(index + 1);
             // The panel stays in a near cache while all rows pass it. Meanwhile the next one is fetched.
+            let mut next = shares(next, input.rows().div_ceil(S::TILE_ROWS));
             for (start, rows) in tiles(input.rows(), S::TILE_ROWS) {
-                let ahead = share(next, start..start + rows, input.rows());
+                let ahead = next.next().unwrap_or_default();
                 let rows_ahead =
                     if index == panels.start { input.memory(start + rows..start + 2 * rows) } else { &[] };
                 finish.expect(simd, out, start..start + rows, index);
@@ -357,8 +364,10 @@ impl Kernel for Product<'_, '_> {
                     sums.0.as_flattened_mut(),
                     PANEL,
                 );
+                lap = laps.end(Stage::Products, lap);
                 let raw = Biased { sums: &sums, bias: &bias[index] };
                 finish.tile(simd, &raw, out, start..start + rows, index);
+                lap = laps.end(Stage::Finish, lap);
             }
         }
     }
@@ -375,6 +384,7 @@ pub(in super::super) struct ByteProduct<'a, 'w> {
     pub(in super::super) bias: &'a [f32],
     pub(in super::super) finish: Finish,
     pub(in super::super) out: &'a mut Window<'w>,
+    pub(in super::super) laps: &'a mut Laps,
 }
 
 impl Kernel for ByteProduct<'_, '_> {
@@ -382,34 +392,37 @@ impl Kernel for ByteProduct<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let ByteProduct { isa, input, rows: of_input, weights, bias, finish, out } = self;
+        let ByteProduct { isa, input, rows: of_input, weights, bias, finish, out, laps } = self;
+        let mut lap = laps.begin();
         let dots = Dots::of(isa);
         let panels = finish.panels(&out.columns());
         let (bias, _) = bias.as_chunks::<PANEL>();
         let mut sums = WholeSums::default();
         for index in panels.clone() {
             let panel = weights.panel(index);
-            let next = if index + 1 < panels.end { weights.panel(index + 1) } else { &[] };
+            let next = weights.panel_if_any(index + 1);
             let (scales, weight_sums, bias) = (weights.scales(index), weights.sums(index), &bias[index]);
+            let mut next = shares(next, of_input.len().div_ceil(dots.tile_rows()));
             for (start, rows) in tiles(of_input.len(), dots.tile_rows()) {
-                let ahead = share(next, start..start + rows, of_input.len());
+                let ahead = next.next().unwrap_or_default();
                 let (bytes, stride) = (input.bytes(), input.stride());
                 finish.expect(simd, out, start..start + rows, index);
                 dots.sum(
                     &ByteTile { bytes, stride, start: of_input.start + start, rows, panel, ahead },
                     &mut sums,
                 );
+                lap = laps.end(Stage::Products, lap);
                 let ranges = &input.ranges()[of_input.start + start..][..rows];
                 let raw = Scaled { sums: &sums, ranges, scales, weight_sums, bias };
                 finish.tile(simd, &raw, out, start..start + rows, index);
+                lap = laps.end(Stage::Finish, lap);
             }
         }
     }
 }
 
-/// What is to be fetched while these of all rows are computed.
+/// What is to be fetched, a share for each of so many tiles.
 #[inline(always)]
-fn share<T>(next: &[T], rows: Range<usize>, of: usize) -> &[T] {
-    let place = |row| row * next.len() / of;
-    &next[place(rows.start)..place(rows.end)]
+fn shares<T>(next: &[T], tiles: usize) -> std::slice::Chunks<'_, T> {
+    next.chunks(next.len().div_ceil(tiles.max(1)).max(1))
 }

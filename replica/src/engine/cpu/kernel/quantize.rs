@@ -68,9 +68,8 @@ impl Kernel for Quantize<'_> {
 
 #[inline(always)]
 fn quantize<S: Simd>(simd: S, row: &[f32], bytes: &mut [u8]) -> ByteRange {
-    let (least, largest) = range(simd, row);
-    let low = -simd.largest(simd.sub(simd.splat(0.0), least));
-    let step = (simd.largest(largest) - low) / STEPS;
+    let (low, high) = Extremes::of(simd, row[0]).and(simd, row).all(simd);
+    let step = (high - low) / STEPS;
     round_row(simd, row, low, if step > 0.0 { step.recip() } else { 0.0 }, bytes);
     ByteRange { low, step }
 }
@@ -93,21 +92,51 @@ pub(super) fn round_row<S: Simd>(simd: S, row: &[f32], low: f32, factor: f32, by
 /// Vectors that are compared side by side: a comparison takes some cycles until the next one can use what it came to.
 const SIDES: usize = 4;
 
-/// The smallest and the largest number of a row, among the lanes of these.
-#[inline(always)]
-fn range<S: Simd>(simd: S, row: &[f32]) -> (S::Vector, S::Vector) {
-    let any = row[0];
-    let (mut least, mut largest) = ([simd.splat(any); SIDES], [simd.splat(any); SIDES]);
-    for block in row.chunks(SIDES * S::LANES) {
-        for ((least, largest), lanes) in least.iter_mut().zip(&mut largest).zip(block.chunks(S::LANES)) {
-            let value = load_up_to(simd, lanes, any);
-            *least = simd.min(*least, value);
-            *largest = simd.max(*largest, value);
-        }
+/// The smallest and the largest of some numbers, lane by lane: in [`SIDES`] places, told apart as [`super::rows`] tells its
+/// sums apart.
+#[derive(Clone, Copy)]
+pub(super) struct Extremes<S: Simd> {
+    least: [S::Vector; SIDES],
+    largest: [S::Vector; SIDES],
+}
+
+impl<S: Simd> Extremes<S> {
+    /// Of this number alone.
+    #[inline(always)]
+    pub(super) fn of(simd: S, any: f32) -> Extremes<S> {
+        Extremes { least: [simd.splat(any); SIDES], largest: [simd.splat(any); SIDES] }
     }
-    let ([a, b, c, d], [e, f, g, h]) = (least, largest);
-    let least = simd.min(simd.min(a, b), simd.min(c, d));
-    (least, simd.max(simd.max(e, f), simd.max(g, h)))
+
+    /// And of a row.
+    #[inline(always)]
+    pub(super) fn and(mut self, simd: S, row: &[f32]) -> Extremes<S> {
+        let blocks = row.chunks_exact(SIDES * S::LANES);
+        let rest = blocks.remainder();
+        for block in blocks {
+            for (place, (least, largest)) in self.least.iter_mut().zip(&mut self.largest).enumerate() {
+                let value = simd.load(&block[place * S::LANES..]);
+                *least = simd.min(*least, value);
+                *largest = simd.max(*largest, value);
+            }
+        }
+        for (place, (least, largest)) in self.least.iter_mut().zip(&mut self.largest).enumerate() {
+            if let Some(lanes) = rest.get(place * S::LANES..).filter(|lanes| !lanes.is_empty()) {
+                let value = load_up_to(simd, &lanes[..lanes.len().min(S::LANES)], row[0]);
+                *least = simd.min(*least, value);
+                *largest = simd.max(*largest, value);
+            }
+        }
+        self
+    }
+
+    /// The smallest and the largest number.
+    #[inline(always)]
+    pub(super) fn all(self, simd: S) -> (f32, f32) {
+        let ([a, b, c, d], [e, f, g, h]) = (self.least, self.largest);
+        let least = simd.min(simd.min(a, b), simd.min(c, d));
+        let largest = simd.max(simd.max(e, f), simd.max(g, h));
+        (-simd.largest(simd.sub(simd.splat(0.0), least)), simd.largest(largest))
+    }
 }
 
 #[cfg(test)]

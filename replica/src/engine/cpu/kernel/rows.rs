@@ -33,11 +33,20 @@ impl Norm {
     #[inline(always)]
     pub(super) fn apply<S: Simd>(&self, simd: S, row: &mut [f32]) {
         let (mean, factor) = self.measure(simd, row);
-        let parameters = self.scale.chunks(S::LANES).zip(self.shift.chunks(S::LANES));
-        for (row, (scale, shift)) in row.chunks_mut(S::LANES).zip(parameters) {
-            let value = simd.mul(simd.sub(load_up_to(simd, row, 0.0), mean), factor);
-            let (scale, shift) = (load_up_to(simd, scale, 0.0), load_up_to(simd, shift, 0.0));
-            store_up_to(simd, simd.mul_add(value, scale, shift), row);
+        let whole = row.len() / S::LANES * S::LANES;
+        let (row, row_rest) = row.split_at_mut(whole);
+        let (scale, scale_rest) = self.scale.split_at(whole);
+        let (shift, shift_rest) = self.shift.split_at(whole);
+        let parameters = scale.chunks_exact(S::LANES).zip(shift.chunks_exact(S::LANES));
+        for (row, (scale, shift)) in row.chunks_exact_mut(S::LANES).zip(parameters) {
+            let value = simd.mul(simd.sub(simd.load(row), mean), factor);
+            simd.store(simd.mul_add(value, simd.load(scale), simd.load(shift)), row);
+        }
+        if !row_rest.is_empty() {
+            let value = simd.mul(simd.sub(load_up_to(simd, row_rest, 0.0), mean), factor);
+            let scale = load_up_to(simd, scale_rest, 0.0);
+            let shift = load_up_to(simd, shift_rest, 0.0);
+            store_up_to(simd, simd.mul_add(value, scale, shift), row_rest);
         }
     }
 }
@@ -183,13 +192,23 @@ fn squares<S: Simd>(simd: S, row: &[f32], middle: f32) -> f32 {
 /// Sums that are made side by side: an addition takes some cycles until the next one can use what it came to.
 const SUMS: usize = 4;
 
-/// The sum of the distances from `middle`, or of their squares.
+/// The sum of the distances from `middle`, or of their squares. The sums are told apart by numbers that are known when this
+/// is compiled: picked by others they would lie in memory, and each addition would wait for the one before to be there.
 #[inline(always)]
 fn sum_of<S: Simd, const SQUARED: bool>(simd: S, row: &[f32], middle: f32) -> f32 {
     let from = simd.splat(middle);
     let mut sums = [simd.splat(0.0); SUMS];
-    for block in row.chunks(SUMS * S::LANES) {
-        for (sum, lanes) in sums.iter_mut().zip(block.chunks(S::LANES)) {
+    let blocks = row.chunks_exact(SUMS * S::LANES);
+    let rest = blocks.remainder();
+    for block in blocks {
+        for (place, sum) in sums.iter_mut().enumerate() {
+            let distance = simd.sub(simd.load(&block[place * S::LANES..]), from);
+            *sum = if SQUARED { simd.mul_add(distance, distance, *sum) } else { simd.add(*sum, distance) };
+        }
+    }
+    for (place, sum) in sums.iter_mut().enumerate() {
+        if let Some(lanes) = rest.get(place * S::LANES..).filter(|lanes| !lanes.is_empty()) {
+            let lanes = &lanes[..lanes.len().min(S::LANES)];
             let distance = simd.sub(load_up_to(simd, lanes, middle), from);
             *sum = if SQUARED { simd.mul_add(distance, distance, *sum) } else { simd.add(*sum, distance) };
         }

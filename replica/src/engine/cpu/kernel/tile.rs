@@ -73,9 +73,12 @@ pub(super) fn share_of_step(all: usize, lines: usize) -> usize {
 #[inline(always)]
 pub(super) fn tiles(rows: usize, largest: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = rows.div_ceil(largest);
+    let (each, more) = (rows / count.max(1), rows % count.max(1));
+    let mut next = 0;
     (0..count).map(move |index| {
-        let start = index * rows / count;
-        (start, (index + 1) * rows / count - start)
+        let (start, size) = (next, each + usize::from(index < more));
+        next += size;
+        (start, size)
     })
 }
 

@@ -107,6 +107,21 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn store_quads(self, [a, b, c, d]: [__m256; 4], to: &mut [u8]) {
+        let to: &mut [u8; 32] = to.first_chunk_mut().expect("a kernel stores whole vectors");
+        // SAFETY: `self` exists, so the processor has AVX2; 32 bytes are behind the pointer, aligned or not.
+        unsafe {
+            let byte = _mm256_set1_epi32(0xff);
+            let a = _mm256_and_si256(_mm256_cvtps_epi32(a), byte);
+            let b = _mm256_slli_epi32::<8>(_mm256_and_si256(_mm256_cvtps_epi32(b), byte));
+            let c = _mm256_slli_epi32::<16>(_mm256_and_si256(_mm256_cvtps_epi32(c), byte));
+            let d = _mm256_slli_epi32::<24>(_mm256_cvtps_epi32(d));
+            let all = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), all);
+        }
+    }
+
+    #[inline(always)]
     fn round(self, a: __m256) -> __m256 {
         // SAFETY: `self` exists, so the processor has AVX.
         unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }

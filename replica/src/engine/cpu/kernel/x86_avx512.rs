@@ -162,6 +162,28 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn store_low_bytes(self, vector: __m512, to: &mut [u8]) {
+        let to: &mut [u8; 16] = to.first_chunk_mut().expect("a kernel stores whole vectors");
+        // SAFETY: `self` exists, so the processor has AVX-512F; sixteen bytes are behind the pointer, aligned or not.
+        unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(vector))) }
+    }
+
+    #[inline(always)]
+    fn store_quads(self, [a, b, c, d]: [__m512; 4], to: &mut [u8]) {
+        let to: &mut [u8; 64] = to.first_chunk_mut().expect("a kernel stores whole vectors");
+        // SAFETY: `self` exists, so the processor has AVX-512F; 64 bytes are behind the pointer, aligned or not.
+        unsafe {
+            let byte = _mm512_set1_epi32(0xff);
+            let a = _mm512_and_si512(_mm512_cvtps_epi32(a), byte);
+            let b = _mm512_slli_epi32::<8>(_mm512_and_si512(_mm512_cvtps_epi32(b), byte));
+            let c = _mm512_slli_epi32::<16>(_mm512_and_si512(_mm512_cvtps_epi32(c), byte));
+            let d = _mm512_slli_epi32::<24>(_mm512_cvtps_epi32(d));
+            let all = _mm512_or_si512(_mm512_or_si512(a, b), _mm512_or_si512(c, d));
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), all);
+        }
+    }
+
+    #[inline(always)]
     fn round(self, a: __m512) -> __m512 {
         // SAFETY: `self` exists, so the processor has AVX-512F.
         unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }

@@ -1,0 +1,100 @@
+//! An engine is run where it was built to run, and nowhere else.
+
+use super::*;
+
+const DIGEST: &str = "abc";
+
+fn record() -> RecordV1 {
+    RecordV1 {
+        version: 1,
+        model: DIGEST.to_owned(),
+        precision: "fp8".to_owned(),
+        tensor_parallel: 1,
+        form: Form::DecoderPooled,
+        tensor: "pooled".to_owned(),
+        max_batch_size: 16,
+        max_batch_tokens: 8192,
+        max_tokens: 512,
+        gpu: "NVIDIA H200".to_owned(),
+        tensorrt: "10.14.1".to_owned(),
+        tensorrt_llm: "1.2.1".to_owned(),
+        stand_in: false,
+        files: BTreeMap::from([(ENGINE.to_owned(), String::new())]),
+    }
+}
+
+fn here() -> Here {
+    Here {
+        gpus: vec!["NVIDIA H200".to_owned(), "NVIDIA L4".to_owned()],
+        tensorrt: "10.14.1".to_owned(),
+        tensorrt_llm: "1.2.1".to_owned(),
+        stand_in: false,
+    }
+}
+
+#[test]
+fn an_engine_for_anything_else_is_refused_with_what_it_is_for() {
+    let sound = |record: &RecordV1, here: &Here| record.check(Path::new("/e"), DIGEST, Precision::Fp8, here);
+    sound(&record(), &here()).unwrap();
+    type Change = fn(&mut RecordV1, &mut Here);
+    let changes: [(Change, &str); 9] = [
+        (|record, _| record.model = "def".to_owned(), "the model def, and here is abc"),
+        (|record, _| record.precision = "bf16".to_owned(), "the precision bf16, and here is fp8"),
+        (|record, _| record.tensor_parallel = 2, "the number of GPUs 2"),
+        (
+            |record, _| record.gpu = "NVIDIA A100".to_owned(),
+            "NVIDIA A100, and here is NVIDIA H200, NVIDIA L4",
+        ),
+        (|_, here| here.gpus.clear(), "here is none"),
+        (|_, here| here.tensorrt = "10.15.0".to_owned(), "TensorRT 10.14.1, and here is 10.15.0"),
+        (|_, here| here.tensorrt_llm = "1.2.0".to_owned(), "TensorRT-LLM 1.2.1, and here is 1.2.0"),
+        (|record, _| record.stand_in = true, "one of the stand-in for TensorRT"),
+        (|_, here| here.stand_in = true, "this program has our stand-in for it"),
+    ];
+    for (change, sentence) in changes {
+        let (mut record, mut here) = (record(), here());
+        change(&mut record, &mut here);
+        let error = sound(&record, &here).unwrap_err().to_string();
+        assert!(error.contains(sentence) && error.contains("/e"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_in_the_folder_is_what_the_record_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = || RecordV1::read(folder.path()).unwrap_err().to_string();
+    assert!(error().contains("meridian model build"), "{}", error());
+    let write = |record: &RecordV1| {
+        fs::write(folder.path().join(FILE), serde_json::to_vec(record).unwrap()).unwrap();
+    };
+    let mut sound = record();
+    sound.files.insert(
+        ENGINE.to_owned(),
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".to_owned(),
+    );
+    write(&sound);
+    assert_eq!(RecordV1::read(folder.path()).unwrap(), sound);
+    assert!(
+        sound.check_files(folder.path()).unwrap_err().to_string().contains("rank0.engine cannot be read")
+    );
+    fs::write(folder.path().join(ENGINE), "abc").unwrap();
+    sound.check_files(folder.path()).unwrap();
+    fs::write(folder.path().join(ENGINE), "abd").unwrap();
+    assert!(
+        sound.check_files(folder.path()).unwrap_err().to_string().contains("not the file that was built")
+    );
+
+    for (change, sentence) in [
+        ((|record| record.version = 2) as fn(&mut RecordV1), "`version` is 2"),
+        (|record| record.files.clear(), "no rank0.engine"),
+        (|record| record.max_batch_size = 0, "a limit is 0"),
+        (|record| record.max_tokens = 8193, "in no batch"),
+    ] {
+        let mut wrong = record();
+        change(&mut wrong);
+        write(&wrong);
+        assert!(error().contains(sentence), "{}", error());
+    }
+    fs::write(folder.path().join(FILE), "{\"version\": 1, \"more\": 2}").unwrap();
+    assert!(error().contains("unknown field"), "{}", error());
+}

@@ -1,0 +1,71 @@
+//! A batch of the server, cut into what an engine was built for.
+
+use std::ops::Range;
+
+use trtllm::EngineError as Failure;
+use trtllm::packed::{Packed, Positions};
+
+use crate::engine::RaggedBatch;
+
+/// What one part may have.
+#[derive(Clone, Copy)]
+pub(super) struct Most {
+    pub(super) sequences: usize,
+    pub(super) tokens: usize,
+}
+
+/// Some sequences of a batch.
+pub(super) struct Part<'a> {
+    pub(super) whole: &'a RaggedBatch<'a>,
+    pub(super) sequences: Range<usize>,
+    /// Where they begin among the part's own tokens.
+    offsets: Vec<u32>,
+}
+
+impl<'a> Part<'a> {
+    pub(super) fn new(whole: &'a RaggedBatch<'a>, sequences: Range<usize>) -> Part<'a> {
+        let offsets = &whole.offsets()[sequences.start..=sequences.end];
+        let offsets = offsets.iter().map(|offset| offset - offsets[0]).collect();
+        Part { whole, sequences, offsets }
+    }
+
+    pub(super) fn batch(&self) -> RaggedBatch<'_> {
+        let tokens = self.range(self.sequences.start).start..self.range(self.sequences.end - 1).end;
+        let types = self.whole.type_ids().map(|types| &types[tokens.clone()]);
+        RaggedBatch::new(&self.whole.token_ids()[tokens], types, &self.offsets)
+            .expect("a part of a sound batch")
+    }
+
+    /// Where a sequence lies among the tokens of the whole.
+    pub(super) fn range(&self, sequence: usize) -> Range<usize> {
+        let offsets = self.whole.offsets();
+        offsets[sequence] as usize..offsets[sequence + 1] as usize
+    }
+
+    pub(super) fn packed(&self, positions: Positions, typed: bool) -> Result<Packed, Failure> {
+        let mut packed = Packed::default();
+        for sequence in self.sequences.clone() {
+            let range = self.range(sequence);
+            let types = self.whole.type_ids().filter(|_| typed).map(|types| &types[range.clone()]);
+            packed.push(&self.whole.token_ids()[range], types, positions)?;
+        }
+        Ok(packed)
+    }
+}
+
+/// Cuts a batch, in order, into as few parts as have at most so much.
+pub(super) fn parts(batch: &RaggedBatch<'_>, most: Most) -> Vec<Range<usize>> {
+    let mut parts: Vec<Range<usize>> = Vec::new();
+    let mut tokens = 0;
+    for (sequence, range) in batch.sequences().enumerate() {
+        tokens += range.len();
+        match parts.last_mut() {
+            Some(last) if tokens <= most.tokens && last.len() < most.sequences => last.end += 1,
+            _ => {
+                parts.push(sequence..sequence + 1);
+                tokens = range.len();
+            }
+        }
+    }
+    parts
+}

@@ -1,0 +1,244 @@
+//! Whether an engine says the same as the reference, which is the engine on the processor in f32.
+//!
+//! Both read the same texts, the same on every machine. A model that embeds is judged by the cosines of its vectors; one that
+//! ranks, by how often it puts two documents in the same order; one that classifies, by how often it puts the same label first.
+//! Where both engines have the rows of tokens, models with labels are judged by their cosines as well, since an order can be right for
+//! a while with numbers that are not.
+//!
+//! 1. [`judge`] — what is demanded of which precision, and whether it holds; without any engine.
+//! 2. Here, what is computed.
+
+pub mod judge;
+
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+
+use replica_core::input::Readable;
+use replica_core::{EngineKind, EngineSpec, Precision, Task};
+use tokio::runtime;
+
+use self::judge::{Agreement, Verdict, judge};
+use crate::cache::{CachedModel, ModelCache};
+use crate::engine::cpu::{CpuEngine, CpuOptions, PackedCache};
+use crate::engine::{BatchBuffer, Engine, Output, tensorrt};
+use crate::model::ModelDir;
+use crate::tokenize::{Reading, Text, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
+use crate::tune::texts;
+
+/// What all others are compared with.
+pub const REFERENCE: EngineSpec = EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 };
+/// Texts that vectors are made of; of a reranker, documents and queries together.
+pub const TEXTS: usize = 200;
+/// Of these so many are queries, each of which ranks all documents of its share.
+const QUERIES: usize = 8;
+/// Texts that an engine computes at a time.
+const BATCH: usize = 16;
+
+/// Why nothing can be said.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// An engine cannot be loaded or asked.
+    #[error("{engine}: {reason}")]
+    Engine {
+        /// Which.
+        engine: String,
+        /// What it said.
+        reason: String,
+    },
+    /// The model cannot be read.
+    #[error("the model cannot be read: {0}")]
+    Model(String),
+    /// None of the texts is short enough for the model.
+    #[error("no text is short enough for this model, so nothing can be compared")]
+    NoTexts,
+}
+
+/// What an engine made of all texts.
+struct Made {
+    /// A row for each text or pair, as requests get them.
+    rows: Vec<Vec<f32>>,
+    /// The rows of its tokens, one after another, where the engine has them.
+    tokens: Option<Vec<Vec<f32>>>,
+}
+
+/// Compares engines with the reference, in this order.
+pub fn run(
+    cache: &ModelCache,
+    cached: &CachedModel,
+    engines: &[EngineSpec],
+) -> Result<Vec<Verdict>, VerifyError> {
+    let model = ModelDir::open(&cached.path).map_err(|error| VerifyError::Model(error.to_string()))?;
+    let reference = open(cache.root(), cached, &model, REFERENCE)?;
+    let mut opened = Vec::new();
+    for spec in engines {
+        opened.push((*spec, open(cache.root(), cached, &model, *spec)?));
+    }
+    // What all of them can read.
+    let most = opened.iter().map(|(_, engine)| engine.describe().max_tokens).min();
+    let most = most.unwrap_or(usize::MAX).min(reference.describe().max_tokens);
+    let ranks = model.head.as_ref().is_some_and(|head| head.labels.len() == 1);
+    let texts = read(cached, &model, &*reference, most, ranks)?;
+    let expected = made(&*reference, REFERENCE, &texts)?;
+    let mut verdicts = Vec::new();
+    for (spec, engine) in opened {
+        let made = made(&*engine, spec, &texts)?;
+        let (cosines, agreement) = compare(&expected, &made, &texts, reference.describe().task, ranks);
+        verdicts.push(judge(spec, &cosines, agreement));
+    }
+    Ok(verdicts)
+}
+
+fn compare(
+    expected: &Made,
+    made: &Made,
+    texts: &Texts,
+    task: Task,
+    ranks: bool,
+) -> (Vec<f64>, Option<Agreement>) {
+    let cosines = |a: &[Vec<f32>], b: &[Vec<f32>]| a.iter().zip(b).map(|(a, b)| cosine(a, b)).collect();
+    if task == Task::Embed {
+        return (cosines(&expected.rows, &made.rows), None);
+    }
+    let of_tokens = match (&expected.tokens, &made.tokens) {
+        (Some(expected), Some(made)) => cosines(expected, made),
+        _ => Vec::new(),
+    };
+    let agreement = if ranks {
+        let scores = |rows: &[Vec<f32>]| rows.iter().map(|row| row[0]).collect::<Vec<f32>>();
+        judge::order_agreement(&texts.query_of, &scores(&expected.rows), &scores(&made.rows))
+    } else {
+        judge::label_agreement(&expected.rows, &made.rows)
+    };
+    (of_tokens, Some(agreement))
+}
+
+fn open(
+    root: &Path,
+    cached: &CachedModel,
+    model: &ModelDir,
+    spec: EngineSpec,
+) -> Result<Arc<dyn Engine>, VerifyError> {
+    let EngineSpec { kind, precision } = spec;
+    let failed = |reason: String| VerifyError::Engine { engine: format!("{kind} {precision}"), reason };
+    match kind {
+        EngineKind::Cpu => {
+            let threads = available_parallelism().unwrap_or(NonZeroUsize::MIN);
+            let packed = Some(PackedCache::below(root, &cached.digest));
+            let options = CpuOptions { threads, precision, packed, isa: None };
+            let engine = CpuEngine::load(model, options).map_err(|error| failed(error.to_string()))?;
+            Ok(Arc::new(engine))
+        }
+        EngineKind::TensorrtLlm => {
+            tensorrt::open(root, &cached.digest, precision, model).map_err(|error| failed(error.to_string()))
+        }
+    }
+}
+
+/// What is read: texts, or pairs of a query and a document.
+struct Texts {
+    tokens: Vec<Tokenized>,
+    /// Whose document it is; of lone texts nobody's.
+    query_of: Vec<usize>,
+}
+
+fn read(
+    cached: &CachedModel,
+    model: &ModelDir,
+    reference: &dyn Engine,
+    most: usize,
+    ranks: bool,
+) -> Result<Texts, VerifyError> {
+    let described = reference.describe();
+    let readable = Readable { max_input_tokens: most, vocabulary: described.vocabulary };
+    let broken = |problem: String| VerifyError::Model(problem);
+    let tokenizer =
+        TextTokenizer::load(&cached.path, model.sentence.lower_case, readable, described.token_types);
+    let tokenizer = tokenizer.map_err(|error| broken(error.to_string()))?;
+    let pool = TokenizerPool::start(tokenizer, 1).map_err(|error| broken(error.to_string()))?;
+    let runtime =
+        runtime::Builder::new_current_thread().build().map_err(|error| broken(error.to_string()))?;
+    let mut texts = Texts { tokens: Vec::new(), query_of: Vec::new() };
+    for (query, text) in inputs(texts::sentences(TEXTS), ranks) {
+        match runtime.block_on(pool.encode(vec![text], Reading::WHOLE)) {
+            Ok(read) => {
+                texts.query_of.extend(read.iter().map(|_| query));
+                texts.tokens.extend(read);
+            }
+            Err(TokenizeError::Unreadable { .. }) => {}
+            Err(error) => return Err(broken(format!("{error:?}"))),
+        }
+    }
+    if texts.tokens.is_empty() { Err(VerifyError::NoTexts) } else { Ok(texts) }
+}
+
+/// What is read, and of which query it is.
+fn inputs(mut sentences: Vec<String>, ranks: bool) -> Vec<(usize, Text)> {
+    if !ranks {
+        return sentences.into_iter().map(|text| (0, Text::One(text))).collect();
+    }
+    let documents = sentences.split_off(QUERIES);
+    let queries: Vec<Arc<str>> = sentences.into_iter().map(Arc::from).collect();
+    let pair = |(index, document)| {
+        let query = index % queries.len();
+        (query, Text::Pair(Arc::clone(&queries[query]), document))
+    };
+    documents.into_iter().enumerate().map(pair).collect()
+}
+
+fn made(engine: &dyn Engine, spec: EngineSpec, texts: &Texts) -> Result<Made, VerifyError> {
+    let described = engine.describe();
+    let wants_tokens = described.task == Task::Classify && described.token_rows;
+    let mut made = Made { rows: Vec::new(), tokens: wants_tokens.then(Vec::new) };
+    for texts in texts.tokens.chunks(BATCH) {
+        let mut buffer = BatchBuffer::default();
+        texts.iter().for_each(|text| buffer.push(&text.ids, text.types.as_deref()));
+        let batch = buffer.batch();
+        let compute = |output| {
+            let mut out = vec![0.0; described.numbers(&batch, output)];
+            let EngineSpec { kind, precision } = spec;
+            let computed = engine.compute(&batch, output, &mut out);
+            computed.map(|()| out).map_err(|error| VerifyError::Engine {
+                engine: format!("{kind} {precision}"),
+                reason: error.to_string(),
+            })
+        };
+        let rows = compute(Output::Pooled)?;
+        made.rows.extend(rows.chunks_exact(described.width).map(<[f32]>::to_vec));
+        if let Some(tokens) = &mut made.tokens {
+            let rows = compute(Output::Tokens)?;
+            let hidden = described.hidden;
+            tokens.extend(
+                batch.sequences().map(|range| rows[range.start * hidden..range.end * hidden].to_vec()),
+            );
+        }
+    }
+    Ok(made)
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE)
+}
+
+/// The engines of a model that there are here, but for the reference: the processor's, and those that were built and are in the cache.
+pub fn there(root: &Path, digest: &str) -> Vec<EngineSpec> {
+    let mut found = BTreeSet::new();
+    for kind in EngineKind::ALL.iter().copied() {
+        for precision in kind.precisions().iter().copied() {
+            let there = match kind {
+                EngineKind::Cpu => true,
+                EngineKind::TensorrtLlm => {
+                    tensorrt::record::folder(root, digest, precision).join(tensorrt::record::FILE).is_file()
+                }
+            };
+            if there {
+                found.insert(EngineSpec { kind, precision });
+            }
+        }
+    }
+    found.remove(&REFERENCE);
+    found.into_iter().collect()
+}

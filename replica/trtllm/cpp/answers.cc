@@ -1,0 +1,164 @@
+#include "answers.h"
+
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "guard.h"
+
+namespace meridian::trtllm
+{
+
+namespace
+{
+
+std::uint8_t format_of(tle::DataType type) noexcept
+{
+    switch (type)
+    {
+    case tle::DataType::kFP32: return 0;
+    case tle::DataType::kFP16: return 1;
+    case tle::DataType::kBF16: return 2;
+    default: return 255;
+    }
+}
+
+// The rows are whatever comes before the last dimension: a beam or a step of one does not count.
+void take(Answer& answer, tle::Tensor const& tensor)
+{
+    auto const shape = tensor.getShape();
+    if (shape.size() == 0)
+    {
+        throw std::runtime_error("the model's output has no dimensions");
+    }
+    std::size_t rows = 1;
+    for (std::size_t at = 0; at + 1 < shape.size(); ++at)
+    {
+        rows *= static_cast<std::size_t>(shape[at]);
+    }
+    answer.tensor = tensor;
+    answer.format = format_of(tensor.getDataType());
+    answer.rows = rows;
+    answer.width = static_cast<std::size_t>(shape[shape.size() - 1]);
+    answer.kind = kRows;
+}
+
+// Releases differ in whether what was gathered from the context is called so.
+std::optional<tle::Tensor> additional(tle::Result const& result, std::string const& name)
+{
+    for (auto const& output : result.additionalOutputs)
+    {
+        if (output.name == name || output.name == "context_" + name)
+        {
+            return output.output;
+        }
+    }
+    return std::nullopt;
+}
+
+std::optional<tle::Tensor> tensor_of(tle::Result const& result, Wanted const& wanted)
+{
+    switch (wanted.output)
+    {
+    case DecoderOutput::ContextLogits: return result.contextLogits;
+    case DecoderOutput::GenerationLogits: return result.generationLogits;
+    default: return additional(result, wanted.tensor);
+    }
+}
+
+void read_into(Answer& answer, tle::Response const& response, Wanted const& wanted)
+{
+    // Everything that was submitted has one; 0 belongs to nobody.
+    answer.tag = response.getClientId().value_or(0);
+    if (response.hasError())
+    {
+        throw std::runtime_error(response.getErrorMsg());
+    }
+    tle::Result const& result = response.getResult();
+    for (auto const reason : result.finishReasons)
+    {
+        if (reason == tle::FinishReason::kCANCELLED || reason == tle::FinishReason::kTIMED_OUT)
+        {
+            answer.kind = reason == tle::FinishReason::kCANCELLED ? kCancelled : kTimedOut;
+            return;
+        }
+    }
+    auto const tensor = tensor_of(result, wanted);
+    if (!tensor)
+    {
+        throw std::runtime_error("the answer lacks the output that was asked for; does the engine have it?");
+    }
+    take(answer, *tensor);
+}
+
+} // namespace
+
+Answer read(tle::Response const& response, Wanted const& wanted) noexcept
+{
+    Answer answer;
+    answer.message = guarded([&] { read_into(answer, response, wanted); });
+    if (!answer.message.empty())
+    {
+        answer.kind = kFailed;
+    }
+    return answer;
+}
+
+Answers::Answers(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl))
+{
+}
+
+Answers::~Answers() = default;
+
+rust::Slice<std::uint8_t const> Answers::failure() const noexcept
+{
+    return lent(impl_->failure);
+}
+
+std::size_t Answers::size() const noexcept
+{
+    return impl_->answers.size();
+}
+
+std::uint64_t Answers::tag(std::size_t index) const noexcept
+{
+    return impl_->answers[index].tag;
+}
+
+std::uint8_t Answers::kind(std::size_t index) const noexcept
+{
+    return impl_->answers[index].kind;
+}
+
+rust::Slice<std::uint8_t const> Answers::message(std::size_t index) const noexcept
+{
+    return lent(impl_->answers[index].message);
+}
+
+std::uint8_t Answers::format(std::size_t index) const noexcept
+{
+    return impl_->answers[index].format;
+}
+
+std::size_t Answers::rows(std::size_t index) const noexcept
+{
+    return impl_->answers[index].rows;
+}
+
+std::size_t Answers::width(std::size_t index) const noexcept
+{
+    return impl_->answers[index].width;
+}
+
+rust::Slice<std::uint8_t const> Answers::data(std::size_t index) const noexcept
+{
+    auto const& tensor = impl_->answers[index].tensor;
+    if (!tensor || tensor.getSizeInBytes() == 0)
+    {
+        return {};
+    }
+    return {static_cast<std::uint8_t const*>(tensor.getData()), tensor.getSizeInBytes()};
+}
+
+} // namespace meridian::trtllm

@@ -1,0 +1,52 @@
+// What the executor answered, read once: the tensor that was asked for, or why there is none.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tensorrt_llm/executor/executor.h"
+
+#include "shim.h"
+#include "trtllm/src/bridge.rs.h"
+
+namespace meridian::trtllm
+{
+
+namespace tle = tensorrt_llm::executor;
+
+constexpr std::uint8_t kRows = 0;
+constexpr std::uint8_t kFailed = 1;
+constexpr std::uint8_t kCancelled = 2;
+constexpr std::uint8_t kTimedOut = 3;
+
+struct Answer
+{
+    std::uint64_t tag{0};
+    std::uint8_t kind{kFailed};
+    std::string message;
+    tle::Tensor tensor;
+    std::uint8_t format{255};
+    std::size_t rows{0};
+    std::size_t width{0};
+};
+
+// Which tensor of a result is the answer.
+struct Wanted
+{
+    DecoderOutput output{};
+    // The name of an additional output.
+    std::string tensor;
+};
+
+// Never throws: one response that cannot be read is one request's misfortune.
+Answer read(tle::Response const& response, Wanted const& wanted) noexcept;
+
+class Answers::Impl
+{
+public:
+    std::string failure;
+    std::vector<Answer> answers;
+};
+
+} // namespace meridian::trtllm

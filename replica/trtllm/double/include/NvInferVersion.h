@@ -1,0 +1,6 @@
+// Stand-in. The version that it passes itself off as.
+#pragma once
+
+#define NV_TENSORRT_MAJOR 10
+#define NV_TENSORRT_MINOR 14
+#define NV_TENSORRT_PATCH 1

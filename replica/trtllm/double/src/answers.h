@@ -1,0 +1,14 @@
+// What the stand-in for the executor answers.
+#pragma once
+
+#include "tensorrt_llm/executor/executor.h"
+
+#include "plan.h"
+
+namespace tensorrt_llm::executor
+{
+
+// Whatever the request wants of it. A prompt's state after its token i is a function of the tokens up to i.
+Result result_of(Request const& request, meridian::double_::Plan const& plan);
+
+} // namespace tensorrt_llm::executor

@@ -1,0 +1,239 @@
+//! How a request ends: exactly once, with rows or with a reason.
+//!
+//! A [`Pending`] is a future and can be waited for as well, so neither a runtime nor a plain thread has to be somewhere else.
+//! It wakes whoever asked last. Dropped before its answer it gives its request up.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use crate::Rows;
+
+/// Why there are no rows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// There is no room for more; wait until something was answered.
+    #[error("the engine has as much ahead of it as it takes; ask again when something was answered")]
+    Overloaded,
+    /// The request is not one that the engine can compute, however often it is asked.
+    #[error("the engine does not take the request: {0}")]
+    Rejected(String),
+    /// It failed alone, after it had failed in company or where it had none.
+    #[error("the engine failed on this request: {0}")]
+    BatchFailed(String),
+    /// It was given up.
+    #[error("the request was cancelled")]
+    Cancelled,
+    /// The engine gave it up.
+    #[error("the engine took longer than it allows itself")]
+    TimedOut,
+    /// The engine has ended, or is about to.
+    #[error("the engine has ended")]
+    Closed,
+    /// The engine works no more.
+    #[error("the engine is broken: {0}")]
+    Broken(String),
+}
+
+/// What a request ends with.
+pub type Answer = Result<Rows, EngineError>;
+
+/// A request that was taken and not yet answered.
+#[must_use = "dropping it cancels the request"]
+pub struct Pending {
+    pub(crate) slot: Arc<Slot>,
+    /// Is told if nobody waits any more.
+    pub(crate) abandon: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+/// Where an answer is put.
+#[derive(Default)]
+pub(crate) struct Slot {
+    state: Mutex<State>,
+    answered: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    answer: Option<Answer>,
+    /// Nobody waits for the answer any more.
+    abandoned: bool,
+    waker: Option<Waker>,
+}
+
+impl Slot {
+    /// Puts the answer there; a second one is ignored.
+    pub(crate) fn put(&self, answer: Answer) {
+        let mut state = self.lock();
+        if state.answer.is_none() && !state.abandoned {
+            state.answer = Some(answer);
+            let waker = state.waker.take();
+            drop(state);
+            self.answered.notify_all();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Whether somebody still wants the answer.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.lock().abandoned
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pending {
+    /// Blocks this thread until the request has ended.
+    pub fn wait(mut self) -> Answer {
+        let mut state = self.slot.lock();
+        let answer = loop {
+            match state.answer.take() {
+                Some(answer) => break answer,
+                None => {
+                    state = self.slot.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        };
+        drop(state);
+        self.abandon = None;
+        answer
+    }
+
+    /// The same, up to a time; then the request goes on.
+    pub fn wait_until(mut self, end: Instant) -> Result<Answer, Pending> {
+        let mut state = self.slot.lock();
+        let answer = loop {
+            if let Some(answer) = state.answer.take() {
+                break answer;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(state);
+                return Err(self);
+            }
+            state = self.slot.answered.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        drop(state);
+        self.abandon = None;
+        Ok(answer)
+    }
+}
+
+impl Future for Pending {
+    type Output = Answer;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+        let mut state = self.slot.lock();
+        match state.answer.take() {
+            Some(answer) => {
+                drop(state);
+                self.abandon = None;
+                Poll::Ready(answer)
+            }
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let Some(abandon) = self.abandon.take() else { return };
+        let mut state = self.slot.lock();
+        state.abandoned = true;
+        let wanted = state.answer.is_none();
+        drop(state);
+        if wanted {
+            abandon();
+        }
+    }
+}
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn pending(slot: &Arc<Slot>, abandoned: &Arc<AtomicUsize>) -> Pending {
+        let abandoned = Arc::clone(abandoned);
+        let abandon = Box::new(move || {
+            abandoned.fetch_add(1, Ordering::SeqCst);
+        });
+        Pending { slot: Arc::clone(slot), abandon: Some(abandon) }
+    }
+
+    #[test]
+    fn the_first_answer_counts_and_an_answered_request_is_not_given_up() {
+        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+        let waiting = pending(&slot, &abandoned);
+        slot.put(Err(EngineError::TimedOut));
+        slot.put(Err(EngineError::Closed));
+        assert_eq!(waiting.wait(), Err(EngineError::TimedOut));
+        assert_eq!(abandoned.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_dropped_request_is_given_up_once_and_wants_no_answer() {
+        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+        let waiting = pending(&slot, &abandoned).wait_until(Instant::now()).unwrap_err();
+        assert!(slot.is_wanted());
+        drop(waiting);
+        assert!(!slot.is_wanted());
+        assert_eq!(abandoned.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_task_is_woken_when_the_answer_is_there() {
+        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+        let mut waiting = pending(&slot, &abandoned);
+        let woken = Arc::new(Woken(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut context = Context::from_waker(&waker);
+        assert!(Pin::new(&mut waiting).poll(&mut context).is_pending());
+        let rows = Rows { width: 1, numbers: vec![4.0] };
+        thread::scope(|scope| scope.spawn(|| slot.put(Ok(rows.clone()))).join().unwrap());
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        assert_eq!(Pin::new(&mut waiting).poll(&mut context), Poll::Ready(Ok(rows)));
+        drop(waiting);
+        assert_eq!(abandoned.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_thread_that_waits_is_woken_when_the_answer_is_there() {
+        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+        let waiting = pending(&slot, &abandoned);
+        let end = Instant::now() + Duration::from_secs(60);
+        let answer = thread::scope(|scope| {
+            let waits = scope.spawn(|| waiting.wait_until(end).unwrap());
+            slot.put(Err(EngineError::Cancelled));
+            waits.join().unwrap()
+        });
+        assert_eq!(answer, Err(EngineError::Cancelled));
+    }
+}

@@ -1,0 +1,134 @@
+//! What Rust and C++ agree on. cxx generates both sides from this page and checks them against each other.
+//!
+//! The only unsafe code of the crate is here: the declaration that the C++ functions are what they are declared to be, and
+//! that their objects may be used from several threads.
+#![expect(unsafe_code, reason = "foreign functions and what the compiler cannot know of them")]
+#![expect(unreachable_pub, reason = "cxx writes `pub` before whatever it generates")]
+
+pub(crate) use ffi::{
+    Answers, Decoder, DecoderOutput, DecoderSettings, Encoder, EncoderInput, EncoderLimits, executor_version,
+    open_decoder, open_encoder, tensorrt_version,
+};
+
+// Safety of the block `extern "C++"`: it says that these functions may be called with any arguments of these types. They
+// are noexcept and catch everything (`cpp/guard.h`); slices that they take are read only during the call; slices that they
+// return point into the object they are asked of, which is what their elided lifetime says. `index` is checked in the shim's
+// callers: `decoder::collect` counts to `size`.
+#[cxx::bridge(namespace = "meridian::trtllm")]
+mod ffi {
+    /// Which tensor a decoder answers with.
+    #[derive(Debug)]
+    #[repr(u8)]
+    enum DecoderOutput {
+        /// An additional output with one row for each sequence.
+        Pooled,
+        /// An additional output with one row for each token.
+        States,
+        /// One row for each token, as wide as the vocabulary.
+        ContextLogits,
+        /// One row, as wide as the vocabulary.
+        GenerationLogits,
+    }
+
+    struct DecoderSettings {
+        directory: String,
+        output: DecoderOutput,
+        /// The name of an additional output.
+        tensor: String,
+        max_batch_size: u32,
+        max_batch_tokens: u32,
+        max_queue: u32,
+        cache_tokens: u32,
+        cache_fraction: f32,
+    }
+
+    /// Empty if it went well.
+    struct Outcome {
+        failure: Vec<u8>,
+    }
+
+    struct Submitted {
+        id: u64,
+        failure: Vec<u8>,
+    }
+
+    struct Statistics {
+        iterations: u64,
+        busy_ms: f64,
+        completed: u64,
+        active: u64,
+        queued: u64,
+        gpu_bytes: u64,
+        failure: Vec<u8>,
+    }
+
+    struct EncoderInput<'a> {
+        tokens: &'a [i32],
+        types: &'a [i32],
+        positions: &'a [i32],
+        lengths: &'a [i32],
+        longest: usize,
+    }
+
+    /// 0 is unknown.
+    struct EncoderLimits {
+        tokens: usize,
+        sequences: usize,
+        longest: usize,
+    }
+
+    unsafe extern "C++" {
+        include!("trtllm/cpp/shim.h");
+
+        type Decoder;
+        fn open_decoder(settings: &DecoderSettings) -> UniquePtr<Decoder>;
+        fn failure(self: &Decoder) -> &[u8];
+        fn submit(self: &Decoder, tag: u64, tokens: &[i32]) -> Submitted;
+        fn cancel(self: &Decoder, id: u64) -> Outcome;
+        fn poll(self: &Decoder, timeout_ms: u32) -> UniquePtr<Answers>;
+        fn statistics(self: &Decoder) -> Statistics;
+        fn shutdown(self: &Decoder) -> Outcome;
+
+        type Answers;
+        fn failure(self: &Answers) -> &[u8];
+        fn size(self: &Answers) -> usize;
+        fn tag(self: &Answers, index: usize) -> u64;
+        fn kind(self: &Answers, index: usize) -> u8;
+        fn message(self: &Answers, index: usize) -> &[u8];
+        fn format(self: &Answers, index: usize) -> u8;
+        fn rows(self: &Answers, index: usize) -> usize;
+        fn width(self: &Answers, index: usize) -> usize;
+        fn data(self: &Answers, index: usize) -> &[u8];
+
+        type Encoder;
+        fn open_encoder(path: &str) -> UniquePtr<Encoder>;
+        fn failure(self: &Encoder) -> &[u8];
+        fn limits(self: &Encoder) -> EncoderLimits;
+        fn run(self: &Encoder, input: &EncoderInput<'_>) -> UniquePtr<EncoderRows>;
+
+        type EncoderRows;
+        fn failure(self: &EncoderRows) -> &[u8];
+        fn format(self: &EncoderRows) -> u8;
+        fn rows(self: &EncoderRows) -> usize;
+        fn width(self: &EncoderRows) -> usize;
+        fn data(self: &EncoderRows) -> &[u8];
+
+        fn executor_version() -> String;
+        fn tensorrt_version() -> i32;
+    }
+}
+
+// SAFETY: a decoder belongs to no thread; the executor may be destroyed by any.
+unsafe impl Send for Decoder {}
+// SAFETY: `submit` holds the shim's own mutex, since the executor's enqueueing is no business of two threads; `cancel`,
+// `statistics` and `poll` take a mutex of the executor's each; `shutdown` is called once, after the thread that polls has
+// been joined (`decoder::Decoder::shutdown`).
+unsafe impl Sync for Decoder {}
+// SAFETY: an encoder belongs to no thread; CUDA's current device is the same in all of them, since nobody sets another. It is
+// not `Sync`: one thread at a time may run it.
+unsafe impl Send for Encoder {}
+
+/// The name of a failure, if there is one. What the vendor says need not be UTF-8.
+pub(crate) fn failure(bytes: &[u8]) -> Option<String> {
+    (!bytes.is_empty()).then(|| String::from_utf8_lossy(bytes).into_owned())
+}

@@ -1,0 +1,151 @@
+//! A batch for an encoder, without padding: the tokens of all sequences one after another.
+//!
+//! A packed engine computes no positions of its own, so they are made here; a cross-encoder tells question and document
+//! apart by token types, so they are carried along. Neither may be left to a default: an engine takes zeros for both without a
+//! word, and its rows are then wrong by a little.
+
+use crate::EngineError;
+
+/// How a family counts positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Positions {
+    /// From 0: BERT.
+    FromZero,
+    /// From the padding token's id + 1: RoBERTa and XLM-RoBERTa, whose id is 1, so that they begin at 2.
+    AfterPadding(u32),
+}
+
+impl Positions {
+    fn first(self) -> u32 {
+        match self {
+            Positions::FromZero => 0,
+            Positions::AfterPadding(id) => id + 1,
+        }
+    }
+}
+
+/// Sequences, packed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Packed {
+    pub(crate) tokens: Vec<i32>,
+    pub(crate) types: Vec<i32>,
+    pub(crate) positions: Vec<i32>,
+    pub(crate) lengths: Vec<i32>,
+}
+
+impl Packed {
+    /// Appends a sequence; without `types` all of them are 0.
+    pub fn push(
+        &mut self,
+        tokens: &[u32],
+        types: Option<&[u32]>,
+        positions: Positions,
+    ) -> Result<(), EngineError> {
+        let rejected = |why: String| Err(EngineError::Rejected(why));
+        if tokens.is_empty() {
+            return rejected("it has no tokens; give at least one".to_owned());
+        }
+        if types.is_some_and(|types| types.len() != tokens.len()) {
+            return rejected("it has not one type for each token".to_owned());
+        }
+        let number = |n: u32| i32::try_from(n).ok();
+        let numbers = |ns: &[u32]| ns.iter().map(|n| number(*n)).collect::<Option<Vec<i32>>>();
+        let length = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        let first = positions.first();
+        let (tokens, types) = (numbers(tokens), types.map(numbers));
+        let last = first.checked_add(length).and_then(number);
+        let (Some(tokens), Some(types), Some(last)) = (tokens, types.unwrap_or(Some(Vec::new())), last)
+        else {
+            return rejected("a token, a type or a position is beyond 2³¹".to_owned());
+        };
+        self.tokens.extend_from_slice(&tokens);
+        self.types.extend_from_slice(&types);
+        self.types.resize(self.tokens.len(), 0);
+        self.positions.extend(last - tokens.len() as i32..last);
+        self.lengths.push(tokens.len() as i32);
+        Ok(())
+    }
+
+    /// Sequences.
+    pub fn len(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.lengths.is_empty()
+    }
+
+    /// Tokens of all sequences.
+    pub fn tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Tokens of the longest sequence.
+    pub fn longest(&self) -> usize {
+        self.lengths().max().unwrap_or(0)
+    }
+
+    /// Tokens of each sequence.
+    pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.lengths.iter().map(|length| *length as usize)
+    }
+
+    /// Those sequences that `wanted` says, packed again.
+    pub(crate) fn only(&self, wanted: impl Fn(usize) -> bool) -> Packed {
+        let mut packed = Packed::default();
+        let mut begin = 0;
+        for (index, length) in self.lengths().enumerate() {
+            let range = begin..begin + length;
+            begin = range.end;
+            if wanted(index) {
+                packed.tokens.extend_from_slice(&self.tokens[range.clone()]);
+                packed.types.extend_from_slice(&self.types[range.clone()]);
+                packed.positions.extend_from_slice(&self.positions[range]);
+                packed.lengths.push(length as i32);
+            }
+        }
+        packed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed() -> Packed {
+        let mut packed = Packed::default();
+        packed.push(&[5, 6, 7], None, Positions::FromZero).unwrap();
+        packed.push(&[8, 9], Some(&[0, 1]), Positions::AfterPadding(1)).unwrap();
+        packed.push(&[4], None, Positions::FromZero).unwrap();
+        packed
+    }
+
+    #[test]
+    fn sequences_lie_one_after_another_with_positions_and_types_of_their_own() {
+        let packed = packed();
+        assert_eq!(packed.tokens, [5, 6, 7, 8, 9, 4]);
+        assert_eq!(packed.positions, [0, 1, 2, 2, 3, 0], "RoBERTa's begin after the padding token's id");
+        assert_eq!(packed.types, [0, 0, 0, 0, 1, 0]);
+        assert_eq!(packed.lengths, [3, 2, 1]);
+        assert_eq!((packed.len(), packed.tokens(), packed.longest()), (3, 6, 3));
+    }
+
+    #[test]
+    fn a_part_of_a_batch_is_as_it_was_in_it() {
+        let part = packed().only(|index| index == 1);
+        assert_eq!((part.tokens, part.types), (vec![8, 9], vec![0, 1]));
+        assert_eq!((part.positions, part.lengths), (vec![2, 3], vec![2]));
+    }
+
+    #[test]
+    fn what_is_no_sequence_is_refused_and_leaves_the_batch_as_it_was() {
+        let mut packed = packed();
+        let before = packed.clone();
+        for (tokens, types) in [(&[][..], None), (&[1, 2], Some(&[0][..])), (&[u32::MAX], None)] {
+            let refused = packed.push(tokens, types, Positions::FromZero);
+            assert!(matches!(refused, Err(EngineError::Rejected(_))), "{tokens:?}");
+        }
+        assert_eq!(packed, before);
+    }
+}

@@ -1,0 +1,189 @@
+//! What the build says where the vendor's files are missing, or are others than the shim was written for.
+
+#[path = "../build/find.rs"]
+mod find;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use find::{Machine, find};
+
+/// A machine that exists in a test only: files with their content.
+#[derive(Default)]
+struct MadeUp {
+    variables: BTreeMap<String, String>,
+    files: BTreeMap<PathBuf, String>,
+}
+
+impl Machine for MadeUp {
+    fn variable(&self, name: &str) -> Option<String> {
+        self.variables.get(name).cloned()
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        self.files.keys().any(|file| file.starts_with(path))
+    }
+
+    fn folders(&self, path: &Path, prefix: &str) -> Vec<PathBuf> {
+        let below = self.files.keys().filter_map(|file| file.strip_prefix(path).ok()?.components().next());
+        let named =
+            below.map(|name| name.as_os_str()).filter(|name| name.to_string_lossy().starts_with(prefix));
+        let mut folders: Vec<PathBuf> = named.map(|name| path.join(name)).collect();
+        folders.dedup();
+        folders
+    }
+
+    fn text(&self, path: &Path) -> Option<String> {
+        self.files.get(path).cloned()
+    }
+
+    fn contains(&self, path: &Path, bytes: &[u8]) -> bool {
+        self.text(path).is_some_and(|text| text.as_bytes().windows(bytes.len()).any(|part| part == bytes))
+    }
+}
+
+impl MadeUp {
+    fn with(mut self, path: &str, content: &str) -> MadeUp {
+        self.files.insert(path.into(), content.to_owned());
+        self
+    }
+
+    /// The executor of this version, below this folder.
+    fn executor(self, root: &str, version: &str) -> MadeUp {
+        let headers = format!("{root}/include/tensorrt_llm/executor");
+        // As the vendor's, with a licence above that has words in quotes.
+        let version = format!("// under the \"License\"\nconstexpr kTensorRtLlmVersion = \"{version}\";");
+        self.with(&format!("{headers}/executor.h"), "class Executor\n{")
+            .with(&format!("{headers}/version.h"), &version)
+    }
+
+    fn tensorrt(self, root: &str, major: u32) -> MadeUp {
+        self.with(&format!("{root}/include/NvInferRuntime.h"), "").with(
+            &format!("{root}/include/NvInferVersion.h"),
+            &format!(
+                "#define TRT_MAJOR_ENTERPRISE {major}\n#define NV_TENSORRT_MAJOR TRT_MAJOR_ENTERPRISE //!< x"
+            ),
+        )
+    }
+
+    /// As in the vendor's container.
+    fn container(version: &str, tensorrt: u32, symbol: &str) -> MadeUp {
+        MadeUp::default()
+            .executor("/app/tensorrt_llm", version)
+            .with("/app/tensorrt_llm/lib/libtensorrt_llm.so", symbol)
+            .with("/app/tensorrt_llm/lib/libnvinfer_plugin_tensorrt_llm.so", "")
+            .tensorrt("/usr/local/tensorrt", tensorrt)
+            .with("/usr/local/tensorrt/lib/libnvinfer.so.10", "")
+            .with("/usr/local/cuda/include/cuda_runtime_api.h", "")
+            .with("/usr/local/cuda/lib64/libcudart.so", "")
+    }
+}
+
+const NEW: &str = "_ZN12tensorrt_llm8executor8ResponseC1EmNSt7__cxx1112basic_string";
+const OLD: &str = "_ZN12tensorrt_llm8executor8ResponseC1EmSsSt8optional";
+
+#[track_caller]
+fn refused(machine: &MadeUp, says: &[&str]) {
+    let sentence = find(machine).expect_err("it is refused");
+    for part in says {
+        assert!(sentence.contains(part), "{sentence:?} does not say {part:?}");
+    }
+    assert!(!sentence.contains('\n'), "{sentence:?} is more than a sentence");
+}
+
+#[test]
+fn the_vendors_container_has_everything() {
+    let found = find(&MadeUp::container("1.2.1", 10, NEW)).unwrap();
+    let includes = ["/app/tensorrt_llm/include", "/usr/local/tensorrt/include", "/usr/local/cuda/include"];
+    assert_eq!(found.includes, includes.map(PathBuf::from));
+    assert_eq!(found.libraries[2], Path::new("/usr/local/tensorrt/lib/libnvinfer.so.10"));
+}
+
+#[test]
+fn what_pip_installs_is_found_where_pip_puts_it() {
+    let packages = "/venv/lib/python3.12/site-packages";
+    let mut machine = MadeUp::default()
+        .executor(&format!("{packages}/tensorrt_llm"), "1.2.0")
+        .with(&format!("{packages}/tensorrt_llm/libs/libtensorrt_llm.so"), NEW)
+        .with(&format!("{packages}/tensorrt_llm/libs/libnvinfer_plugin_tensorrt_llm.so"), "")
+        .with(&format!("{packages}/tensorrt_libs/libnvinfer.so.10"), "")
+        .with(&format!("{packages}/nvidia/cu13/include/cuda_runtime_api.h"), "")
+        .with(&format!("{packages}/nvidia/cu13/include/cccl/nv/target"), "")
+        .with(&format!("{packages}/nvidia/cu13/lib/libcudart.so.13"), "");
+    machine.variables.insert("VIRTUAL_ENV".to_owned(), "/venv".to_owned());
+    // The wheels of TensorRT have no headers: they are named.
+    refused(&machine, &["lacks TensorRT's headers:", "TRTLLM_ROOT"]);
+    machine = machine.tensorrt("/opt/tensorrt", 10);
+    machine.variables.insert("TENSORRT_ROOT".to_owned(), "/opt/tensorrt".to_owned());
+    let found = find(&machine).unwrap();
+    assert_eq!(found.includes.last().unwrap(), &Path::new(packages).join("nvidia/cu13/include/cccl"));
+    assert_eq!(found.libraries[3], Path::new(packages).join("nvidia/cu13/lib/libcudart.so.13"));
+}
+
+#[test]
+fn where_somebody_says_it_is_comes_first() {
+    let mut machine = MadeUp::container("1.2.1", 10, NEW)
+        .executor("/mine", "1.2.0")
+        .with("/mine/lib/libtensorrt_llm.so", NEW);
+    machine.variables.insert("TRTLLM_ROOT".to_owned(), "/mine".to_owned());
+    let found = find(&machine).unwrap();
+    assert_eq!(
+        (found.includes[0].as_path(), found.libraries[0].as_path()),
+        (Path::new("/mine/include"), Path::new("/mine/lib/libtensorrt_llm.so"))
+    );
+}
+
+#[test]
+fn what_is_of_another_time_is_refused_by_its_name() {
+    refused(&MadeUp::container("1.0.0", 10, NEW), &["executor.h is of TensorRT-LLM 1.0.0", "1.1 and 1.2"]);
+    refused(&MadeUp::container("1.20.0", 10, NEW), &["1.20.0"]);
+    let later = MadeUp::container("1.3.0", 10, NEW)
+        .with("/app/tensorrt_llm/include/tensorrt_llm/executor/executor.h", "class AdditionalModelOutput\n");
+    refused(&later, &["has no class Executor", "1.2.x"]);
+    refused(&MadeUp::container("1.2.1", 9, NEW), &["TensorRT 9", "10 to 11"]);
+    refused(&MadeUp::container("1.2.1", 10, OLD), &["libtensorrt_llm.so", "_GLIBCXX_USE_CXX11_ABI=0"]);
+    refused(&MadeUp::container("1.2.1", 10, ""), &["libtensorrt_llm.so", "does not export the executor"]);
+}
+
+#[test]
+fn what_is_missing_is_named_together_with_where_it_was_looked_for() {
+    let everything = [
+        "lacks TensorRT-LLM's headers, TensorRT's headers, CUDA's headers, TensorRT-LLM's library",
+        "TensorRT's library and CUDA's runtime: looked below /app/tensorrt_llm, /usr/local/tensorrt",
+        "or build without the feature",
+    ];
+    refused(&MadeUp::default(), &everything);
+    let mut machine = MadeUp::container("1.2.1", 10, NEW);
+    machine.files.remove(Path::new("/usr/local/cuda/lib64/libcudart.so"));
+    refused(&machine, &["lacks CUDA's runtime:"]);
+}
+
+/// The build itself, where the vendor's files are not: it ends with that sentence and not with a compiler's.
+#[test]
+fn a_build_with_the_feature_and_without_the_vendor_ends_with_one_sentence() {
+    if Path::new("/app/tensorrt_llm").exists() || Path::new("/usr/local/tensorrt").exists() {
+        return;
+    }
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args([
+        "check",
+        "--release",
+        "--locked",
+        "--offline",
+        "--package",
+        "trtllm",
+        "--features",
+        "tensorrt-llm",
+    ]);
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    for variable in ["TRTLLM_ROOT", "TENSORRT_ROOT", "CUDA_HOME", "VIRTUAL_ENV", "CONDA_PREFIX"] {
+        cargo.env_remove(variable);
+    }
+    let output = cargo.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: trtllm")).collect();
+    assert_eq!(errors.len(), 1, "{said}");
+    assert!(errors[0].contains("feature `tensorrt-llm` lacks TensorRT-LLM's headers"), "{said}");
+}

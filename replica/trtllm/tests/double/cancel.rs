@@ -1,0 +1,66 @@
+//! Who goes away: his place is free again, and nobody else notices.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use trtllm::Decoder;
+
+use crate::engines::{Engine, answer, pooled, pooled_of, until};
+
+fn pending(decoder: &Decoder) -> u64 {
+    decoder.counters().expect("it runs").pending
+}
+
+#[test]
+fn an_active_request_that_is_dropped_gives_up_its_place() {
+    let engine = Engine::new("hold 30");
+    let decoder = engine.decoder();
+    let held = decoder.submit(&[30]).unwrap();
+    until("it is active", || decoder.counters().unwrap().active == 1);
+    drop(held);
+    until("the executor gives it up, though nothing releases it", || pending(&decoder) == 0);
+    assert_eq!(answer(decoder.submit(&[1]).unwrap()), Ok(pooled_of(&[1])));
+}
+
+#[test]
+fn a_queued_request_that_is_dropped_goes_when_its_turn_comes() {
+    let engine = Engine::new("hold 30");
+    let mut config = engine.config(pooled());
+    config.max_batch_size = 1;
+    let decoder = Decoder::open(&config).unwrap();
+    let first = decoder.submit(&[30]).unwrap();
+    until("the first is active", || decoder.counters().unwrap().active == 1);
+    let second = decoder.submit(&[30, 1]).unwrap();
+    drop(second);
+    // The executor looks for a cancelled request among the active ones only, so it still has a place.
+    assert_eq!(pending(&decoder), 2);
+    drop(first);
+    until("both are gone", || pending(&decoder) == 0);
+    assert_eq!(answer(decoder.submit(&[2]).unwrap()), Ok(pooled_of(&[2])));
+}
+
+#[test]
+fn a_future_that_is_dropped_is_a_request_that_is_dropped() {
+    let engine = Engine::new("hold 30");
+    let decoder = engine.decoder();
+    {
+        let mut held = pin!(decoder.submit(&[30]).unwrap());
+        let mut context = Context::from_waker(Waker::noop());
+        assert_eq!(held.as_mut().poll(&mut context), Poll::Pending);
+    }
+    until("it is given up", || pending(&decoder) == 0);
+}
+
+#[test]
+fn who_goes_away_from_among_suspects_is_not_tried() {
+    let engine = Engine::new("poison 13\nhold 30\ndelay_ms 2");
+    let decoder = engine.decoder();
+    // The batch fails; the first suspect is held when its turn comes alone, so the others wait outside.
+    let batch = [&[30][..], &[13], &[1]].map(|tokens| decoder.submit(tokens).unwrap());
+    let [first, culprit, innocent] = batch;
+    drop(culprit);
+    drop(first);
+    assert_eq!(answer(innocent), Ok(pooled_of(&[1])));
+    until("nobody is left", || pending(&decoder) == 0);
+}

@@ -1,0 +1,174 @@
+//! Encoders: packed batches over plain TensorRT.
+
+use trtllm::{Encoder, EncoderConfig, EngineError, Packed, Positions, Rows};
+
+use crate::engines::{Engine, answer, encoded, packed, until};
+
+const WIDTH: u64 = 8;
+const LABELS: u64 = 2;
+const SEQUENCES: [&[u32]; 3] = [&[5, 6, 7, 8], &[9], &[10, 11]];
+
+fn zeros(tokens: &[u32]) -> Vec<u32> {
+    vec![0; tokens.len()]
+}
+
+#[test]
+fn a_ragged_batch_has_the_rows_of_its_sequences_in_every_number_format() {
+    for format in ["fp32", "fp16", "bf16"] {
+        for (positions, first) in [(Positions::FromZero, 0), (Positions::AfterPadding(1), 2)] {
+            let engine = Engine::new(&format!("format {format}"));
+            let encoder = engine.encoder();
+            let pending = encoder.submit(packed(&SEQUENCES, positions)).unwrap();
+            for (tokens, pending) in SEQUENCES.iter().zip(pending) {
+                let (rows, _) = encoded(tokens, &zeros(tokens), first, WIDTH);
+                let expected = Rows { width: WIDTH as usize, numbers: rows };
+                assert_eq!(answer(pending), Ok(expected), "{format} {positions:?} {tokens:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cross_encoder_hears_which_tokens_are_the_question_and_which_the_document() {
+    let engine = Engine::new("output logits");
+    let encoder = engine.encoder();
+    let types: [&[u32]; 2] = [&[0, 0, 1, 1, 1], &[0, 1]];
+    let tokens: [&[u32]; 2] = [&[5, 6, 7, 8, 9], &[5, 6]];
+    let mut batch = Packed::default();
+    for (tokens, types) in tokens.iter().zip(types) {
+        batch.push(tokens, Some(types), Positions::FromZero).unwrap();
+    }
+    let pending = encoder.submit(batch).unwrap();
+    for ((tokens, types), pending) in tokens.iter().zip(types).zip(pending) {
+        let (_, logits) = encoded(tokens, types, 0, LABELS);
+        assert_eq!(answer(pending), Ok(Rows { width: LABELS as usize, numbers: logits }));
+        assert_ne!(encoded(tokens, types, 0, LABELS).1, encoded(tokens, &zeros(tokens), 0, LABELS).1);
+    }
+}
+
+#[test]
+fn an_engine_without_an_input_for_types_is_given_none() {
+    let engine = Engine::new("types 0\noutput logits");
+    let encoder = engine.encoder();
+    let pending = encoder.submit(packed(&[&[5, 6]], Positions::AfterPadding(1))).unwrap();
+    let (_, logits) = encoded(&[5, 6], &[0, 0], 2, LABELS);
+    assert_eq!(
+        pending.into_iter().map(answer).collect::<Vec<_>>(),
+        [Ok(Rows { width: LABELS as usize, numbers: logits })]
+    );
+}
+
+#[test]
+fn of_a_batch_that_fails_the_culprit_alone_fails() {
+    let engine = Engine::new("poison 9");
+    let encoder = engine.encoder();
+    let pending = encoder.submit(packed(&SEQUENCES, Positions::FromZero)).unwrap();
+    for (tokens, pending) in SEQUENCES.iter().zip(pending) {
+        let (rows, _) = encoded(tokens, &zeros(tokens), 0, WIDTH);
+        match answer(pending) {
+            Ok(answered) => assert_eq!(answered.numbers, rows),
+            Err(EngineError::BatchFailed(why)) => {
+                assert!(tokens.contains(&9) && why.contains("illegal memory access"), "{tokens:?}: {why}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let counters = encoder.counters();
+    assert_eq!((counters.iterations, counters.completed, counters.taken_apart), (4, 2, 1));
+}
+
+#[test]
+fn it_takes_the_batches_that_the_engine_was_built_for_and_none_that_is_larger() {
+    let engine = Engine::new("input_ids 6\ninput_lengths 2\nmax_input_length 4");
+    let encoder = engine.encoder();
+    let submit = |sequences: &[&[u32]]| encoder.submit(packed(sequences, Positions::FromZero));
+    for fits in [&[&[1, 2, 3, 4][..], &[5, 6]][..], &[&[1, 2, 3], &[4, 5, 6]]] {
+        submit(fits).unwrap().into_iter().for_each(|pending| drop(answer(pending).unwrap()));
+    }
+    for (too_large, what) in [
+        (&[&[1, 2, 3, 4][..], &[5, 6, 7]][..], "7 tokens in a batch"),
+        (&[&[1], &[2], &[3]], "3 sequences"),
+        (&[&[1, 2, 3, 4, 5]], "5 tokens in a sequence"),
+        (&[], "empty"),
+    ] {
+        let error = submit(too_large).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    }
+}
+
+/// An engine that computes once the file is there.
+fn slow() -> (Engine, tempfile::TempDir) {
+    let gate = tempfile::tempdir().expect("a folder");
+    (Engine::new(&format!("wait_for {}", gate.path().join("open").display())), gate)
+}
+
+fn open(gate: &tempfile::TempDir) {
+    std::fs::write(gate.path().join("open"), "").expect("a file");
+}
+
+#[test]
+fn one_batch_more_than_it_keeps_is_refused_and_who_went_away_is_not_computed() {
+    let (engine, gate) = slow();
+    let encoder = engine.encoder();
+    let batch = || packed(&SEQUENCES, Positions::FromZero);
+    let computed = encoder.submit(batch()).unwrap();
+    let mut waiting = Vec::new();
+    until("two batches wait and a third is refused", || match encoder.submit(batch()) {
+        Ok(pending) => {
+            waiting.push(pending);
+            false
+        }
+        Err(error) => {
+            assert_eq!(error, EngineError::Overloaded);
+            waiting.len() == trtllm::encoder::BATCHES_AHEAD
+        }
+    });
+    let mut last = waiting.pop().unwrap();
+    drop(waiting);
+    drop(last.remove(0));
+    open(&gate);
+    assert!(computed.into_iter().all(|pending| answer(pending).is_ok()));
+    for (tokens, pending) in SEQUENCES[1..].iter().zip(last) {
+        assert_eq!(answer(pending).unwrap().numbers, encoded(tokens, &zeros(tokens), 0, WIDTH).0);
+    }
+    let counters = encoder.counters();
+    assert_eq!((counters.iterations, counters.completed), (2, 5), "a batch that nobody waits for is not run");
+}
+
+#[test]
+fn at_the_end_what_is_computed_is_finished_and_what_waits_is_told() {
+    let (engine, gate) = slow();
+    let encoder = engine.encoder();
+    let batch = || packed(&[&[1, 2]], Positions::FromZero);
+    let mut batches = vec![encoder.submit(batch()).unwrap()];
+    // The first has left the queue when two more fit into it.
+    while batches.len() < 1 + trtllm::encoder::BATCHES_AHEAD {
+        batches.extend(encoder.submit(batch()));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| encoder.shutdown());
+        until("it takes nothing more", || {
+            encoder.submit(batch()).is_err_and(|why| why == EngineError::Closed)
+        });
+        open(&gate);
+    });
+    let answers: Vec<bool> = batches.into_iter().flatten().map(|pending| answer(pending).is_ok()).collect();
+    assert_eq!(answers, [true, false, false]);
+}
+
+#[test]
+fn an_engine_that_cannot_be_run_says_why() {
+    let engine = Engine::new("extra_input attention_mask");
+    let encoder = engine.encoder();
+    let pending = encoder.submit(packed(&[&[1]], Positions::FromZero)).unwrap();
+    let error = pending.into_iter().map(answer).next().unwrap().unwrap_err();
+    assert!(error.to_string().contains("`attention_mask`"), "{error}");
+
+    let missing = engine.path().join("missing.engine");
+    let error = Encoder::open(&EncoderConfig { engine: missing }).err().unwrap();
+    assert!(error.to_string().contains("missing.engine cannot be read"), "{error}");
+
+    std::fs::write(engine.engine(), "something else").unwrap();
+    let error = Encoder::open(&EncoderConfig { engine: engine.engine() }).err().unwrap();
+    assert!(error.to_string().contains("not an engine of the stand-in"), "{error}");
+}

@@ -1,0 +1,128 @@
+//! Engines of the stand-in, and what they answer: `double/src/plan.h` and its neighbours, written down a second time.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use trtllm::{
+    Decoder, DecoderConfig, DecoderOutput, Encoder, EncoderConfig, EngineError, Packed, Pending, Positions,
+    Rows,
+};
+
+/// Longer than anything takes that is not stuck.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A folder that vanishes with its test.
+pub(crate) struct Engine {
+    folder: tempfile::TempDir,
+}
+
+/// Sizes of the decoders here.
+pub(crate) const HIDDEN: u64 = 8;
+pub(crate) const VOCABULARY: u32 = 32;
+pub(crate) const LONGEST: u32 = 64;
+
+impl Engine {
+    /// Of these lines, beside the usual sizes.
+    pub(crate) fn new(lines: &str) -> Engine {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("rank0.engine"), format!("stand-in 1\n{lines}\n")).expect("a file");
+        Engine { folder }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Lets go of what is being held.
+    pub(crate) fn release(&self) {
+        std::fs::write(self.path().join("release"), "").expect("a file");
+    }
+
+    pub(crate) fn config(&self, output: DecoderOutput) -> DecoderConfig {
+        DecoderConfig {
+            directory: self.path().to_owned(),
+            output,
+            max_batch_size: 16,
+            max_batch_tokens: 512,
+            max_tokens: LONGEST,
+            vocabulary: VOCABULARY,
+            cache_fraction: 0.5,
+        }
+    }
+
+    pub(crate) fn decoder(&self) -> Decoder {
+        Decoder::open(&self.config(pooled())).expect("an engine of the stand-in")
+    }
+
+    pub(crate) fn encoder(&self) -> Encoder {
+        Encoder::open(&EncoderConfig { engine: self.engine() }).expect("an engine of the stand-in")
+    }
+
+    pub(crate) fn engine(&self) -> PathBuf {
+        self.path().join("rank0.engine")
+    }
+}
+
+pub(crate) fn pooled() -> DecoderOutput {
+    DecoderOutput::Pooled("pooled".to_owned())
+}
+
+/// The answer, or a failure of the test if there is none.
+#[track_caller]
+pub(crate) fn answer(pending: Pending) -> Result<Rows, EngineError> {
+    pending.wait_until(Instant::now() + PATIENCE).expect("every request ends")
+}
+
+/// Waits until it is so.
+#[track_caller]
+pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+fn mixed(a: u64, b: u64) -> f32 {
+    ((a * 31 + b * 7) % 251) as f32
+}
+
+/// What a decoder says of each token.
+pub(crate) fn decoded(tokens: &[u32], width: u64, salt: u64) -> Vec<Vec<f32>> {
+    let mut state = salt;
+    let rows = tokens.iter().map(|token| {
+        state = (state * 33 + u64::from(*token) + 1) % 1_000_003;
+        (0..width).map(|column| mixed(state, column)).collect()
+    });
+    rows.collect()
+}
+
+/// The state of the last token.
+pub(crate) fn pooled_of(tokens: &[u32]) -> Rows {
+    let numbers = decoded(tokens, HIDDEN, 3).pop().expect("a token");
+    Rows { width: HIDDEN as usize, numbers }
+}
+
+/// What an encoder says of each token, and of the sequence.
+pub(crate) fn encoded(tokens: &[u32], types: &[u32], first: u32, width: u64) -> (Vec<f32>, Vec<f32>) {
+    let states: Vec<u64> = tokens
+        .iter()
+        .zip(types)
+        .zip(first..)
+        .map(|((token, kind), position)| {
+            u64::from(*token) * 13 + u64::from(*kind) * 101 + u64::from(position) * 17
+        })
+        .collect();
+    let sum: u64 = states.iter().sum();
+    let row = |state: u64| (0..width).map(move |column| mixed(state, column));
+    (states.iter().flat_map(|state| row(sum + state)).collect(), row(sum).collect())
+}
+
+/// A batch of sequences without types.
+pub(crate) fn packed(sequences: &[&[u32]], positions: Positions) -> Packed {
+    let mut packed = Packed::default();
+    for sequence in sequences {
+        packed.push(sequence, None, positions).expect("a sequence");
+    }
+    packed
+}

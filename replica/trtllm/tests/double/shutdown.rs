@@ -1,0 +1,76 @@
+//! The end, with work in flight.
+
+use std::thread;
+
+use trtllm::{Decoder, EngineError};
+
+use crate::engines::{Engine, answer, pooled, until};
+
+fn decoder(engine: &Engine) -> Decoder {
+    let mut config = engine.config(pooled());
+    config.max_batch_size = 4;
+    Decoder::open(&config).expect("an engine of the stand-in")
+}
+
+#[test]
+fn at_the_end_everybody_is_told_that_it_is_over() {
+    let engine = Engine::new("hold 30");
+    let decoder = decoder(&engine);
+    // Some are active, some wait in the executor's queue.
+    let held: Vec<_> = (0..8).map(|_| decoder.submit(&[30]).unwrap()).collect();
+    until("some are active", || decoder.counters().unwrap().active == 4);
+    assert_eq!(decoder.shutdown(), Ok(()));
+    for pending in held {
+        assert_eq!(answer(pending), Err(EngineError::Closed));
+    }
+    assert_eq!(decoder.submit(&[1]).unwrap_err(), EngineError::Closed);
+    assert_eq!(decoder.shutdown(), Ok(()), "the second time nothing happens");
+}
+
+#[test]
+fn nobody_waits_inside_the_executor_when_it_is_shut_down() {
+    let engine = Engine::new("hold 30\nlinger_ms 100");
+    let decoder = decoder(&engine);
+    let held = decoder.submit(&[30]).unwrap();
+    until("it is active", || decoder.counters().unwrap().active == 1);
+    assert_eq!(decoder.shutdown(), Ok(()), "the stand-in complains of whoever is still inside");
+    assert_eq!(answer(held), Err(EngineError::Closed));
+}
+
+#[test]
+fn who_submits_while_it_ends_is_answered() {
+    for _ in 0..20 {
+        let engine = Engine::new("");
+        let decoder = decoder(&engine);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    loop {
+                        match decoder.submit(&[1, 2, 3]) {
+                            Ok(pending) => match answer(pending) {
+                                Ok(_) => {}
+                                Err(error) => break assert_eq!(error, EngineError::Closed),
+                            },
+                            Err(EngineError::Overloaded) => thread::yield_now(),
+                            Err(error) => break assert_eq!(error, EngineError::Closed),
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                until("something was computed", || decoder.counters().is_ok_and(|now| now.completed > 0));
+                assert_eq!(decoder.shutdown(), Ok(()));
+            });
+        });
+    }
+}
+
+#[test]
+fn a_request_outlives_its_engine_and_still_ends() {
+    let engine = Engine::new("hold 30");
+    let decoder = decoder(&engine);
+    let (kept, dropped) = (decoder.submit(&[30]).unwrap(), decoder.submit(&[30]).unwrap());
+    drop(decoder);
+    drop(dropped);
+    assert_eq!(answer(kept), Err(EngineError::Closed));
+}
