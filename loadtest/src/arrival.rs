@@ -47,9 +47,38 @@ impl fmt::Display for ArrivalProcess {
     }
 }
 
-/// The intended starts of one run, in order, each as time since the start of the run.
-#[derive(Clone, Debug)]
-pub struct Timetable {
+/// The intended starts of one task, in order, each as time since the start of the run.
+pub struct Timetable(Box<dyn Iterator<Item = Duration> + Send>);
+
+impl Timetable {
+    /// The timetable of `process` through `profile`. Equal arguments give equal timetables.
+    pub fn new(process: ArrivalProcess, profile: Profile, seed: u64) -> Timetable {
+        let rng = SmallRng::seed_from_u64(seed);
+        Timetable(Box::new(Drawn { process, profile, number: 0, poisson_count: 0.0, rng }))
+    }
+
+    /// These starts, in order.
+    pub fn recorded(starts: impl Iterator<Item = Duration> + Send + 'static) -> Timetable {
+        Timetable(Box::new(starts))
+    }
+}
+
+impl Iterator for Timetable {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next()
+    }
+}
+
+impl fmt::Debug for Timetable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Timetable")
+    }
+}
+
+/// A timetable that goes through a profile.
+struct Drawn {
     process: ArrivalProcess,
     profile: Profile,
     number: u64,
@@ -57,14 +86,7 @@ pub struct Timetable {
     rng: SmallRng,
 }
 
-impl Timetable {
-    /// The timetable of `process` through `profile`. Equal arguments give equal timetables.
-    pub fn new(process: ArrivalProcess, profile: Profile, seed: u64) -> Timetable {
-        Timetable { process, profile, number: 0, poisson_count: 0.0, rng: SmallRng::seed_from_u64(seed) }
-    }
-}
-
-impl Iterator for Timetable {
+impl Iterator for Drawn {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {

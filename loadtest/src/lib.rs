@@ -8,25 +8,37 @@
 //!
 //! Nothing is forgotten: a request that cannot start, because [`options::IN_FLIGHT_MAX`] others have not been answered, is a
 //! failed request in the report; an answer counts as ok only after its rows were checked ([`answer`]); and how late the
-//! generator itself was is measured and printed with the rest.
+//! generator itself was is measured and printed with the rest. Who wants a closed loop can have one, beside which the
+//! report says what it is.
 //!
-//! Reading order: [`options`] (what is asked for, checked), [`profile`] (how many a second), [`arrival`] and [`texts`]
-//! (when, and with what), [`pace`] (what is due now), [`client`] and [`answer`] (one request), [`run`](run()) (all of them), [`record`] (what is kept)
-//! and [`report`] (what is shown).
+//! Reading order: [`options`] (what is asked for, checked), [`task`] and [`workload`] (what is done at once, and what requests
+//! carry), [`profile`] (how many a second), [`arrival`] (when), [`pace`] (what is due now), `engine` (all requests and their
+//! answers), [`exchange`] and [`answer`] (one of them), [`run`](run()) (a whole run), [`record`] (what is kept), [`slo`] and
+//! [`capacity`] (was it good, and how much of it would be), and [`report`] (what is shown). [`drill`] says
+//! what is done to a system under load, and what must hold.
 
 pub mod answer;
 pub mod arrival;
+pub mod capacity;
 pub mod client;
-mod json;
+pub mod drill;
+mod engine;
+pub mod exchange;
+pub mod find;
+pub mod lane;
 pub mod options;
 pub mod pace;
 pub mod profile;
 pub mod record;
 pub mod report;
 mod run;
-pub mod texts;
+mod scan;
+pub mod slo;
+pub mod task;
+mod trust;
+pub mod workload;
 
 pub use options::{Options, RawOptions};
-pub use record::Snapshot;
+pub use record::{Mark, Snapshot};
 pub use report::Report;
 pub use run::{CannotStart, run};

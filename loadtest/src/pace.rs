@@ -11,7 +11,9 @@ use crate::arrival::Timetable;
 /// One request that is to start, and when it should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IntendedStart {
-    /// Its place in the run, from 0.
+    /// The task that it belongs to, by its place.
+    pub task: usize,
+    /// Its place in the task, from 0.
     pub number: u64,
     /// The intended start since the start of the run.
     pub offset: Duration,
@@ -30,35 +32,50 @@ pub enum Next {
     Finished,
 }
 
-/// A timetable on a clock.
+/// The timetables of a run's tasks, on one clock.
 #[derive(Debug)]
 pub struct Pace {
-    timetable: Timetable,
     start: Instant,
+    lines: Vec<Line>,
+}
+
+/// The timetable of one task.
+#[derive(Debug)]
+struct Line {
+    task: usize,
+    timetable: Timetable,
     number: u64,
-    upcoming: Option<Duration>,
+    upcoming: Duration,
 }
 
 impl Pace {
-    /// The run of `timetable` that begins at `start`.
-    pub fn new(mut timetable: Timetable, start: Instant) -> Pace {
-        let upcoming = timetable.next();
-        Pace { timetable, start, number: 0, upcoming }
+    /// The run of these timetables, each with the place of its task, that begins at `start`.
+    pub fn new(timetables: impl IntoIterator<Item = (usize, Timetable)>, start: Instant) -> Pace {
+        let lines = timetables.into_iter().filter_map(|(task, mut timetable)| {
+            let upcoming = timetable.next()?;
+            Some(Line { task, timetable, number: 0, upcoming })
+        });
+        Pace { start, lines: lines.collect() }
     }
 
     /// What to do at `now`. A start is handed out once.
     pub fn next(&mut self, now: Instant) -> Next {
-        let Some(offset) = self.upcoming else {
+        // The first of those that are due at the same time is the first that was asked for.
+        let Some(place) = (0..self.lines.len()).min_by_key(|place| self.lines[*place].upcoming) else {
             return Next::Finished;
         };
+        let line = &mut self.lines[place];
+        let Line { task, number, upcoming: offset, .. } = *line;
         let at = self.start + offset;
         if at > now {
             return Next::Wait(at - now);
         }
-        let number = self.number;
-        self.number += 1;
-        self.upcoming = self.timetable.next();
-        Next::Start(IntendedStart { number, offset, at })
+        line.number += 1;
+        match line.timetable.next() {
+            Some(upcoming) => line.upcoming = upcoming,
+            None => drop(self.lines.remove(place)),
+        }
+        Next::Start(IntendedStart { task, number, offset, at })
     }
 }
 
@@ -69,7 +86,26 @@ mod tests {
     use crate::profile::tests::profile;
 
     fn ten_a_second_for_half_a_second(start: Instant) -> Pace {
-        Pace::new(Timetable::new(ArrivalProcess::Constant, profile("10 for 500ms"), 0), start)
+        Pace::new([(0, timetable("10 for 500ms"))], start)
+    }
+
+    fn timetable(text: &str) -> Timetable {
+        Timetable::new(ArrivalProcess::Constant, profile(text), 0)
+    }
+
+    #[test]
+    fn tasks_are_started_in_the_order_of_their_times() {
+        let start = Instant::now();
+        let mut pace = Pace::new([(0, timetable("10 for 300ms")), (2, timetable("5 for 1s"))], start);
+        let mut started = Vec::new();
+        while let Next::Start(intended) = pace.next(start + Duration::from_secs(1)) {
+            started.push((intended.offset.as_millis(), intended.task, intended.number));
+        }
+        let lookups = [(0, 0, 0), (100, 0, 1), (200, 0, 2)];
+        let backfill = [(0, 2, 0), (200, 2, 1), (400, 2, 2), (600, 2, 3), (800, 2, 4)];
+        let mut expected: Vec<_> = lookups.into_iter().chain(backfill).collect();
+        expected.sort();
+        assert_eq!(started, expected);
     }
 
     #[test]
@@ -78,7 +114,7 @@ mod tests {
         let mut pace = ten_a_second_for_half_a_second(start);
         assert_eq!(
             pace.next(start),
-            Next::Start(IntendedStart { number: 0, offset: Duration::ZERO, at: start })
+            Next::Start(IntendedStart { task: 0, number: 0, offset: Duration::ZERO, at: start })
         );
         assert_eq!(pace.next(start), Next::Wait(Duration::from_millis(100)));
         assert_eq!(pace.next(start + Duration::from_millis(60)), Next::Wait(Duration::from_millis(40)));
@@ -91,7 +127,10 @@ mod tests {
         let late = start + Duration::from_secs(60);
         for number in 0..5 {
             let offset = Duration::from_millis(100 * number);
-            assert_eq!(pace.next(late), Next::Start(IntendedStart { number, offset, at: start + offset }));
+            assert_eq!(
+                pace.next(late),
+                Next::Start(IntendedStart { task: 0, number, offset, at: start + offset })
+            );
         }
         assert_eq!(pace.next(late), Next::Finished);
     }

@@ -150,6 +150,11 @@ impl Profile {
         Err(problems)
     }
 
+    /// One rate for so long.
+    pub(crate) fn constant(rate: Rate, lasts: Duration) -> Profile {
+        Profile(vec![Stage { from: rate, to: rate, lasts }])
+    }
+
     /// The stages, and when each begins.
     pub fn stages(&self) -> impl Iterator<Item = (Duration, &Stage)> {
         self.0.iter().scan(Duration::ZERO, |next, stage| {
@@ -157,6 +162,11 @@ impl Profile {
             *next += stage.lasts;
             Some((begins, stage))
         })
+    }
+
+    /// When each stage ends.
+    pub fn ends(&self) -> Vec<Duration> {
+        self.stages().map(|(begins, stage)| begins + stage.lasts).collect()
     }
 
     /// How long all of them take.

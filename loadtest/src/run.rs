@@ -1,35 +1,26 @@
-//! A whole run: a thread that starts requests on time, tasks that carry them, and a loop that watches.
-//!
-//! The pacer is a thread of its own and not a task: the runtime's timer ticks in milliseconds and its threads are busy
-//! with answers, and both would show up as latency of the server. The thread sleeps in the kernel and spawns each request
-//! onto the runtime, where it starts 0.1 to 0.2 ms after its time at the median (2-core Linux machine, 100 to 10 000
-//! requests/s, server on the same machine).
-//!
-//! Every request holds a clone of one channel's sender, through which nothing is ever sent; the channel closes when the
-//! last of them is done, which is how the run knows that nothing is left behind.
+//! A whole run: looks whether anybody is there, lets the engine run on a thread of its own, and watches it.
 
-use std::convert::Infallible;
 use std::future::Future;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tokio::net::TcpStream;
-use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use rustls::pki_types::ServerName;
+use tokio::sync::oneshot;
+use tokio::time::{MissedTickBehavior, interval};
 
-use crate::arrival::Timetable;
-use crate::client::{Client, Sample};
+use crate::engine::stream::Tls;
+use crate::engine::{Engine, Shared, Target};
 use crate::options::Options;
-use crate::pace::{IntendedStart, Next, Pace};
 use crate::record::{Record, Snapshot};
 use crate::report::Report;
 
 /// How often a run says how it goes: quick enough for a bar that moves, rare enough to cost nothing.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// The run did not start.
+/// The run did not start, or could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum CannotStart {
     /// Nobody listens at the target.
@@ -38,11 +29,19 @@ pub enum CannotStart {
         /// Where requests would have gone.
         target: String,
         /// What the attempt to connect said.
-        source: std::io::Error,
+        source: io::Error,
     },
-    /// The machine gives no thread to pace with.
-    #[error("no thread for the pacer: {0}")]
-    NoThread(std::io::Error),
+    /// Somebody listens, who does not prove to be the one.
+    #[error("{target} does not prove who it is: {source}; --cacert names the authority to believe")]
+    NotTrusted {
+        /// Where requests would have gone.
+        target: String,
+        /// What the handshake said.
+        source: io::Error,
+    },
+    /// The machine gives no thread, or nothing to wait with.
+    #[error("no thread for the generator: {0}")]
+    NoThread(io::Error),
 }
 
 /// Runs the load that `options` ask for. `progress` is called five times a second and once at the end; when
@@ -52,105 +51,103 @@ pub async fn run(
     mut progress: impl FnMut(&Snapshot),
     shutdown: impl Future<Output = ()>,
 ) -> Result<Report, CannotStart> {
-    let client = Client::new(&options);
-    reach(&client, &options).await?;
-
-    let shared = Arc::new(Shared {
-        client,
-        record: Mutex::new(Record::of(&options.profile)),
-        in_flight: Arc::new(Semaphore::new(options.in_flight_max)),
-    });
-    let (start, duration) = (Instant::now(), options.profile.lasts());
+    let target = {
+        let (options, failed) =
+            (options.clone(), |error: tokio::task::JoinError| CannotStart::NoThread(error.into()));
+        tokio::task::spawn_blocking(move || reach(&options)).await.map_err(failed)??
+    };
+    let record = Record::of(options.tasks.iter().map(|task| task.pacing.ends()));
+    let shared = Arc::new(Shared::new(&options, record));
+    let (start, duration) = (Instant::now(), options.lasts());
     let snapshot = || {
-        let in_flight = options.in_flight_max - shared.in_flight.available_permits();
+        let in_flight = shared.in_flight.load(Ordering::Relaxed);
         Snapshot::of(&shared.record(), in_flight as u64, start.elapsed(), duration)
     };
 
-    let timetable = Timetable::new(options.arrival, options.profile.clone(), options.seed);
-    let (held_by_requests, mut requests_done) = mpsc::channel::<Infallible>(1);
-    let (stop, stopped) = std::sync::mpsc::channel();
-    let pacer = {
-        let (shared, runtime) = (Arc::clone(&shared), Handle::current());
-        let launch = move |intended| shared.launch(intended, &runtime, &held_by_requests);
-        std::thread::Builder::new()
-            .name("pacer".to_owned())
-            .spawn(move || pace(Pace::new(timetable, start), &stopped, launch))
-            .map_err(CannotStart::NoThread)?
-    };
+    let engine = Engine::new(&options, target, Arc::clone(&shared), start).map_err(CannotStart::NoThread)?;
+    let (ended, mut end) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("generator".to_owned());
+    let thread = thread.spawn(move || {
+        let all = engine.run();
+        // Whoever waited for it may have been dropped.
+        let _gone = ended.send(());
+        all
+    });
+    let stop = StopsWhenDropped(&shared);
+    let thread = thread.map_err(CannotStart::NoThread)?;
 
-    let mut stop = Some(stop);
+    let mut stopped = false;
     let mut shutdown = std::pin::pin!(shutdown);
     let mut ticks = interval(PROGRESS_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         tokio::select! {
-            _ = requests_done.recv() => break,
+            _ = &mut end => break,
             _ = ticks.tick() => progress(&snapshot()),
-            () = &mut shutdown, if stop.is_some() => stop = None,
+            () = &mut shutdown, if !stopped => {
+                stopped = true;
+                shared.stop.store(true, Ordering::Relaxed);
+            }
         }
     }
     let elapsed = start.elapsed();
-    // It dropped the last sender on its way out, so this does not wait.
-    let paced_to_the_end = pacer.join().expect("the pacer only sleeps and spawns");
+    // It has said that it is at its end, so this does not wait.
+    let to_the_end = thread.join().expect("the generator does not panic").map_err(CannotStart::NoThread)?;
     progress(&snapshot());
+    drop(stop);
 
     let record = std::mem::take(&mut *shared.record());
-    Ok(Report { options, elapsed, stopped_early: !paced_to_the_end, record })
+    Ok(Report { options, elapsed, stopped_early: !to_the_end, record, marks: Vec::new() })
 }
 
-struct Shared {
-    client: Client,
-    record: Mutex<Record>,
-    in_flight: Arc<Semaphore>,
-}
+/// Ends the generator with the run that was dropped.
+struct StopsWhenDropped<'a>(&'a Shared);
 
-impl Shared {
-    fn record(&self) -> MutexGuard<'_, Record> {
-        self.record.lock().expect("nobody panics while adding to the record")
-    }
-
-    fn launch(
-        self: &Arc<Shared>,
-        intended: IntendedStart,
-        runtime: &Handle,
-        held: &mpsc::Sender<Infallible>,
-    ) {
-        let Ok(permit) = Arc::clone(&self.in_flight).try_acquire_owned() else {
-            self.record().add(Sample::not_sent(intended, Instant::now()));
-            return;
-        };
-        let (shared, held) = (Arc::clone(self), held.clone());
-        runtime.spawn(async move {
-            let sample = shared.client.send(intended).await;
-            shared.record().add(sample);
-            drop((permit, held));
-        });
+impl Drop for StopsWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// Launches every start on time, to the end of the timetable or until told to stop; says which of the two.
-fn pace(mut pace: Pace, stopped: &Receiver<()>, launch: impl Fn(IntendedStart)) -> bool {
-    loop {
-        match pace.next(Instant::now()) {
-            Next::Finished => return true,
-            Next::Wait(span) => match stopped.recv_timeout(span) {
-                Err(RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(RecvTimeoutError::Disconnected) => return false,
-            },
-            Next::Start(intended) => match stopped.try_recv() {
-                Err(TryRecvError::Empty) => launch(intended),
-                Ok(()) | Err(TryRecvError::Disconnected) => return false,
-            },
+/// One connection, thrown away: a run of thirty seconds against a wrong port helps nobody. It says also which of the
+/// addresses of a name requests go to.
+fn reach(options: &Options) -> Result<Target, CannotStart> {
+    let base = &options.base;
+    let host = base.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+    let port = base.port_u16().unwrap_or(if options.trust.is_some() { 443 } else { 80 });
+    let unreachable = |source| CannotStart::Unreachable { target: base.to_string(), source };
+    let addresses = (host.as_str(), port).to_socket_addrs().map_err(unreachable)?;
+    let (address, socket) = connect(addresses, options.timeout).map_err(unreachable)?;
+    let Some(trust) = &options.trust else { return Ok(Target { address, tls: None }) };
+    let not_trusted = |source| CannotStart::NotTrusted { target: base.to_string(), source };
+    let name = ServerName::try_from(host).map_err(|error| not_trusted(io::Error::other(error)))?;
+    let tls = Tls { config: Arc::clone(&trust.0), name };
+    shake_hands(socket, &tls, options.timeout).map_err(not_trusted)?;
+    Ok(Target { address, tls: Some(tls) })
+}
+
+/// The first of the addresses at which somebody listens.
+fn connect(
+    addresses: impl Iterator<Item = SocketAddr>,
+    within: Duration,
+) -> io::Result<(SocketAddr, TcpStream)> {
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, within) {
+            Ok(socket) => return Ok((address, socket)),
+            Err(error) => failed = error,
         }
     }
+    Err(failed)
 }
 
-/// One connection, thrown away: a run of thirty seconds against a wrong port helps nobody.
-async fn reach(client: &Client, options: &Options) -> Result<(), CannotStart> {
-    let connect = async { TcpStream::connect(client.addresses().await?.as_slice()).await };
-    let connected = match timeout(options.timeout, connect).await {
-        Ok(connected) => connected.map(drop),
-        Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
-    };
-    connected.map_err(|source| CannotStart::Unreachable { target: options.target.to_string(), source })
+fn shake_hands(mut socket: TcpStream, tls: &Tls, within: Duration) -> io::Result<()> {
+    socket.set_read_timeout(Some(within))?;
+    socket.set_write_timeout(Some(within))?;
+    let session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name.clone());
+    let mut session = session.map_err(io::Error::other)?;
+    while session.is_handshaking() {
+        session.complete_io(&mut socket)?;
+    }
+    Ok(())
 }

@@ -4,11 +4,10 @@ use std::collections::BTreeSet;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::server::{Arrived, answer, options, rows, serve};
-use loadtest::client::{Client, Failure};
-use loadtest::pace::IntendedStart;
+use loadtest::exchange::Failure;
 use loadtest::record::Served;
 use loadtest::{CannotStart, run};
 use tokio::sync::watch;
@@ -46,24 +45,6 @@ async fn a_stall_shows_in_every_request_that_should_have_started_during_it() {
     // The fifty slowest of 500 are those of the first 100 ms of the stall, and waited 200 ms at least.
     let p90 = total.latencies().quantile(0.9).expect("500 answers");
     assert!(p90 >= Duration::from_millis(180), "the callers after it waited too:\n{}", report.table());
-}
-
-#[tokio::test]
-async fn what_a_late_generator_costs_is_counted_as_latency_and_against_the_time_out() {
-    let address = serve(|_| async { good() }).await;
-    let five_seconds_ago =
-        IntendedStart { number: 0, offset: Duration::ZERO, at: Instant::now() - Duration::from_secs(5) };
-    let mut options = options(address, "1", "1s");
-    let sample = Client::new(&options).send(five_seconds_ago).await;
-    assert_eq!(sample.outcome, Ok(()));
-    assert!(
-        sample.lag >= Duration::from_secs(5) && sample.latency >= Some(Duration::from_secs(5)),
-        "{sample:?}"
-    );
-
-    options.timeout = Duration::from_secs(5);
-    let sample = Client::new(&options).send(five_seconds_ago).await;
-    assert_eq!(sample.outcome, Err(Failure::Timeout));
 }
 
 /// Twenty requests to a server that answers none of them before the last should have been sent.
@@ -150,7 +131,7 @@ async fn requests_carry_what_was_asked_for_over_connections_that_are_kept() {
     })
     .await;
     let mut options = options(address, "200", "500ms");
-    options.inputs = 3;
+    options.tasks[0].workload.inputs = 3;
 
     let report = run(options, |_| {}, pending()).await.expect("the server listens");
 
@@ -167,6 +148,7 @@ async fn requests_carry_what_was_asked_for_over_connections_that_are_kept() {
         assert_eq!(arrived.path, "/v1/embeddings");
         assert_eq!(arrived.headers["authorization"], "Bearer local");
         assert_eq!(arrived.headers["content-type"], "application/json");
+        assert_eq!(arrived.headers["x-meridian-lane"], "interactive");
         assert_eq!(arrived.headers["x-meridian-client-geo"], "50.11,8.68");
         assert_eq!(arrived.body["model"], "m");
         assert_eq!(arrived.body["input"].as_array().map(Vec::len), Some(3));

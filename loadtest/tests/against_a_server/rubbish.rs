@@ -3,17 +3,17 @@
 use std::future::pending;
 use std::net::SocketAddr;
 
-use crate::server::{answer, options, rows, serve};
+use crate::server::{Arrived, answer, options, rows, serve, to};
 use loadtest::answer::Rubbish;
-use loadtest::client::Failure;
-use loadtest::run;
+use loadtest::exchange::Failure;
+use loadtest::{Options, RawOptions, run};
 use replica_core::wire::error::ErrorCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Ten requests with two inputs each; all of them are to fail for this one reason.
 async fn check(address: SocketAddr, expected: Failure) {
     let mut options = options(address, "1000", "10ms");
-    options.inputs = 2;
+    options.tasks[0].workload.inputs = 2;
     let report = run(options, |_| {}, pending()).await.expect("the server listens");
     let total = report.record.total();
     let failures: Vec<_> = total.failures().map(|(cause, tally)| (cause, tally.count)).collect();
@@ -49,6 +49,86 @@ async fn an_answer_of_another_length_than_those_before_it_is_a_failure() {
     let total = report.record.total();
     let wrong = Failure::Rubbish(Rubbish::WrongDimensions);
     assert_eq!((total.ok(), total.outcomes[&Err(wrong)].count), (1, 4), "{}", report.table());
+}
+
+#[tokio::test]
+async fn what_is_not_http_is_a_failure() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("a bound listener has an address");
+    tokio::spawn(async move {
+        while let Ok((mut connection, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut request = [0; 4096];
+                if connection.read(&mut request).await.is_ok_and(|bytes| bytes > 0) {
+                    let greeting = b"SSH-2.0-OpenSSH_9.2\r\n";
+                    connection.write_all(greeting).await.expect("the client is still there");
+                }
+            });
+        }
+    });
+    check(address, Failure::Rubbish(Rubbish::NotHttp)).await;
+}
+
+/// Rows that look well and are of another model.
+#[tokio::test]
+async fn rows_other_than_the_expected_ones_are_a_failure() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("expected.jsonl");
+    let line = |text: &str, row: &str| format!("{{\"text\":\"{text}\",\"embedding\":{row}}}\n");
+    std::fs::write(&file, line("a", "[0.6,0.8]") + &line("b", "[1.0,0.0]")).expect("a file");
+    let address = serve(|arrived: Arrived| {
+        let row: &[f32] = if arrived.body["input"][0] == "a" { &[0.61, 0.79] } else { &[0.0, 1.0] };
+        std::future::ready(answer(200, "a/b", rows(&[row])))
+    })
+    .await;
+    let raw = RawOptions {
+        expect: Some(file),
+        rate: "100".to_owned(),
+        duration: Some("100ms".to_owned()),
+        ..to(address)
+    };
+    let options = Options::check(raw).expect("these are good options");
+    let report = run(options, |_| {}, pending()).await.expect("the server listens");
+    let total = report.record.total();
+    let wrong = Failure::Rubbish(Rubbish::Unexpected);
+    assert_eq!((total.ok(), total.outcomes[&Err(wrong)].count), (5, 5), "{}", report.table());
+}
+
+#[tokio::test]
+async fn a_rerank_without_a_score_for_each_document_is_a_failure() {
+    for (body, expected) in [
+        (r#"{"results":[{"index":1,"relevance_score":0.9},{"index":0,"relevance_score":0.1}]}"#, None),
+        (r#"{"results":[{"index":1,"relevance_score":0.9}]}"#, Some(Rubbish::WrongCount)),
+        (
+            r#"{"results":[{"index":1,"relevance_score":null},{"index":0,"relevance_score":0.1}]}"#,
+            Some(Rubbish::NotFinite),
+        ),
+    ] {
+        let address = serve(move |arrived: Arrived| {
+            assert_eq!(
+                (&*arrived.path, arrived.body["documents"].as_array().map(Vec::len)),
+                ("/v1/rerank", Some(2))
+            );
+            std::future::ready(answer(200, "a/b", body))
+        })
+        .await;
+        let raw = RawOptions {
+            workload: "rerank".to_owned(),
+            documents: Some(2),
+            rate: "100".to_owned(),
+            duration: Some("50ms".to_owned()),
+            ..to(address)
+        };
+        let options = Options::check(raw).expect("these are good options");
+        let report = run(options, |_| {}, pending()).await.expect("the server listens");
+        let failures: Vec<_> = report.record.total().failures().map(|(cause, _)| cause).collect();
+        assert_eq!(
+            failures,
+            expected.map(Failure::Rubbish).into_iter().collect::<Vec<_>>(),
+            "{}",
+            report.table()
+        );
+    }
 }
 
 #[tokio::test]

@@ -64,18 +64,18 @@ pub(crate) fn rows(rows: &[&[f32]]) -> String {
 
 /// `rate` requests per second for `duration`, one text each.
 pub(crate) fn options(address: SocketAddr, rate: &str, duration: &str) -> Options {
-    Options::check(RawOptions {
+    Options::check(RawOptions { rate: rate.to_owned(), duration: Some(duration.to_owned()), ..to(address) })
+        .expect("these are good options")
+}
+
+/// A run against the server at `address` of which nothing else is said.
+pub(crate) fn to(address: SocketAddr) -> RawOptions {
+    RawOptions {
         url: format!("http://{address}/v1"),
         key: Some("local".to_owned()),
         model: "m".to_owned(),
-        rate: rate.to_owned(),
-        arrival: "constant".to_owned(),
-        duration: Some(duration.to_owned()),
-        texts: None,
-        inputs: 1,
         timeout: "60s".to_owned(),
-        seed: 1,
         geo: Some("50.11,8.68".to_owned()),
-    })
-    .expect("these are good options")
+        ..RawOptions::default()
+    }
 }

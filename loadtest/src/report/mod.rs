@@ -1,13 +1,22 @@
-//! What a run has shown: a table for a person, and JSON for a machine ([`Report::to_json`]).
+//! What a run has shown: a table for a person, JSON for a machine ([`Report::to_json`]), a page with plots
+//! ([`Report::to_html`]), and histograms for other tools ([`Report::to_hgrm`], [`Report::to_hdr_log`]).
 //!
 //! Percentiles are of ok requests only, and failures stand below them by cause. The generator's own lag is always
 //! printed, with a warning once it is a visible part of the latencies: a tool that cannot keep its timetable measures
 //! itself.
 
+pub mod compare;
+mod html;
+mod json;
+mod logs;
+
 use std::time::Duration;
 
+use crate::lane::Lane;
 use crate::options::Options;
-use crate::record::{Group, Latencies, Record};
+use crate::record::{Group, Latencies, Mark, Record};
+use crate::task::{Pacing, Task};
+use crate::workload::{Kind, Workload};
 
 /// The report warns once the p99 of the generator's lag is this share of the p99 of the latencies: less than that is
 /// lost in the differences between two runs.
@@ -28,6 +37,8 @@ pub struct Report {
     pub stopped_early: bool,
     /// What happened.
     pub record: Record,
+    /// What was done to the system meanwhile, in the order of time.
+    pub marks: Vec<Mark>,
 }
 
 impl Report {
@@ -39,30 +50,70 @@ impl Report {
     /// The report as lines of text.
     pub fn table(&self) -> String {
         let total = self.record.total();
-        let named: Vec<(String, &Group)> =
-            self.record.regions().iter().map(|(served, region)| (served.to_string(), region)).collect();
+        let regions = self.record.regions();
+        let mut rows: Vec<(String, &Group)> =
+            regions.iter().map(|(served, region)| (served.to_string(), region)).collect();
+        rows.push(("total".to_owned(), &total));
+        let tasks = self.tasks();
+        let tasks: Vec<(String, &Group)> = tasks.iter().map(|(name, group)| (name.clone(), group)).collect();
         let stages = self.stages();
-        let names = named.iter().map(|(name, _)| name).chain(stages.iter().map(|(name, _)| name));
-        let width = names.map(String::len).max().unwrap_or(0).max("region".len());
+        let names = [&rows, &tasks, &stages].into_iter().flatten().map(|(name, _)| name.chars().count());
+        let width = names.max().unwrap_or(0).max("region".len());
 
-        let heads = |first| {
+        let mut lines = vec![self.heading()];
+        for (first, rows) in [("region", &rows), ("task", &tasks), ("stage", &stages)] {
+            if rows.is_empty() {
+                continue;
+            }
             let counts = ["requests", "ok", "failed", "retried"];
-            row(width, first, counts, QUANTILES.map(|(_, name)| name))
-        };
-        let mut lines = vec![self.heading(), heads("region")];
-        lines.extend(named.iter().map(|(name, region)| group_row(width, name, region)));
-        lines.push(group_row(width, "total", &total));
-        if !stages.is_empty() {
-            lines.push(heads("stage"));
-            lines.extend(stages.iter().map(|(name, stage)| group_row(width, name, stage)));
+            lines.push(row(width, first, counts, QUANTILES.map(|(_, name)| name)));
+            lines.extend(rows.iter().map(|(name, group)| group_row(width, name, group)));
         }
         lines.push(
             "Milliseconds, of ok requests, from the intended start. Retried: more than one attempt."
                 .to_owned(),
         );
         lines.extend(total.failures().map(|(cause, tally)| format!("failed: {} × {cause}", tally.count)));
+        lines.extend(self.promise());
+        lines.extend(
+            self.marks.iter().map(|Mark { at, label }| format!("at {:.1} s: {label}", at.as_secs_f64())),
+        );
         lines.push(self.lag());
         lines.join("\n")
+    }
+
+    /// Whether what was promised held; yes, where nothing was.
+    pub fn holds(&self) -> bool {
+        self.options.slo.is_none_or(|slo| slo.is_met(&self.promised()))
+    }
+
+    /// The requests about which something was promised: those of people who wait, where there are some.
+    pub fn promised(&self) -> Group {
+        let lanes = self.record.lanes();
+        let interactive = lanes.keys().any(|(_, lane)| *lane == Lane::Interactive);
+        let mut promised = Group::default();
+        let counted = lanes.iter().filter(|((_, lane), _)| !interactive || *lane == Lane::Interactive);
+        counted.for_each(|(_, group)| promised.add(group));
+        promised
+    }
+
+    /// How many requests a second were answered in time.
+    pub fn goodput_per_s(&self) -> Option<f64> {
+        let good = self.options.slo?.good(&self.promised());
+        let over = if self.stopped_early { self.elapsed } else { self.options.lasts() };
+        Some(good as f64 / over.as_secs_f64().max(1e-9))
+    }
+
+    fn promise(&self) -> Option<String> {
+        let (slo, goodput) = (self.options.slo?, self.goodput_per_s()?);
+        let promised = self.promised();
+        let share = slo.good(&promised) as f64 / (promised.requests() as f64).max(1.0) * 100.0;
+        let holds = if self.holds() { "holds" } else { "does not hold" };
+        Some(format!(
+            "{slo} {holds}: {share:.2} % of {} requests within {:?}, goodput {goodput:.1} a second.",
+            promised.requests(),
+            slo.within
+        ))
     }
 
     /// Whether the generator was so late that a visible part of the latencies is its own.
@@ -72,22 +123,48 @@ impl Report {
         lag.as_secs_f64() >= LAG_SHARE_NOTABLE * latency.as_secs_f64()
     }
 
-    /// Each stage under the name by which it was asked for, where there is more than the one that is all.
+    /// Each task under its name, where there are several.
+    fn tasks(&self) -> Vec<(String, Group)> {
+        let named = self.options.tasks.iter().zip(self.record.tasks());
+        let named = named.map(|(task, record)| (task.name.clone(), record.total()));
+        Some(named.collect::<Vec<_>>()).filter(|tasks| tasks.len() > 1).unwrap_or_default()
+    }
+
+    /// Each stage of each task that has more than the one that is all, under the name by which it was asked for.
     fn stages(&self) -> Vec<(String, &Group)> {
-        let named = self.options.profile.stages().zip(self.record.stages());
-        let named =
-            named.map(|((begins, stage), group)| (format!("{}s: {stage}", begins.as_secs_f64()), group));
-        Some(named.collect::<Vec<_>>()).filter(|stages| stages.len() > 1).unwrap_or_default()
+        let mut named = Vec::new();
+        let several = self.options.tasks.len() > 1;
+        for (task, record) in self.options.tasks.iter().zip(self.record.tasks()) {
+            let Pacing::Open { profile, .. } = &task.pacing else { continue };
+            if profile.stages().count() < 2 {
+                continue;
+            }
+            let of = if several { format!("{} ", task.name) } else { String::new() };
+            let stages = profile.stages().zip(record.stages());
+            named.extend(
+                stages.map(|((begins, stage), group)| {
+                    (format!("{of}{}s: {stage}", begins.as_secs_f64()), group)
+                }),
+            );
+        }
+        named
     }
 
     fn heading(&self) -> String {
-        let Options { target, model, profile, arrival, texts, inputs, .. } = &self.options;
+        let Options { base, model, tasks, .. } = &self.options;
         let early = if self.stopped_early { ", stopped early" } else { "" };
-        format!(
-            "{target}, model {model}: requests per second {profile} ({arrival}){early}; {inputs} of {} texts per request ({})",
-            texts.count(),
-            texts.source(),
-        )
+        let tasks = tasks.iter().map(|task| {
+            let Task { name, workload, pacing } = task;
+            let Workload { inputs, texts, kind, trace, .. } = workload;
+            let unit = if *kind == Kind::Rerank { "documents" } else { "texts" };
+            let carried = match trace {
+                None => format!("{inputs} of {} {unit} per request ({})", texts.count(), texts.source()),
+                Some(_) => "texts of the recorded lengths".to_owned(),
+            };
+            format!("{name}, {}: {pacing}; {carried}", kind.lane())
+        });
+        let tasks: Vec<String> = tasks.collect();
+        format!("{base}, model {model}{early}\n{}", tasks.join("\n"))
     }
 
     fn lag(&self) -> String {
@@ -123,7 +200,8 @@ fn milliseconds(latencies: &Latencies, quantile: f64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::client::{Failure, Sample};
+    use crate::arrival::ArrivalProcess;
+    use crate::exchange::{Failure, Sample};
     use crate::options::{RawOptions, tests::good};
     use crate::profile::tests::profile;
     use crate::record::tests::sample;
@@ -132,7 +210,8 @@ pub(crate) mod tests {
     pub(crate) fn report() -> Report {
         let rate = "100 for 1s, 150 for 1s".to_owned();
         let options = Options::check(RawOptions { rate, duration: None, ..good() }).unwrap();
-        let mut record = Record::of(&options.profile);
+        let killed = Mark { at: Duration::from_secs(1), label: "kill region gcp/europe-west4".to_owned() };
+        let mut record = Record::of(options.tasks.iter().map(|task| task.pacing.ends()));
         for number in 0..100 {
             record.add(sample(Some("gcp/europe-west4"), 10 * number, 8));
             record.add(Sample { retried: true, ..sample(Some("aws/us-east-1"), 1000 + 10 * number, 90) });
@@ -142,7 +221,13 @@ pub(crate) mod tests {
                 Sample { outcome: Err(Failure::Timeout), ..sample(None, 1000 + 10 * number, 10_000) };
             record.add(timeout);
         }
-        Report { options, elapsed: Duration::from_secs(12), stopped_early: false, record }
+        Report {
+            options,
+            elapsed: Duration::from_secs(12),
+            stopped_early: false,
+            record,
+            marks: vec![killed],
+        }
     }
 
     #[test]
@@ -173,8 +258,9 @@ pub(crate) mod tests {
     #[test]
     fn a_run_of_one_stage_has_no_table_of_stages() {
         let mut report = report();
-        report.options.profile = profile("100 for 2s");
-        report.record = Record::of(&report.options.profile);
+        let arrival = ArrivalProcess::Constant;
+        report.options.tasks[0].pacing = Pacing::Open { profile: profile("100 for 2s"), arrival };
+        report.record = Record::of([report.options.tasks[0].pacing.ends()]);
         report.record.add(sample(None, 0, 8));
         assert!(!report.table().contains("\nstage"), "{}", report.table());
     }

@@ -9,10 +9,11 @@
 use std::fmt;
 use std::path::Path;
 
+use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use rand::seq::IndexedRandom;
-use rand::{Rng, SeedableRng};
 use serde::Deserialize;
+
+use super::words::{Lengths, Words};
 
 /// The largest file of texts. It is held in memory, once as read and once as requests carry it.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -22,19 +23,6 @@ const PROBLEMS_NAMED_MAX: usize = 5;
 
 /// How many texts are generated when no file is given: enough that a cache of answers would not serve them all at once.
 const GENERATED: usize = 10_000;
-
-/// Words per generated text: the length of a search query or a sentence, 8 to 16 tokens.
-const GENERATED_WORDS: std::ops::RangeInclusive<usize> = 6..=12;
-
-/// Everyday words, so that a tokenizer sees whole words as it does in practice.
-const WORDS: &str = "account address agreement answer article balance battery board bridge budget camera canal card \
-    castle chapter city claim clock coast coffee colour contract copper course credit customer delay delivery desk \
-    detail distance doctor door energy engine error evening field filter flight forest garden glass harbour history \
-    hotel house idea insurance invoice island journey kitchen lake language laptop lesson letter library light limit \
-    market meeting message method minute mountain network notice office order package paper passenger password payment \
-    phone picture plant policy price printer problem product project question quick receipt record refund report result \
-    return river road room sample school screen season second service shipping signal small station storm story street \
-    subscription summer support table ticket today train travel update village warranty water weather window winter";
 
 /// The texts of a run; at least one.
 #[derive(Clone, Debug)]
@@ -79,17 +67,25 @@ impl Texts {
         Ok(Texts { encoded, source: shown.to_string() })
     }
 
-    /// Short texts of everyday words. Equal seeds give equal texts.
-    pub fn generated(seed: u64) -> Texts {
-        let words: Vec<&str> = WORDS.split_whitespace().collect();
-        let mut rng = SmallRng::seed_from_u64(seed);
-        let mut text = || {
-            let length = rng.random_range(GENERATED_WORDS);
-            let chosen: Vec<&str> = (0..length).filter_map(|_| words.choose(&mut rng).copied()).collect();
-            encode(&chosen.join(" "))
+    /// Texts of everyday words. Equal seeds give equal texts.
+    pub fn generated(seed: u64, lengths: Lengths) -> Texts {
+        Texts::some(GENERATED, seed, lengths)
+    }
+
+    /// So many of them.
+    pub(super) fn some(count: usize, seed: u64, lengths: Lengths) -> Texts {
+        let (words, mut rng) = (Words::new(), SmallRng::seed_from_u64(seed));
+        let text = |_| {
+            let tokens = lengths.draw(&mut rng);
+            encode(&words.text(tokens, &mut rng))
         };
-        let encoded = (0..GENERATED).map(|_| text()).collect();
+        let encoded = (0..count).map(text).collect();
         Texts { encoded, source: format!("generated from seed {seed}") }
+    }
+
+    /// These texts.
+    pub(crate) fn of<'a>(texts: impl Iterator<Item = &'a str>, source: String) -> Texts {
+        Texts { encoded: texts.map(encode).collect(), source }
     }
 
     /// Where they came from, for the report.
@@ -102,14 +98,19 @@ impl Texts {
         self.encoded.len()
     }
 
+    /// The place of the first text of request `number`, where each takes `inputs` of them.
+    pub fn first(&self, number: u64, inputs: usize) -> usize {
+        (u128::from(number) * inputs as u128 % self.encoded.len() as u128) as usize
+    }
+
     /// The `inputs` texts of request `number` as JSON strings. Requests walk through the texts and start over.
     pub fn of_request(&self, number: u64, inputs: usize) -> impl Iterator<Item = &str> {
-        let first = (u128::from(number) * inputs as u128 % self.encoded.len() as u128) as usize;
-        self.encoded.iter().cycle().skip(first).take(inputs).map(|text| &**text)
+        let (before, from) = self.encoded.split_at(self.first(number, inputs));
+        from.iter().chain(before).cycle().take(inputs).map(|text| &**text)
     }
 }
 
-fn encode(text: &str) -> Box<str> {
+pub(super) fn encode(text: &str) -> Box<str> {
     serde_json::Value::from(text).to_string().into_boxed_str()
 }
 
@@ -196,10 +197,10 @@ mod tests {
 
     #[test]
     fn generated_texts_come_from_their_seed_and_say_so() {
-        let texts = Texts::generated(5);
+        let texts = Texts::generated(5, Lengths::Lookup);
         assert_eq!(texts.source(), "generated from seed 5");
         let all = |texts: &Texts| texts.of_request(0, texts.count()).map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(all(&texts), all(&Texts::generated(5)));
-        assert_ne!(all(&texts), all(&Texts::generated(6)));
+        assert_eq!(all(&texts), all(&Texts::generated(5, Lengths::Lookup)));
+        assert_ne!(all(&texts), all(&Texts::generated(6, Lengths::Lookup)));
     }
 }

@@ -2,13 +2,16 @@
 //!
 //! A server under load does not only refuse: a broken one answers 200 with rows missing, in another order, cut short
 //! or not finite. Such an answer is a failed request with its own name in the report ([`Rubbish`]), since a tool that
-//! counts status codes would call it a success. The visitor below walks over the numbers without storing them, because
-//! checking happens on the machine that must also send the next request in time.
+//! counts status codes would call it a success. Numbers are walked over without storing them where nobody wants to know
+//! their values, because checking happens on the machine that must also send the next request in time.
+
+pub(crate) mod embeddings;
+mod masks;
+pub(crate) mod rerank;
+mod row;
 
 use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::error::Category;
 
 /// What is wrong with an answer that had status 200.
@@ -16,16 +19,20 @@ use serde_json::error::Category;
 pub enum Rubbish {
     /// The body is not JSON, or ends too early.
     NotJson,
-    /// JSON, but not a list of embeddings.
+    /// JSON, but not a list of embeddings, or of scores.
     WrongShape,
     /// More or fewer rows than inputs.
     WrongCount,
-    /// A row does not belong to the input at its place.
+    /// A row does not belong to the input at its place, or a document is there twice.
     WrongOrder,
     /// A row is empty, or has another length than the rows before it in this run.
     WrongDimensions,
     /// A number is null, or too large to be one.
     NotFinite,
+    /// A row is another one than was expected.
+    Unexpected,
+    /// Not an answer of HTTP.
+    NotHttp,
     /// More bytes than are read of one answer.
     TooLarge,
 }
@@ -34,76 +41,28 @@ impl fmt::Display for Rubbish {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Rubbish::NotJson => "not JSON, or cut short",
-            Rubbish::WrongShape => "not a list of embeddings",
+            Rubbish::WrongShape => "not a list of embeddings or scores",
             Rubbish::WrongCount => "wrong number of rows",
             Rubbish::WrongOrder => "rows out of order",
             Rubbish::WrongDimensions => "rows of different lengths",
             Rubbish::NotFinite => "numbers that are not finite",
+            Rubbish::Unexpected => "rows other than the expected ones",
+            Rubbish::NotHttp => "not HTTP",
             Rubbish::TooLarge => "too many bytes",
         })
     }
 }
 
-#[derive(Deserialize)]
-struct Answer {
-    data: Vec<Row>,
-}
-
-#[derive(Deserialize)]
-struct Row {
-    index: usize,
-    embedding: Shape,
-}
-
-struct Shape {
-    dimensions: usize,
-    finite: bool,
-}
-
-impl<'de> Deserialize<'de> for Shape {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Shape, D::Error> {
-        struct Numbers;
-        impl<'de> Visitor<'de> for Numbers {
-            type Value = Shape;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of numbers")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut numbers: A) -> Result<Shape, A::Error> {
-                let mut shape = Shape { dimensions: 0, finite: true };
-                // `null` is how JavaScript writes NaN; a number beyond f32 becomes infinite here.
-                while let Some(number) = numbers.next_element::<Option<f32>>()? {
-                    shape.dimensions += 1;
-                    shape.finite &= number.is_some_and(f32::is_finite);
-                }
-                Ok(shape)
-            }
-        }
-        deserializer.deserialize_seq(Numbers)
-    }
-}
-
 /// How many numbers each row of `body` has, if it is an answer to `inputs` inputs.
 pub fn check(body: &[u8], inputs: usize) -> Result<usize, Rubbish> {
-    let Answer { data } = serde_json::from_slice(body).map_err(|error| match error.classify() {
+    embeddings::check(body, inputs, |_, _| true)
+}
+
+fn kind(error: &serde_json::Error) -> Rubbish {
+    match error.classify() {
         Category::Io | Category::Syntax | Category::Eof => Rubbish::NotJson,
         Category::Data => Rubbish::WrongShape,
-    })?;
-    if data.len() != inputs {
-        return Err(Rubbish::WrongCount);
     }
-    if data.iter().enumerate().any(|(place, row)| row.index != place) {
-        return Err(Rubbish::WrongOrder);
-    }
-    let dimensions = data.first().map_or(0, |row| row.embedding.dimensions);
-    if dimensions == 0 || data.iter().any(|row| row.embedding.dimensions != dimensions) {
-        return Err(Rubbish::WrongDimensions);
-    }
-    if data.iter().any(|row| !row.embedding.finite) {
-        return Err(Rubbish::NotFinite);
-    }
-    Ok(dimensions)
 }
 
 #[cfg(test)]

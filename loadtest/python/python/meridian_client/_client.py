@@ -1,0 +1,340 @@
+"""The client, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
+
+from ._errors import MeridianError, raised
+from ._native import Failed, Job, Native
+from ._preference import CancellationToken, RequestProcessingPreference, Terms
+from ._results import (
+    BatchPostResponse,
+    ClassificationResponse,
+    ClassificationResult,
+    OpenAIEmbeddingsResponse,
+    RerankResponse,
+    RerankResult,
+)
+
+#: Called with how many inputs are done and how many there are.
+Progress = Callable[[int, int], object]
+_T = TypeVar("_T")
+
+#: How often progress is told, and Ctrl-C and cancellation are looked at.
+_TICK_S = 0.1
+
+
+class HttpClientWrapper:
+    """Which HTTP to speak. Clients keep their own connections."""
+
+    def __init__(self, http_version: int = 1, proxy: Optional[str] = None) -> None:
+        if proxy is not None:
+            raise ValueError("proxy is not supported: give the proxy's own address as the base URL")
+        if http_version not in (1, 2):
+            raise ValueError(f"http_version {http_version}: write 1 or 2")
+        self.http_version = http_version
+
+
+class Endpoint:
+    """One of several places that serve the same. Whether one is well is seen by the requests themselves, so arguments about
+    health checks are taken and have no effect."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: Optional[str] = None,
+        client_wrapper: Optional[HttpClientWrapper] = None,
+        **health: object,
+    ) -> None:
+        self.base_url = base_url
+        self.api_key = api_key
+
+
+class EndpointPool:
+    """Several places that serve the same. One with weight 0 is a spare."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], endpoint_weights: Optional[Sequence[float]] = None) -> None:
+        self.endpoints = list(endpoints)
+        self.endpoint_weights = [1.0] * len(self.endpoints) if endpoint_weights is None else list(endpoint_weights)
+        if len(self.endpoint_weights) != len(self.endpoints):
+            raise ValueError(f"{len(self.endpoint_weights)} weights for {len(self.endpoints)} endpoints")
+
+
+class PerformanceClient:
+    """Embeds, ranks and classifies in bulk.
+
+    `base_url` is what one gives to an OpenAI client, with or without `/v1`; several are shared by load and stand in for one
+    another. Without `api_key`, `MERIDIAN_API_KEY` and `BASETEN_API_KEY` of the environment are looked at. `http_version` 2 is HTTP/2.
+    `roots_pem` are certificates that are believed beside the system's.
+
+    Every method takes a `preference`, or its fields as arguments of the call, and `progress`, which is called with how many
+    inputs are done and how many there are. The methods whose names begin with `async_` are for asyncio; the others let
+    go of the interpreter while they wait. Make a client after forking, not before.
+    """
+
+    def __init__(
+        self,
+        base_url: Union[str, Sequence[str]],
+        api_key: Optional[str] = None,
+        http_version: int = 1,
+        client_wrapper: Optional[HttpClientWrapper] = None,
+        proxy: Optional[str] = None,
+        endpoint_pool: Optional[EndpointPool] = None,
+        roots_pem: Optional[bytes] = None,
+    ) -> None:
+        self._wrapper = HttpClientWrapper(http_version, proxy) if client_wrapper is None else client_wrapper
+        environment = os.environ.get("MERIDIAN_API_KEY") or os.environ.get("BASETEN_API_KEY")
+        self._api_key = api_key or environment or None
+        endpoints: List[Tuple[str, Optional[str], float]]
+        if endpoint_pool is None:
+            urls = [base_url] if isinstance(base_url, str) else list(base_url)
+            endpoints = [(url, self._api_key, 1.0) for url in urls]
+        else:
+            pairs = zip(endpoint_pool.endpoints, endpoint_pool.endpoint_weights)
+            endpoints = [(one.base_url, one.api_key or self._api_key, float(weight)) for one, weight in pairs]
+        self._native = _native(lambda: Native(endpoints, self._wrapper.http_version, roots_pem))
+
+    @property
+    def api_key(self) -> Optional[str]:
+        """The API key."""
+        return self._api_key
+
+    def get_client_wrapper(self) -> HttpClientWrapper:
+        """Which HTTP this client speaks, to make another one like it."""
+        return self._wrapper
+
+    # Each operation is started in one place, and waited for in two ways.
+
+    def _embed(self, input, model, encoding_format, dimensions, user, preference, settings):
+        if encoding_format not in (None, "float", "base64"):
+            raise ValueError(f"encoding_format {encoding_format!r}: write 'float' or 'base64'")
+        as_base64 = encoding_format == "base64"
+        terms = Terms(preference, settings)
+        # Base64 travels whatever was asked for: it is the same numbers in half the bytes.
+        start = lambda: self._native.embed(input, model, dimensions, user, False, terms)  # noqa: E731
+        return start, terms, lambda vectors, run: OpenAIEmbeddingsResponse(vectors, run, as_base64)
+
+    def _rerank(self, query, texts, raw_scores, model, return_text, truncate, truncation_direction, preference, settings):
+        terms = Terms(preference, settings)
+        words = (model, raw_scores, return_text, truncate, truncation_direction)
+        finish = lambda ranks, run: RerankResponse([RerankResult(*rank) for rank in ranks], run=run)  # noqa: E731
+        return lambda: self._native.rerank(query, texts, *words, terms), terms, finish
+
+    def _classify(self, inputs, model, raw_scores, truncate, truncation_direction, preference, settings):
+        terms = Terms(preference, settings)
+
+        def finish(rows, run):
+            labels = [[ClassificationResult(*result) for result in row] for row in rows]
+            return ClassificationResponse(labels, run=run)
+
+        words = (model, raw_scores, truncate, truncation_direction)
+        return lambda: self._native.classify(inputs, *words, terms), terms, finish
+
+    def _batch(self, url_path, payloads, custom_headers, preference, method, settings):
+        method = (method or "POST").upper()
+        path = url_path if url_path.startswith("/") else f"/{url_path}"
+        terms = Terms(preference, settings, custom_headers)
+        if method in ("GET", "HEAD", "OPTIONS"):
+            bodies = [b""] * len(payloads)
+        else:
+            bodies = [json.dumps(payload, separators=(",", ":")).encode() for payload in payloads]
+
+        def finish(answers, run):
+            try:
+                return BatchPostResponse([json.loads(answer) if answer.strip() else None for answer in answers], run)
+            except ValueError as error:
+                raise raised(Failed("wrong", None, f"an answer of {path} is not JSON: {error}")) from None
+
+        return lambda: self._native.batch(method, path, bodies, terms), terms, finish
+
+    def embed(
+        self,
+        input: List[str],
+        model: str,
+        encoding_format: Optional[str] = None,
+        dimensions: Optional[int] = None,
+        user: Optional[str] = None,
+        preference: Optional[RequestProcessingPreference] = None,
+        *,
+        progress: Optional[Progress] = None,
+        **settings: Any,
+    ) -> OpenAIEmbeddingsResponse:
+        """The vectors of texts, by `POST /v1/embeddings`."""
+        return _wait(*self._embed(input, model, encoding_format, dimensions, user, preference, settings), progress)
+
+    async def async_embed(
+        self,
+        input: List[str],
+        model: str,
+        encoding_format: Optional[str] = None,
+        dimensions: Optional[int] = None,
+        user: Optional[str] = None,
+        preference: Optional[RequestProcessingPreference] = None,
+        *,
+        progress: Optional[Progress] = None,
+        **settings: Any,
+    ) -> OpenAIEmbeddingsResponse:
+        """As `embed`, for asyncio."""
+        started = self._embed(input, model, encoding_format, dimensions, user, preference, settings)
+        return await _await(*started, progress)
+
+    def rerank(
+        self,
+        query: str,
+        texts: List[str],
+        raw_scores: bool = False,
+        model: Optional[str] = None,
+        return_text: bool = False,
+        truncate: bool = False,
+        truncation_direction: str = "Right",
+        preference: Optional[RequestProcessingPreference] = None,
+        *,
+        progress: Optional[Progress] = None,
+        **settings: Any,
+    ) -> RerankResponse:
+        """How well texts match `query`, by `POST /rerank`. `index` is a text's place in `texts`."""
+        words = (query, texts, raw_scores, model, return_text, truncate, truncation_direction)
+        return _wait(*self._rerank(*words, preference, settings), progress)
+
+    async def async_rerank(
+        self,
+        query: str,
+        texts: List[str],
+        raw_scores: bool = False,
+        model: Optional[str] = None,
+        return_text: bool = False,
+        truncate: bool = False,
+        truncation_direction: str = "Right",
+        preference: Optional[RequestProcessingPreference] = None,
+        *,
+        progress: Optional[Progress] = None,
+        **settings: Any,
+    ) -> RerankResponse:
+        """As `rerank`, for asyncio."""
+        words = (query, texts, raw_scores, model, return_text, truncate, truncation_direction)
+        return await _await(*self._rerank(*words, preference, settings), progress)
+
+    def classify(
+        self,
+        inputs: List[str],
+        model: Optional[str] = None,
+        raw_scores: bool = False,
+        truncate: bool = False,
+        truncation_direction: str = "Right",
+        preference: Optional[RequestProcessingPreference] = None,
+        *,
+        progress: Optional[Progress] = None,
+        **settings: Any,
+    ) -> ClassificationResponse:
+        """The labels of texts, by `POST /predict`."""
+        words = (inputs, model, raw_scores, truncate, truncation_direction)
+        return _wait(*self._classify(*words, preference, settings), progress)
+
+    async def async_classify(
+        self,
+        inputs: List[str],
+        model: Optional[str] = None,
+        raw_scores: bool = False,
+        truncate: bool = False,
+        truncation_direction: str = "Right",
+        preference: Optional[RequestProcessingPreference] = None,
+        *,
+        progress: Optional[Progress] = None,
+        **settings: Any,
+    ) -> ClassificationResponse:
+        """As `classify`, for asyncio."""
+        words = (inputs, model, raw_scores, truncate, truncation_direction)
+        return await _await(*self._classify(*words, preference, settings), progress)
+
+    def batch_post(
+        self,
+        url_path: str,
+        payloads: List[Any],
+        custom_headers: Optional[Dict[str, str]] = None,
+        preference: Optional[RequestProcessingPreference] = None,
+        method: Optional[str] = None,
+        *,
+        progress: Optional[Progress] = None,
+        **settings: Any,
+    ) -> BatchPostResponse:
+        """Sends each payload as JSON, and parses each answer. What fails is sent again: give `max_retries=0` for what must not
+        happen twice."""
+        return _wait(*self._batch(url_path, payloads, custom_headers, preference, method, settings), progress)
+
+    async def async_batch_post(
+        self,
+        url_path: str,
+        payloads: List[Any],
+        custom_headers: Optional[Dict[str, str]] = None,
+        preference: Optional[RequestProcessingPreference] = None,
+        method: Optional[str] = None,
+        *,
+        progress: Optional[Progress] = None,
+        **settings: Any,
+    ) -> BatchPostResponse:
+        """As `batch_post`, for asyncio."""
+        return await _await(*self._batch(url_path, payloads, custom_headers, preference, method, settings), progress)
+
+
+def _native(call: Callable[[], _T]) -> _T:
+    """`call`, with the exceptions that people know."""
+    try:
+        return call()
+    except Failed as failed:
+        raise raised(failed) from None
+
+
+def _looked_at(job: Job, token: Optional[CancellationToken], progress: Optional[Progress], told: int) -> int:
+    """Between two ticks: whether to go on, and what to tell. How many inputs were told."""
+    if token is not None and token.is_cancelled():
+        job.cancel()
+        raise MeridianError("the operation was cancelled by its token")
+    _, _, done, inputs = job.progress()
+    if progress is not None and done > told:
+        progress(done, inputs)
+    return done
+
+
+def _wait(start: Callable[[], Job], terms: Terms, finish: Callable[..., _T], progress: Optional[Progress]) -> _T:
+    job, told = _native(start), 0
+    try:
+        over = False
+        while not over:
+            over = job.wait(_TICK_S)
+            told = _looked_at(job, terms.cancel_token, progress, told)
+    except BaseException:
+        # Ctrl-C too: nothing goes on that nobody waits for.
+        job.cancel()
+        raise
+    return finish(*_native(job.result))
+
+
+async def _await(
+    start: Callable[[], Job], terms: Terms, finish: Callable[..., _T], progress: Optional[Progress]
+) -> _T:
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    job, told = _native(start), 0
+
+    def notify() -> None:
+        try:
+            loop.call_soon_threadsafe(over.set)
+        except RuntimeError:
+            pass  # The loop was closed meanwhile, so nobody waits.
+
+    try:
+        job.notify(notify)
+        ticks = progress is not None or terms.cancel_token is not None
+        while not over.is_set():
+            try:
+                await asyncio.wait_for(over.wait(), _TICK_S if ticks else None)
+            except asyncio.TimeoutError:
+                pass
+            told = _looked_at(job, terms.cancel_token, progress, told)
+    except BaseException:
+        job.cancel()
+        raise
+    return finish(*_native(job.result))

@@ -1,0 +1,180 @@
+//! The extension module behind `meridian_client`: operations that run while Python goes on.
+//!
+//! Python's side ([`../python/meridian_client`]) has the classes that people use, and no hot path; this side has no opinion.
+//! An operation is a task of a runtime that the process has once. Starting one copies the texts out of Python's strings,
+//! and from then on nobody needs the interpreter until it is over: [`Job`] says whether it is, and hands out what came. Vectors
+//! are given to numpy where they lie, by its array interface, so there is no copy and no object for a row.
+
+mod job;
+mod preference;
+mod results;
+mod texts;
+
+use std::sync::{Arc, OnceLock};
+
+use loadtest::client::{
+    Client, ClientError, EmbedOptions, EndpointSettings, Failure, Protocol, ScoreOptions, Settings,
+};
+use pyo3::create_exception;
+use pyo3::exceptions::{PyException, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tokio::runtime::Runtime;
+
+use self::job::{Job, Outcome};
+use self::preference::RawPreference;
+use self::texts::Texts;
+
+create_exception!(
+    _native,
+    Failed,
+    PyException,
+    "An operation that gave no result: kind, status and message."
+);
+
+/// Where operations run.
+fn runtime() -> PyResult<&'static Runtime> {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime);
+    }
+    let made =
+        tokio::runtime::Builder::new_multi_thread().thread_name("meridian-client").enable_all().build();
+    let made = made.map_err(|error| PyRuntimeError::new_err(format!("no threads: {error}")))?;
+    Ok(RUNTIME.get_or_init(|| made))
+}
+
+/// What Python is told of an operation that gave no result.
+fn failed(error: &ClientError) -> PyErr {
+    let (kind, status) = match error {
+        ClientError::Invalid(_) => ("invalid", None),
+        ClientError::Failed { failure: Failure::Refused { status, .. }, .. } => ("status", Some(*status)),
+        ClientError::Failed { failure: Failure::TimedOut, .. } | ClientError::OutOfTime { .. } => {
+            ("timeout", None)
+        }
+        ClientError::Failed { .. } => ("connection", None),
+        ClientError::Wrong { .. } => ("wrong", None),
+    };
+    Failed::new_err((kind, status, error.to_string()))
+}
+
+/// A client. Its connections are kept between operations.
+#[pyclass(frozen)]
+struct Native {
+    client: Arc<Client>,
+}
+
+#[pymethods]
+impl Native {
+    /// `endpoints` are URL, API key and weight.
+    #[new]
+    fn new(
+        endpoints: Vec<(String, Option<String>, f64)>,
+        http_version: u8,
+        roots_pem: Option<Vec<u8>>,
+    ) -> PyResult<Native> {
+        let endpoint = |(url, key, weight)| EndpointSettings { url, key, weight };
+        let settings = Settings {
+            endpoints: endpoints.into_iter().map(endpoint).collect(),
+            protocol: if http_version == 2 { Protocol::Http2 } else { Protocol::Http1 },
+            roots_pem,
+        };
+        let client = Client::new(&settings).map_err(|error| failed(&error))?;
+        Ok(Native { client: Arc::new(client) })
+    }
+
+    /// Starts to embed.
+    #[pyo3(signature = (texts, model, dimensions, user, as_floats, preference))]
+    fn embed(
+        &self,
+        texts: Texts,
+        model: String,
+        dimensions: Option<usize>,
+        user: Option<String>,
+        as_floats: bool,
+        preference: RawPreference,
+    ) -> PyResult<Job> {
+        let client = Arc::clone(&self.client);
+        let options = EmbedOptions { model, dimensions, user, as_floats };
+        let preference = preference.checked()?;
+        Job::start(runtime()?, move |mut progress| async move {
+            let embedded = client.embed(&texts.all(), &options, &preference, &mut progress).await;
+            embedded.map(Outcome::Embedded)
+        })
+    }
+
+    /// Starts to rank.
+    #[pyo3(signature = (query, texts, model, raw_scores, return_text, truncate, truncation_direction, preference))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they are the words of the request, and the other side names them"
+    )]
+    fn rerank(
+        &self,
+        query: String,
+        texts: Texts,
+        model: Option<String>,
+        raw_scores: bool,
+        return_text: bool,
+        truncate: bool,
+        truncation_direction: String,
+        preference: RawPreference,
+    ) -> PyResult<Job> {
+        let client = Arc::clone(&self.client);
+        let options = ScoreOptions { model, raw_scores, return_text, truncate, truncation_direction };
+        let preference = preference.checked()?;
+        Job::start(runtime()?, move |mut progress| async move {
+            let ranked = client.rerank(&query, &texts.all(), &options, &preference, &mut progress).await;
+            ranked.map(|(ranks, run)| Outcome::Ranked(ranks, run))
+        })
+    }
+
+    /// Starts to classify.
+    #[pyo3(signature = (texts, model, raw_scores, truncate, truncation_direction, preference))]
+    fn classify(
+        &self,
+        texts: Texts,
+        model: Option<String>,
+        raw_scores: bool,
+        truncate: bool,
+        truncation_direction: String,
+        preference: RawPreference,
+    ) -> PyResult<Job> {
+        let client = Arc::clone(&self.client);
+        let options = ScoreOptions { model, raw_scores, return_text: false, truncate, truncation_direction };
+        let preference = preference.checked()?;
+        Job::start(runtime()?, move |mut progress| async move {
+            let classes = client.classify(&texts.all(), &options, &preference, &mut progress).await;
+            classes.map(|(classes, run)| Outcome::Classified(classes, run))
+        })
+    }
+
+    /// Starts to send each of `bodies` to `path`.
+    fn batch(
+        &self,
+        method: &str,
+        path: String,
+        bodies: Vec<Bound<'_, PyBytes>>,
+        preference: RawPreference,
+    ) -> PyResult<Job> {
+        let client = Arc::clone(&self.client);
+        let invalid = |_| Failed::new_err(("invalid", None::<u16>, format!("method {method:?}: is none")));
+        let method = http::Method::try_from(method).map_err(invalid)?;
+        let bodies: Vec<Vec<u8>> = bodies.iter().map(|body| body.as_bytes().to_vec()).collect();
+        let preference = preference.checked()?;
+        Job::start(runtime()?, move |mut progress| async move {
+            let answers = client.batch(method, &path, &bodies, &preference, &mut progress).await;
+            answers.map(|(answers, run)| Outcome::Answered(answers, run))
+        })
+    }
+}
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Native>()?;
+    module.add_class::<Job>()?;
+    module.add_class::<results::Vectors>()?;
+    module.add_class::<results::Run>()?;
+    module.add("Failed", module.py().get_type::<Failed>())?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}

@@ -1,0 +1,99 @@
+//! What Python gets to see of a result.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use loadtest::client::{self, Embedded};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Vectors in one block, which numpy takes where it lies.
+#[pyclass(frozen)]
+pub(crate) struct Vectors {
+    /// Kept for as long as an array shows it. Nobody here touches it again, so numpy may write to it.
+    _values: Mutex<Vec<f32>>,
+    address: usize,
+    rows: usize,
+    #[pyo3(get)]
+    dimensions: usize,
+    #[pyo3(get)]
+    model: String,
+    #[pyo3(get)]
+    prompt_tokens: u64,
+    #[pyo3(get)]
+    total_tokens: u64,
+}
+
+impl Vectors {
+    pub(crate) fn new(embedded: Embedded) -> (Vectors, Run) {
+        let Embedded { mut values, dimensions, model, prompt_tokens, total_tokens, run } = embedded;
+        let rows = values.len() / dimensions.max(1);
+        let address = values.as_mut_ptr().expose_provenance();
+        let vectors = Vectors {
+            _values: Mutex::new(values),
+            address,
+            rows,
+            dimensions,
+            model,
+            prompt_tokens,
+            total_tokens,
+        };
+        (vectors, Run::new(run))
+    }
+}
+
+#[pymethods]
+impl Vectors {
+    /// Version 3 of numpy's protocol; the array keeps this object for as long as it lives.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", (self.rows, self.dimensions))?;
+        interface.set_item("typestr", if cfg!(target_endian = "big") { ">f4" } else { "<f4" })?;
+        interface.set_item("data", (self.address, false))?;
+        Ok(interface)
+    }
+}
+
+/// How an operation went.
+#[pyclass(frozen)]
+pub(crate) struct Run {
+    run: client::Run,
+}
+
+impl Run {
+    pub(crate) fn new(run: client::Run) -> Run {
+        Run { run }
+    }
+}
+
+#[pymethods]
+impl Run {
+    /// Seconds from its beginning to its end.
+    #[getter]
+    fn total_time(&self) -> f64 {
+        self.run.took.as_secs_f64()
+    }
+
+    /// Seconds of each request.
+    #[getter]
+    fn times(&self) -> Vec<f64> {
+        self.run.requests.iter().map(|request| request.took.as_secs_f64()).collect()
+    }
+
+    /// Attempts at each request.
+    #[getter]
+    fn attempts(&self) -> Vec<u32> {
+        self.run.requests.iter().map(|request| request.attempts).collect()
+    }
+
+    /// The headers of each answer.
+    #[getter]
+    fn headers(&self) -> Vec<BTreeMap<String, String>> {
+        let of = |request: &client::RequestRecord| {
+            request.headers.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+        };
+        self.run.requests.iter().map(of).collect()
+    }
+}

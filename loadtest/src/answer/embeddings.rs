@@ -1,0 +1,272 @@
+//! Rows of an embeddings answer, looked at in one pass over its bytes.
+//!
+//! Most of such an answer are digits, and parsing them would cost more than all else that a request costs the generator. So
+//! rows that are written plainly are only counted ([`row`]), where they lie, by the same pass that finds out whether
+//! the answer is JSON at all; whatever else stands in a row is read number by number. Both say the same of every row, and
+//! both of every answer what a parser for everything says: property tests compare them.
+
+use super::{Rubbish, row};
+use crate::scan::{Cursor, Wrong};
+
+/// A row as it lies in the answer.
+struct Row<'a> {
+    index: u64,
+    dimensions: usize,
+    finite: bool,
+    /// With its brackets.
+    text: &'a [u8],
+}
+
+/// What a list of numbers is like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Shape {
+    dimensions: usize,
+    finite: bool,
+}
+
+/// How many numbers each row of `body` has, if it is an answer to `inputs` inputs of which `right` likes every row. Rows are
+/// parsed for `right` only where they have to be: it is given the row's text.
+pub(crate) fn check(
+    body: &[u8],
+    inputs: usize,
+    right: impl Fn(usize, &[u8]) -> bool,
+) -> Result<usize, Rubbish> {
+    let rows = rows(body, inputs).map_err(|wrong| match wrong {
+        Wrong::NotJson | Wrong::NotBase64 => Rubbish::NotJson,
+        Wrong::Shape(_) | Wrong::Index(_) => Rubbish::WrongShape,
+        Wrong::Count { .. } => Rubbish::WrongCount,
+        Wrong::Dimensions { .. } => Rubbish::WrongDimensions,
+        Wrong::NotFinite => Rubbish::NotFinite,
+    })?;
+    if rows.len() != inputs {
+        return Err(Rubbish::WrongCount);
+    }
+    if rows.iter().zip(0..).any(|(row, place)| row.index != place) {
+        return Err(Rubbish::WrongOrder);
+    }
+    let dimensions = rows.first().map_or(0, |row| row.dimensions);
+    if dimensions == 0 || rows.iter().any(|row| row.dimensions != dimensions) {
+        return Err(Rubbish::WrongDimensions);
+    }
+    if rows.iter().any(|row| !row.finite) {
+        return Err(Rubbish::NotFinite);
+    }
+    if !rows.iter().enumerate().all(|(place, row)| right(place, row.text)) {
+        return Err(Rubbish::Unexpected);
+    }
+    Ok(dimensions)
+}
+
+/// The numbers of a row, if it is one.
+pub(crate) fn numbers(row: &[u8]) -> Option<Vec<Option<f32>>> {
+    serde_json::from_slice(row).ok()
+}
+
+/// All rows of an answer, of which most likely so many come.
+fn rows(body: &[u8], likely: usize) -> Result<Vec<Row<'_>>, Wrong> {
+    let mut cursor = Cursor::new(body);
+    let mut rows = None;
+    object(&mut cursor, |key, cursor| {
+        if key != b"data" {
+            return cursor.skip();
+        }
+        if rows.is_some() || cursor.peek()? != b'[' {
+            return Err(Wrong::Shape("one list under `data`"));
+        }
+        let rows = rows.insert(Vec::with_capacity(likely));
+        let mut more = cursor.open(b'[', b']')?;
+        while more {
+            rows.push(one(cursor)?);
+            more = cursor.more(b']')?;
+        }
+        Ok(())
+    })?;
+    cursor.end()?;
+    rows.ok_or(Wrong::Shape("`data`"))
+}
+
+/// One element of `data`.
+fn one<'a>(cursor: &mut Cursor<'a>) -> Result<Row<'a>, Wrong> {
+    let (mut index, mut row) = (None, None);
+    object(cursor, |key, cursor| {
+        match key {
+            b"index" if index.is_none() => index = Some(cursor.count("number under `index`")?),
+            b"embedding" if row.is_none() => row = Some(list(cursor)?),
+            b"index" | b"embedding" => return Err(Wrong::Shape("one of each in a row")),
+            _ => cursor.skip()?,
+        }
+        Ok(())
+    })?;
+    let index = index.ok_or(Wrong::Shape("`index`"))?;
+    let (text, Shape { dimensions, finite }) = row.ok_or(Wrong::Shape("`embedding`"))?;
+    Ok(Row { index, dimensions, finite, text })
+}
+
+/// Goes through an object: `of` is given each key, with the cursor before its value.
+fn object<'a>(
+    cursor: &mut Cursor<'a>,
+    mut of: impl FnMut(&'a [u8], &mut Cursor<'a>) -> Result<(), Wrong>,
+) -> Result<(), Wrong> {
+    if cursor.peek()? != b'{' {
+        return Err(Wrong::Shape("object"));
+    }
+    let mut more = cursor.open(b'{', b'}')?;
+    while more {
+        of(cursor.key()?, cursor)?;
+        more = cursor.more(b'}')?;
+    }
+    Ok(())
+}
+
+/// A list of numbers.
+fn list<'a>(cursor: &mut Cursor<'a>) -> Result<(&'a [u8], Shape), Wrong> {
+    if cursor.peek()? != b'[' {
+        return Err(Wrong::Shape("list under `embedding`"));
+    }
+    if let Some(row::Plain { numbers, bytes }) = row::plain(&cursor.rest()[1..]) {
+        return Ok((cursor.pass(1 + bytes), Shape { dimensions: numbers, finite: true }));
+    }
+    let from = cursor.rest();
+    let shape = one_by_one(cursor)?;
+    Ok((&from[..from.len() - cursor.rest().len()], shape))
+}
+
+/// What a list is like whose numbers are written in whatever way.
+fn one_by_one(cursor: &mut Cursor<'_>) -> Result<Shape, Wrong> {
+    let mut shape = Shape { dimensions: 0, finite: true };
+    let mut more = cursor.open(b'[', b']')?;
+    while more {
+        shape.dimensions += 1;
+        match cursor.peek()? {
+            // How JavaScript writes NaN.
+            b'n' => {
+                cursor.skip()?;
+                shape.finite = false;
+            }
+            b'-' | b'0'..=b'9' => {
+                // A number beyond f32 becomes infinite here.
+                let number: f32 = cursor.number()?.parse().map_err(|_| Wrong::NotJson)?;
+                shape.finite &= number.is_finite();
+            }
+            _ => {
+                cursor.skip()?;
+                return Err(Wrong::Shape("number in a row"));
+            }
+        }
+        more = cursor.more(b']')?;
+    }
+    Ok(shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    #[test]
+    fn a_row_is_a_list_of_numbers() {
+        let check = |row: &str, expected: Result<(usize, bool), Rubbish>| {
+            let body = format!(r#"{{"data":[{{"index":0,"embedding":{row}}}]}}"#);
+            let got = rows(body.as_bytes(), 1).map(|rows| (rows[0].dimensions, rows[0].finite, rows[0].text));
+            let expected = expected.ok().map(|(dimensions, finite)| (dimensions, finite, row.as_bytes()));
+            assert_eq!(got.ok(), expected, "{row}");
+        };
+        check("[1,2,3]", Ok((3, true)));
+        check("[]", Ok((0, true)));
+        check("[ 1 , 2 ]", Ok((2, true)));
+        check("[1,null]", Ok((2, false)));
+        check("[1e39]", Ok((1, false)));
+        check("[1e400]", Ok((1, false)));
+        check("[1e-9,-0.5E+3]", Ok((2, true)));
+        for wrong in [
+            "\"AAAA\"",
+            "[[1],[2]]",
+            "[\"1\"]",
+            "{}",
+            "1",
+            "[1,]",
+            "[01]",
+            "[1 2]",
+            "[1.]",
+            "[nul]",
+            "[true]",
+        ] {
+            check(wrong, Err(Rubbish::WrongShape));
+        }
+        // As many digits as f32 holds, and one more, at every alignment.
+        for before in 0..140 {
+            let with = |digits: usize| format!("[{}0.5,{},1]", "1,".repeat(before), "9".repeat(digits));
+            check(&with(38), Ok((before + 3, true)));
+            check(&with(39), Ok((before + 3, false)));
+        }
+    }
+
+    /// What a parser for everything says of an answer: as `check`, without the reasons.
+    fn parsed(body: &[u8], inputs: usize) -> Option<usize> {
+        let body: Value = serde_json::from_slice(body).ok()?;
+        let data = body.get("data")?.as_array().filter(|data| data.len() == inputs)?;
+        let mut dimensions = None;
+        for (place, row) in data.iter().enumerate() {
+            let numbers = row.get("embedding")?.as_array()?;
+            let finite = |number: &Value| number.as_f64().is_some_and(|number| (number as f32).is_finite());
+            let right = row.get("index")?.as_u64() == Some(place as u64) && numbers.iter().all(finite);
+            if !right || *dimensions.get_or_insert(numbers.len()) != numbers.len() {
+                return None;
+            }
+        }
+        dimensions.filter(|dimensions| *dimensions > 0)
+    }
+
+    fn number() -> impl Strategy<Value = String> {
+        prop_oneof![
+            6 => (-1.0_f32..1.0).prop_map(|n| format!("{n}")),
+            3 => (-1.0_f64..1.0).prop_map(|n| format!("{n}")),
+            1 => any::<f32>().prop_filter("finite", |n| n.is_finite()).prop_map(|n| serde_json::json!(n).to_string()),
+            1 => any::<f64>().prop_filter("finite", |n| n.is_finite()).prop_map(|n| serde_json::json!(n).to_string()),
+            1 => "[1-9][0-9]{0,45}",
+        ]
+    }
+
+    /// An answer of two rows, mostly a good one.
+    fn answer() -> impl Strategy<Value = String> {
+        let rows = (1_usize..60).prop_flat_map(|numbers| {
+            prop::collection::vec(prop::collection::vec(number(), numbers..=numbers), 2)
+        });
+        (rows, prop::sample::select(vec![",", ", ", " ,\n"])).prop_map(|(rows, between)| {
+            let row = |place: usize| {
+                format!(
+                    r#"{{"object":"embedding","embedding":[{}],"index":{place}}}"#,
+                    rows[place].join(between)
+                )
+            };
+            format!(r#"{{"data":[{},{}],"model":"m\u00e9","usage":{{"total_tokens":12}}}}"#, row(0), row(1))
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        #[test]
+        fn looking_at_an_answer_says_the_same_as_parsing_it(body in answer()) {
+            prop_assert_eq!(super::super::check(body.as_bytes(), 2).ok(), parsed(body.as_bytes(), 2), "{}", body);
+        }
+
+        #[test]
+        fn and_of_one_of_which_a_byte_is_another_or_the_end_is_gone(
+            body in answer(),
+            place in any::<prop::sample::Index>(),
+            byte in prop_oneof![
+                prop::sample::select(b"0123456789-+.eE,[]{}:\"\\ nul\x01\xc3".to_vec()),
+                any::<u8>(),
+            ],
+            cut in any::<bool>(),
+        ) {
+            let mut body = body.into_bytes();
+            let place = place.index(body.len());
+            if cut { body.truncate(place) } else { body[place] = byte }
+            let got = super::super::check(&body, 2).ok();
+            prop_assert_eq!(got, parsed(&body, 2), "{}", String::from_utf8_lossy(&body));
+        }
+    }
+}

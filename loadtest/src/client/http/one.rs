@@ -1,0 +1,322 @@
+//! HTTP/1.1: a request out, an answer into one buffer.
+//!
+//! Reading is strict where leniency would let two readers see two answers: both a length and chunks, two lengths, or
+//! bytes after the end are no answer. A connection is used again only after an answer that ended where it said it would.
+
+use std::ops::Range;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use super::{ANSWER_BYTES_MAX, Answer, Failure, HEAD_BYTES_MAX, Headers};
+
+/// A stream that a request can be sent on.
+pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// The most headers of an answer.
+const HEADERS_MAX: usize = 96;
+
+/// Room for the first read, where the buffer is new.
+const FIRST_READ_BYTES: usize = 64 << 10;
+
+/// Where an answer's body ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    Length(usize),
+    Chunks,
+    UntilClosed,
+}
+
+#[derive(Debug)]
+struct Head {
+    status: u16,
+    headers: Headers,
+    bytes: usize,
+    framing: Framing,
+    keep: bool,
+}
+
+/// Sends a request, of which `bodiless` says that its answer has no body whatever its head says (HEAD). Reads the answer into
+/// `buffer`. Its status, and whether the connection can be used again.
+pub(super) async fn exchange(
+    io: &mut dyn Io,
+    request: &[u8],
+    bodiless: bool,
+    mut buffer: Vec<u8>,
+) -> Result<(u16, Answer, bool), Failure> {
+    // A server may refuse a request that it has not read to its end; what it says is worth more than that it hung up.
+    let sent = io.write_all(request).await;
+    buffer.clear();
+    buffer.reserve(FIRST_READ_BYTES);
+    let head = match head(io, &mut buffer, bodiless).await {
+        Ok(head) => head,
+        Err(failure) => {
+            return Err(sent.err().map_or(failure, |error| Failure::BrokenOff(error.to_string())));
+        }
+    };
+    let Head { status, headers, bytes, framing, keep } = head;
+    let (body, ended) = match framing {
+        Framing::Length(length) => {
+            let end = bytes + length;
+            buffer.reserve(end.saturating_sub(buffer.len()));
+            while buffer.len() < end {
+                more(io, &mut buffer).await?;
+            }
+            (bytes..end, buffer.len() == end)
+        }
+        Framing::Chunks => chunks(io, &mut buffer, bytes).await?,
+        Framing::UntilClosed => {
+            while io.read_buf(&mut buffer).await.map_err(broken)? > 0 {
+                within_limit(buffer.len() - bytes)?;
+            }
+            (bytes..buffer.len(), false)
+        }
+    };
+    Ok((status, Answer { headers, buffer, body }, keep && ended && sent.is_ok()))
+}
+
+/// The head of the answer, behind those that only say that it will come.
+async fn head(io: &mut dyn Io, buffer: &mut Vec<u8>, bodiless: bool) -> Result<Head, Failure> {
+    loop {
+        if let Some(head) = parse(buffer, bodiless)? {
+            if head.status >= 200 {
+                return Ok(head);
+            }
+            if head.status == 101 {
+                return Err(malformed("a change of protocol that nobody asked for"));
+            }
+            buffer.drain(..head.bytes);
+        } else if buffer.len() > HEAD_BYTES_MAX {
+            return Err(malformed("a head that does not end"));
+        } else {
+            more(io, buffer).await?;
+        }
+    }
+}
+
+/// The head at the beginning of `bytes`, if it is whole.
+fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Failure> {
+    let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut response = httparse::Response::new(&mut fields);
+    let length = match response.parse(bytes) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(error) => return Err(malformed(&error.to_string())),
+    };
+    let status = response.code.unwrap_or_default();
+    let mut headers = Headers::default();
+    let mut keep = response.version == Some(1);
+    let (mut content_length, mut chunked) = (None, false);
+    for field in response.headers.iter() {
+        headers.push(field.name, field.value);
+        if field.name.eq_ignore_ascii_case("content-length") {
+            let text = std::str::from_utf8(field.value).unwrap_or_default().trim();
+            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            let said: usize = text
+                .parse()
+                .ok()
+                .filter(|_| digits)
+                .ok_or_else(|| malformed("a length that is no number"))?;
+            if content_length.is_some_and(|earlier| earlier != said) {
+                return Err(malformed("two lengths"));
+            }
+            content_length = Some(said);
+        } else if field.name.eq_ignore_ascii_case("transfer-encoding") {
+            if !field.value.trim_ascii().eq_ignore_ascii_case(b"chunked") {
+                return Err(malformed("a transfer encoding other than chunked"));
+            }
+            chunked = true;
+        } else if field.name.eq_ignore_ascii_case("connection") {
+            let has = |word: &[u8]| {
+                field.value.split(|byte| *byte == b',').any(|one| one.trim_ascii().eq_ignore_ascii_case(word))
+            };
+            keep = (keep || has(b"keep-alive")) && !has(b"close");
+        }
+    }
+    let framing = match (chunked, content_length) {
+        _ if bodiless || status < 200 || matches!(status, 204 | 304) => Framing::Length(0),
+        (true, Some(_)) => return Err(malformed("both a length and chunks")),
+        (true, None) => Framing::Chunks,
+        (false, Some(length)) => {
+            within_limit(length)?;
+            Framing::Length(length)
+        }
+        (false, None) => Framing::UntilClosed,
+    };
+    Ok(Some(Head { status, headers, bytes: length, framing, keep }))
+}
+
+/// Puts the chunks from `begin` on together; where the body lies then, and whether nothing came after it.
+async fn chunks(
+    io: &mut dyn Io,
+    buffer: &mut Vec<u8>,
+    begin: usize,
+) -> Result<(Range<usize>, bool), Failure> {
+    // Before `end` is the body so far; from `at` on what has not been looked at.
+    let (mut end, mut at) = (begin, begin);
+    loop {
+        let line = line(io, buffer, at).await?;
+        let text = std::str::from_utf8(&buffer[at..line]).unwrap_or_default();
+        let size = text.split(';').next().unwrap_or_default().trim();
+        let digits = !size.is_empty() && size.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let size = usize::from_str_radix(size, 16).ok().filter(|_| digits);
+        let size = size.ok_or_else(|| malformed("a chunk without a size"))?;
+        at = line + 2;
+        if size == 0 {
+            break;
+        }
+        within_limit((end - begin).saturating_add(size))?;
+        let next = at + size + 2;
+        buffer.reserve(next.saturating_sub(buffer.len()));
+        while buffer.len() < next {
+            more(io, buffer).await?;
+        }
+        if &buffer[next - 2..next] != b"\r\n" {
+            return Err(malformed("a chunk that does not end where it said"));
+        }
+        buffer.copy_within(at..at + size, end);
+        (end, at) = (end + size, next);
+    }
+    // Trailers, up to an empty line.
+    let trailers = at;
+    loop {
+        let line = line(io, buffer, at).await?;
+        let empty = line == at;
+        at = line + 2;
+        if empty {
+            return Ok((begin..end, buffer.len() == at));
+        }
+        if at - trailers > HEAD_BYTES_MAX {
+            return Err(malformed("trailers that do not end"));
+        }
+    }
+}
+
+/// Where the line that begins at `at` ends, before its CRLF.
+async fn line(io: &mut dyn Io, buffer: &mut Vec<u8>, at: usize) -> Result<usize, Failure> {
+    /// Sizes are a few digits; extensions and trailers are not meant for us.
+    const LINE_BYTES_MAX: usize = 8 << 10;
+    loop {
+        if let Some(found) = memchr::memmem::find(&buffer[at..], b"\r\n") {
+            return Ok(at + found);
+        }
+        if buffer.len() - at > LINE_BYTES_MAX {
+            return Err(malformed("a line among the chunks that does not end"));
+        }
+        more(io, buffer).await?;
+    }
+}
+
+async fn more(io: &mut dyn Io, buffer: &mut Vec<u8>) -> Result<(), Failure> {
+    match io.read_buf(buffer).await {
+        Ok(0) => Err(Failure::BrokenOff("it was closed".to_owned())),
+        Ok(_) => Ok(()),
+        Err(error) => Err(broken(error)),
+    }
+}
+
+fn within_limit(bytes: usize) -> Result<(), Failure> {
+    if bytes > ANSWER_BYTES_MAX {
+        return Err(malformed(&format!(
+            "a body of more than {ANSWER_BYTES_MAX} bytes; ask for fewer texts at once"
+        )));
+    }
+    Ok(())
+}
+
+fn broken(error: std::io::Error) -> Failure {
+    Failure::BrokenOff(error.to_string())
+}
+
+fn malformed(what: &str) -> Failure {
+    Failure::Malformed(what.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::duplex;
+
+    /// What is read of `answer`, which comes in pieces of so many bytes and then ends.
+    async fn read(answer: &[u8], piece: usize) -> Result<(u16, String, bool), Failure> {
+        let (mut ours, mut theirs) = duplex(1 << 20);
+        let answer = answer.to_vec();
+        let server = async move {
+            let mut request = [0; 4];
+            theirs.read_exact(&mut request).await.expect("a request");
+            for piece in answer.chunks(piece) {
+                theirs.write_all(piece).await.expect("somebody reads");
+                tokio::task::yield_now().await;
+            }
+        };
+        let exchange = exchange(&mut ours, b"ping", false, Vec::new());
+        let (got, ()) = tokio::join!(exchange, server);
+        got.map(|(status, answer, keep)| (status, String::from_utf8_lossy(answer.body()).into_owned(), keep))
+    }
+
+    async fn check(answer: &str, expected: Option<(u16, &str, bool)>) {
+        for piece in [1, 7, 4096] {
+            let got = read(answer.as_bytes(), piece).await;
+            let as_expected = match (&got, expected) {
+                (Ok((status, body, keep)), Some(expected)) => (*status, body.as_str(), *keep) == expected,
+                (got, expected) => got.is_err() && expected.is_none(),
+            };
+            assert!(as_expected, "{answer:?} in pieces of {piece}: {got:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_ends_where_it_says() {
+        check("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", Some((200, "hi", true))).await;
+        check(
+            "HTTP/1.1 200 OK\r\nconnection: Close\r\ncontent-length: 2\r\n\r\nhi",
+            Some((200, "hi", false)),
+        )
+        .await;
+        check("HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi", Some((200, "hi", false))).await;
+        check("HTTP/1.1 200 OK\r\n\r\nall of it", Some((200, "all of it", false))).await;
+        check("HTTP/1.1 204 No\r\n\r\n", Some((204, "", true))).await;
+        check("HTTP/1.1 100 Go\r\n\r\nHTTP/1.1 429 No\r\ncontent-length: 0\r\n\r\n", Some((429, "", true)))
+            .await;
+        let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        check(
+            &format!("{chunked}2\r\nhi\r\nA;x=y\r\n 0123456\r\n\r\n0\r\n\r\n"),
+            Some((200, "hi 0123456\r\n", true)),
+        )
+        .await;
+        check(&format!("{chunked}0\r\nx-trailer: 1\r\n\r\n"), Some((200, "", true))).await;
+    }
+
+    #[tokio::test]
+    async fn what_ends_otherwise_is_no_answer() {
+        check("", None).await;
+        check("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi", None).await;
+        check("HTTP/1.1 200 OK\r\ncontent-length: -2\r\n\r\nhi", None).await;
+        check("HTTP/1.1 200 OK\r\ncontent-length: +2\r\n\r\nhi", None).await;
+        check("HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nhi!", None).await;
+        check("HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\nhi", None).await;
+        check("HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nhi", None).await;
+        check("HTTP/1.1 101 Switch\r\n\r\n", None).await;
+        check("SSH-2.0-OpenSSH\r\n\r\n", None).await;
+        let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        for rest in ["2\r\nhi\r\n", "2\r\nhi!\r\n0\r\n\r\n", "x\r\n", "-1\r\n", "2\r\nh"] {
+            check(&format!("{chunked}{rest}"), None).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_with_bytes_after_the_answer_is_not_used_again() {
+        let got = read(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi!", 4096).await;
+        assert_eq!(got, Ok((200, "hi".to_owned(), false)));
+    }
+
+    #[test]
+    fn heads_and_bodies_have_limits() {
+        let head = |length: usize| format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
+        assert!(parse(head(ANSWER_BYTES_MAX).as_bytes(), false).is_ok());
+        assert!(parse(head(ANSWER_BYTES_MAX + 1).as_bytes(), false).is_err());
+        let many = |count: usize| format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(count));
+        assert!(parse(many(HEADERS_MAX).as_bytes(), false).is_ok());
+        assert!(parse(many(HEADERS_MAX + 1).as_bytes(), false).is_err());
+    }
+}

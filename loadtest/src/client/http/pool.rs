@@ -1,0 +1,273 @@
+//! An endpoint and the connections to it.
+
+use std::io::ErrorKind;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+use http_body_util::Full;
+use tokio::io::ReadBuf;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::one::{self, Io};
+use super::tls::Trust;
+use super::two::Session;
+use super::{Answer, Failure, Protocol, judged};
+
+/// How long a connection may take to come about, so that another endpoint gets its turn.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The most connections that are kept for the next request.
+const IDLE_MAX: usize = 1024;
+
+const AGENT: &str = concat!("meridian-client/", env!("CARGO_PKG_VERSION"));
+
+/// One endpoint.
+pub(in crate::client) struct Wire {
+    uri: Uri,
+    host: String,
+    port: u16,
+    /// Where the endpoint's paths begin.
+    base: String,
+    key: Option<HeaderValue>,
+    protocol: Protocol,
+    trust: Option<Trust>,
+    idle: Mutex<Vec<Box<dyn Io>>>,
+    sessions: tokio::sync::Mutex<Vec<Session>>,
+    /// The server was offered HTTP/2 and took HTTP/1.1.
+    declined: AtomicBool,
+}
+
+/// What is the same in all requests of an operation to one endpoint.
+pub(in crate::client) struct Outgoing {
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    /// The head in HTTP/1.1 up to the length of the body.
+    head: Vec<u8>,
+}
+
+/// Whether a caller may set this header: not those that say where a message ends.
+pub(in crate::client) fn may_be_set(name: &HeaderName) -> bool {
+    ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST, http::header::CONNECTION, http::header::UPGRADE].contains(name)
+}
+
+impl Wire {
+    /// The endpoint below `url`, with or without `/v1`.
+    pub(in crate::client) fn new(
+        url: &str,
+        key: Option<HeaderValue>,
+        protocol: Protocol,
+        trust: Option<Trust>,
+    ) -> Result<Wire, String> {
+        let wrong = |what: &str| format!("endpoint {url:?}: {what}; write it like http://127.0.0.1:8080");
+        let uri: Uri = url.parse().map_err(|_| wrong("is not a URL"))?;
+        let default_port = match uri.scheme_str() {
+            Some("http") => 80,
+            Some("https") => 443,
+            _ => return Err(wrong("has neither the scheme http nor https")),
+        };
+        let authority = uri.authority().filter(|authority| !authority.host().is_empty());
+        let authority = authority.ok_or_else(|| wrong("has no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(
+                "an endpoint carries a user or a password (not shown); give the API key by itself".to_owned()
+            );
+        }
+        if uri.query().is_some() {
+            return Err(wrong("carries a query"));
+        }
+        let base = uri.path().trim_end_matches('/');
+        Ok(Wire {
+            host: authority.host().trim_matches(['[', ']']).to_owned(),
+            port: authority.port_u16().unwrap_or(default_port),
+            base: base.strip_suffix("/v1").unwrap_or(base).to_owned(),
+            key,
+            protocol,
+            trust: (default_port == 443).then_some(trust).flatten(),
+            idle: Mutex::new(Vec::new()),
+            sessions: tokio::sync::Mutex::new(Vec::new()),
+            declined: AtomicBool::new(false),
+            uri,
+        })
+    }
+
+    /// Requests with this method, path and headers.
+    pub(in crate::client) fn outgoing(
+        &self,
+        method: &Method,
+        path: &str,
+        extra: &HeaderMap,
+    ) -> Result<Outgoing, String> {
+        let wrong = || format!("path {path:?}: is not a path; write it like /v1/embeddings");
+        if !path.starts_with('/') {
+            return Err(wrong());
+        }
+        let whole: PathAndQuery = format!("{}{path}", self.base).parse().map_err(|_| wrong())?;
+        let authority = self.uri.authority().map_or("", |authority| authority.as_str());
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        if let Some(key) = &self.key {
+            headers.insert(http::header::AUTHORIZATION, key.clone());
+        }
+        headers.extend(extra.clone());
+        let mut head = format!("{method} {whole} HTTP/1.1\r\nhost: {authority}\r\n").into_bytes();
+        for (name, value) in &headers {
+            head.extend_from_slice(name.as_str().as_bytes());
+            head.extend_from_slice(b": ");
+            head.extend_from_slice(value.as_bytes());
+            head.extend_from_slice(b"\r\n");
+        }
+        head.extend_from_slice(b"content-length: ");
+        let mut parts = self.uri.clone().into_parts();
+        parts.path_and_query = Some(whole);
+        let uri = Uri::from_parts(parts).map_err(|_| wrong())?;
+        Ok(Outgoing { method: method.clone(), uri, headers, head })
+    }
+
+    /// Sends a request and reads its answer into `buffer`.
+    pub(in crate::client) async fn send(
+        &self,
+        out: &Outgoing,
+        body: Vec<u8>,
+        buffer: Vec<u8>,
+    ) -> Result<Answer, Failure> {
+        if self.protocol == Protocol::Http2
+            && let Some(session) = self.session().await?
+        {
+            let mut request = Request::new(Full::new(Bytes::from(body)));
+            *request.method_mut() = out.method.clone();
+            *request.uri_mut() = out.uri.clone();
+            *request.headers_mut() = out.headers.clone();
+            let (status, answer) = session.exchange(request, buffer).await?;
+            return judged(status, answer);
+        }
+        let mut request = Vec::with_capacity(out.head.len() + 24 + body.len());
+        request.extend_from_slice(&out.head);
+        request.extend_from_slice(body.len().to_string().as_bytes());
+        request.extend_from_slice(b"\r\n\r\n");
+        request.extend_from_slice(&body);
+        let mut io = match self.kept() {
+            Some(io) => io,
+            None => self.connect().await?.0,
+        };
+        let bodiless = out.method == Method::HEAD;
+        let (status, answer, keep) = one::exchange(&mut *io, &request, bodiless, buffer).await?;
+        if keep {
+            self.keep(io);
+        }
+        judged(status, answer)
+    }
+
+    /// A connection with HTTP/2 that has room; none if the server does not speak it.
+    async fn session(&self) -> Result<Option<Session>, Failure> {
+        if self.declined.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        // Held while a connection comes about: whoever waits will most likely use that one.
+        let mut sessions = self.sessions.lock().await;
+        sessions.retain(|session| !session.is_over());
+        if let Some(session) = sessions.iter().find(|session| session.has_room()) {
+            return Ok(Some(session.clone()));
+        }
+        if self.declined.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let (io, agreed) = self.connect().await?;
+        if !agreed {
+            self.declined.store(true, Ordering::Relaxed);
+            self.keep(io);
+            return Ok(None);
+        }
+        let session = Session::open(io).await?;
+        sessions.push(session.clone());
+        Ok(Some(session))
+    }
+
+    /// A new connection, and whether HTTP/2 is spoken on it.
+    async fn connect(&self) -> Result<(Box<dyn Io>, bool), Failure> {
+        let connected = timeout(CONNECT_TIMEOUT, async {
+            let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
+            tcp.set_nodelay(true)?;
+            Ok(match &self.trust {
+                None => (Box::new(tcp) as Box<dyn Io>, self.protocol == Protocol::Http2),
+                Some(trust) => {
+                    let (stream, agreed) = trust.secure(tcp, &self.host).await?;
+                    (Box::new(stream) as Box<dyn Io>, agreed)
+                }
+            })
+        });
+        let failed = |error: std::io::Error| Failure::Unreachable(error.to_string());
+        connected.await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())).map_err(failed)
+    }
+
+    /// The connection that was used last, if it is still as it was left.
+    fn kept(&self) -> Option<Box<dyn Io>> {
+        loop {
+            let mut io = self.idle().pop()?;
+            let mut byte = [0];
+            let mut nothing = ReadBuf::new(&mut byte);
+            let mut nobody = Context::from_waker(Waker::noop());
+            // Closed by the server, or with bytes that nobody asked for: either way something can be read.
+            if Pin::new(&mut *io).poll_read(&mut nobody, &mut nothing).is_pending() {
+                return Some(io);
+            }
+        }
+    }
+
+    fn keep(&self, io: Box<dyn Io>) {
+        let mut idle = self.idle();
+        if idle.len() < IDLE_MAX {
+            idle.push(io);
+        }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Box<dyn Io>>> {
+        self.idle.lock().expect("nobody panics while holding a list")
+    }
+
+    /// How an error names it.
+    pub(in crate::client) fn name(&self) -> String {
+        self.uri.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wire(url: &str) -> Result<Wire, String> {
+        Wire::new(url, None, Protocol::Http1, None)
+    }
+
+    #[test]
+    fn an_endpoint_is_what_one_gives_to_other_clients() {
+        let check = |url: &str, expected: &str| {
+            let out =
+                wire(url).unwrap().outgoing(&Method::POST, "/v1/embeddings", &HeaderMap::new()).unwrap();
+            assert_eq!(out.uri.to_string(), expected, "{url}");
+            let head = String::from_utf8(out.head).unwrap();
+            assert!(head.starts_with(&format!("POST {} HTTP/1.1\r\nhost: ", out.uri.path())), "{head}");
+        };
+        check("http://127.0.0.1:8080", "http://127.0.0.1:8080/v1/embeddings");
+        check("https://a.b/v1/", "https://a.b/v1/embeddings");
+        check("http://[::1]:1/under/deployments/m/v1", "http://[::1]:1/under/deployments/m/v1/embeddings");
+        for wrong in ["", "127.0.0.1:80", "ftp://a", "http://", "http://a?b", "http://user@a", "a b"] {
+            assert!(wire(wrong).is_err(), "{wrong}");
+        }
+        let of_path = |path| wire("http://a").unwrap().outgoing(&Method::POST, path, &HeaderMap::new());
+        for wrong in ["", "x", "/a b", "/a\r\nx: y"] {
+            assert!(of_path(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(of_path("/a?b=c").is_ok());
+    }
+}

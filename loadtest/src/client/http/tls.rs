@@ -1,0 +1,62 @@
+//! TLS with the roots of the system, and those that the caller adds.
+
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls_platform_verifier::Verifier;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::Protocol;
+
+/// Whom to believe that they are who they say.
+#[derive(Clone)]
+pub(in crate::client) struct Trust {
+    connector: TlsConnector,
+}
+
+impl Trust {
+    /// Those that the system believes, and the certificates in `extra_pem`.
+    pub(in crate::client) fn new(extra_pem: Option<&[u8]>, protocol: Protocol) -> Result<Trust, String> {
+        let extra = extra_pem.map_or(Ok(Vec::new()), |pem| {
+            let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+            match certificates {
+                Ok(certificates) if certificates.is_empty() => {
+                    Err("roots: no certificate in the PEM".to_owned())
+                }
+                Ok(certificates) => Ok(certificates),
+                Err(error) => Err(format!("roots: not PEM: {error}")),
+            }
+        })?;
+        let provider = Arc::new(default_provider());
+        let verifier = Verifier::new_with_extra_roots(extra, Arc::clone(&provider))
+            .map_err(|error| format!("roots: {error}"))?;
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| format!("TLS: {error}"))?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth();
+        config.alpn_protocols = match protocol {
+            Protocol::Http1 => vec![b"http/1.1".to_vec()],
+            Protocol::Http2 => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        };
+        Ok(Trust { connector: TlsConnector::from(Arc::new(config)) })
+    }
+
+    /// The stream over TLS, and whether HTTP/2 was agreed on.
+    pub(super) async fn secure(
+        &self,
+        tcp: TcpStream,
+        host: &str,
+    ) -> std::io::Result<(TlsStream<TcpStream>, bool)> {
+        let name = ServerName::try_from(host.to_owned()).map_err(std::io::Error::other)?;
+        let stream = self.connector.connect(name, tcp).await?;
+        let agreed = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        Ok((stream, agreed))
+    }
+}

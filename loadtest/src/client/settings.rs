@@ -1,0 +1,219 @@
+//! What a client is told once ([`Settings`]) and what an operation is told ([`Preference`]), and their limits.
+//!
+//! Both are checked whole before anything is sent; all problems come back together, each with its field, its limit and what
+//! to write.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::fate::RetryRules;
+use super::http::{Protocol, may_be_set};
+use super::split::RequestLimits;
+
+/// The most texts of one request: what OpenAI's API takes.
+pub const REQUEST_TEXTS_MAX: usize = 2048;
+
+/// The most requests in flight: with HTTP/1.1 each holds a connection.
+pub const IN_FLIGHT_MAX: usize = 1024;
+
+/// The most attempts after the first.
+pub const RETRIES_MAX: u32 = 10;
+
+/// The largest share of a budget: three for each success is a flood already.
+pub const SHARE_MAX: f64 = 3.0;
+
+/// Where to, as whom, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// At least one; as many as may stand in for one another.
+    pub endpoints: Vec<EndpointSettings>,
+    /// Which HTTP.
+    pub protocol: Protocol,
+    /// Certificates in PEM that are believed beside the system's.
+    pub roots_pem: Option<Vec<u8>>,
+}
+
+/// One endpoint.
+#[derive(Clone, Default)]
+pub struct EndpointSettings {
+    /// Like `http://host:port`, with or without `/v1`, as one gives it to an OpenAI client.
+    pub url: String,
+    /// The API key; none sends no `authorization`.
+    pub key: Option<String>,
+    /// How much of the requests it gets beside others; 0 is a spare.
+    pub weight: f64,
+}
+
+impl EndpointSettings {
+    /// An endpoint with the weight of any other.
+    pub fn new(url: impl Into<String>, key: Option<&str>) -> EndpointSettings {
+        EndpointSettings { url: url.into(), key: key.map(str::to_owned), weight: 1.0 }
+    }
+}
+
+impl std::fmt::Debug for EndpointSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let EndpointSettings { url, key: _, weight } = self;
+        f.debug_struct("EndpointSettings").field("url", url).field("weight", weight).finish_non_exhaustive()
+    }
+}
+
+/// How an operation is carried out.
+#[derive(Clone, Debug)]
+pub struct Preference {
+    /// What one request carries.
+    pub request: RequestLimits,
+    /// How many requests are open at once.
+    pub in_flight_max: usize,
+    /// How long one attempt at a request may take.
+    pub attempt_timeout: Duration,
+    /// How long everything may take.
+    pub total_timeout: Option<Duration>,
+    /// After how long a request is sent a second time beside the first, if the budget pays.
+    pub hedge_after: Option<Duration>,
+    /// What a success pays for, of a retry.
+    pub retry_share: f64,
+    /// What a success pays for, of a hedge.
+    pub hedge_share: f64,
+    /// What is tried again, how often and when.
+    pub retries: RetryRules,
+    /// Headers beside ours, or instead of them.
+    pub headers: Vec<(String, String)>,
+}
+
+impl Default for Preference {
+    fn default() -> Preference {
+        Preference {
+            request: RequestLimits { texts: 64, chars: 256_000, tokens: None },
+            in_flight_max: 256,
+            attempt_timeout: Duration::from_secs(600),
+            total_timeout: None,
+            hedge_after: None,
+            retry_share: 0.10,
+            hedge_share: 0.02,
+            retries: RetryRules {
+                retries_max: 5,
+                backoff_first: Duration::from_millis(125),
+                final_statuses: Vec::new(),
+            },
+            headers: Vec::new(),
+        }
+    }
+}
+
+impl Preference {
+    /// Every problem, or the headers as they are sent.
+    pub(super) fn check(&self) -> Result<HeaderMap, Vec<String>> {
+        let Preference {
+            request: RequestLimits { texts, chars, tokens },
+            in_flight_max,
+            attempt_timeout,
+            total_timeout,
+            hedge_after,
+            retry_share,
+            hedge_share,
+            retries: RetryRules { retries_max, backoff_first: _, final_statuses: _ },
+            headers,
+        } = self;
+        let mut problems = Vec::new();
+        let mut within = |field: &str, value: usize, most: usize| {
+            if !(1..=most).contains(&value) {
+                problems.push(format!("{field} {value}: write a number from 1 to {most}"));
+            }
+        };
+        within("texts of a request (batch_size)", *texts, REQUEST_TEXTS_MAX);
+        within("max_chars_per_request", *chars, usize::MAX);
+        within("max_tokens_per_request", tokens.unwrap_or(1), usize::MAX);
+        within("max_concurrent_requests", *in_flight_max, IN_FLIGHT_MAX);
+        if *retries_max > RETRIES_MAX {
+            problems.push(format!("max_retries {retries_max}: write a number from 0 to {RETRIES_MAX}"));
+        }
+        for (field, span) in [
+            ("timeout_s", Some(*attempt_timeout)),
+            ("total_timeout_s", *total_timeout),
+            ("hedge_delay", *hedge_after),
+        ] {
+            if span.is_some_and(|span| span.is_zero()) {
+                problems.push(format!("{field} 0: write a time above 0"));
+            }
+        }
+        for (field, share) in [("retry_budget_pct", *retry_share), ("hedge_budget_pct", *hedge_share)] {
+            if !(0.0..=SHARE_MAX).contains(&share) {
+                problems.push(format!("{field} {share}: write a share from 0 to {SHARE_MAX}"));
+            }
+        }
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            match (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+                (Ok(name), Ok(value)) if may_be_set(&name) => drop(map.insert(name, value)),
+                (Ok(name), Ok(_)) => {
+                    problems.push(format!("header {name}: is the client's own; leave it out"))
+                }
+                _ => problems.push(format!("header {name:?}: its name or value cannot be one (not shown)")),
+            }
+        }
+        if problems.is_empty() { Ok(map) } else { Err(problems) }
+    }
+}
+
+/// The value of `authorization`, marked so that it is never printed.
+pub(super) fn authorization(key: &str) -> Result<HeaderValue, String> {
+    if key.trim().is_empty() {
+        return Err("key: is empty; leave it out to send none".to_owned());
+    }
+    let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim()))
+        .map_err(|_| "key: has characters that a header cannot carry (its value is not shown)".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_hold_at_them_and_not_one_past_them() {
+        let check = |change: fn(&mut Preference, usize), most: usize| {
+            for (value, good) in [(1, true), (most, true), (0, false), (most + 1, false)] {
+                let mut preference = Preference::default();
+                change(&mut preference, value);
+                assert_eq!(preference.check().is_ok(), good, "{value} of {most}");
+            }
+        };
+        check(|preference, value| preference.request.texts = value, REQUEST_TEXTS_MAX);
+        check(|preference, value| preference.in_flight_max = value, IN_FLIGHT_MAX);
+        let retries = |retries_max| {
+            let mut preference = Preference::default();
+            preference.retries.retries_max = retries_max;
+            preference.check().is_ok()
+        };
+        assert!(retries(0) && retries(RETRIES_MAX) && !retries(RETRIES_MAX + 1));
+    }
+
+    #[test]
+    fn every_problem_is_named_at_once() {
+        let headers = [("content-length", "1"), ("a b", "c"), ("x", "secret\n"), ("fine", "x")];
+        let preference = Preference {
+            request: RequestLimits { texts: 0, chars: 0, tokens: Some(0) },
+            in_flight_max: 0,
+            attempt_timeout: Duration::ZERO,
+            total_timeout: Some(Duration::ZERO),
+            hedge_after: Some(Duration::ZERO),
+            retry_share: -0.1,
+            hedge_share: f64::NAN,
+            headers: headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec(),
+            ..Preference::default()
+        };
+        let problems = preference.check().unwrap_err();
+        assert_eq!(problems.len(), 12, "{problems:#?}");
+        assert!(!problems.concat().contains("secret"));
+    }
+
+    #[test]
+    fn a_key_is_not_printed() {
+        let endpoint = EndpointSettings::new("http://a", Some("secret"));
+        assert!(!format!("{endpoint:?}{:?}", authorization("secret").unwrap()).contains("secret"));
+        assert!(authorization(" ").is_err() && !authorization("se\ncret").unwrap_err().contains("cret\""));
+    }
+}

@@ -1,0 +1,113 @@
+//! How a long list of texts becomes requests.
+//!
+//! A request has at most so many texts, so many characters and so many tokens, whichever comes first; a text that is over
+//! by itself goes alone, since only the server knows whether it is too long. Texts stay in order and none is cut.
+//!
+//! Tokens are estimated: nobody here has the model's tokenizer. Four bytes of ASCII are taken for one, and each
+//! character beyond it for one, which is above what the tokenizers of embedding models make of the usual languages.
+
+use std::ops::Range;
+
+/// What one request may carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// Texts.
+    pub texts: usize,
+    /// Characters of all its texts.
+    pub chars: usize,
+    /// Estimated tokens of all its texts.
+    pub tokens: Option<usize>,
+}
+
+/// What is counted of a text.
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    chars: usize,
+    tokens: usize,
+}
+
+impl Size {
+    fn of(text: &str) -> Size {
+        let bytes = text.len();
+        let ascii = text.bytes().filter(u8::is_ascii).count();
+        if ascii == bytes {
+            return Size { chars: bytes, tokens: bytes.div_ceil(4) };
+        }
+        let chars = text.chars().count();
+        Size { chars, tokens: ascii.div_ceil(4) + (chars - ascii) }
+    }
+}
+
+/// The requests for `texts`: ranges that follow one another and cover all of them.
+pub fn split<S: AsRef<str>>(texts: &[S], limits: RequestLimits) -> Vec<Range<usize>> {
+    let mut requests = Vec::with_capacity(texts.len() / limits.texts.max(1) + 1);
+    let mut begin = 0;
+    let mut sum = Size::default();
+    for (place, text) in texts.iter().enumerate() {
+        let size = Size::of(text.as_ref());
+        let full = place - begin >= limits.texts
+            || sum.chars + size.chars > limits.chars
+            || limits.tokens.is_some_and(|most| sum.tokens + size.tokens > most);
+        if full && place > begin {
+            requests.push(begin..place);
+            (begin, sum) = (place, Size::default());
+        }
+        sum.chars += size.chars;
+        sum.tokens += size.tokens;
+    }
+    if begin < texts.len() {
+        requests.push(begin..texts.len());
+    }
+    requests
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check(
+        texts: &[&str],
+        texts_max: usize,
+        chars: usize,
+        tokens: Option<usize>,
+        expected: &[Range<usize>],
+    ) {
+        let limits = RequestLimits { texts: texts_max, chars, tokens };
+        assert_eq!(split(texts, limits), expected, "{texts:?} by {limits:?}");
+    }
+
+    #[test]
+    fn a_request_is_full_by_count_by_characters_or_by_tokens() {
+        let four = ["aaaa", "bbbb", "cccc", "dddd"];
+        check(&four, 2, 1000, None, &[0..2, 2..4]);
+        check(&four, 3, 1000, None, &[0..3, 3..4]);
+        check(&four, 9, 8, None, &[0..2, 2..4]);
+        check(&four, 9, 7, None, &[0..1, 1..2, 2..3, 3..4]);
+        check(&four, 9, 1000, Some(3), &[0..3, 3..4]);
+        check(&["аб", "вг"], 9, 3, None, &[0..1, 1..2]);
+        check(&["аб", "вг", "д"], 9, 4, Some(4), &[0..2, 2..3]);
+        check(&["long by itself", "a", "b"], 9, 2, None, &[0..1, 1..3]);
+        check(&["", "", "a"], 9, 0, Some(0), &[0..2, 2..3]);
+        check(&[], 9, 9, None, &[]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_text_is_in_one_request_and_in_its_place(
+            texts in prop::collection::vec(".{0,12}", 0..60), count in 1usize..9, chars in 1usize..40,
+            tokens in prop::option::of(1usize..20),
+        ) {
+            let requests = split(&texts, RequestLimits { texts: count, chars, tokens });
+            let mut next = 0;
+            for request in &requests {
+                prop_assert_eq!(request.start, next);
+                prop_assert!(!request.is_empty() && request.len() <= count);
+                let sum: usize = texts[request.clone()].iter().map(|text| text.chars().count()).sum();
+                prop_assert!(sum <= chars || request.len() == 1);
+                next = request.end;
+            }
+            prop_assert_eq!(next, texts.len());
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Whether what was expected held, and what was seen instead.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use regions::{Catalogue, Generation, RegionId, ResidencyPolicy};
+use replica_core::wire::error::ErrorCode;
+
+use crate::exchange::Failure;
+use crate::record::{Record, Served, Window};
+
+use super::Drill;
+use super::expectation::{Bound, Expectation, Quantile, Span, What};
+use super::seen::Seen;
+
+/// What became of an expectation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// As it was written.
+    pub expectation: String,
+    /// Over what it was measured.
+    pub span: Span,
+    /// Whether it held.
+    pub held: bool,
+    /// What was seen.
+    pub seen: String,
+}
+
+/// Compares what was expected with what happened. The loads of the drill are the tasks of the record, in their order.
+pub fn judge(drill: &Drill, record: &Record, seen: &Seen, catalogue: &Catalogue) -> Vec<Verdict> {
+    let court = Court { drill, record, seen, catalogue };
+    let verdict = |expectation: &Expectation| {
+        let (held, seen) = match court.look(expectation) {
+            Ok(seen) => (true, seen),
+            Err(seen) => (false, seen),
+        };
+        Verdict { expectation: expectation.text.clone(), span: expectation.span, held, seen }
+    };
+    drill.expectations.iter().map(verdict).collect()
+}
+
+struct Court<'a> {
+    drill: &'a Drill,
+    record: &'a Record,
+    seen: &'a Seen,
+    catalogue: &'a Catalogue,
+}
+
+/// What was seen: as it was expected, or not so.
+type Outcome = Result<String, String>;
+
+impl Court<'_> {
+    fn look(&self, expectation: &Expectation) -> Outcome {
+        let Expectation { text: _, what, load, span } = expectation;
+        let load = load.as_deref();
+        let (from, to) = span.seconds();
+        match what {
+            What::FailedAtMost(most) => {
+                let window = self.window(load, span.from, span.to);
+                let told = format!("{} of {} failed", window.failed, window.ok + window.failed);
+                held(window.failed <= *most && window.ok + window.failed > 0, told)
+            }
+            What::FailuresOnly(code) => self.failures(*code, load),
+            What::Latency { quantile, below, bound } => {
+                self.latency(&self.window(load, from, to), *quantile, *below, *bound, load)
+            }
+            What::ServedInOnly(policy) => self.served_in(&self.window(load, from, to), policy),
+            What::ServedBy(region) => {
+                let here = served_by(&self.window(load, from, to), region);
+                held(here > 0, format!("{here} answers"))
+            }
+            What::Evacuated(region) => self.evacuated(region, &self.window(load, from, to), *span),
+            What::GenerationNeverFalls => self.never_falls(),
+            What::GenerationRises => self.rises(*span),
+            What::HubsAgree => self.agree(*span),
+        }
+    }
+
+    fn window(&self, load: Option<&str>, from: Duration, to: Duration) -> Window {
+        let place = load.and_then(|name| self.drill.loads.iter().position(|load| load.name == name));
+        match place {
+            Some(place) => self.record.between_of(place, from, to),
+            None => self.record.between(from, to),
+        }
+    }
+
+    /// Which failures there were is known of the whole run alone.
+    fn failures(&self, wanted: ErrorCode, load: Option<&str>) -> Outcome {
+        let place = load.and_then(|name| self.drill.loads.iter().position(|load| load.name == name));
+        let total = match place {
+            Some(place) => self.record.tasks().get(place).map(|task| task.total()).unwrap_or_default(),
+            None => self.record.total(),
+        };
+        let told: Vec<_> =
+            total.failures().map(|(cause, tally)| format!("{} × {cause}", tally.count)).collect();
+        let right =
+            |cause: Failure| matches!(cause, Failure::Refused { code: Some(code), .. } if code == wanted);
+        let only = total.failed() > 0 && total.failures().all(|(cause, _)| right(cause));
+        held(only, if told.is_empty() { "none failed".to_owned() } else { told.join(", ") })
+    }
+
+    fn latency(
+        &self,
+        window: &Window,
+        quantile: Quantile,
+        below: bool,
+        bound: Bound,
+        load: Option<&str>,
+    ) -> Outcome {
+        let Quantile { name, share, .. } = quantile;
+        let Some(took) = window.quantile(share) else { return Err("nothing was answered".to_owned()) };
+        let (bound, told) = match bound {
+            Bound::Time(bound) => (bound, format!("{name} {}", ms(took))),
+            Bound::TimesBefore(times) => {
+                let (from, to) = self.drill.before().seconds();
+                let Some(before) = self.window(load, from, to).quantile(share) else {
+                    return Err("nothing was answered before".to_owned());
+                };
+                let told = took.as_secs_f64() / before.as_secs_f64().max(1e-6);
+                (before.mul_f64(times), format!("{name} {} after {}: {told:.2}x", ms(took), ms(before)))
+            }
+        };
+        held(if below { took < bound } else { took <= bound }, told)
+    }
+
+    fn served_in(&self, window: &Window, policy: &ResidencyPolicy) -> Outcome {
+        let permitted = policy.permitted(self.catalogue);
+        let lies_there = |region: &RegionId| {
+            self.catalogue.index_of(region).is_some_and(|index| permitted.contains(index))
+        };
+        // Who is not named may have been anywhere.
+        let lawful =
+            |served: &Served| !served.regions().is_empty() && served.regions().iter().all(lies_there);
+        let answered = window.by_region.iter().filter(|(_, second)| second.ok > 0);
+        let by: BTreeMap<&Served, u64> = answered.map(|(served, second)| (served, second.ok)).collect();
+        let told: Vec<_> = by.iter().map(|(served, count)| format!("{served} {count}")).collect();
+        let told = if told.is_empty() { "nothing was answered".to_owned() } else { told.join(", ") };
+        held(!by.is_empty() && by.keys().all(|served| lawful(served)), told)
+    }
+
+    fn evacuated(&self, region: &RegionId, window: &Window, span: Span) -> Outcome {
+        let here = served_by(window, region);
+        let in_use = |sight: &super::seen::Sight| sight.health == "healthy" && !sight.draining;
+        // A gateway that was not looked at says nothing against it.
+        let at = self.seen.region_at(region, span.from);
+        let again = self.seen.region_within(region, span.from, span.to).into_iter().any(in_use);
+        let told = match at {
+            Some(sight) if in_use(sight) => ", and the gateway takes it for healthy",
+            Some(_) if again => ", and the gateway took it for healthy again",
+            Some(_) => ", and the gateway does not use it",
+            None => "",
+        };
+        let done = here == 0 && !at.is_some_and(in_use) && !again;
+        held(done, format!("{here} answers from it{told}"))
+    }
+
+    fn never_falls(&self) -> Outcome {
+        let mut contents: BTreeMap<Generation, (&str, u64)> = BTreeMap::new();
+        let mut told = Vec::new();
+        for (reader, tables) in self.seen.tables() {
+            for pair in tables.windows(2) {
+                let ((_, before), (at, after)) = (pair[0], pair[1]);
+                if after.generation < before.generation {
+                    let at = at.as_secs_f64();
+                    return Err(format!(
+                        "{reader} had {} after {} at {at:.1} s",
+                        after.generation, before.generation
+                    ));
+                }
+            }
+            for (_, table) in tables {
+                let Some(content) = table.content else { continue };
+                let (other, known) = *contents.entry(table.generation).or_insert((reader, content));
+                if known != content {
+                    return Err(format!("{other} and {reader} had different tables {}", table.generation));
+                }
+            }
+            if let (Some((_, first)), Some((_, last))) = (tables.first(), tables.last()) {
+                told.push(format!("{reader} {} to {}", first.generation, last.generation));
+            }
+        }
+        held(
+            !told.is_empty(),
+            if told.is_empty() { "no reader was seen".to_owned() } else { told.join(", ") },
+        )
+    }
+
+    fn rises(&self, span: Span) -> Outcome {
+        let (before, after) = (self.seen.tables_at(span.anchor), self.seen.tables_at(span.from));
+        let newest = before.values().map(|table| table.generation).max();
+        let told: Vec<_> =
+            after.iter().map(|(reader, table)| format!("{reader} {}", table.generation)).collect();
+        let risen = after.values().filter(|table| Some(table.generation) > newest).count();
+        let newest = newest.map_or("none".to_owned(), |newest| newest.to_string());
+        held(risen > 0, format!("{newest}, then {}", told.join(", ")))
+    }
+
+    fn agree(&self, span: Span) -> Outcome {
+        let tables = self.seen.tables_at(span.to);
+        let hubs: Vec<_> = tables.iter().filter(|(reader, _)| reader.starts_with("hub")).collect();
+        let told: Vec<_> = hubs.iter().map(|(hub, table)| format!("{hub} {}", table.generation)).collect();
+        let one = hubs.iter().all(|(_, table)| *table == hubs[0].1);
+        held(one && hubs.len() == self.drill.world.hubs as usize, told.join(", "))
+    }
+}
+
+/// Answers in which a region had a part.
+fn served_by(window: &Window, region: &RegionId) -> u64 {
+    let here = window.by_region.iter().filter(|(served, _)| served.regions().contains(region));
+    here.map(|(_, second)| second.ok).sum()
+}
+
+fn held(held: bool, told: String) -> Outcome {
+    if held { Ok(told) } else { Err(told) }
+}
+
+fn ms(span: Duration) -> String {
+    format!("{:.0} ms", span.as_secs_f64() * 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::seen::{Sight, Table};
+    use super::super::{Surroundings, read};
+    use super::*;
+    use crate::exchange::Sample;
+    use crate::lane::Lane;
+
+    const NEAR: &str = "aws/us-east-1";
+    const FAR: &str = "gcp/europe-west4";
+
+    /// A drill of twenty seconds with a step at ten, about the far region, and this under it; or this at the top.
+    fn drill(top: &str, step: &str) -> Drill {
+        let text = format!(
+            "about = 'a test'\nlasts = '20s'\n{top}\n[world]\nregions = ['{NEAR}', '{FAR}']\nstore = 'etcd'\nhubs = 2\n\
+             [[load]]\nname = 'one'\nnear = '{NEAR}'\nrate = 50\n[[load]]\nname = 'two'\nnear = '{FAR}'\nrate = 50\n\
+             [[step]]\nat = '10s'\ndo = 'kill region {FAR}'\n{step}\n"
+        );
+        let catalogue = Catalogue::builtin();
+        let deployments = |_: Option<&str>| {
+            let text = include_str!("../../../configs/deployments.toml");
+            Ok(regions::parse_deployments(text, &Catalogue::builtin()).unwrap())
+        };
+        let around = Surroundings { catalogue: &catalogue, deployments: &deployments, against: false };
+        read(&text, &around).unwrap_or_else(|problems| panic!("{problems:#?}"))
+    }
+
+    fn sample(task: usize, second: u64, region: &str, latency_ms: u64) -> Sample {
+        Sample {
+            task,
+            lane: Lane::Interactive,
+            intended: Duration::from_secs(second),
+            lag: Duration::ZERO,
+            latency: Some(Duration::from_millis(latency_ms)),
+            served: Served::read(region),
+            retried: false,
+            outcome: Ok(()),
+        }
+    }
+
+    /// Fifty answers a second for each load: of 10 ms from nearby, of 100 ms from far off until it dies in second ten, then of
+    /// 300 ms for two seconds and of 110 ms from nearby.
+    fn record() -> Record {
+        let mut record = Record::of([Vec::new(), Vec::new()]);
+        for second in 0..20 {
+            for _ in 0..50 {
+                record.add(sample(0, second, NEAR, 10));
+                let (region, ms) = match second {
+                    0..10 => (FAR, 100),
+                    10..12 => (NEAR, 300),
+                    _ => (NEAR, 110),
+                };
+                record.add(sample(1, second, region, ms));
+            }
+        }
+        record
+    }
+
+    fn failed(mut record: Record, second: u64, code: ErrorCode) -> Record {
+        let refused = Failure::Refused { status: 503, code: Some(code) };
+        record.add(Sample { outcome: Err(refused), served: Served::Unnamed, ..sample(1, second, NEAR, 1) });
+        record
+    }
+
+    fn seen(changes: &[(u64, &str)], tables: &[(u64, &str, u64, u64)]) -> Seen {
+        let mut seen = Seen::default();
+        for (at, health) in changes {
+            let sight = Sight { health: (*health).to_owned(), draining: false };
+            seen.region(Duration::from_millis(*at), &FAR.parse().unwrap(), sight);
+        }
+        for (at, reader, number, content) in tables {
+            let generation = Generation { epoch: 1, number: *number };
+            seen.table(Duration::from_millis(*at), reader, Table { generation, content: Some(*content) });
+        }
+        seen
+    }
+
+    fn held(drill: &Drill, record: &Record, seen: &Seen) -> (bool, String) {
+        let verdicts = judge(drill, record, seen, &Catalogue::builtin());
+        assert_eq!(verdicts.len(), 1, "{verdicts:?}");
+        (verdicts[0].held, verdicts[0].seen.clone())
+    }
+
+    #[test]
+    fn what_callers_saw_is_held_against_what_was_expected() {
+        let outage = ErrorCode::NoCapacityInAllowedRegions;
+        let check = |at_top: bool, text: &str, record: &Record, expected: bool, part: &str| {
+            let line = format!("expect = ['{text}']");
+            let drill = if at_top { drill(&line, "") } else { drill("", &line) };
+            let (held, told) = held(&drill, record, &Seen::default());
+            assert!(held == expected && told.contains(part), "{text}: {held}, {told}");
+        };
+        let (good, one_lost) = (record(), failed(record(), 10, outage));
+        check(true, "failed == 0", &good, true, "0 of 2000 failed");
+        check(true, "failed == 0", &one_lost, false, "1 of 2001 failed");
+        check(true, "failed <= 1", &one_lost, true, "1 of");
+        check(true, "failed == 0 for one", &one_lost, true, "0 of 1000");
+        check(false, "failed == 0", &one_lost, false, "1 of 1001");
+        check(false, "failed == 0 within 1s", &one_lost, true, "0 of 900");
+        check(true, "failed == 0", &Record::default(), false, "0 of 0");
+        check(true, "failures only no_capacity_in_allowed_regions for two", &one_lost, true, "1 ×");
+        check(true, "failures only region_not_permitted for two", &one_lost, false, "1 ×");
+        check(true, "failures only no_capacity_in_allowed_regions for two", &good, false, "none failed");
+        check(false, "p99 < 250ms", &good, false, "p99 30");
+        check(false, "p99 < 250ms within 2s", &good, true, "p99 11");
+        check(false, "p99 <= 1.2x before within 2s", &good, true, "1.1");
+        check(false, "p99 <= 1.05x before within 2s", &good, false, "1.1");
+        check(false, "p50 < 20ms for two within 2s", &good, false, "p50 11");
+        check(true, "served_in us only for one", &good, true, "aws/us-east-1 1000");
+        check(true, "served_in us only", &good, false, "gcp/europe-west4 500");
+        check(true, "served_in us only", &Record::default(), false, "nothing was answered");
+        let together = |regions: &str| {
+            let mut record = record();
+            record.add(sample(0, 15, regions, 10));
+            record
+        };
+        let near_alone = together("aws/us-east-1,aws/us-east-2");
+        check(true, "served_in us only for one", &near_alone, true, "aws/us-east-1 + aws/us-east-2 1");
+        check(
+            true,
+            "served_in us only for one",
+            &together("aws/us-east-1,gcp/europe-west4"),
+            false,
+            "west4 1",
+        );
+        check(
+            false,
+            "served_by gcp/europe-west4 for one",
+            &together("aws/us-east-1,gcp/europe-west4"),
+            true,
+            "1 answers",
+        );
+        check(false, "served_by gcp/europe-west4", &good, false, "0 answers");
+        check(false, "served_by aws/us-east-1 for two", &good, true, "500 answers");
+    }
+
+    #[test]
+    fn a_region_is_evacuated_when_nothing_comes_from_it_and_the_gateway_has_left_it() {
+        let check = |seen: &Seen, record: &Record, expected: bool, part: &str| {
+            let (held, told) = held(&drill("", "expect = ['evacuated within 3s']"), record, seen);
+            assert!(held == expected && told.contains(part), "{held}, {told}");
+        };
+        let mut straggler = record();
+        straggler.add(sample(1, 14, FAR, 100));
+        let left = [(0, "healthy"), (10_300, "suspect"), (12_900, "down")];
+        check(&seen(&left, &[]), &record(), true, "does not use it");
+        check(&seen(&left, &[]), &straggler, false, "1 answers");
+        check(&seen(&[(0, "healthy"), (13_100, "down")], &[]), &record(), false, "for healthy");
+        let back = [(0, "healthy"), (10_300, "down"), (15_000, "healthy")];
+        check(&seen(&back, &[]), &record(), false, "healthy again");
+        check(&Seen::default(), &record(), true, "0 answers");
+        let mut part = record();
+        part.add(sample(1, 14, "aws/us-east-1,gcp/europe-west4", 100));
+        check(&seen(&left, &[]), &part, false, "1 answers");
+    }
+
+    #[test]
+    fn a_table_that_goes_back_or_is_two_is_found() {
+        let check = |text: &str, tables: &[(u64, &str, u64, u64)], expected: bool, part: &str| {
+            let at_top = text.starts_with("generation never");
+            let line = format!("expect = ['{text}']");
+            let drill = if at_top { drill(&line, "") } else { drill("", &line) };
+            let (held, told) = held(&drill, &record(), &seen(&[], tables));
+            assert!(held == expected && told.contains(part), "{text}: {held}, {told}");
+        };
+        let never = "generation never falls";
+        check(never, &[(0, "hub 1", 5, 50), (11_000, "hub 2", 6, 60)], true, "hub 1 1.5 to 1.5");
+        check(never, &[(0, "hub 1", 6, 60), (11_000, "hub 1", 5, 50)], false, "hub 1 had 1.5 after 1.6");
+        check(never, &[(0, "hub 1", 6, 60), (11_000, "hub 2", 6, 61)], false, "different tables 1.6");
+        check(never, &[], false, "no reader");
+        let rises = "generation rises within 3s";
+        check(rises, &[(0, "hub 1", 5, 50), (12_000, "hub 2", 6, 60)], true, "1.5, then");
+        check(rises, &[(0, "hub 1", 5, 50), (13_500, "hub 2", 6, 60)], false, "1.5, then hub 1 1.5");
+        let agree = "hubs agree within 3s";
+        check(agree, &[(0, "hub 1", 5, 50), (0, "hub 2", 5, 50)], true, "hub 2 1.5");
+        check(agree, &[(0, "hub 1", 5, 50), (0, "hub 2", 4, 40)], false, "hub 2 1.4");
+        check(agree, &[(0, "hub 1", 5, 50)], false, "hub 1 1.5");
+    }
+}

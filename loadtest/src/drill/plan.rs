@@ -1,0 +1,61 @@
+//! When everything happens: the rate of each load over the run, as its surges say.
+
+use std::time::Duration;
+
+use super::{Action, Drill, Load};
+
+impl Drill {
+    /// The rate of a load over the run, in the language of `meridian load --rate`.
+    pub fn profile(&self, load: &Load) -> String {
+        let stages = self.stages(load);
+        let stage = |(rate, lasts): &(f64, Duration)| format!("{rate} for {}ms", lasts.as_millis());
+        stages.iter().map(stage).collect::<Vec<_>>().join(", ")
+    }
+
+    /// How many requests of a load, or of all, the part of a run calls for.
+    pub fn requests(&self, load: Option<&str>, from: Duration, to: Duration) -> f64 {
+        let counted = self.loads.iter().filter(|each| load.is_none_or(|name| each.name == name));
+        counted.map(|load| self.requests_of(load, from, to)).sum()
+    }
+
+    fn requests_of(&self, load: &Load, from: Duration, to: Duration) -> f64 {
+        let (mut begins, mut requests) = (Duration::ZERO, 0.0);
+        for (rate, lasts) in self.stages(load) {
+            let (first, last) = (begins.max(from), (begins + lasts).min(to));
+            requests += rate * last.saturating_sub(first).as_secs_f64();
+            begins += lasts;
+        }
+        requests
+    }
+
+    fn stages(&self, load: &Load) -> Vec<(f64, Duration)> {
+        let surges: Vec<(Duration, Duration, f64)> = self
+            .steps
+            .iter()
+            .flat_map(|step| step.actions.iter().map(move |(_, action)| (step.at, action)))
+            .filter_map(|(at, action)| match action {
+                Action::Surge { times, lasts, load: whose }
+                    if whose.as_ref().is_none_or(|name| *name == load.name) =>
+                {
+                    Some((at, (at + *lasts).min(self.lasts), *times))
+                }
+                Action::Surge { .. }
+                | Action::Process(..)
+                | Action::Link(..)
+                | Action::SlowReplicas(..)
+                | Action::Drain(_)
+                | Action::Undrain(_) => None,
+            })
+            .collect();
+        let edges = surges.iter().flat_map(|(from, to, _)| [*from, *to]);
+        let mut edges: Vec<Duration> = edges.chain([Duration::ZERO, self.lasts]).collect();
+        edges.sort();
+        edges.dedup();
+        let stage = |pair: &[Duration]| {
+            let during = surges.iter().filter(|(from, to, _)| *from <= pair[0] && pair[1] <= *to);
+            let times: f64 = during.map(|(_, _, times)| times).product();
+            (load.rate * times, pair[1] - pair[0])
+        };
+        edges.windows(2).map(stage).collect()
+    }
+}

@@ -1,0 +1,161 @@
+//! `[[load]]`: who asks meanwhile.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use regions::document::{Problems, Table};
+use regions::{Deployment, DeploymentName, RegionId};
+use toml::Spanned;
+use toml::de::DeValue;
+
+use super::{number_of, tables};
+use crate::drill::action::known;
+use crate::drill::{Engine, Load, World};
+
+/// How many loads there may be.
+const LOADS_MAX: usize = 16;
+/// How long a request may take, unless it is said.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The highest rate of a load.
+const RATE_MAX: f64 = 100_000.0;
+
+const LOAD_KEYS: &[&str] = &["name", "model", "near", "rate", "arrival", "inputs", "timeout"];
+
+/// Who asks.
+pub(super) fn loads(
+    top: &Table<'_>,
+    world: &World,
+    deployments: &[Deployment],
+    problems: &mut Problems<'_>,
+) -> Vec<Load> {
+    let tables = tables(top, "load", problems);
+    if tables.is_empty() || tables.len() > LOADS_MAX {
+        problems.note(0..0, format!("a drill has from 1 to {LOADS_MAX} loads: write tables headed [[load]]"));
+    }
+    let mut loads: Vec<Load> = Vec::new();
+    for table in &tables {
+        if let Some((load, at)) = load(table, world, deployments, problems) {
+            if loads.iter().any(|other| other.name == load.name) {
+                problems.note(
+                    at,
+                    format!("{}: there is a load `{}` already: take another name", table.what, load.name),
+                );
+            }
+            loads.push(load);
+        }
+    }
+    loads
+}
+
+fn load(
+    table: &Table<'_>,
+    world: &World,
+    deployments: &[Deployment],
+    problems: &mut Problems<'_>,
+) -> Option<(Load, Range<usize>)> {
+    table.refuse_other_keys(LOAD_KEYS, problems);
+    let get = |key: &str| table.entries.get(key);
+    let name = table.need_text("name", "\"europe\"", problems);
+    if let Some((text, at)) = name.clone()
+        && (text.is_empty() || text.contains(char::is_whitespace))
+    {
+        problems.note(at, format!("{}: `name` is {text:?}: write one word", table.what));
+    }
+    let near = table.need_text("near", "\"gcp/europe-west4\"", problems);
+    let near = near.and_then(|(text, at)| match known(text, world) {
+        Ok(region) => Some(region),
+        Err(problem) => {
+            problems.note(at, format!("{}: `near`: {problem}", table.what));
+            None
+        }
+    });
+    let model = match get("model") {
+        Some(value) => table.text("model", value, problems).and_then(|(text, at)| {
+            let found = deployments.iter().find(|deployment| deployment.name.as_str() == text);
+            if found.is_none() {
+                let there: Vec<_> = deployments.iter().map(|deployment| deployment.name.as_str()).collect();
+                let hint = regions::did_you_mean(text, there.iter().copied());
+                let there = there.join(", ");
+                problems.note(
+                    at,
+                    format!("{}: nothing is deployed as `{text}`{hint}; there is {there}", table.what),
+                );
+            }
+            found.map(|deployment| deployment.name.clone())
+        }),
+        None => deployments.first().map(|deployment| deployment.name.clone()),
+    };
+    let rate = table.need("rate", "40, or \"80 %\" of the capacity", problems);
+    let inputs = get("inputs").map_or(Some(1), |value| number_of(table, "inputs", value, 1..=2048, problems));
+    let rate = rate.and_then(|value| rate_of(table, value, inputs.unwrap_or(1), world, problems));
+    let arrival = get("arrival").and_then(|value| {
+        let (text, at) = table.text("arrival", value, problems)?;
+        if !matches!(text, "constant" | "poisson") {
+            let message = format!("{}: `arrival` is `{text}`: write \"constant\" or \"poisson\"", table.what);
+            problems.note(at, message);
+        }
+        Some(text.to_owned())
+    });
+    let timeout = get("timeout").and_then(|value| {
+        let timeout = table.time("timeout", value, problems)?;
+        if timeout.is_zero() {
+            problems.note(value.span(), format!("{}: `timeout`: write a time above zero", table.what));
+        }
+        Some(timeout)
+    });
+    // Somebody who is wrongly described is still there for whoever names them.
+    let nowhere = || "none/none".parse::<RegionId>().expect("well formed");
+    let nothing = || "none".parse::<DeploymentName>().expect("well formed");
+    let (name, at) = name?;
+    let load = Load {
+        name: name.to_owned(),
+        model: model.unwrap_or_else(nothing),
+        near: near.unwrap_or_else(nowhere),
+        rate: rate.unwrap_or(RATE_MAX),
+        arrival: arrival.unwrap_or_else(|| "poisson".to_owned()),
+        inputs: inputs.unwrap_or(1) as usize,
+        timeout: timeout.unwrap_or(TIMEOUT),
+    };
+    Some((load, at))
+}
+
+/// Requests a second: a number, or a share of what the world can do. What scripted replicas can is counted in inputs.
+fn rate_of(
+    table: &Table<'_>,
+    value: &Spanned<DeValue<'_>>,
+    inputs: u32,
+    world: &World,
+    problems: &mut Problems<'_>,
+) -> Option<f64> {
+    let in_range = |rate: f64| Some(rate).filter(|rate| *rate > 0.0 && *rate <= RATE_MAX);
+    let (rate, problem) = match value.get_ref() {
+        DeValue::Integer(integer) => (integer.as_str().parse().ok().and_then(in_range), None),
+        DeValue::Float(float) => (float.as_str().parse().ok().and_then(in_range), None),
+        DeValue::String(text) => {
+            let share = text.strip_suffix('%').and_then(|share| share.trim().parse::<f64>().ok());
+            let requests = match world.engine {
+                Engine::Cpu => world.capacity,
+                Engine::Scripted { .. } => world.capacity.map(|capacity| capacity / f64::from(inputs)),
+            };
+            match (share, requests) {
+                (Some(_), None) => (
+                    None,
+                    Some(
+                        "of what? write capacity = 200 (requests a second that it can answer) under [world], or scripted replicas",
+                    ),
+                ),
+                (share, capacity) => {
+                    let rate = share.zip(capacity).map(|(share, capacity)| share / 100.0 * capacity);
+                    (rate.and_then(in_range), None)
+                }
+            }
+        }
+        DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => (None, None),
+    };
+    if rate.is_none() {
+        let problem = problem
+            .unwrap_or("write requests a second, above 0, as 40; or a share of the capacity, as \"80 %\"");
+        problems.note(value.span(), format!("{}: `rate`: {problem}", table.what));
+    }
+    rate
+}

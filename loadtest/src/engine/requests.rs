@@ -1,0 +1,105 @@
+//! The bytes of a run's requests, and whether an answer answers them.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::Uri;
+use replica_core::wire::headers;
+
+use super::http1::Whole;
+use crate::answer::{self, Rubbish};
+use crate::exchange::Failure;
+use crate::lane::Lane;
+use crate::options::Options;
+use crate::workload::{Kind, Workload};
+
+/// What every request of one task has.
+pub(crate) struct Requests {
+    /// Up to the length of the body.
+    head: Vec<u8>,
+    /// The deployment, as a JSON string.
+    model: String,
+    workload: Workload,
+    /// The length of the rows of this task, once the first answer has said it; 0 before.
+    dimensions: AtomicUsize,
+}
+
+impl Requests {
+    /// Those of the task at `place`.
+    pub(crate) fn of(options: &Options, place: usize) -> Requests {
+        let Options { base, authorization, model, geo, tasks, .. } = options;
+        let workload = tasks[place].workload.clone();
+        let target = target(base, workload.kind);
+        let mut head = Vec::new();
+        let mut line = |name: &str, value: &[u8]| {
+            head.extend_from_slice(name.as_bytes());
+            head.extend_from_slice(value);
+            head.extend_from_slice(b"\r\n");
+        };
+        line("POST ", format!("{} HTTP/1.1", target.path()).as_bytes());
+        line("host: ", target.authority().map_or("", |authority| authority.as_str()).as_bytes());
+        line("content-type: ", b"application/json");
+        if let Some(authorization) = authorization {
+            line("authorization: ", authorization.as_bytes());
+        }
+        if let Some(geo) = geo {
+            line(&format!("{}: ", headers::CLIENT_GEO), format!("{},{}", geo.lat(), geo.lon()).as_bytes());
+        }
+        line(&format!("{}: ", headers::LANE), workload.kind.lane().as_str().as_bytes());
+        head.extend_from_slice(b"content-length: ");
+        let model = serde_json::Value::from(model.as_str()).to_string();
+        Requests { head, model, workload, dimensions: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn lane(&self) -> Lane {
+        self.workload.kind.lane()
+    }
+
+    /// Writes request `number`, with `body` to put it together in.
+    pub(crate) fn write(&self, number: u64, body: &mut Vec<u8>, request: &mut Vec<u8>) {
+        body.clear();
+        self.workload.body(number, &self.model, body);
+        request.clear();
+        request.reserve(self.head.len() + body.len() + 24);
+        request.extend_from_slice(&self.head);
+        request.extend_from_slice(body.len().to_string().as_bytes());
+        request.extend_from_slice(b"\r\n\r\n");
+        request.extend_from_slice(body);
+    }
+
+    /// Whether an answer is one to request `number`.
+    pub(crate) fn check(&self, number: u64, whole: &Whole<'_>) -> Result<(), Failure> {
+        match whole.head.status {
+            200 => self.check_body(number, whole.body).map_err(Failure::Rubbish),
+            status => Err(Failure::Refused { status, code: whole.head.code }),
+        }
+    }
+
+    fn check_body(&self, number: u64, body: &[u8]) -> Result<(), Rubbish> {
+        let rows = self.workload.rows(number);
+        let dimensions = match (self.workload.kind, &self.workload.expected) {
+            (Kind::Rerank, _) => return answer::rerank::check(body, rows),
+            (_, None) => answer::check(body, rows)?,
+            (_, Some(expected)) => {
+                let first = self.workload.texts.first(number, rows);
+                answer::embeddings::check(body, rows, |place, row| {
+                    let row = answer::embeddings::numbers(row);
+                    let row: Option<Vec<f32>> = row.and_then(|row| row.into_iter().collect());
+                    row.is_some_and(|row| expected.holds(first + place, &row))
+                })?
+            }
+        };
+        match self.dimensions.compare_exchange(0, dimensions, Ordering::Relaxed, Ordering::Relaxed) {
+            Err(earlier) if earlier != dimensions => Err(Rubbish::WrongDimensions),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Where requests of this kind go.
+pub(crate) fn target(base: &Uri, kind: Kind) -> Uri {
+    let below = base.path().trim_end_matches('/');
+    let mut parts = base.clone().into_parts();
+    let path = format!("{below}{}", kind.path());
+    parts.path_and_query = path.try_into().ok();
+    Uri::from_parts(parts).unwrap_or_else(|_| base.clone())
+}

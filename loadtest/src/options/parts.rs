@@ -1,0 +1,115 @@
+//! Values of options, each read by itself.
+
+use std::time::Duration;
+
+use http::{HeaderValue, Uri};
+
+/// All that is wrong, in the order in which it was found.
+pub(super) struct Problems(pub(super) Vec<String>);
+
+impl Problems {
+    pub(super) fn note<T>(&mut self, checked: Result<T, String>) -> Option<T> {
+        checked.map_err(|problem| self.0.push(problem)).ok()
+    }
+
+    pub(super) fn all<T>(&mut self, checked: Result<T, Vec<String>>) -> Option<T> {
+        checked.map_err(|problems| self.0.extend(problems)).ok()
+    }
+}
+
+/// The URL of the API, above `/v1`.
+pub(super) fn base(url: &str) -> Result<Uri, String> {
+    let wrong = |what: &str| Err(format!("--url {url:?}: {what}; write it like http://127.0.0.1:8080"));
+    let Ok(uri) = url.parse::<Uri>() else {
+        return wrong("is not a URL");
+    };
+    match uri.scheme_str() {
+        Some("http" | "https") => {}
+        Some(_) => return wrong("has a scheme other than http and https"),
+        None => return wrong("has no scheme"),
+    }
+    let Some(authority) = uri.authority().filter(|authority| !authority.host().is_empty()) else {
+        return wrong("has no host");
+    };
+    if authority.as_str().contains('@') {
+        return Err("--url: carries a user or a password (not shown); give the API key by itself".to_owned());
+    }
+    if uri.query().is_some() {
+        return wrong("carries a query");
+    }
+    let base = uri.path().trim_end_matches('/');
+    let base = base.strip_suffix("/v1").unwrap_or(base);
+    let scheme = uri.scheme_str().unwrap_or("http");
+    format!("{scheme}://{authority}{base}").parse().or_else(|_| wrong("is not a URL"))
+}
+
+pub(super) fn authorization(key: String) -> Result<HeaderValue, String> {
+    if key.trim().is_empty() {
+        return Err("--key: is empty; leave it out to send none".to_owned());
+    }
+    let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim())).map_err(|_| {
+        "--key: has characters that a header cannot carry (its value is not shown)".to_owned()
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// A span of time above zero and at most `max`.
+pub(crate) fn span_at_most(option: &str, text: &str, max: Duration) -> Result<Duration, String> {
+    span(text).filter(|span| *span <= max).ok_or_else(|| {
+        let max_h = max.as_secs() / 3600;
+        format!("{option} {text:?}: write a span like 500ms, 30s or 2m, above 0 and at most {max_h}h")
+    })
+}
+
+/// A span of time above zero: a number and `ms`, `s`, `m` or `h`.
+pub(crate) fn span(text: &str) -> Option<Duration> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    };
+    let number: f64 = number.trim().parse().ok()?;
+    Duration::try_from_secs_f64(number * seconds).ok().filter(|span| !span.is_zero())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::requests::target;
+    use crate::options::DURATION_MAX;
+    use crate::workload::Kind;
+
+    #[test]
+    fn the_url_is_the_one_that_an_openai_client_takes() {
+        let check = |url: &str, expected: Option<&str>| {
+            let got = base(url).map(|base| target(&base, Kind::Lookups).to_string());
+            assert_eq!(got.as_deref().ok(), expected, "{url}: {got:?}");
+        };
+        check("http://127.0.0.1:8080", Some("http://127.0.0.1:8080/v1/embeddings"));
+        check("http://127.0.0.1:8080/v1/", Some("http://127.0.0.1:8080/v1/embeddings"));
+        check("http://[::1]:1/under/v1", Some("http://[::1]:1/under/v1/embeddings"));
+        check("https://a:1/v1", Some("https://a:1/v1/embeddings"));
+        for wrong in ["", "127.0.0.1:8080", "/v1", "ftp://a", "http://", "http://a?b", "http://k@a", "a b"] {
+            check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn a_span_of_time_has_a_unit_and_an_end() {
+        let check = |text: &str, expected_ms: Option<u64>| {
+            let got = span_at_most("--duration", text, DURATION_MAX);
+            assert_eq!(got.as_ref().ok(), expected_ms.map(Duration::from_millis).as_ref(), "{text}: {got:?}");
+        };
+        check("500ms", Some(500));
+        check("1.5s", Some(1500));
+        check("24h", Some(86_400_000));
+        for wrong in ["", "30", "s", "0s", "-1s", "1d", "25h", "NaNs", "1e999s", "1 s s"] {
+            check(wrong, None);
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! What is kept of a run: per region, lane and outcome a histogram, per task and stage others, and per second, region and
+//! task counts and a small distribution.
+//!
+//! Latencies of failures are kept apart from those of successes: a refusal within a millisecond must not flatter the
+//! percentiles, nor a time-out of ten seconds pose as an answer.
+//!
+//! A request belongs to the second and the stage of its *intended* start. So each shows what its own callers got: a
+//! region's death is in the second in which it happened and not in those in which its time-outs ran out, and what a surge
+//! did to those who came in it is not told of those who came after.
+
+mod group;
+mod latencies;
+mod mark;
+mod served;
+mod snapshot;
+mod window;
+
+pub use group::{Group, Tally};
+pub use latencies::{Latencies, Spans};
+pub use mark::Mark;
+pub use served::{REGIONS_MAX, Served, TOGETHER_MAX};
+pub use snapshot::Snapshot;
+pub use window::{Second, Window};
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::exchange::Sample;
+use crate::lane::Lane;
+
+/// Seconds of a run by their number, and who served in them.
+pub type Seconds = BTreeMap<u64, BTreeMap<Served, Second>>;
+
+/// What is kept of one of the tasks of a run.
+#[derive(Clone, Debug, Default)]
+pub struct TaskRecord {
+    /// By the moment at which each ends.
+    stages: Vec<(Duration, Group)>,
+    regions: BTreeMap<Served, Group>,
+    seconds: Seconds,
+}
+
+impl TaskRecord {
+    /// By stage, in their order.
+    pub fn stages(&self) -> impl Iterator<Item = &Group> {
+        self.stages.iter().map(|(_, stage)| stage)
+    }
+
+    /// By region, in the order of their names.
+    pub fn regions(&self) -> &BTreeMap<Served, Group> {
+        &self.regions
+    }
+
+    /// All of its requests.
+    pub fn total(&self) -> Group {
+        sum(self.regions.values())
+    }
+
+    /// By second of the intended start and region.
+    pub fn seconds(&self) -> &Seconds {
+        &self.seconds
+    }
+}
+
+/// All that is kept of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    tasks: Vec<TaskRecord>,
+    lanes: BTreeMap<(Served, Lane), Group>,
+    lag: Latencies,
+}
+
+impl Record {
+    /// Nothing yet, of a run of these tasks: for each the moments at which its stages end.
+    pub fn of(tasks: impl IntoIterator<Item = Vec<Duration>>) -> Record {
+        let stages = |ends: Vec<Duration>| ends.into_iter().map(|end| (end, Group::default())).collect();
+        let task = |ends| TaskRecord { stages: stages(ends), ..TaskRecord::default() };
+        Record { tasks: tasks.into_iter().map(task).collect(), ..Record::default() }
+    }
+
+    /// Runs that went on beside each other as one: the tasks of the first, then those of the next.
+    pub fn join(records: impl IntoIterator<Item = Record>) -> Record {
+        let mut all = Record::default();
+        for Record { tasks, lanes, lag } in records {
+            all.tasks.extend(tasks);
+            all.lag.add(&lag);
+            lanes.iter().for_each(|(lane, group)| all.lanes.entry(lane.clone()).or_default().add(group));
+        }
+        all
+    }
+
+    /// Takes in how one request went.
+    pub fn add(&mut self, sample: Sample) {
+        let Sample { task, lane, intended, lag, latency, served, retried, outcome } = sample;
+        let there_is_room = |max| self.knows(&served) || self.alike(&served) < max;
+        let served = if served.alike_max().is_none_or(there_is_room) { served } else { Served::ByAnother };
+        self.lag.record(lag);
+        if self.tasks.len() <= task {
+            self.tasks.resize_with(task + 1, TaskRecord::default);
+        }
+        let TaskRecord { stages, regions, seconds } = &mut self.tasks[task];
+
+        let second = seconds.entry(intended.as_secs()).or_default().entry(served.clone()).or_default();
+        match outcome {
+            Ok(()) => {
+                second.ok += 1;
+                second.latencies.record(latency.unwrap_or_default());
+            }
+            Err(_) => second.failed += 1,
+        }
+        if let Some((_, stage)) = stages.iter_mut().find(|(ends, _)| intended < *ends) {
+            stage.count(outcome, latency, retried);
+        }
+        regions.entry(served.clone()).or_default().count(outcome, latency, retried);
+        self.lanes.entry((served, lane)).or_default().count(outcome, latency, retried);
+    }
+
+    /// By task, in the order in which they were asked for.
+    pub fn tasks(&self) -> &[TaskRecord] {
+        &self.tasks
+    }
+
+    /// By stage of the first task, in their order: of a run that has one task, all of it.
+    pub fn stages(&self) -> impl Iterator<Item = &Group> {
+        self.tasks.first().into_iter().flat_map(TaskRecord::stages)
+    }
+
+    /// By region, in the order of their names.
+    pub fn regions(&self) -> BTreeMap<Served, Group> {
+        let mut regions: BTreeMap<Served, Group> = BTreeMap::new();
+        for ((served, _), group) in &self.lanes {
+            regions.entry(served.clone()).or_default().add(group);
+        }
+        regions
+    }
+
+    /// By region and lane.
+    pub fn lanes(&self) -> &BTreeMap<(Served, Lane), Group> {
+        &self.lanes
+    }
+
+    /// By second of the intended start and region, all tasks together.
+    pub fn seconds(&self) -> Seconds {
+        let mut all = Seconds::default();
+        for (number, regions) in self.tasks.iter().flat_map(|task| &task.seconds) {
+            let sums = all.entry(*number).or_default();
+            regions.iter().for_each(|(served, second)| sums.entry(served.clone()).or_default().add(second));
+        }
+        all
+    }
+
+    /// What became of the requests that should have started in the seconds that `[from, to)` touches: a window that begins
+    /// or ends within a second takes in all of it.
+    pub fn between(&self, from: Duration, to: Duration) -> Window {
+        self.window(&self.tasks, from, to)
+    }
+
+    /// The same of one task alone, by its place.
+    pub fn between_of(&self, task: usize, from: Duration, to: Duration) -> Window {
+        self.window(self.tasks.get(task..=task).unwrap_or_default(), from, to)
+    }
+
+    fn window(&self, tasks: &[TaskRecord], from: Duration, to: Duration) -> Window {
+        let mut window = Window::default();
+        for (_, regions) in tasks.iter().flat_map(|task| task.seconds.range(touched(from, to))) {
+            regions.iter().for_each(|(served, second)| window.add(served, second));
+        }
+        window
+    }
+
+    /// How late the generator itself started requests.
+    pub fn lag(&self) -> &Latencies {
+        &self.lag
+    }
+
+    /// All regions together.
+    pub fn total(&self) -> Group {
+        sum(self.lanes.values())
+    }
+
+    fn knows(&self, served: &Served) -> bool {
+        let lanes = [Lane::Interactive, Lane::Bulk];
+        lanes.into_iter().any(|lane| self.lanes.contains_key(&(served.clone(), lane)))
+    }
+
+    /// How many are told apart already of regions, or of sets of them.
+    fn alike(&self, served: &Served) -> usize {
+        let mut alike: Vec<&Served> = self.lanes.keys().map(|(served, _)| served).collect();
+        alike.dedup();
+        alike.into_iter().filter(|other| other.alike_max() == served.alike_max()).count()
+    }
+}
+
+fn sum<'a>(groups: impl IntoIterator<Item = &'a Group>) -> Group {
+    let mut sum = Group::default();
+    groups.into_iter().for_each(|group| sum.add(group));
+    sum
+}
+
+/// The numbers of the seconds that `[from, to)` touches.
+fn touched(from: Duration, to: Duration) -> Range<u64> {
+    let end = to.as_secs().saturating_add(u64::from(to.subsec_nanos() > 0));
+    from.as_secs()..end.max(from.as_secs())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::exchange::Failure;
+    use crate::profile::tests::profile;
+
+    pub(crate) fn sample(region: Option<&str>, intended_ms: u64, latency_ms: u64) -> Sample {
+        Sample {
+            task: 0,
+            lane: Lane::Interactive,
+            intended: Duration::from_millis(intended_ms),
+            lag: Duration::from_micros(80),
+            latency: Some(Duration::from_millis(latency_ms)),
+            served: region.map_or(Served::Unnamed, Served::read),
+            retried: false,
+            outcome: Ok(()),
+        }
+    }
+
+    #[test]
+    fn a_region_is_measured_by_its_own_answers_and_the_total_by_all() {
+        let mut record = Record::default();
+        for latency_ms in 1..=100 {
+            record.add(sample(Some("aws/us-east-1"), 0, latency_ms));
+            record.add(sample(Some("gcp/europe-west4"), 0, 1000));
+        }
+        let near = &record.regions()[&Served::By("aws/us-east-1".parse().unwrap())];
+        let close = |got: Option<Duration>, expected_ms: f64| {
+            let got = got.unwrap().as_secs_f64() * 1000.0;
+            assert!((got / expected_ms - 1.0).abs() <= 0.001, "{got} ms instead of {expected_ms} ms");
+        };
+        close(near.latencies().quantile(0.5), 50.0);
+        close(near.latencies().quantile(0.99), 99.0);
+        close(near.latencies().max(), 100.0);
+        close(record.total().latencies().quantile(0.51), 1000.0);
+        assert_eq!((near.requests(), record.total().requests()), (100, 200));
+    }
+
+    #[test]
+    fn a_failure_leaves_the_latencies_of_answers_alone() {
+        let mut record = Record::default();
+        record.add(sample(None, 0, 10));
+        record.add(Sample { outcome: Err(Failure::Timeout), ..sample(None, 0, 10_000) });
+        record.add(Sample { outcome: Err(Failure::NotSent), latency: None, ..sample(None, 0, 0) });
+        let total = record.total();
+        assert_eq!((total.requests(), total.ok(), total.failures().count()), (3, 1, 2));
+        assert!(total.latencies().max().unwrap() < Duration::from_millis(11));
+        let snapshot = Snapshot::of(&record, 4, Duration::from_secs(1), Duration::from_secs(2));
+        assert_eq!((snapshot.ok, snapshot.failed, snapshot.not_sent, snapshot.in_flight), (1, 2, 1, 4));
+    }
+
+    #[test]
+    fn a_request_counts_in_the_second_in_which_it_should_have_started() {
+        let mut record = Record::default();
+        record.add(sample(Some("a/b"), 999, 5000));
+        record.add(Sample { outcome: Err(Failure::Timeout), ..sample(None, 1000, 10_000) });
+        let second = |number| record.between(Duration::from_secs(number), Duration::from_secs(number + 1));
+        let nearby = Served::By("a/b".parse().unwrap());
+        assert_eq!((second(0).ok, second(0).failed, second(0).by_region[&nearby].ok), (1, 0, 1));
+        assert!(second(0).quantile(0.5) >= Some(Duration::from_secs(5)), "{:?}", second(0));
+        assert_eq!((second(1).ok, second(1).failed, second(1).quantile(0.5)), (0, 1, None));
+        assert_eq!(second(1).by_region.keys().collect::<Vec<_>>(), [&Served::Unnamed]);
+    }
+
+    #[test]
+    fn a_window_has_every_second_that_it_touches_and_no_other() {
+        let mut record = Record::default();
+        for second in 0..5_u64 {
+            let mut sample = sample(Some("a/b"), 1000 * second, 10 * (second + 1));
+            sample.task = usize::from(second == 3);
+            record.add(sample);
+        }
+        let check = |from_ms: u64, to_ms: u64, expected_ok: u64, slowest_ms: Option<u64>| {
+            let window = record.between(Duration::from_millis(from_ms), Duration::from_millis(to_ms));
+            let slowest = window.quantile(1.0).map(|slowest| slowest.as_millis() as u64);
+            assert_eq!((window.ok, slowest), (expected_ok, slowest_ms), "[{from_ms}, {to_ms})");
+        };
+        check(0, 5000, 5, Some(50));
+        check(1000, 3000, 2, Some(30));
+        check(1999, 3001, 3, Some(40));
+        check(2000, 2000, 0, None);
+        check(3000, 2000, 0, None);
+        check(9000, 10_000, 0, None);
+        let of = |task| record.between_of(task, Duration::ZERO, Duration::MAX).ok;
+        assert_eq!((of(0), of(1), of(2)), (4, 1, 0));
+    }
+
+    #[test]
+    fn lanes_are_told_apart_within_a_region() {
+        let mut record = Record::default();
+        record.add(sample(Some("a/b"), 0, 10));
+        record.add(Sample { lane: Lane::Bulk, task: 1, ..sample(Some("a/b"), 0, 900) });
+        let here = Served::By("a/b".parse().unwrap());
+        let p50 = |lane| record.lanes()[&(here.clone(), lane)].latencies().quantile(0.5);
+        assert!(p50(Lane::Interactive) < Some(Duration::from_millis(11)));
+        assert!(p50(Lane::Bulk) > Some(Duration::from_millis(899)));
+        assert_eq!(record.regions()[&here].requests(), 2);
+        let tasks: Vec<_> = record.tasks().iter().map(|task| task.total().requests()).collect();
+        assert_eq!(tasks, [1, 1]);
+    }
+
+    #[test]
+    fn a_request_counts_in_the_stage_in_which_it_should_have_started_and_in_no_other() {
+        let mut record = Record::of([profile("1 for 1s, 9 for 1s, 1 for 1s").ends()]);
+        record.add(sample(Some("a/b"), 999, 5000));
+        record.add(sample(Some("a/b"), 1000, 50));
+        record.add(Sample { outcome: Err(Failure::Timeout), retried: true, ..sample(None, 1999, 10_000) });
+        let told = |stage: &Group| (stage.requests(), stage.ok(), stage.failed(), stage.retried);
+        let stages: Vec<_> = record.stages().map(told).collect();
+        assert_eq!(stages, [(1, 1, 0, 0), (2, 1, 1, 1), (0, 0, 0, 0)]);
+        let p99: Vec<_> = record.stages().map(|stage| stage.latencies().quantile(0.99)).collect();
+        assert!(p99[0] > Some(Duration::from_secs(4)) && p99[1] < Some(Duration::from_millis(51)), "{p99:?}");
+        assert_eq!(p99[2], None);
+    }
+
+    #[test]
+    fn at_most_so_many_regions_are_told_apart_and_none_is_lost() {
+        let mut record = Record::default();
+        for number in 0..=REGIONS_MAX {
+            record.add(sample(Some(&format!("cloud/{number}")), 0, 1));
+        }
+        record.add(sample(Some("cloud/0"), 0, 1));
+        assert_eq!(record.regions().len(), REGIONS_MAX + 1);
+        assert_eq!(record.regions()[&Served::By("cloud/0".parse().unwrap())].requests(), 2);
+        assert_eq!(record.regions()[&Served::ByAnother].requests(), 1);
+        // Of sets there are fewer, and they take no region's place.
+        for number in 0..=TOGETHER_MAX {
+            record.add(sample(Some(&format!("cloud/0,set/{number}")), 0, 1));
+        }
+        assert_eq!(record.regions().len(), REGIONS_MAX + 1 + TOGETHER_MAX);
+        assert_eq!(record.regions()[&Served::ByAnother].requests(), 2);
+    }
+}

@@ -1,0 +1,145 @@
+//! Quantiles of two runs and how far their difference can be believed: seconds are drawn with replacement, from both.
+
+use std::collections::BTreeMap;
+
+use rand::Rng;
+use rand::rngs::SmallRng;
+use serde::Serialize;
+
+use crate::record::Spans;
+
+/// How often the seconds are drawn.
+pub const DRAWS: usize = 1000;
+
+/// The share of draws that an interval holds, in percent.
+pub const CONFIDENCE: f64 = 95.0;
+
+/// Seconds of a long run are drawn in rows of several, so that a day takes as long as five minutes.
+const BLOCKS_MAX: usize = 300;
+
+const QUANTILES: [(f64, &str); 4] = [(0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9")];
+
+/// One quantile in both runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Change {
+    /// In the first, in milliseconds.
+    pub a_ms: f64,
+    /// In the second.
+    pub b_ms: f64,
+    /// By how much the second is larger, in percent of the first.
+    pub change_percent: f64,
+    /// Between what that lies.
+    pub interval_percent: [f64; 2],
+}
+
+impl Change {
+    /// Whether there is one at all.
+    pub fn is_seen(&self) -> bool {
+        let [least, most] = self.interval_percent;
+        least > 0.0 || most < 0.0
+    }
+}
+
+/// Rows of seconds, at most [`BLOCKS_MAX`] of them.
+pub(super) fn blocks(seconds: &[Spans]) -> Vec<Spans> {
+    let in_a_row = seconds.len().div_ceil(BLOCKS_MAX).max(1);
+    let sum = |row: &[Spans]| {
+        let mut sum = Spans::default();
+        row.iter().for_each(|second| sum.add(second));
+        sum
+    };
+    seconds.chunks(in_a_row).map(sum).filter(|block| block.count() > 0).collect()
+}
+
+/// By how much each quantile of the second differs from that of the first.
+pub(super) fn changes(a: &[Spans], b: &[Spans], rng: &mut SmallRng) -> BTreeMap<&'static str, Change> {
+    let (a, b) = (Drawn::of(a), Drawn::of(b));
+    if a.blocks.is_empty() || b.blocks.is_empty() {
+        return BTreeMap::new();
+    }
+    let percent = |a: f64, b: f64| (b / a.max(1e-6) - 1.0) * 100.0;
+    let mut draws = [const { Vec::new() }; QUANTILES.len()];
+    for _ in 0..DRAWS {
+        let (a, b) = (a.draw(rng), b.draw(rng));
+        for (place, draws) in draws.iter_mut().enumerate() {
+            draws.push(percent(a[place], b[place]));
+        }
+    }
+    let (whole_a, whole_b) = (a.whole(), b.whole());
+    let mut changes = BTreeMap::new();
+    for (place, mut drawn) in draws.into_iter().enumerate() {
+        drawn.sort_by(f64::total_cmp);
+        let outside = (100.0 - CONFIDENCE) / 200.0;
+        let at = |share: f64| drawn[(share * (DRAWS - 1) as f64).round() as usize];
+        let (a_ms, b_ms) = (whole_a[place], whole_b[place]);
+        let interval_percent = [at(outside), at(1.0 - outside)];
+        let change_percent = percent(a_ms, b_ms);
+        changes.insert(QUANTILES[place].1, Change { a_ms, b_ms, change_percent, interval_percent });
+    }
+    changes
+}
+
+/// Blocks to draw from: each as places among all values that occur, and how often.
+struct Drawn {
+    values_ms: Vec<f64>,
+    blocks: Vec<Vec<(usize, u32)>>,
+}
+
+impl Drawn {
+    fn of(blocks: &[Spans]) -> Drawn {
+        let mut all = Spans::default();
+        blocks.iter().for_each(|block| all.add(block));
+        let values: Vec<u32> = all.counts().map(|(value, _)| value).collect();
+        let place = |value| values.partition_point(|known| *known < value);
+        let blocks =
+            blocks.iter().map(|block| block.counts().map(|(value, count)| (place(value), count)).collect());
+        let blocks = blocks.collect();
+        Drawn { values_ms: values.iter().map(|micros| f64::from(*micros) / 1000.0).collect(), blocks }
+    }
+
+    /// The quantiles of as many blocks as there are, each drawn from all of them.
+    fn draw(&self, rng: &mut SmallRng) -> [f64; QUANTILES.len()] {
+        let drawn = (0..self.blocks.len()).map(|_| rng.random_range(0..self.blocks.len()));
+        self.quantiles(drawn)
+    }
+
+    fn whole(&self) -> [f64; QUANTILES.len()] {
+        self.quantiles(0..self.blocks.len())
+    }
+
+    fn quantiles(&self, blocks: impl Iterator<Item = usize>) -> [f64; QUANTILES.len()] {
+        let mut counts = vec![0_u64; self.values_ms.len()];
+        for block in blocks {
+            for (place, count) in &self.blocks[block] {
+                counts[*place] += u64::from(*count);
+            }
+        }
+        let all: u64 = counts.iter().sum();
+        QUANTILES.map(|(quantile, _)| {
+            let rank = ((all as f64 * quantile).ceil() as u64).max(1);
+            let mut seen = 0;
+            let reached = counts.iter().position(|count| {
+                seen += count;
+                seen >= rank
+            });
+            reached.map_or(f64::NAN, |place| self.values_ms[place])
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_run_is_drawn_in_rows() {
+        let second = Spans::parse("5").unwrap();
+        for (seconds, expected) in
+            [(1, 1), (BLOCKS_MAX, BLOCKS_MAX), (BLOCKS_MAX + 1, 151), (86_400, BLOCKS_MAX)]
+        {
+            let blocks = blocks(&vec![second.clone(); seconds]);
+            assert_eq!(blocks.len(), expected, "{seconds}");
+            assert_eq!(blocks.iter().map(Spans::count).sum::<u64>(), seconds as u64);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The report as one page that needs no network: plots and tables that are drawn from the JSON in it.
+//!
+//! The page holds the report's JSON word for word, and its script shows nothing else. So the figures of the page and those
+//! of `--json` cannot differ, and whoever is sent the page has the data too.
+
+use super::Report;
+
+const CSS: &str = include_str!("page.css");
+const JS: &str = include_str!("page.js");
+
+impl Report {
+    /// The report as one HTML file.
+    pub fn to_html(&self) -> String {
+        // A region's name, or a label, must not end the script that it stands in.
+        let json = self.to_json_line().replace('<', "\\u003c");
+        format!(
+            "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <title>Load report</title>\n<style>\n{CSS}</style>\n<main id=\"page\"></main>\n\
+             <script id=\"report\" type=\"application/json\">{json}</script>\n<script>\n{JS}</script>\n</html>\n"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::report;
+    use serde_json::Value;
+
+    #[test]
+    fn the_page_holds_the_json_and_asks_nobody() {
+        let mut report = report();
+        report.marks[0].label = "</script><b>".to_owned();
+        let page = report.to_html();
+        let (_, after) = page.split_once("type=\"application/json\">").unwrap();
+        let (json, _) = after.split_once("</script>").unwrap();
+        let json: Value = serde_json::from_str(json).unwrap();
+        assert_eq!(json, serde_json::from_str::<Value>(&report.to_json()).unwrap());
+        let outside = page.replace("http://www.w3.org/2000/svg", "").replace("http://127.0.0.1:8080", "");
+        for asks in ["http:", "https:", "src=", "@import", "url(", "fetch(", "<link"] {
+            assert!(!outside.contains(asks), "{asks}");
+        }
+    }
+}

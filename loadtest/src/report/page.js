@@ -1,0 +1,240 @@
+// Draws the report from the JSON that stands in this page. Nothing is fetched, and no figure comes from elsewhere.
+"use strict";
+const report = JSON.parse(document.getElementById("report").textContent);
+const page = document.getElementById("page");
+const WIDTH = 1080, LEFT = 68, RIGHT = 16, TOP = 14, BOTTOM = 40;
+
+function element(name, attributes, ...children) {
+  const svg = ["svg", "path", "line", "text", "g", "rect", "circle", "title"].includes(name);
+  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
+  made.append(...children.filter(child => child !== null && child !== undefined));
+  return made;
+}
+
+// What cannot be measured is a dash, and not a nought.
+function ms(value) {
+  if (value === null || value === undefined) return "–";
+  return value.toFixed(2);
+}
+function short(value) {
+  if (value >= 1e6) return +(value / 1e6).toPrecision(3) + " M";
+  if (value >= 1e4) return +(value / 1e3).toPrecision(3) + " k";
+  return String(+value.toPrecision(3));
+}
+function time(value) { return value >= 1000 ? short(value / 1000) + " s" : short(value) + " ms"; }
+const colour = place => "var(--c" + place % 8 + ")";
+// Those who answered. A region has one colour in all plots.
+const serving = Object.keys(report.regions).filter(name => report.regions[name].ok > 0);
+const colourOf = name => colour(serving.indexOf(name));
+
+function table(first, rows) {
+  const heads = [first, "requests", "ok", "failed", "retried", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms"];
+  const made = element("table", {}, element("tr", {}, ...heads.map(head => element("th", {}, head))));
+  for (const [name, group] of rows) {
+    const spans = group.latency_ms;
+    const cells = [name, group.requests, group.ok, group.failed, group.retried,
+      ms(spans.p50), ms(spans.p90), ms(spans.p99), ms(spans.p999), ms(spans.max)];
+    made.append(element("tr", {}, ...cells.map((cell, place) =>
+      element("td", place === 3 && group.failed > 0 ? { class: "bad" } : {}, String(cell)))));
+  }
+  return element("div", { class: "scroll" }, made);
+}
+
+// Round numbers that divide [0, max] into some five parts, or as many as are said.
+function ticks(max, least, parts) {
+  const step0 = Math.max(max / (parts || 5), least || 0), power = Math.pow(10, Math.floor(Math.log10(step0)));
+  const step = [1, 2, 5, 10].map(factor => factor * power).find(step => step >= step0 * 0.999);
+  const made = [];
+  for (let tick = 0; tick <= max * 1.0001; tick += step) made.push(tick);
+  return made;
+}
+
+function frame(height) {
+  return element("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img" });
+}
+
+// Where the label of each mark stands: above the plot, beside its line, and a row down where it would cover another one.
+function labels(x) {
+  const rows = [];
+  return report.marks.map(mark => {
+    const at = x(mark.at_ms / 1000), width = mark.label.length * 7.4 + 14;
+    const flips = at + width > WIDTH - RIGHT, from = flips ? at - width : at, to = from + width;
+    let row = rows.findIndex(taken => taken.every(([start, end]) => to < start || end < from));
+    if (row < 0) row = rows.push([]) - 1;
+    rows[row].push([from, to]);
+    return { at, flips, row, label: mark.label };
+  });
+}
+
+// A plot over time: seconds of the run from left to right, with the marks.
+function overTime(inner, max, unit) {
+  const seconds = Math.max(1, Math.ceil(report.duration_ms / 1000), ...report.seconds.map(row => row.second + 1));
+  const x = second => LEFT + second / seconds * (WIDTH - LEFT - RIGHT);
+  const marks = labels(x);
+  const top = TOP + 18 * Math.max(0, ...marks.map(mark => mark.row + 1)), height = inner + top;
+  const svg = frame(height);
+  const y = value => height - BOTTOM - value / (max || 1) * (height - top - BOTTOM);
+  for (const tick of ticks(max || 1)) {
+    svg.append(element("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick) }),
+      element("text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, unit(tick)));
+  }
+  for (const tick of ticks(seconds, 1, 10)) {
+    svg.append(element("text", { x: x(tick), y: height - BOTTOM + 18, "text-anchor": "middle" }, short(tick)));
+  }
+  svg.append(element("text", { x: WIDTH - RIGHT, y: height - 6, "text-anchor": "end" }, "seconds since the start, by when requests were to start"));
+  const finish = () => {
+    for (const { at, flips, row, label } of marks) {
+      const above = TOP + 18 * row;
+      svg.append(element("line", { class: "mark", x1: at, x2: at, y1: above, y2: height - BOTTOM }),
+        element("text", { class: "mark-label", x: flips ? at - 6 : at + 6, y: above + 12, "text-anchor": flips ? "end" : "start" }, label));
+    }
+    return svg;
+  };
+  return { svg, x, y, seconds, finish };
+}
+
+function legend(entries) {
+  return element("div", { class: "legend" }, ...entries.map(([name, stroke, kind]) =>
+    element("span", {}, element("i", { class: kind || "", style: kind === "area" ? `background:${stroke}` : `border-color:${stroke}` }), name)));
+}
+
+// One line through those seconds that have a value; where one has none, the line is broken.
+function line(plot, points, attributes) {
+  let path = "", before = null;
+  points.forEach(([second, value], place) => {
+    const [x, y] = [plot.x(second + 0.5).toFixed(1), plot.y(value).toFixed(1)];
+    const joins = before === second - 1, goesOn = place + 1 < points.length && points[place + 1][0] === second + 1;
+    path += (joins ? "L" : "M") + x + " " + y;
+    // A second that stands alone is a point.
+    if (!joins && !goesOn) plot.svg.append(element("circle", { cx: x, cy: y, r: 3, fill: attributes.stroke }));
+    before = second;
+  });
+  plot.svg.append(element("path", { d: path || "M0 0", fill: "none", "stroke-width": 2, "stroke-linecap": "round", "stroke-linejoin": "round", ...attributes }));
+}
+
+function latency(task) {
+  const names = serving.filter(name => task.regions[name] && task.regions[name].ok > 0);
+  if (names.length === 0) return [element("p", { class: "soft" }, "Nothing was answered.")];
+  const values = task.seconds.flatMap(row => Object.values(row.regions).map(here => here.p99_ms || 0));
+  const plot = overTime(286, Math.max(0.1, ...values) * 1.08, time);
+  const entries = [];
+  for (const name of names) {
+    const of = key => task.seconds.filter(row => row.regions[name] && row.regions[name][key] !== null)
+      .map(row => [row.second, row.regions[name][key]]);
+    line(plot, of("p99_ms"), { stroke: colourOf(name), "stroke-dasharray": "6 4" });
+    line(plot, of("p50_ms"), { stroke: colourOf(name) });
+    entries.push([name + " p50", colourOf(name)], [name + " p99", colourOf(name), "dashed"]);
+  }
+  return [legend(entries), plot.finish()];
+}
+
+function percentiles() {
+  const height = 320, svg = frame(height), decades = 5;
+  const curves = report.tasks.map(task => [task.name, task.percentiles]);
+  // Lookups and a backfill lie decades apart, so this axis is logarithmic too.
+  const values = curves.flatMap(([, points]) => points.map(point => Math.max(point[1], 0.001)));
+  const low = Math.min(...values, 1e6) * 0.8, high = Math.max(low * 10, ...values) * 1.2;
+  const x = share => LEFT + Math.min(decades, -Math.log10(1 - share)) / decades * (WIDTH - LEFT - RIGHT);
+  const y = value => height - BOTTOM - Math.log(Math.max(value, low) / low) / Math.log(high / low) * (height - TOP - BOTTOM);
+  const steps = high / low > 2000 ? [1] : high / low > 100 ? [1, 3] : [1, 2, 5];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    for (const tick of steps.map(step => step * Math.pow(10, power)).filter(tick => tick >= low && tick <= high)) {
+      svg.append(element("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick) }),
+        element("text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, time(tick)));
+    }
+  }
+  for (const [share, name] of [[0, "0 %"], [0.5, "50 %"], [0.9, "90 %"], [0.99, "99 %"], [0.999, "99.9 %"], [0.9999, "99.99 %"], [0.99999, "99.999 %"]]) {
+    svg.append(element("line", { class: "grid", x1: x(share), x2: x(share), y1: TOP, y2: height - BOTTOM }),
+      element("text", { x: x(share), y: height - BOTTOM + 18, "text-anchor": share === 0.99999 ? "end" : "middle" }, name));
+  }
+  svg.append(element("text", { x: WIDTH - RIGHT, y: height - 6, "text-anchor": "end" }, "share of answered requests, as far as there were requests to tell"));
+  curves.forEach(([, points], place) => {
+    const path = points.map(([share, value], at) => (at ? "L" : "M") + x(share).toFixed(1) + " " + y(value).toFixed(1)).join("");
+    svg.append(element("path", { d: path || "M0 0", fill: "none", stroke: colour(place), "stroke-width": 2 }));
+  });
+  return [legend(curves.map(([name], place) => [name, colour(place)])), svg];
+}
+
+function throughput() {
+  const count = (row, key) => Object.values(row.regions).reduce((sum, here) => sum + here[key], 0);
+  const most = Math.max(1, ...report.seconds.map(row => count(row, "ok") + count(row, "failed")));
+  const plot = overTime(226, most * 1.08, short);
+  // Seconds without a request are noughts here and not gaps.
+  const all = Array.from({ length: plot.seconds }, (_, second) => report.seconds.find(row => row.second === second) || { second, regions: {} });
+  line(plot, all.map(row => [row.second, count(row, "ok")]), { stroke: "var(--c2)" });
+  line(plot, all.map(row => [row.second, count(row, "failed")]), { stroke: "var(--bad)" });
+  return [legend([["ok a second", "var(--c2)"], ["failed a second", "var(--bad)"]]), plot.finish()];
+}
+
+function served() {
+  const names = serving;
+  const rows = second => report.seconds.find(row => row.second === second) || { regions: {} };
+  const ok = (second, name) => (rows(second).regions[name] || { ok: 0 }).ok;
+  const most = Math.max(1, ...report.seconds.map(row => names.reduce((sum, name) => sum + ok(row.second, name), 0)));
+  const plot = overTime(226, most * 1.08, short);
+  const base = new Array(plot.seconds).fill(0);
+  names.forEach(name => {
+    let up = "", down = "";
+    for (let second = 0; second < plot.seconds; second++) {
+      const low = base[second], high = low + ok(second, name);
+      const [from, to] = [plot.x(second).toFixed(1), plot.x(second + 1).toFixed(1)];
+      up += `${up ? "L" : "M"}${from} ${plot.y(high).toFixed(1)}L${to} ${plot.y(high).toFixed(1)}`;
+      down = `L${to} ${plot.y(low).toFixed(1)}L${from} ${plot.y(low).toFixed(1)}` + down;
+      base[second] = high;
+    }
+    plot.svg.append(element("path", { d: up + down + "Z", fill: colourOf(name), "fill-opacity": 0.75 }));
+  });
+  return [legend(names.map(name => [name, colourOf(name), "area"])), plot.finish()];
+}
+
+function figure(value, name, bad) {
+  return element("div", { class: "figure" }, element("b", bad ? { class: "bad" } : {}, value), element("span", {}, name));
+}
+
+function heading(text, ...content) { page.append(element("h2", {}, text), ...content); }
+
+const total = report.total;
+page.append(
+  element("h1", {}, "Load on " + report.target),
+  element("p", { class: "soft" }, `model ${report.model}, seed ${report.seed}` + (report.stopped_early ? ", stopped early" : "")));
+for (const task of report.tasks) {
+  const pace = task.pacing === "open" ? `requests per second ${task.rate} (${task.arrival})`
+    : task.pacing === "closed" ? `${task.callers} ${task.callers === 1 ? "caller" : "callers"} in a closed loop for ${short(task.duration_ms / 1000)} s` : "recorded requests";
+  const unit = task.workload === "rerank" ? "documents" : "texts";
+  page.append(element("p", { class: "soft" }, `${task.name}, ${task.lane}: ${pace}; ${task.inputs_per_request} of ${task.texts} ${unit} per request (${task.texts_source})`));
+}
+page.append(element("div", { class: "figures" },
+  figure(String(total.requests), "requests"),
+  figure(String(total.failed), "failed", total.failed > 0),
+  figure(ms(total.latency_ms.p50) + " ms", "p50"),
+  figure(ms(total.latency_ms.p99) + " ms", "p99"),
+  figure(ms(total.latency_ms.p999) + " ms", "p99.9"),
+  report.slo ? figure(report.slo.holds ? "holds" : "does not hold", report.slo.objective, !report.slo.holds) : null,
+  report.slo ? figure(short(report.slo.goodput_per_s) + " /s", "goodput") : null));
+if (report.lag_notable) {
+  page.append(element("p", { class: "bad" }, `The generator itself was late (p99 ${ms(report.lag_ms.p99)} ms): a visible part of the latencies is its own.`));
+}
+for (const task of report.tasks) {
+  heading("Latency over time by region" + (report.tasks.length > 1 ? ": " + task.name : ""), ...latency(task));
+}
+heading("Percentiles", ...percentiles());
+heading("Throughput and errors", ...throughput());
+heading("Who served", ...served());
+if (report.marks.length > 0) {
+  heading("What happened meanwhile", element("table", {}, ...report.marks.map(mark =>
+    element("tr", {}, element("td", {}, short(mark.at_ms / 1000) + " s"), element("td", { style: "text-align:left;width:100%" }, mark.label)))));
+}
+heading("By region", table("region", [...Object.entries(report.regions), ["total", total]]));
+if (report.tasks.length > 1) heading("By task", table("task", report.tasks.map(task => [task.name, task])));
+const stages = report.tasks.flatMap(task => task.stages.length > 1 ? task.stages.map(stage =>
+  [`${task.name} from ${short(stage.start_ms / 1000)} s: ${stage.rate_from_per_s === stage.rate_to_per_s ? stage.rate_from_per_s : stage.rate_from_per_s + " to " + stage.rate_to_per_s} a second`, stage]) : []);
+if (stages.length > 0) heading("By stage", table("stage", stages));
+if (total.failures.length > 0) {
+  heading("Failures", element("table", {}, ...total.failures.map(failure =>
+    element("tr", {}, element("td", {}, failure.cause), element("td", {}, String(failure.count))))));
+}
+page.append(element("footer", {},
+  `Milliseconds of answered requests, from the moment at which each was to start. Lag of the generator itself: p50 ${ms(report.lag_ms.p50)} ms, ` +
+  `p99 ${ms(report.lag_ms.p99)} ms, max ${ms(report.lag_ms.max)} ms. A second's own percentiles are rounded up by 0.8 % at most. ` +
+  "All figures are those of the JSON that stands in this page."));

@@ -1,0 +1,52 @@
+//! Whom a run believes that a server is the one: the authorities of the machine, or those of a file.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_platform_verifier::BuilderVerifierExt;
+
+/// How TLS is spoken.
+#[derive(Clone)]
+pub struct Trust(pub(crate) Arc<ClientConfig>);
+
+impl fmt::Debug for Trust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Trust")
+    }
+}
+
+/// Believes the certificates in `file`, or without one those that the machine believes.
+pub(crate) fn believed(file: Option<&Path>) -> Result<Trust, String> {
+    let fail = |what: String| match file {
+        Some(file) => format!("--cacert {}: {what}", file.display()),
+        None => format!("the certificates of this machine: {what}; give --cacert"),
+    };
+    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| fail(error.to_string()))?;
+    let builder = match file {
+        None => builder.with_platform_verifier().map_err(|error| fail(error.to_string()))?,
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            let read = CertificateDer::pem_file_iter(path)
+                .map_err(|error| fail(format!("cannot be read: {error}")))?;
+            for certificate in read {
+                let certificate = certificate.map_err(|error| fail(format!("is not PEM: {error}")))?;
+                roots
+                    .add(certificate)
+                    .map_err(|error| fail(format!("has a certificate that is no authority: {error}")))?;
+            }
+            if roots.is_empty() {
+                return Err(fail("holds no certificate; give a PEM file".to_owned()));
+            }
+            builder.with_root_certificates(roots)
+        }
+    };
+    let mut config = builder.with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Trust(Arc::new(config)))
+}

@@ -1,0 +1,204 @@
+//! What requests carry: the shapes of work that an endpoint for embeddings meets.
+//!
+//! People look things up in a few words, programs index passages, backfills send hundreds of texts at a time for hours,
+//! and a reranker gets a question with the documents that may answer it. Each is a [`Kind`] with its own lengths, batch and
+//! lane. What they carry comes from a file, or is made up from the seed of the run; never from chance.
+//!
+//! Request bodies are put together by copying texts that were encoded before the run ([`texts`]).
+
+pub mod expected;
+pub mod texts;
+pub mod trace;
+pub mod words;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::lane::Lane;
+use expected::Vectors;
+use texts::Texts;
+use trace::Trace;
+
+/// The most inputs of one request: what OpenAI's API takes.
+pub const INPUTS_MAX: usize = 2048;
+
+/// The most documents of one request to rerank: what Cohere's API takes.
+pub const DOCUMENTS_MAX: usize = 1000;
+
+/// A shape of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Search queries of 8 to 16 tokens, one a request.
+    Lookups,
+    /// Paragraphs of 128 tokens, one a request.
+    Passages,
+    /// Texts of all lengths, log-normal, one a request.
+    Mixed,
+    /// A backfill: passages in large batches, in the bulk lane.
+    Bulk,
+    /// A query and the documents to be put in order for it.
+    Rerank,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 5] = [Kind::Lookups, Kind::Passages, Kind::Mixed, Kind::Bulk, Kind::Rerank];
+
+    /// As it is typed.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Lookups => "lookups",
+            Kind::Passages => "passages",
+            Kind::Mixed => "mixed",
+            Kind::Bulk => "bulk",
+            Kind::Rerank => "rerank",
+        }
+    }
+
+    /// Where its requests go, below the URL of the API.
+    pub fn path(self) -> &'static str {
+        match self {
+            Kind::Lookups | Kind::Passages | Kind::Mixed | Kind::Bulk => "/v1/embeddings",
+            Kind::Rerank => "/v1/rerank",
+        }
+    }
+
+    /// The lane that it asks for.
+    pub fn lane(self) -> Lane {
+        match self {
+            Kind::Bulk => Lane::Bulk,
+            Kind::Lookups | Kind::Passages | Kind::Mixed | Kind::Rerank => Lane::Interactive,
+        }
+    }
+
+    /// How many inputs or documents a request has, unless somebody says.
+    pub fn inputs(self) -> usize {
+        match self {
+            Kind::Lookups | Kind::Passages | Kind::Mixed => 1,
+            Kind::Bulk => 128,
+            Kind::Rerank => 20,
+        }
+    }
+
+    /// How many it may have.
+    pub fn inputs_max(self) -> usize {
+        if self == Kind::Rerank { DOCUMENTS_MAX } else { INPUTS_MAX }
+    }
+
+    /// How long its texts are when they are made up.
+    pub fn lengths(self) -> words::Lengths {
+        match self {
+            Kind::Lookups => words::Lengths::Lookup,
+            Kind::Passages | Kind::Bulk | Kind::Rerank => words::Lengths::Passage,
+            Kind::Mixed => words::Lengths::Mixed,
+        }
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Kind, String> {
+        let known = Kind::ALL.map(Kind::as_str);
+        Kind::ALL
+            .into_iter()
+            .find(|kind| kind.as_str() == text)
+            .ok_or_else(|| format!("there is no workload {text:?}; write one of {}", known.join(", ")))
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The requests of one task.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// Their shape.
+    pub kind: Kind,
+    /// How many inputs each carries, or documents.
+    pub inputs: usize,
+    /// What they carry.
+    pub texts: Texts,
+    /// The queries of a task that reranks.
+    pub queries: Option<Texts>,
+    /// What is right for each text, where somebody says.
+    pub expected: Option<Arc<Vectors>>,
+    /// The sizes of requests, where they were recorded.
+    pub trace: Option<Trace>,
+}
+
+impl Workload {
+    /// How many rows the answer to request `number` must have.
+    pub fn rows(&self, number: u64) -> usize {
+        self.trace.as_ref().map_or(self.inputs, |trace| trace.request(number).inputs)
+    }
+
+    /// Writes the body of request `number` for the deployment `model`, a JSON string.
+    pub(crate) fn body(&self, number: u64, model: &str, body: &mut Vec<u8>) {
+        let rows = self.rows(number);
+        let texts = match &self.trace {
+            None => &self.texts,
+            Some(trace) => trace.texts(number),
+        };
+        body.extend_from_slice(b"{\"model\":");
+        body.extend_from_slice(model.as_bytes());
+        match &self.queries {
+            None => body.extend_from_slice(b",\"encoding_format\":\"float\",\"input\":["),
+            Some(queries) => {
+                body.extend_from_slice(b",\"query\":");
+                queries.of_request(number, 1).for_each(|query| body.extend_from_slice(query.as_bytes()));
+                body.extend_from_slice(b",\"documents\":[");
+            }
+        }
+        for (place, text) in texts.of_request(number, rows).enumerate() {
+            if place > 0 {
+                body.push(b',');
+            }
+            body.extend_from_slice(text.as_bytes());
+        }
+        body.extend_from_slice(b"]}");
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    pub(crate) fn workload(kind: Kind) -> Workload {
+        let queries = (kind == Kind::Rerank).then(|| Texts::generated(2, words::Lengths::Lookup));
+        let texts = Texts::generated(1, kind.lengths());
+        Workload { kind, inputs: kind.inputs(), texts, queries, expected: None, trace: None }
+    }
+
+    fn body(workload: &Workload, number: u64) -> Value {
+        let mut body = Vec::new();
+        workload.body(number, "\"m\"", &mut body);
+        serde_json::from_slice(&body).unwrap()
+    }
+
+    #[test]
+    fn bodies_are_those_of_the_api_that_is_asked() {
+        for kind in Kind::ALL {
+            assert_eq!(kind.as_str().parse(), Ok(kind));
+            let body = body(&workload(kind), 3);
+            assert_eq!(body["model"], "m", "{kind}");
+            let list = if kind == Kind::Rerank { "documents" } else { "input" };
+            assert_eq!(body[list].as_array().map(Vec::len), Some(kind.inputs()), "{kind}");
+            assert_eq!(body["query"].is_string(), kind == Kind::Rerank, "{kind}");
+        }
+        let problem = "typos".parse::<Kind>().unwrap_err();
+        assert!(problem.contains("lookups, passages, mixed, bulk, rerank"), "{problem}");
+    }
+
+    #[test]
+    fn equal_seeds_give_equal_bodies_and_requests_differ() {
+        let [one, same] = [workload(Kind::Mixed), workload(Kind::Mixed)];
+        assert_eq!(body(&one, 7), body(&same, 7));
+        assert_ne!(body(&one, 7), body(&one, 8));
+    }
+}

@@ -1,0 +1,248 @@
+//! A run that was recorded: when each request came, and how large it was.
+//!
+//! CSV with a head (`at_s,tokens,inputs`) or JSON lines (`{"at_s": 0.25, "tokens": 12, "inputs": 1}`), by the name of the
+//! file. Only the start is needed; without the others a request carries one text of twelve tokens. What was asked is not in
+//! a trace, nor should it be: texts of the recorded lengths are made up.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::INPUTS_MAX;
+use super::texts::{FILE_BYTES_MAX, Texts};
+use super::words::Lengths;
+use crate::options::DURATION_MAX;
+
+/// Requests of one trace.
+pub const REQUESTS_MAX: usize = 10_000_000;
+
+/// The longest text that is made up.
+pub const TOKENS_MAX: usize = 8192;
+
+/// How many texts of one length are made up, so that a cache of answers would not serve them all at once.
+const TEXTS_OF_A_LENGTH: usize = 64;
+
+/// How many problems of one file are named before the rest is only counted.
+const PROBLEMS_NAMED_MAX: usize = 5;
+
+/// One request that came.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    at_s: f64,
+    #[serde(default = "twelve")]
+    tokens: usize,
+    #[serde(default = "one")]
+    inputs: usize,
+}
+
+fn twelve() -> usize {
+    12
+}
+
+fn one() -> usize {
+    1
+}
+
+/// One request of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Recorded {
+    /// Since the start of the run.
+    pub at: Duration,
+    /// The tokens of each text.
+    pub tokens: usize,
+    /// How many texts.
+    pub inputs: usize,
+}
+
+/// Requests in the order of time, and texts of their lengths; at least one.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    requests: Arc<[Recorded]>,
+    texts: Arc<BTreeMap<usize, Texts>>,
+}
+
+impl Trace {
+    /// Reads a file, or says what is wrong with it, all at once.
+    pub fn read(path: &Path, seed: u64) -> Result<Trace, Vec<String>> {
+        let fail = |what: String| format!("--trace {}: {what}", path.display());
+        let bytes =
+            std::fs::metadata(path).map_err(|error| vec![fail(format!("cannot be read: {error}"))])?;
+        if bytes.len() > FILE_BYTES_MAX {
+            return Err(vec![fail(format!("has {} bytes; at most {FILE_BYTES_MAX} are read", bytes.len()))]);
+        }
+        let content = std::fs::read_to_string(path);
+        let content = content.map_err(|error| vec![fail(format!("cannot be read: {error}"))])?;
+        let csv = path.extension().is_some_and(|extension| extension == "csv");
+        let lines = if csv { csv_lines(&content) } else { json_lines(&content) };
+        let mut problems = Vec::new();
+        let mut requests = Vec::new();
+        for (number, line) in lines {
+            match line.and_then(checked) {
+                Ok(request) => requests.push(request),
+                Err(problem) => problems.push(fail(format!("line {number}: {problem}"))),
+            }
+        }
+        if problems.len() > PROBLEMS_NAMED_MAX {
+            let more = problems.len() - PROBLEMS_NAMED_MAX;
+            problems.truncate(PROBLEMS_NAMED_MAX);
+            problems.push(fail(format!("and {more} more lines like these")));
+        }
+        if problems.is_empty() && requests.is_empty() {
+            problems.push(fail("holds no request; write one a line, as at_s,tokens,inputs".to_owned()));
+        }
+        if requests.len() > REQUESTS_MAX {
+            problems.push(fail(format!("has {} requests; at most {REQUESTS_MAX}", requests.len())));
+        }
+        if problems.is_empty() { Ok(Trace::of(requests, seed)) } else { Err(problems) }
+    }
+
+    fn of(mut requests: Vec<Recorded>, seed: u64) -> Trace {
+        requests.sort();
+        let mut texts = BTreeMap::new();
+        for Recorded { tokens, .. } in &requests {
+            texts.entry(*tokens).or_insert_with(|| {
+                Texts::some(TEXTS_OF_A_LENGTH, seed ^ *tokens as u64, Lengths::Exactly(*tokens))
+            });
+        }
+        Trace { requests: requests.into(), texts: Arc::new(texts) }
+    }
+
+    /// When requests start, in order.
+    pub fn starts(&self) -> impl Iterator<Item = Duration> + use<> {
+        let requests = Arc::clone(&self.requests);
+        (0..requests.len()).map(move |place| requests[place].at)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// When the last one starts, and a little: the end of what is asked for.
+    pub fn lasts(&self) -> Duration {
+        self.requests.last().map_or(Duration::ZERO, |last| last.at) + Duration::from_millis(1)
+    }
+
+    /// The request at this place.
+    pub fn request(&self, number: u64) -> Recorded {
+        self.requests[number as usize % self.requests.len()]
+    }
+
+    /// Texts for it.
+    pub(super) fn texts(&self, number: u64) -> &Texts {
+        &self.texts[&self.request(number).tokens]
+    }
+}
+
+type Lines = Vec<(usize, Result<Line, String>)>;
+
+fn json_lines(content: &str) -> Lines {
+    let lines = content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let read = |line| serde_json::from_str::<Line>(line).map_err(|error| error.to_string());
+    lines.map(|(number, line)| (number + 1, read(line))).collect()
+}
+
+fn csv_lines(content: &str) -> Lines {
+    let mut lines = content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let Some((first, head)) = lines.next() else { return Vec::new() };
+    let names: Vec<&str> = head.split(',').map(str::trim).collect();
+    if !names.contains(&"at_s") || names.iter().any(|name| !["at_s", "tokens", "inputs"].contains(name)) {
+        return vec![(first + 1, Err("the head must name at_s, and may name tokens and inputs".to_owned()))];
+    }
+    let read = |line: &str| {
+        let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+        if cells.len() != names.len() {
+            return Err(format!("has {} cells and the head {}", cells.len(), names.len()));
+        }
+        let cell = |name: &str| names.iter().position(|named| *named == name).map(|place| cells[place]);
+        let count = |name: &str, default: usize| match cell(name).filter(|text| !text.is_empty()) {
+            None => Ok(default),
+            Some(text) => text.parse().map_err(|_| format!("{name} {text:?} is no whole number")),
+        };
+        let at_s = cell("at_s").unwrap_or_default();
+        let at_s = at_s.parse().map_err(|_| format!("at_s {at_s:?} is no number of seconds"))?;
+        Ok(Line { at_s, tokens: count("tokens", twelve())?, inputs: count("inputs", one())? })
+    };
+    lines.map(|(number, line)| (number + 1, read(line))).collect()
+}
+
+fn checked(line: Line) -> Result<Recorded, String> {
+    let Line { at_s, tokens, inputs } = line;
+    let at = Duration::try_from_secs_f64(at_s).ok().filter(|at| *at <= DURATION_MAX);
+    let at = at.ok_or_else(|| {
+        format!("at_s {at_s}: write seconds since the start, from 0 to {}", DURATION_MAX.as_secs())
+    })?;
+    if !(1..=TOKENS_MAX).contains(&tokens) {
+        return Err(format!("tokens {tokens}: write 1 to {TOKENS_MAX}"));
+    }
+    if !(1..=INPUTS_MAX).contains(&inputs) {
+        return Err(format!("inputs {inputs}: write 1 to {INPUTS_MAX}"));
+    }
+    Ok(Recorded { at, tokens, inputs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, content: &str) -> Result<Trace, Vec<String>> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        Trace::read(&path, 1)
+    }
+
+    fn check(name: &str, content: &str, expected: &[(u64, usize, usize)]) {
+        let trace = read(name, content).unwrap();
+        let got: Vec<_> =
+            trace.requests.iter().map(|r| (r.at.as_millis() as u64, r.tokens, r.inputs)).collect();
+        assert_eq!(got, expected, "{content}");
+    }
+
+    #[test]
+    fn a_trace_is_csv_or_json_lines_and_comes_in_the_order_of_time() {
+        check("a.csv", "at_s,tokens,inputs\n0.5,128,2\n0.25,9,1\n", &[(250, 9, 1), (500, 128, 2)]);
+        check("a.csv", "inputs, at_s\n3, 1\n", &[(1000, 12, 3)]);
+        check(
+            "a.jsonl",
+            "{\"at_s\":0}\n\n{\"at_s\":1.5,\"tokens\":40,\"inputs\":7}\n",
+            &[(0, 12, 1), (1500, 40, 7)],
+        );
+    }
+
+    #[test]
+    fn every_wrong_line_is_counted_and_the_first_are_named() {
+        let check = |name: &str, content: &str, expected: &[&str]| {
+            let problems = read(name, content).map(|_| ()).unwrap_err();
+            assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+            for (problem, part) in problems.iter().zip(expected) {
+                assert!(problem.contains(part), "{part} in {problem}");
+            }
+        };
+        check("a.csv", "", &["holds no request"]);
+        check("a.csv", "when\n1\n", &["must name at_s"]);
+        check(
+            "a.csv",
+            "at_s\nsoon\n-1\n1,2\n",
+            &["line 2: at_s \"soon\"", "line 3: at_s -1", "line 4: has 2 cells"],
+        );
+        check("a.csv", "at_s,tokens\n1,0\n1,8193\n", &["tokens 0: write 1 to 8192", "tokens 8193"]);
+        check("a.csv", "at_s,inputs\n1,2049\n", &["inputs 2049: write 1 to 2048"]);
+        check(
+            "a.jsonl",
+            &"{}\n".repeat(7),
+            &["line 1", "line 2", "line 3", "line 4", "line 5", "and 2 more"],
+        );
+    }
+
+    #[test]
+    fn texts_have_the_recorded_lengths() {
+        let trace = read("a.csv", "at_s,tokens\n0,10\n1,30\n").unwrap();
+        let words = |number| trace.texts(number).of_request(number, 1).next().unwrap().split(' ').count();
+        assert_eq!((words(0), words(1)), (8, 28));
+    }
+}
