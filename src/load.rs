@@ -1,51 +1,211 @@
-//! `meridian load`: the generator is in `loadtest`; here are its bar, its table and its exit code.
+//! `meridian load`: the generator is in `loadtest`; here are its bar, its files and its exit code.
 
-use crate::cli::LoadOptions;
-use crate::{FAILED, WRONG_USAGE, fail};
+use crate::cli::{CompareOptions, LoadCommand, LoadOptions};
+use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
 use indicatif::{ProgressBar, ProgressStyle};
+use loadtest::find::{Wanted, find};
 use loadtest::record::Snapshot;
-use loadtest::{Options, RawOptions};
+use loadtest::report::compare::Comparison;
+use loadtest::{Options, RawOptions, Report};
+use std::future::Future;
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Between two lines of progress where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Runs the command. It fails when a request failed.
+/// Where a report is written, beside what is printed.
+struct Outputs {
+    json: bool,
+    html: Option<PathBuf>,
+    hgrm: Option<PathBuf>,
+    hdr_log: Option<PathBuf>,
+}
+
+/// Runs the command. It fails when a request failed, and does not hold when what was promised did not.
 pub(crate) fn main(options: LoadOptions) -> ExitCode {
-    let LoadOptions { url, key, model, rate, arrival, duration, texts, inputs, timeout, seed, geo, json } =
-        options;
-    let key = Some(key).filter(|key| !key.is_empty());
-    let raw = RawOptions { url, key, model, rate, arrival, duration, texts, inputs, timeout, seed, geo };
-    let options = match Options::check(raw) {
-        Ok(options) => options,
-        Err(problems) => return fail(WRONG_USAGE, &problems),
-    };
+    let LoadOptions { command, find_capacity, json, html, hgrm, hdr_log, .. } = &options;
+    if let Some(LoadCommand::Compare(options)) = command {
+        return compare(options);
+    }
+    let outputs = Outputs { json: *json, html: html.clone(), hgrm: hgrm.clone(), hdr_log: hdr_log.clone() };
+    let find_capacity = *find_capacity;
+    let mut problems = outputs.problems();
+    let options =
+        Options::check(raw(options)).map_err(|wrong| problems.splice(0..0, wrong).for_each(drop)).ok();
+    let Some(options) = options.filter(|_| problems.is_empty()) else { return fail(WRONG_USAGE, &problems) };
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(FAILED, &[format!("no runtime: {error}")]),
     };
-    let mut view = View::new(options.profile.lasts());
-    let interrupted = async {
-        // Without the signal a run simply goes on to its end.
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
-    let report = match runtime.block_on(loadtest::run(options, |snapshot| view.show(snapshot), interrupted)) {
+    if find_capacity {
+        return match Wanted::check(options) {
+            Ok(wanted) => runtime.block_on(capacity(wanted, outputs.json)),
+            Err(problems) => fail(WRONG_USAGE, &problems),
+        };
+    }
+    let (mut view, began) = (View::new(options.lasts()), SystemTime::now());
+    let report = match runtime.block_on(loadtest::run(options, |snapshot| view.show(snapshot), interrupted()))
+    {
         Ok(report) => report,
         Err(problem) => return fail(FAILED, &[problem.to_string()]),
     };
     view.clear();
-    println!("{}", if json { report.to_json() } else { report.table() });
-    if report.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+    println!("{}", if outputs.json { report.to_json() } else { report.table() });
+    if let Err(problems) = outputs.write(&report, began) {
+        return fail(FAILED, &problems);
+    }
+    match (report.holds(), report.failed()) {
+        (false, _) => ExitCode::from(DID_NOT_HOLD),
+        // What was promised says how many may fail.
+        (true, _) if report.options.slo.is_some() => ExitCode::SUCCESS,
+        (true, 0) => ExitCode::SUCCESS,
+        (true, _) => ExitCode::from(FAILED),
+    }
+}
+
+fn raw(options: LoadOptions) -> RawOptions {
+    let LoadOptions {
+        command: _,
+        url,
+        cacert,
+        key,
+        model,
+        workload,
+        tasks,
+        rate,
+        arrival,
+        callers,
+        trace,
+        duration,
+        texts,
+        expect,
+        tolerance,
+        inputs,
+        documents,
+        timeout,
+        slo,
+        find_capacity: _,
+        seed,
+        geo,
+        json: _,
+        html: _,
+        hgrm: _,
+        hdr_log: _,
+    } = options;
+    let key = Some(key).filter(|key| !key.is_empty());
+    RawOptions {
+        url,
+        cacert,
+        key,
+        model,
+        workload,
+        tasks,
+        rate,
+        arrival,
+        callers,
+        trace,
+        duration,
+        texts,
+        expect,
+        tolerance,
+        inputs,
+        documents,
+        timeout,
+        slo,
+        seed,
+        geo,
+    }
+}
+
+async fn interrupted() {
+    // Without the signal a run simply goes on to its end.
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn capacity(wanted: Wanted, json: bool) -> ExitCode {
+    let view = std::cell::RefCell::new(View::new(wanted.lasts()));
+    let told = |tried: &loadtest::find::Tried| {
+        let mut view = view.borrow_mut();
+        view.again();
+        view.say(&tried.line());
+    };
+    let found: std::pin::Pin<Box<dyn Future<Output = _>>> =
+        Box::pin(find(wanted, told, |snapshot| view.borrow_mut().show(snapshot)));
+    let found = tokio::select! {
+        found = found => found,
+        () = interrupted() => return fail(FAILED, &["interrupted: nothing was found yet".to_owned()]),
+    };
+    view.borrow().clear();
+    match found {
+        Ok(found) => {
+            println!("{}", if json { found.to_json() } else { found.sentence() });
+            if found.held_per_s.is_some() { ExitCode::SUCCESS } else { ExitCode::from(DID_NOT_HOLD) }
+        }
+        Err(problem) => fail(FAILED, &[problem.to_string()]),
+    }
+}
+
+fn compare(options: &CompareOptions) -> ExitCode {
+    let CompareOptions { a, b, seed, json } = options;
+    let names = [a, b].map(|path| path.display().to_string());
+    let read = |path: &PathBuf| {
+        std::fs::read_to_string(path).map_err(|error| format!("{}: cannot be read: {error}", path.display()))
+    };
+    let (first, second) = match (read(a), read(b)) {
+        (Ok(first), Ok(second)) => (first, second),
+        (first, second) => {
+            let problems: Vec<String> = [first.err(), second.err()].into_iter().flatten().collect();
+            return fail(WRONG_USAGE, &problems);
+        }
+    };
+    match Comparison::of((&names[0], &first), (&names[1], &second), *seed) {
+        Ok(comparison) => {
+            println!("{}", if *json { comparison.to_json() } else { comparison.table() });
+            ExitCode::SUCCESS
+        }
+        Err(problems) => fail(WRONG_USAGE, &problems),
+    }
+}
+
+impl Outputs {
+    /// A report that cannot be written is not worth a run of an hour.
+    fn problems(&self) -> Vec<String> {
+        let named = [("--html", &self.html), ("--hgrm", &self.hgrm), ("--hdr-log", &self.hdr_log)];
+        let named = named.into_iter().filter_map(|(option, path)| Some((option, path.as_ref()?)));
+        named
+            .filter_map(|(option, path)| {
+                let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+                Some(format!("{option} {}: cannot be written: {}", path.display(), opened.err()?))
+            })
+            .collect()
+    }
+
+    fn write(&self, report: &Report, began: SystemTime) -> Result<(), Vec<String>> {
+        let mut problems = Vec::new();
+        let mut write = |path: &Option<PathBuf>, content: std::io::Result<Vec<u8>>| {
+            let Some(path) = path else { return };
+            if let Err(error) = content.and_then(|content| std::fs::write(path, content)) {
+                problems.push(format!("{}: cannot be written: {error}", path.display()));
+            }
+        };
+        write(&self.html, Ok(report.to_html().into_bytes()));
+        write(&self.hgrm, Ok(report.to_hgrm().into_bytes()));
+        write(&self.hdr_log, report.to_hdr_log(began));
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
 }
 
 /// How far a run is: a bar on a terminal, lines elsewhere.
 struct View {
     bar: Option<ProgressBar>,
     next_line: Duration,
+    /// When requests were last counted for their rate, how many there were, and the rate.
+    counted: (Duration, u64, f64),
 }
 
 impl View {
@@ -55,7 +215,7 @@ impl View {
                 ProgressStyle::with_template("{elapsed:>4} {wide_bar} {msg}").expect("a constant template");
             ProgressBar::new(duration.as_millis() as u64).with_style(style)
         });
-        View { bar, next_line: LINE_EVERY }
+        View { bar, next_line: LINE_EVERY, counted: (Duration::ZERO, 0, 0.0) }
     }
 
     fn show(&mut self, snapshot: &Snapshot) {
@@ -63,8 +223,10 @@ impl View {
             |duration: Option<Duration>| duration.map_or(0.0, |duration| duration.as_secs_f64() * 1e3);
         let Snapshot { elapsed, in_flight, ok, failed, p50, p99, .. } = snapshot;
         let (p50, p99) = (millis(*p50), millis(*p99));
-        let line =
-            format!("{ok} ok, {failed} failed, {in_flight} in flight, p50 {p50:.1} ms, p99 {p99:.1} ms");
+        let rate = self.rate(*elapsed, ok + failed);
+        let line = format!(
+            "{rate:.0}/s, {ok} ok, {failed} failed, {in_flight} in flight, p50 {p50:.1} ms, p99 {p99:.1} ms"
+        );
         match &self.bar {
             Some(bar) => {
                 bar.set_position(elapsed.as_millis() as u64);
@@ -75,6 +237,32 @@ impl View {
                 self.next_line += LINE_EVERY;
             }
             None => {}
+        }
+    }
+
+    /// The next run begins.
+    fn again(&mut self) {
+        self.next_line = LINE_EVERY;
+        self.counted = (Duration::ZERO, 0, 0.0);
+    }
+
+    /// Requests that ended in a second, of the last one or so.
+    fn rate(&mut self, elapsed: Duration, ended: u64) -> f64 {
+        let (since, before, rate) = self.counted;
+        let span = elapsed.saturating_sub(since).as_secs_f64();
+        if span < 1.0 && rate > 0.0 || span <= 0.0 {
+            return rate;
+        }
+        let rate = ended.saturating_sub(before) as f64 / span;
+        self.counted = (elapsed, ended, rate);
+        rate
+    }
+
+    /// A line that stays.
+    fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
         }
     }
 

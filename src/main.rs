@@ -3,6 +3,7 @@
 mod apply;
 mod cli;
 mod drain;
+mod drill;
 mod explain;
 mod load;
 mod log;
@@ -33,9 +34,11 @@ fn main() -> ExitCode {
         cli::Command::Explain(options) => explain::main(&options),
         cli::Command::Drain(options) => drain::main(&options),
         cli::Command::VerifyResidency(options) => verify::main(options),
-        cli::Command::Load(options) => load::main(options),
+        cli::Command::Load(options) => load::main(*options),
+        cli::Command::Drill(options) => drill::main(&options),
         cli::Command::Tune(options) => tune::main(options),
         cli::Command::WithParent(other) => roles::with_parent(&other),
+        cli::Command::ScriptedReplica(options) => roles::scripted_replica(options),
     }
 }
 

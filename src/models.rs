@@ -1,4 +1,8 @@
-//! `meridian model`: the cache is in `replica`; here are its bar and its words.
+//! `meridian model`: the cache is in `replica`; here are its bar and its words. `build` runs the vendor's tools,
+//! `verify` compares what came of it with the reference.
+
+mod build;
+mod verify;
 
 use crate::cli::ModelCommand;
 use crate::{FAILED, WRONG_USAGE, fail};
@@ -12,6 +16,8 @@ pub(crate) fn main(command: ModelCommand) -> ExitCode {
     match command {
         ModelCommand::Pull { source } => pull(&source),
         ModelCommand::List { json } => list(json),
+        ModelCommand::Build(options) => build::main(&options),
+        ModelCommand::Verify(options) => verify::main(&options),
     }
 }
 

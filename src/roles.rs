@@ -3,7 +3,7 @@
 //! The shells never print, never install a signal handler and never exit; that is done here, once. A role says `ready
 //! ROLE [REGION] on ADDRESS` on stdout when it can be used, and nothing else there; its log goes to stderr.
 
-use crate::cli::{OtherProgram, RegionalRoleOptions, RoleOptions};
+use crate::cli::{OtherProgram, RegionalRoleOptions, RoleOptions, ScriptedOptions};
 use crate::log::{self, Writing};
 use crate::{FAILED, WRONG_USAGE, fail};
 use gateway::config::EdgeConfig;
@@ -135,6 +135,13 @@ pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
     run(async |stop| {
         let shutdown = stopped_or_alone(stop, keeper);
         replica::server::run(config, shutdown, |address| ready("replica", region.as_deref(), address)).await
+    })
+}
+
+/// Runs a replica that takes its time and computes nothing.
+pub(crate) fn scripted_replica(options: ScriptedOptions) -> ExitCode {
+    run(async |stop| {
+        crate::up::scripted::run(options, stopped(stop), |address| ready("replica", None, address)).await
     })
 }
 

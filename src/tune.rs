@@ -3,7 +3,7 @@
 use crate::cli::TuneOptions;
 use crate::{FAILED, WRONG_USAGE, fail, models};
 use indicatif::{ProgressBar, ProgressStyle};
-use regions::Precision;
+use regions::{EngineKind, Precision};
 use replica::cache::ModelSource;
 use replica::tune::{Order, Progress, SECONDS_LEAST, SECONDS_MOST};
 use std::io::IsTerminal;
@@ -57,6 +57,9 @@ fn check(options: &TuneOptions) -> Result<(ModelSource, Checked), Vec<String>> {
         match name.parse() {
             Ok(precision) if precisions.contains(&precision) => {
                 problems.push(format!("--precision has {name} twice; give it once"));
+            }
+            Ok(precision) if !EngineKind::Cpu.precisions().contains(&precision) => {
+                problems.push(format!("--precision: {name} is not of the engine `cpu`, which is tuned here"));
             }
             Ok(precision) => precisions.push(precision),
             Err(error) => problems.push(format!("--precision: {error}")),
@@ -158,7 +161,7 @@ mod tests {
     fn the_model_is_enough() {
         let (_, Checked { precisions, target_p99, time }) =
             check(&options("--model pypi://a")).unwrap_or_else(|problems| panic!("{problems:?}"));
-        assert_eq!((precisions, target_p99), (Precision::ALL.to_vec(), None));
+        assert_eq!((precisions, target_p99), (EngineKind::Cpu.precisions().to_vec(), None));
         assert_eq!(time, Duration::from_secs(replica::tune::SECONDS));
     }
 

@@ -3,8 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
 mod applied;
+mod cold_start;
+mod drilled;
 mod on_etcd;
+mod on_gpu;
 mod plan;
+mod python_client;
 mod world;
 
 use serde_json::{Value, json};
@@ -301,7 +305,8 @@ async fn without_its_hub_a_gateway_restarts_from_disk_and_answers() {
             world.processes().await.contains(&("hub".to_owned(), None))
         })
         .await;
-    world.press("restart?process=gateway").await;
+    world.press("kill?process=gateway").await;
+    world.press("start?process=gateway").await;
     let answer = world.embed("minilm", "still here", &[]).await;
     assert_eq!((answer.status, answer.header("x-meridian-region")), (200, AMERICA), "{}", answer.body);
     let answer = world.embed("minilm-eu", "still lawful", &[]).await;
@@ -332,7 +337,8 @@ async fn over_tls_and_http_2_lost_regions_and_a_lost_hub_cost_no_request_either(
 
     // Neither hub nor nearest region: a gateway that restarts serves from disk, and greets with the same certificate.
     world.press(&format!("heal?region={EUROPE}")).await;
-    world.press("restart?process=gateway").await;
+    world.press("kill?process=gateway").await;
+    world.press("start?process=gateway").await;
     world.until_health(EUROPE, "healthy").await;
     let client = Https::connect(&world).await;
     for model in ["minilm", "minilm-eu"] {

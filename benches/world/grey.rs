@@ -76,8 +76,9 @@ fn tell(slow: usize, reports: &[Report]) {
     );
     let here = Served::By(REGIONS[SLOW].parse().unwrap());
     for (second, group) in seconds.iter().enumerate() {
-        let answered =
-            reports.iter().filter_map(|report| report.record.seconds().get(&(second as u64))?.get(&here));
+        let answered = reports
+            .iter()
+            .filter_map(|report| report.record.seconds().remove(&(second as u64))?.remove(&here));
         let answered: u64 = answered.map(|second| second.ok).sum();
         let p99 = ms(group, 0.99);
         println!(

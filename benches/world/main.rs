@@ -1,11 +1,13 @@
 //! What a whole world does under load that is too much, or with a part that is slow: `cargo bench -p meridian --bench world`.
 //!
-//! `-- surge` and `-- grey` take one of the two alone ([`surge`], [`grey`]); `-- credits`, `-- home`, `-- no-hub`, `-- replica`
-//! and `-- region` a single run. Each run has a world of its own ([`scene`]) of real processes, but for the engines, which take
-//! their time and compute nothing ([`replica`]): what is measured is what becomes of requests and not how fast this machine is.
+//! `-- surge`, `-- grey` and `-- cold` take one of the three alone ([`surge`], [`grey`], [`cold`]); `-- credits`, `-- home`,
+//! `-- no-hub`, `-- replica` and `-- region` a single run. Each run of the first two has a world of its own ([`scene`]) of real
+//! processes, but for the engines, which take their time and compute nothing ([`replica`]): what is measured is what becomes of
+//! requests and not how fast this machine is. In the third the engines are real.
 
 #![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
 
+mod cold;
 mod grey;
 mod replica;
 mod scene;
@@ -26,5 +28,8 @@ fn main() {
         if wanted(&["grey", name]) {
             grey::run(&runtime, slow);
         }
+    }
+    if wanted(&["cold"]) {
+        cold::run(&runtime);
     }
 }

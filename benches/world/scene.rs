@@ -176,12 +176,10 @@ impl World {
             model: replica::MODEL.to_owned(),
             rate: rate.to_owned(),
             arrival: "poisson".to_owned(),
-            duration: None,
             texts: Some(self.texts()),
-            inputs: 1,
             timeout: "20s".to_owned(),
             seed: region as u64 + 1,
-            geo: None,
+            ..RawOptions::default()
         }
     }
 

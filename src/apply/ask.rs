@@ -2,7 +2,9 @@
 
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use scheduler_core::wire::apply::{AppliedV1, ApplyV1, ProblemsV1, RolloutV1, WantedV1};
+use scheduler_core::wire::plan::PlanV1;
 use scheduler_core::wire::route::RouteTableV1;
+use scheduler_core::wire::tenant::TenantsV1;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::time::Duration;
@@ -57,6 +59,14 @@ impl Hub {
 
     pub(super) async fn rollout(&self) -> Result<RolloutV1, NotDone> {
         self.get("/v1/rollout").await
+    }
+
+    pub(super) async fn tenants(&self) -> Result<TenantsV1, NotDone> {
+        self.get("/v1/tenants").await
+    }
+
+    pub(super) async fn plan(&self) -> Result<PlanV1, NotDone> {
+        self.get("/v1/plan").await
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, NotDone> {

@@ -10,9 +10,12 @@ mod shown;
 use crate::cli::{ApplyOptions, GetOptions, Got};
 use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
 use ask::{Hub, NotDone};
-use scheduler_core::wire::apply::{ApplyV1, FileV1, ProblemV1, WantedV1};
-use scheduler_core::wire::{VERSION, route};
+use regions::TenantRules;
+use scheduler_core::wire::apply::{ApplyV1, FileV1, Kind, ProblemV1, WantedV1};
+use scheduler_core::wire::tenant::TenantsV1;
+use scheduler_core::wire::{VERSION, WireError, deployment};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -23,10 +26,11 @@ const TOKEN_VARIABLE: &str = "MERIDIAN_OPERATOR_TOKEN";
 /// Runs `meridian apply`: 0 if it is so now, 3 if the files are wrong.
 pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
     let ApplyOptions { files, hub, token_file, dry_run, yes, json } = options;
-    let (mut deployments, mut problems) = (Vec::new(), Vec::new());
+    let (mut deployments, mut tenants, mut problems) = (None, None, Vec::new());
     for path in files {
         match read(path) {
-            Ok(file) => deployments.push(file),
+            Ok((Kind::Deployment, file)) => deployments.get_or_insert_with(Vec::new).push(file),
+            Ok((Kind::Tenant, file)) => tenants.get_or_insert_with(Vec::new).push(file),
             Err(problem) => problems.push(problem),
         }
     }
@@ -42,7 +46,7 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
         Ok(hub) => hub,
         Err(problem) => return fail(WRONG_USAGE, &[problem]),
     };
-    let first = ApplyV1 { version: VERSION, dry_run: true, base: None, deployments };
+    let first = ApplyV1 { version: VERSION, dry_run: true, base: None, deployments, tenants };
     run(async {
         let seen = hub.apply(&first).await?;
         if !json {
@@ -81,6 +85,22 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                 let wanted = only(hub.deployments().await?, name.as_deref())?;
                 if *json { pretty(&wanted) } else { as_file(wanted)? }
             }
+            Got::Tenants => {
+                let mut tenants = hub.tenants().await?;
+                tenants.tenants.retain(|tenant| name.as_ref().is_none_or(|name| *name == tenant.name));
+                some(&tenants.tenants, "tenant", name.as_deref())?;
+                if *json { pretty(&tenants) } else { as_tenants_file(tenants)? }
+            }
+            Got::Plan => {
+                let mut plan = hub.plan().await?;
+                for weights in &mut plan.weights {
+                    weights.rows.retain(|row| name.as_ref().is_none_or(|name| *name == row.deployment));
+                }
+                for floors in &mut plan.floors {
+                    floors.floors.retain(|floor| name.as_ref().is_none_or(|name| *name == floor.name));
+                }
+                if *json { pretty(&plan) } else { shown::plan(&plan) }
+            }
             Got::Regions => {
                 let mut regions = hub.routes().await?.regions;
                 regions.retain(|region| name.as_ref().is_none_or(|name| *name == region.id));
@@ -99,18 +119,27 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
     .unwrap_or_else(|not_done| told(not_done, *json))
 }
 
-/// A file that is there, and has something in it that says what it is.
-fn read(path: &Path) -> Result<FileV1, String> {
+/// A file that is there, and what it is about.
+fn read(path: &Path) -> Result<(Kind, FileV1), String> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| format!("{name} cannot be read: {error}"))?;
     // What is no TOML is for the hub to tell, with its line.
-    let keys = text.parse::<toml::Table>();
-    if keys.is_ok_and(|keys| keys.is_empty()) {
-        return Err(format!(
-            "{name} says nothing; write [[deployment]] tables, or `deployment = []` to take all of them away"
-        ));
-    }
-    Ok(FileV1 { name, text })
+    let Ok(keys) = text.parse::<toml::Table>() else { return Ok((Kind::Deployment, FileV1 { name, text })) };
+    let kind = match (keys.contains_key("deployment"), keys.contains_key("tenant")) {
+        (true, true) => {
+            return Err(format!("{name} has deployments and tenants; write them into a file each"));
+        }
+        (false, false) if keys.is_empty() => {
+            return Err(format!(
+                "{name} says nothing; write [[deployment]] or [[tenant]] tables, or `deployment = []` or `tenant = []` to take \
+                 all of them away"
+            ));
+        }
+        (false, true) => Kind::Tenant,
+        // Other keys are for the hub to complain of.
+        (true, false) | (false, false) => Kind::Deployment,
+    };
+    Ok((kind, FileV1 { name, text }))
 }
 
 /// The operator's token. Without one the hub says what it thinks of that.
@@ -171,8 +200,15 @@ fn some<T>(found: &[T], what: &str, name: Option<&str>) -> Result<(), NotDone> {
 /// What was applied, as the file that says so.
 fn as_file(wanted: WantedV1) -> Result<String, NotDone> {
     let unreadable = |error: &dyn std::fmt::Display| NotDone::Failed(format!("the hub's answer: {error}"));
-    let deployments = route::read_deployments(wanted.deployments).map_err(|error| unreadable(&error))?;
+    let deployments = deployment::read_deployments(wanted.deployments).map_err(|error| unreadable(&error))?;
     regions::write_deployments(deployments.values()).map_err(|error| unreadable(&error))
+}
+
+fn as_tenants_file(tenants: TenantsV1) -> Result<String, NotDone> {
+    let unreadable = |error: &dyn std::fmt::Display| NotDone::Failed(format!("the hub's answer: {error}"));
+    let tenants: BTreeMap<_, TenantRules> =
+        tenants.try_into().map_err(|error: WireError| unreadable(&error))?;
+    regions::write_tenants(tenants.values()).map_err(|error| unreadable(&error))
 }
 
 fn pretty(value: &impl Serialize) -> String {
@@ -201,6 +237,8 @@ mod tests {
         check("", Some("says nothing"));
         check("# later\n", Some("deployment = []"));
         check("deployment = []", None);
+        check("tenant = []", None);
+        check("deployment = []\ntenant = []", Some("into a file each"));
         check("[[deployment", None);
         assert!(read(&dir.path().join("gone")).is_err_and(|problem| problem.contains("cannot be read")));
     }

@@ -3,6 +3,7 @@
 use scheduler_core::wire::apply::{
     AppliedV1, ChangeV1, FieldV1, LawChange, ReaderV1, RolloutV1, WaitingV1, What,
 };
+use scheduler_core::wire::plan::{FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, WeightsV1};
 use scheduler_core::wire::route::RegionRouteV1;
 
 /// The difference, one line for each field.
@@ -12,13 +13,13 @@ pub(super) fn difference(seen: &AppliedV1) -> String {
         return "nothing changes".to_owned();
     }
     let mut lines = Vec::new();
-    for ChangeV1 { name, change, fields } in changes {
+    for ChangeV1 { kind, name, change, fields } in changes {
         let word = match change {
             What::Added => "added",
             What::Changed => "changed",
             What::Removed => "removed",
         };
-        lines.push(format!("deployment {name}: {word}"));
+        lines.push(format!("{} {name}: {word}", kind.as_str()));
         lines.extend(fields.iter().map(|field| format!("  {}", one(field))));
     }
     lines.extend(notes.iter().map(|note| format!("note: {note}")));
@@ -51,6 +52,31 @@ pub(super) fn regions(regions: &[RegionRouteV1]) -> String {
     lines.join("\n")
 }
 
+/// How what is asked for is divided, and how many replicas are kept for the loss of a region.
+pub(super) fn plan(plan: &PlanV1) -> String {
+    let PlanV1 { version: _, weights, floors } = plan;
+    let mut lines = Vec::new();
+    for WeightsV1 { epoch, generation, gateway, rows, version: _ } in weights {
+        lines.push(format!("gateways at {gateway}, plan {epoch}.{generation}"));
+        for RowV1 { deployment, residency, origin, shares } in rows {
+            let law = residency.as_deref().unwrap_or("anywhere");
+            lines.push(format!("  {deployment} ({law}) from {origin}"));
+            let line = |ShareV1 { region, permille, why }: &ShareV1| {
+                format!("    {region:<28} {:>5.1} %  {why}", f64::from(*permille) / 10.0)
+            };
+            lines.extend(shares.iter().map(line));
+        }
+    }
+    let kept = floors.iter().flat_map(|RegionFloorsV1 { region, floors, .. }| {
+        floors.iter().map(move |FloorV1 { name, replicas }| format!("floor {region:<28} {name}: {replicas}"))
+    });
+    lines.extend(kept);
+    if lines.is_empty() {
+        lines.push("no plan has been made: gateways ask the nearest region".to_owned());
+    }
+    lines.join("\n")
+}
+
 /// What is waited for.
 pub(super) fn rollout(rollout: &RolloutV1) -> String {
     let RolloutV1 { version: _, generation, waiting, readers } = rollout;
@@ -58,8 +84,8 @@ pub(super) fn rollout(rollout: &RolloutV1) -> String {
     if waiting.is_empty() {
         lines.push("nothing waits: what was applied is so everywhere".to_owned());
     }
-    for WaitingV1 { name, residency, to, since, missing } in waiting {
-        lines.push(format!("deployment {name}: {residency} -> {to}, announced by table {since}"));
+    for WaitingV1 { kind, name, residency, to, since, missing } in waiting {
+        lines.push(format!("{} {name}: {residency} -> {to}, announced by table {since}", kind.as_str()));
         if missing.is_empty() {
             lines.push("  everybody who is known has heard of it".to_owned());
         }
@@ -90,6 +116,29 @@ mod tests {
         assert_eq!(difference(&serde_json::from_value(seen).expect("an answer")), expected);
         let nothing = json!({"version": 1, "applied": false, "base": 7, "notes": [], "changes": []});
         assert_eq!(difference(&serde_json::from_value(nothing).expect("an answer")), "nothing changes");
+    }
+
+    #[test]
+    fn a_person_reads_where_requests_go_and_why() {
+        let share = |region: &str, permille: u16, why: &str| json!({"region": region, "permille": permille, "why": why});
+        let row = json!({"deployment": "a", "residency": null, "origin": "aws/us-east-1",
+                         "shares": [share("aws/us-east-1", 875, "nearest"), share("aws/us-west-2", 125, "room")]});
+        let said = json!({"version": 1, "weights": [{"version": 1, "epoch": 1, "generation": 9, "gateway": "aws/us-east-1",
+                          "rows": [row]}],
+                          "floors": [{"version": 1, "epoch": 1, "generation": 9, "region": "aws/us-west-2",
+                          "floors": [{"name": "a", "replicas": 2}]}]});
+        let text = plan(&serde_json::from_value(said).expect("an answer"));
+        for line in [
+            "gateways at aws/us-east-1, plan 1.9",
+            "  a (anywhere) from aws/us-east-1",
+            " 87.5 %  nearest",
+            " a: 2",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+        let none: PlanV1 =
+            serde_json::from_value(json!({"version": 1, "weights": [], "floors": []})).expect("none");
+        assert!(plan(&none).contains("no plan"));
     }
 
     #[test]

@@ -1,119 +1,160 @@
-//! The buttons of a world: on a loopback port of their own, for people with `curl` and for drills.
+//! The buttons of a world over HTTP: on a loopback port of their own, for people with `curl`.
 //!
 //! | request | does |
 //! |---|---|
 //! | `GET /` | processes with their identifiers, links with their state |
-//! | `POST /cut?region=R` | cuts the link to `R`, silently |
-//! | `POST /heal?region=R` | heals it |
+//! | `POST /cut?region=R` | cuts the link to `R`, silently; with `&way=to` or `&way=from` in one direction alone |
+//! | `POST /slow?region=R&times=N` | makes the link to `R` so many times as long |
+//! | `POST /delay?region=R&ms=N` | and so much longer |
+//! | `POST /lose?region=R&percent=N` | loses so much of what crosses it, as TCP shows it: late |
+//! | `POST /heal?region=R` | ends all of these |
+//! | `POST /slow-replica?region=R&times=N` | slows the replicas of `R`; 1 is as before |
+//! | `POST /drain?region=R`, `POST /undrain?region=R` | what `meridian drain` does |
 //! | `POST /kill?process=P` | SIGKILL |
-//! | `POST /restart?process=P` | SIGKILL if it still runs, then starts it again with the same command line |
+//! | `POST /stop?process=P`, `POST /start?process=P` | an orderly end; a start with the same command line |
+//! | `POST /restart?process=P` | an orderly end if it still runs, and a start |
+//! | `POST /pause?process=P`, `POST /resume?process=P` | SIGSTOP, SIGCONT |
 
-use super::link::{Link, LinkState};
+use super::buttons::Buttons;
+use super::link::Weather;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use loadtest::drill::action::{LinkChange, TIMES_MAX, Verb, Way};
 use regions::id::RegionId;
+use reqwest::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
 
-/// Something that only the main thread does: it owns the processes.
-pub(crate) struct Order {
-    pub process: String,
-    pub action: Action,
-    pub done: oneshot::Sender<Result<(), String>>,
-}
-
-/// What is to be done to a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    Kill,
-    Restart,
-}
-
-/// What the buttons act on.
-#[derive(Clone)]
-pub(crate) struct Control {
-    pub links: Arc<BTreeMap<RegionId, Link>>,
-    pub orders: mpsc::Sender<Order>,
-    /// Process identifiers by name; `None` once it has ended.
-    pub processes: Arc<Mutex<BTreeMap<String, Option<u32>>>>,
-}
+/// The longest delay that can be asked for.
+const DELAY_MS_MAX: u64 = 60_000;
 
 type Answer = (StatusCode, Json<Value>);
 
-#[derive(Deserialize)]
-struct OfRegion {
-    region: String,
-}
-
-#[derive(Deserialize)]
-struct OfProcess {
-    process: String,
+/// What stands behind the question mark, each where it is needed.
+#[derive(Clone, Default, Deserialize)]
+struct Asked {
+    region: Option<String>,
+    process: Option<String>,
+    way: Option<String>,
+    times: Option<u32>,
+    ms: Option<u64>,
+    percent: Option<f64>,
 }
 
 /// Serves the buttons for ever.
-pub(crate) async fn serve(socket: TcpListener, control: Control) {
-    let router = Router::new()
-        .route("/", get(show))
-        .route(
-            "/cut",
-            post(
-                |State(control): State<Control>, Query(of)| async move { set(&control, of, LinkState::Cut) },
-            ),
-        )
-        .route(
-            "/heal",
-            post(|State(control): State<Control>, Query(of)| async move { set(&control, of, LinkState::Up) }),
-        )
-        .route("/kill", post(|State(control), Query(of)| order(control, of, Action::Kill)))
-        .route("/restart", post(|State(control), Query(of)| order(control, of, Action::Restart)))
-        .with_state(control);
+pub(crate) async fn serve(socket: TcpListener, buttons: Buttons) {
+    let mut router = Router::new().route("/", get(show));
+    for (path, verb) in [
+        ("/kill", Verb::Kill),
+        ("/stop", Verb::Stop),
+        ("/start", Verb::Start),
+        ("/restart", Verb::Restart),
+        ("/pause", Verb::Pause),
+        ("/resume", Verb::Resume),
+    ] {
+        router = router.route(path, post(move |State(buttons), Query(asked)| order(buttons, asked, verb)));
+    }
+    for path in ["/cut", "/slow", "/delay", "/lose", "/heal"] {
+        router =
+            router.route(path, post(async |State(buttons), Query(asked)| change(&buttons, &asked, path)));
+    }
+    let router = router
+        .route("/slow-replica", post(slow_replica))
+        .route("/drain", post(|State(buttons), Query(asked)| drain(buttons, asked, Method::PUT)))
+        .route("/undrain", post(|State(buttons), Query(asked)| drain(buttons, asked, Method::DELETE)))
+        .with_state(buttons);
     if let Err(error) = axum::serve(socket, router).await {
         tracing::error!(%error, "the control port is gone");
     }
 }
 
-async fn show(State(control): State<Control>) -> Json<Value> {
-    let links: BTreeMap<_, _> = control
-        .links
-        .iter()
-        .map(|(region, link)| (region.as_str(), if link.state() == LinkState::Up { "up" } else { "cut" }))
-        .collect();
-    let processes = control.processes.lock().expect("nobody panics while holding it").clone();
+async fn show(State(buttons): State<Buttons>) -> Json<Value> {
+    let links: BTreeMap<_, _> =
+        buttons.links.iter().map(|(region, link)| (region.as_str(), word(link.weather()))).collect();
+    let processes = buttons.processes.lock().expect("nobody panics while holding it").clone();
     Json(json!({"processes": processes, "links": links}))
 }
 
-fn set(control: &Control, OfRegion { region }: OfRegion, state: LinkState) -> Answer {
-    let link = region.parse::<RegionId>().ok().and_then(|region| control.links.get(&region));
-    match link {
-        Some(link) => {
-            link.set(state);
-            (StatusCode::OK, Json(json!({"region": region, "link": format!("{state:?}").to_lowercase()})))
-        }
-        None => {
-            let known: Vec<_> = control.links.keys().map(RegionId::as_str).collect();
-            wrong(format!("there is no link to '{region}'; there are: {}", known.join(", ")))
-        }
+fn word(weather: Weather) -> &'static str {
+    match (weather.cut_to, weather.cut_from) {
+        (true, true) => "cut",
+        (true, false) => "cut to the region",
+        (false, true) => "cut from the region",
+        (false, false) if weather == Weather::CALM => "up",
+        (false, false) => "bad",
     }
 }
 
-async fn order(control: Control, OfProcess { process }: OfProcess, action: Action) -> Answer {
-    let (done, outcome) = oneshot::channel();
-    let sent = control.orders.send(Order { process: process.clone(), action, done }).await;
-    match (sent, outcome.await) {
-        (Ok(()), Ok(Ok(()))) => {
-            (StatusCode::OK, Json(json!({"process": process, "done": format!("{action:?}").to_lowercase()})))
-        }
-        (Ok(()), Ok(Err(problem))) => wrong(problem),
-        _ => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"error": "the world is stopping"}))),
-    }
+fn change(buttons: &Buttons, asked: &Asked, path: &str) -> Answer {
+    let change = match path {
+        "/cut" => match asked.way.as_deref() {
+            None => Ok(LinkChange::Cut(Way::Both)),
+            Some("to") => Ok(LinkChange::Cut(Way::To)),
+            Some("from") => Ok(LinkChange::Cut(Way::From)),
+            Some(way) => Err(format!("'{way}' is no way; write way=to or way=from, or leave it out")),
+        },
+        "/slow" => times(asked).map(LinkChange::Times),
+        "/delay" => asked
+            .ms
+            .filter(|ms| *ms <= DELAY_MS_MAX)
+            .map(|ms| LinkChange::Delay(Duration::from_millis(ms)))
+            .ok_or_else(|| format!("write ms=N, from 0 to {DELAY_MS_MAX}")),
+        "/lose" => asked
+            .percent
+            .filter(|percent| (0.0..=90.0).contains(percent))
+            .map(LinkChange::Lose)
+            .ok_or_else(|| "write percent=N, from 0 to 90; /cut loses all".to_owned()),
+        _ => Ok(LinkChange::Heal),
+    };
+    let done = region(asked).and_then(|region| Ok((buttons.change(&region, change?)?, region)));
+    answer(done.map(|((), region)| json!({"region": region.as_str(), "done": path.trim_matches('/')})))
 }
 
-fn wrong(problem: String) -> Answer {
-    (StatusCode::BAD_REQUEST, Json(json!({"error": problem})))
+async fn order(buttons: Buttons, asked: Asked, verb: Verb) -> Answer {
+    let Some(process) = asked.process else {
+        return answer(Err("write process=P; GET / lists them".to_owned()));
+    };
+    let done = buttons.order(&process, verb).await;
+    answer(done.map(|()| json!({"process": process, "done": format!("{verb:?}").to_lowercase()})))
+}
+
+async fn slow_replica(State(buttons): State<Buttons>, Query(asked): Query<Asked>) -> Answer {
+    let (region, times) = match (region(&asked), times(&asked)) {
+        (Ok(region), Ok(times)) => (region, times),
+        (Err(problem), _) | (_, Err(problem)) => return answer(Err(problem)),
+    };
+    let done = buttons.slow(&region, times).await;
+    answer(done.map(|()| json!({"region": region.as_str(), "times": times})))
+}
+
+async fn drain(buttons: Buttons, asked: Asked, method: Method) -> Answer {
+    let region = match region(&asked) {
+        Ok(region) => region,
+        Err(problem) => return answer(Err(problem)),
+    };
+    let draining = method == Method::PUT;
+    let done = buttons.drain(method, &region).await;
+    answer(done.map(|()| json!({"region": region.as_str(), "draining": draining})))
+}
+
+fn region(asked: &Asked) -> Result<RegionId, String> {
+    let given = asked.region.as_deref().ok_or("write region=R; GET / lists them")?;
+    given.parse().map_err(|error: regions::id::IdError| error.to_string())
+}
+
+fn times(asked: &Asked) -> Result<u32, String> {
+    let times = asked.times.filter(|times| (1..=TIMES_MAX).contains(times));
+    times.ok_or_else(|| format!("write times=N, from 1 to {TIMES_MAX}"))
+}
+
+fn answer(done: Result<Value, String>) -> Answer {
+    match done {
+        Ok(done) => (StatusCode::OK, Json(done)),
+        Err(problem) => (StatusCode::BAD_REQUEST, Json(json!({"error": problem}))),
+    }
 }

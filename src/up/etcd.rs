@@ -100,6 +100,7 @@ fn spec(
         arguments: arguments.map(str::to_owned).to_vec(),
         log: files.logs().join(format!("etcd-{member}.log")),
         ready: Ready::Answers(client),
+        takes_over: false,
     }
 }
 

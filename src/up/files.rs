@@ -2,14 +2,16 @@
 
 use super::etcd::{Etcd, KEEP_ALIVE_MS};
 use super::identities::{Authority, Named};
-use super::plan::Plan;
+use super::plan::{Plan, Scripted};
 use super::process::{Ready, Spec};
 use anyhow::{Context, Result};
+use regions::deployment::EngineSpec;
 use regions::id::RegionId;
 use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 /// `$XDG_STATE_HOME/meridian`, or its default (XDG Base Directory Specification 0.8).
@@ -19,6 +21,12 @@ pub(super) fn state_dir() -> Result<PathBuf> {
     let base = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
     Ok(base.context("neither XDG_STATE_HOME nor HOME is set; give a directory with --dir")?.join("meridian"))
 }
+
+/// How long a replica outlives its spoke: long enough for one that is restarted, and soon over when the world is gone.
+const ALONE: &str = "10s";
+
+/// The longest name of a socket that a gateway can be asked at: 107 bytes, five of which the gateway needs while it starts.
+const SOCKET_NAME_BYTES_MAX: usize = 102;
 
 /// Where a world's files are.
 pub(super) struct Files {
@@ -48,7 +56,7 @@ impl Files {
         }
         arguments.extend(["--config".to_owned(), file.display().to_string()]);
         let log = self.logs().join(format!("{}.log", name.replace(['/', ' '], "-")));
-        Spec { name, arguments, log, ready: Ready::Says }
+        Spec { name, arguments, log, ready: Ready::Says, takes_over: false }
     }
 
     fn catalogue(document: Document, plan: &Plan) -> Document {
@@ -69,14 +77,22 @@ impl Files {
         Ok(document.line("\n[receipts]").text("dir", dir.display()).text("key_file", key.display()))
     }
 
-    pub(super) fn hub(&self, plan: &Plan, listen: SocketAddr, etcd: Option<&Etcd>) -> Result<Spec> {
+    /// One of the hubs, counted from zero.
+    pub(super) fn hub(
+        &self,
+        plan: &Plan,
+        number: usize,
+        listen: SocketAddr,
+        etcd: Option<&Etcd>,
+    ) -> Result<Spec> {
         let deployments = self.dir.join("deployments.toml");
         fs::write(&deployments, &plan.deployments_text)
             .with_context(|| format!("{} cannot be written", deployments.display()))?;
         let document = Document::new("The hub of a world on one machine.")
             .text("listen", listen)
             .text("deployments", deployments.display())
-            .text("operator_token_file", self.operator_token()?.display());
+            .text("operator_token_file", self.operator_token()?.display())
+            .text("fleet_token_file", self.fleet_token()?.display());
         let document = Self::catalogue(document, plan);
         let document = match etcd {
             None => document.text("data", self.dir.join("hub").display()),
@@ -86,12 +102,22 @@ impl Files {
                 .line(&format!("endpoints = {:?}", etcd.endpoints()))
                 .line(&format!("keep_alive_ms = {KEEP_ALIVE_MS}")),
         };
-        Ok(self.spec("hub", None, 0, &self.write("hub", document)?))
+        let name = if number == 0 { "hub".to_owned() } else { format!("hub-{}", number + 1) };
+        Ok(self.spec("hub", None, number, &self.write(&name, document)?))
     }
 
     /// What an operator of this world shows: made once, so that a world that starts again knows who it was.
     pub(super) fn operator_token(&self) -> Result<PathBuf> {
-        let file = self.dir.join("operator-token");
+        self.token("operator-token")
+    }
+
+    /// What gateways and spokes of this world show to its hubs.
+    fn fleet_token(&self) -> Result<PathBuf> {
+        self.token("fleet-token")
+    }
+
+    fn token(&self, name: &str) -> Result<PathBuf> {
+        let file = self.dir.join(name);
         if !file.exists() {
             write_secret(&file, &format!("{:032x}", rand::random::<u128>()))
                 .with_context(|| format!("{} cannot be written", file.display()))?;
@@ -104,26 +130,49 @@ impl Files {
         region: &RegionId,
         number: usize,
         listen: SocketAddr,
-        model: &str,
+        (model, engine): (&str, EngineSpec),
         names: &[&str],
     ) -> Result<Spec> {
+        let EngineSpec { kind, precision } = engine;
         let document = Document::new(&format!("A replica in {region}."))
             .text("listen", listen)
             .line(&format!("names = {names:?}"))
             .text("model", model)
-            .line("engine = { kind = \"cpu\", precision = \"f32\" }");
+            .line(&format!("engine = {{ kind = \"{kind}\", precision = \"{precision}\" }}"));
         let name = format!("replica-{}-{number}", region.as_str().replace('/', "-"));
         Ok(self.spec("replica", Some(region), number, &self.write(&name, document)?))
     }
 
+    /// A replica that takes its time and computes nothing.
+    pub(super) fn scripted(
+        &self,
+        region: &RegionId,
+        number: usize,
+        listen: SocketAddr,
+        scripted: &Scripted,
+        names: &[&str],
+    ) -> Spec {
+        let name = format!("replica {region}");
+        let name = if number > 0 { format!("{name} #{}", number + 1) } else { name };
+        let speed = scripted.inputs_per_second.to_string();
+        let mut arguments =
+            ["scripted-replica", "--listen", &listen.to_string(), "--inputs-per-second", &speed]
+                .map(str::to_owned)
+                .to_vec();
+        names.iter().for_each(|name| arguments.extend(["--name".to_owned(), (*name).to_owned()]));
+        let log = self.logs().join(format!("{}.log", name.replace(['/', ' '], "-")));
+        Spec { name, arguments, log, ready: Ready::Says, takes_over: false }
+    }
+
     pub(super) fn spoke(&self, plan: &Plan, region: &RegionId, door: &Door<'_>) -> Result<Spec> {
-        let Door { listen, advertise, operations, hub, replicas, authority } = door;
+        let Door { listen, advertise, operations, hubs, replicas, starts_at, authority } = door;
         let mut document = Document::new(&format!("The spoke of {region}."))
             .text("region", region)
             .text("listen", listen)
             .text("advertise", advertise)
             .text("operations", operations)
-            .text("hub", format!("http://{hub}"));
+            .text("fleet_token_file", self.fleet_token()?.display())
+            .line(&hub_line(hubs));
         let name = format!("spoke-{}", region.as_str().replace('/', "-"));
         document = self.receipts(Self::catalogue(document, plan), &name)?;
         let Named { certificate, key } =
@@ -136,6 +185,14 @@ impl Files {
         for replica in *replicas {
             document = document.line("\n[[replica]]").text("endpoint", replica);
         }
+        if let Some(ports) = starts_at {
+            document = document
+                .line("\n[scaling]")
+                .text("actuator", "process")
+                .text("dir", self.dir.join("replicas").join(&name).display())
+                .text("ports", format!("{}-{}", ports.start(), ports.end()))
+                .text("alone", ALONE);
+        }
         Ok(self.spec("spoke", Some(region), 0, &self.write(&name, document)?))
     }
 
@@ -143,7 +200,7 @@ impl Files {
         &self,
         plan: &Plan,
         place: &RegionId,
-        hub: SocketAddr,
+        hubs: &[SocketAddr],
         front: &Front<'_>,
     ) -> Result<Spec> {
         let Front { listen, operations, key, certificate, authority } = front;
@@ -157,10 +214,15 @@ impl Files {
             .text("listen", listen)
             .text("operations", operations)
             .text("place", place)
-            .text("hub", format!("http://{hub}"))
+            .text("fleet_token_file", self.fleet_token()?.display())
+            .line(&hub_line(hubs))
             .text("snapshot", self.dir.join("gateway-routes").display())
             .text("tenants", self.write("tenants", tenants)?.display())
             .line("trusted_peers = [\"127.0.0.1\"]");
+        // A restart refuses nobody, where a socket may have so long a name.
+        let handover = self.dir.join("gateway.handover");
+        let takes_over = handover.as_os_str().len() <= SOCKET_NAME_BYTES_MAX;
+        let document = if takes_over { document.text("handover", handover.display()) } else { document };
         // Nobody stands in front of this gateway who would have to notice that it goes.
         let mut document = Self::catalogue(document, plan).line("\n[timeouts]").text("lame_duck", "0s");
         if let Some(Certificate { certificate, key }) = certificate {
@@ -175,7 +237,7 @@ impl Files {
             .text("key", key.display())
             .text("region_ca", authority.file.display());
         let document = self.receipts(document, "gateway")?;
-        Ok(self.spec("gateway", None, 0, &self.write("gateway", document)?))
+        Ok(Spec { takes_over, ..self.spec("gateway", None, 0, &self.write("gateway", document)?) })
     }
 }
 
@@ -193,8 +255,10 @@ pub(super) struct Door<'a> {
     pub(super) listen: SocketAddr,
     pub(super) advertise: SocketAddr,
     pub(super) operations: SocketAddr,
-    pub(super) hub: SocketAddr,
+    pub(super) hubs: &'a [SocketAddr],
     pub(super) replicas: &'a [SocketAddr],
+    /// The ports of the replicas that the spoke starts, where it does.
+    pub(super) starts_at: Option<RangeInclusive<u16>>,
     pub(super) authority: &'a Authority,
 }
 
@@ -216,6 +280,14 @@ impl Files {
         write_secret(&key, &made.signing_key.serialize_pem())
             .with_context(|| format!("{} cannot be written", key.display()))?;
         Ok(Certificate { certificate, key })
+    }
+}
+
+/// `hub = "http://…"`, or all of several.
+fn hub_line(hubs: &[SocketAddr]) -> String {
+    match hubs {
+        [hub] => format!("hub = \"http://{hub}\""),
+        hubs => format!("hub = {:?}", hubs.iter().map(|hub| format!("http://{hub}")).collect::<Vec<_>>()),
     }
 }
 

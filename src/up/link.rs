@@ -23,37 +23,87 @@ const READ_BYTES_MAX: usize = 64 << 10;
 /// Reads under way in one direction of one connection: 64 MiB, more than the largest request or answer.
 const UNDER_WAY_MAX: usize = 1024;
 
-/// Whether a link delivers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LinkState {
-    /// It delivers.
-    Up,
-    /// It holds everything.
-    Cut,
+/// The first retransmission time-out: never less than this, and more than a round trip (RFC 6298, as Linux has it).
+const RETRANSMIT_MIN: Duration = Duration::from_millis(200);
+/// How often one piece is lost at most: with nine of ten lost, less than one piece in a thousand is lost as often.
+const LOSSES_MAX: u32 = 6;
+
+/// What a link does to what crosses it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Weather {
+    /// Nothing comes out at the region's end.
+    pub cut_to: bool,
+    /// Nothing comes out at the gateway's end.
+    pub cut_from: bool,
+    /// It is so many times as far.
+    pub times: u32,
+    /// And so much farther, there and back together.
+    pub extra: Duration,
+    /// The share of pieces that are lost at first, from 0 to below 1.
+    pub lost: f64,
+}
+
+/// A direction of a link.
+#[derive(Clone, Copy, Debug)]
+enum Course {
+    To,
+    From,
+}
+
+impl Weather {
+    /// Nothing but distance.
+    pub(crate) const CALM: Weather =
+        Weather { cut_to: false, cut_from: false, times: 1, extra: Duration::ZERO, lost: 0.0 };
+
+    fn delivers(&self, course: Course) -> bool {
+        match course {
+            Course::To => !self.cut_to,
+            Course::From => !self.cut_from,
+        }
+    }
+
+    fn one_way(&self, one_way: Duration) -> Duration {
+        one_way * self.times + self.extra / 2
+    }
+
+    /// How long a piece takes that is lost as often as `chance`, which draws from [0, 1), says.
+    fn takes(&self, one_way: Duration, mut chance: impl FnMut() -> f64) -> Duration {
+        let one_way = self.one_way(one_way);
+        let mut wait = RETRANSMIT_MIN.max(one_way * 2);
+        let mut takes = one_way;
+        for _ in 0..LOSSES_MAX {
+            if chance() >= self.lost {
+                break;
+            }
+            takes += wait;
+            wait *= 2;
+        }
+        takes
+    }
 }
 
 /// The handle of a link.
 #[derive(Clone)]
 pub(crate) struct Link {
-    state: Arc<watch::Sender<LinkState>>,
+    weather: Arc<watch::Sender<Weather>>,
 }
 
 impl Link {
     /// A link that relays what comes to `socket` to `target`, each way after `one_way`; it lives as long as the runtime.
     pub(crate) fn open(socket: TcpListener, target: SocketAddr, one_way: Duration) -> Link {
-        let state = Arc::new(watch::Sender::new(LinkState::Up));
-        tokio::spawn(accept(socket, target, one_way, state.clone()));
-        Link { state }
+        let weather = Arc::new(watch::Sender::new(Weather::CALM));
+        tokio::spawn(accept(socket, target, one_way, weather.clone()));
+        Link { weather }
     }
 
-    /// Cuts or heals it.
-    pub(crate) fn set(&self, state: LinkState) {
-        self.state.send_replace(state);
+    /// Cuts, slows or heals it.
+    pub(crate) fn set(&self, change: impl FnOnce(&mut Weather)) {
+        self.weather.send_modify(change);
     }
 
-    /// Whether it delivers.
-    pub(crate) fn state(&self) -> LinkState {
-        *self.state.borrow()
+    /// How it is.
+    pub(crate) fn weather(&self) -> Weather {
+        *self.weather.borrow()
     }
 }
 
@@ -61,14 +111,14 @@ async fn accept(
     socket: TcpListener,
     target: SocketAddr,
     one_way: Duration,
-    state: Arc<watch::Sender<LinkState>>,
+    weather: Arc<watch::Sender<Weather>>,
 ) {
     loop {
         match socket.accept().await {
             Ok((near, _)) => {
-                let state = state.subscribe();
+                let weather = weather.subscribe();
                 tokio::spawn(async move {
-                    if let Err(error) = relay(near, target, one_way, state).await {
+                    if let Err(error) = relay(near, target, one_way, weather).await {
                         tracing::debug!(%target, %error, "a connection over the link ended");
                     }
                 });
@@ -85,16 +135,14 @@ async fn relay(
     near: TcpStream,
     target: SocketAddr,
     one_way: Duration,
-    mut state: watch::Receiver<LinkState>,
+    mut weather: watch::Receiver<Weather>,
 ) -> io::Result<()> {
     // The far end hears of the connection one way later, and a refusal takes its way back.
-    tokio::time::sleep(one_way).await;
-    delivering(&mut state).await;
+    crosses(one_way, &mut weather, Course::To).await;
     let far = match TcpStream::connect(target).await {
         Ok(far) => far,
         Err(error) => {
-            tokio::time::sleep(one_way).await;
-            delivering(&mut state).await;
+            crosses(one_way, &mut weather, Course::From).await;
             near.set_zero_linger()?;
             return Err(error);
         }
@@ -103,15 +151,22 @@ async fn relay(
     far.set_nodelay(true)?;
     let (near_read, near_write) = near.into_split();
     let (far_read, far_write) = far.into_split();
-    let there = one_direction(near_read, far_write, one_way, state.clone());
-    let back = one_direction(far_read, near_write, one_way, state);
+    let there = one_direction(near_read, far_write, one_way, weather.clone(), Course::To);
+    let back = one_direction(far_read, near_write, one_way, weather, Course::From);
     tokio::try_join!(there, back).map(|_| ())
 }
 
+/// Waits as long as one piece takes.
+async fn crosses(one_way: Duration, weather: &mut watch::Receiver<Weather>, course: Course) {
+    let takes = weather.borrow().takes(one_way, rand::random);
+    tokio::time::sleep(takes).await;
+    delivering(weather, course).await;
+}
+
 /// Waits until the link delivers.
-async fn delivering(state: &mut watch::Receiver<LinkState>) {
+async fn delivering(weather: &mut watch::Receiver<Weather>, course: Course) {
     // The sender lives as long as the link's accept loop; once it is gone nothing is delivered any more.
-    if state.wait_for(|state| *state == LinkState::Up).await.is_err() {
+    if weather.wait_for(|weather| weather.delivers(course)).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
@@ -121,15 +176,18 @@ async fn one_direction(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     one_way: Duration,
-    mut state: watch::Receiver<LinkState>,
+    mut weather: watch::Receiver<Weather>,
+    course: Course,
 ) -> io::Result<()> {
     let (queue, mut under_way) = mpsc::channel::<(Instant, io::Result<Vec<u8>>)>(UNDER_WAY_MAX);
+    let sky = weather.clone();
     let reading = async move {
         loop {
             let mut chunk = Vec::with_capacity(READ_BYTES_MAX.min(16 << 10));
             let read = from.read_buf(&mut chunk).await.map(|_| chunk);
             let last = read.as_ref().map_or(true, |chunk| chunk.is_empty());
-            if queue.send((Instant::now() + one_way, read)).await.is_err() || last {
+            let takes = sky.borrow().takes(one_way, rand::random);
+            if queue.send((Instant::now() + takes, read)).await.is_err() || last {
                 return;
             }
         }
@@ -137,7 +195,7 @@ async fn one_direction(
     let writing = async move {
         while let Some((due, chunk)) = under_way.recv().await {
             tokio::time::sleep_until(due).await;
-            delivering(&mut state).await;
+            delivering(&mut weather, course).await;
             let chunk = chunk?;
             if chunk.is_empty() {
                 return to.shutdown().await;
@@ -197,14 +255,50 @@ mod tests {
     async fn a_cut_link_is_silent_and_a_healed_one_delivers_what_it_held() {
         let (link, mut stream) = echo(Duration::from_millis(1)).await;
         round_trip(&mut stream, b"before").await;
-        link.set(LinkState::Cut);
+        link.set(|weather| weather.cut_to = true);
         stream.write_all(b"held").await.unwrap();
         let mut back = [0; 4];
         let silence = tokio::time::timeout(Duration::from_millis(100), stream.read_exact(&mut back)).await;
         assert!(silence.is_err(), "nothing crosses a cut link");
-        link.set(LinkState::Up);
+        link.set(|weather| *weather = Weather::CALM);
         stream.read_exact(&mut back).await.unwrap();
         assert_eq!(&back, b"held");
+    }
+
+    #[tokio::test]
+    async fn a_link_that_is_cut_one_way_takes_what_is_sent_and_gives_no_answer() {
+        let (link, mut stream) = echo(Duration::from_millis(1)).await;
+        link.set(|weather| weather.cut_from = true);
+        stream.write_all(b"held").await.unwrap();
+        let mut back = [0; 4];
+        let silence = tokio::time::timeout(Duration::from_millis(100), stream.read_exact(&mut back)).await;
+        assert!(silence.is_err(), "the answer is held");
+        link.set(|weather| weather.cut_to = true);
+        link.set(|weather| weather.cut_from = false);
+        stream.read_exact(&mut back).await.unwrap();
+        assert_eq!(&back, b"held", "it had crossed before");
+    }
+
+    #[test]
+    fn what_is_lost_is_late_by_time_outs_that_double() {
+        let takes = |weather: Weather, one_way_ms: u64, losses: u32| {
+            let mut left = losses;
+            let chance = || {
+                left = left.saturating_sub(1);
+                if left > 0 { 0.0 } else { 0.99 }
+            };
+            weather.takes(Duration::from_millis(one_way_ms), chance).as_millis()
+        };
+        let lossy = Weather { lost: 0.5, ..Weather::CALM };
+        assert_eq!(takes(Weather::CALM, 40, 5), 40);
+        assert_eq!(takes(lossy, 40, 1), 40);
+        assert_eq!(takes(lossy, 40, 2), 240);
+        assert_eq!(takes(lossy, 40, 3), 640);
+        assert_eq!(takes(lossy, 150, 2), 450, "a round trip, where that is longer");
+        let limit = 40 + 200 * 63;
+        assert_eq!((takes(lossy, 40, LOSSES_MAX + 1), takes(lossy, 40, LOSSES_MAX + 9)), (limit, limit));
+        let farther = Weather { times: 3, extra: Duration::from_millis(10), ..Weather::CALM };
+        assert_eq!(takes(farther, 40, 1), 125);
     }
 
     #[tokio::test]

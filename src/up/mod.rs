@@ -11,15 +11,19 @@
 //! that are made for this world ([`identities`]). This one process plans, starts, watches, and stops them; when it is gone,
 //! the kernel ends the rest.
 
+pub(crate) mod buttons;
 mod control;
 mod etcd;
 mod files;
 mod identities;
 mod link;
-mod plan;
+pub(crate) mod plan;
 mod ports;
+mod prepare;
 mod process;
-mod world;
+mod say;
+pub(crate) mod scripted;
+pub(crate) mod world;
 
 use crate::cli::UpOptions;
 use crate::{FAILED, WRONG_USAGE, fail, models, roles};
@@ -54,20 +58,20 @@ pub(crate) fn main(options: UpOptions) -> ExitCode {
 }
 
 /// Ctrl-C and SIGTERM.
-struct Interrupts {
+pub(crate) struct Interrupts {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Interrupts {
-    fn listen() -> io::Result<Interrupts> {
+    pub(crate) fn listen() -> io::Result<Interrupts> {
         Ok(Interrupts {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
         })
     }
 
-    async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
@@ -77,9 +81,9 @@ impl Interrupts {
 
 async fn run(options: &UpOptions, plan: &Plan) -> Result<()> {
     let mut interrupts = Interrupts::listen().context("no signals")?;
-    let mut world = World::prepare(options, plan)?;
+    let mut world = World::prepare(options, plan, |line| println!("{line}"))?;
     tokio::select! {
-        raised = world.raise(plan) => raised?,
+        raised = world.raise(plan) => drop(raised?),
         () = interrupts.next() => {
             println!("\nstopping before the world is ready");
             return Ok(());

@@ -1,7 +1,9 @@
 //! What `up` was told, checked: which regions, what is deployed, which replica each region needs for that.
 
+use crate::cli::StoreKind;
 use regions::catalogue::Catalogue;
-use regions::deployment::{self, Deployment};
+use regions::deployment::scaling::Scaling;
+use regions::deployment::{self, Deployment, EngineSpec};
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use regions::latency::prior_rtt;
@@ -27,8 +29,22 @@ const WORLD: [&str; 12] = [
 /// As many regions as one machine is asked to carry.
 pub(crate) const REGIONS_MAX: usize = WORLD.len();
 
+/// Replicas that a spoke may start on one machine, and as many ports as it is given: more would only stand in each other's way.
+const SPAWNED_MAX: u16 = 32;
+
 /// What is deployed when nobody says otherwise.
 const DEPLOYMENTS: &str = include_str!("../../configs/deployments.toml");
+
+/// As many hubs as the store is asked to carry.
+const HUBS_MAX: u32 = 5;
+
+/// Replicas that take their time and compute nothing, in the place of those that are deployed.
+pub(crate) struct Scripted {
+    /// Of each.
+    pub inputs_per_second: u32,
+    /// In each region, in their order.
+    pub replicas: Vec<u32>,
+}
 
 /// What `up` was told, checked.
 pub(crate) struct Plan {
@@ -37,6 +53,10 @@ pub(crate) struct Plan {
     pub regions: Vec<RegionId>,
     pub deployments: Vec<Deployment>,
     pub deployments_text: String,
+    /// How many hubs.
+    pub hubs: usize,
+    /// Whether nothing is computed.
+    pub scripted: Option<Scripted>,
 }
 
 impl Plan {
@@ -60,6 +80,14 @@ impl Plan {
         if options.key.trim().is_empty() {
             problems.push("--key is empty; give the key that clients shall send, as --key local".to_owned());
         }
+        match (options.hubs, options.store) {
+            (1, _) | (2..=HUBS_MAX, StoreKind::Etcd) => {}
+            (2..=HUBS_MAX, StoreKind::Embedded) => problems.push(format!(
+                "--hubs {}: several hubs need a store that they share; add --store etcd",
+                options.hubs
+            )),
+            (hubs, _) => problems.push(format!("--hubs {hubs} is not from 1 to {HUBS_MAX}")),
+        }
         let Some(catalogue) = catalogue else {
             return Err(problems);
         };
@@ -75,7 +103,15 @@ impl Plan {
             .unwrap_or_default();
         if problems.is_empty() {
             let catalogue_file = options.catalogue.as_ref().and_then(|file| file.canonicalize().ok());
-            Ok(Plan { catalogue, catalogue_file, regions, deployments, deployments_text: text })
+            Ok(Plan {
+                catalogue,
+                catalogue_file,
+                regions,
+                deployments,
+                deployments_text: text,
+                hubs: options.hubs as usize,
+                scripted: None,
+            })
         } else {
             Err(problems)
         }
@@ -83,6 +119,9 @@ impl Plan {
 
     /// The models that have to be there, each once.
     pub(crate) fn models(&self) -> Vec<&str> {
+        if self.scripted.is_some() {
+            return Vec::new();
+        }
         let mut models: Vec<_> =
             self.deployments.iter().map(|deployment| deployment.model.as_str()).collect();
         models.sort_unstable();
@@ -90,18 +129,34 @@ impl Plan {
         models
     }
 
-    /// The deployments that `region` may serve, by the model behind them: one replica for each.
-    pub(crate) fn replicas(&self, region: &RegionId) -> BTreeMap<&str, Vec<&Deployment>> {
+    /// The deployments that `region` may serve, by the model behind them and what computes it: one replica for each.
+    pub(crate) fn replicas(&self, region: &RegionId) -> BTreeMap<(&str, EngineSpec), Vec<&Deployment>> {
         let index = self.catalogue.index_of(region).expect("a planned region is in the catalogue");
-        let mut replicas: BTreeMap<&str, Vec<&Deployment>> = BTreeMap::new();
+        let mut replicas: BTreeMap<_, Vec<&Deployment>> = BTreeMap::new();
         for deployment in &self.deployments {
             let lawful =
                 deployment.residency.permitted(&self.catalogue).intersect(deployment.placed(&self.catalogue));
-            if lawful.contains(index) {
-                replicas.entry(&deployment.model).or_default().push(deployment);
+            if lawful.contains(index)
+                && self.catalogue.region(index).engines.contains(&deployment.engine.kind)
+            {
+                replicas.entry((deployment.model.as_str(), deployment.engine)).or_default().push(deployment);
             }
         }
         replicas
+    }
+
+    /// Whether regions follow their traffic, as soon as one deployment says that it should: then spokes start and stop all
+    /// replicas, because a region in which two do so has nobody who knows how many there are.
+    pub(crate) fn follows_traffic(&self) -> bool {
+        self.scripted.is_none()
+            && self.deployments.iter().any(|deployment| deployment.scaling != Scaling::default())
+    }
+
+    /// As many replicas as there may ever be in `region`; while another version takes over, each deployment is there twice.
+    pub(crate) fn replicas_max(&self, region: &RegionId) -> u16 {
+        let here = self.replicas(region);
+        let most: u32 = here.values().flatten().map(|deployment| 2 * deployment.scaling.max).sum();
+        u16::try_from(most).unwrap_or(u16::MAX).clamp(1, SPAWNED_MAX)
     }
 
     /// Where a region is.
@@ -178,6 +233,25 @@ mod tests {
     }
 
     #[test]
+    fn a_region_follows_its_traffic_as_soon_as_one_deployment_says_so() {
+        let check = |scaling: &str, follows: bool, most: u16| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let one = "[[deployment]]\nname = \"a\"\ntask = \"embed\"\nmodel = \"pypi://m\"\n\
+                       engine = { kind = \"cpu\", precision = \"f32\" }\n";
+            std::fs::write(file.path(), format!("{one}{scaling}")).unwrap();
+            let plan = check(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
+            let plan = plan.map_err(|problems| problems.join("\n")).unwrap();
+            let region = &plan.regions[0];
+            let seen = (plan.follows_traffic(), plan.replicas_max(region));
+            assert_eq!(seen, (follows, most), "{scaling}");
+        };
+        check("", false, 2);
+        check("scaling = { min = 0, max = 3 }", true, 6);
+        check("scaling = { min = 1, max = 16 }", true, SPAWNED_MAX);
+        check("scaling = { min = 0, max = 17 }", true, SPAWNED_MAX);
+    }
+
+    #[test]
     fn everything_wrong_with_the_regions_is_told_at_once() {
         let problems =
             check(&["--regions", "aws/us-east-1,aws/us-east-1,aws/atlantis-1,tokyo", "--key", " "])
@@ -190,6 +264,17 @@ mod tests {
         assert!(check(&["--regions", "0"]).is_err());
         assert!(check(&["--regions", "13"]).is_err());
         assert!(check(&["--regions", ""]).is_err());
+    }
+
+    #[test]
+    fn several_hubs_share_a_store() {
+        let problem = |arguments: &[&str]| check(arguments).err().map(|problems| problems.join("\n"));
+        assert_eq!(problem(&["--hubs", "5", "--store", "etcd"]), None);
+        assert!(problem(&["--hubs", "2"]).is_some_and(|problem| problem.contains("--store etcd")));
+        assert!(
+            problem(&["--hubs", "6", "--store", "etcd"]).is_some_and(|problem| problem.contains("1 to 5"))
+        );
+        assert!(problem(&["--hubs", "0"]).is_some_and(|problem| problem.contains("1 to 5")));
     }
 
     #[test]

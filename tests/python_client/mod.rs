@@ -1,0 +1,52 @@
+//! The Python package, installed as anybody installs it, against a server that does as it is told and against a world.
+//!
+//! It needs Python with venv, a package index and a compiler, which builds it below the target folder: some minutes the first
+//! time, seconds after that. Where there is no Python there is nothing to run it with, and the test says so; where there
+//! is, everything that goes wrong is a failure.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::world::World;
+
+/// Texts that are embedded twice, once by us and once by the stock client; docs/client.md has the command for more.
+const TEXTS: &str = "1000";
+
+#[tokio::test]
+async fn the_python_package_gets_the_vectors_of_the_stock_client_in_one_block() {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("loadtest/python");
+    let venv = scratch.join("python-client");
+    let python = venv.join("bin/python");
+    if !python.exists() {
+        let made = Command::new("python3").args(["-m", "venv"]).arg(&venv).status();
+        if !made.is_ok_and(|status| status.success()) {
+            println!("no python3 with venv on this machine: the Python package is not tested");
+            return;
+        }
+    }
+    let run = |arguments: &[&str]| {
+        let mut run = Command::new(&python);
+        // A proxy of this machine knows nothing of its loopback; and cargo, which runs this test, keeps its own folder.
+        run.args(arguments)
+            .env("NO_PROXY", "127.0.0.1")
+            .env("CARGO_TARGET_DIR", scratch.join("python-target"));
+        let ran = run.output().expect("python runs");
+        let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{arguments:?}: {said}");
+        said.into_owned()
+    };
+    let at = |path: &str| package.join(path).to_string_lossy().into_owned();
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    if !Command::new(&python).args(["-c", "import openai"]).output().is_ok_and(|ran| ran.status.success()) {
+        run(&[&pip[..], &["openai"]].concat());
+    }
+    run(&[&pip[..], &["--force-reinstall", "--no-deps", &at("")]].concat());
+    run(&[&pip[..], &["numpy"]].concat());
+    let said = run(&["-m", "unittest", "discover", "--start-directory", &at("tests")]);
+    assert!(said.contains("OK"), "{said}");
+    let world = World::up(&[]);
+    let said = run(&[&at("tests/same_as_openai.py"), &world.url, TEXTS]);
+    assert!(said.contains("the same vectors in order"), "{said}");
+    print!("{said}");
+}
