@@ -26,6 +26,8 @@ pub(crate) enum Code {
     MethodNotAllowed,
     /// Only an operator may do this.
     OperatorOnly,
+    /// Only gateways and spokes of this fleet may do this.
+    FleetOnly,
     /// The files that are to be applied are wrong.
     InvalidFiles,
     /// Somebody else has changed the same meanwhile.
@@ -52,6 +54,7 @@ impl Code {
             Code::NotFound => ("not_found", StatusCode::NOT_FOUND, CALLER),
             Code::MethodNotAllowed => ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED, CALLER),
             Code::OperatorOnly => ("operator_only", StatusCode::UNAUTHORIZED, "authentication_error"),
+            Code::FleetOnly => ("fleet_only", StatusCode::UNAUTHORIZED, "authentication_error"),
             Code::InvalidFiles => ("invalid_files", StatusCode::UNPROCESSABLE_ENTITY, CALLER),
             Code::Conflict => ("conflict", StatusCode::CONFLICT, CALLER),
             Code::LeaseNotFound => ("lease_not_found", StatusCode::NOT_FOUND, CALLER),

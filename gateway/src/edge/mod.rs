@@ -120,17 +120,19 @@ pub async fn run(
     let leaving = channel::Sender::new(false);
     let upstream = Arc::new(Upstream::to_regions(&config.regions, config.region_http2)?);
 
+    let reader = table::reader(&config);
     let mut tasks = JoinSet::new();
     tasks.spawn(table::follow(
         config.clone(),
         client.clone(),
+        reader.clone(),
         views.clone(),
         tenants.clone(),
         metrics.clone(),
     ));
     tasks.spawn(weights::follow(
         config.clone(),
-        client,
+        client.clone(),
         Arc::clone(&demands),
         watch.clone(),
         planned.clone(),
@@ -194,7 +196,7 @@ pub async fn run(
     let tokens = Arc::new(Tokens::new(&config.issuers));
     tasks.spawn(tokens.clone().follow(config.issuers.clone()));
     let door = forward::Edge {
-        config,
+        config: config.clone(),
         tokens,
         tenants,
         views: views.subscribe(),
@@ -223,6 +225,7 @@ pub async fn run(
     };
     listener.serve(Arc::new(door), leave, timeouts).await;
     tasks.shutdown().await;
+    table::farewell(&config, &client, &reader).await;
     if let Some(writing) = writing {
         writing.finish(LAST_RECEIPTS).await;
     }

@@ -49,16 +49,29 @@ pub(crate) fn restore(config: &EdgeConfig, tenants: &Tenants) -> Current {
     }
 }
 
+/// How this process calls itself before the hub.
+pub(crate) fn reader(config: &EdgeConfig) -> Reader {
+    Reader { role: Role::Gateway, place: config.place.clone(), boot_id: rand::rng().random() }
+}
+
+/// Takes leave of the hub: this process reads no table any longer.
+pub(crate) async fn farewell(config: &EdgeConfig, client: &reqwest::Client, reader: &Reader) {
+    let word = client.delete(format!("{}{}", config.hub.now(), follow::farewell(reader)));
+    let word = config.fleet.iter().fold(word, |word, token| word.bearer_auth(token.to_show()));
+    // Nobody to tell; silence says the same later.
+    word.timeout(follow::FAREWELL_TIMEOUT).send().await.ok();
+}
+
 /// Follows the hub for ever.
 pub(crate) async fn follow(
     config: Arc<EdgeConfig>,
     client: reqwest::Client,
+    reader: Reader,
     views: watch::Sender<Current>,
     tenants: Arc<Tenants>,
     metrics: Arc<EdgeMetrics>,
 ) {
     let hubs = &config.hub;
-    let reader = Reader { role: Role::Gateway, place: config.place.clone(), boot_id: rand::rng().random() };
     let (mut reachable, mut failures) = (true, 0_usize);
     loop {
         let hub = hubs.now();

@@ -2,7 +2,8 @@
 //! own patience and its own disk.
 //!
 //! Whoever asks names the table that it has, and so says that it runs it ([`crate::rollout`]). Whoever has none says nothing of
-//! itself: it runs none yet.
+//! itself: it runs none yet. Whoever ends in order says so, and a change of the law need not wait until it has been silent
+//! for long enough.
 
 use std::time::Duration;
 
@@ -11,6 +12,9 @@ use regions::{Generation, RouteTable};
 use crate::rollout::Reader;
 use crate::wire::WireError;
 use crate::wire::route::RouteTableV1;
+
+/// How long taking one's leave may take. If no hub hears it, silence says the same later.
+pub const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a table is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +36,11 @@ pub enum NotTaken {
 pub fn question(after: Option<Generation>, reader: &Reader, wait: Duration) -> String {
     let has = after.map(|after| format!("after={after}&reader={reader}&")).unwrap_or_default();
     format!("/v1/routes?{has}wait_ms={}", wait.as_millis())
+}
+
+/// The path at which a reader that goes takes its leave (`DELETE`): nobody waits for it any longer.
+pub fn farewell(reader: &Reader) -> String {
+    format!("/v1/readers/{reader}")
 }
 
 /// The table that was offered, if it is taken in the place of the one in hand (invariant 5, Monotone plans).
@@ -81,5 +90,6 @@ mod tests {
             question(Some(at(1, 4)), &reader, wait),
             "/v1/routes?after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000"
         );
+        assert_eq!(farewell(&reader), "/v1/readers/spoke/aws/us-east-1/00000000000000ff");
     }
 }

@@ -77,13 +77,16 @@ pub async fn run(
         if followed_elsewhere {
             std::future::pending::<()>().await;
         }
-        law.follow(follower, watch::Sender::default()).await;
+        law.follow(&follower, &watch::Sender::default()).await;
     };
     let mut agent = Agent { config, client, spoke, lease: None, lost: false, not_deployed: Vec::new() };
     tokio::select! {
         never = agent.speak() => match never {},
         () = follow => {}
         () = shutdown => {}
+    }
+    if !followed_elsewhere {
+        law.farewell(&follower).await;
     }
     agent.leave().await;
     Ok(())

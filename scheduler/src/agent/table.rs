@@ -101,12 +101,12 @@ impl Source {
     }
 
     /// Follows the hub for ever.
-    pub(crate) async fn follow(self, client: reqwest::Client, followed: watch::Sender<Followed>) {
+    pub(crate) async fn follow(&self, client: &reqwest::Client, followed: &watch::Sender<Followed>) {
         let mut failures = 0u32;
         let hubs = u32::try_from(self.hub.count()).expect("there are few hubs");
         loop {
             let hub = self.hub.now();
-            let Err(error) = self.ask(hub, &client, &followed).await else {
+            let Err(error) = self.ask(hub, client, followed).await else {
                 failures = 0;
                 continue;
             };
@@ -123,6 +123,14 @@ impl Source {
                 tokio::time::sleep(backoff::pause(failures / hubs, rand::random())).await;
             }
         }
+    }
+
+    /// Takes leave of the hub: the region reads no table any longer.
+    pub(crate) async fn farewell(&self, client: &reqwest::Client) {
+        let word = client.delete(format!("{}{}", self.hub.now(), follow::farewell(&self.reader())));
+        let word = self.fleet.iter().fold(word, |word, token| word.bearer_auth(token.to_show()));
+        // Nobody to tell; silence says the same later.
+        word.timeout(follow::FAREWELL_TIMEOUT).send().await.ok();
     }
 
     async fn ask(

@@ -71,6 +71,7 @@ pub(super) fn router<S: Store>(desk: Desk<S>) -> Router {
         .route("/v1/leases/{lease}/keepalive", post(keep_alive::<S>))
         .route("/v1/leases/{lease}", delete(leave::<S>))
         .route("/v1/routes", get(routes::<S>))
+        .route("/v1/readers/{*reader}", delete(reader_leaves::<S>))
         .route("/v1/deployments", get(wanted::<S>))
         .route("/v1/tenants", get(tenants::<S>))
         .route("/v1/rollout", get(rollout::<S>))
@@ -187,12 +188,12 @@ async fn routes<S: Store>(
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let Question { after, wait, reader } = Question::read(query.as_deref().unwrap_or_default())?;
-    if let Some(word) = reader.zip(after) {
+    if let Some((reader, after)) = reader.zip(after) {
         if is_of_the_fleet(&desk.fleet, &headers) {
             // What finds no room is said again with the next question.
-            desk.readers.try_send(word).ok();
+            desk.readers.try_send(Word::Runs(reader, after)).ok();
         } else if !desk.stranger.swap(true, Ordering::Relaxed) {
-            ReaderUnknown { reader: &word.0 }.emit();
+            ReaderUnknown { reader: &reader }.emit();
         }
     }
     let held = desk.polls.try_acquire();
@@ -222,6 +223,22 @@ async fn routes<S: Store>(
         }
         None => Ok(StatusCode::NO_CONTENT.into_response()),
     }
+}
+
+/// Waits for a reader no longer that says that it goes.
+async fn reader_leaves<S: Store>(
+    State(desk): State<Desk<S>>,
+    Path(reader): Path<String>,
+    headers: HeaderMap,
+) -> Result<StatusCode, Refusal> {
+    let reader = reader.parse().map_err(|error| invalid("reader", &format!("`reader`: {error}.")))?;
+    if !is_of_the_fleet(&desk.fleet, &headers) {
+        let message = "Only a reader of this fleet takes its leave: send `authorization: Bearer` and the fleet's token.";
+        return Err(Refusal::new(Code::FleetOnly, message));
+    }
+    let full =
+        |_| Refusal::new(Code::Overloaded, "Too many readers speak at once; silence says the same later.");
+    desk.readers.try_send(Word::Leaves(reader)).map(|()| StatusCode::ACCEPTED).map_err(full)
 }
 
 async fn ready<S: Store>(State(desk): State<Desk<S>>) -> Result<&'static str, Refusal> {

@@ -2,8 +2,8 @@
 //!
 //! A gateway says with each question for routes which table it has in hand, a spoke with each sign of life. Any hub may be
 //! asked, and the one that leads has to know; so each reader has a key in the store under a lease of its own, which runs
-//! out when nobody has heard of it for a while. Nobody waits for this: what could not be noted is said again with the next
-//! question.
+//! out when nobody has heard of it for a while, and which ends when it takes its leave. Nobody waits for this: what could
+//! not be noted is said again with the next question, or follows from silence.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,8 +25,14 @@ pub(super) const WORDS_MAX: usize = 1024;
 /// In what part of its time a lease is kept alive while its reader says nothing new.
 const KEEP_ALIVE_PART: u32 = 4;
 
-/// A reader, and the table that it runs.
-pub(super) type Word = (Reader, Generation);
+/// What a reader says of itself.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// It runs the table of this generation.
+    Runs(Reader, Generation),
+    /// It goes.
+    Leaves(Reader),
+}
 
 /// Whoever notes.
 pub(super) struct Registrar<S> {
@@ -50,11 +56,26 @@ impl<S: Store> Registrar<S> {
 
     /// Notes what is said, until nobody can say anything any longer.
     pub(super) async fn note_all(mut self, mut words: mpsc::Receiver<Word>) {
-        while let Some((reader, generation)) = words.recv().await {
-            if self.note(&reader, generation, Instant::now()).await.is_err() {
-                // Whether it was noted is not known; the next word begins anew.
-                self.known.remove(&reader);
+        while let Some(word) = words.recv().await {
+            match word {
+                Word::Runs(reader, generation) => {
+                    if self.note(&reader, generation, Instant::now()).await.is_err() {
+                        // Whether it was noted is not known; the next word begins anew.
+                        self.known.remove(&reader);
+                    }
+                }
+                // What is not ended now runs out.
+                Word::Leaves(reader) => drop(self.strike(&reader).await),
             }
+        }
+    }
+
+    /// Ends the lease of a reader that goes, whichever hub it is from.
+    async fn strike(&mut self, reader: &Reader) -> Result<(), StoreError> {
+        self.known.remove(reader);
+        match self.store.get(&keys::reader(reader)).await?.and_then(|entry| entry.lease) {
+            Some(lease) => self.store.lease_revoke(lease).await,
+            None => Ok(()),
         }
     }
 
@@ -161,6 +182,21 @@ mod tests {
         store.expire(begun + KEEP * 4).await.unwrap();
         assert_eq!(noted(&store).await, []);
         assert!(other.note(&reader(1), generation(5), begun + KEEP * 4).await.is_err(), "its lease is gone");
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_goes_is_struck_by_whichever_hub_hears_it_and_may_come_back() {
+        let (store, now) = (Sim::new(), Instant::now());
+        let (mut one, mut other) = (Registrar::new(store.clone(), KEEP), Registrar::new(store.clone(), KEEP));
+        one.note(&reader(1), generation(3), now).await.unwrap();
+        one.note(&reader(2), generation(3), now).await.unwrap();
+        other.strike(&reader(1)).await.unwrap();
+        assert_eq!(noted(&store).await, [(2, 3)]);
+        other.strike(&reader(1)).await.unwrap();
+        let stale = one.note(&reader(1), generation(4), now).await;
+        assert_eq!((stale.is_err(), noted(&store).await), (true, vec![(2, 3)]), "its lease has ended");
+        other.note(&reader(1), generation(4), now).await.unwrap();
+        assert_eq!(noted(&store).await, [(1, 4), (2, 3)]);
     }
 
     #[tokio::test]

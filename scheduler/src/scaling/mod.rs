@@ -126,7 +126,8 @@ impl Scaling {
         let (targets, wanted) = watch::channel(Targets::default());
         let (found, running) = watch::channel(Running::default());
         let mut following = JoinSet::new();
-        following.spawn(source.follow(client, followed));
+        let (follower, followers_client) = (source.clone(), client.clone());
+        following.spawn(async move { follower.follow(&followers_client, &followed).await });
         let acting = match actuator {
             Acts::Process(process) => tokio::spawn(process.run(wanted, found)),
             Acts::Kubernetes(cluster) => tokio::spawn(cluster.run(wanted, found)),
@@ -141,6 +142,7 @@ impl Scaling {
         // The region, and with it the word of what should be, is gone: whoever acts stops what it has started, and ends.
         acting.await.expect("an actuator does not panic and is not aborted");
         following.shutdown().await;
+        source.farewell(&client).await;
     }
 }
 

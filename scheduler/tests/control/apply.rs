@@ -262,6 +262,22 @@ async fn a_stranger_neither_holds_up_a_wider_residency_nor_hastens_it() {
     says(Some("new-token-of-the-fleet"), &other, second.generation).await;
     let wider = hub.until_routes("it is wider", |table| table.widening.is_empty()).await;
     assert_eq!(law(&wider, "m"), ("eea".to_owned(), None), "and no stranger holds it up");
+
+    // Who goes and says so is waited for no longer; a stranger does not send it away.
+    apply(&hub, &(deployment("m", "") + &deployment("another", ""))).await;
+    let fourth = hub.until_routes("it is announced", |table| !table.widening.is_empty()).await;
+    let goes = async |shown: &str, reader: &str| {
+        let word = hub.client.delete(format!("{}/v1/readers/{reader}", hub.url)).bearer_auth(shown);
+        let answer = word.send().await.unwrap();
+        (answer.status().as_u16(), answer.headers().get("x-meridian-error").is_some())
+    };
+    says(Some("old-token-of-the-fleet"), &one, fourth.generation).await;
+    assert_eq!(goes("neither-of-the-two-", &other).await, (401, true));
+    assert_eq!(goes("old-token-of-the-fleet", "gateway/nowhere").await, (400, true));
+    assert_eq!(law(&hub.routes().await, "m"), ("eea".to_owned(), Some("anywhere".to_owned())));
+    assert_eq!(goes("new-token-of-the-fleet", &other).await, (202, false));
+    let wider = hub.until_routes("nobody waits for who has gone", |table| table.widening.is_empty()).await;
+    assert_eq!(law(&wider, "m"), ("anywhere".to_owned(), None));
     hub.stop().await;
 }
 

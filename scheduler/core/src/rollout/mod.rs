@@ -18,8 +18,8 @@
 //! nothing to wait for and is in the next table; one that is both (`eu` to `us`) is for the time being what both permit,
 //! which may be nothing.
 //!
-//! A reader that has not been heard of for [`READER_KEEP`] is not waited for: it may be switched off, and one process that
-//! nobody remembers would hold every later change. That is lawful, because such a reader does *less* than it may: as a
+//! A reader that ends in order takes its leave, and one that has not been heard of for [`READER_KEEP`] is not waited for
+//! either: it may be switched off, and one process that nobody remembers would hold every later change. That is lawful, because such a reader does *less* than it may: as a
 //! gateway it sends to the narrower residency, as a spoke it refuses at its door what others send it under the wider one,
 //! and that goes elsewhere. It never does more, since a table that permits less waits for nobody. For the same reason
 //! nothing is widened while a hub's term is younger than [`SETTLE`]: who could not reach a hub may not have come back yet.
