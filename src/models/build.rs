@@ -58,7 +58,7 @@ fn build(source: &ModelSource, precision: Precision, options: &BuildOptions) -> 
     }
     let work = place.with_extension("part");
     let folders = match &options.container {
-        Some(_) => Folders { model: "/model".into(), work: "/work".into(), examples: EXAMPLES.into() },
+        Some(_) => Folders { model: "/model".into(), work: "/build".into(), examples: EXAMPLES.into() },
         None => {
             Folders { model: path.canonicalize()?, work: work.clone(), examples: options.examples.clone() }
         }
@@ -133,8 +133,8 @@ fn ready(options: &BuildOptions) -> Result<()> {
 
 /// The script in the vendor's container.
 fn contained(image: &str, model: &Path, work: &Path) -> Vec<String> {
-    let volumes = [format!("{}:/model:ro", model.display()), format!("{}:/work", work.display())];
-    let script = format!("/work/{SCRIPT}");
+    let volumes = [format!("{}:/model:ro", model.display()), format!("{}:/build", work.display())];
+    let script = format!("/build/{SCRIPT}");
     let words = [
         "docker",
         "run",

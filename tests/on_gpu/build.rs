@@ -165,5 +165,5 @@ fn a_dry_run_shows_what_would_be_run_here_or_in_a_container() {
     machine.tool("docker", "exit 0");
     let (fine, said) = machine.build(&contained);
     assert!(!fine && said.contains("did not say what"), "a container that does nothing: {said}");
-    assert!(machine.calls()[0].ends_with("vendor/release:1.2.1 sh /work/build.sh"), "{:?}", machine.calls());
+    assert!(machine.calls()[0].ends_with("vendor/release:1.2.1 sh /build/build.sh"), "{:?}", machine.calls());
 }

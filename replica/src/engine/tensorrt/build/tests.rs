@@ -7,7 +7,7 @@ use super::*;
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/families");
 
 fn folders() -> Folders {
-    Folders { model: "/my model".into(), work: "/work".into(), examples: "/examples".into() }
+    Folders { model: "/my model".into(), work: "/build".into(), examples: "/examples".into() }
 }
 
 fn wanted(precision: Precision) -> Wanted {
