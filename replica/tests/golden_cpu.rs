@@ -15,11 +15,12 @@ mod loading;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use compare::{size, within};
 use replica::cache::{ModelCache, ModelSource, default_root};
 use replica::engine::cpu::{CpuEngine, CpuOptions, Isa};
-use replica::engine::{BatchBuffer, Engine, EngineError, Output, RaggedBatch};
+use replica::engine::{BatchBuffer, Beside, Engine, EngineError, Meanwhile, Output, RaggedBatch};
 use replica::model::ModelDir;
 use replica_core::Precision;
 use serde::Deserialize;
@@ -262,6 +263,62 @@ fn a_row_alone_is_the_row_in_any_batch_to_the_bit() {
                 let mut rows = embed_sequences(&engine, &backwards);
                 rows.reverse();
                 assert_eq!(rows, alone, "{name}, {isa:?}, {threads} threads, backwards");
+            }
+        }
+    }
+}
+
+/// Lets one sequence in whenever it is asked.
+struct Lookups<'a> {
+    engine: &'a CpuEngine,
+    sequence: &'a [u32],
+    row: &'a [f32],
+    let_in: AtomicUsize,
+}
+
+impl Meanwhile for Lookups<'_> {
+    fn is_wanted(&self, _sequence: usize) -> bool {
+        true
+    }
+
+    fn is_urgent(&self) -> bool {
+        true
+    }
+
+    fn let_in(&self, beside: &mut Beside<'_>) {
+        let mut tokens = BatchBuffer::default();
+        tokens.push(self.sequence, None);
+        let mut row = vec![0.0; self.engine.describe().width];
+        beside(&tokens.batch(), Output::Pooled, &mut row).unwrap();
+        assert_eq!(row, self.row, "it is the row that it is alone");
+        tokens.push(&[], None);
+        let refused = beside(&tokens.batch(), Output::Pooled, &mut [row.clone(), row].concat());
+        assert!(matches!(refused, Err(EngineError::Empty { sequence: 1 })), "{refused:?}");
+        self.let_in.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_batch_between_whose_steps_others_are_computed_has_the_same_rows() {
+    for name in SMALL {
+        let sequences: Vec<Vec<u32>> = cases(name).into_iter().map(|case| case.ids).collect();
+        for threads in [1, 2] {
+            let engine = load(&golden(name), options(threads, Isa::best()));
+            let alone = embed_sequences(&engine, &sequences);
+            // Flat, tall, and so many that a thread carries some of them through all layers.
+            for (count, steps) in [(1, 3), (sequences.len(), 3), (100, 2)] {
+                let mut tokens = BatchBuffer::default();
+                sequences.iter().cycle().take(count).for_each(|sequence| tokens.push(sequence, None));
+                let mut rows = vec![0.0; count * engine.describe().width];
+                let let_in = AtomicUsize::new(0);
+                let lookups = Lookups { engine: &engine, sequence: &sequences[1], row: &alone[1], let_in };
+                let failed = engine.compute_each(&tokens.batch(), Output::Pooled, &lookups, &mut rows);
+                assert_eq!(failed, Ok(Vec::new()));
+                for (row, alone) in rows.chunks_exact(alone[0].len()).zip(alone.iter().cycle()) {
+                    assert_eq!(row, alone, "{name}, {threads} threads, {count} sequences");
+                }
+                let times = lookups.let_in.into_inner();
+                assert!(times >= steps, "{times} times, {name}, {threads} threads, {count} sequences");
             }
         }
     }

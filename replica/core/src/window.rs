@@ -98,11 +98,13 @@ pub enum Reason {
     DeadlineNear,
     /// The other lane has work, for which the engine is not kept idle.
     OtherLane,
+    /// It goes between the steps of a batch of bulk.
+    Between,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Reason; 7] = [
+    pub const ALL: [Reason; 8] = [
         Reason::Full,
         Reason::CostUnknown,
         Reason::NobodyExpected,
@@ -110,6 +112,7 @@ impl Reason {
         Reason::WaitedEnough,
         Reason::DeadlineNear,
         Reason::OtherLane,
+        Reason::Between,
     ];
 
     /// As metrics call it.
@@ -122,6 +125,7 @@ impl Reason {
             Reason::WaitedEnough => "waited_enough",
             Reason::DeadlineNear => "deadline_near",
             Reason::OtherLane => "other_lane",
+            Reason::Between => "between",
         }
     }
 }

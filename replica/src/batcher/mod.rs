@@ -7,7 +7,8 @@
 //! Between two batches the engine's thread does only what it must: it tells the planner that the one is done and asks for
 //! the next. The rows go to a second thread (`replies`), which copies them to their requests and wakes their callers
 //! while the engine is at work again. A batch is chosen at the last moment and never prepared ahead: what would be saved
-//! is microseconds of copying token ids, and what it would cost is that a lookup waits behind one more batch.
+//! is microseconds of copying token ids, and what it would cost is that a lookup waits behind one more batch. An engine
+//! that can lay a batch aside is let have lookups between two steps of one of bulk, so that they wait for a step.
 //! When there is nothing to compute, the engine's thread answers by itself, so a lone request pays for no hand-over.
 //!
 //! A batch on which the engine fails, or panics, costs the requests in it and nobody else.
@@ -22,6 +23,7 @@ mod sequence;
 mod tests;
 mod worker;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -108,6 +110,8 @@ pub struct Batcher {
 struct Shared {
     state: Mutex<State>,
     work: Condvar,
+    /// Lookups have come since the planner last had none to let in.
+    lookups: AtomicBool,
     replies: Replies,
     cache: Option<RowCache>,
     /// Numbers of one row, by what is wanted.
@@ -132,6 +136,7 @@ impl Batcher {
         let shared = Arc::new(Shared {
             state: Mutex::new(State { planner, ended: None, closed: false }),
             work: Condvar::new(),
+            lookups: AtomicBool::new(false),
             replies: Replies::default(),
             cache,
             width,
@@ -188,6 +193,9 @@ impl Batcher {
         })?;
         // Under the lock, or the engine could be done with it before it is there.
         shared.replies.insert(request, reply);
+        if lane == Lane::Interactive {
+            shared.lookups.store(true, Ordering::Relaxed);
+        }
         shared.publish(&state.planner);
         drop(state);
         shared.work.notify_one();

@@ -7,14 +7,14 @@ use replica_core::{EngineKind, EngineSpec, Precision, Task};
 use tokio::runtime;
 
 use super::*;
-use crate::engine::{Description, EngineError, RaggedBatch};
+use crate::engine::{Description, EngineError, Failed, Meanwhile, RaggedBatch};
 
 /// Token ids with a meaning of their own.
 const FAILS: u32 = 666;
 const PANICS: u32 = 667;
 
 /// The row of a sequence is its first token and its length; the row of a token is the token, thrice. Before each batch it
-/// says that it begins, and waits until it may.
+/// says that it begins, and waits until it may; after it has made the rows it lets others in.
 struct Scripted {
     description: Description,
     begins: Mutex<Sender<Vec<u32>>>,
@@ -24,6 +24,20 @@ struct Scripted {
 impl Engine for Scripted {
     fn describe(&self) -> &Description {
         &self.description
+    }
+
+    fn compute_each(
+        &self,
+        batch: &RaggedBatch<'_>,
+        output: Output,
+        meanwhile: &dyn Meanwhile,
+        out: &mut [f32],
+    ) -> Result<Vec<Failed>, EngineError> {
+        self.compute(batch, output, out)?;
+        if meanwhile.is_urgent() {
+            meanwhile.let_in(&mut |batch, output, out| self.compute(batch, output, out));
+        }
+        Ok(Vec::new())
     }
 
     fn compute(&self, batch: &RaggedBatch<'_>, output: Output, out: &mut [f32]) -> Result<(), EngineError> {
@@ -240,6 +254,29 @@ fn a_lookup_goes_before_a_backfill() {
     play.let_go();
     assert!(wait(running).is_ok() && wait(lookup).is_ok() && wait(bulk).is_ok());
     assert_eq!(play.begins(), [5]);
+}
+
+#[test]
+fn a_lookup_comes_in_between_and_one_that_fails_costs_only_itself() {
+    for (token, row) in [
+        (5, Ok(vec![5.0, 1.0])),
+        (FAILS, Err(Unanswered::EngineFailed)),
+        (PANICS, Err(Unanswered::EngineFailed)),
+    ] {
+        let mut play = Play::new(None);
+        let bulk = Work { lane: Lane::Bulk, ..Play::work(&[(1, 9)]) };
+        let bulk = play.batcher.submit(bulk).expect("room");
+        assert_eq!(play.begins(), [1]);
+        let lookup = play.submit(&[(token, 1)]).expect("room");
+        play.go_on.as_ref().expect("a gate").send(()).expect("the engine's thread");
+        assert_eq!(play.begins(), [token], "and the rows of the other are not there yet");
+        assert_eq!(play.batcher.backlog(), Backlog { tokens: 10, inputs: 2 });
+        play.let_go();
+        assert_eq!((wait(lookup), wait(bulk)), (row, Ok(vec![1.0, 9.0])));
+        assert_eq!(play.batcher.backlog(), Backlog::default());
+        let between = "meridian_replica_batches_total{lane=\"interactive\",reason=\"between\"} 1";
+        assert_eq!(play.counted(between), token == 5, "{}", play.metrics.render());
+    }
 }
 
 #[test]

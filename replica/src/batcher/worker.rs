@@ -4,15 +4,17 @@
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use replica_core::batch::{Backlog, Batch, Finished, Next, Owner, Plan, RequestId};
+use replica_core::lane::Lane;
 
 use super::sequence::Sequence;
-use super::{Shared, Unanswered};
-use crate::engine::{BatchBuffer, Engine, Failed};
+use super::{Shared, State, Unanswered};
+use crate::engine::{BatchBuffer, Beside, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch};
 use crate::events::{BatchComputed, EngineFailed, EngineWaits, InputsDropped};
 
 /// A batch that was computed, and whose rows it made.
@@ -36,6 +38,41 @@ struct Ran {
     batch: Batch<Sequence>,
     rows: Result<Computed, String>,
     started: Instant,
+    /// Of the time since, what went to others that were let in.
+    others: Duration,
+}
+
+/// What an engine may ask while it computes a batch.
+struct AtHand<'a> {
+    shared: &'a Shared,
+    batch: &'a Batch<Sequence>,
+    hand_over: &'a Sender<Done>,
+    /// How long others were computed meanwhile.
+    others: Mutex<Duration>,
+}
+
+impl Meanwhile for AtHand<'_> {
+    fn is_wanted(&self, sequence: usize) -> bool {
+        self.shared.lock().planner.is_wanted(self.batch.items[sequence].job)
+    }
+
+    fn is_urgent(&self) -> bool {
+        self.batch.lane == Lane::Bulk && self.shared.lookups.load(Ordering::Relaxed)
+    }
+
+    fn let_in(&self, beside: &mut Beside<'_>) {
+        let begun = Instant::now();
+        let mut tokens = BatchBuffer::default();
+        while let Some(batch) = self.shared.next_between() {
+            let ran = self.shared.run(&mut tokens, batch, |_, batch, output, rows| {
+                beside(batch, output, rows).map(|()| Vec::new())
+            });
+            let busy = ran.started.elapsed();
+            let done = self.shared.finish(&mut self.shared.lock(), ran, busy);
+            self.hand_over.send(done).unwrap_or_else(|unsent| self.shared.answer(unsent.0));
+        }
+        *self.others.lock().unwrap_or_else(PoisonError::into_inner) += begun.elapsed();
+    }
 }
 
 impl Shared {
@@ -43,11 +80,33 @@ impl Shared {
         let mut tokens = BatchBuffer::default();
         let mut ran = None;
         while let Some(batch) = self.next_batch(ran.take(), hand_over) {
-            ran = Some(self.compute(engine, &mut tokens, batch));
+            let mut others = Duration::ZERO;
+            let mut computed = self.run(&mut tokens, batch, |at_hand, batch, output, rows| {
+                let meanwhile = AtHand { shared: self, batch: at_hand, hand_over, others: Mutex::default() };
+                let computed = engine.compute_each(batch, output, &meanwhile, rows);
+                others = meanwhile.others.into_inner().unwrap_or_else(PoisonError::into_inner);
+                computed
+            });
+            computed.others = others;
+            if let Some(statistics) = engine.statistics() {
+                self.metrics.set_now(|now| now.engine = Some(statistics));
+            }
+            ran = Some(computed);
         }
     }
 
-    fn compute(&self, engine: &dyn Engine, tokens: &mut BatchBuffer, batch: Batch<Sequence>) -> Ran {
+    /// Has `compute` make the rows of a batch.
+    fn run(
+        &self,
+        tokens: &mut BatchBuffer,
+        batch: Batch<Sequence>,
+        compute: impl FnOnce(
+            &Batch<Sequence>,
+            &RaggedBatch<'_>,
+            Output,
+            &mut [f32],
+        ) -> Result<Vec<Failed>, EngineError>,
+    ) -> Ran {
         let started = Instant::now();
         let output = batch.items[0].input.output;
         tokens.clear();
@@ -56,39 +115,57 @@ impl Shared {
         }
         let numbers: usize = batch.items.iter().map(|item| item.input.rows()).sum();
         let mut rows = vec![0.0; numbers * self.width_of(output)];
-        let wanted = |sequence: usize| self.lock().planner.is_wanted(batch.items[sequence].job);
-        let computed = catch_unwind(AssertUnwindSafe(|| {
-            engine.compute_each(&tokens.batch(), output, &wanted, &mut rows)
-        }));
+        let computed = catch_unwind(AssertUnwindSafe(|| compute(&batch, &tokens.batch(), output, &mut rows)));
         let rows = match computed {
             Ok(Ok(failed)) => Ok(Computed { rows, failed }),
             Ok(Err(error)) => Err(error.to_string()),
             Err(panic) => Err(panic_text(&*panic).to_owned()),
         };
-        if let Some(statistics) = engine.statistics() {
-            self.metrics.set_now(|now| now.engine = Some(statistics));
-        }
-        Ran { batch, rows, started }
+        Ran { batch, rows, started, others: Duration::ZERO }
+    }
+
+    /// Lookups that go before the rest of a batch of bulk; `None` when that is to go on.
+    fn next_between(&self) -> Option<Batch<Sequence>> {
+        let mut state = self.lock();
+        let Plan { next, expired } = state.planner.between(Instant::now());
+        self.publish(&state.planner);
+        let next = match next {
+            Next::Compute(batch) => Some(batch),
+            Next::Wait(_) | Next::Idle => {
+                // Under the lock: whoever comes later says so again.
+                self.lookups.store(false, Ordering::Relaxed);
+                None
+            }
+        };
+        drop(state);
+        self.expire(expired);
+        next
+    }
+
+    /// The engine was busy with this batch for so long.
+    fn finish(&self, state: &mut State, ran: Ran, busy: Duration) -> Done {
+        let Ran { batch, rows, .. } = ran;
+        let Finished { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
+        let failed: Vec<&Vec<Owner>> = match &rows {
+            Ok(computed) => computed.failed.iter().map(|failed| &owners[failed.sequence]).collect(),
+            Err(_) => owners.iter().collect(),
+        };
+        // Before the next batch is chosen, so that no more is computed for them.
+        failed.into_iter().flatten().for_each(|owner| {
+            state.planner.cancel(owner.request);
+        });
+        Done { batch, owners, rows, busy }
     }
 
     /// Takes over what ran, and returns the next batch, waiting for one; `None` when the batcher ends.
     fn next_batch(&self, ran: Option<Ran>, hand_over: &Sender<Done>) -> Option<Batch<Sequence>> {
         let mut state = self.lock();
-        let mut done = ran.map(|Ran { batch, rows, started }| {
+        let mut done = ran.map(|ran| {
             // While it waited behind another batch the engine was busy with that one.
             let now = Instant::now();
-            let begun = state.ended.replace(now).map_or(started, |ended| ended.max(started));
-            let busy = now.saturating_duration_since(begun);
-            let Finished { owners, complete: _ } = state.planner.finished(&batch, busy, now);
-            let failed: Vec<&Vec<Owner>> = match &rows {
-                Ok(computed) => computed.failed.iter().map(|failed| &owners[failed.sequence]).collect(),
-                Err(_) => owners.iter().collect(),
-            };
-            // Before the next batch is chosen, so that no more is computed for them.
-            failed.into_iter().flatten().for_each(|owner| {
-                state.planner.cancel(owner.request);
-            });
-            Done { batch, owners, rows, busy }
+            let begun = state.ended.replace(now).map_or(ran.started, |ended| ended.max(ran.started));
+            let busy = now.saturating_duration_since(begun).saturating_sub(ran.others);
+            self.finish(&mut state, ran, busy)
         });
         loop {
             if state.closed {

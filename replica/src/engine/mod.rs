@@ -38,16 +38,16 @@ pub trait Engine: Send + Sync {
     /// After an error the content of `out` means nothing.
     fn compute(&self, batch: &RaggedBatch<'_>, output: Output, out: &mut [f32]) -> Result<(), EngineError>;
 
-    /// The same, of an engine on which one sequence may fail and not the others, and which need not go on with those that
-    /// nobody waits for: the rows of those that are named mean nothing.
+    /// The same, of an engine on which one sequence may fail and not the others, which need not go on with those that
+    /// nobody waits for, and which lets something more urgent go first: the rows of those that are named mean nothing.
     fn compute_each(
         &self,
         batch: &RaggedBatch<'_>,
         output: Output,
-        wanted: &Wanted<'_>,
+        meanwhile: &dyn Meanwhile,
         out: &mut [f32],
     ) -> Result<Vec<Failed>, EngineError> {
-        let _ = wanted;
+        let _ = meanwhile;
         self.compute(batch, output, out).map(|()| Vec::new())
     }
 
@@ -63,8 +63,30 @@ pub trait Engine: Send + Sync {
     }
 }
 
-/// Whether somebody still waits for the sequence of this index.
-pub type Wanted<'a> = dyn Fn(usize) -> bool + 'a;
+/// What an engine may ask, while it computes a batch, of whoever gave it. Any of its threads may.
+pub trait Meanwhile: Sync {
+    /// Whether somebody still waits for the sequence of this index.
+    fn is_wanted(&self, sequence: usize) -> bool;
+
+    /// Whether something should be computed before the rest of this batch. It is asked between any two steps.
+    fn is_urgent(&self) -> bool {
+        false
+    }
+
+    /// Has that computed, by what computes beside this batch.
+    fn let_in(&self, beside: &mut Beside<'_>) {
+        let _ = beside;
+    }
+}
+
+/// Computes another batch while one is at hand, as [`Engine::compute`] does.
+pub type Beside<'a> = dyn FnMut(&RaggedBatch<'_>, Output, &mut [f32]) -> Result<(), EngineError> + 'a;
+
+impl<W: Fn(usize) -> bool + Sync> Meanwhile for W {
+    fn is_wanted(&self, sequence: usize) -> bool {
+        self(sequence)
+    }
+}
 
 /// A sequence without rows in a batch with rows.
 #[derive(Clone, Debug, PartialEq, Eq)]

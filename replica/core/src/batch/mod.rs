@@ -277,15 +277,36 @@ impl<T: Input> BatchPlanner<T> {
             Verdict::Now(reason) => reason,
             Verdict::Wait(until) => return Plan { next: Next::Wait(until), expired },
         };
-        let items = self.fill(lane, budget, now);
         let waited = opened.map_or(Duration::ZERO, |opened| now.saturating_duration_since(opened));
-        let batch = Batch { items, lane, reason, waited };
-        let Backlog { tokens, inputs } = batch.size();
+        let batch = Batch { items: self.begin(lane, budget, now), lane, reason, waited };
+        self.share.served(lane, batch.size().tokens, !self.queues.bulk.is_empty());
+        Plan { next: Next::Compute(batch), expired }
+    }
+
+    /// What to compute between the steps of a batch of bulk, before it goes on: a batch of lookups, if any wait, for as
+    /// long as bulk has its share. [`Next::Idle`] when it is to go on.
+    pub fn between(&mut self, now: Instant) -> Plan<T> {
+        let expired = self.expire(now);
+        let interactive = !self.queues.interactive.is_empty();
+        // What is at hand is the bulk that waits: its turn comes when lookups have had theirs.
+        let queued = PerLane { interactive: self.loads.interactive.queued.tokens, bulk: self.running.tokens };
+        if self.share.choose(PerLane { interactive, bulk: true }, queued, queued.bulk) == Some(Lane::Bulk) {
+            return Plan { next: Next::Idle, expired };
+        }
+        let items = self.begin(Lane::Interactive, self.budget(now), now);
+        let batch = Batch { items, lane: Lane::Interactive, reason: Reason::Between, waited: Duration::ZERO };
+        self.share.served(Lane::Interactive, batch.size().tokens, true);
+        Plan { next: Next::Compute(batch), expired }
+    }
+
+    /// Takes a batch out of a lane that is not empty.
+    fn begin(&mut self, lane: Lane, budget: u64, now: Instant) -> Vec<Item<T>> {
+        let items = self.fill(lane, budget, now);
+        let (tokens, inputs) = (items.iter().map(|item| item.tokens).sum(), items.len() as u64);
         assert!(inputs > 0, "something waits and nothing was taken");
         assert!(tokens <= budget || inputs == 1, "over budget");
         self.running.add(tokens, inputs);
-        self.share.served(lane, tokens, !self.queues.bulk.is_empty());
-        Plan { next: Next::Compute(batch), expired }
+        items
     }
 
     /// `batch` is done, after `busy`.

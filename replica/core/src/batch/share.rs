@@ -8,6 +8,9 @@
 //! besides, while no lookup waits, is charged to the credit too. So a replica with few lookups never makes one wait
 //! for bulk's sake, and one that is overrun by them still works off its backfills.
 //!
+//! The same holds where an engine lets lookups in between the steps of a batch of bulk: they earn the batch at hand its
+//! credit, and when that pays for it, it goes on to its end.
+//!
 //! **The length.** Without lookups batches are full. Where there are any, or were of late, a batch is short, for a lookup
 //! may come in the middle of it: not above the configured tokens, and within that as short as the learnt cost allows at
 //! [`SHORT_SPEED`] of the full speed, but not below [`SHORT_TOKENS`]. Where that would take longer than [`SHORT_TIME`] (a

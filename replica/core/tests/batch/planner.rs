@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use replica_core::batch::{Backlog, Batch, BatchPlanner, BatchSettings, Finished, Next, Plan, RequestId};
 use replica_core::lane::Lane;
+use replica_core::window::Reason;
 
 use crate::{Text, origin, settings};
 
@@ -22,6 +23,8 @@ enum Step {
     Cancel(prop::sample::Index),
     /// So many milliseconds pass, then the engine asks for work; it has at most one more batch under way.
     Next(u64),
+    /// The engine asks between two steps of a batch of bulk, if it has one.
+    Between,
     /// The engine is done with its oldest batch.
     Finish,
 }
@@ -38,6 +41,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(lane, class, texts, life)| Step::Push(lane, class, texts, life)),
         1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
         3 => (0u64..10).prop_map(Step::Next),
+        2 => Just(Step::Between),
         3 => Just(Step::Finish),
     ]
 }
@@ -107,6 +111,11 @@ impl World {
                     self.next();
                 }
             }
+            Step::Between => {
+                if self.running.last().is_some_and(|batch| batch.lane == Lane::Bulk) {
+                    self.between();
+                }
+            }
             Step::Finish => self.finish(),
         }
         self.check();
@@ -171,36 +180,52 @@ impl World {
 
     fn next(&mut self) {
         let Plan { next, expired } = self.planner.next(self.now);
-        for (request, _) in expired {
-            let deadline = self.requests[&request].deadline.expect("only what has a deadline expires");
-            assert!(deadline <= self.now, "expired too early");
-            self.end(request, Fate::Expired);
-        }
+        self.expire(expired);
         match next {
             Next::Idle => assert!(self.planner.is_empty(), "work waits and none is planned"),
             Next::Wait(until) => {
                 assert!(until > self.now && until <= self.now + settings().window_max, "a bounded wait");
             }
+            Next::Compute(batch) => self.begin(batch),
+        }
+    }
+
+    fn between(&mut self) {
+        let Plan { next, expired } = self.planner.between(self.now);
+        self.expire(expired);
+        match next {
+            Next::Idle => {}
+            Next::Wait(_) => panic!("nobody is waited for while a batch is at hand"),
             Next::Compute(batch) => {
-                assert!(
-                    batch.size().tokens <= settings().batch_tokens || batch.items.len() == 1,
-                    "over budget"
-                );
-                let class = batch.items[0].input.class;
-                assert!(batch.items.iter().all(|item| item.input.class == class), "one class in a batch");
-                for item in &batch.items {
-                    let wanted = self.requests.values().any(|pushed| {
-                        let alive = pushed.deadline.is_none_or(|deadline| deadline > self.now);
-                        let mut inputs = pushed.texts.iter().zip(&pushed.fates);
-                        alive
-                            && pushed.class == class
-                            && inputs.any(|(text, fate)| *text == item.input.text && fate.is_none())
-                    });
-                    assert!(wanted, "computed for nobody");
-                }
-                self.running.push(batch);
+                assert_eq!(batch.lane, Lane::Interactive, "bulk does not go before bulk");
+                self.begin(batch);
             }
         }
+    }
+
+    fn expire(&mut self, expired: Vec<(RequestId, u64)>) {
+        for (request, _) in expired {
+            let deadline = self.requests[&request].deadline.expect("only what has a deadline expires");
+            assert!(deadline <= self.now, "expired too early");
+            self.end(request, Fate::Expired);
+        }
+    }
+
+    fn begin(&mut self, batch: Batch<Text>) {
+        assert!(batch.size().tokens <= settings().batch_tokens || batch.items.len() == 1, "over budget");
+        let class = batch.items[0].input.class;
+        assert!(batch.items.iter().all(|item| item.input.class == class), "one class in a batch");
+        for item in &batch.items {
+            let wanted = self.requests.values().any(|pushed| {
+                let alive = pushed.deadline.is_none_or(|deadline| deadline > self.now);
+                let mut inputs = pushed.texts.iter().zip(&pushed.fates);
+                alive
+                    && pushed.class == class
+                    && inputs.any(|(text, fate)| *text == item.input.text && fate.is_none())
+            });
+            assert!(wanted, "computed for nobody");
+        }
+        self.running.push(batch);
     }
 
     fn finish(&mut self) {
@@ -322,6 +347,29 @@ fn a_lookup_that_was_shed_keeps_bulk_out_until_there_is_room_for_it() {
     assert_eq!(one_batch(&mut planner), 700);
     planner.push(Lane::Bulk, texts(400..401), None, now).expect("the lookup would fit now");
     planner.push(Lane::Interactive, texts(200..229), None, now).expect("exactly full");
+}
+
+/// A quarter of the tokens is bulk's: after three hundred of lookups its batch of a hundred goes on, and is not interrupted
+/// any more.
+#[test]
+fn lookups_go_between_the_steps_of_bulk_until_it_is_owed_its_share() {
+    let (mut planner, now) = (planner(QUEUE), origin());
+    planner.push(Lane::Bulk, texts(0..30), None, now).expect("room");
+    let bulk = compute(&mut planner, now);
+    assert_eq!((bulk.lane, bulk.size().tokens), (Lane::Bulk, 100));
+    assert_eq!(planner.between(now).next, Next::Idle, "nobody looks anything up");
+    planner.push(Lane::Interactive, texts(100..160), None, now).expect("room");
+    for _ in 0..3 {
+        let Next::Compute(lookups) = planner.between(now).next else { panic!("lookups wait") };
+        assert_eq!(
+            (lookups.lane, lookups.reason, lookups.size().tokens),
+            (Lane::Interactive, Reason::Between, 100)
+        );
+        planner.finished(&lookups, Duration::from_millis(10), now);
+    }
+    assert_eq!(planner.between(now).next, Next::Idle, "the batch at hand goes on");
+    planner.finished(&bulk, Duration::from_millis(10), now);
+    assert_eq!(compute(&mut planner, now).lane, Lane::Bulk, "and is the one that was owed");
 }
 
 #[test]

@@ -32,9 +32,9 @@ use std::time::Instant;
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 
 use super::check::check;
-use super::{Description, Engine, EngineError, Output, RaggedBatch};
+use super::{Description, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch};
 use crate::model::{ModelDir, ModelError};
-use forward::{Arena, Pool, Transformer};
+use forward::{Arena, Between, Nothing, Pool, Transformer};
 use kernel::{MultiplyAdd, MultiplyBytes};
 use threads::Threads;
 use weights::Weights;
@@ -92,6 +92,8 @@ pub struct CpuEngine {
 struct Work {
     threads: Threads,
     arena: Arena,
+    /// For what goes between the steps of a batch.
+    beside: Arena,
 }
 
 impl CpuEngine {
@@ -123,6 +125,7 @@ impl CpuEngine {
         let work = Work {
             threads: Threads::new(threads).map_err(|reason| LoadError::Threads { threads, reason })?,
             arena: Arena::new(architecture),
+            beside: Arena::new(architecture),
         };
         let transformer = Transformer { isa, precision, architecture: architecture.clone(), weights, pool };
         Ok(CpuEngine { description, weights_place, transformer, work: Mutex::new(work) })
@@ -151,7 +154,7 @@ impl CpuEngine {
             return Ok(Profile::default());
         }
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        let Work { threads, arena } = &mut *work;
+        let Work { threads, arena, .. } = &mut *work;
         let transformer = &self.transformer;
         let computed =
             catch_unwind(AssertUnwindSafe(|| transformer.profile(threads, arena, batch, output, out)));
@@ -165,16 +168,60 @@ impl Engine for CpuEngine {
     }
 
     fn compute(&self, batch: &RaggedBatch<'_>, output: Output, out: &mut [f32]) -> Result<(), EngineError> {
+        self.compute_each(batch, output, &|_| true, out).map(drop)
+    }
+
+    fn compute_each(
+        &self,
+        batch: &RaggedBatch<'_>,
+        output: Output,
+        meanwhile: &dyn Meanwhile,
+        out: &mut [f32],
+    ) -> Result<Vec<Failed>, EngineError> {
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let Work { threads, arena, beside } = &mut *work;
+        let mut between = Beside { engine: self, meanwhile, arena: beside };
+        self.run((threads, arena), batch, output, &mut between, out).map(|()| Vec::new())
+    }
+}
+
+impl CpuEngine {
+    fn run(
+        &self,
+        (threads, arena): (&mut Threads, &mut Arena),
+        batch: &RaggedBatch<'_>,
+        output: Output,
+        between: &mut dyn Between,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
         self.check(batch, output, out)?;
         if batch.is_empty() {
             return Ok(());
         }
         // After a panic there are only numbers in there that the next batch writes over.
-        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        let Work { threads, arena } = &mut *work;
-        let computed =
-            catch_unwind(AssertUnwindSafe(|| self.transformer.run(threads, arena, batch, output, out)));
+        let computed = catch_unwind(AssertUnwindSafe(|| {
+            self.transformer.run(threads, arena, batch, output, between, out);
+        }));
         computed.map_err(|panic| EngineError::Broken { reason: said(panic.as_ref()) })
+    }
+}
+
+/// What is more urgent than the batch at hand, in memory of its own.
+struct Beside<'a> {
+    engine: &'a CpuEngine,
+    meanwhile: &'a dyn Meanwhile,
+    arena: &'a mut Arena,
+}
+
+impl Between for Beside<'_> {
+    fn is_due(&self) -> bool {
+        self.meanwhile.is_urgent()
+    }
+
+    fn run(&mut self, threads: &mut Threads) {
+        let Beside { engine, meanwhile, arena } = self;
+        meanwhile
+            .let_in(&mut |batch, output, out| engine.run((threads, arena), batch, output, &mut Nothing, out));
     }
 }
 

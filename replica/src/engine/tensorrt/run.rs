@@ -25,7 +25,7 @@ use super::record::{ENGINE, Form, RecordV1};
 use crate::engine::check::check;
 use crate::engine::cpu::{Behind, Isa};
 use crate::engine::{
-    Accelerator, Description, Engine, EngineError, Failed, Output, RaggedBatch, Statistics, Wanted,
+    Accelerator, Description, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch, Statistics,
 };
 use crate::model::ModelDir;
 
@@ -133,9 +133,15 @@ impl TensorrtEngine {
     }
 
     /// Computes some sequences of a batch, as many as the engine takes, and writes what is wanted of them.
-    fn part(&self, part: &Part<'_>, output: Output, wanted: &Wanted<'_>, out: &mut [f32]) -> Vec<Failed> {
-        let mut sent = self.send(part, wanted);
-        self.wait(part, &mut sent, wanted);
+    fn part(
+        &self,
+        part: &Part<'_>,
+        output: Output,
+        meanwhile: &dyn Meanwhile,
+        out: &mut [f32],
+    ) -> Vec<Failed> {
+        let mut sent = self.send(part, meanwhile);
+        self.wait(part, &mut sent, meanwhile);
         let mut failed = Vec::new();
         let mut rows = Vec::new();
         for (sequence, sent) in part.sequences.clone().zip(sent) {
@@ -169,7 +175,7 @@ impl TensorrtEngine {
         failed
     }
 
-    fn send(&self, part: &Part<'_>, wanted: &Wanted<'_>) -> Vec<Sent> {
+    fn send(&self, part: &Part<'_>, meanwhile: &dyn Meanwhile) -> Vec<Sent> {
         match &self.runner {
             Runner::Encoder(encoder, positions) => {
                 let packed = match part.packed(*positions, self.typed) {
@@ -184,7 +190,7 @@ impl TensorrtEngine {
             Runner::Decoder(decoder) => {
                 let mut sent: Vec<Sent> = Vec::new();
                 for sequence in part.sequences.clone() {
-                    if !wanted(sequence) {
+                    if !meanwhile.is_wanted(sequence) {
                         sent.push(Sent::Ended(Err("nobody waits for it any more".to_owned())));
                         continue;
                     }
@@ -200,7 +206,7 @@ impl TensorrtEngine {
     }
 
     /// Until all have ended, or nobody waits for those that have not.
-    fn wait(&self, part: &Part<'_>, sent: &mut [Sent], wanted: &Wanted<'_>) {
+    fn wait(&self, part: &Part<'_>, sent: &mut [Sent], meanwhile: &dyn Meanwhile) {
         let mut look = Instant::now() + LOOK;
         for index in 0..sent.len() {
             loop {
@@ -215,7 +221,7 @@ impl TensorrtEngine {
                         Err(pending) => {
                             sent[index] = Sent::Waiting(pending);
                             for (sent, sequence) in sent.iter_mut().zip(part.sequences.clone()).skip(index) {
-                                if matches!(sent, Sent::Waiting(_)) && !wanted(sequence) {
+                                if matches!(sent, Sent::Waiting(_)) && !meanwhile.is_wanted(sequence) {
                                     *sent = gone();
                                 }
                             }
@@ -247,7 +253,7 @@ impl Engine for TensorrtEngine {
         &self,
         batch: &RaggedBatch<'_>,
         output: Output,
-        wanted: &Wanted<'_>,
+        meanwhile: &dyn Meanwhile,
         out: &mut [f32],
     ) -> Result<Vec<Failed>, EngineError> {
         check(&self.description, self.typed, batch, output, out)?;
@@ -262,7 +268,7 @@ impl Engine for TensorrtEngine {
             let numbers = self.description.numbers(&part.batch(), output);
             let (out, after) = rest.split_at_mut(numbers);
             rest = after;
-            failed.extend(self.part(&part, output, wanted, out));
+            failed.extend(self.part(&part, output, meanwhile, out));
         }
         Ok(failed)
     }

@@ -6,11 +6,15 @@
 //! either way: once for each block.
 //!
 //! Threads do not meet before the end. So this way is for batches that can be cut into blocks which are small beside a
-//! thread's share, and a thread that is held up has its blocks done by others.
+//! thread's share, and a thread that is held up has its blocks done by others. When something is to go first, each thread
+//! ends the block that it has; the blocks that were not begun come after that.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::layer::Step;
 use super::ways::{Block, Whole};
-use super::{Crew, Room, Transformer};
+use super::{Between, Crew, Room, Transformer};
 use crate::engine::cpu::matrix::{Cut, Matrix, Window};
 
 /// Rows of a block, more or less: five full tiles. What is computed for the block of a MiniLM at one time, 1.1 MB, fits a
@@ -52,29 +56,47 @@ pub(super) fn cut(offsets: &[u32], threads: usize, groups: &mut Vec<u32>) -> boo
 }
 
 impl Transformer {
-    /// Computes the states after the last layer, in groups of sequences. If some rows are picked, it ends with the last
-    /// attention, and what that came to is there for these.
+    /// Computes the states after the last layer, in `groups` of sequences. If some rows are picked, it ends with the last
+    /// attention, and what that came to is there for these `picks`.
     pub(super) fn carry(
         &self,
         step: &Step<'_>,
         crew: &mut Crew<'_>,
         whole: &mut Whole,
         offsets: &[u32],
-        groups: &[u32],
-        picks: &[usize],
+        (groups, picks): (&[u32], &[usize]),
+        between: &mut dyn Between,
     ) {
         let [states, attended] = whole.around_last(step.tokens.len(), &self.architecture);
-        let (hidden, queries) = (Cut::whole(states.width()), Cut::whole(attended.width()));
-        let parts = (states.tiles(Cut::At(groups), hidden), attended.tiles(Cut::At(groups), queries));
-        crew.each(parts, |room, (states, mut attended)| {
-            let rows = states.rows();
-            self.carry_group(step, room, states, offsets, !picks.is_empty());
-            let first = picks.partition_point(|pick| *pick < rows.start);
-            for pick in picks[first..].iter().take_while(|pick| **pick < rows.end) {
-                let row = pick - rows.start;
-                attended.row_mut(row).copy_from_slice(room.carried.attended.view(row..row + 1).row(0));
+        let (hidden, queries) = (states.width(), attended.width());
+        let done: Vec<AtomicBool> = groups.iter().map(|_| AtomicBool::new(false)).collect();
+        loop {
+            let interrupted = AtomicBool::new(false);
+            let due = &*between;
+            let states = states.tiles(Cut::At(groups), Cut::whole(hidden));
+            let attended = attended.tiles(Cut::At(groups), Cut::whole(queries));
+            crew.each((states, attended), |room, (states, mut attended)| {
+                let rows = states.rows();
+                let done = &done[groups.partition_point(|begin| (*begin as usize) < rows.start)];
+                if interrupted.load(Relaxed) || done.load(Relaxed) {
+                    return;
+                }
+                self.carry_group(step, room, states, offsets, !picks.is_empty());
+                let first = picks.partition_point(|pick| *pick < rows.start);
+                for pick in picks[first..].iter().take_while(|pick| **pick < rows.end) {
+                    let row = pick - rows.start;
+                    attended.row_mut(row).copy_from_slice(room.carried.attended.view(row..row + 1).row(0));
+                }
+                done.store(true, Relaxed);
+                if due.is_due() {
+                    interrupted.store(true, Relaxed);
+                }
+            });
+            if !interrupted.into_inner() {
+                return;
             }
-        });
+            between.run(crew.threads);
+        }
     }
 
     fn carry_group(

@@ -19,6 +19,9 @@
 //! eighth.
 //!
 //! Which way is taken, how blocks are cut and who computes them changes no sum: see [`super::linear`].
+//!
+//! A long batch need not be waited for: between any two steps something else may be computed, in an arena of its own
+//! ([`Between`]). So whoever comes in the middle of it waits for one step, of some milliseconds.
 
 #[cfg(feature = "tensorrt")]
 mod behind;
@@ -137,6 +140,25 @@ impl AsMut<LinearScratch> for Room {
     }
 }
 
+/// What goes between the steps of a batch.
+pub(super) trait Between: Sync {
+    /// Whether there is something. Any thread may ask.
+    fn is_due(&self) -> bool;
+    /// Does it, by these threads, which have nothing to do meanwhile.
+    fn run(&mut self, threads: &mut Threads);
+}
+
+/// A batch that nothing interrupts.
+pub(super) struct Nothing;
+
+impl Between for Nothing {
+    fn is_due(&self) -> bool {
+        false
+    }
+
+    fn run(&mut self, _threads: &mut Threads) {}
+}
+
 /// The threads, and the room of each.
 struct Crew<'a> {
     threads: &'a mut Threads,
@@ -149,6 +171,13 @@ impl Crew<'_> {
         let threads = self.threads.count();
         // The same number of blocks for each thread: none waits for the last one.
         (rows >= TALL_ROWS * threads).then(|| rows.div_ceil(BLOCK_ROWS).next_multiple_of(threads))
+    }
+
+    /// Lets something else go first, if there is anything.
+    fn let_in(&mut self, between: &mut dyn Between) {
+        if between.is_due() {
+            between.run(self.threads);
+        }
     }
 
     fn each<P: Parts>(&mut self, parts: P, work: impl Fn(&mut Room, P::Part) + Sync) {
@@ -172,7 +201,7 @@ impl Transformer {
         };
         laps(&mut arena.rooms, true);
         let watch = Watch::start();
-        self.run(threads, arena, batch, output, out);
+        self.run(threads, arena, batch, output, &mut Nothing, out);
         let profile = watch.stop(arena.rooms.iter_mut().flat_map(Room::laps).map(|laps| &*laps));
         laps(&mut arena.rooms, false);
         profile
@@ -185,6 +214,7 @@ impl Transformer {
         arena: &mut Arena,
         batch: &RaggedBatch<'_>,
         output: Output,
+        between: &mut dyn Between,
         out: &mut [f32],
     ) {
         let Arena { tokens, positions, rotations, groups, whole, picked, picks, pooled, rooms } = arena;
@@ -203,15 +233,19 @@ impl Transformer {
         }
         let last = self.architecture.layers.len() - 1;
         if carry::cut(batch.offsets(), crew.threads.count(), groups) {
-            self.carry(&step, &mut crew, whole, batch.offsets(), groups, picks);
+            self.carry(&step, &mut crew, whole, batch.offsets(), (groups, picks), between);
         } else {
             self.begin(&step, &mut crew, whole);
             for index in 0..last {
+                crew.let_in(between);
                 self.attend(&mut crew, index, batch.offsets(), whole);
+                crew.let_in(between);
                 self.follow(&step, &mut crew, whole, index);
             }
+            crew.let_in(between);
             self.attend(&mut crew, last, batch.offsets(), whole);
             if picks.is_empty() {
+                crew.let_in(between);
                 self.follow(&step, &mut crew, whole, last);
             }
         }

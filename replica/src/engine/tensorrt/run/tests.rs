@@ -1,8 +1,8 @@
 //! Real small models, over engines of the stand-in whose numbers are computed here a second time.
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use replica_core::batch::BatchSettings;
@@ -149,12 +149,12 @@ fn one_sequence_fails_and_the_others_have_their_rows() {
 fn whoever_goes_away_is_given_up_and_nobody_waits_for_him() {
     // Token 9 is held until it is released, which never happens.
     let (engine, _folder) = engine("llama_rerank", Form::DecoderPooled, "hold 9");
-    let asked = Cell::new(0);
-    let wanted = |sequence: usize| sequence != 1 || asked.replace(asked.get() + 1) == 0;
+    let asked = AtomicU32::new(0);
+    let wanted = |sequence: usize| sequence != 1 || asked.fetch_add(1, Ordering::Relaxed) == 0;
     let mut rows = vec![0.0; SEQUENCES.len()];
     let failed = engine.compute_each(&batch().batch(), Output::Pooled, &wanted, &mut rows).expect("rows");
     assert!(failed.len() == 1 && failed[0].sequence == 1, "{failed:?}");
-    assert!(asked.get() > 1, "he was there when it was submitted");
+    assert!(asked.into_inner() > 1, "he was there when it was submitted");
 }
 
 #[test]
