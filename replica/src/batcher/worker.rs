@@ -127,6 +127,9 @@ impl Shared {
     /// Lookups that go before the rest of a batch of bulk; `None` when that is to go on.
     fn next_between(&self) -> Option<Batch<Sequence>> {
         let mut state = self.lock();
+        if state.closed {
+            return None;
+        }
         let Plan { next, expired } = state.planner.between(Instant::now());
         self.publish(&state.planner);
         let next = match next {
