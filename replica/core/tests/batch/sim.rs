@@ -89,7 +89,7 @@ pub(crate) struct Outcome {
     pub(crate) done: Option<f64>,
 }
 
-/// A batch that ran.
+/// A batch that ran, or a step of one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ran {
     pub(crate) lane: Lane,
@@ -111,14 +111,20 @@ pub(crate) struct Report {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Comes { source: usize },
+    Comes {
+        source: usize,
+    },
     EngineDone,
+    /// Of a batch of bulk on an engine that lets others in, or of what was let in.
+    StepEnds,
     WindowEnds,
 }
 
 pub(crate) struct Sim {
     planner: BatchPlanner<Text>,
     engine: BatchCost,
+    /// Steps of a batch of bulk, between which lookups are let in.
+    steps: u32,
     sources: Vec<Source>,
     broken: Broken,
     chance: Chance,
@@ -129,6 +135,10 @@ pub(crate) struct Sim {
     numbers: u64,
     open: BTreeMap<RequestId, (usize, f64)>,
     running: Option<Batch<Text>>,
+    /// Of its steps, those to come and the seconds of each.
+    to_come: (u32, f64),
+    /// What was let in.
+    beside: Option<Batch<Text>>,
     /// When the engine could have begun, of a batch that waits.
     could_begin: Option<f64>,
     report: Report,
@@ -139,6 +149,7 @@ impl Sim {
         Sim {
             planner: BatchPlanner::new(settings, max_queue_tokens),
             engine,
+            steps: 1,
             sources: Vec::new(),
             broken: Broken::No,
             chance: Chance(1),
@@ -148,6 +159,8 @@ impl Sim {
             numbers: 0,
             open: BTreeMap::new(),
             running: None,
+            to_come: (0, 0.0),
+            beside: None,
             could_begin: None,
             report: Report::default(),
         }
@@ -155,6 +168,12 @@ impl Sim {
 
     pub(crate) fn broken(mut self, broken: Broken) -> Sim {
         self.broken = broken;
+        self
+    }
+
+    /// Lets lookups in between so many steps of a batch of bulk.
+    pub(crate) fn in_steps(mut self, steps: u32) -> Sim {
+        self.steps = steps;
         self
     }
 
@@ -191,6 +210,7 @@ impl Sim {
             match event {
                 Event::Comes { source } => self.comes(source),
                 Event::EngineDone => self.engine_done(),
+                Event::StepEnds => self.step_ends(),
                 Event::WindowEnds => {}
             }
             self.plan();
@@ -247,8 +267,49 @@ impl Sim {
 
     fn engine_done(&mut self) {
         let batch = self.running.take().expect("a batch that ran");
+        self.finished(&batch);
+    }
+
+    fn step_ends(&mut self) {
+        match self.beside.take() {
+            Some(beside) => self.finished(&beside),
+            None => self.to_come.0 -= 1,
+        }
+        if self.to_come.0 == 0 {
+            return self.engine_done();
+        }
+        let plan = self.planner.between(self.instant());
+        for (request, _) in plan.expired {
+            self.ends(request, None);
+        }
+        match plan.next {
+            Next::Compute(batch) => {
+                let tokens = batch.size().tokens;
+                let took = self.engine.time(tokens).as_secs_f64();
+                self.begins(batch.lane, tokens, took, Event::StepEnds);
+                self.beside = Some(batch);
+            }
+            Next::Wait(_) | Next::Idle => self.step_begins(),
+        }
+    }
+
+    fn step_begins(&mut self) {
+        let (to_come, took) = self.to_come;
+        let tokens = self.running.as_ref().expect("a batch with steps").size().tokens;
+        let until = |done: u32| tokens * u64::from(done) / u64::from(self.steps);
+        let done = self.steps - to_come;
+        self.begins(Lane::Bulk, until(done + 1) - until(done), took, Event::StepEnds);
+    }
+
+    /// The engine is busy with this from now on.
+    fn begins(&mut self, lane: Lane, tokens: u64, took: f64, ends: Event) {
+        self.report.ran.push(Ran { lane, began: self.now, took, tokens });
+        self.at(self.now + took, ends);
+    }
+
+    fn finished(&mut self, batch: &Batch<Text>) {
         let busy = self.engine.time(batch.size().tokens);
-        let done = self.planner.finished(&batch, busy, self.instant());
+        let done = self.planner.finished(batch, busy, self.instant());
         for request in done.complete {
             self.ends(request, Some(self.now));
         }
@@ -291,11 +352,15 @@ impl Sim {
             Next::Compute(batch) => {
                 let could = self.could_begin.take().unwrap_or(self.now);
                 self.report.idle_while_waiting += self.now - could;
-                let tokens = batch.size().tokens;
+                let (lane, tokens) = (batch.lane, batch.size().tokens);
                 let took = self.engine.time(tokens).as_secs_f64();
-                self.report.ran.push(Ran { lane: batch.lane, began: self.now, took, tokens });
                 self.running = Some(batch);
-                self.at(self.now + took, Event::EngineDone);
+                if lane == Lane::Bulk && self.steps > 1 {
+                    self.to_come = (self.steps, took / f64::from(self.steps));
+                    self.step_begins();
+                } else {
+                    self.begins(lane, tokens, took, Event::EngineDone);
+                }
             }
         }
     }
