@@ -64,12 +64,13 @@ impl Transformer {
         crew: &mut Crew<'_>,
         whole: &mut Whole,
         offsets: &[u32],
-        (groups, picks): (&[u32], &[usize]),
+        (groups, done, picks): (&[u32], &mut Vec<AtomicBool>, &[usize]),
         between: &mut dyn Between,
     ) {
         let [states, attended] = whole.around_last(step.tokens.len(), &self.architecture);
         let (hidden, queries) = (states.width(), attended.width());
-        let done: Vec<AtomicBool> = groups.iter().map(|_| AtomicBool::new(false)).collect();
+        done.clear();
+        done.resize_with(groups.len(), AtomicBool::default);
         loop {
             let interrupted = AtomicBool::new(false);
             let due = &*between;

@@ -30,6 +30,8 @@ mod layer;
 mod pool;
 mod ways;
 
+use std::sync::atomic::AtomicBool;
+
 use replica_core::Precision;
 
 use super::kernel::{Attention, AttentionScratch, ByteAttention, ByteAttentionScratch, Isa, MAX_KEYS};
@@ -76,6 +78,8 @@ pub(super) struct Arena {
     rotations: Vec<Rotation>,
     /// Where the groups of carried sequences begin, and where the last one ends.
     groups: Vec<u32>,
+    /// Which of them have been carried to the end.
+    carried: Vec<AtomicBool>,
     whole: Whole,
     /// The rows that the last layer ends with, and where they are in the batch.
     picked: Whole,
@@ -92,6 +96,7 @@ impl Arena {
             positions: Vec::new(),
             rotations: architecture.ropes.iter().cloned().map(Rotation::new).collect(),
             groups: Vec::new(),
+            carried: Vec::new(),
             whole: Whole::default(),
             picked: Whole::default(),
             picks: Vec::new(),
@@ -217,7 +222,8 @@ impl Transformer {
         between: &mut dyn Between,
         out: &mut [f32],
     ) {
-        let Arena { tokens, positions, rotations, groups, whole, picked, picks, pooled, rooms } = arena;
+        let Arena { tokens, positions, rotations, groups, carried, whole, picked, picks, pooled, rooms } =
+            arena;
         let longest = batch.sequences().map(|sequence| sequence.len()).max().unwrap_or(0);
         rotations.iter_mut().for_each(|rotation| rotation.reach(longest));
         tokens.clear();
@@ -233,7 +239,7 @@ impl Transformer {
         }
         let last = self.architecture.layers.len() - 1;
         if carry::cut(batch.offsets(), crew.threads.count(), groups) {
-            self.carry(&step, &mut crew, whole, batch.offsets(), (groups, picks), between);
+            self.carry(&step, &mut crew, whole, batch.offsets(), (groups, carried, picks), between);
         } else {
             self.begin(&step, &mut crew, whole);
             for index in 0..last {
