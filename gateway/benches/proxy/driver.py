@@ -64,14 +64,14 @@ class Direct:
         self.name, self.address, self.headers = "direct", address, []
 
 
-def turn(place, proxy, upstream, seconds):
-    """One closed-loop run: what it gave and what it used."""
+def turn(place, proxy, upstream, *kind):
+    """One run under a kind of load: what the proxy gave, what it used, and what others took meanwhile."""
     proxy.process.resume()
     proxy.process.until(lambda: embeds(proxy.address, proxy.headers), "an embedding after a pause")
     watched = (proxy.process, upstream, *proxy.beside)
     before = [one.cpu_seconds() for one in watched], busy_seconds(), children_seconds()
     began = time.monotonic()
-    seen = load(place, proxy, "closed", CALLERS, seconds, WARM_UP_SECONDS)
+    seen = load(place, proxy, *kind)
     took = time.monotonic() - began
     used = [one.cpu_seconds() - then for one, then in zip(watched, before[0])]
     foreign = busy_seconds() - before[1] - sum(used) - (children_seconds() - before[2])
@@ -84,14 +84,12 @@ def turn(place, proxy, upstream, seconds):
     }
 
 
-def at_half_load(place, proxy, upstream, rate, seconds):
+def at_half_load(place, proxy, upstream, address, rate, seconds):
     """The median and the 99th percentile through the proxy and without it, at half of what it gives."""
-    direct = load(place, Direct(upstream), "rate", CALLERS, seconds, 0.2, rate / 2)
-    proxy.process.resume()
-    proxy.process.until(lambda: embeds(proxy.address, proxy.headers), "an embedding after a pause")
-    through = load(place, proxy, "rate", CALLERS, seconds, WARM_UP_SECONDS, rate / 2)
-    proxy.process.pause()
+    direct = load(place, Direct(address), "rate", CALLERS, seconds, 0.2, rate / 2)
+    through = turn(place, proxy, upstream, "rate", CALLERS, seconds, WARM_UP_SECONDS, rate / 2)
     return {
+        "foreign": through["foreign"],
         "p99_ms": through["p99_ms"],
         "added_p50_ms": through["p50_ms"] - direct["p50_ms"],
         "added_p99_ms": through["p99_ms"] - direct["p99_ms"],
@@ -129,7 +127,7 @@ def table(rows):
     heads += ("p50 added", "p99 added", "from", "to", "failed", "rounds")
     lines = [heads]
     for name, row in rows.items():
-        half = row.get("half", [])
+        half = calm(row.get("half", []))
         cells = [name, f"{row['per_second']:,.0f}", f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}"]
         cells += [f"{row['cpu_us']:.1f}", f"{row['ratio']:.2f}" if "ratio" in row else "", f"{row['rss_mb']:.0f}"]
         cells += [f"{row['idle_mb']:.1f}" if "idle_mb" in row else ""]
@@ -203,14 +201,16 @@ def main():
         for number in range(rounds):
             begin = number % len(proxies)
             for proxy in proxies[begin:] + proxies[:begin]:
-                measured.setdefault(proxy.name, []).append(turn(place, proxy, upstream, seconds))
+                measured.setdefault(proxy.name, []).append(
+                    turn(place, proxy, upstream, "closed", CALLERS, seconds, WARM_UP_SECONDS)
+                )
         if not (options.quick or options.no_extras):
             # One round says little: who asks, who answers and the proxy have two cores, and what takes one of them for some
             # milliseconds is in the 99th percentile of whoever had his turn.
             for _ in range(rounds):
                 for proxy in proxies:
                     rate = middle(measured[proxy.name], "per_second")
-                    half = at_half_load(place, proxy, address, rate, seconds)
+                    half = at_half_load(place, proxy, upstream, address, rate, seconds)
                     report["half"].setdefault(proxy.name, []).append(half)
         if not options.no_extras:
             for proxy in proxies:

@@ -109,10 +109,10 @@ class Process:
 
 
 def busy_seconds():
-    """Of all processors together, since the machine started."""
+    """Of all processors together, since the machine started; with what other machines took of them, if this is a virtual one."""
     with open("/proc/stat", encoding="ascii") as file:
-        user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, file.readline().split()[1:])
-    return (user + nice + system + irq + softirq) / TICKS
+        user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = map(int, file.readline().split()[1:])
+    return (user + nice + system + irq + softirq + steal) / TICKS
 
 
 def get(url):
