@@ -4,10 +4,15 @@
 //! never see that something is lacking. Told is an average that forgets half of what it knew in [`HALF_LIFE`], so that a
 //! surge is there within seconds, and a pause between two beats is not.
 //!
+//! The hub is told of all tokens of a class together. What part of them are lookups stays here, for whoever draws by the plan
+//! ([`crate::weights::throw`]).
+//!
 //! A class is told of for [`KEPT`] after it was last asked for, whether or not there is anything to tell: the message is as
 //! long in calm as in crisis. Classes come from requests, and a header can make a new one; so there is room for so many, and
 //! what is asked beyond it is not planned for and is counted as that.
 
+use crate::circuit::Permille;
+use crate::lane::Lane;
 use crate::lawful::Residency;
 use regions::ewma::Ewma;
 use regions::id::DeploymentName;
@@ -39,10 +44,19 @@ struct Class {
     residency: Residency,
     allowed: RegionSet,
     origin: RegionIndex,
-    /// Since it was last told of.
-    tokens: u64,
-    rate: Option<Ewma>,
+    all: Counter,
+    /// Those of the interactive lane among them.
+    lookups: Counter,
     asked: Instant,
+}
+
+/// Tokens that are asked for.
+#[derive(Clone, Debug, Default)]
+struct Counter {
+    /// Since they were last told of.
+    tokens: u64,
+    /// Per second.
+    rate: Option<Ewma>,
 }
 
 /// One class, as it is told of.
@@ -59,31 +73,45 @@ pub struct Asked {
 }
 
 impl Demand {
-    /// Somebody asks for about so many tokens.
+    /// Somebody asks for about so many tokens. Returns what part of what is asked are lookups, as it was when the class was
+    /// last told of.
     pub fn asked(
         &mut self,
         deployment: &DeploymentName,
         (residency, allowed): (&Residency, RegionSet),
         origin: RegionIndex,
-        tokens: u64,
+        (lane, tokens): (Lane, u64),
         now: Instant,
-    ) {
+    ) -> Option<Permille> {
         let known = self.classes.get_mut(deployment);
-        if let Some(class) = known.and_then(|classes| {
-            classes.iter_mut().find(|class| class.origin == origin && class.allowed == allowed)
-        }) {
-            class.tokens = class.tokens.saturating_add(tokens);
+        if let Some(class) =
+            known.and_then(|classes| classes.iter_mut().find(|class| class.is(origin, allowed)))
+        {
+            class.count(lane, tokens);
             class.asked = now;
-            return;
+            return class.lookups();
         }
         let there = self.classes.get(deployment).map_or(0, Vec::len);
         if there >= CLASSES_PER_DEPLOYMENT_MAX || self.kept >= CLASSES_MAX {
             self.missed += 1;
-            return;
+            return None;
         }
         self.kept += 1;
-        let class = Class { residency: residency.clone(), allowed, origin, tokens, rate: None, asked: now };
+        let (all, lookups) = (Counter::default(), Counter::default());
+        let mut class = Class { residency: residency.clone(), allowed, origin, all, lookups, asked: now };
+        class.count(lane, tokens);
         self.classes.entry(deployment.clone()).or_default().push(class);
+        None
+    }
+
+    /// What part of what is asked are lookups, as it was when the class was last told of.
+    pub fn lookups(
+        &self,
+        deployment: &DeploymentName,
+        allowed: RegionSet,
+        origin: RegionIndex,
+    ) -> Option<Permille> {
+        self.classes.get(deployment)?.iter().find(|class| class.is(origin, allowed))?.lookups()
     }
 
     /// Everything that there is to tell. To be called about once a second.
@@ -93,11 +121,12 @@ impl Demand {
         for (deployment, classes) in &mut self.classes {
             classes.retain(|class| now.saturating_duration_since(class.asked) <= KEPT);
             for class in classes {
+                class.lookups.per_second(since, now);
                 told.push(Asked {
                     deployment: deployment.clone(),
                     residency: class.residency.clone(),
                     origin: class.origin,
-                    tokens_per_second: class.per_second(since, now),
+                    tokens_per_second: class.all.per_second(since, now).round() as u64,
                 });
             }
         }
@@ -113,14 +142,33 @@ impl Demand {
 }
 
 impl Class {
-    /// What is asked of it per second, with what came since it was last told of.
-    fn per_second(&mut self, since: Option<Duration>, now: Instant) -> u64 {
+    fn is(&self, origin: RegionIndex, allowed: RegionSet) -> bool {
+        self.origin == origin && self.allowed == allowed
+    }
+
+    fn count(&mut self, lane: Lane, tokens: u64) {
+        self.all.tokens = self.all.tokens.saturating_add(tokens);
+        if lane == Lane::Interactive {
+            self.lookups.tokens = self.lookups.tokens.saturating_add(tokens);
+        }
+    }
+
+    /// The part of them, while anything is asked.
+    fn lookups(&self) -> Option<Permille> {
+        let (all, lookups) = (self.all.rate?.get(), self.lookups.rate?.get());
+        (all > 0.0).then(|| Permille::new((lookups / all * 1000.0).round() as u16))
+    }
+}
+
+impl Counter {
+    /// What is asked per second, with what came since it was last told of.
+    fn per_second(&mut self, since: Option<Duration>, now: Instant) -> f64 {
         // Before anything was told there is no time that what came could be divided by.
         let since = since.filter(|since| !since.is_zero()).unwrap_or(Duration::from_secs(1));
         let sample = std::mem::take(&mut self.tokens) as f64 / since.as_secs_f64();
         let rate = self.rate.get_or_insert_with(|| Ewma::new(HALF_LIFE, sample, now));
         rate.add(sample, now);
-        rate.get().round() as u64
+        rate.get()
     }
 }
 
@@ -142,7 +190,8 @@ mod tests {
 
     fn asks(demand: &mut Demand, deployment: &str, regions: usize, origin: usize, tokens: u64, now: Instant) {
         let anywhere = Residency::of(&ResidencyPolicy::Anywhere);
-        demand.asked(&name(deployment), (&anywhere, RegionSet::all(regions)), at(origin), tokens, now);
+        let (law, tokens) = ((&anywhere, RegionSet::all(regions)), (Lane::Bulk, tokens));
+        demand.asked(&name(deployment), law, at(origin), tokens, now);
     }
 
     fn told(demand: &mut Demand, now: Instant) -> Vec<(String, usize, u64)> {
@@ -169,6 +218,27 @@ mod tests {
         asks(&mut demand, "d", 8, 0, 5 * 1500, now);
         now += HALF_LIFE;
         assert_eq!(told(&mut demand, now)[0].2, 1000);
+    }
+
+    #[test]
+    fn the_part_of_lookups_is_that_of_the_tokens_of_their_class() {
+        let (mut demand, mut now) = (Demand::default(), some_instant());
+        let (anywhere, d) = (Residency::of(&ResidencyPolicy::Anywhere), name("d"));
+        let law = (&anywhere, RegionSet::all(8));
+        let part = |demand: &Demand, origin| demand.lookups(&d, law.1, at(origin)).map(Permille::get);
+        demand.tell(now);
+        for (lane, tokens) in [(Lane::Interactive, 100), (Lane::Bulk, 300)] {
+            assert_eq!(demand.asked(&d, law, at(0), (lane, tokens), now), None, "nobody has told yet");
+        }
+        demand.asked(&d, law, at(1), (Lane::Interactive, 5), now);
+        demand.asked(&d, law, at(2), (Lane::Bulk, 5), now);
+        now += SECOND;
+        demand.tell(now);
+        assert_eq!([0, 1, 2, 3].map(|origin| part(&demand, origin)), [Some(250), Some(1000), Some(0), None]);
+        assert_eq!(demand.asked(&d, law, at(0), (Lane::Bulk, 900), now), Some(Permille::new(250)));
+        now += HALF_LIFE;
+        demand.tell(now);
+        assert_eq!(part(&demand, 0), Some(172), "half of 100 in half of 400 and half of 900 in five seconds");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use gateway_core::pace::Size;
 use gateway_core::shed::{self, Entered, Pools, Shed, Waits};
 use gateway_core::spill;
 use gateway_core::tenant::{Cost, Tenant};
-use gateway_core::weights::Weights;
+use gateway_core::weights::{Weights, throw};
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
 use regions::selection::Health;
@@ -139,12 +139,16 @@ impl Edge {
             return Ok(());
         }
         let permitted = tenant.residency.narrow(&ask.residency).permitted(&self.config.catalogue);
+        // Of no size, so that it is no more bulk than it can be: who is taken for a lookup now may turn out to be bulk.
+        let Ok(lane) = tenant.lanes.lane(ask.lane, 0) else { return Ok(()) };
         let (now, chances, planned) = (Instant::now(), chances(), self.planned.borrow().clone());
         let home = |known: &Known, lawful: &Lawful| {
             let (allowed, weights) = (lawful.allowed.intersect(permitted), planned.as_deref());
             let [chance, _, draw] = chances;
             let (client, place) = (ask.client, self.place);
-            Way { view, lawful, allowed, client, chance, draw, place, weights }.home(known, now)
+            let lookups = |origin| self.demands.lookups(&lawful.deployment.name, allowed, origin);
+            let way = Way { view, lawful, allowed, client, chance, draw, place, weights };
+            way.home(known, lane, lookups, now)
         };
         let pools: Option<Vec<_>> = {
             let known = &*self.watch.known();
@@ -153,8 +157,6 @@ impl Edge {
         };
         // Where nobody can serve it at all, another refusal has more to say.
         let Some(pools) = pools else { return Ok(()) };
-        // Of no size, so that it is no more bulk than it can be: who is taken for a lookup now may turn out to be bulk.
-        let Ok(lane) = tenant.lanes.lane(ask.lane, 0) else { return Ok(()) };
         let tokens = Cost::at_least(body_bytes).tokens;
         let asked = asked(tenant, lane, tokens, left(ask.timeout, arrived));
         let room = self.watch.shedding.pools().at_the_head(pools.iter().copied(), &asked, now);
@@ -180,14 +182,15 @@ impl Edge {
         let (spills, now) = (self.config.spill, Instant::now());
         let (home, past) = {
             let known = &mut *self.watch.known();
-            let Some(home) = way.home(known, now) else {
+            let law = (residency, way.allowed);
+            let asked = |origin| self.demands.asked(name, law, origin, (lane, tokens), now);
+            let Some(home) = way.home(known, lane, asked, now) else {
                 return Ok(Room { origin: self.place, drawn: None, place: None, overflow: None });
             };
             (home, if spills { way.past(known, home.region, &overflow, now) } else { None })
         };
         let Home { region: nearest, origin, drawn } = home;
         let drawn = drawn.then_some(nearest);
-        self.demands.asked(name, (residency, way.allowed), origin, tokens, now);
         let enter = |region| self.enter(region, name, &asked);
         // Room that was offered and is not there after all is no reason to be turned away here.
         let offered = |to: RegionIndex| {
@@ -218,8 +221,14 @@ impl Edge {
 
 impl Way<'_> {
     /// Where it would go first: to the region that is drawn for it, of those that are as well as the best and would not
-    /// hold it, or to the nearest.
-    fn home(&self, known: &Known, now: Instant) -> Option<Home> {
+    /// hold it, or to the nearest. `lookups` says what part they are of what is asked from an origin.
+    fn home(
+        &self,
+        known: &Known,
+        lane: Lane,
+        lookups: impl FnOnce(RegionIndex) -> Option<Permille>,
+        now: Instant,
+    ) -> Option<Home> {
         let name = &self.lawful.deployment.name;
         let holds = |region| known.held_for(region, name);
         // The best to go to, and the nearest to come from: one that is drained is near all the same.
@@ -243,7 +252,7 @@ impl Way<'_> {
                 && self.health(known, region, now) == best
                 && (region == nearest || holds(region).is_none())
         };
-        let drawn = weights::draw(shares, usable, self.draw.get());
+        let drawn = weights::draw(shares, usable, throw(lane, lookups(origin), self.draw));
         Some(Home { region: drawn.unwrap_or(nearest), origin, drawn: drawn.is_some() })
     }
 

@@ -10,7 +10,9 @@ use super::snapshot::{self, beside};
 use super::watch::Watch;
 use crate::config::EdgeConfig;
 use crate::metrics::Count;
+use gateway_core::circuit::Permille;
 use gateway_core::demand::{self, Asked, Demand};
+use gateway_core::lane::Lane;
 use gateway_core::lawful::Residency;
 use gateway_core::weights::{Told, Weights};
 use regions::catalogue::Catalogue;
@@ -55,16 +57,26 @@ impl Demands {
         self.0.lock().expect("nothing panics that holds it")
     }
 
-    /// Somebody asks for about so many tokens.
+    /// Somebody asks for about so many tokens. Returns what part of what is asked are lookups.
     pub(crate) fn asked(
         &self,
         deployment: &DeploymentName,
         law: (&Residency, RegionSet),
         origin: RegionIndex,
-        tokens: u64,
+        asked: (Lane, u64),
         now: Instant,
-    ) {
-        self.demand().asked(deployment, law, origin, tokens, now);
+    ) -> Option<Permille> {
+        self.demand().asked(deployment, law, origin, asked, now)
+    }
+
+    /// What part of what is asked are lookups.
+    pub(crate) fn lookups(
+        &self,
+        deployment: &DeploymentName,
+        allowed: RegionSet,
+        origin: RegionIndex,
+    ) -> Option<Permille> {
+        self.demand().lookups(deployment, allowed, origin)
     }
 
     /// Requests that nobody plans for, since there are too many classes.

@@ -40,6 +40,35 @@ async fn requests_are_divided_by_the_weights_and_explained_by_them() {
     assert_eq!(edge.scraped("meridian_gateway_plan_rows").await, 1);
 }
 
+#[tokio::test]
+async fn what_a_plan_sends_away_of_a_backfill_and_lookups_is_the_backfill() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
+    hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 500), (NEAR, 500)])]));
+    let edge = Edge::start(dir.path(), at).await;
+    edge.until_planned("1.1", 2).await;
+    let both = async || {
+        let lookup = edge.asks("m", &[]).await;
+        let bulk = edge.asks("m", &[("x-meridian-lane", "bulk")]).await;
+        [lookup, bulk]
+    };
+    // Until there is an average of both.
+    let before = *hub.asked.borrow();
+    while *hub.asked.borrow() < before + 2 {
+        both().await;
+    }
+    let mut far = [0; 2];
+    for _ in 0..200 {
+        let regions = both().await;
+        for (far, region) in far.iter_mut().zip(&regions) {
+            *far += u32::from(region == FAR);
+        }
+    }
+    // Half of what is asked are lookups, give or take what a second's count is off.
+    let [lookups, bulk] = far;
+    assert!(lookups <= 30 && bulk >= 170, "{lookups} lookups and {bulk} of the backfill of 200 each");
+}
+
 /// Invariant 1, Lawful: whatever a plan says.
 #[tokio::test]
 async fn a_weight_sends_nothing_where_the_law_forbids_it_or_where_nobody_answers() {
