@@ -10,7 +10,7 @@ ARGS ?=
 CARGO ?= cargo
 CORES := regions gateway-core scheduler-core replica-core
 
-.PHONY: up test drills lint check-prereqs check-test-prereqs
+.PHONY: up test drills dist lint check-prereqs check-test-prereqs
 
 # A hub, three regions and a gateway on http://127.0.0.1:$(PORT); Ctrl-C ends it. ARGS passes on, as in ARGS='--regions 5'.
 up: check-prereqs
@@ -31,6 +31,10 @@ drills: check-prereqs check-test-prereqs
 	@for drill in $(DRILLS); do \
 		echo "== $$drill"; $${CARGO_TARGET_DIR:-target}/release/meridian drill $$drill || exit $$?; \
 	done
+
+# The program for those who put it on other machines, optimised over crates; some ten minutes on two cores.
+dist: check-prereqs
+	$(CARGO) build --profile dist --locked --package meridian
 
 # In the same profile, so that build scripts and macros are those of the build. The Python package is a workspace of its own.
 lint: check-prereqs

@@ -117,7 +117,8 @@ impl Request {
 
     /// What of it its way hangs on.
     pub(super) fn about(&self) -> About<'_> {
-        About { deployment: &self.deployment, size: Size::of(self.cost.tokens), chance: self.chance }
+        let (size, chance) = (Size::of(self.cost.tokens), self.chance);
+        About { deployment: &self.deployment, lane: self.lane, size, chance }
     }
 }
 

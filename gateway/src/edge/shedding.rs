@@ -287,9 +287,9 @@ impl Way<'_> {
 
     /// The health of a region for it: whoever is left alone for a while is a suspect, whatever it offers.
     fn health(&self, known: &Known, region: RegionIndex, now: Instant) -> Health {
-        // Of no size: health does not hang on it.
-        let about =
-            About { deployment: &self.lawful.deployment.name, size: Size::of(0), chance: self.chance };
+        // Of no size and of any lane: health hangs on neither.
+        let (deployment, lane, size) = (&self.lawful.deployment.name, Lane::Interactive, Size::of(0));
+        let about = About { deployment, lane, size, chance: self.chance };
         known.health(region, &about, now)
     }
 

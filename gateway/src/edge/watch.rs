@@ -10,6 +10,7 @@ use gateway_core::circuit::{Permille, Seen};
 use gateway_core::cold;
 use gateway_core::health::{Fleet, Heard, LOOK_PERIOD_MAX, Worse};
 use gateway_core::hedge::is_calm;
+use gateway_core::lane::Lane;
 use gateway_core::outcome::Failure;
 use gateway_core::pace::{Patience, Size};
 use gateway_core::plan::{Budgets, Due, Load, RequestPlan, Sight, Step, Waits};
@@ -61,13 +62,37 @@ pub(crate) struct Known {
 #[derive(Clone, Copy)]
 struct Work {
     load: spoke::Load,
+    /// Everything that waits.
     queue: Queue,
+    /// Of it, what goes before a lookup: other lookups, where the region knows them apart.
+    lookups: Queue,
+}
+
+impl Work {
+    /// What a region says now, after what it said `before`.
+    fn heard(before: Option<&Work>, load: &spoke::Load, now: Instant) -> Work {
+        let of = |before, tokens| Queue::heard(before, tokens, load.tokens_per_second, now);
+        Work {
+            load: *load,
+            queue: of(before.map(|work| work.queue), load.pending_tokens),
+            lookups: of(before.map(|work| work.lookups), load.lookup_tokens.unwrap_or(load.pending_tokens)),
+        }
+    }
+
+    /// How long what goes before a request of this lane takes.
+    fn wait(&self, lane: Lane) -> Duration {
+        match lane {
+            Lane::Interactive => self.lookups.wait(),
+            Lane::Bulk => self.queue.wait(),
+        }
+    }
 }
 
 /// What of a request its way hangs on.
 #[derive(Clone, Copy)]
 pub(crate) struct About<'a> {
     pub(crate) deployment: &'a DeploymentName,
+    pub(crate) lane: Lane,
     pub(crate) size: Size,
     /// The request's own, drawn once.
     pub(crate) chance: Permille,
@@ -134,7 +159,7 @@ impl Known {
         let holds = |region| holding.has(region, about.deployment);
         let waits = |region| {
             let first_byte = targets.first_byte(region, about.deployment, about.size);
-            let queue = work(region).map(|work| work.queue.wait()).unwrap_or_default();
+            let queue = work(region).map(|work| work.wait(about.lane)).unwrap_or_default();
             let waits = Waits {
                 late: first_byte.map(|first_byte| first_byte + queue),
                 hedge: targets.hedge_after(region, about.deployment, about.size),
@@ -162,13 +187,13 @@ impl Known {
             let waits = Waits { late: Some(late), hedge: None };
             return cold::patience(waits, Some(held_for)).late.map(|late| now + late);
         }
-        let late_at = asked? + late + self.queue(region, about.deployment);
+        let late_at = asked? + late + self.queue(region, about);
         (now < late_at).then_some(late_at)
     }
 
-    /// How long what waits in `region` already will take it.
-    fn queue(&self, region: RegionIndex, deployment: &DeploymentName) -> Duration {
-        self.work(region, deployment).map(|work| work.queue.wait()).unwrap_or_default()
+    /// How long what goes before a request in `region` already will take it.
+    fn queue(&self, region: RegionIndex, about: &About<'_>) -> Duration {
+        self.work(region, about.deployment).map(|work| work.wait(about.lane)).unwrap_or_default()
     }
 
     /// Something was seen of `region`; if it is ejected for it, what is in flight there may leave.
@@ -233,11 +258,10 @@ impl Watch {
         known.spill.heard(region, granted.collect(), asked);
         known.holding.heard(region, report);
         let now = Instant::now();
-        let works = report.deployments.iter().map(|(name, load)| {
-            let before = known.work(region, name).map(|work| work.queue);
-            let queue = Queue::heard(before, load.pending_tokens, load.tokens_per_second, now);
-            (name.clone(), Work { load: *load, queue })
-        });
+        let works = report
+            .deployments
+            .iter()
+            .map(|(name, load)| (name.clone(), Work::heard(known.work(region, name), load, now)));
         let works = works.collect();
         known.works.insert(region, works);
     }
@@ -261,7 +285,7 @@ impl Watch {
     fn next(&self, known: &mut Known, step: Step, about: &About<'_>, now: Instant) -> Next<'_> {
         let in_flight = match step {
             Step::Send { region, .. } => {
-                let queue = known.queue(region, about.deployment);
+                let queue = known.queue(region, about);
                 let request = Some(known.targets.began(region, now));
                 Some(InFlight { watch: self, region, queue, request })
             }
@@ -439,5 +463,40 @@ impl Drop for InFlight<'_> {
         if let Some(request) = self.request.take() {
             self.watch.known().targets.ended(&request, Instant::now());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lookup_is_late_behind_lookups_and_not_behind_a_backfill_where_the_region_knows_them_apart() {
+        let catalogue = Catalogue::builtin();
+        let id = "aws/us-east-1".parse().unwrap();
+        let region = catalogue.index_of(&id).unwrap();
+        let watch = Watch::new(GeoPoint::new(40.0, -74.0).unwrap(), &catalogue);
+        let deployment: DeploymentName = "d".parse().unwrap();
+        let waits = |lookup_tokens, asked| {
+            let load = spoke::Load {
+                ready: 1,
+                pending_tokens: 1500,
+                lookup_tokens,
+                tokens_per_second: 1000.0,
+                ..spoke::Load::default()
+            };
+            let deployments = BTreeMap::from([(deployment.clone(), load)]);
+            let report = Report { region: id.clone(), boot_id: 1, sequence: 1, deployments, draining: false };
+            watch.loaded(region, &report, asked);
+            [Lane::Interactive, Lane::Bulk].map(|lane| {
+                let about =
+                    About { deployment: &deployment, lane, size: Size::of(10), chance: Permille::ALL };
+                watch.known().queue(region, &about).as_millis()
+            })
+        };
+        let now = Instant::now();
+        assert_eq!(waits(Some(100), now), [100, 1500]);
+        assert_eq!(waits(Some(0), now), [0, 1500]);
+        assert_eq!(waits(None, now), [1500, 1500]);
     }
 }
