@@ -185,8 +185,9 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     let description = engine.describe().clone();
     let batch = within(batch, description.accelerator.as_ref());
     let readable = Readable { max_input_tokens: description.max_tokens, vocabulary: description.vocabulary };
+    let (lower_case, template) = (model.sentence.lower_case, model.template.clone());
     let tokenizer =
-        TextTokenizer::load(&cached.path, model.sentence.lower_case, readable, description.token_types);
+        TextTokenizer::load(&cached.path, lower_case, template, readable, description.token_types);
     let tokenizer = tokenizer.map_err(|error| failed(&error))?;
     let tokenizer_threads = config.threads.tokenizer.get();
     ModelReady {

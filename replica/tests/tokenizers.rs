@@ -56,7 +56,7 @@ fn fixtures() -> Vec<PathBuf> {
 fn pool(folder: &Path, max_input_tokens: usize, tells_types_apart: bool) -> TokenizerPool {
     let readable = Readable { max_input_tokens, vocabulary: 1 << 20 };
     let types = if tells_types_apart { 2 } else { 1 };
-    let tokenizer = TextTokenizer::load(folder, false, readable, types).expect("a tokenizer");
+    let tokenizer = TextTokenizer::load(folder, false, None, readable, types).expect("a tokenizer");
     TokenizerPool::start(tokenizer, 2).expect("threads")
 }
 
@@ -116,6 +116,67 @@ fn every_kind_of_tokenizer_says_what_transformers_says() {
             let expected: Vec<&Tokens> = kept.iter().map(|index| &cut.pairs[*index]).collect();
             check(&given, &expected, &format!("{what}, pairs"));
         }
+    }
+}
+
+#[derive(Deserialize)]
+struct Templated {
+    pairs: Vec<TemplatedPair>,
+}
+
+#[derive(Deserialize)]
+struct TemplatedPair {
+    query: String,
+    document: String,
+    most: usize,
+    ids: Vec<u32>,
+    /// Whether nothing is missing but tokens of the document.
+    whole: bool,
+}
+
+/// References of `tests/golden/make_yes_no.py`.
+#[test]
+fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it() {
+    for (fixture, template) in [
+        (
+            "qwen3_yes_no",
+            [
+                "<|im_start|>Does it answer?\nq: ",
+                "\nd: ",
+                "<|im_end|>\n<|im_start|>{\"be\": [1, \"<brief>\"]}\n",
+            ],
+        ),
+        ("llama_yes_no", ["<s> text ", "\nfor ", " is it?"]),
+    ] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families").join(fixture);
+        let text = std::fs::read_to_string(folder.join("pairs.json")).expect("the reference");
+        let Templated { pairs } = serde_json::from_str(&text).expect("the reference");
+        let model = replica::model::ModelDir::open(&folder).expect("the model");
+        let (mut whole, mut cut) = (0, 0);
+        for TemplatedPair { query, document, most, ids, whole: same } in pairs {
+            let readable = Readable { max_input_tokens: most, vocabulary: 330 };
+            let tokenizer = TextTokenizer::load(&folder, false, model.template.clone(), readable, 1);
+            let pool = TokenizerPool::start(tokenizer.expect("a tokenizer"), 1).expect("a thread");
+            let overlong = Overlong::Cut(Cut { loses: End::Right, pair: PairCut::OnlySecond });
+            let text = Text::Pair(query.as_str().into(), document.clone());
+            let given = block_on(pool.encode(vec![text], Reading { prompt: None, overlong, most: None }));
+            let given = given.expect("tokens").remove(0);
+            let what = format!("{fixture}, {query:?} and {document:?} in {most}");
+            whole += usize::from(same && ids.len() < most);
+            cut += usize::from(ids.len() == most);
+            if same {
+                assert_eq!((given.ids.to_vec(), given.types), (ids, None), "{what}");
+                continue;
+            }
+            // The reference has lost the query or all of the document; here the template is whole, and something of both.
+            assert_eq!(given.ids.len(), most, "{what}");
+            let read = block_on(pool.decode(vec![given.ids.to_vec()], false)).expect("a text").remove(0);
+            let [before, between, behind] = template;
+            let inner = read.strip_prefix(before).and_then(|read| read.strip_suffix(behind));
+            let (first, second) = inner.and_then(|inner| inner.split_once(between)).expect(&what);
+            assert!(!first.is_empty() && !second.is_empty(), "{what}: {read:?}");
+        }
+        assert!(whole >= 12 && cut >= 9, "{fixture}: {whole} whole and {cut} cut");
     }
 }
 

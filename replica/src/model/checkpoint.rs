@@ -104,6 +104,11 @@ impl Checkpoint {
         Ok(Checkpoint { path: index, files, places: Some(Arc::new(places)) })
     }
 
+    /// The file that says what there is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Whether there is such a tensor.
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some()

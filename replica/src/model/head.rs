@@ -4,12 +4,16 @@
 //! kind of problem that was trained for, sentence-transformers the function that its CrossEncoder ends with. Where
 //! neither is written the convention of both holds, that one label is a probability of its own; for more labels they
 //! differ, and the one of transformers' text classification is taken: the labels exclude each other.
+//!
+//! A language model that judges pairs by two words is a reranker as well, though its configuration counts no labels: the
+//! stage behind it makes one number, and what becomes of that only sentence-transformers says.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
 
+use super::sentence::Behind;
 use super::{ModelError, json, optional_json, prompts};
 
 /// The labels of a sequence classifier.
@@ -30,6 +34,15 @@ pub enum LabelActivation {
     Sigmoid,
     /// The raw numbers are the scores.
     Identity,
+}
+
+/// What makes the numbers of the labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Head {
+    /// Layers of their own.
+    Layers(LabelHead),
+    /// The logits of words.
+    Words(LabelHead),
 }
 
 /// More labels than any classifier has; what is beyond is a damaged file.
@@ -56,44 +69,53 @@ struct RawCrossEncoder {
 /// What transformers leaves out of `config.json`, since it is the default of its configurations.
 const DEFAULT_LABELS: usize = 2;
 
-/// The head that `config.json` at this path describes, if the model has one.
-pub(super) fn read(folder: &Path, path: &Path) -> Result<Option<LabelHead>, ModelError> {
+/// The head that `config.json` at this path describes, if the model has one; `behind` is what its stages say.
+pub(super) fn read(folder: &Path, path: &Path, behind: &Behind) -> Result<Option<Head>, ModelError> {
     let raw: RawConfig = json(path)?;
     let beside: RawCrossEncoder = optional_json(&folder.join(prompts::FILE))?.unwrap_or_default();
-    raw.check(beside).map_err(|problem| ModelError::Content { path: path.to_owned(), problem })
+    raw.check(beside, behind).map_err(|problem| ModelError::Content { path: path.to_owned(), problem })
 }
 
 impl RawConfig {
-    fn check(self, beside: RawCrossEncoder) -> Result<Option<LabelHead>, String> {
-        let classifies = self
-            .architectures
-            .iter()
-            .flatten()
-            .any(|architecture| architecture.ends_with("ForSequenceClassification"));
-        if !classifies {
-            if beside.model_type.as_deref() == Some("CrossEncoder") {
-                let given = self.architectures.unwrap_or_default().join(", ");
-                return Err(format!(
-                    "`architectures` = {given} as a cross-encoder is not supported; a \
-                     …ForSequenceClassification is"
-                ));
-            }
+    fn check(self, beside: RawCrossEncoder, behind: &Behind) -> Result<Option<Head>, String> {
+        let is = |end: &str| self.architectures.iter().flatten().any(|class| class.ends_with(end));
+        let (classifies, continues) = (is("ForSequenceClassification"), is("ForCausalLM"));
+        let crosses = beside.model_type.as_deref() == Some("CrossEncoder");
+        let words = match behind {
+            // sentence-transformers takes the transformer alone of whatever it pools.
+            Behind::Pooling => return Ok(None),
+            Behind::LogitScore(_) => true,
+            Behind::Unlisted => crosses && continues && !classifies,
+            Behind::Other => false,
+        };
+        if words && !continues || crosses && !words && !classifies {
+            let given = self.architectures.unwrap_or_default().join(", ");
+            return Err(format!(
+                "`architectures` = {given} as a cross-encoder is not supported; a …ForSequenceClassification is, and a \
+                 …ForCausalLM with LogitScore behind it in modules.json, as `CrossEncoder(…).save_pretrained(…)` of \
+                 sentence-transformers 6 writes it"
+            ));
+        }
+        if !words && !classifies {
             return Ok(None);
         }
-        let labels = labels(self.id2label, self.num_labels)?;
+        let labels = if words { labels(None, Some(1))? } else { labels(self.id2label, self.num_labels)? };
         let old = self.sbert_ce_default_activation_function;
         let function = self
             .sentence_transformers
             .and_then(|written| written.activation_fn)
             .or(old)
             .or(beside.activation_fn);
-        let activation = match (self.problem_type.as_deref(), function.as_deref()) {
+        // What a language model was trained for is none of these problems.
+        let problem = self.problem_type.filter(|_| !words);
+        let activation = match (problem.as_deref(), function.as_deref()) {
             (Some(kind), _) => of_problem(kind)?,
             (None, Some(function)) => of_function(function)?,
             (None, None) if labels.len() == 1 => LabelActivation::Sigmoid,
             (None, None) => LabelActivation::Softmax,
         };
-        Ok(Some(LabelHead { labels, activation }))
+        let head = LabelHead { labels, activation };
+        Ok(Some(if words { Head::Words(head) } else { Head::Layers(head) }))
     }
 }
 
@@ -145,15 +167,62 @@ mod tests {
     fn check(keys: &str, beside: &str) -> Result<Option<(Vec<String>, LabelActivation)>, String> {
         let text = format!(r#"{{"architectures": ["BertForSequenceClassification"]{keys}}}"#);
         let raw: RawConfig = serde_json::from_str(&text).unwrap();
-        let head = raw.check(serde_json::from_str(beside).unwrap())?;
-        Ok(head.map(|head| (head.labels, head.activation)))
+        let head = raw.check(serde_json::from_str(beside).unwrap(), &Behind::Unlisted)?;
+        Ok(head.map(|head| match head {
+            Head::Layers(head) => (head.labels, head.activation),
+            Head::Words(_) => panic!("a classifier has layers"),
+        }))
     }
 
     #[test]
     fn only_a_sequence_classifier_has_labels() {
         for text in [r#"{"architectures": ["BertModel"], "num_labels": 3}"#, "{}"] {
             let raw: RawConfig = serde_json::from_str(text).unwrap();
-            assert_eq!(raw.check(RawCrossEncoder::default()), Ok(None), "{text}");
+            assert_eq!(raw.check(RawCrossEncoder::default(), &Behind::Unlisted), Ok(None), "{text}");
+        }
+    }
+
+    /// The head of a model of this class, which is marked as a cross-encoder or not.
+    fn of_class(class: &str, keys: &str, beside: &str, behind: &Behind) -> Result<Option<Head>, String> {
+        let text = format!(r#"{{"architectures": ["{class}"]{keys}}}"#);
+        let raw: RawConfig = serde_json::from_str(&text).unwrap();
+        raw.check(serde_json::from_str(beside).unwrap(), behind)
+    }
+
+    const CROSS: &str = r#"{"model_type": "CrossEncoder"}"#;
+
+    #[test]
+    fn a_language_model_judges_by_words_where_its_stages_say_so_or_there_are_none() {
+        let one =
+            |activation| Some(Head::Words(LabelHead { labels: vec!["LABEL_0".to_owned()], activation }));
+        let (scored, qwen) = (Behind::LogitScore("1_LogitScore".into()), "Qwen3ForCausalLM");
+        let identity =
+            r#"{"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}"#;
+        for (keys, beside, behind, head) in [
+            ("", CROSS, &scored, one(Sigmoid)),
+            ("", "{}", &scored, one(Sigmoid)),
+            (r#", "id2label": {"0": "a", "1": "b"}"#, identity, &scored, one(Identity)),
+            (r#", "problem_type": "regression""#, CROSS, &scored, one(Sigmoid)),
+            ("", CROSS, &Behind::Unlisted, one(Sigmoid)),
+            ("", "{}", &Behind::Unlisted, None),
+            ("", CROSS, &Behind::Pooling, None),
+        ] {
+            assert_eq!(of_class(qwen, keys, beside, behind), Ok(head), "{keys} {beside} {behind:?}");
+        }
+    }
+
+    #[test]
+    fn a_cross_encoder_of_another_kind_is_refused_with_what_to_do() {
+        let scored = Behind::LogitScore("1_LogitScore".into());
+        for (class, behind) in [
+            ("Qwen3ForCausalLM", &Behind::Other),
+            ("Qwen3Model", &Behind::Unlisted),
+            ("Qwen3Model", &scored),
+            ("BertForSequenceClassification", &scored),
+        ] {
+            let error = of_class(class, "", CROSS, behind).unwrap_err();
+            assert!(error.contains(&format!("`architectures` = {class} as a cross-encoder")), "{error}");
+            assert!(error.contains("save_pretrained"), "{error}");
         }
     }
 
@@ -229,9 +298,5 @@ mod tests {
             assert!(error.contains(sentence), "{error}");
         }
         assert_eq!(check(r#", "num_labels": 65536"#, "{}").unwrap().unwrap().0.len(), MAX_LABELS);
-        let raw: RawConfig = serde_json::from_str(r#"{"architectures": ["Qwen3ForCausalLM"]}"#).unwrap();
-        let beside = serde_json::from_str(r#"{"model_type": "CrossEncoder"}"#).unwrap();
-        let error = raw.check(beside).unwrap_err();
-        assert!(error.contains("`architectures` = Qwen3ForCausalLM as a cross-encoder"), "{error}");
     }
 }

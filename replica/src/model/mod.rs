@@ -15,7 +15,9 @@ mod head;
 mod mapped;
 mod prompts;
 mod sentence;
+mod template;
 mod tensor;
+mod yes_no;
 
 use std::fs;
 use std::io;
@@ -25,16 +27,18 @@ use serde::de::DeserializeOwned;
 
 pub use architecture::{
     Activation, Architecture, Attention, DistanceBias, Embedding, FeedForward, FeedForwardNames, HeadPooling,
-    HeadStep, Layer, LayerNames, LearntPositions, Names, NormKind, NormSpec, Placement, ProjectionNames,
-    Reach, Rope,
+    HeadSource, HeadStep, Layer, LayerNames, LearntPositions, Logits, Names, NormKind, NormSpec, Placement,
+    ProjectionNames, Reach, Rope, YesNo,
 };
 pub use checkpoint::Checkpoint;
 pub use error::{ModelError, TensorProblem};
+use head::Head;
 pub use head::{LabelActivation, LabelHead, MAX_LABELS};
 pub use mapped::MappedFile;
 pub use prompts::Prompts;
-use sentence::Stages;
+use sentence::{Behind, Stages};
 pub use sentence::{Dense, DenseActivation, Pooling, SentenceConfig};
+pub use template::PairTemplate;
 pub use tensor::{Numbers, Tensor};
 
 const CONFIG: &str = "config.json";
@@ -52,6 +56,8 @@ pub struct ModelDir {
     pub head: Option<LabelHead>,
     /// What it wants before texts.
     pub prompts: Prompts,
+    /// What makes one text of a pair, if it is a language model that judges pairs; others join them by their tokens.
+    pub template: Option<PairTemplate>,
     /// The weights.
     pub checkpoint: Checkpoint,
 }
@@ -60,14 +66,37 @@ impl ModelDir {
     /// Reads the folder; the weights are mapped, not read.
     pub fn open(folder: &Path) -> Result<ModelDir, ModelError> {
         let config = folder.join(CONFIG);
-        let architecture = Architecture::read(&config)?;
+        let mut architecture = Architecture::read(&config)?;
         let stages = Stages::read(folder)?;
-        // sentence-transformers takes the transformer alone of whatever it pools.
-        let head = if stages.pool() { None } else { head::read(folder, &config)? };
-        let sentence = stages.config(folder, architecture.hidden, architecture.positions, head.is_some())?;
+        let behind = stages.behind(folder);
         let prompts = prompts::read(folder)?;
+        let (head, template) = match head::read(folder, &config, &behind)? {
+            None => (None, None),
+            Some(Head::Layers(head)) => (Some(head), None),
+            Some(Head::Words(head)) => {
+                let words = match &behind {
+                    Behind::LogitScore(stage) => yes_no::read(stage, architecture.vocabulary)?,
+                    Behind::Pooling | Behind::Other | Behind::Unlisted => {
+                        yes_no::by_default(folder, architecture.vocabulary)?
+                    }
+                };
+                let refuse = |problem| ModelError::Content { path: config.clone(), problem };
+                architecture.judge_by(words).map_err(refuse)?;
+                let listed = behind != Behind::Unlisted;
+                (Some(head), Some(PairTemplate::read(folder, listed, prompts.of_default())?))
+            }
+        };
+        let sentence = stages.config(folder, architecture.hidden, architecture.positions, head.is_some())?;
         let checkpoint = Checkpoint::open(folder)?;
-        Ok(ModelDir { folder: folder.to_owned(), architecture, sentence, head, prompts, checkpoint })
+        Ok(ModelDir {
+            folder: folder.to_owned(),
+            architecture,
+            sentence,
+            head,
+            prompts,
+            template,
+            checkpoint,
+        })
     }
 }
 

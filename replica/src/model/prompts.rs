@@ -19,6 +19,13 @@ pub struct Prompts {
     pub default: Option<String>,
 }
 
+impl Prompts {
+    /// The text that is used where none is asked for.
+    pub(super) fn of_default(&self) -> Option<&str> {
+        self.by_name.get(self.default.as_ref()?).map(String::as_str)
+    }
+}
+
 #[derive(Default, Deserialize)]
 struct RawPrompts {
     /// A value is null where a class of sentence-transformers knows the name and the model has no text for it.

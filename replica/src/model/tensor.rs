@@ -4,6 +4,7 @@
 //! widened when they are read: a packed copy is made of most of them anyway, and of a table of words a batch touches a
 //! few rows. Nothing is rounded: every 16-bit float is a 32-bit float.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -86,6 +87,22 @@ impl Tensor {
         let each = self.bytes.len() / self.rows.max(1);
         let bytes = self.bytes.start + rows.start * each..self.bytes.start + rows.end * each;
         Tensor { bytes, rows: rows.len(), ..self.clone() }
+    }
+
+    /// The numbers of this tensor less those of another one, of which there are as many; in memory of this process.
+    pub fn less(&self, other: &Tensor) -> io::Result<Tensor> {
+        let mut numbers = self.to_vec();
+        numbers.iter_mut().zip(other.to_vec()).for_each(|(number, other)| *number -= other);
+        let bytes = size_of_val(numbers.as_slice());
+        let file = MappedFile::private(bytes, |memory| {
+            memory
+                .as_chunks_mut()
+                .0
+                .iter_mut()
+                .zip(&numbers)
+                .for_each(|(out, number)| *out = number.to_le_bytes());
+        })?;
+        Ok(Tensor { file: Arc::new(file), bytes: 0..bytes, kind: Kind::F32, ..self.clone() })
     }
 
     /// A copy of the numbers.

@@ -150,6 +150,7 @@ impl<T: Task> Items<T> {
     fn answer(&self, progress: &mut Progress<T::Done>) {
         let outcome = match progress.failure.take() {
             Some((index, Problem::Unreadable(why))) => Err(TokenizeError::Unreadable { index, why }),
+            Some((index, Problem::Template(why))) => Err(TokenizeError::Template { index, why }),
             Some((_, Problem::Broken(reason))) => Err(TokenizeError::Broken(reason)),
             // Without a failure each item was done.
             None => Ok(progress.done.drain(..).flatten().collect()),

@@ -1,12 +1,13 @@
 //! Texts to token ids, on threads of their own, and back.
 //!
 //! 1. [`text`] — one text or pair, as one model wants it: prompt, truncation, special tokens, types.
-//!    [`word_pieces`] — a shorter way to the same tokens, for plain texts.
+//!    [`templated`] — a pair that a chat template makes one text of. [`word_pieces`] — a shorter way to the same tokens, for plain texts.
 //! 2. [`jobs`] — those of one request.
 //! 3. [`pool`] — many requests, on worker threads, so that nobody's sockets wait for them.
 
 mod jobs;
 mod pool;
+mod templated;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -37,6 +38,13 @@ pub enum TokenizeError {
         index: usize,
         /// Why.
         why: Unreadable,
+    },
+    /// The model's chat template does not take an input; the first one of those, by index.
+    Template {
+        /// Its place among the inputs.
+        index: usize,
+        /// Why.
+        why: String,
     },
     /// [`MAX_JOBS`] are waiting.
     Full,

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
@@ -10,22 +11,26 @@ use replica_core::turns::HANDFUL_BYTES;
 use tokio::runtime;
 
 use super::*;
+use crate::model::ModelDir;
 
 /// `w7` is the token 7, and nothing is added around the words. The file asks for truncation and padding.
-fn tokenizer(max_input_tokens: usize, lower_case: bool) -> TextTokenizer {
+fn tokenizer_file() -> String {
     let words = (1..100).map(|n| format!(r#", "w{n}": {n}"#)).collect::<String>();
-    let file = format!(
+    format!(
         r#"{{"version": "1.0", "added_tokens": [], "normalizer": null, "post_processor": null, "decoder": null,
             "truncation": {{"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}},
             "padding": {{"strategy": {{"Fixed": 8}}, "direction": "Right", "pad_to_multiple_of": null,
                          "pad_id": 0, "pad_type_id": 0, "pad_token": "[UNK]"}},
             "pre_tokenizer": {{"type": "WhitespaceSplit"}},
             "model": {{"type": "WordLevel", "unk_token": "[UNK]", "vocab": {{"[UNK]": 0{words}}}}}}}"#
-    );
+    )
+}
+
+fn tokenizer(max_input_tokens: usize, lower_case: bool) -> TextTokenizer {
     let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("tokenizer.json"), file).expect("a file");
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer_file()).expect("a file");
     let readable = Readable { max_input_tokens, vocabulary: 100 };
-    TextTokenizer::load(folder.path(), lower_case, readable, 2).expect("a tokenizer")
+    TextTokenizer::load(folder.path(), lower_case, None, readable, 2).expect("a tokenizer")
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -208,7 +213,7 @@ fn word_pieces() -> TextTokenizer {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("tokenizer.json"), file).expect("a file");
     let readable = Readable { max_input_tokens: 12, vocabulary: 100 };
-    TextTokenizer::load(folder.path(), false, readable, 2).expect("a tokenizer")
+    TextTokenizer::load(folder.path(), false, None, readable, 2).expect("a tokenizer")
 }
 
 /// Texts of pieces, signs, spaces, control characters, special tokens and what is not plain, of any lengths.
@@ -244,4 +249,119 @@ fn the_short_way_to_word_pieces_comes_to_the_tokens_of_the_long_one() {
             assert_eq!(tokens(&short), tokens(&long), "{text:?}, {reading:?}");
         }
     }
+}
+
+/// The tokenizer of the model whose template writes `w50 QUERY w51 DOCUMENT w52`, of so many tokens at most.
+fn templated(max_input_tokens: usize) -> Result<TextTokenizer, LoadError> {
+    let template = "w50 {{ messages[0].content }} w51 {{ messages[1].content }} w52\
+                    {% if 'w66' in messages[1].content %}{{ raise_exception('no w66') }}{% endif %}";
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = [
+        (
+            "config.json",
+            r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 100,
+            "hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 4,
+            "max_position_embeddings": 64}"#
+                .to_owned(),
+        ),
+        (
+            "modules.json",
+            r#"[{"idx": 0, "path": "", "type": "x.Transformer"},
+            {"idx": 1, "path": "1_LogitScore", "type": "x.LogitScore"}]"#
+                .to_owned(),
+        ),
+        ("sentence_bert_config.json", r#"{"modality_config": {"message": {"format": "flat"}}}"#.to_owned()),
+        ("1_LogitScore/config.json", r#"{"true_token_id": 1, "false_token_id": 2}"#.to_owned()),
+        ("chat_template.jinja", template.to_owned()),
+        ("tokenizer.json", tokenizer_file()),
+        ("model.safetensors", "\u{2}\0\0\0\0\0\0\0{}".to_owned()),
+    ];
+    std::fs::create_dir(folder.path().join("1_LogitScore")).expect("a folder");
+    for (path, text) in files {
+        std::fs::write(folder.path().join(path), text).expect("a file");
+    }
+    let model = ModelDir::open(folder.path()).expect("a model");
+    let readable = Readable { max_input_tokens, vocabulary: 100 };
+    TextTokenizer::load(folder.path(), false, model.template, readable, 1)
+}
+
+#[test]
+fn a_pair_in_a_template_loses_of_its_texts_and_never_of_the_template() {
+    let cut = |loses, pair| Overlong::Cut(Cut { loses, pair });
+    let (left, right) = (End::Left, End::Right);
+    let (second, longest) = (PairCut::OnlySecond, PairCut::LongestFirst);
+    let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
+    let check = |query: &str, document: &str, overlong: Overlong, most: Option<usize>, ids: &[u32]| {
+        let text = Text::Pair(query.into(), document.to_owned());
+        let tokens = block_on(pool.encode(vec![text], Reading { prompt: None, overlong, most }));
+        assert_eq!(*tokens.expect("tokens")[0].ids, *ids, "{query} | {document} {overlong:?} {most:?}");
+    };
+    let long = "w3 w4 w5 w6 w7 w8";
+    check("w1 w2", "w3 w4 w5", Overlong::Refuse, None, &[50, 1, 2, 51, 3, 4, 5, 52]);
+    check("w1 w2", long, cut(right, second), None, &[50, 1, 2, 51, 3, 4, 5, 52]);
+    check("w1 w2", long, cut(left, second), None, &[50, 1, 2, 51, 6, 7, 8, 52]);
+    check("w1 w2", long, cut(right, longest), None, &[50, 1, 2, 51, 3, 4, 5, 52]);
+    check(long, "w1 w2", cut(right, second), None, &[50, 3, 4, 5, 51, 1, 2, 52]);
+    check(long, long, cut(right, second), None, &[50, 3, 4, 51, 3, 4, 5, 52]);
+    check(long, long, cut(left, longest), None, &[50, 7, 8, 51, 6, 7, 8, 52]);
+    check("w1", long, cut(right, second), Some(2), &[50, 1, 51, 3, 4, 52]);
+    check("w1", long, cut(left, second), Some(4), &[50, 1, 51, 3, 4, 5, 6, 52]);
+    check("w1", long, Overlong::Refuse, Some(1), &[50, 1, 51, 3, 52]);
+    check("w1", long, cut(right, second), Some(0), &[50, 1, 51, 52]);
+    check("", "", cut(right, second), None, &[50, 51, 52]);
+    // The words of the template stand in the texts as well.
+    check("w50 w51 w52", "w51 w50 w52 w51 w52", cut(right, second), None, &[50, 50, 51, 51, 51, 50, 52, 52]);
+}
+
+#[test]
+fn a_query_of_megabytes_is_cut_before_it_meets_the_documents() {
+    let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
+    for (loses, kept) in [(End::Right, [7, 1]), (End::Left, [1, 9])] {
+        let query: Arc<str> = format!("w7 {}w9", "w1 ".repeat(1 << 20)).into();
+        let overlong = Overlong::Cut(Cut { loses, pair: PairCut::OnlySecond });
+        let texts = (0..64).map(|_| Text::Pair(Arc::clone(&query), "w2 w3 w4 w5".to_owned())).collect();
+        // With all of it each of 64 documents would take seconds.
+        let tokens =
+            block_on(pool.encode(texts, Reading { prompt: None, overlong, most: None })).expect("tokens");
+        let document = if loses == End::Right { [2, 3, 4] } else { [3, 4, 5] };
+        let wanted = [&[50][..], &kept, &[51], &document, &[52]].concat();
+        assert!(tokens.iter().all(|tokens| *tokens.ids == *wanted), "{:?} and not {wanted:?}", tokens[0]);
+        let text = Text::Pair(query, String::new());
+        // In the 128 bytes that are looked at.
+        let why = Unreadable::TooLong { limit: 8, given: 43 };
+        let refused = block_on(pool.encode(vec![text], Reading::WHOLE));
+        assert_eq!(refused, Err(TokenizeError::Unreadable { index: 0, why }));
+    }
+}
+
+#[test]
+fn a_long_query_of_few_tokens_is_read_whole_where_nothing_is_to_be_cut() {
+    let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
+    let query: Arc<str> = format!("w1 {}w2", " ".repeat(128)).into();
+    let read = |overlong| {
+        let text = Text::Pair(Arc::clone(&query), "w3".to_owned());
+        let tokens = block_on(pool.encode(vec![text], Reading { prompt: None, overlong, most: None }));
+        tokens.expect("tokens").remove(0).ids.to_vec()
+    };
+    assert_eq!(read(Overlong::Refuse), [50, 1, 2, 51, 3, 52]);
+    let cut = Cut { loses: End::Right, pair: PairCut::OnlySecond };
+    assert_eq!(read(Overlong::Cut(cut)), [50, 1, 51, 3, 52]);
+}
+
+#[test]
+fn what_a_template_cannot_take_is_refused_by_its_place() {
+    let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
+    let pair = |document: &str| Text::Pair("w1".into(), document.to_owned());
+    let check = |texts: Vec<Text>, error: TokenizeError| {
+        assert_eq!(block_on(pool.encode(texts, Reading::WHOLE)), Err(error));
+    };
+    check(vec![pair("w2"), one("w2")], TokenizeError::Unreadable { index: 1, why: Unreadable::Alone });
+    let why = "no w66, line 1 of the template".to_owned();
+    check(vec![pair("w2"), pair("w66")], TokenizeError::Template { index: 1, why });
+    let why = Unreadable::TooLong { limit: 8, given: 9 };
+    check(vec![pair("w1 w2 w3 w4 w5")], TokenizeError::Unreadable { index: 0, why });
+    // Three words of the template, and a text of one word each.
+    templated(5).expect("room for the shortest pair");
+    let error = templated(4).map(drop).expect_err("no room").to_string();
+    assert!(error.contains("makes 5 tokens of the shortest pair, and this model reads 4: raise"), "{error}");
 }

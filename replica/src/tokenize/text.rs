@@ -4,19 +4,21 @@
 //! tokenised without special tokens, cut to the room that the special tokens leave, and only then put into the
 //! tokenizer's template. So truncation is an argument of a request and not a setting of the tokenizer, of which there is
 //! one for all threads; and the query of a rerank is tokenised once and not with each document.
+//!
+//! Of a model with a chat template a pair is one text, which [`templated`](super::templated) makes tokens of.
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use replica_core::input::{End, Overlong, PairCut, Readable, Unreadable};
+use replica_core::input::{End, Overlong, Readable, Unreadable};
 use replica_core::wire::tei::SimpleToken;
-use tokenizers::utils::truncation::{TruncationParams, TruncationStrategy, truncate_encodings};
 use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection};
 
 use super::Tokenized;
 use super::word_pieces::WordPieces;
+use crate::model::PairTemplate;
 
 /// A tokenizer that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +50,7 @@ impl Text {
 /// How the texts of a request are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// What stands before each lone text. Pairs have no prompt.
+    /// What stands before each lone text. Pairs have no prompt, but for the one in their chat template.
     pub prompt: Option<Arc<str>>,
     /// What becomes of inputs that are too long.
     pub overlong: Overlong,
@@ -66,8 +68,16 @@ impl Reading {
 pub(super) enum Problem {
     /// The model cannot read it.
     Unreadable(Unreadable),
+    /// The chat template does not take it, for this reason.
+    Template(String),
     /// The tokenizer failed.
     Broken(String),
+}
+
+impl From<tokenizers::Error> for Problem {
+    fn from(error: tokenizers::Error) -> Problem {
+        Problem::Broken(error.to_string())
+    }
 }
 
 /// The first texts of pairs, tokenised; the last one is remembered.
@@ -76,12 +86,14 @@ pub(super) struct LastFirst(Option<(Arc<str>, Encoding)>);
 
 /// What makes tokens of a text, as one model wants it.
 pub struct TextTokenizer {
-    tokenizer: Tokenizer,
+    pub(super) tokenizer: Tokenizer,
     /// A shorter way to the same tokens, for the texts that it knows.
     pub(super) pieces: Option<WordPieces>,
     /// Some models were trained on lower-case text and leave that to whoever calls the tokenizer.
     lower_case: bool,
-    readable: Readable,
+    /// What makes one text of a pair, where pairs are not joined by their tokens.
+    pub(super) template: Option<PairTemplate>,
+    pub(super) readable: Readable,
     /// Types of tokens that the model tells apart. Tokenizers write types for models that have none.
     token_types: usize,
 }
@@ -92,6 +104,7 @@ impl TextTokenizer {
     pub fn load(
         model_folder: &Path,
         lower_case: bool,
+        template: Option<PairTemplate>,
         readable: Readable,
         token_types: usize,
     ) -> Result<TextTokenizer, LoadError> {
@@ -104,7 +117,9 @@ impl TextTokenizer {
         tokenizer.with_truncation(None).map_err(failed)?;
         tokenizer.with_padding(None);
         let pieces = WordPieces::of(&tokenizer);
-        Ok(TextTokenizer { tokenizer, pieces, lower_case, readable, token_types })
+        let loaded = TextTokenizer { tokenizer, pieces, lower_case, template, readable, token_types };
+        loaded.check_template().map_err(|reason| failed(reason.into()))?;
+        Ok(loaded)
     }
 
     /// The tokens of a text, special tokens included.
@@ -114,10 +129,16 @@ impl TextTokenizer {
         reading: &Reading,
         firsts: &mut LastFirst,
     ) -> Result<Tokenized, Problem> {
-        let tokens = caught(|| match text {
-            Text::One(text) => self.encode_one(&self.prepared(text, reading.prompt.as_deref()), reading),
-            Text::Pair(first, second) => {
-                self.encode_pair(first, second, reading, firsts).map(|pair| self.told(&pair))
+        let tokens = caught(|| match (text, &self.template) {
+            (Text::One(_), Some(_)) => Err(Problem::Unreadable(Unreadable::Alone)),
+            (Text::One(text), None) => {
+                Ok(self.encode_one(&self.prepared(text, reading.prompt.as_deref()), reading)?)
+            }
+            (Text::Pair(first, second), Some(template)) => {
+                self.encode_templated(template, first, second, reading)
+            }
+            (Text::Pair(first, second), None) => {
+                Ok(self.told(&self.encode_pair(first, second, reading, firsts)?))
             }
         })?;
         let Readable { max_input_tokens: _, vocabulary } = self.readable;
@@ -173,28 +194,9 @@ impl TextTokenizer {
             truncate(&mut second, most, End::Right);
         }
         if let Overlong::Cut(cut) = reading.overlong {
-            let room = self.room(true);
-            match cut.pair {
-                PairCut::OnlySecond => {
-                    // Where the reference would leave nothing of the second text, or fail, each has half.
-                    let of_first = first.len().min((room / 2).max(room.saturating_sub(second.len())));
-                    truncate(&mut first, of_first, cut.loses);
-                    truncate(&mut second, room.saturating_sub(of_first), cut.loses);
-                }
-                PairCut::LongestFirst => {
-                    let params = TruncationParams {
-                        direction: direction(cut.loses),
-                        max_length: room,
-                        strategy: TruncationStrategy::LongestFirst,
-                        stride: 0,
-                    };
-                    let (mut cut_first, cut_second) = truncate_encodings(first, Some(second), &params)?;
-                    cut_first.take_overflowing();
-                    first = cut_first;
-                    second = cut_second.unwrap_or_default();
-                    second.take_overflowing();
-                }
-            }
+            let [of_first, of_second] = cut.pair.shares([first.len(), second.len()], self.room(true));
+            truncate(&mut first, of_first, cut.loses);
+            truncate(&mut second, of_second, cut.loses);
         }
         // By itself it was a first text; a tokenizer without a template keeps the types that it finds.
         second.set_type_ids(vec![1; second.len()]);
@@ -220,7 +222,7 @@ impl TextTokenizer {
         special: bool,
     ) -> Result<Vec<SimpleToken>, Problem> {
         let text = self.prepared(text, prompt);
-        let encoding = caught(|| self.tokenizer.encode(&*text, special))?;
+        let encoding = caught(|| Ok(self.tokenizer.encode(&*text, special)?))?;
         let token = |at: usize| {
             let id = encoding.get_ids()[at];
             if encoding.get_special_tokens_mask()[at] == 1 {
@@ -242,7 +244,7 @@ impl TextTokenizer {
         if let Some(id) = ids.iter().copied().find(|id| *id as usize >= vocabulary) {
             return Err(Problem::Unreadable(Unreadable::UnknownToken { id, vocabulary }));
         }
-        caught(|| self.tokenizer.decode(ids, skip_special_tokens))
+        caught(|| Ok(self.tokenizer.decode(ids, skip_special_tokens)?))
     }
 }
 
@@ -260,10 +262,6 @@ fn truncate(encoding: &mut Encoding, most: usize, loses: End) {
 }
 
 /// Third-party code meets strangers' text here; if it panics, that costs this request and not the thread.
-fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, Problem> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(error)) => Err(Problem::Broken(error.to_string())),
-        Err(_) => Err(Problem::Broken("it panicked".to_owned())),
-    }
+fn caught<T>(work: impl FnOnce() -> Result<T, Problem>) -> Result<T, Problem> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Problem::Broken("it panicked".to_owned())))
 }

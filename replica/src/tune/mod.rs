@@ -168,14 +168,16 @@ pub fn run(
     let Order { model: cached, precisions, target_p99, time, out } = order;
     let model = ModelDir::open(&cached.path).map_err(TuneError::engine)?;
     let threads_most = available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let lower_case = model.sentence.lower_case;
+    let (lower_case, template) = (model.sentence.lower_case, model.template.clone());
     let mut bench = Bench::new(model, PackedCache::below(cache.root(), &cached.digest));
 
     let reading = |bench: &mut Bench| -> Result<Vec<Tokenized>, TuneError> {
         let described = bench.engine(REFERENCE, threads_most)?.describe();
         let readable = Readable { max_input_tokens: described.max_tokens, vocabulary: described.vocabulary };
-        let tokenizer = TextTokenizer::load(&cached.path, lower_case, readable, described.token_types);
-        tokens(tokenizer.map_err(|error| TuneError::Tokenizer(error.to_string()))?, threads_most)
+        let (pairs, template) = (template.is_some(), template.clone());
+        let tokenizer =
+            TextTokenizer::load(&cached.path, lower_case, template, readable, described.token_types);
+        tokens(tokenizer.map_err(|error| TuneError::Tokenizer(error.to_string()))?, pairs, threads_most)
     };
     let (mut qualities, mut good) = (Vec::new(), Vec::new());
     for precision in precisions {
@@ -254,15 +256,20 @@ fn keep(report: &Report) -> Result<(), TuneError> {
     write(file, &file::text(tuned, qualities, points))
 }
 
-/// The tokens of the texts for the quality; those that are too long for the model are left out.
-fn tokens(tokenizer: TextTokenizer, threads: NonZeroUsize) -> Result<Vec<Tokenized>, TuneError> {
+/// What texts are judged by, where a model judges them.
+const QUERY: &str = "who repaired the old lighthouse?";
+
+/// The tokens of the texts for the quality, behind [`QUERY`] if only pairs are read; those that are too long for the
+/// model are left out.
+fn tokens(tokenizer: TextTokenizer, pairs: bool, threads: NonZeroUsize) -> Result<Vec<Tokenized>, TuneError> {
     let broken = |problem: String| TuneError::Tokenizer(problem);
     let pool = TokenizerPool::start(tokenizer, threads.get()).map_err(|error| broken(error.to_string()))?;
     let runtime =
         runtime::Builder::new_current_thread().build().map_err(|error| broken(error.to_string()))?;
     let mut tokens = Vec::new();
     for text in texts::sentences(QUALITY_TEXTS) {
-        match runtime.block_on(pool.encode(vec![Text::One(text)], Reading::WHOLE)) {
+        let text = if pairs { Text::Pair(QUERY.into(), text) } else { Text::One(text) };
+        match runtime.block_on(pool.encode(vec![text], Reading::WHOLE)) {
             Ok(read) => tokens.extend(read),
             Err(TokenizeError::Unreadable { .. }) => {}
             Err(error) => return Err(broken(format!("{error:?}"))),

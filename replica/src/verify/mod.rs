@@ -154,8 +154,8 @@ fn read(
     let described = reference.describe();
     let readable = Readable { max_input_tokens: most, vocabulary: described.vocabulary };
     let broken = |problem: String| VerifyError::Model(problem);
-    let tokenizer =
-        TextTokenizer::load(&cached.path, model.sentence.lower_case, readable, described.token_types);
+    let (lower_case, template) = (model.sentence.lower_case, model.template.clone());
+    let tokenizer = TextTokenizer::load(&cached.path, lower_case, template, readable, described.token_types);
     let tokenizer = tokenizer.map_err(|error| broken(error.to_string()))?;
     let pool = TokenizerPool::start(tokenizer, 1).map_err(|error| broken(error.to_string()))?;
     let runtime =

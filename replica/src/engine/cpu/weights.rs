@@ -16,8 +16,8 @@ use super::kernel::{Finish, Norm};
 use super::linear::{LinearId, LinearSource, LinearSources, Linears};
 use super::packed::{PackedCache, WeightsPlace};
 use crate::model::{
-    Activation, Architecture, Checkpoint, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadStep,
-    ModelError, Names, NormKind, ProjectionNames, Tensor,
+    Activation, Architecture, Checkpoint, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadSource,
+    HeadStep, Logits, ModelError, Names, NormKind, ProjectionNames, Tensor, YesNo,
 };
 
 /// The weights of a transformer.
@@ -125,14 +125,18 @@ impl HeadWeights {
         let mut inputs = architecture.hidden;
         let mut layers = Vec::new();
         for step in steps {
-            let prefix = if step.prefixed { reader.prefix } else { "" };
-            let name = format!("{prefix}{}", step.name);
-            let weight = checkpoint.tensor(&format!("{name}.weight"), &[step.outputs, inputs])?;
-            let bias = step.bias.then(|| checkpoint.tensor(&format!("{name}.bias"), &[step.outputs]));
+            let shape = [step.outputs, inputs];
+            let (weight, bias) = match step.source {
+                HeadSource::Named(name) => reader.layer_at(name, &shape, step.bias)?,
+                HeadSource::Prefixed(name) => {
+                    reader.layer_at(&format!("{}{name}", reader.prefix), &shape, step.bias)?
+                }
+                HeadSource::Words(words, logits) => (reader.words(words, logits)?, None),
+            };
             let source = LinearSource {
                 inputs,
                 parts: vec![(weight, 1.0)],
-                bias: bias.transpose()?.map(|bias| bias.to_vec()),
+                bias: bias.map(|bias| bias.to_vec()),
                 gated: false,
             };
             let norm = step.norm.map(|norm| reader.norm_at(norm, step.outputs)).transpose()?;
@@ -175,6 +179,35 @@ impl<'a> Reader<'a> {
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
         self.checkpoint.tensor(&format!("{}{name}", self.prefix), shape)
+    }
+
+    /// The weights of this full name, without `.weight`, and their bias if there is to be one.
+    fn layer_at(
+        &self,
+        name: &str,
+        shape: &[usize; 2],
+        biased: bool,
+    ) -> Result<(Tensor, Option<Tensor>), ModelError> {
+        let weight = self.checkpoint.tensor(&format!("{name}.weight"), shape)?;
+        let bias = biased.then(|| self.checkpoint.tensor(&format!("{name}.bias"), &shape[..1]));
+        Ok((weight, bias.transpose()?))
+    }
+
+    /// What a row is multiplied with for the logit of the one word less that of the other.
+    fn words(&self, words: YesNo, logits: Logits) -> Result<Tensor, ModelError> {
+        let Architecture { vocabulary, hidden, .. } = *self.architecture;
+        let own = format!("{}.weight", Logits::NAME);
+        // A checkpoint that leaves the layer out means the table of words, whatever its configuration says.
+        let name = if logits.tied || !self.checkpoint.has(&own) {
+            format!("{}{}.weight", self.prefix, self.names.words)
+        } else {
+            own
+        };
+        let table = self.checkpoint.tensor(&name, &[vocabulary, hidden])?;
+        let row = |id: u32| table.rows_of(id as usize..id as usize + 1);
+        let (yes, no) = (row(words.yes), words.no.map(row));
+        let Some(no) = no else { return Ok(yes) };
+        yes.less(&no).map_err(|reason| ModelError::Read { path: self.checkpoint.path().to_owned(), reason })
     }
 
     fn layer(&self, index: usize, sources: &mut LinearSources) -> Result<LayerWeights, ModelError> {

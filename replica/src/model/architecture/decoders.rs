@@ -2,7 +2,7 @@
 //! came before unless the file says otherwise.
 
 use super::fields::Fields;
-use super::head::{HeadPooling, HeadStep, attach};
+use super::head::{HeadPooling, HeadStep, Logits, attach};
 use super::rope::{self, Rope};
 use super::{
     Activation, Architecture, Attention, Embedding, FeedForward, Layer, Names, NormKind, NormSpec, Placement,
@@ -19,6 +19,7 @@ struct Defaults {
     activation_key: &'static str,
     activation: Activation,
     projection_bias: bool,
+    tied: bool,
     names: &'static Names,
 }
 
@@ -29,6 +30,7 @@ const LLAMA: Defaults = Defaults {
     activation_key: "hidden_act",
     activation: Activation::Silu,
     projection_bias: false,
+    tied: false,
     names: &names::DECODER,
 };
 
@@ -37,6 +39,7 @@ const GEMMA: Defaults = Defaults {
     key_value_heads: Some(4),
     activation_key: "hidden_activation",
     activation: Activation::GeluTanh,
+    tied: true,
     names: &names::GEMMA,
     ..LLAMA
 };
@@ -95,6 +98,7 @@ fn decoder(fields: &mut Fields<'_>, family: &str, defaults: &Defaults) -> Archit
         placement: Placement::Pre,
         layers: vec![Layer { reach, rope: Some(0), input_norm: true }; layers],
         ropes: Vec::new(),
+        logits: Some(Logits { tied: fields.flag("tie_word_embeddings", defaults.tied), softcap: None }),
         head: None,
         head_pooling: HeadPooling::First,
         names: defaults.names,
@@ -181,6 +185,13 @@ fn gemma(fields: &mut Fields<'_>, family: &str) -> Architecture {
     gemma.placement = Placement::Sandwich;
     let divisor = fields.positive("query_pre_attn_scalar").unwrap_or(256.0);
     gemma.attention.scale = divisor.sqrt().recip() as f32;
+    // Gemma3 has the key and no default for it.
+    let softcap = if family == "gemma2" {
+        fields.positive_unless_null("final_logit_softcapping", 30.0)
+    } else {
+        fields.positive("final_logit_softcapping")
+    };
+    gemma.logits = gemma.logits.map(|logits| Logits { softcap, ..logits });
     gemma
 }
 

@@ -95,6 +95,7 @@ fn encoder(
         placement: Placement::Post,
         layers: vec![Layer { reach: Reach::ALL, rope: None, input_norm: false }; layers],
         ropes: Vec::new(),
+        logits: None,
         head: None,
         head_pooling: HeadPooling::First,
         names,
@@ -145,11 +146,7 @@ pub(super) fn bert(fields: &mut Fields<'_>, family: &str) -> Architecture {
     }
     let hidden = bert.hidden;
     attach(fields, &mut bert, |_, labels| {
-        let pooler = HeadStep {
-            prefixed: true,
-            activation: Some(Activation::Tanh),
-            ..HeadStep::new("pooler.dense", hidden)
-        };
+        let pooler = HeadStep::pooler("pooler.dense", hidden);
         (HeadPooling::First, vec![pooler, HeadStep::new("classifier", labels)])
     });
     bert

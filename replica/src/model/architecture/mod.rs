@@ -28,7 +28,7 @@ use serde_json::{Map, Value};
 use super::{ModelError, json};
 use fields::Fields;
 
-pub use head::{HeadPooling, HeadStep};
+pub use head::{HeadPooling, HeadSource, HeadStep, Logits, YesNo};
 pub use names::{FeedForwardNames, LayerNames, Names, ProjectionNames};
 pub use rope::Rope;
 
@@ -59,6 +59,8 @@ pub struct Architecture {
     pub layers: Vec<Layer>,
     /// Rotary positions; [`Layer::rope`] says which of them.
     pub ropes: Vec<Rope>,
+    /// How it would go on with a text, if its family does.
+    pub logits: Option<Logits>,
     /// How logits are made of the last layer's rows, if the model classifies.
     pub head: Option<Vec<HeadStep>>,
     /// Which row the head reads.
@@ -242,6 +244,26 @@ impl Architecture {
         fields.refuse("quantization_config", "the weights are quantised in a way that is not read");
         let architecture = reader(&mut fields, family);
         fields.finish(architecture)
+    }
+
+    /// The same transformer, which judges by these words at the end of a sequence. Of a sequence that was made by a chat
+    /// template that is the very last token, whatever it is.
+    pub(super) fn judge_by(&mut self, words: YesNo) -> Result<(), String> {
+        let Some(logits) = self.logits else {
+            return Err(format!(
+                "a {} that judges pairs by words is not supported; a decoder of the families mistral, llama, \
+                 qwen2, qwen3, gemma2 or gemma3_text is",
+                self.family
+            ));
+        };
+        if let Some(cap) = logits.softcap {
+            return Err(format!(
+                "`final_logit_softcapping` = {cap} is not supported in a cross-encoder: the score would not be linear"
+            ));
+        }
+        self.head = Some(vec![HeadStep::words(words, logits)]);
+        self.head_pooling = HeadPooling::Last { padding: None };
+        Ok(())
     }
 
     /// Numbers of the queries of one token, all heads together.

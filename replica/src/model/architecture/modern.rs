@@ -63,6 +63,7 @@ pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str) -> Architecture 
         placement: Placement::Pre,
         layers: sliding.into_iter().enumerate().map(layer).collect(),
         ropes: ropes.into(),
+        logits: None,
         head: None,
         head_pooling: HeadPooling::First,
         names: &names::MODERNBERT,
@@ -157,16 +158,13 @@ pub(super) fn nomic(fields: &mut Fields<'_>, family: &str) -> Architecture {
         placement: Placement::Post,
         layers: vec![Layer { reach: Reach::ALL, rope: Some(0), input_norm: false }; count],
         ropes: vec![rope],
+        logits: None,
         head: None,
         head_pooling: HeadPooling::First,
         names: &names::NOMIC,
     };
     attach(fields, &mut nomic, |_, labels| {
-        let pooler = HeadStep {
-            prefixed: true,
-            activation: Some(Activation::Tanh),
-            ..HeadStep::new("pooler.dense", hidden)
-        };
+        let pooler = HeadStep::pooler("pooler.dense", hidden);
         (HeadPooling::First, vec![pooler, HeadStep::new("classifier", labels)])
     });
     nomic

@@ -165,7 +165,11 @@ fn label_heads_are_those_of_the_family() {
         change.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let read = read(family, change).unwrap();
         assert_eq!(read.width(), 3, "{family}");
-        let names: Vec<&str> = read.head.unwrap().iter().map(|step| step.name).collect();
+        let name = |step: &HeadStep| match step.source {
+            HeadSource::Named(name) | HeadSource::Prefixed(name) => name,
+            HeadSource::Words(..) => "words",
+        };
+        let names: Vec<&str> = read.head.unwrap().iter().map(name).collect();
         (read.head_pooling, names.join(" "))
     };
     for (family, names) in [
@@ -181,6 +185,45 @@ fn label_heads_are_those_of_the_family() {
     let last = (HeadPooling::Last { padding: Some(9) }, "score".to_owned());
     assert_eq!(steps("qwen3", json!({"pad_token_id": 9})), last);
     assert_eq!(read("bert", json!({"architectures": ["BertModel"]})).unwrap().head, None);
+}
+
+#[test]
+fn a_decoder_judges_by_the_words_of_its_vocabulary() {
+    let words = YesNo { yes: 7, no: Some(9) };
+    let judge = |family: &str, change: Value| {
+        let mut read = read(family, change).unwrap();
+        read.judge_by(words).map(|()| read)
+    };
+    let heads = json!({"num_key_value_heads": 2, "pad_token_id": 9, "id2label": {"0": "a", "1": "b"}});
+    let with = |more: Value| {
+        let mut heads = heads.clone();
+        heads.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        heads
+    };
+    for (family, more, tied) in [
+        ("llama", json!({}), false),
+        ("mistral", json!({"tie_word_embeddings": true}), true),
+        ("qwen2", json!({"tie_word_embeddings": false}), false),
+        ("qwen3", json!({"tie_word_embeddings": true}), true),
+        ("gemma2", json!({"final_logit_softcapping": null}), true),
+        ("gemma3_text", json!({}), true),
+        ("gemma3_text", json!({"tie_word_embeddings": false, "final_logit_softcapping": null}), false),
+    ] {
+        let read = judge(family, with(more)).unwrap();
+        let source = HeadSource::Words(words, Logits { tied, softcap: None });
+        let step = HeadStep { source, outputs: 1, bias: false, activation: None, norm: None };
+        assert_eq!((read.width(), read.head), (1, Some(vec![step])), "{family}");
+        // Padding at the end of a rendered template is a token like others.
+        assert_eq!(read.head_pooling, HeadPooling::Last { padding: None });
+    }
+    for (family, change, sentence) in [
+        ("gemma2", with(json!({})), "`final_logit_softcapping` = 30 is not supported in a cross-encoder"),
+        ("gemma3_text", with(json!({"final_logit_softcapping": 20.0})), "`final_logit_softcapping` = 20"),
+        ("roberta", json!({}), "a roberta that judges pairs by words is not supported"),
+    ] {
+        let error = judge(family, change).unwrap_err();
+        assert!(error.contains(sentence), "{family}: {error}");
+    }
 }
 
 #[test]

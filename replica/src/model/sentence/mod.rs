@@ -2,8 +2,9 @@
 //!
 //! `modules.json` lists the stages: a transformer, then pooling, then any number of dense layers, then (or not) a
 //! normalisation. Without the file a model is pooled as sentence-transformers does it then, by the mean or, if it was
-//! made to continue texts, by the last token, and not normalised. A cross-encoder has the transformer alone. The names
-//! of classes, files and keys have changed with the versions 4 to 6; all forms are read.
+//! made to continue texts, by the last token, and not normalised. A cross-encoder has the transformer alone, or behind it
+//! the words by which it judges. The names of classes, files and keys have changed with the versions 4 to 6; all forms
+//! are read.
 
 mod dense;
 mod pooling;
@@ -11,6 +12,7 @@ mod pooling;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::{CONFIG, ModelError, json, optional_json};
 
@@ -88,6 +90,19 @@ struct RawPurpose {
     is_causal: Option<bool>,
 }
 
+/// What stands behind the transformer, as far as it decides what a model's numbers are.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Behind {
+    /// A stage that makes one vector of the tokens.
+    Pooling,
+    /// The words by which a language model judges; the folder of the stage.
+    LogitScore(PathBuf),
+    /// Neither.
+    Other,
+    /// No stages are listed.
+    Unlisted,
+}
+
 /// The names that the file had in some version, after the model that it stood beside.
 const SENTENCE_FILES: [&str; 7] = [
     "sentence_bert_config.json",
@@ -109,9 +124,16 @@ impl Stages {
         Ok(Stages { path, modules })
     }
 
-    /// Whether there is a stage that makes one vector of the tokens.
-    pub(super) fn pool(&self) -> bool {
-        self.modules.iter().flatten().any(|module| module.class() == "Pooling")
+    /// What stands behind the transformer.
+    pub(super) fn behind(&self, folder: &Path) -> Behind {
+        let Some(modules) = &self.modules else { return Behind::Unlisted };
+        if modules.iter().any(|module| module.class() == "Pooling") {
+            return Behind::Pooling;
+        }
+        match modules.iter().find(|module| module.class() == "LogitScore") {
+            Some(stage) => Behind::LogitScore(folder.join(&stage.path)),
+            None => Behind::Other,
+        }
     }
 
     /// What the folder says beyond a transformer that makes `hidden` numbers and reads `positions` tokens. One that
@@ -123,7 +145,7 @@ impl Stages {
         positions: usize,
         classifies: bool,
     ) -> Result<SentenceConfig, ModelError> {
-        let raw = read_sentence(folder)?;
+        let raw: RawSentence = read_sentence(folder)?;
         let tokenizer: RawTokenizer =
             optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
         let of_tokenizer = tokenizer.model_max_length.map(|length| length as usize);
@@ -142,6 +164,12 @@ impl Stages {
         };
         let (pooling, behind) = match modules.as_slice() {
             [first] if classifies && first.class() == "Transformer" => {
+                self.check_beside(first)?;
+                return Ok(config);
+            }
+            [first, second]
+                if classifies && first.class() == "Transformer" && second.class() == "LogitScore" =>
+            {
                 self.check_beside(first)?;
                 return Ok(config);
             }
@@ -190,20 +218,21 @@ impl Stages {
         let classes: Vec<&str> = modules.iter().map(RawModule::class).collect();
         let problem = format!(
             "the stages {} are not supported; Transformer, Pooling, any number of Dense and, if wanted, Normalize \
-             are, or for a cross-encoder Transformer alone",
+             are, or for a cross-encoder Transformer alone or with LogitScore",
             classes.join(", ")
         );
         ModelError::Content { path: self.path.clone(), problem }
     }
 }
 
-fn read_sentence(folder: &Path) -> Result<RawSentence, ModelError> {
+/// What is wanted of the file that says how texts are read.
+pub(super) fn read_sentence<T: Default + DeserializeOwned>(folder: &Path) -> Result<T, ModelError> {
     for file in SENTENCE_FILES {
         if let Some(raw) = optional_json(&folder.join(file))? {
             return Ok(raw);
         }
     }
-    Ok(RawSentence::default())
+    Ok(T::default())
 }
 
 /// How a model is pooled that has no stages.

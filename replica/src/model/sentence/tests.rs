@@ -81,6 +81,21 @@ fn a_bare_transformer_is_pooled_by_its_purpose_and_reads_what_it_has_positions_f
     }
 }
 
+#[test]
+fn what_stands_behind_the_transformer_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let behind = || Stages::read(folder.path()).unwrap().behind(folder.path());
+    assert_eq!(behind(), Behind::Unlisted);
+    for (classes, wanted) in [
+        (&["Transformer"][..], Behind::Other),
+        (&["Transformer", "Pooling", "Normalize"], Behind::Pooling),
+        (&["Transformer", "LogitScore"], Behind::LogitScore(folder.path().join("1_LogitScore"))),
+    ] {
+        fs::write(folder.path().join("modules.json"), stages(classes)).unwrap();
+        assert_eq!(behind(), wanted, "{classes:?}");
+    }
+}
+
 /// The configuration and the weights of a dense layer, as text.
 fn dense(inputs: usize, outputs: usize) -> (String, String) {
     let bytes = 4 * inputs * outputs;
@@ -128,6 +143,12 @@ fn a_cross_encoder_is_a_transformer_alone() {
     check_as(&[], true).unwrap();
     let error = check_as(&[("modules.json", &pooled), (POOLING, "{}")], true).unwrap_err();
     assert!(error.contains("the stages Transformer, Pooling are not supported"), "{error}");
+    let scored = stages(&["Transformer", "LogitScore"]);
+    check_as(&[("modules.json", &scored)], true).unwrap();
+    for classes in [&["Transformer", "LogitScore", "Dense"][..], &["LogitScore", "Transformer"]] {
+        let error = check_as(&[("modules.json", &stages(classes))], true).unwrap_err();
+        assert!(error.contains("Transformer alone or with LogitScore"), "{error}");
+    }
     let error = check(&[("modules.json", &alone)]).unwrap_err();
     assert!(error.contains("the stages Transformer are not supported"), "{error}");
 }

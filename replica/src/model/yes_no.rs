@@ -1,0 +1,131 @@
+//! The words by which a language model judges: what the stage LogitScore of sentence-transformers says, or its default.
+//!
+//! Such a model has no head of its own. It is shown a pair and asked, and what counts is how much sooner it would go on
+//! with "yes" than with "no"; which tokens those are stands in the stage's folder. A cross-encoder that was never saved
+//! by sentence-transformers has no stages, and then the words are looked up in its vocabulary.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use tokenizers::Tokenizer;
+
+use super::{ModelError, YesNo, json};
+
+/// The default of sentence-transformers.
+const WORDS: [&str; 2] = ["yes", "no"];
+/// What the stage reads: the logits of the last token.
+const LOGITS: &str = "causal_logits";
+
+/// The words that the folder of the stage names, of so many.
+pub(super) fn read(stage: &Path, vocabulary: usize) -> Result<YesNo, ModelError> {
+    let path = stage.join("config.json");
+    let raw: Map<String, Value> = json(&path)?;
+    parse(&raw, vocabulary).map_err(|problem| ModelError::Content { path, problem })
+}
+
+fn parse(raw: &Map<String, Value>, vocabulary: usize) -> Result<YesNo, String> {
+    match raw.get("module_input_name").filter(|name| !name.is_null()) {
+        None => {}
+        Some(name) if name == LOGITS => {}
+        Some(name) => return Err(format!("`module_input_name` = {name} is not supported; {LOGITS} is")),
+    }
+    let token = |key: &str| match raw.get(key).filter(|id| !id.is_null()) {
+        None => Ok(None),
+        Some(id) => match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
+            Some(id) if (id as usize) < vocabulary => Ok(Some(id)),
+            _ => {
+                Err(format!("`{key}` = {id} is not a token of this model, whose ids are below {vocabulary}"))
+            }
+        },
+    };
+    let yes = token("true_token_id")?.ok_or("`true_token_id` is missing")?;
+    let no = token("false_token_id")?;
+    if no == Some(yes) {
+        return Err(format!("`true_token_id` and `false_token_id` are both {yes}, so that every score is 0"));
+    }
+    Ok(YesNo { yes, no })
+}
+
+/// The words of a model without stages.
+pub(super) fn by_default(folder: &Path, vocabulary: usize) -> Result<YesNo, ModelError> {
+    let path = folder.join("tokenizer.json");
+    let refuse = |problem: String| ModelError::Content { path: path.clone(), problem };
+    let tokenizer = Tokenizer::from_file(&path).map_err(|error| refuse(error.to_string()))?;
+    let [yes, no] = WORDS.map(|word| {
+        let id = tokenizer.token_to_id(word).filter(|id| (*id as usize) < vocabulary);
+        id.ok_or_else(|| {
+            refuse(format!(
+                "there is no token `{word}`, by which a cross-encoder judges whose modules.json does not say otherwise; \
+                 save it with the words that it was trained with: in Python, \
+                 `CrossEncoder(modules=[transformer, LogitScore(…)]).save_pretrained(…)`"
+            ))
+        })
+    });
+    Ok(YesNo { yes: yes?, no: Some(no?) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str) -> Result<YesNo, String> {
+        parse(&serde_json::from_str(text).unwrap(), 100)
+    }
+
+    #[test]
+    fn the_words_are_tokens_of_the_vocabulary_and_the_second_need_not_be() {
+        for (text, yes, no) in [
+            (
+                r#"{"true_token_id": 99, "false_token_id": 0, "module_input_name": "causal_logits"}"#,
+                99,
+                Some(0),
+            ),
+            (r#"{"true_token_id": 0, "false_token_id": null}"#, 0, None),
+            (r#"{"true_token_id": 7}"#, 7, None),
+        ] {
+            assert_eq!(check(text), Ok(YesNo { yes, no }), "{text}");
+        }
+        for (text, sentence) in [
+            (
+                r#"{"true_token_id": 100}"#,
+                "`true_token_id` = 100 is not a token of this model, whose ids are below 100",
+            ),
+            (r#"{"true_token_id": 1, "false_token_id": -1}"#, "`false_token_id` = -1 is not a token"),
+            (r#"{"true_token_id": "yes"}"#, "`true_token_id` = \"yes\" is not a token"),
+            (r#"{"false_token_id": 1}"#, "`true_token_id` is missing"),
+            (r#"{"true_token_id": 5, "false_token_id": 5}"#, "are both 5"),
+            (
+                r#"{"true_token_id": 1, "module_input_name": "token_embeddings"}"#,
+                "`module_input_name` = \"token_embeddings\" is not supported",
+            ),
+        ] {
+            let error = check(text).unwrap_err();
+            assert!(error.contains(sentence), "{text}: {error}");
+        }
+    }
+
+    /// A vocabulary of words, in order.
+    fn default_of(words: &[&str], vocabulary: usize) -> Result<YesNo, String> {
+        let words: Vec<String> =
+            words.iter().zip(0..).map(|(word, id): (_, u32)| format!(r#""{word}": {id}"#)).collect();
+        let file = format!(
+            r#"{{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "decoder": null,
+                "post_processor": null, "truncation": null, "padding": null,
+                "model": {{"type": "WordLevel", "unk_token": "?", "vocab": {{{}}}}}}}"#,
+            words.join(", ")
+        );
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), file).unwrap();
+        by_default(folder.path(), vocabulary).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn without_stages_the_words_are_yes_and_no_and_have_to_be_there() {
+        assert_eq!(default_of(&["?", "no", "yes"], 3), Ok(YesNo { yes: 2, no: Some(1) }));
+        for (words, vocabulary, missing) in [(&["?", "no", "Yes"], 3, "yes"), (&["?", "yes", "no"], 2, "no")]
+        {
+            let error = default_of(words, vocabulary).unwrap_err();
+            assert!(error.contains(&format!("there is no token `{missing}`")), "{error}");
+        }
+    }
+}
