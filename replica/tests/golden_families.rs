@@ -1,6 +1,7 @@
 //! Every family and task against transformers, and against itself.
 //!
-//! The models and references are in `golden/families/`, made by `golden/make_families.py`. [`FIXTURES`] says of each what
+//! The models and references are in `golden/families/`, made by `golden/make_families.py` and, those that judge pairs by
+//! words, by `golden/make_yes_no.py`. [`FIXTURES`] says of each what
 //! must be read from its files; a test of its own per fixture holds the engine to the reference on every path that this
 //! processor has, so that the name of what fails is the name of the family. The checks are themselves checked: an engine
 //! that is told something else than `config.json` says must not pass.
@@ -81,12 +82,14 @@ fixtures! {
     llama: Vector(WeightedMean, 32, false),
     llama_rerank: Labels(1, Identity),
     llama_classify: Labels(5, Softmax),
+    llama_yes_no: Labels(1, Identity),
     qwen2: Vector(LastToken, 32, false),
     qwen2_rerank: Labels(1, Sigmoid),
     qwen2_labels: Labels(5, Sigmoid),
     qwen3: Vector(LastToken, 32, false),
     qwen3_rerank: Labels(1, Sigmoid),
     qwen3_classify: Labels(5, Softmax),
+    qwen3_yes_no: Labels(1, Sigmoid),
     gemma2: Vector(Mean, 32, false),
     gemma2_rerank: Labels(1, Sigmoid),
     gemma3: Vector(Mean, 32, true),
@@ -224,7 +227,13 @@ fn what_stands_in_the_files_of_a_model_is_read() {
             }
         };
         assert_eq!(found, *wanted, "{name}");
-        assert_eq!(model.sentence.max_tokens, 48, "{name}");
+        // Templates take room.
+        let max_tokens = if name.ends_with("_yes_no") { 96 } else { 48 };
+        assert_eq!(
+            (model.sentence.max_tokens, model.template.is_some()),
+            (max_tokens, max_tokens == 96),
+            "{name}"
+        );
     }
     assert_eq!(open("bert_labels").head.unwrap().labels, ["joy", "anger", "fear", "trust", "surprise"]);
     assert_eq!(open("bert_rerank").head.unwrap().labels, ["LABEL_0"]);
@@ -258,6 +267,7 @@ const LIES: &[(&str, &str, &str)] = &[
     ("qwen2", "max_window_layers", "0"),
     ("qwen2_rerank", "rope_parameters", r#"{"rope_type": "default", "rope_theta": 10000.0}"#),
     ("qwen3", "hidden_act", r#""gelu""#),
+    ("qwen3_yes_no", "rms_norm_eps", "0.01"),
     ("gemma2", "query_pre_attn_scalar", "12"),
     ("gemma2", "attn_logit_softcapping", "null"),
     ("gemma2", "sliding_window", "4"),
@@ -308,6 +318,127 @@ fn int8_computes_the_same_model() {
             let cosine = cosine(&found, &wanted);
             assert!(within(1.0 - cosine, 0.005), "{name}, {isa:?}: cosine {cosine}");
             assert_ne!(found, rows(Precision::F32), "{name}, {isa:?}: nothing was rounded");
+        }
+    }
+}
+
+/// A copy of the fixture and of the folders in it, in which this file is something else.
+fn changed(name: &str, file: &str, change: impl FnOnce(Value) -> Value) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for (from, to) in
+        [(folder(name), copy.path().to_owned()), (folder(name).join(STAGE), copy.path().join(STAGE))]
+    {
+        fs::create_dir_all(&to).unwrap();
+        for path in
+            fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file())
+        {
+            fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let path = copy.path().join(file);
+    let said = change(serde_json::from_slice(&fs::read(&path).unwrap()).unwrap());
+    fs::write(&path, said.to_string()).unwrap();
+    copy
+}
+
+const STAGE: &str = "1_LogitScore";
+
+/// A judge reads the rows of two words and no others, of the layer that its files say.
+#[test]
+fn a_judge_of_other_words_or_of_another_layer_does_not_pass() {
+    let set = |key: &'static str, value: Value| {
+        move |mut said: Value| {
+            assert_ne!(said[key], value, "`{key}` is not a lie");
+            said[key] = value;
+            said
+        }
+    };
+    let stage = "1_LogitScore/config.json";
+    for (name, file, key, lie) in [
+        ("qwen3_yes_no", stage, "true_token_id", Value::from(320)),
+        ("qwen3_yes_no", stage, "false_token_id", Value::from(320)),
+        ("qwen3_yes_no", stage, "false_token_id", Value::Null),
+        ("llama_yes_no", stage, "true_token_id", Value::from(305)),
+        ("llama_yes_no", stage, "false_token_id", Value::from(305)),
+        ("llama_yes_no", "config.json", "tie_word_embeddings", Value::from(true)),
+    ] {
+        let copy = changed(name, file, set(key, lie.clone()));
+        let model = ModelDir::open(copy.path()).unwrap_or_else(|error| panic!("{error}"));
+        let checked = Reference::read(name).check(&load(&model, Precision::F32, Isa::best(), 1), "logits");
+        assert!(checked.is_err(), "{name} with `{key}` = {lie} passes");
+    }
+}
+
+#[test]
+fn a_judge_without_stages_has_the_words_yes_and_no() {
+    let copy = changed("qwen3_yes_no", "config.json", |said| said);
+    fs::remove_file(copy.path().join("modules.json")).unwrap();
+    let model = ModelDir::open(copy.path()).unwrap_or_else(|error| panic!("{error}"));
+    let engine = load(&model, Precision::F32, Isa::best(), 1);
+    Reference::read("qwen3_yes_no").check(&engine, "logits").unwrap();
+    // The other one's vocabulary does not have them.
+    let copy = changed("llama_yes_no", "config.json", |said| said);
+    fs::remove_file(copy.path().join("modules.json")).unwrap();
+    let error = ModelDir::open(copy.path()).unwrap_err().to_string();
+    assert!(error.contains("tokenizer.json: there is no token `yes`"), "{error}");
+}
+
+#[test]
+fn a_judge_whose_files_contradict_each_other_is_refused_by_the_file() {
+    let check = |file: &str, change: fn(&mut Value), sentence: &str| {
+        let copy = changed("qwen3_yes_no", file, |mut said| {
+            change(&mut said);
+            said
+        });
+        let opened = ModelDir::open(copy.path()).map_err(|error| error.to_string());
+        let error = opened.map(drop).unwrap_err();
+        assert!(error.contains(sentence), "{error}");
+    };
+    let stage = "1_LogitScore/config.json";
+    check(
+        stage,
+        |said| said["true_token_id"] = 330.into(),
+        "1_LogitScore/config.json: `true_token_id` = 330 is not a token",
+    );
+    check(
+        "config.json",
+        |said| said["architectures"] = vec!["Qwen3Model"].into(),
+        "config.json: `architectures` = Qwen3Model as a cross-encoder",
+    );
+    check(
+        "sentence_bert_config.json",
+        |said| drop(said.as_object_mut().unwrap().remove("modality_config")),
+        "`modality_config` has no `message`",
+    );
+    let copy = changed("qwen3_yes_no", stage, |said| said);
+    fs::remove_file(copy.path().join("chat_template.jinja")).unwrap();
+    let error = ModelDir::open(copy.path()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("there is no chat template"), "{error}");
+}
+
+/// From the tokens of pairs on, as sentence-transformers made them with the chat template.
+#[test]
+fn a_judge_scores_pairs_as_sentence_transformers_does() {
+    #[derive(serde::Deserialize)]
+    struct Pairs {
+        pairs: Vec<Pair>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Pair {
+        ids: Vec<u32>,
+        raw: f32,
+    }
+    for name in ["qwen3_yes_no", "llama_yes_no"] {
+        let Pairs { pairs } =
+            serde_json::from_slice(&fs::read(folder(name).join("pairs.json")).unwrap()).unwrap();
+        assert_eq!(pairs.len(), 30, "{name}");
+        let cases: Vec<Case> =
+            pairs.iter().map(|pair| Case { ids: pair.ids.clone(), types: vec![0; pair.ids.len()] }).collect();
+        let wanted: Vec<f32> = pairs.iter().map(|pair| pair.raw).collect();
+        for isa in Isa::available() {
+            let found = compute(&load(&open(name), Precision::F32, isa, 2), &cases, Output::Pooled).concat();
+            let off = difference(&found, &wanted, size(&wanted));
+            assert!(within(off, 2e-5), "{name}, {isa:?}: off by {off:e}");
         }
     }
 }

@@ -10,7 +10,7 @@ model.safetensors or shards of it), the files of sentence-transformers if it is 
   its name, `pooled` (by the pooling of the model's configuration and through its dense layers, not normalised), or
   `logits` and `scores` of a label head.
 
-make_tokenizers.py adds a tokenizer to some.
+make_tokenizers.py adds a tokenizer to some, and make_yes_no.py makes language models that judge pairs.
 
 Every sequence is computed alone, in float32, with eager attention, by the model as it is read back from the folder: so
 whatever rounding of a 16-bit checkpoint there is, the reference has it too.
@@ -473,12 +473,12 @@ def check_precise(name, auto, folder, cases, reference):
 WITHOUT_EFFECT = ("attention.self.key.bias", "attention.k_lin.bias", "attention.attn.k.bias", "pooler.", "lm_head.")
 
 
-def check_sensitive(name, model, cases, reference):
+def check_sensitive(name, model, cases, reference, without_effect=WITHOUT_EFFECT):
     """Each parameter counts: with another in its place the outputs move by far more than the tolerance."""
     least = 1e9
     head = hasattr(model, "score") or hasattr(model, "classifier")
     for parameter_name, parameter in model.named_parameters():
-        if any(part in parameter_name for part in WITHOUT_EFFECT) and not (head and "pooler." in parameter_name):
+        if any(part in parameter_name for part in without_effect) and not (head and "pooler." in parameter_name):
             continue
         kept = parameter.detach().clone()
         with torch.no_grad():

@@ -220,3 +220,96 @@ fn cross_encoders_say_over_http_what_transformers_says() {
         }
     }
 }
+
+/// A pair, how sentence-transformers scores it, and what it comes to.
+#[derive(serde::Deserialize)]
+struct JudgedPair {
+    query: String,
+    document: String,
+    most: usize,
+    ids: Vec<u32>,
+    raw: f64,
+    score: f64,
+    whole: bool,
+}
+
+#[derive(serde::Deserialize)]
+struct Judged {
+    pairs: Vec<JudgedPair>,
+}
+
+/// A replica of this fixture.
+fn judge(fixture: &str) -> (Served, tempfile::TempDir) {
+    let folder = format!("{}/tests/golden/families/{fixture}", env!("CARGO_MANIFEST_DIR"));
+    let cache = tempfile::tempdir().expect("a folder");
+    let config = format!(
+        "listen = \"127.0.0.1:0\"\nnames = [\"small\"]\nmodel = {folder:?}\ncache = {:?}\n",
+        cache.path().to_str().expect("a path")
+    );
+    (Served::with(config.parse().expect("a configuration")), cache)
+}
+
+#[test]
+fn a_model_that_judges_by_words_says_over_http_what_sentence_transformers_says() {
+    for fixture in ["qwen3_yes_no", "llama_yes_no"] {
+        let path = format!("{}/tests/golden/families/{fixture}/pairs.json", env!("CARGO_MANIFEST_DIR"));
+        let Judged { pairs } =
+            serde_json::from_slice(&std::fs::read(path).expect("the reference")).expect("the reference");
+        // An empty query is refused here.
+        let pairs: Vec<JudgedPair> = pairs
+            .into_iter()
+            .filter(|pair| pair.most == 96 && pair.whole && !pair.query.is_empty())
+            .collect();
+        let (replica, _cache) = judge(fixture);
+        let info = replica.get("/info");
+        assert_eq!(
+            (&info["model"]["task"], &info["model"]["rerank"]),
+            (&json!("rerank"), &json!("cross-encoder"))
+        );
+        #[track_caller]
+        fn close(given: &Value, expected: f64) {
+            let given = given.as_f64().expect("a score");
+            assert!((given - expected).abs() <= 2e-5 * expected.abs().max(1.0), "{given} and {expected}");
+        }
+        let mut cut = 0;
+        for JudgedPair { query, document, ids, raw, score, .. } in &pairs {
+            let sigmoid = 1.0 / (1.0 + (-raw).exp());
+            let cohere = replica.ask("/v2/rerank", &json!({"query": query, "documents": [document]}));
+            close(&cohere["results"][0]["relevance_score"], sigmoid);
+            assert_eq!(cohere["usage"]["total_tokens"], ids.len());
+            if ids.len() == 96 {
+                cut += 1;
+                continue;
+            }
+            let raws = json!({"query": query, "texts": [document], "raw_scores": true});
+            close(&replica.ask("/rerank", &raws)[0]["score"], *raw);
+            // What `predict` says, with the model's own function behind it.
+            close(&replica.ask("/predict", &json!({"inputs": [query, document]}))[0]["score"], *score);
+        }
+        assert!(
+            pairs.len() >= 6 && (cut >= 3 || fixture == "llama_yes_no"),
+            "{fixture}: {} and {cut}",
+            pairs.len()
+        );
+    }
+}
+
+#[test]
+fn a_model_that_judges_by_words_reads_pairs_and_says_so() {
+    let (replica, _cache) = judge("qwen3_yes_no");
+    for (path, body, place) in [
+        ("/predict", json!({"inputs": "one text"}), "inputs"),
+        ("/predict", json!({"inputs": [["a", "pair"], ["one text"]]}), "inputs[1]"),
+        ("/classify", json!({"input": ["one text"]}), "input[0]"),
+    ] {
+        let refused = replica.post(path, &body);
+        let says = refused.text();
+        assert_eq!(refused.status, if path == "/classify" { 400 } else { 422 }, "{path}: {says}");
+        assert!(says.contains(&format!("`{place}` is one text, and this model judges")), "{path}: {says}");
+    }
+    let long = json!({"query": "wind", "texts": ["wind ".repeat(100)]});
+    let refused = replica.post("/rerank", &long);
+    assert!(refused.text().contains("and this model reads 96"), "{}", refused.text());
+    let embed = replica.post("/v1/embeddings", &json!({"model": "small", "input": "x"}));
+    assert!(embed.text().contains("a reranker (one label)"), "{}", embed.text());
+}

@@ -105,6 +105,25 @@ fn a_label_head_reads_the_tapped_row_of_the_last_token() {
 }
 
 #[test]
+fn a_judge_reads_the_words_off_the_tapped_row_of_the_last_token() {
+    for (family, table, vocabulary, yes, no) in [
+        ("qwen3_yes_no", "model.embed_tokens.weight", 330, 321, Some(322)),
+        ("llama_yes_no", "lm_head.weight", 320, 306, None),
+    ] {
+        let (engine, _folder) = engine(family, Form::DecoderPooled, &format!("vocabulary {vocabulary}"));
+        let table = model(family).checkpoint.tensor(table, &[vocabulary, 32]).expect("a table");
+        let row = |word: usize| table.rows_of(word..word + 1).to_vec();
+        let no = no.map_or_else(|| vec![0.0; 32], row);
+        let score = |tokens: &[u32]| -> f32 {
+            let (last, yes) = (decoded(tokens).pop().expect("a row"), row(yes));
+            (0..32).map(|column| last[column] * (yes[column] - no[column])).sum()
+        };
+        near(&pooled(&engine), &SEQUENCES.map(score));
+        assert_eq!((engine.describe().width, engine.describe().token_rows), (1, false), "{family}");
+    }
+}
+
+#[test]
 fn rows_of_tokens_are_pooled_as_the_model_says_and_given_out_as_they_are() {
     let (engine, _folder) = engine("llama", Form::DecoderStates, "");
     // Each token weighs as much as its place.
