@@ -7,8 +7,9 @@
 //! 1. [`answer`] — how a request ends; [`numbers`] — rows, out of three number formats.
 //! 2. [`decoder`] — models over the executor. Its `desk` decides who goes to the executor when, and who goes alone.
 //! 3. [`packed`] — a batch for an encoder: tokens, types and positions; [`encoder`] — models over plain TensorRT.
-//! 4. [`heads`] — what stands behind the last layer: pooling, classification, yes or no.
-//! 5. `bridge` — what both sides of C++ agree on, and the only unsafe code. `cpp/` is the other side.
+//! 4. `bridge` — what both sides of C++ agree on, and the only unsafe code. `cpp/` is the other side.
+//!
+//! What stands behind the last layer, pooling and label heads, is not here: a replica has the CPU engine's for both.
 //!
 //! Without a feature this is empty. `tensorrt-llm` compiles `cpp/` against the vendor's headers and links the vendor's
 //! libraries; `tensorrt-llm-double` compiles the same `cpp/` against `double/`, our own stand-in, whose answers a test can
@@ -19,7 +20,6 @@ pub mod answer;
 mod bridge;
 pub mod decoder;
 pub mod encoder;
-pub mod heads;
 pub mod numbers;
 pub mod packed;
 

@@ -75,13 +75,8 @@ impl Rows {
     }
 
     /// One after another.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &[f32]> + ExactSizeIterator {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[f32]> {
         self.numbers.chunks_exact(self.width.max(1))
-    }
-
-    /// The last one; that of the last token, where there is one for each.
-    pub fn last(&self) -> Option<&[f32]> {
-        self.iter().next_back()
     }
 }
 
