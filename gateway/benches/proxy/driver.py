@@ -194,7 +194,7 @@ def main():
     upstream = Process("upstream", [os.path.join(place.tools, "world"), "upstream", address, "0"], place.log("upstream"), LOAD_CORE)
     upstream.until(lambda: embeds(address, []), "an answer")
     proxies = start(place, wanted, address)
-    report = {"machine": processor(), "seconds": seconds, "rounds": {}, "half": {}, "idle_mb": {}}
+    report = {"machine": processor(), "seconds": seconds, "rounds": {}, "half": {}, "idle_mb": {}, "missing_receipts": {}}
     measured = report["rounds"]
     try:
         ceiling = load(place, Direct(address), "closed", CALLERS, 1, 0.2)["per_second"]
@@ -218,6 +218,9 @@ def main():
                     report["idle_mb"][proxy.name] = idle_memory(place, proxy)
                 except Failed as failed:
                     print(failed, file=sys.stderr)
+        for proxy in proxies:
+            if hasattr(proxy, "operations"):
+                report["missing_receipts"][proxy.name] = peers.missing_receipts(proxy)
     finally:
         for proxy in proxies:
             proxy.end()
@@ -243,6 +246,8 @@ def main():
     with open(os.path.join(place.made, "report.json"), "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
     print(f"\nevery round is in {os.path.join(place.made, 'report.json')}")
+    if any(report["missing_receipts"].values()):
+        raise SystemExit(f"receipts are missing, so that this is not what a request costs: {report['missing_receipts']}")
 
 
 if __name__ == "__main__":

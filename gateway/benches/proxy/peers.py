@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 
-from processes import Missing, Process, embeds, free_port, get
+from processes import Failed, Missing, Process, embeds, free_port, get
 
 KEY = "bench-key"
 # Meridian's regions, one for each upstream; both in the residency of the deployment.
@@ -261,6 +261,17 @@ def meridian(place, upstreams, name="meridian", log="info", receipts=True, more_
     proxy = Proxy(name, listen, process, [f"authorization: Bearer {KEY}"], [teller])
     proxy.operations = operations
     return proxy
+
+
+def missing_receipts(proxy):
+    """Receipts that Meridian did not write, by its own account; what was not written did not cost anything either."""
+    proxy.process.resume()
+    status, text = get(f"http://{proxy.operations}/metrics")
+    proxy.process.pause()
+    if status != 200:
+        raise Failed(f"{proxy.name} does not tell its metrics")
+    samples = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("meridian_receipts_missing_total")]
+    return sum(int(value) for _, value in samples)
 
 
 def healthy(operations):

@@ -6,7 +6,7 @@
 //! The thread looks for work fifty times a second instead of being woken by each request: waking a thread costs more than
 //! everything else that a request does here. Having slept, it would then be let run to the end by the kernel, a third of a
 //! millisecond at 12,000 requests a second, while whoever answers requests waits for the core; so it gives way after each
-//! handful.
+//! handful, for as long as that costs it little.
 
 use super::batch::{Batch, Pseudonyms, arrival, micros};
 use super::file::{Name, Standing, list, lock, standing};
@@ -35,6 +35,9 @@ use tokio::sync::mpsc;
 const BATCH_MAX: usize = 1024;
 /// Requests between two offers of the core to others: some ten microseconds of hashing.
 const HANDFUL: usize = 8;
+/// For how long of a batch. On a core that others never leave idle each offer costs some milliseconds, in which as many
+/// requests come as a batch holds; a writer that stayed so polite would lose receipts.
+const GIVES_WAY: Duration = Duration::from_millis(5);
 /// Between two looks for work.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Between two tries at a disk that does not take what it is given.
@@ -230,6 +233,7 @@ impl Writer {
         for (why, (missing, since_ms)) in self.gaps.iter().filter(|(_, (missing, _))| *missing > 0) {
             batch.put(&EntryV1::Gap { missing: *missing, why: *why, since_ms: *since_ms, at_ms });
         }
+        let begun = Instant::now();
         for handful in told.chunks(HANDFUL) {
             for told in handful {
                 match told {
@@ -237,7 +241,9 @@ impl Writer {
                     Told::Received(received) => batch.put(&arrival(&mut self.pseudonyms, received)),
                 }
             }
-            std::thread::yield_now();
+            if begun.elapsed() < GIVES_WAY {
+                std::thread::yield_now();
+            }
         }
         self.append(batch)?;
         self.gaps.clear();
