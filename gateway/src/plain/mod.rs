@@ -74,8 +74,14 @@ impl Plain {
         Plain { outward, pool: Pool::new() }
     }
 
-    /// A connection that leads there: one that waits, or a new one.
+    /// A connection that leads there: one that waits, or a new one. Beyond so many that are being opened the next waits for
+    /// its turn, however long that takes, or for one that somebody else has done with.
     pub(crate) async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, Failure> {
+        if let Some(opened) = self.waiting(way) {
+            return Ok(opened);
+        }
+        let turns = self.pool.turns(way);
+        let _turn = turns.acquire().await.expect("nobody closes it");
         match self.waiting(way) {
             Some(opened) => Ok(opened),
             None => Ok(self.begin(way, self.outward.connect(way, connect_timeout).await?)),
@@ -218,6 +224,7 @@ async fn read_head(connection: &mut Connection) -> Result<Head, Broken> {
 mod tests {
     use super::*;
     use http::Method;
+    use pool::OPENING_MAX;
     use regions::set::RegionIndex;
     use std::net::SocketAddr;
     use tokio::net::TcpListener;
@@ -305,6 +312,23 @@ mod tests {
         assert!(ask(&plain, address).await.is_ok());
         assert_eq!(ask(&plain, address).await, Err(Failure::StaleConnection));
         assert_eq!(ask(&plain, address).await, Err(Failure::Unreachable));
+    }
+
+    #[tokio::test]
+    async fn so_many_are_opened_at_once_and_who_waits_takes_one_that_has_come_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (plain, limit) = (plain(), Duration::from_secs(5));
+        let way =
+            Way { region: RegionIndex::new(0).expect("a number"), address: listener.local_addr().unwrap() };
+        let turns = plain.pool.turns(way);
+        let all_but_one = turns.acquire_many(u32::try_from(OPENING_MAX).unwrap() - 1).await.unwrap();
+        assert!(!plain.open(way, limit).await.unwrap().reused, "at the bound");
+        let last = turns.acquire().await.unwrap();
+        let mut next = std::pin::pin!(plain.open(way, limit));
+        assert!(tokio::time::timeout(Duration::ZERO, &mut next).await.is_err(), "one past it");
+        plain.keep(way, plain.outward.connect(way, limit).await.unwrap());
+        drop((last, all_but_one));
+        assert!(next.await.unwrap().reused);
     }
 
     /// The next hop has seen the request and begun to answer: sending it once more would be a second attempt.

@@ -12,11 +12,16 @@ use gateway_core::lawful::Peer;
 use regions::set::RegionIndex;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// Connections kept idle, over all ways.
 const IDLE_MAX: usize = 1024;
+/// Connections to one address that are opened at once. A handshake is some half a millisecond of work at either end, and a
+/// thousand at once are late all together: then nobody is through, everybody tries again, and a region that is well
+/// cannot be reached. Over a round trip of 100 ms it is some 600 new ones a second.
+pub(super) const OPENING_MAX: usize = 128;
 /// How long a connection is kept idle. Shorter than the other side keeps it, so that the race in which a request meets
 /// a closing connection is rare.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -54,6 +59,8 @@ pub(super) struct Pool(Mutex<Waiting>);
 struct Waiting {
     /// The one that came last is at the back.
     by_way: BTreeMap<Way, VecDeque<Kept>>,
+    /// Of ways on which any is being opened.
+    turns: BTreeMap<Way, Arc<Semaphore>>,
     count: usize,
     swept: Instant,
 }
@@ -66,7 +73,12 @@ struct Kept {
 
 impl Pool {
     pub(super) fn new() -> Pool {
-        Pool(Mutex::new(Waiting { by_way: BTreeMap::new(), count: 0, swept: Instant::now() }))
+        Pool(Mutex::new(Waiting {
+            by_way: BTreeMap::new(),
+            turns: BTreeMap::new(),
+            count: 0,
+            swept: Instant::now(),
+        }))
     }
 
     /// One that leads there and is still open.
@@ -88,6 +100,17 @@ impl Pool {
             let old = self.lock().push(way, Kept { stream, peer, since });
             drop(old);
         }
+    }
+
+    /// Whose turn it is to open one that leads there.
+    pub(super) fn turns(&self, way: Way) -> Arc<Semaphore> {
+        let turns = &mut self.lock().turns;
+        if let Some(turns) = turns.get(&way) {
+            return turns.clone();
+        }
+        // Those that nobody waits at are forgotten when there is a new one.
+        turns.retain(|_, turns| Arc::strong_count(turns) > 1);
+        turns.entry(way).or_insert_with(|| Arc::new(Semaphore::new(OPENING_MAX))).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -207,7 +230,7 @@ mod tests {
         };
         let (first, second) = (kept(begin).await, kept(begin + IDLE_TIMEOUT).await);
         let third = kept(begin + IDLE_TIMEOUT).await;
-        let mut waiting = Waiting { by_way: BTreeMap::new(), count: 0, swept: begin };
+        let mut waiting = Waiting { by_way: BTreeMap::new(), turns: BTreeMap::new(), count: 0, swept: begin };
         assert!(waiting.push(way(address), first).is_empty());
         let elsewhere = way("127.0.0.1:1".parse().unwrap());
         let old = waiting.push(elsewhere, second);
