@@ -59,7 +59,7 @@ pub(super) struct Pool(Mutex<Waiting>);
 struct Waiting {
     /// The one that came last is at the back.
     by_way: BTreeMap<Way, VecDeque<Kept>>,
-    /// Of ways on which any is being opened.
+    /// Who may open one, by way; forgotten when nobody does and there is a new way.
     turns: BTreeMap<Way, Arc<Semaphore>>,
     count: usize,
     swept: Instant,
@@ -108,7 +108,6 @@ impl Pool {
         if let Some(turns) = turns.get(&way) {
             return turns.clone();
         }
-        // Those that nobody waits at are forgotten when there is a new one.
         turns.retain(|_, turns| Arc::strong_count(turns) > 1);
         turns.entry(way).or_insert_with(|| Arc::new(Semaphore::new(OPENING_MAX))).clone()
     }
