@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use regions::{EngineKind, Precision};
 use replica::cache::{CachedModel, ModelCache, ModelSource, default_root};
 use replica::engine::tensorrt::RecordV1;
-use replica::engine::tensorrt::build::{Build, FOUND, Folders, SCRIPT, TAP, Wanted, found, plan};
+use replica::engine::tensorrt::build::{Build, FOUND, Folders, SCRIPT, Wanted, found, plan};
 use replica::engine::tensorrt::record::{self, ENGINE, FILE};
 use replica::model::ModelDir;
 use std::collections::BTreeMap;
@@ -81,8 +81,8 @@ fn build(source: &ModelSource, precision: Precision, options: &BuildOptions) -> 
     ready(options)?;
     fresh(&work)?;
     fs::write(work.join(SCRIPT), &build.script)?;
-    if let Some(tap) = &build.tap {
-        fs::write(work.join(TAP), tap)?;
+    for (name, program) in &build.programs {
+        fs::write(work.join(name), program)?;
     }
     eprintln!("{source}: building in {}, which takes minutes", work.display());
     let status = Command::new(&run[0])
@@ -155,8 +155,8 @@ fn contained(image: &str, model: &Path, work: &Path) -> Vec<String> {
 
 fn shown(build: &Build, run: &[String], work: &Path) -> String {
     let mut text = String::new();
-    if let Some(tap) = &build.tap {
-        text.push_str(&format!("# {}\n{tap}\n", work.join(TAP).display()));
+    for (name, program) in &build.programs {
+        text.push_str(&format!("# {}\n{program}\n", work.join(name).display()));
     }
     text.push_str(&format!(
         "# {}\n{}\n# and then: {}\n",
@@ -191,7 +191,7 @@ fn recorded(build: &Build, work: &Path, digest: String, precision: Precision) ->
     if !files.contains_key(ENGINE) {
         bail!("the tools left no {ENGINE} in {}", engine.display());
     }
-    let Build { form, tensor, max_batch_size, max_batch_tokens, max_tokens, script: _, tap: _ } = build;
+    let Build { form, tensor, max_batch_size, max_batch_tokens, max_tokens, script: _, programs: _ } = build;
     Ok(RecordV1 {
         version: 1,
         model: digest,

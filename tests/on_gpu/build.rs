@@ -89,10 +89,11 @@ fn an_engine_is_built_by_the_documented_commands_once_and_described() {
     assert!(fine && said.contains("f16 for NVIDIA H200, TensorRT 10.14.1, TensorRT-LLM 1.2.1"), "{said}");
     let calls = machine.calls();
     assert_eq!(
-        calls[..2],
+        calls[..3],
         [
+            "python3 prepare.py HERE/model model",
             "python3 HERE/examples/models/core/bert/convert_checkpoint.py --model BertForSequenceClassification \
-             --model_dir HERE/model --output_dir checkpoint --dtype float16",
+             --model_dir model --output_dir checkpoint --dtype float16",
             "trtllm-build --checkpoint_dir checkpoint --output_dir engine --remove_input_padding=enable \
              --bert_attention_plugin=float16 --max_batch_size 4 --max_input_len 32",
         ]
@@ -120,43 +121,102 @@ fn a_decoder_is_built_with_a_class_that_gives_out_its_states() {
     let machine = Machine::new("llama_rerank");
     machine.tools();
     // What the class says is what was there when it was used.
-    machine.tool("trtllm-build", "mkdir engine && cp tap.py engine/rank0.engine");
+    machine.tool("trtllm-build", "mkdir engine && cat prepare.py tap.py > engine/rank0.engine");
     let (fine, said) = machine.build(&["--precision", "fp8"]);
     assert!(fine, "{said}");
-    assert!(machine.calls()[0].contains("HERE/examples/quantization/quantize.py --model_dir HERE/model"));
-    assert!(machine.calls()[1].contains("--model_cls_file tap.py --model_cls_name Tapped"));
-    let place = machine.place(regions::Precision::Fp8);
-    assert!(std::fs::read_to_string(place.join(ENGINE)).unwrap().contains("self.lm_head.forward = tapped"));
+    assert!(machine.calls()[1].contains("HERE/examples/quantization/quantize.py --model_dir model"));
+    assert!(machine.calls()[2].contains("--model_cls_file tap.py --model_cls_name Tapped"));
+    let programs = std::fs::read_to_string(machine.place(regions::Precision::Fp8).join(ENGINE)).unwrap();
+    assert!(
+        programs.contains("transformers.LlamaForCausalLM.")
+            && programs.contains("self.lm_head.forward = tapped")
+    );
+}
+
+/// TensorRT-LLM's decoders as far as a subclass sees them: the transformer is called by its `forward` and answers with the keys and
+/// values beside the states, the head is called as a whole, and a tensor says by what name it was marked.
+const DECODERS: &str = r#"
+class Tensor(str):
+    def mark_output(self, name, dtype):
+        print(f"{self} is {name} in {dtype}")
+
+
+class Module:
+    def __init__(self, answer):
+        self.answer = answer
+
+    def forward(self, *given, **named):
+        return self.answer
+
+    def __call__(self, *given, **named):
+        return self.forward(*given, **named)
+
+
+class LLaMAForCausalLM:
+    def __init__(self, config):
+        self.transformer = Module((Tensor("states"), ()))
+        self.lm_head = Module(Tensor("logits"))
+
+    def forward(self):
+        states, _ = self.transformer.forward(input_ids=Tensor("ids"), use_cache=True)
+        return self.lm_head(Tensor(f"last of {states}"))
+"#;
+
+#[test]
+fn what_is_tapped_is_what_vectors_are_made_of() {
+    for (family, marked) in [("llama", "states"), ("llama_rerank", "last of states")] {
+        let machine = Machine::new(family);
+        let (fine, said) = machine.build(&["--precision", "bf16", "--dry-run"]);
+        let from = said.find("from tensorrt_llm.models").expect("the class");
+        let class = said[from..].split("\n# ").next().unwrap();
+        let library = machine.at("tensorrt_llm");
+        std::fs::create_dir(&library).unwrap();
+        std::fs::write(library.join("__init__.py"), "").unwrap();
+        std::fs::write(library.join("models.py"), DECODERS).unwrap();
+        let calls =
+            "import types\nassert Tapped(types.SimpleNamespace(dtype='bfloat16')).forward() == 'logits'";
+        let mut python = Command::new("python3");
+        python.args(["-c", &format!("{class}\n{calls}")]).current_dir(machine.folder.path());
+        assert_eq!(
+            (fine, machine.said(&mut python)),
+            (true, (true, format!("{marked} is pooled in bfloat16\n")))
+        );
+    }
 }
 
 #[test]
 fn tools_that_fail_leave_no_engine_and_tools_that_are_missing_are_named() {
     let machine = Machine::new("bert");
-    let place = machine.place(regions::Precision::Bf16);
+    let place = machine.place(regions::Precision::F16);
     let refused = |arguments: &[&str], sentence: &str| {
         let (fine, said) = machine.build(arguments);
         assert!(!fine && said.contains(sentence) && is_empty(&place), "{said}");
     };
-    refused(&["--precision", "bf16"], "`trtllm-build` is not on PATH: run this in the vendor's container");
+    refused(&["--precision", "f16"], "`trtllm-build` is not on PATH: run this in the vendor's container");
     refused(&["--precision", "int8"], "--precision int8: tensorrt-llm has f32, f16, bf16, fp8");
     refused(&["--precision", "fp8"], "no fp8 for encoders");
     refused(&["--precision", "bf16", "--engine", "cpu"], "--engine cpu");
     machine.tools();
     machine.tool("trtllm-build", "exit 3");
-    refused(&["--precision", "bf16"], "the vendor's tools failed");
+    refused(&["--precision", "f16"], "the vendor's tools failed");
     machine.tool("trtllm-build", "mkdir engine");
-    refused(&["--precision", "bf16"], "left no rank0.engine");
+    refused(&["--precision", "f16"], "left no rank0.engine");
     machine.tools();
     machine.tool("nvidia-smi", "");
-    refused(&["--precision", "bf16"], "did not say what `gpu`");
+    refused(&["--precision", "f16"], "did not say what `gpu`");
 }
 
 #[test]
 fn a_dry_run_shows_what_would_be_run_here_or_in_a_container() {
     let machine = Machine::new("bert");
-    let (fine, said) = machine.build(&["--precision", "bf16", "--dry-run"]);
-    assert!(fine && said.contains("--model BertModel --model_dir HERE/model"), "{said}");
-    let contained = ["--precision", "bf16", "--container", "vendor/release:1.2.1"];
+    let (fine, said) = machine.build(&["--precision", "f16", "--dry-run"]);
+    assert!(fine && said.contains("--model BertModel --model_dir model"), "{said}");
+    assert!(
+        said.contains("transformers.BertModel.from_pretrained")
+            && said.contains("prepare.py HERE/model model"),
+        "{said}"
+    );
+    let contained = ["--precision", "f16", "--container", "vendor/release:1.2.1"];
     let (fine, said) = machine.build(&[&contained[..], &["--dry-run"]].concat());
     assert!(fine && said.contains("/app/tensorrt_llm/examples/models/core/bert"), "{said}");
     assert!(said.contains("docker run --rm --gpus all") && said.contains("HERE/model:/model:ro"), "{said}");

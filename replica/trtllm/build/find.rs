@@ -26,7 +26,9 @@ pub(crate) struct Found {
 
 /// The line of releases that has the C++ executor and that the shim was checked against.
 const SERIES: [&str; 2] = ["1.1", "1.2"];
-const TENSORRT: std::ops::RangeInclusive<u32> = 10..=11;
+/// The TensorRT that this line is of. Its header of plugins says of `ILogger` that it is a class; from 11 on it is another name for one,
+/// and no compiler takes both.
+const TENSORRT: u32 = 10;
 
 /// A constructor of the executor's that takes a string, as the two C++ ABIs of GCC write it.
 const NEW_ABI: &[u8] = b"8executor8ResponseC1EmNSt7__cxx11";
@@ -51,7 +53,7 @@ const LIBRARIES: [Piece; 4] = [
         what: "TensorRT-LLM's plugins",
         names: &["libnvinfer_plugin_tensorrt_llm.so", "libnvinfer_plugin_tensorrt_llm.so.10"],
     },
-    Piece { what: "TensorRT's library", names: &["libnvinfer.so", "libnvinfer.so.10", "libnvinfer.so.11"] },
+    Piece { what: "TensorRT's library", names: &["libnvinfer.so", "libnvinfer.so.10"] },
     Piece { what: "CUDA's runtime", names: &["libcudart.so", "libcudart.so.12", "libcudart.so.13"] },
 ];
 
@@ -161,12 +163,11 @@ fn check_tensorrt(machine: &dyn Machine, header: &Path) -> Result<(), String> {
     // The number stands behind the name, or behind another name that it stands for.
     let major = ["NV_TENSORRT_MAJOR", "TRT_MAJOR_ENTERPRISE"].iter().find_map(|name| defined(&text, name));
     match major {
-        Some(major) if TENSORRT.contains(&major) => Ok(()),
+        Some(TENSORRT) => Ok(()),
         Some(major) => Err(format!(
-            "{} is of TensorRT {major}; the shim is written for {} to {}",
+            "{} is of TensorRT {major}; TensorRT-LLM {} is of TensorRT {TENSORRT}",
             version.display(),
-            TENSORRT.start(),
-            TENSORRT.end()
+            SERIES[1]
         )),
         None => Err(format!("{} does not say which TensorRT it is of", version.display())),
     }

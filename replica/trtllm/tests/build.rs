@@ -141,7 +141,10 @@ fn what_is_of_another_time_is_refused_by_its_name() {
     let later = MadeUp::container("1.3.0", 10, NEW)
         .with("/app/tensorrt_llm/include/tensorrt_llm/executor/executor.h", "class AdditionalModelOutput\n");
     refused(&later, &["has no class Executor", "1.2.x"]);
-    refused(&MadeUp::container("1.2.1", 9, NEW), &["TensorRT 9", "10 to 11"]);
+    for other in [9, 11] {
+        let says = [&*format!("is of TensorRT {other};"), "TensorRT-LLM 1.2 is of TensorRT 10"];
+        refused(&MadeUp::container("1.2.1", other, NEW), &says);
+    }
     refused(&MadeUp::container("1.2.1", 10, OLD), &["libtensorrt_llm.so", "_GLIBCXX_USE_CXX11_ABI=0"]);
     refused(&MadeUp::container("1.2.1", 10, ""), &["libtensorrt_llm.so", "does not export the executor"]);
 }

@@ -9,14 +9,16 @@ use std::path::PathBuf;
 use replica_core::Precision;
 
 use super::record::Form;
-use crate::model::{HeadPooling, ModelDir, Pooling};
+use crate::model::{HeadPooling, Layer, ModelDir, Pooling};
 
 /// Where the script writes what it was built with.
 pub const FOUND: &str = "built-with";
-/// The script, and the model's class that it is given.
+/// The script.
 pub const SCRIPT: &str = "build.sh";
+/// What makes of the model one that the converters take.
+const PREPARE: &str = "prepare.py";
 /// The class of a decoder whose states are an output.
-pub const TAP: &str = "tap.py";
+const TAP: &str = "tap.py";
 
 /// What is wanted, as far as it is not the model's to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,8 +49,8 @@ pub struct Folders {
 pub struct Build {
     /// For `sh`.
     pub script: String,
-    /// [`TAP`], of a decoder.
-    pub tap: Option<String>,
+    /// The programs that the script runs beside the vendor's, by their names in the folder where it works.
+    pub programs: Vec<(&'static str, String)>,
     /// What the engine answers with.
     pub form: Form,
     /// The name of the output that is tapped; empty of an encoder.
@@ -61,23 +63,45 @@ pub struct Build {
     pub max_tokens: u32,
 }
 
-/// Families that are built, and how each is converted.
-const FAMILIES: [(&str, Family); 6] = [
+/// Families that are built, and how each is converted. The class is that of `transformers` which the converter expects; to be read
+/// as another, the model is saved as one.
+const FAMILIES: [(&str, Family); 8] = [
     ("bert", Family::Encoder("Bert")),
     ("roberta", Family::Encoder("Roberta")),
+    // The same tensors and the same computation, by another name that the converter does not know.
     ("xlm-roberta", Family::Encoder("Roberta")),
-    ("llama", Family::Decoder("llama", "LLaMAForCausalLM")),
-    ("mistral", Family::Decoder("llama", "LLaMAForCausalLM")),
-    ("qwen2", Family::Decoder("qwen", "QWenForCausalLM")),
+    ("llama", Family::Decoder("LlamaForCausalLM", LLAMA)),
+    ("mistral", Family::Decoder("MistralForCausalLM", LLAMA)),
+    ("qwen2", Family::Decoder("Qwen2ForCausalLM", QWEN)),
+    ("qwen3", Family::Decoder("Qwen3ForCausalLM", QWEN)),
+    ("gemma2", Family::Decoder("Gemma2ForCausalLM", GEMMA)),
 ];
 
 #[derive(Clone, Copy)]
 enum Family {
     /// What the names of its classes begin with.
     Encoder(&'static str),
-    /// Its converter, and its class.
-    Decoder(&'static str, &'static str),
+    /// Its class, and what converts it.
+    Decoder(&'static str, Converter),
 }
+
+/// One of the vendor's folders of `models/core`.
+#[derive(Clone, Copy)]
+struct Converter {
+    folder: &'static str,
+    /// The vendor's class that it makes.
+    class: &'static str,
+    /// What it must be told beside the model and the number format.
+    words: &'static [&'static str],
+    /// Whether it looks for `lm_head` by that name, also where the model computes its logits with the embeddings. Otherwise it
+    /// knows no such tensor.
+    head: bool,
+}
+
+const LLAMA: Converter = Converter { folder: "llama", class: "LLaMAForCausalLM", words: &[], head: true };
+const QWEN: Converter = Converter { folder: "qwen", class: "QWenForCausalLM", words: &[], head: true };
+const GEMMA: Converter =
+    Converter { folder: "gemma", class: "GemmaForCausalLM", words: &["--ckpt-type", "hf"], head: false };
 
 /// The longest sequence, unless somebody says otherwise: what embedders are trained with.
 const MAX_TOKENS: u32 = 512;
@@ -106,18 +130,24 @@ pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Buil
              --max-batch-tokens of at least as many"
         ));
     }
-    let sizes = (max_batch_size, max_tokens);
-    let (lines, tap, form, max_batch_tokens) = match *family {
-        Family::Encoder(class) => {
+    let sizes = Sizes { max_batch_size, max_tokens };
+    let (lines, programs, form, max_batch_tokens) = match *family {
+        Family::Encoder(begins) => {
             let Some(product) = max_batch_size.checked_mul(max_tokens) else {
                 return Err(
                     "--max-batch-size times --max-tokens is more than 2³² tokens; give less".to_owned()
                 );
             };
-            let form = if model.head.is_some() { Form::EncoderLabels } else { Form::EncoderStates };
-            (encoder(class, form, wanted.precision, folders, sizes)?, None, form, product)
+            let (form, ends) = match &model.head {
+                Some(_) => (Form::EncoderLabels, "ForSequenceClassification"),
+                None => (Form::EncoderStates, "Model"),
+            };
+            let class = format!("{begins}{ends}");
+            let programs = vec![(PREPARE, prepare(&class, false, false))];
+            (encoder(&class, wanted.precision, folders, sizes)?, programs, form, product)
         }
-        Family::Decoder(converter, class) => {
+        Family::Decoder(class, converter) => {
+            sees_what_the_executor_sees(&model.architecture.layers, max_tokens)?;
             let last = match (&model.head, model.architecture.head_pooling) {
                 (Some(_), HeadPooling::Last { .. }) => true,
                 (Some(_), HeadPooling::First | HeadPooling::Mean) => false,
@@ -125,19 +155,47 @@ pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Buil
             };
             let form = if last { Form::DecoderPooled } else { Form::DecoderStates };
             let tokens = wanted.max_batch_tokens.unwrap_or(8192.max(max_tokens));
-            let lines = decoder(converter, wanted.precision, folders, sizes, tokens);
-            (lines, Some(tap(class, form)), form, tokens)
+            // Eight bits are chosen on texts, and texts want a tokenizer.
+            let texts = wanted.precision == Precision::Fp8;
+            let programs =
+                vec![(PREPARE, prepare(class, converter.head, texts)), (TAP, tap(converter.class, form))];
+            (decoder(converter, wanted.precision, folders, sizes, tokens), programs, form, tokens)
         }
     };
+    let tapped = matches!(form, Form::DecoderPooled | Form::DecoderStates);
     Ok(Build {
         script: script(&lines, folders),
-        tensor: if tap.is_some() { TENSOR.to_owned() } else { String::new() },
-        tap,
+        programs,
         form,
+        tensor: if tapped { TENSOR.to_owned() } else { String::new() },
         max_batch_size,
         max_batch_tokens,
         max_tokens,
     })
+}
+
+#[derive(Clone, Copy)]
+struct Sizes {
+    max_batch_size: u32,
+    max_tokens: u32,
+}
+
+/// The executor's decoders look at all that came before and at nothing behind, whatever the model's own do.
+fn sees_what_the_executor_sees(layers: &[Layer], max_tokens: u32) -> Result<(), String> {
+    if layers.iter().any(|layer| layer.reach.behind > 0) {
+        return Err("tokens of this model look at those behind them, and those of TensorRT-LLM's decoders do not; run it \
+                    on the processor"
+            .to_owned());
+    }
+    // Itself beside those before.
+    let window = layers.iter().map(|layer| layer.reach.before.saturating_add(1)).min();
+    match window {
+        Some(window) if window < max_tokens as usize => Err(format!(
+            "tokens of this model look at {window} at most, and those of TensorRT-LLM's decoders at all {max_tokens}; give \
+             --max-tokens of {window} at most"
+        )),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// The output that is tapped.
@@ -160,60 +218,45 @@ fn dtype(precision: Precision) -> &'static str {
 
 fn encoder(
     class: &str,
-    form: Form,
     precision: Precision,
     folders: &Folders,
-    (max_batch_size, max_tokens): (u32, u32),
+    Sizes { max_batch_size, max_tokens }: Sizes,
 ) -> Result<Vec<Line>, String> {
-    if precision == Precision::Fp8 {
-        return Err("TensorRT-LLM has no fp8 for encoders; give f16 or bf16".to_owned());
+    if !matches!(precision, Precision::F32 | Precision::F16) {
+        return Err(format!("TensorRT-LLM has no {precision} for encoders; give f16 or f32"));
     }
-    let class = match form {
-        Form::EncoderLabels => format!("{class}ForSequenceClassification"),
-        Form::EncoderStates | Form::DecoderPooled | Form::DecoderStates => format!("{class}Model"),
-    };
     let converter = folders.examples.join("models/core/bert/convert_checkpoint.py").display().to_string();
-    let (model, dtype) = (folders.model.display().to_string(), dtype(precision));
+    let dtype = dtype(precision);
     let convert =
-        ["python3", &converter, "--model", &class, "--model_dir", &model, "--output_dir", "checkpoint"];
+        ["python3", &converter, "--model", class, "--model_dir", PREPARED, "--output_dir", "checkpoint"];
     let (size, tokens) = (max_batch_size.to_string(), max_tokens.to_string());
     let plugin = format!("--bert_attention_plugin={dtype}");
     let build = ["trtllm-build", "--checkpoint_dir", "checkpoint", "--output_dir", "engine"];
     let build = [&build[..], &["--remove_input_padding=enable", &plugin, "--max_batch_size", &size]].concat();
     Ok(vec![
+        prepared(folders),
         line(&[&convert[..], &["--dtype", dtype]].concat()),
         line(&[&build[..], &["--max_input_len", &tokens]].concat()),
     ])
 }
 
 fn decoder(
-    converter: &str,
+    converter: Converter,
     precision: Precision,
     folders: &Folders,
-    (max_batch_size, max_tokens): (u32, u32),
+    Sizes { max_batch_size, max_tokens }: Sizes,
     max_batch_tokens: u32,
 ) -> Vec<Line> {
-    let (model, dtype) = (folders.model.display().to_string(), dtype(precision));
+    let dtype = dtype(precision);
+    let models = ["--model_dir", PREPARED, "--output_dir", "checkpoint", "--dtype", dtype];
     let convert = if precision == Precision::Fp8 {
         let quantize = folders.examples.join("quantization/quantize.py").display().to_string();
-        line(&[
-            "python3",
-            &quantize,
-            "--model_dir",
-            &model,
-            "--output_dir",
-            "checkpoint",
-            "--dtype",
-            dtype,
-            "--qformat",
-            "fp8",
-            "--calib_size",
-            "512",
-        ])
+        let eight = ["--qformat", "fp8", "--calib_size", "512"];
+        line(&[&["python3", &quantize], &models[..], &eight].concat())
     } else {
-        let script = format!("models/core/{converter}/convert_checkpoint.py");
+        let script = format!("models/core/{}/convert_checkpoint.py", converter.folder);
         let script = folders.examples.join(script).display().to_string();
-        line(&["python3", &script, "--model_dir", &model, "--output_dir", "checkpoint", "--dtype", dtype])
+        line(&[&["python3", &script], &models[..], converter.words].concat())
     };
     // One more than the longest input, since the executor generates one token.
     let length = max_tokens.saturating_add(1).to_string();
@@ -239,14 +282,47 @@ fn decoder(
         "--max_seq_len",
         &length,
     ]);
-    vec![convert, build]
+    vec![prepared(folders), convert, build]
+}
+
+/// Where [`PREPARE`] leaves the model.
+const PREPARED: &str = "model";
+
+fn prepared(folders: &Folders) -> Line {
+    line(&["python3", PREPARE, &folders.model.display().to_string(), PREPARED])
+}
+
+/// Saves the model as one of this class. A converter goes by the name of the class in `config.json` and by the names of tensors, and
+/// knows those of a model that was published to go on with texts; an embedder or a classifier of the same family has others.
+fn prepare(class: &str, head: bool, texts: bool) -> String {
+    let mut text = format!(
+        "# Written by `meridian model build`. The model as one that the converters know.\n\
+         import sys\n\n\
+         import torch\n\
+         import transformers\n\n\
+         model, prepared = sys.argv[1:]\n\
+         whole = transformers.{class}.from_pretrained(model, torch_dtype=\"auto\")\n"
+    );
+    if head {
+        text.push_str(
+            "# A tensor of its own, where it was that of the embeddings.\n\
+             whole.lm_head.weight = torch.nn.Parameter(whole.lm_head.weight.detach().clone())\n\
+             whole.config.tie_word_embeddings = False\n",
+        );
+    }
+    text.push_str("whole.save_pretrained(prepared)\n");
+    if texts {
+        text.push_str("transformers.AutoTokenizer.from_pretrained(model).save_pretrained(prepared)\n");
+    }
+    text
 }
 
 /// The model's class with one output more: what goes into `lm_head`, which is the last token's state of each sequence, or what comes
 /// out of the transformer, which is a state for each token.
 fn tap(class: &str, form: Form) -> String {
     let (module, state) = match form {
-        Form::DecoderStates => ("transformer", "result"),
+        // With a cache of keys and values, those come beside the states.
+        Form::DecoderStates => ("transformer", "(result[0] if isinstance(result, tuple) else result)"),
         Form::DecoderPooled | Form::EncoderStates | Form::EncoderLabels => ("lm_head", "given[0]"),
     };
     format!(

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::*;
+use crate::model::Reach;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/families");
 
@@ -14,6 +15,15 @@ fn wanted(precision: Precision) -> Wanted {
     Wanted { precision, max_batch_size: None, max_tokens: None, max_batch_tokens: None }
 }
 
+/// Of sequences as long as the windows of these models.
+fn short(precision: Precision) -> Wanted {
+    Wanted { max_tokens: Some(8), ..wanted(precision) }
+}
+
+fn program<'b>(build: &'b Build, name: &str) -> Option<&'b str> {
+    build.programs.iter().find(|(known, _)| *known == name).map(|(_, text)| text.as_str())
+}
+
 fn planned(family: &str, wanted: &Wanted) -> Result<Build, String> {
     let model = ModelDir::open(&Path::new(GOLDEN).join(family)).expect(family);
     plan(&model, wanted, &folders())
@@ -23,9 +33,11 @@ fn planned(family: &str, wanted: &Wanted) -> Result<Build, String> {
 fn an_encoder_is_converted_by_its_class_and_has_room_for_its_largest_batch() {
     let check = |family: &str, class: &str, form: Form| {
         let build = planned(family, &wanted(Precision::F16)).expect(family);
-        assert_eq!((build.form, build.tap.as_deref()), (form, None), "{family}");
+        assert_eq!((build.form, program(&build, TAP)), (form, None), "{family}");
+        assert!(program(&build, PREPARE).expect("a program").contains(&format!("transformers.{class}.from")));
         let convert = format!(
-            "python3 /examples/models/core/bert/convert_checkpoint.py --model {class} --model_dir '/my model' "
+            "python3 prepare.py '/my model' model\n\
+             python3 /examples/models/core/bert/convert_checkpoint.py --model {class} --model_dir model "
         );
         assert!(
             build.script.contains(&convert) && build.script.contains(" --dtype float16\n"),
@@ -47,9 +59,9 @@ fn an_encoder_is_converted_by_its_class_and_has_room_for_its_largest_batch() {
 #[test]
 fn a_decoder_is_tapped_where_its_vectors_are_made() {
     let check = |family: &str, precision, form: Form, module: &str, convert: &str| {
-        let build = planned(family, &wanted(precision)).expect(family);
+        let build = planned(family, &short(precision)).expect(family);
         assert_eq!((build.form, build.tensor.as_str()), (form, "pooled"), "{family}");
-        let tap = build.tap.expect("a class");
+        let tap = program(&build, TAP).expect("a class");
         assert!(tap.contains(&format!("self.{module}.forward = tapped")), "{tap}");
         assert!(build.script.contains(convert), "{}", build.script);
         let length = format!("--max_num_tokens 8192 --max_seq_len {}\n", build.max_tokens + 1);
@@ -67,7 +79,7 @@ fn a_decoder_is_tapped_where_its_vectors_are_made() {
         Precision::Fp8,
         Form::DecoderPooled,
         "lm_head",
-        "quantize.py --model_dir '/my model'",
+        "quantize.py --model_dir model --output_dir checkpoint --dtype bfloat16 --qformat fp8",
     );
     check(
         "qwen2_rerank",
@@ -76,6 +88,43 @@ fn a_decoder_is_tapped_where_its_vectors_are_made() {
         "lm_head",
         "models/core/qwen/convert_checkpoint.py",
     );
+    check(
+        "qwen3",
+        Precision::Bf16,
+        Form::DecoderPooled,
+        "lm_head",
+        "models/core/qwen/convert_checkpoint.py --model_dir model --output_dir checkpoint --dtype bfloat16\n",
+    );
+    check(
+        "gemma2_rerank",
+        Precision::Bf16,
+        Form::DecoderPooled,
+        "lm_head",
+        "models/core/gemma/convert_checkpoint.py --model_dir model --output_dir checkpoint --dtype bfloat16 --ckpt-type hf\n",
+    );
+}
+
+/// As the converters want it: Qwen's finds no `lm_head` that is the embeddings, and Gemma's knows no other.
+#[test]
+fn a_model_is_saved_as_one_that_its_converter_knows() {
+    let prepared = |family: &str, precision| {
+        let build = planned(family, &short(precision)).expect(family);
+        program(&build, PREPARE).expect("a program").to_owned()
+    };
+    let own_head = "lm_head.weight = torch.nn.Parameter(";
+    for (family, class, own) in [
+        ("llama", "LlamaForCausalLM", true),
+        ("mistral_rerank", "MistralForCausalLM", true),
+        ("qwen2", "Qwen2ForCausalLM", true),
+        ("qwen3_classify", "Qwen3ForCausalLM", true),
+        ("gemma2", "Gemma2ForCausalLM", false),
+        ("xlm_roberta_rerank", "RobertaForSequenceClassification", false),
+    ] {
+        let text = prepared(family, Precision::F16);
+        assert!(text.contains(&format!("transformers.{class}.from_pretrained(model")), "{family}: {text}");
+        assert_eq!((text.contains(own_head), text.contains("Tokenizer")), (own, false), "{family}: {text}");
+    }
+    assert!(prepared("llama_rerank", Precision::Fp8).contains("AutoTokenizer"), "it is quantised on texts");
 }
 
 #[test]
@@ -85,7 +134,15 @@ fn what_cannot_be_built_is_said_before_anything_runs() {
         assert!(error.contains(sentence), "{error}");
     };
     refused("bert", &wanted(Precision::Fp8), "no fp8 for encoders");
-    refused("gemma2", &wanted(Precision::Bf16), "family gemma2; it is for bert, roberta");
+    refused("bert", &wanted(Precision::Bf16), "no bf16 for encoders; give f16 or f32");
+    refused("gemma2", &wanted(Precision::Bf16), "look at 8 at most");
+    assert!(planned("gemma2", &short(Precision::Bf16)).is_ok(), "as far as all of them look");
+    let mut both = ModelDir::open(&Path::new(GOLDEN).join("llama")).expect("llama");
+    both.architecture.layers[1].reach = Reach::ALL;
+    let error =
+        plan(&both, &wanted(Precision::F16), &folders()).expect_err("a model that looks to both sides");
+    assert!(error.contains("look at those behind them"), "{error}");
+    refused("gemma3", &wanted(Precision::Bf16), "family gemma3_text; it is for bert, roberta");
     refused("bert", &Wanted { max_batch_size: Some(0), ..wanted(Precision::F16) }, "at least 1");
     refused(
         "llama",
