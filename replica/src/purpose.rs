@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use replica_core::input::Overlong;
 use replica_core::prompt::PromptChoice;
 use replica_core::refusal::Refusal;
 use replica_core::scores;
@@ -12,13 +13,21 @@ use replica_core::wire::info::{TeiLabels, TeiModelType};
 
 use crate::engine::Description;
 use crate::model::{LabelActivation, LabelHead, ModelDir, Pooling, Prompts};
+use crate::tokenize::Reading;
 
 /// What the model is for.
 pub(crate) enum Purpose {
     /// It makes vectors.
     Embed(Embedding),
     /// It says numbers about labels; with one label it is a reranker.
-    Label(LabelHead),
+    Label(Labelling),
+}
+
+/// A model that says numbers about labels.
+pub(crate) struct Labelling {
+    pub(crate) head: LabelHead,
+    /// What it wants before each text, and of a pair before the first; that of a chat template is in the template.
+    pub(crate) prompt: Option<Arc<str>>,
 }
 
 /// A model that makes vectors.
@@ -39,7 +48,11 @@ impl Purpose {
     /// That of a model on the engine that is described.
     pub(crate) fn of(model: &ModelDir, engine: &Description) -> Purpose {
         match &model.head {
-            Some(head) => Purpose::Label(head.clone()),
+            Some(head) => {
+                let prompt = if model.template.is_some() { None } else { model.prompts.of_default() };
+                let prompt = prompt.filter(|prompt| !prompt.is_empty()).map(Arc::from);
+                Purpose::Label(Labelling { head: head.clone(), prompt })
+            }
             None => Purpose::Embed(Embedding {
                 width: engine.width,
                 token_rows: engine.token_rows,
@@ -69,9 +82,9 @@ impl Purpose {
     }
 
     /// The model as one that labels, which is `asked` of it.
-    pub(crate) fn labels(&self, asked: &str) -> Result<&LabelHead, Refusal> {
+    pub(crate) fn labels(&self, asked: &str) -> Result<&Labelling, Refusal> {
         match self {
-            Purpose::Label(head) => Ok(head),
+            Purpose::Label(labelling) => Ok(labelling),
             Purpose::Embed(_) => {
                 Err(Refusal::wrong_task(asked, &self.says(), "a model with a classification head"))
             }
@@ -82,7 +95,7 @@ impl Purpose {
     pub(crate) fn ranker(&self, asked: &str) -> Result<Ranker<'_>, Refusal> {
         match self {
             Purpose::Embed(embedding) => Ok(Ranker::Similarity(embedding)),
-            Purpose::Label(head) if head.labels.len() == 1 => Ok(Ranker::CrossEncoder),
+            Purpose::Label(labelling) if labelling.ranks() => Ok(Ranker::CrossEncoder(labelling)),
             Purpose::Label(_) => {
                 Err(Refusal::wrong_task(asked, &self.says(), "a reranker (one label) or a model that embeds"))
             }
@@ -92,8 +105,8 @@ impl Purpose {
     fn says(&self) -> String {
         match self {
             Purpose::Embed(_) => "one that embeds".to_owned(),
-            Purpose::Label(head) if head.labels.len() == 1 => "a reranker (one label)".to_owned(),
-            Purpose::Label(head) => format!("a classifier of {} labels", head.labels.len()),
+            Purpose::Label(labelling) if labelling.ranks() => "a reranker (one label)".to_owned(),
+            Purpose::Label(Labelling { head, .. }) => format!("a classifier of {} labels", head.labels.len()),
         }
     }
 
@@ -101,7 +114,7 @@ impl Purpose {
     pub(crate) fn task(&self) -> &'static str {
         match self {
             Purpose::Embed(_) => "embed",
-            Purpose::Label(head) if head.labels.len() == 1 => "rerank",
+            Purpose::Label(labelling) if labelling.ranks() => "rerank",
             Purpose::Label(_) => "classify",
         }
     }
@@ -109,7 +122,7 @@ impl Purpose {
     /// How a rerank is answered, in a word.
     pub(crate) fn rerank(&self) -> &'static str {
         match self.ranker("") {
-            Ok(Ranker::CrossEncoder) => "cross-encoder",
+            Ok(Ranker::CrossEncoder(_)) => "cross-encoder",
             Ok(Ranker::Similarity(_)) => "similarity",
             Err(_) => "none",
         }
@@ -119,7 +132,7 @@ impl Purpose {
     pub(crate) fn label_names(&self) -> &[String] {
         match self {
             Purpose::Embed(_) => &[],
-            Purpose::Label(head) => &head.labels,
+            Purpose::Label(Labelling { head, .. }) => &head.labels,
         }
     }
 
@@ -145,10 +158,10 @@ impl Purpose {
             Purpose::Embed(embedding) => {
                 TeiModelType::Embedding { pooling: name(embedding.pooling).to_owned() }
             }
-            Purpose::Label(head) if head.labels.len() == 1 => {
-                TeiModelType::Reranker(TeiLabels::new(&head.labels))
+            Purpose::Label(labelling) if labelling.ranks() => {
+                TeiModelType::Reranker(TeiLabels::new(&labelling.head.labels))
             }
-            Purpose::Label(head) => TeiModelType::Classifier(TeiLabels::new(&head.labels)),
+            Purpose::Label(Labelling { head, .. }) => TeiModelType::Classifier(TeiLabels::new(&head.labels)),
         }
     }
 }
@@ -168,9 +181,21 @@ fn name(pooling: Pooling) -> &'static str {
 /// How a model ranks.
 pub(crate) enum Ranker<'a> {
     /// It reads query and document together.
-    CrossEncoder,
+    CrossEncoder(&'a Labelling),
     /// It makes a vector of each, and the cosine between them is the answer.
     Similarity(&'a Embedding),
+}
+
+impl Labelling {
+    /// Whether its one label says how well the two texts of a pair go together.
+    pub(crate) fn ranks(&self) -> bool {
+        self.head.labels.len() == 1
+    }
+
+    /// How the texts of a request are read.
+    pub(crate) fn reading(&self, overlong: Overlong) -> Reading {
+        Reading { prompt: self.prompt.clone(), overlong, most: None }
+    }
 }
 
 impl Embedding {

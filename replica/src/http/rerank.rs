@@ -17,7 +17,7 @@ use replica_core::wire::vllm::{Around, ScoreRequest};
 
 use super::call::{Answer, Call, Spent, Tokens, reading};
 use crate::engine::Output;
-use crate::purpose::{Embedding, Ranker};
+use crate::purpose::{Embedding, Labelling, Ranker};
 use crate::tokenize::{Reading, Text};
 
 /// `POST /v1/rerank`.
@@ -69,7 +69,7 @@ pub(super) async fn score(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refu
     let Scored { raw, scores, spent } = pairs.score(&call, "/score").await?;
     // vLLM shows a cosine as it is.
     let shown = match call.service().purpose.ranker("/score")? {
-        Ranker::CrossEncoder => scores,
+        Ranker::CrossEncoder(_) => scores,
         Ranker::Similarity(_) => raw,
     };
     let created = call.app.started_at;
@@ -128,18 +128,18 @@ struct Scored {
 impl Pairs {
     async fn score(self, call: &Call, asked: &str) -> Result<Scored, Refusal> {
         match call.service().purpose.ranker(asked)? {
-            Ranker::CrossEncoder => self.read_together(call).await,
+            Ranker::CrossEncoder(labelling) => self.read_together(call, labelling).await,
             Ranker::Similarity(embedding) => self.compare(call, embedding).await,
         }
     }
 
-    async fn read_together(self, call: &Call) -> Result<Scored, Refusal> {
+    async fn read_together(self, call: &Call, labelling: &Labelling) -> Result<Scored, Refusal> {
         let Pairs { first, second, fields, overlong, most } = self;
         let first: Vec<Arc<str>> = first.into_iter().map(Arc::from).collect();
         let of = |index: usize| Arc::clone(&first[if first.len() == 1 { 0 } else { index }]);
         let texts = second.into_iter().enumerate().map(|(i, second)| Text::Pair(of(i), second)).collect();
         let named = Named { field: fields[1], single: false };
-        let tokens = call.read(texts, named, Reading { most, ..reading(overlong) }).await?;
+        let tokens = call.read(texts, named, Reading { most, ..labelling.reading(overlong) }).await?;
         let done = call.compute(tokens, Output::Pooled).await?;
         let scores = done.rows.iter().map(|logit| scores::sigmoid(*logit)).collect();
         Ok(Scored { raw: done.rows, scores, spent: done.spent })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use replica_core::input::Named;
+use replica_core::input::{Named, Overlong};
 use replica_core::refusal::Refusal;
 use replica_core::scores;
 use replica_core::wire::openai::check_dimensions;
@@ -24,7 +24,7 @@ use crate::tokenize::{Reading, Text};
 pub(super) async fn root(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     match &call.service().purpose {
         Purpose::Embed(_) => embed(call, body).await,
-        Purpose::Label(head) if head.labels.len() == 1 => rerank::tei(call, body).await,
+        Purpose::Label(labelling) if labelling.ranks() => rerank::tei(call, body).await,
         Purpose::Label(_) => predict(call, body).await,
     }
 }
@@ -83,9 +83,10 @@ pub(super) async fn predict(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Re
     let limit = call.app.limits.pairs();
     let asked = call.parse(body, move |body| PredictRequest::parse(body, limit)).await?;
     let PredictRequest { inputs, single, raw_scores, overlong } = asked;
-    let head = call.service().purpose.labels("/predict")?;
+    let labelling = call.service().purpose.labels("/predict")?;
+    let head = &labelling.head;
     let texts = inputs.into_iter().map(text).collect();
-    let tokens = call.read(texts, Named { field: "inputs", single }, reading(overlong)).await?;
+    let tokens = call.read(texts, Named { field: "inputs", single }, labelling.reading(overlong)).await?;
     let mut done = call.compute(tokens, Output::Pooled).await?;
     if !raw_scores {
         activate(head, &mut done.rows);
@@ -101,9 +102,11 @@ pub(super) async fn classify(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, R
     let asked = call.parse(body, move |body| ClassifyRequest::parse(body, limit)).await?;
     let ClassifyRequest { model, input } = asked;
     let model = call.model(model)?;
-    let head = call.service().purpose.labels("/classify")?;
+    let labelling = call.service().purpose.labels("/classify")?;
+    let head = &labelling.head;
     let texts = input.into_iter().map(Text::One).collect();
-    let tokens = call.read(texts, Named { field: "input", single: false }, Reading::WHOLE).await?;
+    let named = Named { field: "input", single: false };
+    let tokens = call.read(texts, named, labelling.reading(Overlong::Refuse)).await?;
     let mut done = call.compute(tokens, Output::Pooled).await?;
     activate(head, &mut done.rows);
     let (labels, created, id) = (head.labels.clone(), call.app.started_at, call.id.clone());
@@ -121,7 +124,7 @@ pub(super) async fn tokenize(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, R
     let TokenizeRequest { texts, single, add_special_tokens, prompt } = asked;
     let prompt = match &call.service().purpose {
         Purpose::Embed(embedding) => embedding.prompt(&prompt)?,
-        Purpose::Label(_) => None,
+        Purpose::Label(labelling) => labelling.prompt.clone(),
     };
     let (inputs, started) = (texts.len(), Instant::now());
     let tokens = call.service().tokenizer.inspect(texts, prompt, add_special_tokens).await;

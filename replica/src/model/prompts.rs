@@ -21,7 +21,7 @@ pub struct Prompts {
 
 impl Prompts {
     /// The text that is used where none is asked for.
-    pub(super) fn of_default(&self) -> Option<&str> {
+    pub fn of_default(&self) -> Option<&str> {
         self.by_name.get(self.default.as_ref()?).map(String::as_str)
     }
 }

@@ -50,7 +50,7 @@ impl Text {
 /// How the texts of a request are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// What stands before each lone text. Pairs have no prompt, but for the one in their chat template.
+    /// What stands before each lone text, and of a pair before the first. A pair of a chat template has its own.
     pub prompt: Option<Arc<str>>,
     /// What becomes of inputs that are too long.
     pub overlong: Overlong,
@@ -186,7 +186,8 @@ impl TextTokenizer {
     ) -> tokenizers::Result<Encoding> {
         let mut second = self.tokenizer.encode_fast(self.prepared(second, None), false)?;
         if firsts.0.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, first)) {
-            let encoding = self.tokenizer.encode_fast(self.prepared(first, None), false)?;
+            let whole = self.prepared(first, reading.prompt.as_deref());
+            let encoding = self.tokenizer.encode_fast(whole, false)?;
             firsts.0 = Some((Arc::clone(first), encoding));
         }
         let mut first = firsts.0.as_ref().map(|(_, encoding)| encoding.clone()).unwrap_or_default();

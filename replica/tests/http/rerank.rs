@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::served::{Answer, Kind, MAX_TOKENS, Served};
+use crate::served::{Answer, Kind, MAX_TOKENS, PROMPTS, Served};
 
 const RERANKER: Kind = Kind::Labels(&["LABEL_0"]);
 const DOCUMENTS: [&str; 4] = ["w10 w11", "w20 w21 w22", "w10 w11", "w30"];
@@ -61,6 +61,23 @@ fn a_cross_encoder_says_the_same_at_every_door() {
     let logit = raw.iter().find(|(index, _)| *index == 1).expect("a rank").1;
     assert!((pair[0]["score"].as_f64().expect("a score") - logit).abs() < 1e-5, "{pair} and {logit}");
     assert_eq!(replica.get("/info")["model"]["rerank"], "cross-encoder");
+}
+
+/// As sentence-transformers reads them: the prompt stands before a text, and of a pair before the first.
+#[test]
+fn a_model_with_labels_reads_its_default_prompt_before_the_first_text() {
+    let (plain, instructed) = (Served::of(RERANKER, ""), Served::of(Kind::Instructed(&["LABEL_0"]), ""));
+    let check = |path: &str, by_hand: Value, short: Value| {
+        let given = instructed.ask(path, &short);
+        assert_eq!(given, plain.ask(path, &by_hand), "{path}: {short}");
+        assert_ne!(given, plain.ask(path, &short), "{path}: the prompt says something");
+    };
+    let with = |query: &str| format!("{}{query}", PROMPTS[0].1);
+    let predict = |inputs: Value| json!({"inputs": inputs, "raw_scores": true});
+    check("/predict", predict(json!([with("w1"), "w2"])), predict(json!(["w1", "w2"])));
+    check("/predict", predict(json!(with("w1"))), predict(json!("w1")));
+    let rerank = |query: String| json!({"query": query, "texts": DOCUMENTS, "raw_scores": true});
+    check("/rerank", rerank(with("w1 w2")), rerank("w1 w2".to_owned()));
 }
 
 #[test]

@@ -108,7 +108,7 @@ fn nothing_that_a_stranger_sends_is_the_replicas_fault() {
                 let reads = match kind {
                     Kind::Plain | Kind::Labels([_, _, ..]) => false,
                     Kind::Prompted => !of_labels.contains(path),
-                    Kind::Labels(_) => of_labels.contains(path),
+                    Kind::Labels(_) | Kind::Instructed(_) => of_labels.contains(path),
                 };
                 if value.len() > 1 << 16 && !reads {
                     continue;

@@ -35,6 +35,8 @@ pub(crate) enum Kind {
     Prompted,
     /// It has a head of these labels, and special tokens.
     Labels(&'static [&'static str]),
+    /// The same, with [`PROMPTS`], of which the query's is the default.
+    Instructed(&'static [&'static str]),
 }
 
 /// The prompts of [`Kind::Prompted`], by name.
@@ -69,7 +71,7 @@ pub(crate) fn write_kind(folder: &Path, kind: Kind) {
             write_stages(folder);
             &[]
         }
-        Kind::Labels(labels) => {
+        Kind::Labels(labels) | Kind::Instructed(labels) => {
             config["architectures"] = json!(["BertForSequenceClassification"]);
             let names = labels.iter().enumerate().map(|(id, label)| (id.to_string(), json!(label)));
             config["id2label"] = Value::Object(names.collect());
@@ -78,6 +80,9 @@ pub(crate) fn write_kind(folder: &Path, kind: Kind) {
     };
     if !matches!(kind, Kind::Plain) {
         add_special_tokens(&mut tokenizer);
+    }
+    if matches!(kind, Kind::Instructed(_)) {
+        write_prompts(folder, Some("query"));
     }
     fs::write(folder.join("config.json"), config.to_string()).expect("a file");
     fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).expect("a file");
@@ -93,8 +98,12 @@ fn write_stages(folder: &Path) {
     fs::create_dir(folder.join("1_Pooling")).expect("a folder");
     let pooling = json!({"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": true});
     fs::write(folder.join("1_Pooling/config.json"), pooling.to_string()).expect("a file");
+    write_prompts(folder, None);
+}
+
+fn write_prompts(folder: &Path, default: Option<&str>) {
     let prompts: BTreeMap<&str, &str> = PROMPTS.into_iter().collect();
-    let prompts = json!({"prompts": prompts, "default_prompt_name": null});
+    let prompts = json!({"prompts": prompts, "default_prompt_name": default});
     fs::write(folder.join("config_sentence_transformers.json"), prompts.to_string()).expect("a file");
 }
 
