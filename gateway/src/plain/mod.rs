@@ -28,6 +28,7 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
 
 /// What is read at once: the answer to a usual request, an embedding of 1,024 numbers as text, with its head.
 const READ_BYTES: usize = 16 << 10;
@@ -75,17 +76,26 @@ impl Plain {
     }
 
     /// A connection that leads there: one that waits, or a new one. Beyond so many that are being opened the next waits for
-    /// its turn, however long that takes, or for one that somebody else has done with.
+    /// its turn, or for one that somebody else has done with: as long as it takes while connections come about, and no longer
+    /// than the first attempt that nobody answers. To try after that would be to wait the limit once more, for each turn before.
     pub(crate) async fn open(&self, way: Way, connect_timeout: Duration) -> Result<Opened<'_>, Failure> {
         if let Some(opened) = self.waiting(way) {
             return Ok(opened);
         }
         let turns = self.pool.turns(way);
-        let _turn = turns.acquire().await.expect("nobody closes it");
-        match self.waiting(way) {
-            Some(opened) => Ok(opened),
-            None => Ok(self.begin(way, self.outward.connect(way, connect_timeout).await?)),
+        let turn = turns.next().await;
+        if let Some(opened) = self.waiting(way) {
+            return Ok(opened);
         }
+        if turn.behind_one_in_vain {
+            return Err(Failure::Unreachable);
+        }
+        let begun = Instant::now();
+        let greeted = self.outward.connect(way, connect_timeout).await;
+        if greeted.is_err() && begun.elapsed() >= connect_timeout {
+            turn.was_in_vain();
+        }
+        Ok(self.begin(way, greeted?))
     }
 
     /// How connections are opened.
@@ -321,14 +331,44 @@ mod tests {
         let way =
             Way { region: RegionIndex::new(0).expect("a number"), address: listener.local_addr().unwrap() };
         let turns = plain.pool.turns(way);
-        let all_but_one = turns.acquire_many(u32::try_from(OPENING_MAX).unwrap() - 1).await.unwrap();
+        let all_but_one = futures_util::future::join_all((1..OPENING_MAX).map(|_| turns.next())).await;
         assert!(!plain.open(way, limit).await.unwrap().reused, "at the bound");
-        let last = turns.acquire().await.unwrap();
+        let last = turns.next().await;
         let mut next = std::pin::pin!(plain.open(way, limit));
         assert!(tokio::time::timeout(Duration::ZERO, &mut next).await.is_err(), "one past it");
         plain.keep(way, plain.outward.connect(way, limit).await.unwrap());
         drop((last, all_but_one));
         assert!(next.await.unwrap().reused);
+    }
+
+    /// A region that swallows whatever is sent to it: its queue of connections is full, and nobody takes one out.
+    async fn silent() -> (tokio::net::TcpListener, Vec<tokio::net::TcpStream>) {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(0).unwrap();
+        let mut queued = Vec::new();
+        let connect = || tokio::net::TcpStream::connect(listener.local_addr().unwrap());
+        while let Ok(connected) = tokio::time::timeout(Duration::from_millis(100), connect()).await {
+            queued.push(connected.unwrap());
+        }
+        (listener, queued)
+    }
+
+    /// With turns and no more than that, the last of a thousand that are asked at once heard of it after eight times the limit.
+    #[tokio::test]
+    async fn who_waits_behind_an_attempt_that_nobody_answers_waits_no_longer_than_it() {
+        let (listener, _queued) = silent().await;
+        let (plain, limit) = (plain(), Duration::from_millis(200));
+        let way =
+            Way { region: RegionIndex::new(0).expect("a number"), address: listener.local_addr().unwrap() };
+        tokio::time::pause();
+        let begun = tokio::time::Instant::now();
+        let all = (0..8 * OPENING_MAX).map(|_| async {
+            assert_eq!(plain.open(way, limit).await.err(), Some(Failure::Unreachable));
+            begun.elapsed()
+        });
+        let slowest = futures_util::future::join_all(all).await.into_iter().max().unwrap();
+        assert!(slowest < limit * 2, "{slowest:?}");
     }
 
     /// The next hop has seen the request and begun to answer: sending it once more would be a second attempt.

@@ -12,9 +12,10 @@ use gateway_core::lawful::Peer;
 use regions::set::RegionIndex;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Connections kept idle, over all ways.
 const IDLE_MAX: usize = 1024;
@@ -60,7 +61,7 @@ struct Waiting {
     /// The one that came last is at the back.
     by_way: BTreeMap<Way, VecDeque<Kept>>,
     /// Who may open one, by way; forgotten when nobody does and there is a new way.
-    turns: BTreeMap<Way, Arc<Semaphore>>,
+    turns: BTreeMap<Way, Arc<Turns>>,
     count: usize,
     swept: Instant,
 }
@@ -69,6 +70,38 @@ struct Kept {
     stream: Stream,
     peer: Peer,
     since: Instant,
+}
+
+/// Who may open a connection that leads one way.
+pub(super) struct Turns {
+    free: Semaphore,
+    /// Attempts so far that nobody answered within their limit.
+    in_vain: AtomicU64,
+}
+
+/// It is somebody's turn until this is dropped.
+pub(super) struct Turn<'a> {
+    turns: &'a Turns,
+    /// Whether somebody before waited in vain while this one waited for the turn.
+    pub(super) behind_one_in_vain: bool,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Turns {
+    /// Waits until fewer than [`OPENING_MAX`] are being opened, however long that takes.
+    pub(super) async fn next(&self) -> Turn<'_> {
+        let before = self.in_vain.load(Ordering::Relaxed);
+        let permit = self.free.acquire().await.expect("nobody closes it");
+        let behind_one_in_vain = self.in_vain.load(Ordering::Relaxed) != before;
+        Turn { turns: self, behind_one_in_vain, _permit: permit }
+    }
+}
+
+impl Turn<'_> {
+    /// Nobody answered.
+    pub(super) fn was_in_vain(self) {
+        self.turns.in_vain.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl Pool {
@@ -103,13 +136,14 @@ impl Pool {
     }
 
     /// Whose turn it is to open one that leads there.
-    pub(super) fn turns(&self, way: Way) -> Arc<Semaphore> {
+    pub(super) fn turns(&self, way: Way) -> Arc<Turns> {
         let turns = &mut self.lock().turns;
         if let Some(turns) = turns.get(&way) {
             return turns.clone();
         }
         turns.retain(|_, turns| Arc::strong_count(turns) > 1);
-        turns.entry(way).or_insert_with(|| Arc::new(Semaphore::new(OPENING_MAX))).clone()
+        let begin = || Arc::new(Turns { free: Semaphore::new(OPENING_MAX), in_vain: AtomicU64::new(0) });
+        turns.entry(way).or_insert_with(begin).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
