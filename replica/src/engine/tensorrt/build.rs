@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use replica_core::Precision;
 
 use super::record::Form;
-use crate::model::{HeadPooling, Layer, ModelDir, Pooling};
+use crate::model::{Architecture, HeadPooling, Layer, ModelDir, Pooling};
 
 /// Where the script writes what it was built with.
 pub const FOUND: &str = "built-with";
@@ -133,6 +133,7 @@ pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Buil
     let sizes = Sizes { max_batch_size, max_tokens };
     let (lines, programs, form, max_batch_tokens) = match *family {
         Family::Encoder(begins) => {
+            is_as_wide_as_the_vendors(&model.architecture)?;
             let Some(product) = max_batch_size.checked_mul(max_tokens) else {
                 return Err(
                     "--max-batch-size times --max-tokens is more than 2³² tokens; give less".to_owned()
@@ -172,6 +173,18 @@ pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Buil
         max_batch_tokens,
         max_tokens,
     })
+}
+
+/// TensorRT-LLM takes the width inside of an encoder for four times the width outside.
+fn is_as_wide_as_the_vendors(architecture: &Architecture) -> Result<(), String> {
+    let (outside, inside) = (architecture.hidden, architecture.feed_forward.width);
+    if inside == 4 * outside {
+        return Ok(());
+    }
+    Err(format!(
+        "`intermediate_size` = {inside} is not four times `hidden_size` = {outside}, as it is in every encoder that \
+         TensorRT-LLM builds; run it on the processor"
+    ))
 }
 
 #[derive(Clone, Copy)]
