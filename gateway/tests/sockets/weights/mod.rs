@@ -7,9 +7,6 @@ use scene::{Edge, FAR, Hub, NEAR, plan, region, row, table};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// So many may be answered by the other region: who is late on a busy machine is raced, and both are near.
-const RACED: u32 = 2;
-
 async fn two_regions() -> [SocketAddr; 2] {
     [region(NEAR).await, region(FAR).await]
 }
@@ -77,7 +74,7 @@ async fn a_weight_sends_nothing_where_the_law_forbids_it_or_where_nobody_answers
     hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 1000)]), row("m-us", json!("us"), &[(FAR, 1000)])]));
     let edge = Edge::start(dir.path(), at).await;
     edge.until_planned("1.1", 2).await;
-    assert!(edge.far_of(20, "m").await + RACED >= 20);
+    assert_eq!(edge.far_of(20, "m").await, 20);
     assert_eq!(edge.far_of(20, "m-us").await, 0);
     for _ in 0..20 {
         assert_eq!(edge.asks("m", &[("x-meridian-residency", "us")]).await, NEAR);
@@ -111,11 +108,11 @@ async fn a_plan_that_is_not_newer_or_cannot_be_read_is_refused_and_counted_and_t
         hub.says(wrong);
         hub.until_heard().await;
         assert!(edge.scraped("meridian_gateway_plans_refused_total").await > before);
-        assert!(edge.far_of(5, "m").await + RACED >= 5, "the last good one stays");
+        assert_eq!(edge.far_of(5, "m").await, 5, "the last good one stays");
     }
     hub.says(plan(6, &[to(NEAR)]));
     edge.until_planned("1.6", 2).await;
-    assert!(edge.far_of(5, "m").await <= RACED);
+    assert_eq!(edge.far_of(5, "m").await, 0);
 }
 
 /// Invariant 4, Static stability.
@@ -130,7 +127,7 @@ async fn a_gateway_that_starts_without_its_hub_goes_by_the_plan_on_its_disk() {
     let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let edge = Edge::start(dir.path(), nobody).await;
     edge.until_planned("1.3", 2).await;
-    assert!(edge.far_of(20, "m").await + RACED >= 20);
+    assert_eq!(edge.far_of(20, "m").await, 20);
 
     std::fs::write(dir.path().join("routes.plan"), "torn").unwrap();
     let edge = Edge::start(dir.path(), nobody).await;
@@ -139,7 +136,7 @@ async fn a_gateway_that_starts_without_its_hub_goes_by_the_plan_on_its_disk() {
         routes["regions"].as_array().into_iter().flatten().filter(well).count() == 2
     })
     .await;
-    assert!(edge.far_of(20, "m").await <= RACED, "the nearest");
+    assert_eq!(edge.far_of(20, "m").await, 0, "the nearest");
 }
 
 #[tokio::test]
@@ -157,7 +154,7 @@ async fn a_region_that_is_drained_has_what_may_go_nowhere_else_and_what_the_plan
     let draining: Vec<_> =
         routes["regions"].as_array().unwrap().iter().filter(|row| row["draining"] == true).collect();
     assert_eq!((draining.len(), &draining[0]["region"]), (1, &json!(NEAR)));
-    assert!(edge.far_of(20, "m").await + RACED >= 20, "the nearest of those that stay");
+    assert_eq!(edge.far_of(20, "m").await, 20, "the nearest of those that stay");
     assert_eq!(edge.far_of(20, "m-us").await, 0, "it may go nowhere else");
 
     // It leaves at the pace of the plan.
@@ -167,11 +164,11 @@ async fn a_region_that_is_drained_has_what_may_go_nowhere_else_and_what_the_plan
     assert!(far < 40, "{far} of 100");
     hub.says(plan(2, &[row("m", Value::Null, &[(FAR, 1000)])]));
     edge.until_planned("1.2", 2).await;
-    assert!(edge.far_of(20, "m").await + RACED >= 20);
+    assert_eq!(edge.far_of(20, "m").await, 20);
     hub.table.send_replace(table(2, regions, &[]));
     hub.says(plan(3, &[row("m", Value::Null, &[(NEAR, 1000)])]));
     edge.until_planned("1.3", 2).await;
-    assert!(edge.far_of(20, "m").await <= RACED);
+    assert_eq!(edge.far_of(20, "m").await, 0);
 }
 
 #[tokio::test]

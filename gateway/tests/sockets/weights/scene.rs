@@ -21,6 +21,9 @@ use tokio::sync::{oneshot, watch};
 
 pub(crate) const NEAR: &str = "aws/us-east-1";
 pub(crate) const FAR: &str = "aws/eu-central-1";
+/// How far away that is. Of two that are as near as each other the one that is said to be slow is passed over, and on a busy
+/// machine either is now and then.
+const AWAY: Duration = Duration::from_millis(60);
 /// How long anything that is waited for may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -68,6 +71,9 @@ pub(crate) async fn region(id: &'static str) -> SocketAddr {
     let report = move |body: Bytes| async move {
         let question: ExchangeRequestV1 = serde_json::from_slice(&body).unwrap();
         let load = |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "lookup_tokens": 0, "tokens_per_second": 1e4});
+        if id == FAR {
+            tokio::time::sleep(AWAY).await;
+        }
         axum::Json(
             json!({"version": 1, "region": id, "boot_id": 1, "sequence": question.sequence, "draining": false,
                           "deployments": [load("m"), load("m-us")]}),
@@ -136,7 +142,9 @@ impl Edge {
         let operations = free_address();
         let text = format!(
             "listen = '127.0.0.1:0'\noperations = '{operations}'\nplace = '{NEAR}'\nhub = 'http://{hub}'\n\
-             snapshot = 'routes'\ntenants = 'tenants.toml'"
+             snapshot = 'routes'\ntenants = 'tenants.toml'\n\
+             # Whoever answers late on a busy machine is asked all the same: it is counted who is asked first.\n\
+             hedge = false"
         );
         let environment = BTreeMap::from([("KEY".to_owned(), "KEY".to_owned())]);
         let config =
