@@ -68,7 +68,7 @@ pub struct Build {
 const FAMILIES: [(&str, Family); 8] = [
     ("bert", Family::Encoder("Bert")),
     ("roberta", Family::Encoder("Roberta")),
-    // The same tensors and the same computation, by another name that the converter does not know.
+    // The same tensors and the same computation by another name.
     ("xlm-roberta", Family::Encoder("Roberta")),
     ("llama", Family::Decoder("LlamaForCausalLM", LLAMA)),
     ("mistral", Family::Decoder("MistralForCausalLM", LLAMA)),
