@@ -1,13 +1,14 @@
 //! From a request's head and body to what the decision hangs on: who asks, for what, for how long, and who may see it.
 
 use super::forward::{Edge, NotForwarded};
+use super::known::About;
 use super::refusals::{
     bad_token, no_bulk, no_model_field, no_model_named, not_let_in, unknown_model, unreadable_ask,
     unreadable_body,
 };
 use super::shedding::{Place, Wants, Way, left};
 use super::view::{Lawful, Terms, View};
-use super::watch::{About, chance, chances};
+use super::watch::{chance, chances};
 use crate::intake::{Body, NoBody};
 use crate::names;
 use crate::relay::Crossing;

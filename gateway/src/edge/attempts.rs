@@ -2,10 +2,11 @@
 
 use super::admit::Request;
 use super::forward::{Edge, NotForwarded};
+use super::known::{About, REGION_IN_FLIGHT_MAX};
 use super::race::Race;
 use super::refusals::{deadline_passed, in_words};
 use super::view::View;
-use super::watch::{About, Next, REGION_IN_FLIGHT_MAX};
+use super::watch::Next;
 use crate::names;
 use crate::respond::Refusal;
 use crate::upstream::{Answer, WHOLE_ANSWER_MAX};

@@ -2,7 +2,7 @@
 //! request. `gateway_core::cold` decides; here is what it is asked with.
 
 use super::admit::Request;
-use super::watch::{About, Known};
+use super::known::{About, Known};
 use gateway_core::cold::{self, Outlook};
 use gateway_core::shed::Waits;
 use regions::id::DeploymentName;

@@ -7,8 +7,8 @@
 //!                     (what, where)           (how well)
 //! ```
 //!
-//! [`table`] follows the hub's route table and [`weights`] its plan, and both survive without the hub; [`reports`] hears the regions; [`watch`] holds
-//! what is known of their health. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
+//! [`table`] follows the hub's route table and [`weights`] its plan, and both survive without the hub; [`reports`] hears the regions; [`known`] is
+//! what is known of them, and [`watch`] shares it. [`forward`] serves a request from these two and waits for neither: [`admit`] finds out
 //! who asks for what and who may see it, [`tenants`] who may ask at all and [`allowances`] what each has left, [`shedding`] whether there is room
 //! for it, and [`attempts`] goes from region to region, with a [`race`] of two at most under way. [`scatter`] does that
 //! with the pieces of a request that is too large for one replica. [`account`] is what is told of it afterwards, and
@@ -21,6 +21,7 @@ mod attempts;
 mod cold;
 mod explain;
 mod forward;
+mod known;
 mod operations;
 mod race;
 mod refusals;

@@ -10,9 +10,10 @@
 //! Then its room is there, and that region is asked first.
 
 use super::forward::Edge;
+use super::known::{About, Known};
 use super::refusals::shed;
 use super::view::{Lawful, View};
-use super::watch::{About, Known, Watch, chances};
+use super::watch::{Watch, chances};
 use crate::respond::Refusal;
 use gateway_core::ask::Ask;
 use gateway_core::circuit::Permille;
