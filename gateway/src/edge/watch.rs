@@ -24,6 +24,7 @@ use tokio::sync::watch;
 
 /// How often silence is looked for: twice as often as has to be.
 const LOOK_PERIOD: Duration = LOOK_PERIOD_MAX.checked_div(2).expect("two is not zero");
+
 /// What is known, and the bell.
 pub(crate) struct Watch {
     known: Mutex<Known>,
