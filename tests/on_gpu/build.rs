@@ -169,6 +169,10 @@ class LLaMAForCausalLM:
 
 #[test]
 fn what_is_tapped_is_what_vectors_are_made_of() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        println!("no python3 on this machine: the tapped class is not run");
+        return;
+    }
     for (family, marked) in [("llama", "states"), ("llama_rerank", "last of states")] {
         let machine = Machine::new(family);
         let (fine, said) = machine.build(&["--precision", "bf16", "--dry-run"]);
