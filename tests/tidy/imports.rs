@@ -16,11 +16,15 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("gateway-core", &["regions"]),
     ("scheduler-core", &["regions"]),
     ("replica-core", &["regions"]),
-    ("scheduler-store", &["scheduler-core"]),
-    ("gateway", &["gateway-core", "scheduler-core", "scheduler-store", "regions", "replica-core"]),
-    ("scheduler", &["scheduler-core", "scheduler-store", "regions"]),
+    ("supervision", &[]),
+    ("scheduler-store", &["scheduler-core", "supervision"]),
+    (
+        "gateway",
+        &["gateway-core", "scheduler-core", "scheduler-store", "regions", "replica-core", "supervision"],
+    ),
+    ("scheduler", &["scheduler-core", "scheduler-store", "regions", "supervision"]),
     ("trtllm", &[]),
-    ("replica", &["replica-core", "regions", "trtllm"]),
+    ("replica", &["replica-core", "regions", "trtllm", "supervision"]),
     ("loadtest", &["replica-core", "regions"]),
 ];
 const ROOT: &str = "meridian";

@@ -9,7 +9,9 @@ mod cores;
 mod imports;
 mod links;
 mod locked;
+mod locks;
 mod manifests;
+mod tasks;
 mod tree;
 mod words;
 

@@ -1,0 +1,90 @@
+//! No task or thread of a role ends silently: each is started through `supervision`, or joined by somebody who is.
+
+use crate::none;
+use crate::tree::{File, files};
+
+const SHELLS: &[&str] = &["gateway/src/", "scheduler/src/", "scheduler/store/src/", "replica/src/"];
+
+/// How something is started that goes on by itself.
+const STARTS: &[&str] = &[".spawn(", "tokio::spawn(", "thread::Builder::new("];
+/// What must stand in what is started.
+const SUPERVISED: &[&str] = &["supervise", "essential(", "contained(", "contain("];
+/// How far after the start it is looked for: the first lines of a closure.
+const WITHIN: usize = 220;
+
+/// Where tasks are started otherwise, and why none of them ends silently.
+const JOINED: &[(&str, &str)] = &[
+    ("gateway/src/streams/mod.rs", "`Streams::spawn`, which contains what it is given"),
+    ("replica/src/engine/cpu/mod.rs", "scoped threads, whose panic is that of the scope"),
+    ("replica/src/engine/cpu/threads.rs", "catches panics and hands them to whoever gave the work"),
+    ("replica/src/server.rs", "the role waits for it and ends with an error"),
+    (
+        "scheduler/src/actuator/process/mod.rs",
+        "children, and their lives, which the actuator joins: it is essential",
+    ),
+];
+
+fn complaints(files: &[File]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let of_a_role = |path: &str| {
+        let test = path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("/contained.rs");
+        SHELLS.iter().any(|shell| path.starts_with(shell)) && !test
+    };
+    for File { path, text } in files.iter().filter(|file| of_a_role(&file.path)) {
+        if JOINED.iter().any(|(joined, _)| joined == path) {
+            continue;
+        }
+        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        for start in STARTS {
+            for (at, _) in text.match_indices(start) {
+                let begun: String = text[at + start.len()..].chars().take(WITHIN).collect();
+                if !SUPERVISED.iter().any(|word| begun.contains(word)) {
+                    let line = text[..at].matches('\n').count() + 1;
+                    complaints.push(format!("{path}:{line}: what is started here can end silently"));
+                }
+            }
+        }
+    }
+    complaints
+}
+
+#[test]
+fn whatever_runs_for_long_is_supervised() {
+    none(complaints(&files(|path| path.ends_with(".rs"))));
+}
+
+#[test]
+fn every_exception_is_still_one() {
+    let all = files(|path| path.ends_with(".rs"));
+    none(
+        JOINED
+            .iter()
+            .filter(|(path, _)| {
+                let text = all.iter().find(|file| file.path == *path).map_or("", |file| &file.text);
+                !STARTS.iter().any(|start| text.contains(start))
+            })
+            .map(|(path, why)| format!("{path} starts nothing any more: {why}"))
+            .collect(),
+    );
+}
+
+#[test]
+fn a_task_that_can_end_silently_is_found() {
+    let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+    let silent = [
+        file("gateway/src/a.rs", "tasks.spawn(follow());"),
+        file("scheduler/src/b.rs", "let task = tokio::spawn(async move { run().await });"),
+        file("replica/src/c.rs", "thread::Builder::new().name(name).spawn(work)"),
+    ];
+    for file in silent {
+        assert!(!complaints(std::slice::from_ref(&file)).is_empty(), "{}", file.text);
+    }
+    let supervised = [
+        file("gateway/src/a.rs", "tasks.spawn(supervise(\"routes\", move || follow()));"),
+        file("scheduler/src/b.rs", "tokio::spawn(essential(\"agent\", run()))"),
+        file("gateway/src/c.rs", "#[cfg(test)]\nmod tests {\n    tokio::spawn(serve());"),
+        file("gateway/src/d/tests.rs", "tokio::spawn(serve());"),
+        file("src/up/link.rs", "tokio::spawn(accept());"),
+    ];
+    assert_eq!(complaints(&supervised), [""; 0]);
+}
