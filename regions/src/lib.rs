@@ -8,6 +8,7 @@
 //! - [`residency`]: the law. A policy names areas; what it permits is a set, and sets are only ever intersected.
 //! - [`latency`] (over [`ewma`]): the distance. A guess from the globe until measurements replace it.
 //! - [`deployment`], [`route`]: what is served, and where it was last known to be served; [`tenant`]: for whom.
+//! - [`identity`]: which model a replica runs, exactly, and which one a deployment is served with.
 //! - [`weights`]: how the hub divides what may go to several regions, and how one of them is drawn.
 //! - [`selection`]: the choice. Forbid first, prefer second, pick last; [`invariants`] says what must hold of it.
 //!
@@ -21,6 +22,7 @@ pub mod duration;
 pub mod ewma;
 pub mod geography;
 pub mod id;
+pub mod identity;
 pub mod invariants;
 pub mod jurisdiction;
 pub mod latency;
@@ -41,6 +43,9 @@ pub use deployment::{
 pub use document::Problem;
 pub use geography::GeoPoint;
 pub use id::{DeploymentName, RegionId, TenantId};
+pub use identity::{
+    Agreement, ModelIdentity, ModelRevision, ModelSpec, NextRevision, ReportedModel, ServedRevision,
+};
 pub use jurisdiction::Jurisdiction;
 pub use latency::LatencyModel;
 pub use region_list::parse_region_list;

@@ -21,7 +21,8 @@ use crate::region_list;
 use crate::set::RegionSet;
 use crate::suggest::did_you_mean;
 
-/// Longest policy text, in bytes: every region of the largest cloud by name fits twice, and so does any header.
+/// Longest policy text, in bytes, as it is given and as it is written back (the canonical form, which can be the longer one:
+/// `eu&de` becomes `de & eu`). So whatever was read once is read again wherever it is sent. Every region of the largest cloud by name fits twice, and so does any header.
 pub const MAX_POLICY_LEN: usize = 4096;
 
 /// How a policy without a condition is written.
@@ -64,7 +65,7 @@ pub enum PolicyError {
     NotAnArea(String),
     /// The text is too long.
     #[error(
-        "a residency policy of {0} bytes is too long: name jurisdictions instead of regions; {MAX_POLICY_LEN} bytes fit"
+        "a residency policy of {0} bytes (in canonical form, such as `de,fr & eu`) is too long: name jurisdictions instead of regions; {MAX_POLICY_LEN} bytes fit"
     )]
     TooLong(usize),
 }
@@ -101,6 +102,22 @@ impl ResidencyPolicy {
             (ResidencyPolicy::Only(Conditions(ours)), ResidencyPolicy::Only(Conditions(theirs))) => {
                 ResidencyPolicy::Only(Conditions(ours | theirs))
             }
+        }
+    }
+
+    /// Both policies at once, as [`ResidencyPolicy::narrow`] has it, for a policy that is written down or sent.
+    ///
+    /// # Errors
+    ///
+    /// When the two together are longer than [`MAX_POLICY_LEN`]: nobody could read them back.
+    pub fn joined(&self, other: &ResidencyPolicy) -> Result<ResidencyPolicy, PolicyError> {
+        self.narrow(other).that_fits()
+    }
+
+    fn that_fits(self) -> Result<ResidencyPolicy, PolicyError> {
+        match self.to_string().len() {
+            0..=MAX_POLICY_LEN => Ok(self),
+            len => Err(PolicyError::TooLong(len)),
         }
     }
 
@@ -179,7 +196,7 @@ impl FromStr for ResidencyPolicy {
             .split('&')
             .map(|condition| condition.split(',').map(|area| area.trim().parse::<Area>()).collect())
             .collect();
-        Ok(ResidencyPolicy::Only(Conditions(conditions?)))
+        ResidencyPolicy::Only(Conditions(conditions?)).that_fits()
     }
 }
 
@@ -249,6 +266,32 @@ mod tests {
         assert_eq!(policy(&at_limit), policy("de,eu"));
         let past_limit = format!("{at_limit} ");
         assert_eq!(past_limit.parse::<ResidencyPolicy>(), Err(PolicyError::TooLong(MAX_POLICY_LEN + 1)));
+    }
+
+    /// So many conditions of one jurisdiction each, all different, without a space.
+    fn conditions(count: usize) -> String {
+        let letters = || 'a'..='z';
+        let codes = letters()
+            .flat_map(|a| letters().flat_map(move |b| letters().map(move |c| format!("us-{a}{b}{c}"))));
+        codes.take(count).collect::<Vec<_>>().join("&")
+    }
+
+    #[test]
+    fn a_policy_is_limited_by_what_is_written_back() {
+        // Six bytes each, and three more for ` & ` in canonical form.
+        let (fits, one_more) = (conditions(455), conditions(456));
+        assert_eq!(policy(&fits).to_string().len(), 4092);
+        assert_eq!(policy(&policy(&fits).to_string()), policy(&fits));
+        assert!(one_more.len() <= MAX_POLICY_LEN, "as it is given, it would fit");
+        assert_eq!(one_more.parse::<ResidencyPolicy>(), Err(PolicyError::TooLong(4101)));
+    }
+
+    #[test]
+    fn policies_are_joined_as_long_as_what_is_written_of_them_fits() {
+        let half = policy(&conditions(455));
+        assert_eq!(half.joined(&ResidencyPolicy::Anywhere), Ok(half.clone()));
+        assert_eq!(half.joined(&policy("eu")).map_err(|error| error.to_string().contains("4097")), Err(true));
+        assert_eq!(policy("eu").joined(&policy("de,fr")), Ok(policy("de,fr & eu")));
     }
 
     #[test]

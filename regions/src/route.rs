@@ -13,6 +13,7 @@ use std::str::FromStr;
 use crate::catalogue::Catalogue;
 use crate::deployment::Deployment;
 use crate::id::{DeploymentName, RegionId, TenantId};
+use crate::identity::ServedRevision;
 use crate::residency::ResidencyPolicy;
 use crate::set::RegionSet;
 use crate::tenant::TenantRules;
@@ -44,6 +45,9 @@ pub struct RouteTable {
     pub deployments: BTreeMap<DeploymentName, Deployment>,
     /// Those whose residency will be wider, once everybody has heard of it.
     pub widening: BTreeMap<DeploymentName, Widening>,
+    /// The model revision that each deployment is served with; a deployment is missing until its first replica has
+    /// reported one. `None` in a table of a hub that does not know of revisions.
+    pub revisions: Option<BTreeMap<DeploymentName, ServedRevision>>,
     /// Who may come in; nothing where nobody has applied any, and every gateway goes by its own file.
     pub tenants: Option<Tenants>,
 }
@@ -86,6 +90,7 @@ impl RouteTable {
             regions: BTreeMap::new(),
             deployments: BTreeMap::new(),
             widening: BTreeMap::new(),
+            revisions: None,
             tenants: None,
         }
     }
@@ -100,6 +105,11 @@ impl RouteTable {
     pub fn draining(&self, catalogue: &Catalogue) -> RegionSet {
         let draining = self.regions.iter().filter(|(_, route)| route.draining);
         draining.filter_map(|(region, _)| catalogue.index_of(region)).collect()
+    }
+
+    /// The revision that a deployment is served with, if one is pinned.
+    pub fn revision(&self, deployment: &DeploymentName) -> Option<&ServedRevision> {
+        self.revisions.as_ref()?.get(deployment)
     }
 
     /// The regions in which a deployment has a ready replica, as a set.

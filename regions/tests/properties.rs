@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use regions::invariants::{Unlawful, lawful};
+use regions::residency::MAX_POLICY_LEN;
 use regions::selection::{Candidate, Health, Ineligible, Query, Score, select};
 use regions::{Area, Catalogue, Jurisdiction, RegionId, RegionIndex, RegionSet, ResidencyPolicy};
 
@@ -34,6 +35,20 @@ fn any_policy() -> impl Strategy<Value = ResidencyPolicy> {
         4 => any_condition(),
         2 => (any_condition(), any_condition()).prop_map(|(a, b)| a.narrow(&b)),
     ]
+}
+
+/// A text as a person or a program may write it, around the longest that is read.
+fn any_text() -> impl Strategy<Value = String> {
+    let spaced = |sign: &'static str| prop::sample::select(vec![sign.to_owned(), format!(" {sign} ")]);
+    let areas = prop::collection::vec(any_area(), 1..4);
+    prop::collection::vec((areas, spaced("&"), spaced(",")), 1..500).prop_map(|conditions| {
+        let mut text = String::new();
+        for (areas, and, or) in conditions {
+            let areas: Vec<String> = areas.iter().map(Area::to_string).collect();
+            text += &format!("{}{}", if text.is_empty() { "" } else { &and }, areas.join(&or));
+        }
+        text
+    })
 }
 
 fn any_set() -> impl Strategy<Value = RegionSet> {
@@ -102,6 +117,22 @@ impl Fleet {
 }
 
 proptest! {
+    #[test]
+    fn a_policy_that_was_read_is_read_back_wherever_it_is_sent(one in any_text(), other in any_text()) {
+        let read = |text: &str| text.parse::<ResidencyPolicy>().ok();
+        for text in [&one, &other] {
+            if let Some(policy) = read(text) {
+                prop_assert_eq!(read(&policy.to_string()), Some(policy));
+            }
+        }
+        if let (Some(one), Some(other)) = (read(&one), read(&other)) {
+            match one.joined(&other) {
+                Ok(both) => prop_assert_eq!(read(&both.to_string()), Some(both)),
+                Err(_) => prop_assert!(one.narrow(&other).to_string().len() > MAX_POLICY_LEN),
+            }
+        }
+    }
+
     #[test]
     fn narrowing_is_the_intersection_and_never_permits_more(a in any_policy(), b in any_policy()) {
         let (of_a, of_b) = (a.permitted(&CATALOGUE), b.permitted(&CATALOGUE));
