@@ -17,6 +17,7 @@
 //!
 //! Time, and the chance that keeps several gateways from returning in step, are arguments.
 
+use crate::outlier::{Evidence, Seen};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -63,20 +64,6 @@ impl Permille {
     pub fn get(self) -> u16 {
         self.0
     }
-}
-
-/// What a request came to, as it speaks for or against whoever was asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// It was answered in time.
-    Answered,
-    /// It was answered, with an error that is the answerer's own. Such answers count together, not in a row: one bad
-    /// request sent three times must not take a target from everybody.
-    Faulted,
-    /// It could not be delivered or broke off.
-    Failed,
-    /// Its first byte did not come in time.
-    Missed,
 }
 
 /// How somebody stands.
@@ -205,8 +192,9 @@ impl<K: Copy + Ord> Circuits<K> {
         self.circuits.get(&key).filter(on_trial).is_some_and(|circuit| circuit.ejections <= SLOW_TRIALS_MAX)
     }
 
-    /// A request that was sent to `key` came to this. `chance` spreads the return. True when `key` is ejected for it.
-    pub fn saw(&mut self, key: K, seen: Seen, chance: Permille, now: Instant) -> bool {
+    /// Counts what a request to `key` says about it. `chance` spreads the return. True when `key` is ejected for it.
+    pub fn saw(&mut self, key: K, evidence: Evidence, chance: Permille, now: Instant) -> bool {
+        let seen = evidence.seen();
         let spared = !self.may_eject(key, now);
         let Some(circuit) = self.circuits.get_mut(&key) else {
             return false;

@@ -28,12 +28,17 @@ pub const KEPT: Duration = Duration::from_secs(600);
 pub const CLASSES_PER_DEPLOYMENT_MAX: usize = 64;
 /// All classes.
 pub const CLASSES_MAX: usize = 8192;
+/// Bytes of the residencies of all classes: a header can make one of 4 KiB, and a hub takes a report of 2 MiB. Half of that,
+/// because a name of a deployment and of a region and their quotation marks stand beside each.
+pub const RESIDENCY_BYTES_MAX: usize = 1 << 20;
 
 /// What is asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Demand {
     classes: BTreeMap<DeploymentName, Vec<Class>>,
     kept: usize,
+    /// Bytes of their residencies.
+    bytes: usize,
     /// Requests of classes for which there was no room.
     missed: u64,
     told: Option<Instant>,
@@ -92,11 +97,13 @@ impl Demand {
             return class.lookups();
         }
         let there = self.classes.get(deployment).map_or(0, Vec::len);
-        if there >= CLASSES_PER_DEPLOYMENT_MAX || self.kept >= CLASSES_MAX {
+        let bytes = self.bytes + residency.as_str().len();
+        if there >= CLASSES_PER_DEPLOYMENT_MAX || self.kept >= CLASSES_MAX || bytes > RESIDENCY_BYTES_MAX {
             self.missed += 1;
             return None;
         }
         self.kept += 1;
+        self.bytes = bytes;
         let (all, lookups) = (Counter::default(), Counter::default());
         let mut class = Class { residency: residency.clone(), allowed, origin, all, lookups, asked: now };
         class.count(lane, tokens);
@@ -132,6 +139,7 @@ impl Demand {
         }
         self.classes.retain(|_, classes| !classes.is_empty());
         self.kept = told.len();
+        self.bytes = told.iter().map(|asked| asked.residency.as_str().len()).sum();
         told
     }
 
@@ -249,6 +257,26 @@ mod tests {
         assert_eq!(told(&mut demand, now + KEPT + SECOND), []);
         asks(&mut demand, "d", 8, 0, 1, now + KEPT + SECOND);
         assert_eq!(told(&mut demand, now + KEPT + SECOND).len(), 1, "and anew");
+    }
+
+    #[test]
+    fn as_many_bytes_of_residencies_are_kept_as_may_be_and_one_more_is_not() {
+        let (mut demand, now) = (Demand::default(), some_instant());
+        let codes = ('a'..='z').flat_map(|a| ('a'..='z').map(move |b| format!("us-a{a}{b}"))).take(100);
+        let text = codes.collect::<Vec<_>>().join(",");
+        let long = Residency::of(&text.parse().unwrap());
+        let each = long.as_str().len();
+        let fit = RESIDENCY_BYTES_MAX / each;
+        let mut ask = |number: usize, now| {
+            let law = (&long, RegionSet::all(1));
+            demand.asked(&name(&format!("d{number}")), law, at(0), (Lane::Bulk, 1), now);
+            demand.missed()
+        };
+        assert_eq!((0..fit).map(|number| ask(number, now)).max(), Some(0));
+        assert_eq!(ask(fit, now), 1);
+        assert_eq!(demand.tell(now).len(), fit);
+        assert!(demand.tell(now + KEPT + SECOND).is_empty());
+        assert_eq!(demand.bytes, 0, "what is forgotten makes room");
     }
 
     #[test]

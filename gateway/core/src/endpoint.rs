@@ -1,7 +1,7 @@
 //! What a method and a path ask for.
 //!
 //! Everything that a model computes is forwarded; which paths those are is written here once, for the edge and for the
-//! regions' doors. OpenAI's, Cohere's and Jina's requests name their model in the body. TEI's do not, since a TEI serves
+//! regions' doors. OpenAI's, Cohere's, Voyage's and Jina's requests name their model in the body. TEI's do not, since a TEI serves
 //! one model; so any path may stand below `/deployments/{name}`, as Azure has it, and `…/deployments/{name}` is the base
 //! URL to give to such a client.
 
@@ -12,6 +12,12 @@ pub enum Endpoint<'a> {
     Computed(Target<'a>),
     /// `GET /v1/models`, answered at the edge.
     Models,
+    /// `GET /infinity/models`: the same list with the members that Infinity's client insists on.
+    InfinityModels,
+    /// `GET /v1/models/{id}`, answered at the edge.
+    Model(&'a str),
+    /// `GET /openapi.json`: the description of the API. It says nothing about tenants, so that no key is needed.
+    OpenApi,
 }
 
 /// Where a forwarded request goes.
@@ -48,10 +54,19 @@ pub enum NotServed {
 }
 
 /// Every path that a model computes something for.
-const COMPUTED: [(&str, &str, ModelField); 16] = [
+const COMPUTED: [(&str, &str, ModelField); 25] = [
     ("POST", "/v1/embeddings", Required),
+    ("POST", "/v1/embed", Required),
+    ("POST", "/v2/embed", Required),
     ("POST", "/v1/rerank", Required),
     ("POST", "/v2/rerank", Required),
+    ("POST", "/voyage/v1/embeddings", Required),
+    ("POST", "/voyage/v1/rerank", Required),
+    ("POST", "/infinity/embeddings", Required),
+    ("POST", "/infinity/rerank", Required),
+    ("POST", "/infinity/classify", Required),
+    ("POST", "/pooling", Required),
+    ("POST", "/v1/pooling", Required),
     ("POST", "/score", Required),
     ("POST", "/v1/score", Required),
     ("POST", "/classify", Required),
@@ -68,7 +83,12 @@ const COMPUTED: [(&str, &str, ModelField); 16] = [
     ("POST", ROOT, Optional),
 ];
 
-const MODELS: (&str, &str) = ("GET", "/v1/models");
+/// What the edge answers by itself. `{id}` stands for one path segment.
+const AT_THE_EDGE: [(&str, &str); 4] =
+    [("GET", "/v1/models"), ("GET", MODEL), ("GET", "/infinity/models"), ("GET", OPENAPI)];
+const MODEL: &str = "/v1/models/{id}";
+const MODEL_PREFIX: &str = "/v1/models/";
+const OPENAPI: &str = "/openapi.json";
 const ROOT: &str = "/";
 const DEPLOYMENTS: &str = "/deployments/";
 
@@ -77,8 +97,8 @@ impl<'a> Endpoint<'a> {
     pub fn of(method: &str, path: &'a str) -> Result<Endpoint<'a>, NotServed> {
         let (deployment, path) = split(path);
         let method = reading(method);
-        if path == MODELS.1 {
-            return if method == MODELS.0 { Ok(Endpoint::Models) } else { Err(NotServed::Method(MODELS.0)) };
+        if let Some(endpoint) = at_the_edge(path) {
+            return if method == "GET" { Ok(endpoint) } else { Err(NotServed::Method("GET")) };
         }
         let found =
             COMPUTED.iter().find(|(_, served, _)| *served == path && (path != ROOT || deployment.is_some()));
@@ -92,14 +112,43 @@ impl<'a> Endpoint<'a> {
 
     /// Every path that is served, as a replica has it; the same path with two methods comes once.
     pub fn paths() -> impl Iterator<Item = &'static str> {
-        COMPUTED.iter().map(|(_, path, _)| *path).chain([MODELS.1])
+        COMPUTED.iter().map(|(_, path, _)| *path).chain(AT_THE_EDGE.iter().map(|(_, path)| *path))
+    }
+
+    /// The path of this endpoint, as [`Endpoint::paths`] has it.
+    pub fn path(&self) -> &'static str {
+        match self {
+            Endpoint::Computed(target) => target.path,
+            Endpoint::Models => "/v1/models",
+            Endpoint::InfinityModels => "/infinity/models",
+            Endpoint::Model(_) => MODEL,
+            Endpoint::OpenApi => OPENAPI,
+        }
+    }
+
+    /// Every path that is computed, with what is known of its field `model`.
+    pub fn computed() -> impl Iterator<Item = (&'static str, &'static str, ModelField)> {
+        COMPUTED.iter().copied()
     }
 
     /// The paths that exist, for whoever asked for one that does not.
     pub fn served() -> impl Iterator<Item = String> {
         let computed =
             COMPUTED.iter().filter(|(_, path, _)| *path != ROOT).map(|(method, path, _)| (*method, *path));
-        computed.chain([MODELS]).map(|(method, path)| format!("{method} {path}"))
+        computed.chain(AT_THE_EDGE).map(|(method, path)| format!("{method} {path}"))
+    }
+}
+
+/// What the edge answers by itself at this path.
+fn at_the_edge(path: &str) -> Option<Endpoint<'_>> {
+    match path {
+        "/v1/models" => Some(Endpoint::Models),
+        "/infinity/models" => Some(Endpoint::InfinityModels),
+        OPENAPI => Some(Endpoint::OpenApi),
+        path => {
+            let id = path.strip_prefix(MODEL_PREFIX)?;
+            (!id.is_empty() && !id.contains('/')).then_some(Endpoint::Model(id))
+        }
     }
 }
 
@@ -115,6 +164,12 @@ fn split(path: &str) -> (Option<&str>, &str) {
 /// A path as a replica has it, served or not.
 pub fn at_a_replica(path: &str) -> &str {
     split(path).1
+}
+
+/// Whether the model's engine computes the response at this path. What is looked up or tokenized says nothing of how long
+/// the engine takes.
+pub fn uses_engine(path: &str) -> bool {
+    !matches!(path, "/info" | "/tokenize" | "/decode")
 }
 
 /// The path of a request that an edge sent, if it is one for a replica.
@@ -150,6 +205,14 @@ mod tests {
         check("GET", "/deployments/a/v1/models", Ok(Endpoint::Models));
         check("GET", "/v1/models", Ok(Endpoint::Models));
         check("POST", "/v1/models", Err(NotServed::Method("GET")));
+        check("GET", "/v1/models/a", Ok(Endpoint::Model("a")));
+        check("DELETE", "/v1/models/a", Err(NotServed::Method("GET")));
+        check("GET", "/v1/models/", Err(NotServed::Path));
+        check("GET", "/v1/models/a/b", Err(NotServed::Path));
+        check("GET", "/infinity/models", Ok(Endpoint::InfinityModels));
+        check("GET", "/openapi.json", Ok(Endpoint::OpenApi));
+        check("POST", "/v2/embed", computed("/v2/embed", None, Required));
+        check("POST", "/voyage/v1/rerank", computed("/voyage/v1/rerank", None, Required));
         check("GET", "/v1/embeddings", Err(NotServed::Method("POST")));
         check("POST", "/v1/embeddings/", Err(NotServed::Path));
         check("POST", "/deployments/a/b/embed", Err(NotServed::Path));
@@ -166,9 +229,18 @@ mod tests {
     }
 
     #[test]
+    fn every_endpoint_has_a_path_that_is_listed() {
+        let paths: Vec<_> = Endpoint::paths().collect();
+        for asked in ["/v1/models", "/v1/models/a", "/infinity/models", "/openapi.json"] {
+            let endpoint = Endpoint::of("GET", asked).expect(asked);
+            assert!(paths.contains(&endpoint.path()), "{asked}");
+        }
+    }
+
+    #[test]
     fn whoever_asks_for_nothing_is_told_of_everything() {
         let served: Vec<String> = Endpoint::served().collect();
-        assert_eq!(served.len(), COMPUTED.len(), "all but the root, and the list of models");
+        assert_eq!(served.len(), COMPUTED.len() - 1 + AT_THE_EDGE.len(), "all but the root");
         assert!(
             served.contains(&"POST /v1/rerank".to_owned()) && served.contains(&"GET /v1/models".to_owned())
         );

@@ -48,6 +48,18 @@ pub struct Scan {
     host: bool,
     length: bool,
     coding: bool,
+    absolute: bool,
+}
+
+/// A head that is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Its bytes, with the blank line.
+    pub length: usize,
+    /// The body comes in chunks.
+    pub is_chunked: bool,
+    /// Its target is a whole URL, which [`origin_form`] takes apart.
+    pub is_absolute: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,12 +72,12 @@ type Checked<T> = Result<T, HeadProblem>;
 
 impl Scan {
     /// Goes on where it stopped: `bytes` is everything that came since the last request, which begins as it did before.
-    /// Gives the length of the head once it is whole.
+    /// Gives the head once it is whole.
     ///
     /// # Errors
     ///
     /// As soon as it is known that the head is none, which may be before its end.
-    pub fn go_on(&mut self, bytes: &[u8]) -> Checked<Option<usize>> {
+    pub fn go_on(&mut self, bytes: &[u8]) -> Checked<Option<Head>> {
         for at in memchr_iter(b'\n', &bytes[self.searched..]) {
             let end = self.searched + at;
             let line = &bytes[self.line..end];
@@ -80,9 +92,12 @@ impl Scan {
             }
             match (self.version, line.is_empty()) {
                 (None, true) if self.blank_lines < BLANK_LINES_MAX => self.blank_lines += 1,
-                (None, _) => self.version = Some(request_line(line)?),
+                (None, _) => {
+                    let (version, absolute) = request_line(line)?;
+                    (self.version, self.absolute) = (Some(version), absolute);
+                }
                 (Some(_), false) => self.field(line)?,
-                (Some(version), true) => return self.end(version).map(|()| Some(self.line)),
+                (Some(version), true) => return self.end(version).map(Some),
             }
         }
         self.searched = bytes.len();
@@ -136,7 +151,7 @@ impl Scan {
         Ok(())
     }
 
-    fn end(&self, version: Version) -> Checked<()> {
+    fn end(&self, version: Version) -> Checked<Head> {
         if self.coding && self.length {
             return Err(HeadProblem::Malformed("it has both a content-length and a transfer-encoding"));
         }
@@ -145,13 +160,15 @@ impl Scan {
                 Err(HeadProblem::Malformed("HTTP/1.0 has no transfer-encoding"))
             }
             Version::Http11 if !self.host => Err(HeadProblem::Malformed("there is no host")),
-            Version::Http10 | Version::Http11 => Ok(()),
+            Version::Http10 | Version::Http11 => {
+                Ok(Head { length: self.line, is_chunked: self.coding, is_absolute: self.absolute })
+            }
         }
     }
 }
 
-/// `method SP target SP version`, and nothing that somebody would have to repair.
-fn request_line(line: &[u8]) -> Checked<Version> {
+/// `method SP target SP version`, and nothing that somebody would have to repair; with whether the target is a whole URL.
+fn request_line(line: &[u8]) -> Checked<(Version, bool)> {
     if !line.first().copied().is_some_and(is_token) {
         return Err(HeadProblem::Malformed("it does not begin with a method"));
     }
@@ -171,17 +188,85 @@ fn request_line(line: &[u8]) -> Checked<Version> {
         return Err(HeadProblem::Malformed("the target has a byte that no target has"));
     }
     // RFC 9112 (3.2): a path, a whole URL (asked of proxies), `*` of OPTIONS, `host:port` of CONNECT.
-    let whole_url = [&b"http://"[..], b"https://"]
-        .iter()
-        .any(|scheme| target.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme)));
-    if !(target[0] == b'/' || whole_url || target == b"*" || method == b"CONNECT") {
+    let behind_scheme = behind_scheme(target);
+    if let Some(rest) = behind_scheme {
+        authority(rest)?;
+    }
+    if !(target[0] == b'/' || behind_scheme.is_some() || target == b"*" || method == b"CONNECT") {
         return Err(HeadProblem::Malformed("the target is neither a path nor a URL"));
     }
     match version {
-        b"HTTP/1.1" => Ok(Version::Http11),
-        b"HTTP/1.0" => Ok(Version::Http10),
+        b"HTTP/1.1" => Ok((Version::Http11, behind_scheme.is_some())),
+        b"HTTP/1.0" => Ok((Version::Http10, behind_scheme.is_some())),
         _ => Err(HeadProblem::Malformed("the version is neither HTTP/1.1 nor HTTP/1.0")),
     }
+}
+
+/// What stands behind the scheme of a whole URL.
+fn behind_scheme(target: &[u8]) -> Option<&[u8]> {
+    [&b"http://"[..], b"https://"].iter().find_map(|scheme| {
+        let (start, rest) = target.split_at_checked(scheme.len())?;
+        start.eq_ignore_ascii_case(scheme).then_some(rest)
+    })
+}
+
+/// The authority of a URL, from behind its scheme, and what follows it.
+fn authority(rest: &[u8]) -> Checked<(&[u8], &[u8])> {
+    let end = rest.iter().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    if authority.is_empty() {
+        return Err(HeadProblem::Malformed("the URL of the target has no host"));
+    }
+    host(authority)?;
+    if !is_host_and_port(authority) {
+        return Err(HeadProblem::Malformed("the URL of the target has a host or a port that cannot be"));
+    }
+    Ok((authority, path))
+}
+
+/// Whether brackets are around all of an address, and what follows the host is a port (RFC 3986, 3.2.2 and 3.2.3).
+fn is_host_and_port(authority: &[u8]) -> bool {
+    let (name, rest) = match authority.strip_prefix(b"[") {
+        Some(address) => match address.iter().position(|byte| *byte == b']') {
+            Some(end) => (&address[..end], &address[end + 1..]),
+            None => return false,
+        },
+        None => {
+            authority.split_at(authority.iter().position(|byte| *byte == b':').unwrap_or(authority.len()))
+        }
+    };
+    let port = match rest {
+        [] => return !name.is_empty() && !name.contains(&b'['),
+        [b':', port @ ..] => port,
+        _ => return false,
+    };
+    let number = std::str::from_utf8(port).ok().and_then(|text| text.parse::<u16>().ok());
+    let is_port = port.is_empty() || port.iter().all(u8::is_ascii_digit) && number.is_some();
+    !name.is_empty() && !name.contains(&b'[') && is_port
+}
+
+/// The same head with the path of its target alone and the authority of its target as its host, whatever host it named
+/// (RFC 9112, 3.2.2): `head` is whole, has been scanned and [is absolute](Head::is_absolute).
+pub fn origin_form(head: &[u8]) -> Vec<u8> {
+    let start = head.iter().position(|byte| !matches!(byte, b'\r' | b'\n')).unwrap_or(0);
+    let mut lines = head[start..].split_inclusive(|byte| *byte == b'\n');
+    let line = lines.next().unwrap_or_default();
+    let mut parts = line.split(|byte| *byte == b' ');
+    let (method, target) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let version = parts.next().unwrap_or_default();
+    let Some(Ok((authority, path))) = behind_scheme(target).map(authority) else {
+        return head.to_vec();
+    };
+    // Without a path it is the root; of OPTIONS it is the server (RFC 9112, 3.2.4).
+    let root: &[u8] = match path {
+        [] if method == b"OPTIONS" => b"*",
+        [b'/', ..] => b"",
+        _ => b"/",
+    };
+    let mut rewritten = [method, b" ", root, path, b" ", version, b"host: ", authority, b"\r\n"].concat();
+    let is_host = |line: &&[u8]| line.get(..5).is_some_and(|name| name.eq_ignore_ascii_case(b"host:"));
+    lines.filter(|line| !is_host(line)).for_each(|line| rewritten.extend_from_slice(line));
+    rewritten
 }
 
 fn once(seen: &mut bool, problem: &'static str) -> Checked<()> {
@@ -209,7 +294,7 @@ fn length(value: &[u8]) -> Checked<()> {
 }
 
 /// RFC 9110, 5.6.2.
-fn is_token(byte: u8) -> bool {
+pub(crate) fn is_token(byte: u8) -> bool {
     /// For each byte; every head has some hundred of them to look up.
     const TOKENS: [bool; 256] = {
         let (mut tokens, mut byte) = ([false; 256], 0);
@@ -234,7 +319,7 @@ mod tests {
 
     /// What becomes of `head`, fed whole, and the same byte for byte.
     #[track_caller]
-    fn check(head: &[u8], expected: Checked<Option<usize>>) {
+    fn check(head: &[u8], expected: Checked<Option<Head>>) {
         assert_eq!(Scan::default().go_on(head), expected, "{}", head.escape_ascii());
         let mut scan = Scan::default();
         let mut last = Ok(None);
@@ -245,6 +330,28 @@ mod tests {
             }
         }
         assert_eq!(last, expected, "byte for byte: {}", head.escape_ascii());
+    }
+
+    fn length(head: &[u8]) -> Checked<Option<usize>> {
+        Scan::default().go_on(head).map(|head| head.map(|head| head.length))
+    }
+
+    #[test]
+    fn a_whole_url_is_taken_apart_and_its_authority_is_the_host() {
+        let check = |head: &str, expected: &str| {
+            let scanned = Scan::default().go_on(head.as_bytes()).unwrap().unwrap();
+            assert!(scanned.is_absolute, "{head:?}");
+            assert_eq!(String::from_utf8(origin_form(head.as_bytes())).unwrap(), expected, "{head:?}");
+            let again = Scan::default().go_on(expected.as_bytes()).unwrap().unwrap();
+            assert!(!again.is_absolute && again.length == expected.len(), "{expected:?}");
+        };
+        check(
+            "GET http://y:80/v1/models?a=b HTTP/1.1\r\nx: y\r\nHost: x\r\n\r\n",
+            "GET /v1/models?a=b HTTP/1.1\r\nhost: y:80\r\nx: y\r\n\r\n",
+        );
+        check("\r\nGET HTTPS://y HTTP/1.0\r\n\r\n", "GET / HTTP/1.0\r\nhost: y\r\n\r\n");
+        check("GET http://y?a HTTP/1.1\r\nhost:\r\n\r\n", "GET /?a HTTP/1.1\r\nhost: y\r\n\r\n");
+        check("OPTIONS http://y HTTP/1.1\r\nhost: y\r\n\r\n", "OPTIONS * HTTP/1.1\r\nhost: y\r\n\r\n");
     }
 
     #[track_caller]
@@ -258,7 +365,11 @@ mod tests {
 
     #[test]
     fn a_head_ends_at_its_blank_line_and_what_follows_is_not_looked_at() {
-        let check = |head: &str| check(head.as_bytes(), Ok(Some(head.len())));
+        let check = |head: &str| {
+            let is_chunked = head.contains("CHUNKED");
+            let is_absolute = head.contains("http://");
+            check(head.as_bytes(), Ok(Some(Head { length: head.len(), is_chunked, is_absolute })));
+        };
         check("GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n");
         check("\r\nGET / HTTP/1.1\r\nHost:\r\n\r\n");
         check("POST / HTTP/1.1\r\nhost: [::1]:80\r\ncontent-length: 9223372036854775807\r\n\r\n");
@@ -266,7 +377,7 @@ mod tests {
         check("GET / HTTP/1.0\r\n\r\n");
         check("OPTIONS * HTTP/1.1\r\nhost: x\r\nx-empty:\r\nx-latin: \u{e9}\r\n\r\n");
         let one = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
-        assert_eq!(Scan::default().go_on(format!("{one}\n\0\r{one}").as_bytes()), Ok(Some(one.len())));
+        assert_eq!(length(format!("{one}\n\0\r{one}").as_bytes()), Ok(Some(one.len())));
         for end in 0..one.len() {
             assert_eq!(Scan::default().go_on(&one.as_bytes()[..end]), Ok(None), "{end}");
         }
@@ -319,6 +430,9 @@ mod tests {
         line("GET /#part HTTP/1.1", "no target has");
         line("GET models HTTP/1.1", "neither a path");
         line("GET ftp://x/ HTTP/1.1", "neither a path");
+        line("GET http:///path HTTP/1.1", "no host");
+        line("GET http://user@x/ HTTP/1.1", "no host has");
+        line("GET http://a,b/ HTTP/1.1", "no host has");
         line("GET / HTTP/2.0", "version");
         line("GET / HTTP/1.2", "version");
         line("GET / http/1.1", "version");
@@ -333,7 +447,7 @@ mod tests {
             let (start, end) = ("GET / HTTP/1.1\r\nhost: x\r\nx: ", "\r\n\r\n");
             format!("{start}{}{end}", "a".repeat(length - start.len() - end.len()))
         };
-        assert_eq!(Scan::default().go_on(padded(HEAD_BYTES_MAX).as_bytes()), Ok(Some(HEAD_BYTES_MAX)));
+        assert_eq!(length(padded(HEAD_BYTES_MAX).as_bytes()), Ok(Some(HEAD_BYTES_MAX)));
         assert_eq!(Scan::default().go_on(padded(HEAD_BYTES_MAX + 1).as_bytes()), Err(HeadProblem::TooLong));
         let endless = "a".repeat(HEAD_BYTES_MAX + 1);
         assert_eq!(Scan::default().go_on(&endless.as_bytes()[..HEAD_BYTES_MAX]), Ok(None));

@@ -57,6 +57,8 @@ pub enum KeyProblem {
     Missing,
     /// The header is not `Bearer KEY`.
     NotBearer,
+    /// Several headers carry keys, and not the same one.
+    Several,
     /// Nobody has this key.
     Unknown,
 }
@@ -69,8 +71,25 @@ impl<'a> Credential<'a> {
         if !scheme.eq_ignore_ascii_case(b"Bearer ") {
             return Err(KeyProblem::NotBearer);
         }
+        Ok(Credential::of(secret))
+    }
+
+    /// The credential of a request: in `authorization`, or as it stands in one of the headers of `keys`, which Azure's,
+    /// NVIDIA's and Anthropic's clients send. Where several are sent they must be the same: of two tenants, each could be
+    /// the one that was meant.
+    pub fn of_request(
+        authorization: Option<&'a [u8]>,
+        keys: [Option<&'a [u8]>; 2],
+    ) -> Result<Credential<'a>, KeyProblem> {
+        let bearer = authorization.map(|authorization| Credential::read(Some(authorization))).transpose()?;
+        let mut all = bearer.into_iter().chain(keys.into_iter().flatten().map(Credential::of));
+        let first = all.next().ok_or(KeyProblem::Missing)?;
+        if all.any(|other| other.digest != first.digest) { Err(KeyProblem::Several) } else { Ok(first) }
+    }
+
+    fn of(secret: &'a [u8]) -> Credential<'a> {
         let secret = secret.trim_ascii();
-        Ok(Credential { secret, digest: Digest::of(secret) })
+        Credential { secret, digest: Digest::of(secret) }
     }
 }
 
@@ -93,6 +112,21 @@ impl KeyRing {
         true
     }
 
+    /// The same tenants and keys, each tenant at the place that `place` has for its name.
+    #[must_use]
+    pub fn placed(&self, mut place: impl FnMut(&TenantId) -> usize) -> KeyRing {
+        let at = |tenant: &Arc<Tenant>| Arc::new(Tenant { place: place(&tenant.id), ..(**tenant).clone() });
+        KeyRing { tenants: self.tenants.iter().map(at).collect(), ..self.clone() }
+    }
+
+    /// All keys' digests in order, each with whose it is: two rings with the same keys have the same.
+    pub fn fingerprint(&self) -> Vec<u8> {
+        let one = |(Digest(digest), at): (&Digest, &usize)| {
+            [&digest[..], self.tenants[*at].id.as_str().as_bytes(), b"\n"].concat()
+        };
+        self.keys.iter().flat_map(one).collect()
+    }
+
     /// Gives `key` to the tenant of this name; a tenant may have several. Returns false when somebody else has that very
     /// key, or there is no such tenant.
     #[must_use]
@@ -112,6 +146,14 @@ impl KeyRing {
     pub fn again(&self, tenant: &Tenant) -> Option<&Arc<Tenant>> {
         let now = &self.tenants[*self.names.get(&tenant.id)?];
         (now.issuer == tenant.issuer).then_some(now)
+    }
+
+    /// What a tenant who was authenticated by another ring, with this key or, without one, with a token, is in this one;
+    /// nothing if the tenant is gone, or its key was revoked or given to somebody else.
+    pub fn still(&self, tenant: &Tenant, key: Option<&Digest>) -> Option<&Arc<Tenant>> {
+        let Some(key) = key else { return self.again(tenant) };
+        let now = &self.tenants[*self.keys.get(key)?];
+        (now.id == tenant.id).then_some(now)
     }
 
     /// The tenant who has this key.
@@ -152,6 +194,22 @@ mod tests {
 
     fn id(name: &str) -> TenantId {
         name.parse().unwrap()
+    }
+
+    #[test]
+    fn a_key_may_stand_in_any_of_three_headers_and_in_several_if_it_is_one() {
+        let secret = |authorization: Option<&'static str>, keys: [Option<&'static str>; 2]| {
+            let keys = keys.map(|key| key.map(str::as_bytes));
+            Credential::of_request(authorization.map(str::as_bytes), keys).map(|found| found.secret)
+        };
+        assert_eq!(secret(Some("Bearer a"), [None, None]), Ok(&b"a"[..]));
+        assert_eq!(secret(None, [Some("a"), None]), Ok(&b"a"[..]));
+        assert_eq!(secret(None, [None, Some(" a ")]), Ok(&b"a"[..]));
+        assert_eq!(secret(Some("Bearer a"), [Some("a"), Some("a")]), Ok(&b"a"[..]));
+        assert_eq!(secret(Some("Bearer a"), [Some("b"), None]), Err(KeyProblem::Several));
+        assert_eq!(secret(None, [Some("a"), Some("b")]), Err(KeyProblem::Several));
+        assert_eq!(secret(Some("Basic a"), [Some("a"), None]), Err(KeyProblem::NotBearer));
+        assert_eq!(secret(None, [None, None]), Err(KeyProblem::Missing));
     }
 
     #[test]

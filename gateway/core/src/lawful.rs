@@ -143,6 +143,12 @@ impl Law {
         Law { allowed: self.allowed.intersect(policy.permitted(catalogue)) }
     }
 
+    /// Both this and another.
+    #[must_use]
+    pub fn and(self, other: Law) -> Law {
+        Law { allowed: self.allowed.intersect(other.allowed) }
+    }
+
     /// Puts a body under this law.
     pub fn seal<B>(&self, body: B) -> Body<B> {
         Body { allowed: self.allowed, body }

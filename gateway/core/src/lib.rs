@@ -2,19 +2,21 @@
 //!
 //! In the order in which a request meets them:
 //!
-//! 0. [`head`] — whether what came is a request that everybody reads alike; [`flood`] — whether an HTTP/2 client only keeps
+//! 0. [`connections`] — which connections are let in; [`head`], [`chunks`], [`trailers`] — whether what came is a request that everybody reads
+//!    alike; [`flood`] — whether an HTTP/2 client only keeps
 //!    us busy.
-//! 1. [`endpoint`] — method and path say what is asked for.
+//! 1. [`endpoint`] — method and path say what is asked for. [`cors`] — which web pages may read the response.
 //! 2. [`keys`], [`jwt`] — who asks; [`tenant`] — what they may use and how much of it, kept by a [`bucket`] per limit.
 //! 3. [`ask`] — what the headers ask for: time, place, narrower law, and a [`lane`].
-//! 4. [`encoding`] — what a body is packed in; [`body`] — the `model` that the JSON body names and the work that it
+//! 4. [`progress`] — how slowly a body may arrive, and [`memory`] — how much all of them may take; [`encoding`] — what a body is
+//!    packed in; [`body`] — the `model` that the JSON body names and the work that it
 //!    brings, read without building a tree.
 //! 5. [`lawful`] — which regions may see it: a type without which nothing is sent. [`shed`] — whether there is room for it,
 //!    and who goes first when there is not; [`spill`] — whether it goes past the nearest region, because another has
 //!    offered to take it. [`spiffe`] — who a region proves to be.
 //! 6. [`health`] — what this gateway knows of each region from its reports, and [`queue`] — how long what waits there will
 //!    take; [`targets`] — what its own requests have seen of each: how long an answer takes ([`pace`]) and who is left alone
-//!    for a while ([`circuit`]). [`cold`] — where it would
+//!    for a while ([`circuit`]), for what the upstream did and never for what a client did ([`outlier`]). [`cold`] — where it would
 //!    be held until a replica is ready, and whether that is worth it. [`weights`] — what the hub plans for requests like it;
 //!    [`demand`] — what the hub is told of them.
 //! 7. [`plan`] — attempts, one after the other, until there is an answer or a refusal; [`outcome`] says what an
@@ -31,8 +33,11 @@ pub mod ask;
 pub mod body;
 pub mod bucket;
 pub mod budget;
+pub mod chunks;
 pub mod circuit;
 pub mod cold;
+pub mod connections;
+pub mod cors;
 pub mod decimal;
 pub mod demand;
 pub mod encoding;
@@ -45,10 +50,13 @@ pub mod jwt;
 pub mod keys;
 pub mod lane;
 pub mod lawful;
+pub mod memory;
 pub mod multiplex;
 pub mod outcome;
+pub mod outlier;
 pub mod pace;
 pub mod plan;
+pub mod progress;
 pub mod queue;
 pub mod receipt;
 pub mod scatter;
@@ -59,6 +67,7 @@ pub mod targets;
 pub mod tenant;
 pub mod timing;
 pub mod trail;
+pub mod trailers;
 pub mod weights;
 pub mod words;
 

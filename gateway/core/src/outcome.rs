@@ -5,6 +5,8 @@
 //! *Is my picture of the region wrong?* is another question with its own answer: a stale pooled connection says nothing
 //! about a region, a refused one does.
 
+use crate::outlier::{DeadlineSetBy, Evidence, UpstreamAction, evidence};
+
 /// How an attempt ended without an answer that the client could have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -23,20 +25,45 @@ pub enum Failure {
     Lost,
     /// Nothing came before the deadline of the request.
     DeadlinePassed,
+    /// The receipt of the attempt is required and could not be made durable; not a byte of the request was sent.
+    ReceiptUnavailable,
 }
 
 impl Failure {
-    /// Whether it speaks against the region.
-    pub fn blames_region(self) -> bool {
+    /// What it says about the upstream; `status` is that of a response, where there was one.
+    pub fn evidence(self, status: Option<u16>) -> Option<Evidence> {
         match self {
-            Failure::Unreachable | Failure::WrongPeer => true,
-            // The watch has already counted a loss and a miss; a deadline may be the client's impatience; an answer
-            // proves life.
-            Failure::StaleConnection
-            | Failure::Elsewhere
-            | Failure::Late
-            | Failure::Lost
-            | Failure::DeadlinePassed => false,
+            Failure::StaleConnection => {
+                evidence(DeadlineSetBy::Measurement, UpstreamAction::ClosedIdleConnection)
+            }
+            Failure::Unreachable => evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable),
+            Failure::WrongPeer => evidence(DeadlineSetBy::Measurement, UpstreamAction::WrongPeer),
+            Failure::Elsewhere => {
+                evidence(DeadlineSetBy::Measurement, UpstreamAction::Declined { status: status? })
+            }
+            Failure::Late => evidence(DeadlineSetBy::Measurement, UpstreamAction::Silent),
+            Failure::DeadlinePassed => evidence(DeadlineSetBy::Client, UpstreamAction::Silent),
+            // Whoever found the loss has counted it; and a receipt that cannot be written is this process's problem.
+            Failure::Lost | Failure::ReceiptUnavailable => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outlier::Seen;
+
+    #[test]
+    fn a_deadline_of_the_client_says_nothing_about_a_region() {
+        let seen = |failure: Failure, status| failure.evidence(status).map(Evidence::seen);
+        assert_eq!(seen(Failure::DeadlinePassed, None), None);
+        assert_eq!(seen(Failure::Late, None), Some(Seen::Missed));
+        assert_eq!(seen(Failure::Unreachable, None), Some(Seen::Failed));
+        assert_eq!(seen(Failure::WrongPeer, None), Some(Seen::Failed));
+        assert_eq!(seen(Failure::Elsewhere, Some(502)), Some(Seen::Faulted));
+        assert_eq!(seen(Failure::Elsewhere, Some(503)), None);
+        assert_eq!(seen(Failure::StaleConnection, None), None);
+        assert_eq!(seen(Failure::Lost, None), None);
     }
 }

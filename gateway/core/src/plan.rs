@@ -2,7 +2,8 @@
 //!
 //! The plan is made once, from the regions that may see the request, in the order of preference. It never asks a region
 //! that is not in that list, so whatever happens on the way, the law that made the list holds. It asks each region at
-//! most once (a stale connection aside), pays for every attempt after the first, and ends at the deadline.
+//! most once (a stale connection aside), pays for every attempt after the first, and ends at the deadline. Where the policy
+//! has become narrower meanwhile, regions are taken out of the list ([`RequestPlan::restrict`]); none is added.
 //!
 //! | what happens | next | paid from |
 //! |---|---|---|
@@ -12,6 +13,7 @@
 //! | region lost | the next region, once | the evacuation budget of the lost region |
 //! | slower than nearly all | the next healthy and calm region as well, once | the hedge budget |
 //! | deadline passed | a refusal | |
+//! | the receipt cannot be made durable | a refusal: nothing was sent | |
 //!
 //! A first byte that is late is no failure yet: without somebody healthy to take over, or a budget to pay for it, the plan
 //! waits on. So a deadline that is too short costs a few attempts and never an answer. While two attempts race, one that
@@ -66,7 +68,7 @@ impl Budgets {
             Failure::Lost => evacuation(),
             Failure::Late => evacuation() || self.retry.withdraw(now),
             Failure::Unreachable | Failure::WrongPeer | Failure::Elsewhere => self.retry.withdraw(now),
-            Failure::DeadlinePassed => false,
+            Failure::DeadlinePassed | Failure::ReceiptUnavailable => false,
         }
     }
 }
@@ -127,6 +129,8 @@ pub enum Step {
     Full(RegionIndex),
     /// Tell the client that its time is over.
     DeadlinePassed,
+    /// Tell the client that the receipt which it must have cannot be written.
+    NoReceipt,
 }
 
 /// What has come to its time.
@@ -189,6 +193,12 @@ impl RequestPlan {
         }
     }
 
+    /// From now on no region outside `allowed` is asked, not even again: the policy has become narrower since the plan was
+    /// made. What is under way is left alone.
+    pub fn restrict(&mut self, allowed: RegionSet) {
+        self.order.retain(|region| allowed.contains(*region));
+    }
+
     /// The first step.
     pub fn start(&mut self, sight: Sight<'_>, budgets: &mut Budgets, now: Instant) -> Step {
         match self.order.first() {
@@ -221,7 +231,14 @@ impl RequestPlan {
         if self.races() {
             return Step::Wait;
         }
-        if failure == Failure::StaleConnection && !std::mem::replace(&mut self.spent.replay, true) {
+        if failure == Failure::ReceiptUnavailable {
+            return Step::NoReceipt;
+        }
+        let may_replay = self.order.contains(&region);
+        if failure == Failure::StaleConnection
+            && may_replay
+            && !std::mem::replace(&mut self.spent.replay, true)
+        {
             return self.send(region, Cause::Replay, None, sight, now);
         }
         match self.successor(sight, |health, load| health != Health::Down && load != Load::Full) {
@@ -357,7 +374,8 @@ impl RequestPlan {
             | Failure::Unreachable
             | Failure::WrongPeer
             | Failure::Elsewhere
-            | Failure::DeadlinePassed => &mut self.spent.retry,
+            | Failure::DeadlinePassed
+            | Failure::ReceiptUnavailable => &mut self.spent.retry,
         };
         let pays = !*spent && budgets.pay(failure, region, now);
         *spent |= pays;
@@ -382,6 +400,8 @@ impl RequestPlan {
     }
 }
 
+#[cfg(test)]
+mod restricted;
 #[cfg(test)]
 mod simulated;
 #[cfg(test)]

@@ -106,8 +106,14 @@ impl Spill {
 
     /// What may still be sent to `region`.
     pub fn credit(&self, region: RegionIndex, deployment: &DeploymentName, now: Instant) -> u64 {
-        let good = self.offers.get(&region).filter(|offers| now < offers.until);
-        good.and_then(|offers| offers.tokens.get(deployment)).copied().unwrap_or(0)
+        self.offered(region, deployment, now).unwrap_or(0)
+    }
+
+    /// The same, and nothing where the region has not offered anything: a request that costs nothing (`/info`) goes only to
+    /// one that has.
+    fn offered(&self, region: RegionIndex, deployment: &DeploymentName, now: Instant) -> Option<u64> {
+        let good = self.offers.get(&region).filter(|offers| now < offers.until)?;
+        good.tokens.get(deployment).copied()
     }
 
     /// Where a request goes instead of `home`, the nearest; nowhere if it stays. `others` are those that may see it and
@@ -129,13 +135,14 @@ impl Spill {
         let to = others.iter().find(|other| {
             let there = other.wait.unwrap_or_default();
             let detour = other.rtt.saturating_sub(home.rtt);
-            self.credit(other.region, ask.deployment, now) >= ask.tokens
+            self.offered(other.region, ask.deployment, now).is_some_and(|tokens| tokens >= ask.tokens)
                 && (there < wait || ask.turned_away)
                 && detour <= wait + DETOUR_MAX
                 && other.rtt + there < ask.left
         })?;
-        let offers = self.offers.get_mut(&to.region).expect("it has offered");
-        *offers.tokens.get_mut(ask.deployment).expect("and enough of this") -= ask.tokens;
+        let offers = self.offers.get_mut(&to.region)?;
+        let tokens = offers.tokens.get_mut(ask.deployment)?;
+        *tokens = tokens.saturating_sub(ask.tokens);
         Some(to.region)
     }
 
@@ -147,7 +154,9 @@ impl Spill {
         regions: impl IntoIterator<Item = RegionIndex>,
         now: Instant,
     ) -> bool {
-        regions.into_iter().any(|region| self.credit(region, deployment, now) >= tokens)
+        regions
+            .into_iter()
+            .any(|region| self.offered(region, deployment, now).is_some_and(|offered| offered >= tokens))
     }
 
     fn wants(&mut self, deployment: &DeploymentName, tokens: u64, now: Instant) {
@@ -307,6 +316,21 @@ mod tests {
         assert!(!story.spill.would_take(&name, 101, [at(1)], story.now));
         let unknown = Place { wait: None, ..place(0, 20, 0) };
         assert_eq!(story.spill.leaves(&ask, unknown, &[place(1, 60, 500)], story.now), Some(at(1)));
+    }
+
+    #[test]
+    fn a_request_that_costs_nothing_goes_only_where_something_was_offered() {
+        let name = name();
+        let ask = Ask { tokens: 0, turned_away: true, ..lookup(&name) };
+        let others = [place(1, 60, 0), place(2, 90, 0)];
+        let mut story = Story::with(&[]);
+        assert_eq!(story.spill.leaves(&ask, place(0, 20, 400), &others, story.now), None);
+        assert!(!story.spill.would_take(&name, 0, [at(1), at(2)], story.now));
+        // Nothing of this deployment, and nothing left of it.
+        story.spill.heard(at(1), BTreeMap::new(), story.now);
+        story.spill.heard(at(2), [(name.clone(), 0)].into(), story.now);
+        assert_eq!(story.spill.leaves(&ask, place(0, 20, 400), &others, story.now), Some(at(2)));
+        assert!(story.spill.would_take(&name, 0, [at(1), at(2)], story.now));
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! Everything here is seen in band. What somebody says of themselves (reports, status) is kept elsewhere and looked at
 //! beside this: a frozen process says nothing, and a slow one that it is well.
 
-use crate::circuit::{Circuits, Permille, Seen, Standing};
+use crate::circuit::{Circuits, Permille, Standing};
+use crate::outlier::Evidence;
 use crate::pace::{Pace, Patience, Size};
 use regions::id::DeploymentName;
 use std::collections::BTreeMap;
@@ -133,8 +134,11 @@ impl<K: Copy + Ord> Targets<K> {
 
     /// A request is over, however it ended. If it was a trial and nothing was [seen](Targets::saw) of it, another may try.
     pub fn ended(&mut self, request: &UnderWay<K>, now: Instant) {
-        let waiting = self.in_flight.get_mut(&request.key).filter(|waiting| **waiting > 0);
-        *waiting.expect("an attempt ends once, after it began") -= 1;
+        // This runs where a request is dropped, under a lock that everybody takes, and must not fail.
+        match self.in_flight.get_mut(&request.key).filter(|waiting| **waiting > 0) {
+            Some(waiting) => *waiting -= 1,
+            None => debug_assert!(false, "an attempt ends once, after it began"),
+        }
         if request.on_trial {
             self.circuits.given_up(request.key, now);
         }
@@ -147,9 +151,9 @@ impl<K: Copy + Ord> Targets<K> {
         }
     }
 
-    /// It came to this. `chance` spreads the return. True when `key` is ejected for it.
-    pub fn saw(&mut self, key: K, seen: Seen, chance: Permille, now: Instant) -> bool {
-        self.circuits.saw(key, seen, chance, now)
+    /// Counts what a request to `key` says about it. `chance` spreads the return. True when `key` is ejected for it.
+    pub fn saw(&mut self, key: K, evidence: Evidence, chance: Permille, now: Instant) -> bool {
+        self.circuits.saw(key, evidence, chance, now)
     }
 
     /// Whether an answer that came in time was all the same too slow to speak for whoever gave it. Somebody grey, who is slower
@@ -291,6 +295,7 @@ impl<K: Copy + Ord> Targets<K> {
 mod tests {
     use super::*;
     use crate::circuit::MISSES_MAX;
+    use crate::outlier::Seen;
     use crate::pace::SAMPLES_MIN;
     use crate::some_instant;
 
@@ -381,7 +386,7 @@ mod tests {
         (0..500).for_each(|_| targets.took(0, &name, size, 25 * MS, now));
         for _ in 0..MISSES_MAX {
             targets.gave_up(0, &name, size, 125 * MS, now);
-            targets.saw(0, Seen::Missed, none, now);
+            targets.saw(0, Evidence::of(Seen::Missed), none, now);
         }
         let mut trials = 0;
         while let Standing::Ejected { until } = targets.standing(0, now) {
@@ -390,7 +395,7 @@ mod tests {
             let slow = targets.too_slow_for_a_trial(0, &name, size, 118 * MS, now);
             assert!(!targets.too_slow_for_a_trial(0, &name, size, 60 * MS, now), "about as quick");
             targets.took(0, &name, size, 118 * MS, now);
-            targets.saw(0, if slow { Seen::Missed } else { Seen::Answered }, none, now);
+            targets.saw(0, Evidence::of(if slow { Seen::Missed } else { Seen::Answered }), none, now);
             targets.ended(&trial, now);
             trials += 1;
         }

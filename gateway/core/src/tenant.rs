@@ -177,6 +177,15 @@ impl Allowance {
         Ok(())
     }
 
+    /// Takes what was used already, beyond the limit if need be: it is owed.
+    pub fn pay(&mut self, requests: u64, tokens: u64, now: Instant) {
+        for (bucket, units) in [(&mut self.requests, requests), (&mut self.tokens, tokens)] {
+            if let Some(bucket) = bucket {
+                bucket.take(units, now);
+            }
+        }
+    }
+
     /// A request that has [entered](Allowance::enter) is turned away for a reason that is not its own: it gets back what
     /// it took.
     pub fn leave(&mut self, now: Instant) {

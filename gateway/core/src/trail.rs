@@ -4,9 +4,12 @@
 //! metrics, its receipts. It is written while the request is under way and outlives whatever ends it, so an attempt whose
 //! client hung up is in it too. There is one entry for every attempt that was begun, and one end for each (invariant 9).
 
+use crate::lawful::Residency;
 use crate::outcome::Failure;
+use regions::route::Generation;
 use regions::selection::Selection;
-use regions::set::RegionIndex;
+use regions::set::{RegionIndex, RegionSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Why an attempt was made.
@@ -35,9 +38,11 @@ impl Cause {
             Failure::StaleConnection => Cause::Replay,
             Failure::Lost => Cause::Evacuation,
             Failure::Late => Cause::Late,
-            Failure::Unreachable | Failure::WrongPeer | Failure::Elsewhere | Failure::DeadlinePassed => {
-                Cause::Retry
-            }
+            Failure::Unreachable
+            | Failure::WrongPeer
+            | Failure::Elsewhere
+            | Failure::DeadlinePassed
+            | Failure::ReceiptUnavailable => Cause::Retry,
         }
     }
 }
@@ -56,8 +61,19 @@ pub enum End {
     Abandoned,
 }
 
+/// The residency policy of a request as one route table has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyVersion {
+    /// The generation of that table.
+    pub generation: Generation,
+    /// The policy.
+    pub residency: Residency,
+    /// The regions that may see the request under it.
+    pub allowed: RegionSet,
+}
+
 /// One attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempted {
     /// Which attempt at the request, or at its piece, from 1: what the region is told.
     pub number: u32,
@@ -71,6 +87,11 @@ pub struct Attempted {
     pub took: Duration,
     /// How it ended.
     pub end: End,
+    /// The number of this attempt among all of the gateway process: [`crate::receipt::AttemptKey::number`].
+    pub key: u64,
+    /// The policy that it was sent under, where a newer route table has another than the one by which the request was
+    /// admitted.
+    pub policy: Option<Arc<PolicyVersion>>,
 }
 
 /// All attempts of a request.
@@ -95,13 +116,18 @@ impl Trail {
         self.selection.as_ref()
     }
 
-    /// Another attempt begins.
-    pub fn began(&mut self, region: RegionIndex, cause: Cause, now: Instant) -> AttemptId {
+    /// Another attempt begins, with this number among all of the process.
+    pub fn began(&mut self, region: RegionIndex, cause: Cause, key: u64, now: Instant) -> AttemptId {
         let number = self.attempts.len() as u32 + 1;
-        let attempt =
-            Attempted { number, region, cause, began: now, took: Duration::ZERO, end: End::Abandoned };
+        let (took, end, policy) = (Duration::ZERO, End::Abandoned, None);
+        let attempt = Attempted { number, region, cause, began: now, took, end, key, policy };
         self.attempts.push((attempt, true));
         AttemptId(self.attempts.len() - 1)
+    }
+
+    /// An attempt is sent under another version of its policy than the one by which the request was admitted.
+    pub fn sent_under(&mut self, id: AttemptId, policy: Arc<PolicyVersion>) {
+        self.attempts[id.0].0.policy = Some(policy);
     }
 
     /// An attempt that began is over.
@@ -133,6 +159,11 @@ impl Trail {
         self.attempts.iter().map(|(attempt, _)| attempt)
     }
 
+    /// Into how many parts the request was split: each has a first attempt of its own. One, where it was not split.
+    pub fn parts(&self) -> usize {
+        self.attempts().filter(|attempt| attempt.number == 1).count().max(1)
+    }
+
     /// How many so far.
     pub fn count(&self) -> usize {
         self.attempts.len()
@@ -149,11 +180,13 @@ mod tests {
         let (now, second) = (some_instant(), Duration::from_secs(1));
         let region = |number| RegionIndex::new(number).unwrap_or_else(|| panic!("{number} is small"));
         let (mut whole, mut piece) = (Trail::default(), Trail::default());
-        whole.began(region(0), Cause::First, now + second);
-        let first = piece.began(region(1), Cause::First, now);
+        whole.began(region(0), Cause::First, 0, now + second);
+        let first = piece.began(region(1), Cause::First, 0, now);
         piece.ended(first, End::Answered { status: 200 }, now + second);
-        piece.began(region(2), Cause::Retry, now + 2 * second);
+        piece.began(region(2), Cause::Retry, 0, now + 2 * second);
+        assert_eq!((whole.count(), whole.parts()), (1, 1));
         whole.absorb(piece);
+        assert_eq!((whole.count(), whole.parts()), (3, 2), "a part is no retry");
         whole.close(now + 3 * second);
         let seen: Vec<_> =
             whole.attempts().map(|attempt| (attempt.region, attempt.took, attempt.end)).collect();
@@ -167,9 +200,9 @@ mod tests {
         let (now, second) = (some_instant(), Duration::from_secs(1));
         let region = |number| RegionIndex::new(number).unwrap_or_else(|| panic!("{number} is small"));
         let mut trail = Trail::default();
-        let first = trail.began(region(0), Cause::First, now);
+        let first = trail.began(region(0), Cause::First, 0, now);
         trail.ended(first, End::Failed(Failure::Unreachable), now + second);
-        trail.began(region(1), Cause::after(Failure::Unreachable), now + second);
+        trail.began(region(1), Cause::after(Failure::Unreachable), 0, now + second);
         trail.close(now + 3 * second);
         trail.close(now + 9 * second);
         assert!(trail.attempts().map(|attempt| attempt.number).eq([1, 2]));

@@ -8,6 +8,8 @@ use crate::trail::{Cause, End};
 
 /// How a region's door says that it must not see a request: `replica_core::wire::error::ErrorCode::NotResidentHere`.
 pub const NOT_RESIDENT_HERE: &str = "not_resident_here";
+/// How it says that it cannot read a header: `replica_core::wire::error::ErrorCode::InvalidHeader`.
+pub const INVALID_HEADER: &str = "invalid_header";
 
 impl Cause {
     /// Every cause.
@@ -63,13 +65,15 @@ pub enum Ended {
     Lost,
     /// [`Failure::DeadlinePassed`].
     DeadlinePassed,
+    /// [`Failure::ReceiptUnavailable`].
+    ReceiptUnavailable,
     /// [`End::Abandoned`].
     Abandoned,
 }
 
 impl Ended {
     /// Every way in which an attempt ends.
-    pub const ALL: [Ended; 11] = [
+    pub const ALL: [Ended; 12] = [
         Ended::Ok,
         Ended::ClientError,
         Ended::ServerError,
@@ -80,6 +84,7 @@ impl Ended {
         Ended::Late,
         Ended::Lost,
         Ended::DeadlinePassed,
+        Ended::ReceiptUnavailable,
         Ended::Abandoned,
     ];
 
@@ -96,6 +101,7 @@ impl Ended {
             Ended::Late => "late",
             Ended::Lost => "lost",
             Ended::DeadlinePassed => "deadline_passed",
+            Ended::ReceiptUnavailable => "receipt_unavailable",
             Ended::Abandoned => "abandoned",
         }
     }
@@ -115,6 +121,7 @@ impl Ended {
             | Ended::Late
             | Ended::Lost
             | Ended::DeadlinePassed
+            | Ended::ReceiptUnavailable
             | Ended::Abandoned => false,
         }
     }
@@ -133,6 +140,7 @@ impl From<End> for Ended {
             End::Failed(Failure::Late) => Ended::Late,
             End::Failed(Failure::Lost) => Ended::Lost,
             End::Failed(Failure::DeadlinePassed) => Ended::DeadlinePassed,
+            End::Failed(Failure::ReceiptUnavailable) => Ended::ReceiptUnavailable,
             End::Abandoned => Ended::Abandoned,
         }
     }

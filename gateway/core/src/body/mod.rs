@@ -107,9 +107,29 @@ fn end(mut walk: Walk<'_>, model: Option<&[u8]>) -> Result<Reading, BodyProblem>
     Ok(Reading { model: model.map(readable).transpose()?, inputs, tokens })
 }
 
-/// Whether the raw key between the quotes spells `model`, escapes included.
+/// Whether the raw key between the quotes spells `model`, escapes included. It stops at the first character that differs: a
+/// body can have millions of keys, each of them written in escapes.
 fn is_model(raw: &[u8]) -> bool {
-    raw == b"model" || raw.contains(&b'\\') && unescape(raw).is_some_and(|key| key == "model")
+    let mut rest = raw;
+    for letter in b"model" {
+        rest = match rest {
+            [first, rest @ ..] if first == letter => rest,
+            [b'\\', b'u', digits @ ..] => match digits.split_first_chunk::<4>() {
+                Some((digits, rest)) if code_unit(digits) == Some(u16::from(*letter)) => rest,
+                _ => return false,
+            },
+            _ => return false,
+        };
+    }
+    rest.is_empty()
+}
+
+/// The number in the four digits of a `\u` escape.
+fn code_unit(digits: &[u8; 4]) -> Option<u16> {
+    digits.iter().try_fold(0, |number, digit| {
+        let digit = char::from(*digit).to_digit(16)?;
+        Some(number << 4 | u16::try_from(digit).ok()?)
+    })
 }
 
 /// The text of a JSON string, from between its quotes.
@@ -145,6 +165,12 @@ mod tests {
     #[test]
     fn escapes_do_not_hide_or_forge_it() {
         check(r#"{"mod\u0065l":"a"}"#, Ok("a"));
+        check(r#"{"\u006d\u006F\u0064\u0065\u006c":"a"}"#, Ok("a"));
+        check_no_model(r#"{"mod\u0065":"a"}"#);
+        check_no_model(r#"{"mod\u0065ll":"a"}"#);
+        check_no_model(r#"{"mod\u0165l":"a"}"#);
+        check_no_model(r#"{"mod\u006":"a"}"#);
+        check_no_model(r#"{"mod\/l":"a"}"#);
         check(r#"{"model":"\u0061\"b"}"#, Ok("a\"b"));
         check(r#"{"input":"\"model\":\"forged\"","model":"true"}"#, Ok("true"));
         check(r#"{"input":"\\","model":"a"}"#, Ok("a"));

@@ -22,7 +22,7 @@ impl Story {
     }
 
     fn saw(&mut self, key: u8, seen: &[Seen]) -> bool {
-        seen.iter().fold(false, |_, seen| self.circuits.saw(key, *seen, MIDDLE, self.now))
+        seen.iter().fold(false, |_, seen| self.circuits.saw(key, Evidence::of(*seen), MIDDLE, self.now))
     }
 
     fn after(&mut self, wait: Duration) -> &mut Story {
@@ -110,7 +110,7 @@ fn an_ejection_lasts_twice_as_long_each_time_up_to_half_a_minute_give_or_take_a_
     for (chance, lasts) in [(0, 400), (1000, 600)] {
         let mut story = Story::of(2);
         story.saw(0, &[Missed]);
-        story.circuits.saw(0, Missed, Permille::new(chance), story.now);
+        story.circuits.saw(0, Evidence::of(Missed), Permille::new(chance), story.now);
         assert_eq!(story.standing(0), Standing::Ejected { until: story.now + lasts * MS });
     }
 }
@@ -183,7 +183,7 @@ proptest! {
             story.after(wait_ms * MS);
             let key = key % count;
             story.circuits.began(key, story.now);
-            story.circuits.saw(key, seen, Permille::new(chance), story.now);
+            story.circuits.saw(key, Evidence::of(seen), Permille::new(chance), story.now);
             let out = (0..count).filter(|key| matches!(
                 story.standing(*key),
                 Standing::Ejected { .. } | Standing::MayBeTried | Standing::OnTrial

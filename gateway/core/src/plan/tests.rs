@@ -373,7 +373,11 @@ proptest! {
                     prop_assert!(running.len() <= 2);
                 }
                 Step::Wait => prop_assert!(!running.is_empty(), "nobody is waited for"),
-                Step::Relay | Step::NobodyReachable | Step::Full(_) | Step::DeadlinePassed => ended = true,
+                Step::Relay
+                | Step::NobodyReachable
+                | Step::Full(_)
+                | Step::NoReceipt
+                | Step::DeadlinePassed => ended = true,
             }
             if ended {
                 break;

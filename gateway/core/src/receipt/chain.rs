@@ -3,7 +3,7 @@
 //!
 //! The canonical bytes of an entry are those of its line. Nobody has to write JSON the same way twice to check one.
 
-use super::entry::EntryV1;
+use super::entry::Entry;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::str::FromStr;
@@ -41,7 +41,7 @@ impl Head {
     }
 
     /// Appends the line of `entry` to `file` and moves on.
-    pub fn append(&mut self, entry: &EntryV1<'_>, file: &mut Vec<u8>) {
+    pub fn append(&mut self, entry: &Entry<'_>, file: &mut Vec<u8>) {
         let start = file.len();
         file.extend_from_slice(&[b' '; 65]);
         serde_json::to_writer(&mut *file, entry).expect("an entry serialises to JSON");
@@ -52,7 +52,7 @@ impl Head {
 
     /// Reads `line`, which has no newline any more, and moves on to the head that it states, right or wrong, so that one
     /// wrong line is one problem. The entry is given whatever its hash is.
-    pub fn read<'a>(&mut self, line: &'a [u8]) -> (Option<EntryV1<'a>>, Option<LineProblem>) {
+    pub fn read<'a>(&mut self, line: &'a [u8]) -> (Option<Entry<'a>>, Option<LineProblem>) {
         let Some((stated, entry)) = split(line) else { return (None, Some(LineProblem::Form)) };
         let right = self.after(entry) == stated;
         *self = stated;
@@ -65,7 +65,7 @@ impl Head {
 }
 
 /// The entry of a line, whether or not it follows from anything.
-pub fn entry_of(line: &[u8]) -> Option<EntryV1<'_>> {
+pub fn entry_of(line: &[u8]) -> Option<Entry<'_>> {
     serde_json::from_slice(split(line)?.1).ok()
 }
 
@@ -120,8 +120,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn closed(at_ms: u64) -> EntryV1<'static> {
-        EntryV1::Closed { at_ms }
+    fn closed(at_ms: u64) -> Entry<'static> {
+        Entry::Closed { at_ms }
     }
 
     /// The problem of each line of a file.

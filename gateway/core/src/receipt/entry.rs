@@ -1,4 +1,9 @@
-//! What a line of a receipts file says, version 1.
+//! What a line of a receipts file says, versions 1 and 2.
+//!
+//! A request for which a receipt is required leaves two entries at each end: [`Entry::Sent`] or [`Entry::Received`], which
+//! is durable before the request is forwarded, and [`Entry::Outcome`] when it is over. Every other request leaves one,
+//! [`Entry::Attempt`] or [`Entry::Arrival`], when it is over. Version 2 added the first three, [`Entry::Rejected`] and the
+//! key of an attempt; files of version 1 are read as before.
 //!
 //! Each file stands for itself: its first entry names the chain, the number of the file in it and the head before it, and
 //! a law is written out in the file that refers to it. So files can be rotated, archived and audited one by one.
@@ -6,16 +11,18 @@
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// The version of everything here.
-pub const VERSION: u32 = 1;
+/// The version that is written.
+pub const VERSION: u32 = 2;
+/// The oldest version that is read.
+pub const VERSION_MIN: u32 = 1;
 
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum EntryV1<'a> {
+pub enum Entry<'a> {
     /// The first of a file.
     File {
-        /// 1.
+        /// From [`VERSION_MIN`] to [`VERSION`].
         version: u32,
         /// Which chain.
         #[serde(borrow)]
@@ -37,7 +44,7 @@ pub enum EntryV1<'a> {
     Resumed {
         /// When.
         at_ms: u64,
-        /// Whether it ended with [`EntryV1::Closed`]. If not, it may have been about to write more.
+        /// Whether it ended with [`Entry::Closed`]. If not, it may have been about to write more.
         clean: bool,
         /// Bytes of a half-written last line, which were cut off.
         torn_bytes: u64,
@@ -89,6 +96,48 @@ pub enum EntryV1<'a> {
         /// How it ended: [`crate::words::Ended::as_str`].
         #[serde(borrow)]
         end: Cow<'a, str>,
+        /// [`super::AttemptKey`]; absent in version 1.
+        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        key: Option<Cow<'a, str>>,
+    },
+    /// A gateway is about to send a request to a region: durable before the first byte of it leaves. The fields are those
+    /// of [`Entry::Attempt`].
+    Sent {
+        /// [`super::ReceiptId`].
+        #[serde(borrow)]
+        id: Cow<'a, str>,
+        /// The number of this entry among those of the process that writes it; its [`Entry::Outcome`] refers to it.
+        number: u64,
+        /// The request.
+        #[serde(borrow)]
+        request: Cow<'a, str>,
+        /// Which attempt at it, from 1.
+        attempt: u32,
+        /// The pseudonym of its tenant.
+        #[serde(borrow)]
+        tenant: Cow<'a, str>,
+        /// The deployment that it is for.
+        #[serde(borrow)]
+        deployment: Cow<'a, str>,
+        /// The generation of the route table by which it was decided.
+        #[serde(borrow)]
+        generation: Cow<'a, str>,
+        /// The number of the residency policy under which it is sent.
+        law: u32,
+        /// The place in which TLS ended; absent if that was not this process.
+        #[serde(borrow)]
+        tls: Option<Cow<'a, str>>,
+        /// The region that it is sent to.
+        #[serde(borrow)]
+        region: Cow<'a, str>,
+        /// The time at which the attempt began.
+        at_ms: u64,
+        /// Why: [`crate::trail::Cause::as_str`].
+        #[serde(borrow)]
+        cause: Cow<'a, str>,
+        /// [`super::AttemptKey`].
+        #[serde(borrow)]
+        key: Cow<'a, str>,
     },
     /// A request arrived at the door of a region.
     Arrival {
@@ -113,6 +162,53 @@ pub enum EntryV1<'a> {
         /// How it ended: ok, an error code, or unfinished.
         #[serde(borrow)]
         outcome: Cow<'a, str>,
+        /// [`super::AttemptKey`]; absent in version 1, and if the sender did not give one.
+        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        key: Option<Cow<'a, str>>,
+    },
+    /// A region has accepted a request and is about to forward it to a replica: durable before the first byte of it
+    /// leaves. The fields are those of [`Entry::Arrival`].
+    Received {
+        /// The number of this entry among those of the process that writes it; its [`Entry::Outcome`] refers to it.
+        number: u64,
+        /// The request.
+        #[serde(borrow)]
+        request: Cow<'a, str>,
+        /// Which attempt at it; 0 if the sender did not say.
+        attempt: u32,
+        /// The pseudonym of its tenant, if it was named.
+        #[serde(borrow)]
+        tenant: Option<Cow<'a, str>>,
+        /// The deployment that it is for, if that could be read.
+        #[serde(borrow)]
+        deployment: Option<Cow<'a, str>>,
+        /// The policy under which it came.
+        #[serde(borrow)]
+        residency: Cow<'a, str>,
+        /// The time at which it arrived.
+        at_ms: u64,
+        /// [`super::AttemptKey`]; absent if the sender did not give one.
+        #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+        key: Option<Cow<'a, str>>,
+    },
+    /// The request of a [`Entry::Sent`] or [`Entry::Received`] is over.
+    Outcome {
+        /// The number of that entry.
+        number: u64,
+        /// How long it took.
+        took_us: u64,
+        /// How it ended, in the words of [`Entry::Attempt`] or [`Entry::Arrival`].
+        #[serde(borrow)]
+        end: Cow<'a, str>,
+    },
+    /// Requests were rejected because their receipts could not be made durable. Nothing of them was forwarded.
+    Rejected {
+        /// How many.
+        requests: u64,
+        /// The time of the first.
+        since_ms: u64,
+        /// The time at which this was written.
+        at_ms: u64,
     },
     /// Receipts are missing here.
     Gap {

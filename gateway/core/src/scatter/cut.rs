@@ -39,6 +39,8 @@ enum Elements {
     Lists,
     /// All of them texts, or all of them lists.
     TextsOrLists,
+    /// All of them texts or objects, mixed as they come; or all of them lists.
+    DocumentsOrLists,
     /// Texts and objects, mixed as they come.
     Documents,
 }
@@ -61,10 +63,15 @@ const fn list(
     List { path, field, elements, shape }
 }
 
-/// Every path whose requests can be cut. `/embed_all` is not among them: a row per token is more than can be held. Of
+/// Every path whose requests can be cut. `/embed_all` and `/pooling` are not among them: a row per token is more than can be
+/// held. Neither are Cohere's `/v1/embed` and `/v2/embed` and Voyage's rerank, whose answers have several lists or ranks of
+/// another form: there a request has what one replica takes, ten times what their own clients send. Of
 /// two lists at one path the first that is there counts, as the replica reads it.
-const LISTS: [List; 17] = [
-    list("/v1/embeddings", ("input", None), Elements::TextsOrLists, Shape::Data),
+const LISTS: [List; 20] = [
+    list("/v1/embeddings", ("input", None), Elements::DocumentsOrLists, Shape::Data),
+    list("/infinity/embeddings", ("input", None), Elements::DocumentsOrLists, Shape::Data),
+    list("/voyage/v1/embeddings", ("input", None), Elements::Texts, Shape::Data),
+    list("/infinity/rerank", ("documents", None), Elements::Documents, Shape::Results),
     list("/classify", ("input", None), Elements::Texts, Shape::Data),
     list("/v1/classify", ("input", None), Elements::Texts, Shape::Data),
     list("/score", ("text_2", None), Elements::Texts, Shape::Data),
@@ -86,6 +93,18 @@ const LISTS: [List; 17] = [
 ];
 
 const ROOT: &str = "/";
+
+/// The lists of a path's body that can be cut, by their members.
+pub fn fields(path: &str) -> Vec<&'static str> {
+    LISTS.iter().filter(|list| list.path == path).map(List::name).collect()
+}
+
+impl List {
+    /// The list's name, as refusals of a replica have it.
+    fn name(&self) -> &'static str {
+        self.field.1.map_or(self.field.0, |_| "inputs.sentences")
+    }
+}
 
 /// One input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +149,7 @@ impl Cutting {
     /// Where the body of a request for `path` can be cut; `None` where it had better stay whole.
     pub fn read(path: &str, body: &[u8]) -> Result<Option<Cutting>, TooManyInputs> {
         let Some((list, span, top_n)) = find(path, body) else { return Ok(None) };
-        let field = list.field.1.map_or(list.field.0, |_| "inputs.sentences");
+        let field = list.name();
         let (mut elements, mut given, mut fits) = (Vec::new(), 0, true);
         let mut first = None;
         let read = json::elements(body, &span, |value| {
@@ -143,6 +162,10 @@ impl Cutting {
                     matches!(value.kind, Kind::Text | Kind::List) && value.kind == first
                 }
                 Elements::Documents => matches!(value.kind, Kind::Text | Kind::Object),
+                Elements::DocumentsOrLists => {
+                    (value.kind == Kind::List) == (first == Kind::List)
+                        && matches!(value.kind, Kind::Text | Kind::Object | Kind::List)
+                }
             };
             if given <= INPUTS_MAX {
                 let tokens = (value.text_bytes / BYTES_PER_TOKEN + value.bare) as u64 + TOKENS_AROUND;
@@ -299,6 +322,10 @@ mod tests {
         let (data, rows) = (Shape::Data, Shape::Rows);
         check("/v1/embeddings", r#"{"model":"m","input":["a","b"],"user":"u"}"#, "/input", data, "input");
         check("/v1/embeddings", r#"{ "in\u0070ut" : [ [1, 2] , [3] ] }"#, "/input", data, "input");
+        let mixed = r#"{"input":[{"text":"a"},"b"]}"#;
+        check("/v1/embeddings", mixed, "/input", data, "input");
+        check("/infinity/embeddings", mixed, "/input", data, "input");
+        check("/voyage/v1/embeddings", r#"{"input":["a","b"]}"#, "/input", data, "input");
         check("/classify", r#"{"input":["a","b"]}"#, "/input", data, "input");
         check("/score", r#"{"text_1":"q","text_2":["a","b"]}"#, "/text_2", data, "text_2");
         let documents = r#"{"query":"q","documents":["a",{"text":"b","documents":["c"]}],"top_n":1}"#;
@@ -331,6 +358,11 @@ mod tests {
             ("/v1/embeddings", r#"{"input":[1,2,3]}"#),
             ("/v1/embeddings", r#"{"input":["a",[1]]}"#),
             ("/v1/embeddings", r#"{"input":["a",null]}"#),
+            ("/v1/embeddings", r#"{"input":[[1],{"text":"a"}]}"#),
+            ("/voyage/v1/embeddings", r#"{"input":["a",[1]]}"#),
+            ("/v2/embed", r#"{"texts":["a","b"]}"#),
+            ("/voyage/v1/rerank", r#"{"documents":["a","b"]}"#),
+            ("/pooling", r#"{"input":["a","b"]}"#),
             ("/v1/embeddings", r#"{"input":["a","b"],"input":["c","d"]}"#),
             ("/v1/embeddings", r#"{"input":["a","b"],"in\u0070ut":["c","d"]}"#),
             ("/v1/embeddings", r#"{"input":["a" "b"]}"#),

@@ -189,13 +189,17 @@ impl Pools {
         Ok(Entered { region, deployment: deployment.clone(), tenant, lane, tokens })
     }
 
-    /// A request that was let in is over, however it ended.
-    pub fn leave(&mut self, entered: &Entered) {
+    /// A request that was let in is over, however it ended. Takes what [`Pools::enter`] gave, so that no request leaves twice.
+    pub fn leave(&mut self, entered: Entered) {
         let Entered { region, deployment, tenant, lane, tokens } = entered;
-        let pool = self.regions.get_mut(region).and_then(|pools| pools.get_mut(deployment));
-        pool.expect("a pool stays while something is in flight").leave(*tenant, *lane, *tokens);
+        match self.regions.get_mut(&region).and_then(|pools| pools.get_mut(&deployment)) {
+            Some(pool) => pool.leave(tenant, lane, tokens),
+            None => debug_assert!(false, "the pool of {deployment} is gone while a request is in flight"),
+        }
     }
 }
 
+#[cfg(test)]
+mod bookkeeping;
 #[cfg(test)]
 mod tests;

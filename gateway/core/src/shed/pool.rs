@@ -26,6 +26,9 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// What one tenant has in flight.
 #[derive(Clone, Copy, Debug)]
 struct Held {
+    /// Admitted requests that have not left. The entry is kept by this count and never by tokens: a request can cost none
+    /// (`/info` has no inputs), and its entry must still be there when it leaves.
+    requests: u64,
     tokens: u64,
     weight: u64,
     asked: Instant,
@@ -35,12 +38,18 @@ impl Held {
     fn is_active(&self, now: Instant) -> bool {
         self.tokens > 0 || now.saturating_duration_since(self.asked) < ACTIVE_FOR
     }
+
+    /// Whether the entry must be kept.
+    fn is_needed(&self, now: Instant) -> bool {
+        self.requests > 0 || self.is_active(now)
+    }
 }
 
 /// What of one lane is in flight.
 #[derive(Clone, Debug, Default)]
 struct Side {
     limit: Limit,
+    /// Tokens.
     in_flight: u64,
     /// By the places of the tenants; those that are idle are dropped with every report.
     tenants: BTreeMap<usize, Held>,
@@ -98,7 +107,7 @@ impl Pool {
     pub(super) fn heard(&mut self, waits: Waits, now: Instant) {
         for (lane, wait) in [(Lane::Interactive, waits.interactive), (Lane::Bulk, waits.bulk)] {
             let side = self.side_mut(lane);
-            side.tenants.retain(|_, held| held.is_active(now));
+            side.tenants.retain(|_, held| held.is_needed(now));
             let target = side.target(lane, now);
             side.limit.heard(wait, target, side.in_flight);
         }
@@ -113,9 +122,15 @@ impl Pool {
         self.bulk_closed_until.is_none() && calm(&self.interactive) && calm(&self.bulk)
     }
 
-    /// Whether nothing is in flight.
+    /// Whether no request is in flight.
     pub(super) fn is_empty(&self) -> bool {
-        self.interactive.in_flight == 0 && self.bulk.in_flight == 0
+        self.requests() == 0
+    }
+
+    /// Requests in flight.
+    pub(super) fn requests(&self) -> u64 {
+        let of = |side: &Side| side.tenants.values().map(|held| held.requests).sum::<u64>();
+        of(&self.interactive) + of(&self.bulk)
     }
 
     /// Whether a request would be turned away, and why.
@@ -148,22 +163,34 @@ impl Pool {
 
     /// A request is let in.
     pub(super) fn enter(&mut self, ask: &Ask, now: Instant) {
-        self.asked(ask, now).tokens += ask.tokens;
-        self.side_mut(ask.lane).in_flight += ask.tokens;
+        let held = self.asked(ask, now);
+        held.requests += 1;
+        held.tokens = held.tokens.saturating_add(ask.tokens);
+        let side = self.side_mut(ask.lane);
+        side.in_flight = side.in_flight.saturating_add(ask.tokens);
     }
 
-    /// One that was let in is over, however it ended.
+    /// One that was let in is over, however it ended. Nothing here can fail: this runs where a request is dropped, under the
+    /// lock of all pools.
     pub(super) fn leave(&mut self, tenant: usize, lane: Lane, tokens: u64) {
         let side = self.side_mut(lane);
-        let held = side.tenants.get_mut(&tenant).filter(|held| held.tokens >= tokens);
-        held.expect("a request leaves once, after it entered").tokens -= tokens;
-        side.in_flight -= tokens;
+        let Some(held) = side.tenants.get_mut(&tenant).filter(|held| held.requests > 0) else {
+            debug_assert!(false, "the entry of tenant {tenant} is gone while a request is in flight");
+            return;
+        };
+        held.requests -= 1;
+        held.tokens = held.tokens.saturating_sub(tokens);
+        side.in_flight = side.in_flight.saturating_sub(tokens);
     }
 
     fn asked(&mut self, ask: &Ask, now: Instant) -> &mut Held {
         let Ask { tenant, weight, lane, tokens: _, left: _ } = *ask;
-        let held =
-            self.side_mut(lane).tenants.entry(tenant).or_insert(Held { tokens: 0, weight, asked: now });
+        let held = self.side_mut(lane).tenants.entry(tenant).or_insert(Held {
+            requests: 0,
+            tokens: 0,
+            weight,
+            asked: now,
+        });
         held.asked = now;
         held
     }

@@ -175,7 +175,7 @@ proptest! {
                     pools.heard(region(), [(name(), waits(interactive_ms, bulk_ms))], now);
                 }
                 Event::Leave(which) if !under_way.is_empty() => {
-                    pools.leave(&under_way.swap_remove(which % under_way.len()));
+                    pools.leave(under_way.swap_remove(which % under_way.len()));
                 }
                 Event::Leave(_) => {}
                 Event::Ask { tenant, bulk, tokens, left_ms } => {
@@ -200,7 +200,7 @@ proptest! {
                 }
             }
         }
-        under_way.iter().for_each(|entered| pools.leave(entered));
+        under_way.into_iter().for_each(|entered| pools.leave(entered));
         prop_assert!(pools.regions.values().flat_map(BTreeMap::values).all(Pool::is_empty));
     }
 }
@@ -251,7 +251,7 @@ impl World {
             self.busy_until = self.busy_until.max(self.now) + takes;
             self.computed += entered.tokens;
             done.push((entered.tenant, self.busy_until - since + AROUND));
-            self.pools.leave(&entered);
+            self.pools.leave(entered);
         }
         if number.is_multiple_of(2_000) {
             let waiting = self.queue.iter().map(|(entered, _)| entered.tokens).sum();

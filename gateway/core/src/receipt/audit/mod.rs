@@ -5,19 +5,26 @@
 //! in its allowed set, and of that set whether its policy permits it in the light of the catalogue; and of every attempt
 //! and arrival, whether the other end has its counterpart. Whatever does not hold is a finding, and so is every gap: an
 //! audit that cannot see does not say that all is well.
+//!
+//! A request that a region *refused* is none: the region's own policy check did its work, and no replica saw the request.
+//! Refusals are counted and listed beside the findings.
+//!
+//! [`judge`] looks at each receipt, [`join`] at both ends together, and a [`Filter`] says which of them count.
 
+mod filter;
 mod join;
+mod judge;
 mod report;
 
-pub use report::{ChainSummary, FINDINGS_TOLD_MAX, Finding, Kind, Report};
+pub use filter::Filter;
+pub use report::{ChainSummary, FINDINGS_TOLD_MAX, Finding, Kind, REFUSALS_TOLD_MAX, Report, Verdict};
 
-use super::Essence;
-use super::chain::Head;
-use super::entry::{EntryV1, Role, VERSION};
-use crate::words::{Ended, NOT_RESIDENT_HERE};
-use join::{Expect, Join, Key, Side};
+use super::chain::{Head, LineProblem};
+use super::checkpoint::{ChainHead, Checkpoint};
+use super::entry::{Entry, Role, VERSION, VERSION_MIN};
+use join::{Expect, Join};
+use judge::Law;
 use regions::catalogue::Catalogue;
-use regions::residency::ResidencyPolicy;
 use regions::set::RegionSet;
 use report::Findings;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +40,10 @@ pub struct Demands {
     pub partial: bool,
     /// Receipts that are younger than this, seen from the newest, may miss their counterpart, unless every chain is closed.
     pub settle_ms: u64,
+    /// The receipts that are judged.
+    pub filter: Filter,
+    /// The last checkpoint, whose heads must stand where it says.
+    pub checkpoint: Option<Checkpoint>,
 }
 
 /// An audit under way.
@@ -45,9 +56,15 @@ pub struct Audit<'a> {
     findings: Findings,
     /// How many regions each policy permits in the light of the catalogue: a policy is worked out once.
     permitted: BTreeMap<String, Option<RegionSet>>,
+    /// What the checkpoint says of chains in which it was not found yet.
+    expected: BTreeMap<String, ChainHead>,
     attempts: u64,
     arrivals: u64,
     missing: u64,
+    refused: u64,
+    refusals: Vec<String>,
+    rejected: u64,
+    without_outcome: u64,
     newest_ms: u64,
 }
 
@@ -55,18 +72,16 @@ pub struct Audit<'a> {
 struct Chain {
     summary: ChainSummary,
     head: Head,
-    number: u32,
-}
-
-/// A law of a file.
-struct Law {
-    residency: String,
-    allowed: BTreeSet<String>,
+    /// The newest time that it says.
+    newest_ms: u64,
+    /// Receipts whose outcome is not known yet, by their number: where they are in [`Join`].
+    open: BTreeMap<u64, usize>,
 }
 
 /// The file that is being read.
 struct At<'a> {
     file: &'a str,
+    number: u32,
     line: u64,
     chain: String,
     laws: BTreeMap<u32, Law>,
@@ -75,6 +90,8 @@ struct At<'a> {
 impl<'a> Audit<'a> {
     /// An audit in the light of `catalogue`.
     pub fn new(catalogue: &'a Catalogue, demands: Demands) -> Audit<'a> {
+        let heads = demands.checkpoint.iter().flat_map(|checkpoint| &checkpoint.chains);
+        let expected = heads.map(|head| (head.chain.clone(), head.clone())).collect();
         Audit {
             catalogue,
             demands,
@@ -82,9 +99,14 @@ impl<'a> Audit<'a> {
             join: Join::default(),
             findings: Findings::default(),
             permitted: BTreeMap::new(),
+            expected,
             attempts: 0,
             arrivals: 0,
             missing: 0,
+            refused: 0,
+            refusals: Vec::new(),
+            rejected: 0,
+            without_outcome: 0,
             newest_ms: 0,
         }
     }
@@ -99,7 +121,7 @@ impl<'a> Audit<'a> {
                 Kind::Unreadable,
                 name,
                 1,
-                "it does not begin as a file of receipts".to_owned(),
+                format!("it does not begin as a file of receipts of version {VERSION_MIN} to {VERSION}"),
             );
         };
         for line in lines {
@@ -111,21 +133,22 @@ impl<'a> Audit<'a> {
         chain.summary.head = head.to_string();
         chain.summary.files += 1;
         chain.summary.entries += at.line;
+        chain.summary.line = at.line;
         chain.summary.unfinished_bytes = unfinished.len() as u64;
     }
 
     /// Reads the first line of a file, which says which it is.
     fn begin<'f>(&mut self, name: &'f str, line: &[u8]) -> Option<(Head, At<'f>)> {
         let entry = super::chain::entry_of(line)?;
-        let EntryV1::File { version, chain, role, place, number, before, at_ms } = entry else { return None };
+        let Entry::File { version, chain, role, place, number, before, at_ms } = entry else { return None };
         let mut head: Head = before.parse().ok()?;
-        if version != VERSION {
+        if !(VERSION_MIN..=VERSION).contains(&version) {
             return None;
         }
         self.newest_ms = self.newest_ms.max(at_ms);
         let known = self.chains.get(&*chain);
         let (expected, continues) =
-            known.map_or((1, Head::default()), |known| (known.number + 1, known.head));
+            known.map_or((1, Head::default()), |known| (known.summary.file + 1, known.head));
         if known.is_none() && self.demands.partial {
             // Whatever was before it was archived.
         } else if number != expected {
@@ -135,10 +158,15 @@ impl<'a> Audit<'a> {
             let message = "it does not continue from the file before it".to_owned();
             self.findings.add(Kind::BrokenChain, name, 1, message);
         }
+        // Where the file that the checkpoint ends in was archived, the next one says how it ended.
+        let follows = |expected: &ChainHead| number == expected.file + 1 && expected.head == head.to_string();
+        if self.expected.get(&*chain).is_some_and(follows) {
+            self.expected.remove(&*chain);
+        }
         if let Some(problem) = head.read(line).1 {
             self.findings.add(Kind::BrokenChain, name, 1, problem.to_string());
         }
-        self.demands.heads.remove(&head);
+        self.stands(&chain, number, 1, &head);
         let fresh = Chain {
             summary: ChainSummary {
                 chain: chain.to_string(),
@@ -146,25 +174,39 @@ impl<'a> Audit<'a> {
                 place: place.to_string(),
                 files: 0,
                 entries: 0,
+                file: number,
+                line: 1,
                 head: String::new(),
                 closed: false,
                 unfinished_bytes: 0,
             },
             head,
-            number,
+            newest_ms: at_ms,
+            open: BTreeMap::new(),
         };
         let chain = chain.into_owned();
-        self.chains.entry(chain.clone()).or_insert(fresh).number = number;
-        Some((head, At { file: name, line: 1, chain, laws: BTreeMap::new() }))
+        self.chains.entry(chain.clone()).or_insert(fresh).summary.file = number;
+        Some((head, At { file: name, number, line: 1, chain, laws: BTreeMap::new() }))
+    }
+
+    /// This head stands at this line of a chain: is it one that must be there?
+    fn stands(&mut self, chain: &str, file: u32, line: u64, head: &Head) {
+        self.demands.heads.remove(head);
+        let is_here = |expected: &ChainHead| {
+            (expected.file, expected.line) == (file, line) && expected.head == head.to_string()
+        };
+        if self.expected.get(chain).is_some_and(is_here) {
+            self.expected.remove(chain);
+        }
     }
 
     fn line(&mut self, line: &[u8], head: &mut Head, at: &mut At<'_>) {
         let (entry, problem) = head.read(line);
-        self.demands.heads.remove(head);
+        self.stands(&at.chain, at.number, at.line, head);
         if let Some(problem) = problem {
             let kind = match problem {
-                super::chain::LineProblem::Hash => Kind::BrokenChain,
-                super::chain::LineProblem::Form | super::chain::LineProblem::Entry(_) => Kind::Unreadable,
+                LineProblem::Hash => Kind::BrokenChain,
+                LineProblem::Form | LineProblem::Entry(_) => Kind::Unreadable,
             };
             self.findings.add(kind, at.file, at.line, problem.to_string());
         }
@@ -173,18 +215,21 @@ impl<'a> Audit<'a> {
         }
     }
 
-    fn entry(&mut self, entry: EntryV1<'_>, at: &mut At<'_>) {
+    fn entry(&mut self, entry: Entry<'_>, at: &mut At<'_>) {
         let chain = self.chains.get_mut(&at.chain).expect("a file begins before its lines");
         chain.summary.closed = false;
         match entry {
-            EntryV1::File { .. } => self.note(Kind::Unreadable, at, "a file begins within a file".to_owned()),
-            EntryV1::Closed { at_ms } => {
+            Entry::File { .. } => self.note(Kind::Unreadable, at, "a file begins within a file".to_owned()),
+            Entry::Closed { at_ms } => {
                 chain.summary.closed = true;
-                self.newest_ms = self.newest_ms.max(at_ms);
+                self.saw(at, at_ms);
             }
-            EntryV1::Resumed { at_ms, clean, torn_bytes } => {
-                self.newest_ms = self.newest_ms.max(at_ms);
-                if !clean {
+            Entry::Resumed { at_ms, clean, torn_bytes } => {
+                // Nobody writes the outcomes of a process that is gone.
+                self.without_outcome += std::mem::take(&mut chain.open).len() as u64;
+                let newest_ms = chain.newest_ms;
+                self.saw(at, at_ms);
+                if !clean && self.demands.filter.overlaps(newest_ms, at_ms) {
                     let message = format!(
                         "its writer ended without a word ({torn_bytes} bytes of a torn line were cut off): receipts of \
                          its last moments may be missing"
@@ -192,102 +237,33 @@ impl<'a> Audit<'a> {
                     self.note(Kind::UncleanEnd, at, message);
                 }
             }
-            EntryV1::Gap { missing, why, since_ms, at_ms } => {
-                self.newest_ms = self.newest_ms.max(at_ms);
-                self.missing += missing;
-                let message = format!("{missing} receipts are missing ({why:?}) from {since_ms} to {at_ms}");
-                self.note(Kind::Gap, at, message);
+            Entry::Gap { missing, why, since_ms, at_ms } => {
+                self.saw(at, at_ms);
+                if self.demands.filter.overlaps(since_ms, at_ms) {
+                    self.missing += missing;
+                    let message =
+                        format!("{missing} receipts are missing ({why:?}) from {since_ms} to {at_ms}");
+                    self.note(Kind::Gap, at, message);
+                }
             }
-            EntryV1::Law { law, residency, allowed } => {
-                let allowed: BTreeSet<String> = allowed.iter().map(|region| region.to_string()).collect();
-                self.law(&residency, &allowed, at);
-                at.laws.insert(law, Law { residency: residency.into_owned(), allowed });
+            Entry::Rejected { requests, since_ms, at_ms } => {
+                self.saw(at, at_ms);
+                if self.demands.filter.overlaps(since_ms, at_ms) {
+                    self.rejected += requests;
+                }
             }
-            EntryV1::Attempt { .. } => self.attempt(&entry, at),
-            EntryV1::Arrival { .. } => self.arrival(&entry, at),
+            Entry::Law { law, residency, allowed } => self.law(law, &residency, &allowed, at),
+            Entry::Attempt { .. } | Entry::Sent { .. } => self.attempt(&entry, at),
+            Entry::Arrival { .. } | Entry::Received { .. } => self.arrival(&entry, at),
+            Entry::Outcome { number, took_us, end } => self.outcome(number, took_us, &end, at),
         }
     }
 
-    /// Does the allowed set follow from the policy and the catalogue?
-    fn law(&mut self, residency: &str, allowed: &BTreeSet<String>, at: &At<'_>) {
-        let Some(permitted) = self.permitted(residency) else {
-            let message = format!("'{residency}' is no residency policy");
-            return self.note(Kind::Unreadable, at, message);
-        };
-        for region in allowed {
-            let index = region.parse().ok().and_then(|id| self.catalogue.index_of(&id));
-            if !index.is_some_and(|index| permitted.contains(index)) {
-                let message = format!("'{residency}' does not permit {region}, which it lists as allowed");
-                self.note(Kind::AllowedTooWide, at, message);
-            }
-        }
-    }
-
-    fn attempt(&mut self, entry: &EntryV1<'_>, at: &At<'_>) {
-        let EntryV1::Attempt { id, request, attempt, law, region, at_ms, took_us, end, .. } = entry else {
-            unreachable!("called with an attempt");
-        };
-        self.attempts += 1;
-        let Some(Law { residency, allowed }) = at.laws.get(law) else {
-            return self.note(Kind::Unreadable, at, format!("there is no law {law} before it in this file"));
-        };
-        if !allowed.contains(&**region) {
-            let message = format!(
-                "request {request}, attempt {attempt}, was sent to {region}, which '{residency}' does not allow"
-            );
-            self.findings.add(Kind::Unlawful, at.file, at.line, message);
-        }
-        let essence =
-            Essence { chain: &at.chain, request, attempt: *attempt, region, residency, at_ms: *at_ms };
-        if essence.id().to_string() != **id {
-            let message = format!("receipt {id} does not say what it committed to");
-            self.findings.add(Kind::WrongReceiptId, at.file, at.line, message);
-        }
-        self.demands.receipts.remove(&**id);
-        let until_ms = at_ms + took_us / 1000;
-        self.newest_ms = self.newest_ms.max(until_ms);
-        let side = match Ended::parse(end) {
-            Some(end) if end.was_answered() => Side::Answered,
-            Some(_) => Side::Unanswered,
-            None => return self.note(Kind::Unreadable, at, format!("'{end}' is no end of an attempt")),
-        };
-        let key = Key { request: (&**request).into(), attempt: *attempt, region: (&**region).into() };
-        self.join.add(key, side, until_ms, residency);
-    }
-
-    fn arrival(&mut self, entry: &EntryV1<'_>, at: &At<'_>) {
-        let EntryV1::Arrival { request, attempt, residency, at_ms, took_us, outcome, .. } = entry else {
-            unreachable!("called with an arrival");
-        };
-        self.arrivals += 1;
-        let until_ms = at_ms + took_us / 1000;
-        self.newest_ms = self.newest_ms.max(until_ms);
-        let place = self.chains[&at.chain].summary.place.clone();
-        let here = place.parse().ok().and_then(|id| self.catalogue.index_of(&id));
-        let lawful =
-            self.permitted(residency).zip(here).is_some_and(|(permitted, here)| permitted.contains(here));
-        if **outcome == *NOT_RESIDENT_HERE {
-            let message =
-                format!("request {request}, attempt {attempt}, came under '{residency}' and was refused");
-            self.note(Kind::RefusedAtTheDoor, at, message);
-        } else if !lawful {
-            let message = format!(
-                "request {request}, attempt {attempt}, was taken in {place}, which '{residency}' does not allow"
-            );
-            self.note(Kind::Unlawful, at, message);
-        }
-        let key = Key { request: (&**request).into(), attempt: *attempt, region: place.into() };
-        self.join.add(key, Side::Arrived, until_ms, residency);
-    }
-
-    fn permitted(&mut self, residency: &str) -> Option<RegionSet> {
-        if let Some(known) = self.permitted.get(residency) {
-            return *known;
-        }
-        let policy = residency.parse::<ResidencyPolicy>().ok();
-        let permitted = policy.map(|policy| policy.permitted(self.catalogue));
-        self.permitted.insert(residency.to_owned(), permitted);
-        permitted
+    /// The chain that is being read says that it was this late.
+    fn saw(&mut self, at: &At<'_>, at_ms: u64) {
+        self.newest_ms = self.newest_ms.max(at_ms);
+        let chain = self.chains.get_mut(&at.chain).expect("a file begins before its lines");
+        chain.newest_ms = chain.newest_ms.max(at_ms);
     }
 
     fn note(&mut self, kind: Kind, at: &At<'_>, message: String) {
@@ -296,6 +272,7 @@ impl<'a> Audit<'a> {
 
     /// Everything was read: what holds?
     pub fn finish(mut self) -> Report {
+        self.without_outcome += self.chains.values().map(|chain| chain.open.len() as u64).sum::<u64>();
         let chains: Vec<_> = self.chains.into_values().map(|chain| chain.summary).collect();
         let has = |role| chains.iter().any(|chain| chain.role == role);
         let both_ends = has(Role::Edge) && has(Role::Spoke);
@@ -311,10 +288,27 @@ impl<'a> Audit<'a> {
         for receipt in &self.demands.receipts {
             self.findings.add(Kind::UnknownReceipt, "", 0, format!("no chain has the receipt {receipt}"));
         }
+        let checkpoint = self.demands.checkpoint.as_ref().map(|checkpoint| checkpoint.number);
+        for expected in self.expected.values() {
+            let there = chains.iter().find(|chain| chain.chain == expected.chain);
+            // A chain that was closed may have been archived since, where the auditor says that some are.
+            if there.is_none() && expected.closed && self.demands.partial {
+                continue;
+            }
+            self.findings.add(Kind::RolledBack, "", 0, rolled_back(expected, there));
+        }
         let Findings { counts, mut told } = self.findings;
         told.sort_by_key(|finding| finding.kind);
+        let verdict = match counts.keys().any(|kind| kind.is_violation()) {
+            true => Verdict::Violated,
+            false if counts.is_empty() => Verdict::Holds,
+            false => Verdict::NotProven,
+        };
         Report {
-            holds: counts.is_empty(),
+            holds: verdict == Verdict::Holds,
+            verdict,
+            filter: self.demands.filter,
+            checkpoint,
             chains,
             attempts: self.attempts,
             arrivals: self.arrivals,
@@ -323,8 +317,29 @@ impl<'a> Audit<'a> {
             too_young: joined.too_young,
             both_ends,
             missing: self.missing,
+            refused: self.refused,
+            refusals: self.refusals,
+            rejected: self.rejected,
+            without_outcome: self.without_outcome,
             counts,
             findings: told,
+        }
+    }
+}
+
+/// What became of a chain in which the checkpoint was not found.
+fn rolled_back(expected: &ChainHead, there: Option<&ChainSummary>) -> String {
+    let ChainHead { chain, file, line, head, .. } = expected;
+    let stood = format!(
+        "the last checkpoint signed the head {head} of chain {chain} at line {line} of its file {file}"
+    );
+    match there {
+        None => format!("{stood}; the chain is not here: give the folder that it is in, or it was removed"),
+        Some(there) if (there.file, there.line) < (*file, *line) => {
+            format!("{stood}; it now ends at line {} of file {}: it was truncated", there.line, there.file)
+        }
+        Some(_) => {
+            format!("{stood}; that head is not there: the chain was rewritten, or the file is missing")
         }
     }
 }

@@ -1,11 +1,15 @@
 //! What an audit found.
 
+use super::filter::Filter;
 use crate::receipt::entry::Role;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Findings that are told one by one; those beyond are counted. Who has so many needs no more of them.
 pub const FINDINGS_TOLD_MAX: usize = 1000;
+
+/// Refused requests that are listed; those beyond are counted.
+pub const REFUSALS_TOLD_MAX: usize = 100;
 
 /// What does not hold. The order is that of how bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -15,8 +19,6 @@ pub enum Kind {
     Unlawful,
     /// An allowed set has a region that its policy does not permit.
     AllowedTooWide,
-    /// A region refused a request that it must not see, so somebody sent it there.
-    RefusedAtTheDoor,
     /// A region has received a request that no edge has a receipt for.
     ArrivalWithoutAttempt,
     /// A region answered a request, as its edge says, and has no receipt for it.
@@ -35,10 +37,57 @@ pub enum Kind {
     Gap,
     /// A process ended without a word; what it was about to write is missing.
     UncleanEnd,
+    /// An outcome refers to an attempt or arrival that is not in its chain.
+    OutcomeWithoutAttempt,
+    /// A chain does not contain what the last checkpoint signed: it was rewritten, truncated or removed.
+    RolledBack,
     /// A head that was noted elsewhere is in no chain: it was rewritten or cut off.
     UnknownHead,
     /// A receipt that somebody holds is in no chain.
     UnknownReceipt,
+}
+
+impl Kind {
+    /// Whether it shows that a request was sent to, or accepted by, a region that its policy does not permit. The other
+    /// kinds say that the receipts do not prove where requests went.
+    pub fn is_violation(self) -> bool {
+        match self {
+            Kind::Unlawful | Kind::AllowedTooWide => true,
+            Kind::ArrivalWithoutAttempt
+            | Kind::AttemptWithoutArrival
+            | Kind::PoliciesDiffer
+            | Kind::BrokenChain
+            | Kind::WrongReceiptId
+            | Kind::Unreadable
+            | Kind::MissingFile
+            | Kind::Gap
+            | Kind::UncleanEnd
+            | Kind::OutcomeWithoutAttempt
+            | Kind::RolledBack
+            | Kind::UnknownHead
+            | Kind::UnknownReceipt => false,
+        }
+    }
+
+    /// Whether it says that a chain is not the one that was written.
+    pub fn breaks_a_chain(self) -> bool {
+        matches!(
+            self,
+            Kind::BrokenChain | Kind::Unreadable | Kind::MissingFile | Kind::RolledBack | Kind::UnknownHead
+        )
+    }
+}
+
+/// What an audit comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// No finding. Requests that a region refused are not findings.
+    Holds,
+    /// No residency violation was found, but the receipts do not prove that there was none.
+    NotProven,
+    /// There is a residency violation ([`Kind::is_violation`]).
+    Violated,
 }
 
 /// Something that does not hold, and where.
@@ -67,6 +116,10 @@ pub struct ChainSummary {
     pub files: u32,
     /// Entries in them.
     pub entries: u64,
+    /// The number of the last of them.
+    pub file: u32,
+    /// The last whole line of that file, from 1.
+    pub line: u64,
     /// Its head; note it elsewhere, and the next audit can demand it.
     pub head: String,
     /// Whether its writer ended it and has not gone on.
@@ -80,6 +133,12 @@ pub struct ChainSummary {
 pub struct Report {
     /// Whether everything held.
     pub holds: bool,
+    /// What the findings come to.
+    pub verdict: Verdict,
+    /// The receipts that were judged; all where nothing was asked for. Chains are checked whole in any case.
+    pub filter: Filter,
+    /// The number of the checkpoint that the chains were compared with.
+    pub checkpoint: Option<u64>,
     /// Every chain.
     pub chains: Vec<ChainSummary>,
     /// Receipts of edges.
@@ -96,6 +155,15 @@ pub struct Report {
     pub both_ends: bool,
     /// Receipts that chains say are missing.
     pub missing: u64,
+    /// Requests that a region refused because their policy, or the newest one of their deployment, does not permit it. No
+    /// replica saw them: they are not violations.
+    pub refused: u64,
+    /// The first [`REFUSALS_TOLD_MAX`] of them, in words.
+    pub refusals: Vec<String>,
+    /// Requests that were rejected because their receipts could not be made durable; nothing of them was forwarded.
+    pub rejected: u64,
+    /// Attempts and arrivals whose outcome was not written: still under way, or their process was killed.
+    pub without_outcome: u64,
     /// How many findings there are of each kind.
     pub counts: BTreeMap<Kind, u64>,
     /// The first [`FINDINGS_TOLD_MAX`].

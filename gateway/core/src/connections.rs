@@ -1,0 +1,248 @@
+//! Which connections of clients are let in, and which of them makes room for another.
+//!
+//! A connection that has not sent the whole head of a request costs its client a packet and us a place. So it is the first
+//! to go when there is no place left, before any that has shown to be of use; and an address may have so many of them, and
+//! so many connections in all, that it cannot take the places of others. The limits are meant for one attacker and are far
+//! above what a company behind one address opens; proxies that are trusted have none.
+//!
+//! Opening, closing and the first head of a connection are told here; its further requests are not, so that nothing is spent
+//! on them.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// How many connections one source may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Open at once.
+    pub per_source: usize,
+    /// Of those, the ones whose head is not whole.
+    pub half_open_per_source: usize,
+}
+
+/// Where a connection comes from: an address of IPv4, or the network of 64 bits that one customer has of IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Source(IpAddr);
+
+impl Source {
+    /// That of a client's address.
+    pub fn of(address: IpAddr) -> Source {
+        Source(match address.to_canonical() {
+            IpAddr::V4(address) => IpAddr::V4(address),
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+            }
+        })
+    }
+}
+
+/// A connection, by the order in which they were opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ConnectionId(u64);
+
+/// What becomes of a new connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// It is let in; the other, which is half-open, is closed for it.
+    Admitted {
+        /// The new one.
+        id: ConnectionId,
+        /// One of the same source.
+        evicts: Option<ConnectionId>,
+    },
+    /// Its source has as many as it may.
+    Refused,
+}
+
+/// Everything that is open.
+#[derive(Clone, Debug)]
+pub struct Connections {
+    limits: Limits,
+    next: u64,
+    sources: BTreeMap<Source, Open>,
+    /// Sources by how many half-open connections they have, and of as many by which of these is the oldest.
+    ranks: BTreeSet<Rank>,
+    half_open: usize,
+}
+
+/// How many half-open connections a source has, the oldest of them, and the source.
+type Rank = (usize, Reverse<ConnectionId>, Source);
+
+/// What a source has open.
+#[derive(Clone, Debug, Default)]
+struct Open {
+    connections: usize,
+    half_open: BTreeSet<ConnectionId>,
+}
+
+impl Open {
+    fn rank(&self, source: Source) -> Option<Rank> {
+        Some((self.half_open.len(), Reverse(*self.half_open.first()?), source))
+    }
+}
+
+impl Connections {
+    /// None yet.
+    pub fn new(limits: Limits) -> Connections {
+        Connections { limits, next: 0, sources: BTreeMap::new(), ranks: BTreeSet::new(), half_open: 0 }
+    }
+
+    /// Connections whose head is not whole.
+    pub fn half_open(&self) -> usize {
+        self.half_open
+    }
+
+    /// A connection comes in. A source that is `exempt` has no limits.
+    pub fn open(&mut self, source: Source, exempt: bool) -> Admission {
+        let Limits { per_source, half_open_per_source } = self.limits;
+        let open = self.sources.get(&source);
+        let (connections, half_open) = open.map_or((0, 0), |open| (open.connections, open.half_open.len()));
+        let full = !exempt && connections >= per_source;
+        if full && half_open == 0 {
+            return Admission::Refused;
+        }
+        let evicts =
+            if full || (!exempt && half_open >= half_open_per_source) { self.oldest(source) } else { None };
+        let id = ConnectionId(self.next);
+        self.next += 1;
+        self.sources.entry(source).or_default().connections += 1;
+        self.mark(source, id, true);
+        Admission::Admitted { id, evicts }
+    }
+
+    /// A head has come to its end, or another has begun and is not whole.
+    pub fn mark(&mut self, source: Source, id: ConnectionId, is_half_open: bool) {
+        let Some(open) = self.sources.get_mut(&source) else { return };
+        let before = (open.half_open.len(), open.rank(source));
+        if is_half_open {
+            open.half_open.insert(id);
+        } else {
+            open.half_open.remove(&id);
+        }
+        let after = (open.half_open.len(), open.rank(source));
+        if before != after {
+            self.half_open = self.half_open + after.0 - before.0;
+            before.1.map(|rank| self.ranks.remove(&rank));
+            self.ranks.extend(after.1);
+        }
+    }
+
+    /// A connection is closed.
+    pub fn close(&mut self, source: Source, id: ConnectionId) {
+        self.mark(source, id, false);
+        if let Some(open) = self.sources.get_mut(&source) {
+            open.connections = open.connections.saturating_sub(1);
+            if open.connections == 0 {
+                self.sources.remove(&source);
+            }
+        }
+    }
+
+    /// Chooses who makes room for the `newest` when there is no place left: the oldest half-open connection of the source that
+    /// has most of them. It is chosen once. None where no other connection is half-open.
+    pub fn evict_half_open(&mut self, newest: ConnectionId) -> Option<ConnectionId> {
+        let (.., source) = *self.ranks.iter().rev().find(|(_, Reverse(oldest), _)| *oldest != newest)?;
+        self.oldest(source)
+    }
+
+    /// The oldest half-open connection of a source, which is none of them any longer.
+    fn oldest(&mut self, source: Source) -> Option<ConnectionId> {
+        let id = *self.sources.get(&source)?.half_open.first()?;
+        self.mark(source, id, false);
+        Some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIMITS: Limits = Limits { per_source: 6, half_open_per_source: 3 };
+
+    fn source(number: u8) -> Source {
+        Source::of(IpAddr::from([10, 0, 0, number]))
+    }
+
+    fn admitted(connections: &mut Connections, from: u8) -> (ConnectionId, Option<ConnectionId>) {
+        match connections.open(source(from), false) {
+            Admission::Admitted { id, evicts } => (id, evicts),
+            Admission::Refused => panic!("refused from {from}"),
+        }
+    }
+
+    #[test]
+    fn a_source_pays_with_its_own_half_open_connections() {
+        let mut connections = Connections::new(LIMITS);
+        let first: Vec<_> = (0..3).map(|_| admitted(&mut connections, 1)).collect();
+        assert!(first.iter().all(|(_, evicts)| evicts.is_none()), "at the limit");
+        let (fourth, evicts) = admitted(&mut connections, 1);
+        assert_eq!(evicts, Some(first[0].0), "one past it, the oldest goes");
+        assert_eq!(admitted(&mut connections, 2).1, None, "another source has its own");
+        connections.close(source(1), first[0].0);
+        for id in [first[1].0, first[2].0, fourth] {
+            connections.mark(source(1), id, false);
+        }
+        for _ in 0..3 {
+            let (id, evicts) = admitted(&mut connections, 1);
+            assert_eq!(evicts, None);
+            connections.mark(source(1), id, false);
+        }
+        assert_eq!(connections.open(source(1), false), Admission::Refused, "six of use, and none to go");
+        assert!(matches!(connections.open(source(1), true), Admission::Admitted { evicts: None, .. }));
+    }
+
+    #[test]
+    fn the_source_with_most_half_open_connections_makes_room() {
+        let mut connections = Connections::new(LIMITS);
+        let (honest, _) = admitted(&mut connections, 1);
+        let many: Vec<_> = (0..3).map(|_| admitted(&mut connections, 2).0).collect();
+        assert_eq!(connections.half_open(), 4);
+        let (newest, _) = admitted(&mut connections, 3);
+        assert_eq!(connections.evict_half_open(newest), Some(many[0]));
+        assert_eq!(connections.evict_half_open(newest), Some(many[1]));
+        assert_eq!(connections.evict_half_open(newest), Some(honest), "of as many the oldest");
+        assert_eq!(connections.evict_half_open(newest), Some(many[2]));
+        assert_eq!(connections.evict_half_open(newest), None, "none makes room for itself");
+        connections.mark(source(1), honest, true);
+        assert_eq!(connections.evict_half_open(newest), Some(honest), "it has begun another head");
+    }
+
+    #[test]
+    fn a_customer_of_ipv6_is_one_source() {
+        let of = |text: &str| Source::of(text.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::2"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_left_of_connections_that_are_closed(steps in prop::collection::vec((0_u8..3, 0_u8..4), 0..200)) {
+            let mut connections = Connections::new(LIMITS);
+            let mut open = Vec::new();
+            for (from, what) in steps {
+                match what {
+                    0 | 1 => if let Admission::Admitted { id, .. } = connections.open(source(from), false) {
+                        open.push((source(from), id));
+                    },
+                    2 => if let Some((source, id)) = open.first() {
+                        connections.mark(*source, *id, false);
+                    },
+                    _ => { connections.evict_half_open(ConnectionId(0)); }
+                }
+                let half_open: usize = connections.sources.values().map(|open| open.half_open.len()).sum();
+                prop_assert_eq!(connections.half_open(), half_open);
+                let within = |open: &Open| open.half_open.len() <= LIMITS.half_open_per_source;
+                prop_assert!(connections.sources.values().all(within));
+            }
+            for (source, id) in open {
+                connections.close(source, id);
+            }
+            prop_assert!(connections.sources.is_empty() && connections.ranks.is_empty());
+            prop_assert_eq!(connections.half_open(), 0);
+        }
+    }
+}

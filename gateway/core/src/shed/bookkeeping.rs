@@ -1,0 +1,100 @@
+//! Bookkeeping of the pools: whatever enters can leave, whatever it costs and however long it takes, and afterwards nothing
+//! is held.
+
+use super::*;
+use crate::some_instant;
+use proptest::prelude::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Enter {
+        region: usize,
+        deployment: usize,
+        tenant: usize,
+        lane: Lane,
+        tokens: u64,
+    },
+    Leave(usize),
+    /// A report of the region, which serves these deployments; idle entries are dropped with it.
+    Report {
+        region: usize,
+        served: [bool; 2],
+        wait_ms: u32,
+    },
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let lane = prop_oneof![Just(Lane::Interactive), Just(Lane::Bulk)];
+    // Half of the requests cost nothing, and some cost more than can be summed.
+    let tokens = prop_oneof![4 => Just(0u64), 3 => 1u64..2_000, 1 => Just(u64::MAX)];
+    prop_oneof![
+        4 => (0usize..2, 0usize..2, 0usize..3, lane, tokens).prop_map(|(region, deployment, tenant, lane, tokens)| {
+            Event::Enter { region, deployment, tenant, lane, tokens }
+        }),
+        3 => (0usize..64).prop_map(Event::Leave),
+        3 => (0usize..2, any::<[bool; 2]>(), 0u32..5_000)
+            .prop_map(|(region, served, wait_ms)| Event::Report { region, served, wait_ms }),
+    ]
+}
+
+fn region(index: usize) -> RegionIndex {
+    RegionIndex::new(index).expect("a small number")
+}
+
+fn names() -> [DeploymentName; 2] {
+    ["a", "b"].map(|name| name.parse().expect("a name"))
+}
+
+proptest! {
+    #[test]
+    fn every_admitted_request_leaves_whatever_it_costs_and_however_long_it_takes(
+        // Pauses are longer than the time after which an idle tenant is forgotten.
+        events in prop::collection::vec((event(), 0u32..3_000), 1..200),
+    ) {
+        let (mut now, mut pools, mut in_flight) = (some_instant(), Pools::default(), Vec::new());
+        let requests = |pools: &Pools| -> u64 {
+            pools.regions.values().flat_map(BTreeMap::values).map(Pool::requests).sum()
+        };
+        for (event, pause_ms) in events {
+            now += pause_ms * MS;
+            match event {
+                Event::Enter { region: at, deployment, tenant, lane, tokens } => {
+                    let ask = Ask { tenant, weight: 1, lane, tokens, left: Duration::from_secs(600) };
+                    in_flight.extend(pools.enter(region(at), &names()[deployment], &ask, now).ok());
+                }
+                Event::Leave(which) if !in_flight.is_empty() => {
+                    let which = which % in_flight.len();
+                    pools.leave(in_flight.swap_remove(which));
+                }
+                Event::Leave(_) => {}
+                Event::Report { region: at, served, wait_ms } => {
+                    let waits = Waits { interactive: Some(wait_ms * MS), bulk: Some(wait_ms * MS) };
+                    let served = names().into_iter().zip(served).filter(|(_, served)| *served);
+                    pools.heard(region(at), served.map(|(name, _)| (name, waits)), now);
+                }
+            }
+            prop_assert_eq!(requests(&pools), in_flight.len() as u64);
+        }
+        in_flight.into_iter().for_each(|entered| pools.leave(entered));
+        for at in 0..2 {
+            now += Duration::from_secs(2);
+            pools.heard(region(at), [], now);
+        }
+        prop_assert!(pools.regions.values().all(BTreeMap::is_empty), "idle pools are dropped: {pools:?}");
+    }
+}
+
+#[test]
+fn a_request_that_costs_nothing_leaves_after_its_tenant_was_found_idle() {
+    let (mut now, mut pools) = (some_instant(), Pools::default());
+    let ask = Ask { tenant: 7, weight: 1, lane: Lane::Interactive, tokens: 0, left: Duration::from_secs(30) };
+    let [name, _] = names();
+    let entered = pools.enter(region(0), &name, &ask, now).expect("an empty pool takes it");
+    now += Duration::from_millis(1_500);
+    pools.heard(region(0), [(name.clone(), Waits::default())], now);
+    pools.heard(region(0), [], now);
+    pools.leave(entered);
+    assert!(pools.regions[&region(0)][&name].is_empty());
+}

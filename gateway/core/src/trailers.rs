@@ -1,0 +1,402 @@
+//! Pseudo-headers in the trailers of HTTP/2 requests, which RFC 9113 (8.1) forbids and the `h2` library drops without a word.
+//!
+//! A trailer `:path` that one reader ignores and another takes is a second request line. So the header blocks of a connection
+//! are looked at as they come: in trailers with a pseudo-header the flag `END_STREAM` is cleared, which makes them malformed
+//! for the library too, and it resets that stream (`PROTOCOL_ERROR`) and no other.
+//!
+//! What is needed of HPACK (RFC 7541) for it is whether a field is a pseudo-header and how large it is: no text is kept.
+
+use std::collections::VecDeque;
+
+/// `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n` (RFC 9113, 3.4).
+const PREFACE_BYTES: usize = 24;
+/// Length (3), type, flags, stream (4); RFC 9113, 4.1.
+const FRAME_HEADER_BYTES: usize = 9;
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 0x1;
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+/// Where the flags of a frame stand in it.
+const FLAGS_AT: usize = 4;
+/// Bytes of header blocks that may wait for their end: more than the library takes of one.
+pub const HELD_BYTES_MAX: usize = 80 << 10;
+/// The dynamic table that clients may fill (`SETTINGS_HEADER_TABLE_SIZE`, which is left at its default).
+const TABLE_BYTES_MAX: usize = 4096;
+/// What an entry takes beside its name and value (RFC 7541, 4.1).
+const ENTRY_BYTES: usize = 32;
+/// Entries of the static table that are pseudo-headers: its first.
+const STATIC_PSEUDO_MAX: usize = 14;
+/// Lengths of the names in the static table (RFC 7541, A), from entry 1.
+const STATIC_NAMES: [u8; 61] = [
+    10, 7, 7, 5, 5, 7, 7, 7, 7, 7, 7, 7, 7, 7, 14, 15, 15, 13, 6, 27, 3, 5, 13, 13, 19, 16, 16, 14, 16, 13,
+    12, 6, 4, 4, 6, 7, 4, 4, 8, 17, 13, 8, 19, 13, 4, 8, 12, 18, 19, 5, 7, 7, 11, 6, 10, 25, 17, 10, 4, 3,
+    16,
+];
+/// How many codes of the Huffman code (RFC 7541, B) have each length; it is canonical, so that says where each begins.
+const CODES: [u32; 31] =
+    [0, 0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3, 0, 0, 0, 3, 8, 13, 26, 29, 12, 4, 15, 19, 29, 0, 4];
+/// The code of `:`, and its length.
+const COLON: (u32, usize) = (0x5c, 7);
+
+/// What was seen of one connection.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    /// Bytes up to the next frame.
+    skip: usize,
+    last_stream: u32,
+    table: Table,
+    /// Something was no HTTP/2: the library ends the connection, and nothing is looked at any more.
+    given_up: bool,
+}
+
+impl Default for Guard {
+    fn default() -> Guard {
+        Guard { skip: PREFACE_BYTES, last_stream: 0, table: Table::default(), given_up: false }
+    }
+}
+
+/// A field is no HPACK.
+struct Unreadable;
+
+impl Guard {
+    /// Looks at the next bytes of the connection and says how many of them may be read. The rest is the beginning of a header
+    /// block: it is to be given again, with more behind it.
+    pub fn scan(&mut self, bytes: &mut [u8]) -> usize {
+        let mut at = 0;
+        while !self.given_up {
+            let skipped = self.skip.min(bytes.len() - at);
+            self.skip -= skipped;
+            at += skipped;
+            let Some(frame) = Frame::at(&bytes[at..]) else {
+                return at;
+            };
+            if frame.kind != HEADERS {
+                self.skip = FRAME_HEADER_BYTES + frame.length;
+                continue;
+            }
+            match block(&bytes[at..], frame) {
+                Ok(None) if bytes.len() - at <= HELD_BYTES_MAX => return at,
+                Ok(None) => self.given_up = true,
+                Ok(Some(Block { length, fields })) => {
+                    let is_trailers = frame.stream <= self.last_stream;
+                    self.last_stream = self.last_stream.max(frame.stream);
+                    match self.table.has_pseudo_header(&fields) {
+                        Ok(found) if found && is_trailers => bytes[at + FLAGS_AT] &= !END_STREAM,
+                        Ok(_) => {}
+                        Err(Unreadable) => self.given_up = true,
+                    }
+                    at += length;
+                }
+                Err(Unreadable) => self.given_up = true,
+            }
+        }
+        bytes.len()
+    }
+}
+
+/// The header of a frame.
+#[derive(Clone, Copy)]
+struct Frame {
+    length: usize,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+}
+
+impl Frame {
+    fn at(bytes: &[u8]) -> Option<Frame> {
+        let [high, mid, low, kind, flags, stream @ ..] = *bytes.first_chunk::<FRAME_HEADER_BYTES>()?;
+        let length = usize::from(high) << 16 | usize::from(mid) << 8 | usize::from(low);
+        Some(Frame { length, kind, flags, stream: u32::from_be_bytes(stream) & (u32::MAX >> 1) })
+    }
+}
+
+/// A header block that is whole: the bytes of its frames, and what is in them.
+struct Block {
+    length: usize,
+    fields: Vec<u8>,
+}
+
+/// The block that begins with the frame `first`; `None` while it is not whole.
+fn block(bytes: &[u8], first: Frame) -> Result<Option<Block>, Unreadable> {
+    let (mut frame, mut at, mut fields) = (first, 0, Vec::new());
+    loop {
+        let Some(mut payload) = bytes.get(at + FRAME_HEADER_BYTES..at + FRAME_HEADER_BYTES + frame.length)
+        else {
+            return Ok(None);
+        };
+        if frame.kind == HEADERS {
+            if frame.flags & PADDED != 0 {
+                let (padding, rest) = payload.split_first().ok_or(Unreadable)?;
+                payload = rest.get(..rest.len().wrapping_sub(usize::from(*padding))).ok_or(Unreadable)?;
+            }
+            if frame.flags & PRIORITY != 0 {
+                payload = payload.get(5..).ok_or(Unreadable)?;
+            }
+        }
+        fields.extend_from_slice(payload);
+        at += FRAME_HEADER_BYTES + frame.length;
+        if frame.flags & END_HEADERS != 0 {
+            return Ok(Some(Block { length: at, fields }));
+        }
+        let Some(next) = Frame::at(&bytes[at..]) else { return Ok(None) };
+        if next.kind != CONTINUATION || next.stream != first.stream {
+            return Err(Unreadable);
+        }
+        frame = next;
+    }
+}
+
+/// The dynamic table of a connection (RFC 7541, 2.3.2), newest entry first.
+#[derive(Clone, Debug)]
+struct Table {
+    entries: VecDeque<Entry>,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    is_pseudo: bool,
+    name_bytes: usize,
+    bytes: usize,
+}
+
+impl Default for Table {
+    fn default() -> Table {
+        Table { entries: VecDeque::new(), bytes: 0, bytes_max: TABLE_BYTES_MAX }
+    }
+}
+
+impl Table {
+    /// Reads a header block.
+    fn has_pseudo_header(&mut self, mut block: &[u8]) -> Result<bool, Unreadable> {
+        let mut found = false;
+        while let [first, ..] = block {
+            match first {
+                0x80.. => found |= self.name(integer(&mut block, 7)?)?.0,
+                0x40.. => {
+                    let (is_pseudo, name_bytes) = self.field_name(&mut block, 6)?;
+                    let (_, value_bytes) = text(&mut block)?;
+                    self.insert(Entry {
+                        is_pseudo,
+                        name_bytes,
+                        bytes: name_bytes + value_bytes + ENTRY_BYTES,
+                    });
+                    found |= is_pseudo;
+                }
+                0x20.. => {
+                    self.bytes_max = integer(&mut block, 5)?;
+                    if self.bytes_max > TABLE_BYTES_MAX {
+                        return Err(Unreadable);
+                    }
+                    self.evict();
+                }
+                _ => {
+                    found |= self.field_name(&mut block, 4)?.0;
+                    text(&mut block)?;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether the name of a literal field is that of a pseudo-header, and its length.
+    fn field_name(&self, block: &mut &[u8], prefix: u32) -> Result<(bool, usize), Unreadable> {
+        match integer(block, prefix)? {
+            0 => text(block),
+            index => self.name(index),
+        }
+    }
+
+    fn name(&self, index: usize) -> Result<(bool, usize), Unreadable> {
+        if let Some(length) = STATIC_NAMES.get(index.wrapping_sub(1)) {
+            return Ok((index <= STATIC_PSEUDO_MAX, usize::from(*length)));
+        }
+        let entry = self.entries.get(index.wrapping_sub(STATIC_NAMES.len() + 1)).ok_or(Unreadable)?;
+        Ok((entry.is_pseudo, entry.name_bytes))
+    }
+
+    fn insert(&mut self, entry: Entry) {
+        self.bytes += entry.bytes;
+        self.entries.push_front(entry);
+        self.evict();
+    }
+
+    fn evict(&mut self) {
+        while self.bytes > self.bytes_max {
+            let Some(oldest) = self.entries.pop_back() else { return };
+            self.bytes -= oldest.bytes;
+        }
+    }
+}
+
+/// An integer of which the first byte has so many bits (RFC 7541, 5.1).
+fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Unreadable> {
+    let mut next = || {
+        let (first, rest) = block.split_first().ok_or(Unreadable)?;
+        *block = rest;
+        Ok(usize::from(*first))
+    };
+    let most = (1 << prefix) - 1;
+    let mut number = next()? & most;
+    if number < most {
+        return Ok(number);
+    }
+    for shift in [0, 7, 14, 21] {
+        let byte = next()?;
+        number += (byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(number);
+        }
+    }
+    Err(Unreadable)
+}
+
+/// A string (RFC 7541, 5.2): whether it begins with a colon, and its length.
+fn text(block: &mut &[u8]) -> Result<(bool, usize), Unreadable> {
+    let is_packed = block.first().ok_or(Unreadable)? & 0x80 != 0;
+    let length = integer(block, 7)?;
+    let (text, rest) = block.split_at_checked(length).ok_or(Unreadable)?;
+    *block = rest;
+    if is_packed { unpacked(text) } else { Ok((text.first() == Some(&b':'), length)) }
+}
+
+/// The same of one in the Huffman code.
+fn unpacked(packed: &[u8]) -> Result<(bool, usize), Unreadable> {
+    let (mut letters, mut begins_with_colon) = (0, false);
+    let (mut code, mut length, mut first) = (0_u32, 0, 0_u32);
+    for bit in packed.iter().flat_map(|byte| (0..8).rev().map(move |place| u32::from(byte >> place & 1))) {
+        code = code << 1 | bit;
+        length += 1;
+        let codes = *CODES.get(length).ok_or(Unreadable)?;
+        first <<= 1;
+        if code.wrapping_sub(first) < codes {
+            begins_with_colon |= letters == 0 && (code, length) == COLON;
+            letters += 1;
+            (code, length, first) = (0, 0, 0);
+        } else {
+            first += codes;
+        }
+    }
+    Ok((begins_with_colon, letters))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> =
+            text.chars().filter_map(|digit| digit.to_digit(16)).map(|digit| digit as u8).collect();
+        digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+    }
+
+    fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let length = (payload.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    }
+
+    /// The three requests of RFC 7541, C.3 (as they are) and C.4 (packed), and the sizes that the table has after each.
+    #[test]
+    fn the_table_is_as_large_as_in_the_examples_of_the_standard() {
+        let plain = [
+            "828684410f7777772e6578616d706c652e636f6d",
+            "828684be58086e6f2d6361636865",
+            "828785bf400a637573746f6d2d6b65790c637573746f6d2d76616c7565",
+        ];
+        let packed = [
+            "828684418cf1e3c2e5f23a6ba0ab90f4ff",
+            "828684be5886a8eb10649cbf",
+            "828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf",
+        ];
+        for requests in [plain, packed] {
+            let mut table = Table::default();
+            for (request, bytes) in requests.into_iter().zip([57, 110, 164]) {
+                assert!(table.has_pseudo_header(&hex(request)).is_ok_and(|found| found), "{request}");
+                assert_eq!(table.bytes, bytes, "{request}");
+            }
+            let names: Vec<_> =
+                table.entries.iter().map(|entry| (entry.is_pseudo, entry.name_bytes)).collect();
+            assert_eq!(names, [(false, 10), (false, 13), (true, 10)]);
+        }
+    }
+
+    const REQUEST: &str = "828684410f7777772e6578616d706c652e636f6d";
+
+    /// What becomes of `trailers` behind a request, whole and in pieces of every size: the flags of their frame.
+    #[track_caller]
+    fn flags(trailers: &str) -> u8 {
+        let request = frame(HEADERS, END_HEADERS, 1, &hex(REQUEST));
+        let data = frame(0, 0, 1, b"body");
+        let sent = frame(HEADERS, END_HEADERS | END_STREAM, 1, &hex(trailers));
+        let before = [&[0; PREFACE_BYTES], request.as_slice(), &data].concat();
+        let all = [before.as_slice(), &sent, &frame(6, 0, 0, &[0; 8])].concat();
+        let mut whole = all.clone();
+        assert_eq!(Guard::default().scan(&mut whole), all.len());
+        for size in [1, 2, 9, 10, 33] {
+            let (mut guard, mut held, mut read) = (Guard::default(), Vec::new(), Vec::new());
+            for piece in all.chunks(size) {
+                held.extend_from_slice(piece);
+                let released = guard.scan(&mut held);
+                read.extend(held.drain(..released));
+            }
+            assert_eq!(read, whole, "{trailers} in pieces of {size}");
+        }
+        whole[before.len() + FLAGS_AT]
+    }
+
+    #[test]
+    fn trailers_with_a_pseudo_header_do_not_end_their_stream_and_others_do() {
+        let (kept, cleared) = (END_HEADERS | END_STREAM, END_HEADERS);
+        for (trailers, flags_read) in [
+            // x-a: b; as it is, packed, with a name of the static table, and of the dynamic one.
+            ("0003782d610162", kept),
+            ("0f0d0131", kept),
+            ("", kept),
+            // :path: / in all the ways in which it can be written.
+            ("84", cleared),
+            ("04012f", cleared),
+            ("14012f", cleared),
+            ("44012f", cleared),
+            ("00053a7061746801 2f", cleared),
+            ("0084b958d33f8163", cleared),
+            ("be", cleared),
+            ("7e0162", cleared),
+            ("0003782d61016284", cleared),
+        ] {
+            assert_eq!(flags(trailers), flags_read, "{trailers}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_http_2_is_left_to_the_library() {
+        for block in ["ff", "c0", "3fffff7f", "00", "0005", "7fffffffffff"] {
+            let mut all = [vec![0; PREFACE_BYTES], frame(HEADERS, END_HEADERS, 1, &hex(block))].concat();
+            let mut guard = Guard::default();
+            assert_eq!(guard.scan(&mut all), all.len(), "{block}");
+            assert!(guard.given_up, "{block}");
+        }
+        let mut endless = [vec![0; PREFACE_BYTES], frame(HEADERS, 0, 1, &hex(REQUEST))].concat();
+        let mut guard = Guard::default();
+        assert_eq!(guard.scan(&mut endless), PREFACE_BYTES, "it waits for its end");
+        let mut held = endless.split_off(PREFACE_BYTES);
+        while held.len() <= HELD_BYTES_MAX {
+            held.extend(frame(CONTINUATION, 0, 1, &[0; 1000]));
+        }
+        assert_eq!(guard.scan(&mut held), held.len(), "and not for ever");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), kind in 0_u8..10, flags: u8) {
+            let mut all = [vec![0; PREFACE_BYTES], frame(kind, flags, 1, &bytes), bytes.clone()].concat();
+            let length = all.len();
+            prop_assert!(Guard::default().scan(&mut all) <= length);
+            prop_assert_eq!(all.len(), length);
+        }
+    }
+}
