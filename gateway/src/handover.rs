@@ -12,6 +12,9 @@
 //! It is the same socket with the same queue, so a connection that has come is taken by the one or the other. Two sockets
 //! on one port (`SO_REUSEPORT`) have two queues, and what waits in the queue of the one that closes is reset.
 //!
+//! The next process asks only if it was started to take over. One that was started by mistake, or to try a file out, sees
+//! that another one runs and ends, and the running one goes on ([`running`]).
+//!
 //! Until "ready" nothing has changed for the running process: a next one that cannot start has only been an attempt.
 
 use rustix::net::{
@@ -60,15 +63,26 @@ impl Taken {
     }
 }
 
+/// The process that answers at `path`, if one does: its identifier, where the kernel tells it. Nothing is asked of it.
+pub(crate) fn running(path: &Path) -> io::Result<Option<Option<u32>>> {
+    let Some(running) = connected(path)? else { return Ok(None) };
+    let peer = rustix::net::sockopt::socket_peercred(&running).ok();
+    Ok(Some(peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok())))
+}
+
+fn connected(path: &Path) -> io::Result<Option<UnixStream>> {
+    match UnixStream::connect(path) {
+        Ok(running) => Ok(Some(running)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Asks whoever answers at `path` for its sockets; `None` if nobody does.
 pub(crate) fn ask(path: &Path) -> io::Result<Option<Taken>> {
-    let running = match UnixStream::connect(path) {
-        Ok(running) => running,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Ok(None);
-        }
-        Err(error) => return Err(error),
-    };
+    let Some(running) = connected(path)? else { return Ok(None) };
     running.set_read_timeout(Some(PATIENCE))?;
     running.set_write_timeout(Some(PATIENCE))?;
     let (mut word, mut space) = ([0], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))]);

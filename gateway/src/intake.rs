@@ -1,8 +1,9 @@
-//! Reads requests' bodies whole, each within its bound and all of them within another.
+//! Reads request bodies whole, within limits of size, of memory and of time.
 //!
-//! A body is kept until its request is answered, because another region may have to be given it. So what is kept at
-//! once is bounded too: when there is no room left, a request is refused before its body is read, and the client is told
-//! to wait, instead of everybody being told nothing by a process that ran out of memory.
+//! A body is kept until its request is answered, because another region may have to be given it. Memory is reserved for what
+//! has arrived and not for what is declared, with a limit for each tenant and for each connection
+//! ([`gateway_core::memory`]): a tenant that fills its part is refused and nobody else is. A body that stops arriving, or
+//! trickles, is given up ([`gateway_core::progress`]).
 
 use bytes::{Bytes, BytesMut};
 use http::Version;
@@ -10,102 +11,206 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use pingora::ErrorType;
 use pingora::protocols::http::ServerSession;
 use replica_core::wire::error::ErrorCode;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Sleep;
 
 use crate::compress;
+use crate::cpu::CpuPool;
+use crate::listener::chunks_refused;
 use crate::metrics::{NotTaken, Tally};
 use crate::respond::Refusal;
 use gateway_core::encoding::{self, Coding};
+use gateway_core::memory::{self, Budget, Full, Owner};
+use gateway_core::progress::{self, Progress, TooSlow};
 
 /// The largest body that is taken: 2,048 inputs of 8,191 tokens, at two bytes a token. The field's gateways break
 /// between 32 KiB and 2 MiB.
 pub(crate) const BODY_BYTES_MAX: usize = 32 << 20;
-/// What all bodies together may take: sixteen of the largest, or some hundred thousand of the usual.
+/// What all bodies together may take unless the configuration says otherwise: sixteen of the largest, or some hundred
+/// thousand of the usual.
 pub(crate) const BODIES_BYTES_MAX: usize = 512 << 20;
-/// Room is given out in pieces of this size.
-const PIECE_BYTES: usize = 1 << 10;
+/// The first memory of a body; then it doubles, up to what is declared.
+const FIRST_BYTES: usize = 16 << 10;
+
+/// How bodies are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BodyLimits {
+    /// What they may take of the memory.
+    pub memory: memory::Limits,
+    /// How slowly they may arrive.
+    pub progress: progress::Limits,
+}
+
+impl BodyLimits {
+    /// Where gateways send bodies that they have counted by tenant already: all of the memory is for whoever comes.
+    pub(crate) fn from_gateways(total: Duration) -> BodyLimits {
+        let all = BODIES_BYTES_MAX;
+        BodyLimits {
+            memory: memory::Limits { total: all, per_tenant: all, per_connection: all },
+            progress: progress::Limits { total, ..PROGRESS_DEFAULT },
+        }
+    }
+}
+
+/// A client over the slowest line that there is (GPRS, some 4 KB/s) keeps to it, and so do a hundred bodies side by side over
+/// a slow uplink (1 Mbit/s).
+pub(crate) const PROGRESS_DEFAULT: progress::Limits = progress::Limits {
+    stall: Duration::from_secs(10),
+    bytes_per_second: 1024,
+    total: Duration::from_secs(60),
+};
+
+/// A quarter for one tenant, and two of the largest bodies for one connection, which over HTTP/2 carries many.
+pub(crate) const MEMORY_DEFAULT: memory::Limits = memory::Limits {
+    total: BODIES_BYTES_MAX,
+    per_tenant: BODIES_BYTES_MAX / 4,
+    per_connection: 2 * BODY_BYTES_MAX,
+};
 
 /// Where bodies are kept.
 pub(crate) struct Intake {
-    room: Arc<Semaphore>,
-    /// How long a body may take to arrive.
-    time: Duration,
+    memory: Memory,
+    progress: progress::Limits,
+    /// Where large bodies are unpacked and read.
+    pub(crate) cpu: CpuPool,
     /// Bodies that were not taken.
     pub(crate) not_taken: Tally<NotTaken>,
 }
 
-/// A body, and its place.
+/// The memory budget, shared with everybody who holds some of it.
+#[derive(Clone)]
+struct Memory(Arc<Mutex<Budget>>);
+
+/// Memory that a body has taken, given back when this is dropped.
+pub(crate) struct Reservation {
+    memory: Memory,
+    owner: Owner,
+    bytes: usize,
+}
+
+/// What keeps a body's memory counted.
+enum Counted {
+    OfClient { _reservation: Reservation },
+    OfPiece { _place: OwnedSemaphorePermit },
+}
+
+/// A body, and its memory.
 pub(crate) struct Body {
     pub(crate) bytes: Bytes,
-    _place: OwnedSemaphorePermit,
+    _counted: Counted,
 }
 
 impl Body {
-    /// What takes up this place until it is dropped.
-    pub(crate) fn new(bytes: Bytes, place: OwnedSemaphorePermit) -> Body {
-        Body { bytes, _place: place }
+    /// A piece of a larger body, whose memory is counted by `place`.
+    pub(crate) fn piece(bytes: Bytes, place: OwnedSemaphorePermit) -> Body {
+        Body { bytes, _counted: Counted::OfPiece { _place: place } }
+    }
+
+    /// A client's body.
+    pub(crate) fn new(bytes: Bytes, reservation: Reservation) -> Body {
+        Body { bytes, _counted: Counted::OfClient { _reservation: reservation } }
     }
 }
 
 /// Why there is no body.
 #[derive(Debug)]
 pub(crate) enum NoBody {
-    /// Tell the client.
-    Refused(Refusal),
+    /// Tell the client, and count why.
+    Refused(NotTaken, Refusal),
     /// There is nobody to tell.
     ClientGone,
 }
 
-impl Intake {
-    pub(crate) fn new(time: Duration) -> Intake {
-        Intake {
-            room: Arc::new(Semaphore::new(BODIES_BYTES_MAX / PIECE_BYTES)),
-            time,
-            not_taken: Tally::default(),
+impl NoBody {
+    /// So many bytes were processed before; their tenant pays for them.
+    pub(crate) fn having_processed(self, bytes: usize) -> NoBody {
+        match self {
+            NoBody::Refused(why, refusal) => NoBody::Refused(why, refusal.having_processed(bytes)),
+            NoBody::ClientGone => NoBody::ClientGone,
         }
     }
+}
 
-    /// How many bytes of [`BODIES_BYTES_MAX`] nobody has.
-    pub(crate) fn room(&self) -> usize {
-        self.room.available_permits() * PIECE_BYTES
+impl Memory {
+    fn budget(&self) -> MutexGuard<'_, Budget> {
+        self.0.lock()
+    }
+}
+
+impl Reservation {
+    /// Takes what is missing of `bytes`.
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), NoBody> {
+        let missing = bytes.saturating_sub(self.bytes);
+        let mut budget = self.memory.budget();
+        budget.reserve(self.owner, missing).map_err(|full| no_memory(full, budget.limits()))?;
+        self.bytes += missing;
+        Ok(())
+    }
+
+    /// Nothing yet, for the same owner.
+    pub(crate) fn another(&self) -> Reservation {
+        Reservation { memory: self.memory.clone(), owner: self.owner, bytes: 0 }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.memory.budget().release(self.owner, self.bytes);
+    }
+}
+
+impl Intake {
+    /// # Errors
+    ///
+    /// When the threads for large bodies cannot be started.
+    pub(crate) fn new(limits: BodyLimits) -> std::io::Result<Intake> {
+        Ok(Intake {
+            memory: Memory(Arc::new(Mutex::new(Budget::new(limits.memory)))),
+            progress: limits.progress,
+            cpu: CpuPool::new()?,
+            not_taken: Tally::default(),
+        })
+    }
+
+    /// What bodies have taken of the memory, and its limits; and what the tenant with most of them has.
+    pub(crate) fn used(&self) -> (usize, usize, memory::Limits) {
+        let budget = self.memory.budget();
+        (budget.used(), budget.largest_tenant(), budget.limits())
     }
 
     /// The body of the request whose head `session` has read, unpacked.
-    pub(crate) async fn body(&self, session: &mut ServerSession) -> Result<Body, NoBody> {
-        let taken = self.taken(session).await;
-        if let Err(NoBody::Refused(refusal)) = &taken {
-            match refusal.code {
-                ErrorCode::Overloaded => self.not_taken.count(NotTaken::NoRoom),
-                ErrorCode::BodyTooLarge => self.not_taken.count(NotTaken::TooLarge),
-                ErrorCode::BodyTimeout => self.not_taken.count(NotTaken::TooSlow),
-                // Chunks, a coding that is not spoken, or what is not in it.
-                _ => self.not_taken.count(NotTaken::Malformed),
-            }
+    pub(crate) async fn body(&self, session: &mut ServerSession, owner: Owner) -> Result<Body, NoBody> {
+        let taken = self.taken(session, owner).await;
+        if let Err(NoBody::Refused(why, _)) = &taken {
+            self.not_taken.count(*why);
         }
         taken
     }
 
-    async fn taken(&self, session: &mut ServerSession) -> Result<Body, NoBody> {
+    async fn taken(&self, session: &mut ServerSession, owner: Owner) -> Result<Body, NoBody> {
         let coding = session.get_header(CONTENT_ENCODING).map(http::HeaderValue::as_bytes);
         let several = session.req_header().headers.get_all(CONTENT_ENCODING).iter().nth(1).is_some();
+        let reservation = Reservation { memory: self.memory.clone(), owner, bytes: 0 };
         match encoding::of_content(coding).filter(|_| !several) {
-            Some(Coding::Identity) => self.as_sent(session).await,
+            Some(Coding::Identity) => self.as_sent(session, reservation).await,
             Some(Coding::Gzip) => {
-                let packed = self.as_sent(session).await?;
-                compress::unpack(self, packed).await
+                let unpacked = reservation.another();
+                let packed = self.as_sent(session, reservation).await?;
+                compress::unpack(&self.cpu, owner.tenant, packed, unpacked).await
             }
             None => Err(compress::unknown()),
         }
     }
 
-    async fn as_sent(&self, session: &mut ServerSession) -> Result<Body, NoBody> {
+    async fn as_sent(&self, session: &mut ServerSession, reservation: Reservation) -> Result<Body, NoBody> {
         let declared = session.get_header(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if let Some(length) = declared.filter(|length| *length > BODY_BYTES_MAX) {
             return Err(too_large(&format!("has {length} bytes")));
         }
-        let place = self.place(declared.unwrap_or(0))?;
         // Over HTTP/2 nobody is told to go on (RFC 9110, 10.1.1 would have it): `h2` could send the interim answer
         // (`SendResponse::send_informational`), Pingora's session keeps that to itself and drops every 1xx. A client must
         // not wait for it for ever and none does; and one that is refused hears so before it has sent more than its window.
@@ -114,80 +219,139 @@ impl Intake {
         if waits {
             session.write_continue_response().await.map_err(|_| NoBody::ClientGone)?;
         }
-        tokio::time::timeout(self.time, self.read(session, declared.unwrap_or(0), place))
-            .await
-            .unwrap_or_else(|_| Err(self.too_slow()))
+        self.read(session, declared, reservation).await
     }
 
-    fn too_slow(&self) -> NoBody {
-        let seconds = self.time.as_secs_f64();
-        let message =
-            format!("The body did not arrive within {seconds} s; send it faster or in smaller requests.");
-        NoBody::Refused(Refusal::new(ErrorCode::BodyTimeout, message))
-    }
-
-    /// Reads until the end; a body whose length nobody declared takes its place as it comes.
+    /// Reads until the end, and reserves memory for what has arrived.
     async fn read(
         &self,
         session: &mut ServerSession,
-        declared: usize,
-        mut place: OwnedSemaphorePermit,
+        declared: Option<usize>,
+        mut reservation: Reservation,
     ) -> Result<Body, NoBody> {
-        let mut body = BytesMut::with_capacity(declared.min(1 << 20));
-        while let Some(chunk) = session.read_request_body().await.or_else(|error| broken(session, &error))? {
-            if body.len() + chunk.len() > BODY_BYTES_MAX {
+        let mut body = BytesMut::new();
+        let now = Instant::now();
+        let mut progress = match session.is_http2() {
+            true => Progress::multiplexed(self.progress, now),
+            false => Progress::new(self.progress, now),
+        };
+        // One timer for all pieces: it is set anew only when it goes off.
+        let mut timer: Option<Pin<Box<Sleep>>> = None;
+        loop {
+            let chunk = tokio::select! {
+                biased;
+                chunk = session.read_request_body() => chunk,
+                why = too_slow(&progress, &mut timer) => return Err(self.too_slow(why)),
+            };
+            let Some(chunk) = chunk.or_else(|error| broken(session, &error))? else { break };
+            let length = body.len() + chunk.len();
+            if length > BODY_BYTES_MAX {
                 return Err(too_large("has more"));
             }
+            if length > body.capacity() {
+                let capacity = capacity(body.capacity(), length, declared);
+                reservation.grow_to(capacity)?;
+                body.reserve(capacity - body.len());
+            }
             body.extend_from_slice(&chunk);
-            self.widen(&mut place, body.len())?;
+            progress.received(chunk.len(), Instant::now());
         }
-        Ok(Body::new(body.freeze(), place))
+        Ok(Body::new(body.freeze(), reservation))
     }
 
-    /// Takes what is missing of the room for `bytes`.
-    pub(crate) fn widen(&self, place: &mut OwnedSemaphorePermit, bytes: usize) -> Result<(), NoBody> {
-        let missing = bytes.saturating_sub(place.num_permits() * PIECE_BYTES);
-        if missing > 0 {
-            place.merge(self.place(missing)?);
-        }
-        Ok(())
+    fn too_slow(&self, why: TooSlow) -> NoBody {
+        let progress::Limits { stall, bytes_per_second, total } = self.progress;
+        let (label, message) = match why {
+            TooSlow::Stalled => {
+                (NotTaken::Stalled, format!("No byte of the body arrived for {} s", stall.as_secs_f64()))
+            }
+            TooSlow::Rate => (
+                NotTaken::TooSlow,
+                format!("The body arrived more slowly than {bytes_per_second} bytes a second"),
+            ),
+            TooSlow::Total => {
+                (NotTaken::TooSlow, format!("The body did not arrive within {} s", total.as_secs_f64()))
+            }
+        };
+        let message = format!("{message}; send it faster or in smaller requests.");
+        NoBody::Refused(label, Refusal::new(ErrorCode::BodyTimeout, message))
     }
+}
 
-    /// Room for `bytes`.
-    pub(crate) fn place(&self, bytes: usize) -> Result<OwnedSemaphorePermit, NoBody> {
-        let pieces = u32::try_from(bytes.div_ceil(PIECE_BYTES)).expect("a body is no larger than its bound");
-        self.room.clone().try_acquire_many_owned(pieces).map_err(|_| {
-            let message =
-                format!("The bodies under way take {BODIES_BYTES_MAX} bytes, all that there is room for.");
-            NoBody::Refused(Refusal::new(ErrorCode::Overloaded, message))
-        })
+/// The memory for a body of which `length` bytes have arrived: what is declared where that is little, else twice what it was.
+pub(crate) fn capacity(now: usize, length: usize, declared: Option<usize>) -> usize {
+    let doubled = (2 * now).max(FIRST_BYTES).max(length);
+    // More than is declared does not come: the framing ends there.
+    declared.map_or(doubled, |declared| doubled.min(declared).max(length))
+}
+
+/// Comes back when the body is too slow, with the limit that it did not keep to.
+async fn too_slow(progress: &Progress, timer: &mut Option<Pin<Box<Sleep>>>) -> TooSlow {
+    loop {
+        let (deadline, why) = progress.deadline();
+        match timer {
+            None => *timer = Some(Box::pin(tokio::time::sleep_until(deadline.into()))),
+            Some(timer) => {
+                timer.as_mut().await;
+                if Instant::now() >= deadline {
+                    return why;
+                }
+                timer.as_mut().reset(deadline.into());
+            }
+        }
     }
+}
+
+fn no_memory(full: Full, limits: memory::Limits) -> NoBody {
+    let memory::Limits { total, per_tenant, per_connection } = limits;
+    let (why, message) = match full {
+        Full::Total => (
+            NotTaken::NoRoom,
+            format!(
+                "The request bodies under way take {total} bytes, the limit for all (bodies.bytes_max); try again \
+                 shortly."
+            ),
+        ),
+        Full::Tenant => (
+            NotTaken::TenantFull,
+            format!(
+                "The request bodies under way of this tenant take {per_tenant} bytes, the limit for one tenant \
+                 (bodies.bytes_per_tenant_max); wait for responses before sending more."
+            ),
+        ),
+        Full::Connection => (
+            NotTaken::ConnectionFull,
+            format!(
+                "The request bodies under way on this connection take {per_connection} bytes, the limit for one \
+                 connection (bodies.bytes_per_connection_max); wait for responses before sending more."
+            ),
+        ),
+    };
+    NoBody::Refused(why, Refusal::new(ErrorCode::Overloaded, message))
 }
 
 /// Why a body cannot be read to its end: whoever sent it is gone, or has sent what is none. After that nobody knows where
 /// the next request would begin.
-///
-/// Chunks are read by Pingora with `httparse`, which takes any octet in a chunk's extension, a bare line feed too, where RFC
-/// 9112 (7.1.1) has tokens and quoted strings. Nothing of an extension is passed on from here.
 fn broken(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, NoBody> {
     tracing::debug!(%error, "a body cannot be read");
+    if let Some(why) = chunks_refused(error) {
+        session.set_keepalive(None);
+        let message = format!("The chunks of the body cannot be read: {why}; the connection is closed.");
+        return Err(NoBody::Refused(NotTaken::Malformed, Refusal::new(ErrorCode::MalformedRequest, message)));
+    }
     if session.is_http2() || matches!(error.etype(), ErrorType::ConnectionClosed | ErrorType::ReadError) {
         return Err(NoBody::ClientGone);
     }
     session.set_keepalive(None);
-    Err(NoBody::Refused(Refusal::new(
-        ErrorCode::MalformedRequest,
-        "The chunks of the body are not as RFC 9112 (7.1) has them; the connection is closed.",
-    )))
+    let message = "The chunks of the body are not as RFC 9112 (7.1) has them; the connection is closed.";
+    Err(NoBody::Refused(NotTaken::Malformed, Refusal::new(ErrorCode::MalformedRequest, message)))
 }
 
 pub(crate) fn too_large(given: &str) -> NoBody {
-    NoBody::Refused(Refusal::new(
-        ErrorCode::BodyTooLarge,
-        format!(
-            "A body may have {BODY_BYTES_MAX} bytes and this one {given}; split the inputs over several requests."
-        ),
-    ))
+    let message = format!(
+        "A body may have {BODY_BYTES_MAX} bytes and this one {given}; split the inputs over several requests."
+    );
+    NoBody::Refused(NotTaken::TooLarge, Refusal::new(ErrorCode::BodyTooLarge, message))
 }
 
 #[cfg(test)]
@@ -195,17 +359,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_given_up_to_its_bound_and_comes_back() {
-        let intake = Intake::new(Duration::from_secs(60));
-        let largest: Vec<_> =
-            (0..BODIES_BYTES_MAX / BODY_BYTES_MAX).map(|_| intake.place(BODY_BYTES_MAX)).collect();
-        assert!(largest.iter().all(Result::is_ok));
-        let refused = intake.place(1);
-        assert!(
-            matches!(&refused, Err(NoBody::Refused(refusal)) if refusal.code == ErrorCode::Overloaded),
-            "{refused:?}"
-        );
-        drop(largest);
-        assert!(intake.place(1).is_ok());
+    fn memory_follows_what_has_arrived_and_not_what_is_declared() {
+        let check = |now, length, declared, expected| {
+            assert_eq!(capacity(now, length, declared), expected, "{now} {length} {declared:?}");
+        };
+        check(0, 35, Some(35), 35);
+        check(0, 1, Some(BODY_BYTES_MAX), FIRST_BYTES);
+        check(0, 1, None, FIRST_BYTES);
+        check(FIRST_BYTES, FIRST_BYTES + 1, None, 2 * FIRST_BYTES);
+        check(FIRST_BYTES, 10 * FIRST_BYTES, None, 10 * FIRST_BYTES);
+        check(20 << 20, (20 << 20) + 1, Some(BODY_BYTES_MAX), BODY_BYTES_MAX);
+    }
+
+    #[test]
+    fn memory_is_given_up_to_its_limit_and_comes_back() {
+        let intake = Intake::new(BodyLimits { memory: MEMORY_DEFAULT, progress: PROGRESS_DEFAULT }).unwrap();
+        let reserve = |tenant| {
+            let owner = Owner { tenant: Some(tenant), connection: None };
+            let mut reservation = Reservation { memory: intake.memory.clone(), owner, bytes: 0 };
+            reservation.grow_to(BODY_BYTES_MAX).map(|()| reservation)
+        };
+        let per_tenant = MEMORY_DEFAULT.per_tenant / BODY_BYTES_MAX;
+        let first: Vec<_> = (0..per_tenant).map_while(|_| reserve(0).ok()).collect();
+        assert_eq!(first.len(), per_tenant);
+        assert!(matches!(reserve(0), Err(NoBody::Refused(NotTaken::TenantFull, _))));
+        let others: Vec<_> = (1..4)
+            .flat_map(|tenant| (0..per_tenant).map(move |_| tenant))
+            .map_while(|tenant| reserve(tenant).ok())
+            .collect();
+        assert_eq!(others.len(), 3 * per_tenant);
+        assert!(matches!(reserve(4), Err(NoBody::Refused(NotTaken::NoRoom, _))));
+        assert_eq!(intake.used().0, BODIES_BYTES_MAX);
+        drop((first, others));
+        assert!(reserve(0).is_ok());
+        assert_eq!(intake.used().0, 0);
     }
 }

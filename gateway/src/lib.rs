@@ -6,7 +6,7 @@
 //!   to the edges five times a second.
 //!
 //! Both are thin: `gateway_core` decides a request's fate, `scheduler_core::spoke` a region's, and the code here does
-//! as it is told. In reading order: `listener` accepts, `intake` reads a body and `compress` unpacks it, `upstream` asks
+//! as it is told. In reading order: `listener` accepts, `intake` reads a body and `compress` unpacks it, large ones on the threads of `cpu`, `upstream` asks
 //! the next hop over `plain` HTTP/1.1 or in `streams` of HTTP/2, which [`hop`] puts into TLS on its way to a region, `relay`
 //! passes its answer on, `respond` refuses; `gathered` is how an answer leaves in one write. `events` tells what became of a request, to the log and to `metrics`, and [`receipts`] keeps the proof of
 //! it. `tls` and [`tokens`] are about who is who, and `handover` lets the next process go on where this one ends.
@@ -18,6 +18,7 @@ pub mod ingress;
 
 mod circuits;
 mod compress;
+mod cpu;
 mod events;
 mod gathered;
 mod handover;
@@ -25,10 +26,12 @@ mod intake;
 mod listener;
 mod metrics;
 mod names;
+pub mod openapi;
 mod plain;
 pub mod receipts;
 mod relay;
 mod respond;
+mod socket_owner;
 mod streams;
 pub mod tls;
 pub mod tokens;

@@ -5,20 +5,24 @@
 
 use crate::listener::{self, AfterAnswer};
 use crate::respond;
-use crate::upstream::{AUTHORITY, Answer, AnswerBody, RequestHead, Upstream, can_stand_in_a_header};
+use crate::upstream::{
+    AUTHORITY, Answer, AnswerBody, RequestHead, Upstream, UpstreamMethod, can_stand_in_a_header,
+};
 use bytes::Bytes;
-use http::HeaderName;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, VARY};
 use http::response::Parts as Head;
+use http::{HeaderName, Method, Version};
+use pingora::http::ResponseHeader;
 use pingora::prelude::{ErrorType, OrErr};
 use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
+use std::time::Duration;
 
 /// Headers of a request that cross to the next hop.
 static INWARD: [HeaderName; 4] =
     [CONTENT_TYPE, ACCEPT, HeaderName::from_static("traceparent"), HeaderName::from_static(headers::LANE)];
 /// Headers of an answer that cross back.
-static OUTWARD: [HeaderName; 10] = [
+static OUTWARD: [HeaderName; 11] = [
     CONTENT_TYPE,
     CONTENT_ENCODING,
     CONTENT_LENGTH,
@@ -27,6 +31,7 @@ static OUTWARD: [HeaderName; 10] = [
     HeaderName::from_static(headers::ERROR),
     HeaderName::from_static(headers::REGION),
     HeaderName::from_static(headers::TOKENS),
+    HeaderName::from_static(headers::MODEL_REVISION),
     HeaderName::from_static(headers::HELD_MS),
     HeaderName::from_static(headers::COLD_START_MS),
 ];
@@ -40,7 +45,7 @@ impl Crossing {
     /// header crosses in the place of what came: of two the next hop would read the first.
     pub(crate) fn of(session: &ServerSession, decided: &[(&'static str, &str)]) -> Crossing {
         let came = session.req_header();
-        let mut head = RequestHead::new(came.method.clone());
+        let mut head = RequestHead::new(UpstreamMethod::for_client(&came.method));
         head.put(HOST.as_str(), AUTHORITY);
         for (name, value) in decided {
             head.put(name, value);
@@ -74,11 +79,38 @@ impl Crossing {
 
 /// Comes back when the client has hung up, and with it the last reason to go on. A client that sends something where it
 /// should wait does not speak HTTP as we do, and is left as well.
+///
+/// A client that has closed its side alone still reads the response, and on the wire it looks the same as one that is gone. An
+/// interim response tells them apart: it is nothing to a client that waits, and is answered with a reset where nobody does.
 pub(crate) async fn client_gone(session: &mut ServerSession) {
-    while let Ok(None) = session.read_body_or_idle(true).await {
-        // Only what was left of a body.
+    let error = loop {
+        match session.read_body_or_idle(true).await {
+            // Only what was left of a body.
+            Ok(None) => {}
+            Ok(Some(_)) => return,
+            Err(error) => break error,
+        }
+    };
+    if !matches!(error.etype(), ErrorType::ConnectionClosed) || !listener::may_half_close(session) {
+        return;
     }
+    if session.req_header().version == Version::HTTP_11 {
+        for pause in HALF_CLOSED_PROBES {
+            tokio::time::sleep(pause).await;
+            // Not `write_continue_response`, which writes the first alone.
+            let interim = ResponseHeader::build(100, Some(0)).expect("100 is a status");
+            if session.write_response_header(Box::new(interim)).await.is_err() {
+                return;
+            }
+        }
+    }
+    std::future::pending().await
 }
+
+/// When a client that has closed its side is looked for. Most responses are there before the first time. The second finds what
+/// the first has met; each is one interim response, of which clients take five (Go's net/http).
+const HALF_CLOSED_PROBES: [Duration; 4] =
+    [Duration::from_millis(500), Duration::from_millis(250), Duration::from_secs(1), Duration::from_secs(4)];
 
 /// Passes `answer` back to the client with `extra` headers, and its connection back to the pool.
 pub(crate) async fn outward(
@@ -94,6 +126,11 @@ pub(crate) async fn outward(
         AnswerBody::Coming(coming) => coming,
     };
     listener::heed_notice(session);
+    if session.req_header().method == Method::HEAD {
+        // The body is not the client's to read; with its connection it ends here.
+        drop(coming);
+        return respond::head_alone(session, head).await;
+    }
     let passed = async {
         respond::begin(session, head).await?;
         while let Some(chunk) = coming.chunk().await.or_err(ErrorType::ReadError, "reading an answer")? {

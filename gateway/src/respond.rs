@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use gateway_core::endpoint;
 use gateway_core::head::{FIELDS_MAX, HEAD_BYTES_MAX, HeadProblem, TARGET_BYTES_MAX};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER, VARY};
 use http::response::Parts as Head;
 use http::{HeaderValue, Method, StatusCode};
 use pingora::http::ResponseHeader;
@@ -13,6 +13,7 @@ use replica_core::wire::error::{Dialect, ErrorBody, ErrorCode, Remedy};
 use replica_core::wire::headers;
 use std::time::Duration;
 
+use crate::intake::BODY_BYTES_MAX;
 use crate::listener::{self, AfterAnswer};
 use crate::names;
 
@@ -28,11 +29,20 @@ pub(crate) struct Refusal {
     pub(crate) retry_after: Option<Duration>,
     /// What else the client is told in headers: what is left of its limits.
     pub(crate) headers: Vec<(&'static str, String)>,
+    /// Bytes of the body that were processed before it was refused; its tenant pays for them.
+    pub(crate) processed_bytes: u64,
 }
 
 impl Refusal {
     pub(crate) fn new(code: ErrorCode, message: impl Into<String>) -> Refusal {
-        Refusal { code, message: message.into(), param: None, retry_after: None, headers: Vec::new() }
+        Refusal {
+            code,
+            message: message.into(),
+            param: None,
+            retry_after: None,
+            headers: Vec::new(),
+            processed_bytes: 0,
+        }
     }
 
     pub(crate) fn of(mut self, param: &'static str) -> Refusal {
@@ -42,6 +52,11 @@ impl Refusal {
 
     pub(crate) fn after(mut self, wait: Duration) -> Refusal {
         self.retry_after = Some(wait);
+        self
+    }
+
+    pub(crate) fn having_processed(mut self, bytes: usize) -> Refusal {
+        self.processed_bytes = bytes as u64;
         self
     }
 
@@ -58,12 +73,14 @@ const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(3);
 pub(crate) const RETRY_AFTER_MS: &str = "retry-after-ms";
 /// How much of a body that was refused is still read, so that the client gets to see the answer: a client that is
 /// still writing when the connection closes sees a reset instead.
-const DISCARD_MAX: usize = 128 << 20;
+const DISCARD_MAX: usize = BODY_BYTES_MAX;
 /// A body up to this is waited for, so that its connection can carry the next request: it came with its head or will
 /// have come in a round trip, which is less than a new connection takes.
 const KEPT_BODY_MAX: usize = 64 << 10;
 /// How long that may take.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may hold up the response.
+const DISCARD_FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Answers with a refusal.
 pub(crate) async fn refuse(
@@ -83,13 +100,34 @@ pub(crate) async fn refuse(
     }
     let keeps = keeps_its_connection(session);
     session.set_close_on_response_before_downstream_finish(!keeps);
+    // Whoever has stopped sending is not waited for once more.
+    let stalls = refusal.code == ErrorCode::BodyTimeout;
+    if session.is_http2() && keeps && !stalls {
+        // There are clients (curl before 8) that take a response which comes before they have sent their body for an error.
+        tokio::time::timeout(DISCARD_FIRST_TIMEOUT, discard(session)).await.ok();
+    }
     let after = json(session, head, body.into()).await;
-    // Of HTTP/2 the rest of one body is in nobody's way: the stream is reset, and the connection goes on.
+    if stalls {
+        return AfterAnswer::Close;
+    }
+    // Of HTTP/2 what is left is discarded when the request is over.
     if after == AfterAnswer::Reuse && !session.is_http2() && !session.is_body_done() {
         let after = discard(session).await;
         return if keeps { after } else { AfterAnswer::Close };
     }
     after
+}
+
+/// Answers a request that panicked, if nothing of its answer was written yet. Nobody knows what was read of it, so its
+/// connection ends.
+pub(crate) async fn panicked(session: &mut ServerSession, extra: &[(&'static str, &str)]) -> AfterAnswer {
+    if session.response_written().is_none() {
+        let message =
+            "The request met a defect of this server, which is in its log; other requests are not affected.";
+        session.set_keepalive(None);
+        refuse(session, &Refusal::new(ErrorCode::Internal, message), extra).await;
+    }
+    AfterAnswer::Close
 }
 
 /// Whether the client may keep its connection though what is left of its body was not wanted: when that is little and
@@ -187,10 +225,15 @@ pub(crate) fn head(status: u16, extra: &[(&'static str, &str)]) -> Head {
     head
 }
 
-/// Sets a header; a value that no header can have is left out.
+/// Sets a header; a value that no header can have is left out. What a response varies by is added to what it varies by
+/// already.
 pub(crate) fn put(head: &mut Head, name: &'static str, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
-        head.headers.insert(names::name(name), value);
+        if name == VARY.as_str() {
+            head.headers.append(VARY, value);
+        } else {
+            head.headers.insert(names::name(name), value);
+        }
     }
 }
 
@@ -206,6 +249,11 @@ pub(crate) async fn whole(session: &mut ServerSession, head: Head, body: Bytes) 
     // Whoever asks for the head alone gets it, with the length of the body that is not there (RFC 9110, 9.3.2).
     let body = if session.req_header().method == Method::HEAD { Bytes::new() } else { body };
     written(session, head, body).await
+}
+
+/// Writes the head of a response whose body does not follow, because the request is a HEAD.
+pub(crate) async fn head_alone(session: &mut ServerSession, head: Head) -> AfterAnswer {
+    written(session, head, Bytes::new()).await
 }
 
 /// Writes the head of an answer.
@@ -229,7 +277,10 @@ async fn written(session: &mut ServerSession, head: Head, body: Bytes) -> AfterA
 
 /// Reads what is left of a refused body and throws it away, within bounds. When all of it came, the connection can carry
 /// the next request: whoever is refused for want of room will be back, and a handshake costs more than a refusal.
-async fn discard(session: &mut ServerSession) -> AfterAnswer {
+pub(crate) async fn discard(session: &mut ServerSession) -> AfterAnswer {
+    if session.is_body_done() {
+        return AfterAnswer::Reuse;
+    }
     let mut read = 0;
     let all = async {
         loop {

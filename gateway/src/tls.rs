@@ -16,8 +16,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig};
 use rustls::sign::CertifiedKey;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
+use supervision::RwLock;
 
 /// How often the files are looked at.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
@@ -90,7 +91,7 @@ impl Identity {
         let check = Check(Box::new(check));
         let files = read(table, &certificate, &key)?;
         let current = Current { key: Arc::new(certified(table, &files, &certificate, &key, &check)?), files };
-        Ok(Identity { table, check, certificate, key, current: RwLock::new(current) })
+        Ok(Identity { table, check, certificate, key, current: RwLock::independent(current) })
     }
 
     /// Both, as they are now.
@@ -129,12 +130,12 @@ impl Identity {
         }
         let key = certified(self.table, &files, &self.certificate, &self.key, &self.check)?;
         let key = Arc::new(key);
-        *self.current.write().expect("nobody panics while holding it") = Current { files, key };
+        *self.current.write() = Current { files, key };
         Ok(Looked::Changed)
     }
 
-    fn current(&self) -> std::sync::RwLockReadGuard<'_, Current> {
-        self.current.read().expect("nobody panics while holding it")
+    fn current(&self) -> supervision::RwLockReadGuard<'_, Current> {
+        self.current.read()
     }
 }
 

@@ -14,8 +14,9 @@ use gateway_core::tenant::Tenant;
 use ring::{hmac, signature};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use supervision::{Mutex, RwLock};
 
 /// How often the files are read: a key that was taken back is believed no longer than this.
 const RELOAD_PERIOD: Duration = Duration::from_secs(5);
@@ -86,6 +87,13 @@ impl Issuer {
         let bytes = source.read().map_err(|error| problem(&format_args!("it cannot be read: {error}")))?;
         let keys = source.keys(&bytes).map_err(|error| problem(&error))?;
         Ok(Issuer { rules, source, keys: Arc::new(keys), digest: Digest::of(&bytes) })
+    }
+}
+
+impl Issuer {
+    /// Whether both are the same issuer with its keys in the same file. What the file holds is followed by itself.
+    pub(crate) fn is_as_before(&self, other: &Issuer) -> bool {
+        self.rules == other.rules && self.source == other.source
     }
 }
 
@@ -165,8 +173,8 @@ impl Tokens {
         now: SystemTime,
     ) -> Result<Arc<Tenant>, TokenProblem> {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let generation = self.current.read().unwrap_or_else(PoisonError::into_inner).generation;
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.current.read().generation;
+        let seen = self.seen.lock();
         if let Some(tenant) = seen.tenant(&credential.digest, generation, now) {
             // Who it speaks for may have been changed or taken away since.
             return ring.again(tenant).cloned().ok_or(TokenProblem::Tenant);
@@ -175,12 +183,11 @@ impl Tokens {
         let token = Token::parse(credential.secret)?;
         let place = self.issuers.iter().position(|(rules, _)| token.issuer() == Some(&rules.issuer));
         let place = place.ok_or(TokenProblem::Issuer)?;
-        let Current { generation, keys } =
-            self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let Current { generation, keys } = self.current.read().clone();
         let rules = &self.issuers[place].0;
         let bearer = token.verified(|to_verify| keys[place].verify(to_verify))?.check(rules, now)?;
         let tenant = ring.tenant_of(&rules.issuer, &bearer.tenant).ok_or(TokenProblem::Tenant)?;
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         seen.found(credential.digest, generation, &bearer, tenant, now);
         Ok(tenant.clone())
     }
@@ -222,7 +229,7 @@ impl Tokens {
         }
         match source.keys(&bytes) {
             Ok(keys) => {
-                let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+                let mut current = self.current.write();
                 current.generation += 1;
                 current.keys[place] = Arc::new(keys);
                 drop(current);
@@ -360,7 +367,7 @@ mod tests {
         let mut held = Held::Used(issuer.digest);
         let mut check = |expected: &str, generation: u64| {
             tokens.reload(0, &mut held);
-            let current = tokens.current.read().unwrap();
+            let current = tokens.current.read();
             let signed = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret(expected).as_bytes()), b"x");
             let token =
                 ToVerify { algorithm: Algorithm::Hs256, kid: None, signed: b"x", signature: signed.as_ref() };

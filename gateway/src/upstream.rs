@@ -60,10 +60,32 @@ pub(crate) enum Broken {
     Stream(#[from] h2::Error),
 }
 
+/// The method of a request to the next hop. HEAD is not among them: the length in its response is that of a body which does
+/// not follow, so whoever sends one has to remember it while reading. A client's HEAD is answered from the response to GET.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UpstreamMethod {
+    Get,
+    Post,
+}
+
+impl UpstreamMethod {
+    /// The method by which a client's request is forwarded.
+    pub(crate) fn for_client(method: &Method) -> UpstreamMethod {
+        if matches!(*method, Method::GET | Method::HEAD) { UpstreamMethod::Get } else { UpstreamMethod::Post }
+    }
+
+    fn as_http(self) -> Method {
+        match self {
+            UpstreamMethod::Get => Method::GET,
+            UpstreamMethod::Post => Method::POST,
+        }
+    }
+}
+
 /// The head of a request to the next hop: put together once, as it stands on the wire.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestHead {
-    method: Method,
+    method: UpstreamMethod,
     path: &'static str,
     /// A line for each header.
     lines: Vec<u8>,
@@ -75,7 +97,7 @@ pub(crate) const AUTHORITY: &str = "region";
 const LINES_BYTES: usize = 512;
 
 impl RequestHead {
-    pub(crate) fn new(method: Method) -> RequestHead {
+    pub(crate) fn new(method: UpstreamMethod) -> RequestHead {
         RequestHead { method, path: "/", lines: Vec::with_capacity(LINES_BYTES) }
     }
 
@@ -83,7 +105,7 @@ impl RequestHead {
     pub(crate) fn for_path(&self, path: &'static str) -> RequestHead {
         let mut lines = Vec::with_capacity(LINES_BYTES);
         lines.extend_from_slice(&self.lines);
-        RequestHead { method: self.method.clone(), path, lines }
+        RequestHead { method: self.method, path, lines }
     }
 
     /// Adds a header of ours, or one whose value [can stand in a header](can_stand_in_a_header).
@@ -98,14 +120,9 @@ impl RequestHead {
 
     /// As HTTP/1.1 has it.
     pub(crate) fn in_the_clear(&self) -> Vec<u8> {
-        let parts = [
-            self.method.as_str().as_bytes(),
-            b" ",
-            self.path.as_bytes(),
-            b" HTTP/1.1\r\n",
-            &self.lines,
-            b"\r\n",
-        ];
+        let method = self.method.as_http();
+        let parts =
+            [method.as_str().as_bytes(), b" ", self.path.as_bytes(), b" HTTP/1.1\r\n", &self.lines, b"\r\n"];
         parts.concat()
     }
 
@@ -117,7 +134,7 @@ impl RequestHead {
         parts.path_and_query = Some(PathAndQuery::from_static(self.path));
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from_parts(parts).expect("all that a request to a server has");
-        request.method_mut().clone_from(&self.method);
+        *request.method_mut() = self.method.as_http();
         for line in self.lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let colon = line.iter().position(|byte| *byte == b':').expect("a line has a name");
             let (name, value) = (&line[..colon], &line[colon + 2..line.len() - 1]);
@@ -323,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_head_stands_on_the_wire_as_it_was_put_together() {
-        let mut head = RequestHead::new(Method::POST);
+        let mut head = RequestHead::new(UpstreamMethod::Post);
         head.put("host", "region");
         let mut other = head.for_path("/v1/embeddings");
         other.put("x-request-id", "a\tb c~é");
@@ -338,6 +355,15 @@ mod tests {
         let headers: Vec<_> =
             request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
         assert_eq!(headers, [("x-request-id", "a\tb c~é".as_bytes())], "of `host` there is the authority");
+    }
+
+    #[test]
+    fn a_head_request_is_forwarded_as_get() {
+        for (method, forwarded) in [(Method::HEAD, "GET "), (Method::GET, "GET "), (Method::POST, "POST ")] {
+            let head = RequestHead::new(UpstreamMethod::for_client(&method));
+            assert!(head.in_the_clear().starts_with(forwarded.as_bytes()), "{method}");
+            assert_eq!(head.over_http2().method().as_str(), forwarded.trim(), "{method}");
+        }
     }
 
     #[test]

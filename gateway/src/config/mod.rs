@@ -1,29 +1,38 @@
 //! `gateway.toml`, read once: what a person writes becomes what the edge can rely on, or a list of everything wrong.
 //! Who may come in stands in a file of its own, which changes more often: `tenants`.
 
+mod bodies;
+mod cors;
 mod fleet;
 mod issuers;
 mod tenants;
 mod timeouts;
 
+pub use crate::intake::BodyLimits;
+pub(crate) use tenants::TenantsRead;
+pub use tenants::{TenantsFile, check_tenants};
 pub use timeouts::Timeouts;
 
 use crate::hop::{RawRegionTls, Regions};
-use crate::listener::CONNECTIONS_MAX;
+pub use crate::listener::AddressLimits;
+use crate::listener::{CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
 use crate::receipts::{RawReceipts, ReceiptsConfig};
 use crate::tls::Identity;
 use crate::tokens::Issuer;
+use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use scheduler_core::hubs::{Hubs, HubsGiven};
+use scheduler_core::policy_age;
 use scheduler_core::token::Token;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The file, as written.
 #[derive(Debug, Deserialize)]
@@ -36,6 +45,7 @@ struct RawConfig {
     fleet_token_file: Option<PathBuf>,
     fleet_token_env: Option<String>,
     snapshot: PathBuf,
+    policy_max_age: Option<String>,
     #[serde(default)]
     trusted_peers: Vec<String>,
     catalogue: Option<PathBuf>,
@@ -47,12 +57,17 @@ struct RawConfig {
     handover: Option<PathBuf>,
     gzip_answers_from: Option<i64>,
     connections_max: Option<i64>,
+    connections_per_address_max: Option<i64>,
+    half_open_per_address_max: Option<i64>,
+    cors: Option<cors::RawCors>,
     #[serde(default = "yes")]
     hedge: bool,
     #[serde(default = "yes")]
     spill: bool,
     #[serde(default)]
     timeouts: timeouts::RawTimeouts,
+    #[serde(default)]
+    bodies: bodies::RawBodies,
 }
 
 #[derive(Debug, Deserialize)]
@@ -86,6 +101,8 @@ pub struct EdgeConfig {
     pub fleet: Option<Token>,
     /// Where the last good route table is kept.
     pub snapshot: PathBuf,
+    /// Requests of locked deployments are rejected when no hub has confirmed that table for longer.
+    pub policy_max_age: Duration,
     /// Who is believed about a client's place.
     pub trusted_peers: Vec<IpAddr>,
     /// What the edge proves its name with; without it, clients come over plain HTTP.
@@ -96,16 +113,26 @@ pub struct EdgeConfig {
     pub region_http2: bool,
     /// Where the next process of this gateway asks for its sockets.
     pub handover: Option<PathBuf>,
+    /// Whether this process asks there for the sockets of the one that runs. Not in the file: it is said for each start.
+    pub take_over: bool,
     /// Answers of at least so many bytes of JSON are packed for clients that take it; without it, none.
     pub gzip_answers_from: Option<usize>,
     /// Connections that clients may have open at once.
     pub connections_max: usize,
+    /// How many of them one address may have.
+    pub addresses: AddressLimits,
+    /// Which web pages may read responses; without it, none of another origin.
+    pub cors: Option<Cors>,
     /// Whether a lookup that takes longer than nearly all is asked for in another region as well.
     pub hedge: bool,
     /// Whether what is too much for the nearest region goes to another that has offered room.
     pub spill: bool,
     /// How long things may take.
     pub timeouts: Timeouts,
+    /// What the bodies of requests may take.
+    pub bodies: BodyLimits,
+    /// Where the tenants of its own file are read from again.
+    pub tenants: Option<TenantsFile>,
     /// Who may come in.
     pub keys: KeyRing,
     /// Whose tokens are taken.
@@ -137,6 +164,7 @@ impl EdgeConfig {
             fleet_token_file,
             fleet_token_env,
             snapshot,
+            policy_max_age,
             trusted_peers,
             catalogue,
             tenants,
@@ -147,9 +175,13 @@ impl EdgeConfig {
             handover,
             gzip_answers_from,
             connections_max,
+            connections_per_address_max,
+            half_open_per_address_max,
+            cors,
             hedge,
             spill,
             timeouts,
+            bodies,
         } = raw;
         let mut problems = Vec::new();
         let catalogue = read_catalogue(catalogue.map(|path| base.join(path)), &mut problems).map(Arc::new);
@@ -159,11 +191,13 @@ impl EdgeConfig {
         let hub = Hubs::read(hub).map_err(|found| problems.extend(found)).ok();
         let fleet = fleet::read(fleet_token_file, fleet_token_env, base, environment);
         let fleet = fleet.map_err(|problem| problems.push(problem)).ok().flatten();
-        let trusted_peers =
+        let trusted_peers: Vec<_> =
             trusted_peers.iter().filter_map(|peer| ip("trusted_peers", peer, &mut problems)).collect();
-        let tenants = tenants.map(|path| read_tenants(&base.join(path), environment, &mut problems));
         // Without a file they are those that an operator applies.
-        let (keys, issuers) = tenants.unwrap_or_default();
+        let tenants = tenants.map(|path| base.join(path)).zip(catalogue.as_ref());
+        let tenants = tenants.map(|(path, catalogue)| TenantsFile::new(path, environment, catalogue));
+        let (keys, issuers) =
+            tenants.as_ref().map(|file| read_tenants(file, &mut problems)).unwrap_or_default();
         let receipts = receipts.and_then(|raw| {
             let read = ReceiptsConfig::read(raw, base, environment);
             read.map_err(|found| problems.extend(found)).ok()
@@ -186,7 +220,28 @@ impl EdgeConfig {
         );
         let connections_max =
             at_least("connections_max", 1, "leave it out for 10000", connections_max, &mut problems);
+        let connections_per_address_max = at_least(
+            "connections_per_address_max",
+            1,
+            "leave it out for 5000",
+            connections_per_address_max,
+            &mut problems,
+        );
+        let half_open_per_address_max = at_least(
+            "half_open_per_address_max",
+            1,
+            "leave it out for 1000",
+            half_open_per_address_max,
+            &mut problems,
+        );
+        let cors = cors.and_then(|raw| raw.read().map_err(|found| problems.extend(found)).ok());
         let timeouts = timeouts.read(&mut problems);
+        let bodies = bodies.read(timeouts.body, &mut problems);
+        let policy_max_age = policy_age::read_max_age(policy_max_age.as_deref());
+        let policy_max_age = policy_max_age.unwrap_or_else(|problem| {
+            problems.push(problem);
+            policy_age::POLICY_MAX_AGE
+        });
         match (listen, operations, place, hub, catalogue, regions) {
             (
                 Some(listen),
@@ -206,16 +261,26 @@ impl EdgeConfig {
                     hub,
                     fleet,
                     snapshot,
-                    trusted_peers,
+                    policy_max_age,
+                    trusted_peers: trusted_peers.clone(),
                     tls,
                     regions,
                     region_http2,
                     handover,
+                    take_over: false,
                     gzip_answers_from,
                     connections_max: connections_max.unwrap_or(CONNECTIONS_MAX),
+                    addresses: AddressLimits {
+                        connections: connections_per_address_max.unwrap_or(CONNECTIONS_PER_ADDRESS_MAX),
+                        half_open: half_open_per_address_max.unwrap_or(HALF_OPEN_PER_ADDRESS_MAX),
+                        exempt: trusted_peers.iter().map(IpAddr::to_canonical).collect(),
+                    },
+                    cors,
                     hedge,
                     spill,
                     timeouts,
+                    bodies,
+                    tenants,
                     keys,
                     issuers,
                     catalogue,
@@ -300,24 +365,15 @@ fn find_place(
     known
 }
 
-fn read_tenants(
-    path: &Path,
-    environment: &BTreeMap<String, String>,
-    problems: &mut Vec<String>,
-) -> (KeyRing, Vec<Issuer>) {
-    let mut found = Vec::new();
-    let read = match std::fs::read_to_string(path) {
-        Ok(text) => {
-            let base = path.parent().unwrap_or(Path::new(""));
-            tenants::read(&text, base, environment, &mut found)
+fn read_tenants(file: &TenantsFile, problems: &mut Vec<String>) -> (KeyRing, Vec<Issuer>) {
+    match file.read() {
+        Ok(TenantsRead { keys, issuers, digest: _ }) => (keys, issuers),
+        Err(found) => {
+            let path = file.path().display();
+            problems.extend(found.into_iter().map(|problem| format!("{path}: {problem}")));
+            Default::default()
         }
-        Err(error) => {
-            problems.push(format!("tenants = \"{}\" cannot be read: {error}", path.display()));
-            (KeyRing::default(), Vec::new())
-        }
-    };
-    problems.extend(found.into_iter().map(|problem| format!("{}: {problem}", path.display())));
-    read
+    }
 }
 
 #[cfg(test)]
@@ -354,6 +410,25 @@ mod tests {
         assert_eq!(with("gzip_answers_from = 1024"), Ok(Some(1024)));
         for wrong in ["gzip_answers_from = 1023", "gzip_answers_from = -1"] {
             assert!(with(wrong).is_err_and(|problems| problems[0].contains("1024")), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_address_has_a_part_of_the_connections_unless_it_is_trusted() {
+        let with = |key: &str, value: &str| {
+            let text = include_str!("../../../configs/gateway.toml");
+            let default = if key == "half_open_per_address_max" { 1000 } else { 5000 };
+            let written = format!("# {key} = {default}");
+            assert!(text.contains(&written), "{written}");
+            parse(&text.replace(&written, &format!("{key} = {value}"))).map(|config| config.addresses)
+        };
+        let limits = with("connections_per_address_max", "7").unwrap();
+        let trusted = vec![IpAddr::from([127, 0, 0, 1])];
+        assert_eq!(limits, AddressLimits { connections: 7, half_open: 1000, exempt: trusted.clone() });
+        let limits = with("half_open_per_address_max", "1").unwrap();
+        assert_eq!(limits, AddressLimits { connections: 5000, half_open: 1, exempt: trusted });
+        for key in ["connections_per_address_max", "half_open_per_address_max"] {
+            assert!(with(key, "0").is_err_and(|problems| problems[0].contains(key)), "{key}");
         }
     }
 
@@ -434,6 +509,7 @@ mod tests {
             tls = { certificate = "no.crt", key = "no.key" }
             timeouts = { idle = "soon" }
             connections_max = 0
+            policy_max_age = "7"
             "#,
         )
         .err()
@@ -449,10 +525,11 @@ mod tests {
             "no.key",
             "timeouts.idle",
             "receipts",
+            "policy_max_age",
         ] {
             assert!(problems.iter().any(|problem| problem.contains(wanted)), "{wanted} in {problems:#?}");
         }
-        assert_eq!(problems.len(), 11, "{problems:#?}");
+        assert_eq!(problems.len(), 12, "{problems:#?}");
     }
 
     #[test]

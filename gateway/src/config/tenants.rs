@@ -1,16 +1,20 @@
-//! `tenants.toml`: who may come in, what they may use, and how much.
+//! `tenants.toml`: who may come in, what they may use, and how much. It and the key files that it names are read again while
+//! a gateway runs ([`TenantsFile`]).
 
 use super::issuers::{self, RawIssuer};
 use crate::tokens::Issuer;
-use gateway_core::keys::KeyRing;
+use gateway_core::keys::{Digest, KeyRing};
 use gateway_core::lane::{Lane, Lanes};
 use gateway_core::tenant::{Limits, Tenant, WEIGHT_MAX};
+use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
+use regions::tenant::MAX_RESIDENCY_LEN;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,11 +54,74 @@ struct RawLimits {
     tokens_per_minute: Option<i64>,
 }
 
+/// Where the tenants of a gateway's own file are read from, as often as is wanted.
+#[derive(Clone)]
+pub struct TenantsFile {
+    path: PathBuf,
+    /// Where secrets come from that are in no file; as it was when the process began.
+    environment: Arc<BTreeMap<String, String>>,
+    catalogue: Arc<Catalogue>,
+}
+
+/// What a gateway's own file says, and a digest of all that it was read from: its text and its keys.
+pub(crate) struct TenantsRead {
+    pub(crate) keys: KeyRing,
+    pub(crate) issuers: Vec<Issuer>,
+    pub(crate) digest: Digest,
+}
+
+impl TenantsFile {
+    pub(super) fn new(
+        path: PathBuf,
+        environment: &BTreeMap<String, String>,
+        catalogue: &Arc<Catalogue>,
+    ) -> TenantsFile {
+        TenantsFile { path, environment: Arc::new(environment.clone()), catalogue: catalogue.clone() }
+    }
+
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the file and the key files that it names, or says everything that is wrong with them.
+    pub(crate) fn read(&self) -> Result<TenantsRead, Vec<String>> {
+        let text =
+            std::fs::read_to_string(&self.path).map_err(|error| vec![format!("cannot be read: {error}")])?;
+        let base = self.path.parent().unwrap_or(Path::new(""));
+        let mut problems = Vec::new();
+        let (keys, issuers) = read(&text, base, &self.environment, Some(&self.catalogue), &mut problems);
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        // The digests of keys stand in order, so a file of keys that was only put in another order changes nothing.
+        let digest = Digest::of(&[text.as_bytes(), &keys.fingerprint()].concat());
+        Ok(TenantsRead { keys, issuers, digest })
+    }
+}
+
+/// What is wrong with a gateway's own file of tenants, if anything. Relative paths are taken from `base`.
+///
+/// # Errors
+///
+/// Every problem at once, each with the tenant or issuer that it is about.
+pub fn check_tenants(
+    text: &str,
+    base: &Path,
+    environment: &BTreeMap<String, String>,
+    catalogue: &Catalogue,
+) -> Result<(), Vec<String>> {
+    let mut problems = Vec::new();
+    read(text, base, environment, Some(catalogue), &mut problems);
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
 /// Reads the tenants of `text`. Relative paths are taken from `base`.
 pub(super) fn read(
     text: &str,
     base: &Path,
     environment: &BTreeMap<String, String>,
+    catalogue: Option<&Catalogue>,
     problems: &mut Vec<String>,
 ) -> (KeyRing, Vec<Issuer>) {
     let mut ring = KeyRing::default();
@@ -76,7 +143,7 @@ pub(super) fn read(
         if let Some(issuer) = raw.issuer.as_ref().filter(|issuer| !known(issuer)) {
             found.push(format!("issuer = \"{issuer}\": no [[issuer]] has this name"));
         }
-        if let Some(tenant) = read_tenant(raw, &mut found) {
+        if let Some(tenant) = read_tenant(raw, catalogue, &mut found) {
             let id = tenant.id.clone();
             if !ring.add(tenant) {
                 found.push("it is there twice; keep one entry".to_owned());
@@ -96,7 +163,7 @@ pub(super) fn read(
     (ring, issuers.open)
 }
 
-fn read_tenant(raw: RawTenant, problems: &mut Vec<String>) -> Option<Tenant> {
+fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec<String>) -> Option<Tenant> {
     let RawTenant { name, issuer, key_file: _, key_env: _, deployments, residency, lanes, weight, limits } =
         raw;
     let id = name.parse::<TenantId>().map_err(|_| {
@@ -112,10 +179,7 @@ fn read_tenant(raw: RawTenant, problems: &mut Vec<String>) -> Option<Tenant> {
     });
     let residency = match residency {
         None => ResidencyPolicy::Anywhere,
-        Some(RawResidency { allow }) => allow.join(",").parse().unwrap_or_else(|error| {
-            problems.push(format!("residency.allow = {allow:?}: {error}"));
-            ResidencyPolicy::Anywhere
-        }),
+        Some(RawResidency { allow }) => read_residency(&allow, catalogue, problems),
     };
     let lanes = read_lanes(lanes, problems);
     let weight = match weight.map_or(Some(1), |weight| u32::try_from(weight).ok()).and_then(NonZeroU32::new) {
@@ -140,6 +204,32 @@ fn read_tenant(raw: RawTenant, problems: &mut Vec<String>) -> Option<Tenant> {
         tokens_per_minute: limit("tokens_per_minute", tokens_per_minute),
     };
     Some(Tenant { id: id.ok()?, place: 0, issuer, deployments, residency, lanes, weight, limits })
+}
+
+/// The residency of a tenant. An area in which no region lies permits nothing: that is a slip, and not what was meant.
+fn read_residency(
+    allow: &[String],
+    catalogue: Option<&Catalogue>,
+    problems: &mut Vec<String>,
+) -> ResidencyPolicy {
+    let policy: ResidencyPolicy = match allow.join(",").parse() {
+        Ok(policy) => policy,
+        Err(error) => {
+            problems.push(format!("residency.allow = {allow:?}: {error}"));
+            return ResidencyPolicy::Anywhere;
+        }
+    };
+    let length = policy.to_string().len();
+    if length > MAX_RESIDENCY_LEN {
+        problems.push(format!(
+            "residency.allow has {length} bytes and {MAX_RESIDENCY_LEN} fit; name jurisdictions instead of regions"
+        ));
+        return ResidencyPolicy::Anywhere;
+    }
+    // A catalogue that cannot be read is a problem of its own.
+    let found = catalogue.map(|catalogue| policy.check(catalogue)).unwrap_or_default();
+    problems.extend(found.into_iter().map(|problem| format!("residency.allow = {allow:?}: {problem}")));
+    policy
 }
 
 fn read_lanes(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Lanes {
@@ -195,7 +285,8 @@ mod tests {
         let environment = [("DOCS_KEY", "s3cret"), ("TWO_KEYS", "old\nnew\n"), ("EMPTY", " ")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let mut problems = Vec::new();
-        let (ring, _) = read(text, Path::new("/nowhere"), &environment, &mut problems);
+        let catalogue = Catalogue::builtin();
+        let (ring, _) = read(text, Path::new("/nowhere"), &environment, Some(&catalogue), &mut problems);
         if problems.is_empty() { Ok(ring) } else { Err(problems) }
     }
 
@@ -222,6 +313,25 @@ mod tests {
         for key in ["Bearer old", "Bearer new"] {
             let credential = Credential::read(Some(key.as_bytes())).expect(key);
             assert_eq!(ring.tenant(&credential).expect(key).id.as_str(), "a");
+        }
+    }
+
+    #[test]
+    fn a_residency_in_which_no_region_lies_is_refused_with_what_may_have_been_meant() {
+        let with = |allow: &str| {
+            let text = format!(
+                "[[tenant]]\nname = \"docs\"\nkey_env = \"DOCS_KEY\"\nresidency = {{ allow = [{allow}] }}"
+            );
+            parse(&text).map(drop)
+        };
+        assert_eq!(with("\"eu\", \"aws/us-east-1\""), Ok(()));
+        for (allow, near) in [("\"euu\"", "did you mean eu"), ("\"eu\", \"aws/us-esat-1\"", "aws/us-east-1")]
+        {
+            let problems = with(allow).expect_err(allow);
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            for part in ["tenant \"docs\": residency.allow = ", allow, near] {
+                assert!(problems[0].contains(part), "{part} in {problems:?}");
+            }
         }
     }
 

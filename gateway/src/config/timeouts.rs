@@ -84,7 +84,7 @@ impl RawTimeouts {
 }
 
 /// A whole number of `ms`, `s`, `m` or `h`.
-fn duration(text: &str) -> Option<Duration> {
+pub(super) fn duration(text: &str) -> Option<Duration> {
     let unit_at = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (number, unit) = text.split_at(unit_at);
     let number: u64 = number.parse().ok()?;

@@ -8,14 +8,12 @@ use super::forward::Edge;
 use crate::events::{Finished, RequestEnded, Times, Understood, began_ms};
 use crate::metrics::{Asked, Ending, Lane, Protocol};
 use crate::receipts::{Promise, Recorder, Told, now_ms};
-use gateway_core::lawful::Residency;
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Tenant;
-use gateway_core::trail::{Attempted, Trail};
+use gateway_core::trail::{Attempted, PolicyVersion, Trail};
 use gateway_core::words::Ended;
 use pingora::protocols::http::ServerSession;
 use regions::catalogue::Catalogue;
-use regions::route::Generation;
 use regions::set::RegionIndex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,8 +24,8 @@ pub(super) struct Account<'a> {
     pub(super) id: String,
     pub(super) arrived: Instant,
     /// The same moment, in milliseconds since 1970.
-    at_ms: u64,
-    tls_ended_here: bool,
+    pub(super) at_ms: u64,
+    pub(super) tls_ended_here: bool,
     protocol: Protocol,
     lane: Lane,
     pub(super) asked: Asked,
@@ -35,7 +33,7 @@ pub(super) struct Account<'a> {
     /// What it is for, once that is understood.
     understood: Option<Understood>,
     /// The receipt that its client was told of, and of which attempt it is.
-    told: Option<(u32, ReceiptId)>,
+    told: Option<(u64, ReceiptId)>,
     /// A place for its receipts, if it needs one.
     pub(super) promise: Option<Promise>,
     pub(super) trail: Trail,
@@ -52,7 +50,8 @@ pub(super) struct Receipts<'a> {
     recorder: &'a Recorder,
     catalogue: &'a Catalogue,
     request: String,
-    residency: Residency,
+    /// Of attempts that were sent under no newer one.
+    policy: Arc<PolicyVersion>,
     arrived: Instant,
     at_ms: u64,
 }
@@ -62,7 +61,8 @@ impl Receipts<'_> {
     pub(super) fn of(&self, attempt: &Attempted) -> ReceiptId {
         let region = self.catalogue.region(attempt.region).id.as_str();
         let at_ms = began_ms(attempt, self.arrived, self.at_ms);
-        self.recorder.id(&self.request, attempt.number, region, self.residency.as_str(), at_ms)
+        let residency = attempt.policy.as_ref().unwrap_or(&self.policy).residency.as_str();
+        self.recorder.id(&self.request, attempt.number, region, residency, at_ms, attempt.key)
     }
 }
 
@@ -94,16 +94,11 @@ impl<'a> Account<'a> {
     }
 
     /// The request is let in.
-    pub(super) fn admitted(&mut self, request: &Request, generation: Generation) {
-        let Request { deployment, cost, residency, allowed, lane, .. } = request;
+    pub(super) fn admitted(&mut self, request: &Request) {
+        let Request { deployment, cost, policy, lane, .. } = request;
         self.lane = Lane::from(*lane);
-        self.understood = Some(Understood {
-            deployment: deployment.clone(),
-            cost: *cost,
-            generation,
-            residency: residency.clone(),
-            allowed: **allowed,
-        });
+        let (deployment, policy) = (deployment.clone(), policy.clone());
+        self.understood = Some(Understood { deployment, cost: *cost, policy });
     }
 
     /// The identifier of the receipt that the client of a locked deployment is given: that of the attempt whose answer it
@@ -115,8 +110,8 @@ impl<'a> Account<'a> {
                 && Ended::from(attempt.end).was_answered()
         };
         let attempt = self.trail.attempts().filter(answered).last().or(self.trail.attempts().last())?;
-        let (number, id) = (attempt.number, receipts.of(attempt));
-        self.told = Some((number, id));
+        let (key, id) = (attempt.key, receipts.of(attempt));
+        self.told = Some((key, id));
         Some(id)
     }
 
@@ -124,12 +119,12 @@ impl<'a> Account<'a> {
     pub(super) fn receipts(&self) -> Option<Receipts<'a>> {
         let edge = self.edge;
         let recorder = edge.recorder.as_ref()?;
-        let Understood { residency, .. } = self.understood.as_ref()?;
-        residency.is_locked().then(|| Receipts {
+        let Understood { policy, .. } = self.understood.as_ref()?;
+        policy.residency.is_locked().then(|| Receipts {
             recorder,
             catalogue: &edge.config.catalogue,
             request: self.id.clone(),
-            residency: residency.clone(),
+            policy: policy.clone(),
             arrived: self.arrived,
             at_ms: self.at_ms,
         })

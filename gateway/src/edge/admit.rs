@@ -1,10 +1,11 @@
 //! From a request's head and body to what the decision hangs on: who asks, for what, for how long, and who may see it.
 
+use super::account::Account;
 use super::forward::{Edge, NotForwarded};
 use super::known::About;
 use super::refusals::{
-    bad_token, no_bulk, no_model_field, no_model_named, not_let_in, unknown_model, unreadable_ask,
-    unreadable_body,
+    bad_token, no_bulk, no_model_field, no_model_named, no_region_permitted, not_let_in, residency_too_long,
+    unknown_model, unreadable_ask, unreadable_body,
 };
 use super::shedding::{Place, Wants, Way, left};
 use super::view::{Lawful, Terms, View};
@@ -16,24 +17,33 @@ use crate::respond::Refusal;
 use gateway_core::ask::{Ask, Headers};
 use gateway_core::body::{self, Reading};
 use gateway_core::circuit::Permille;
-use gateway_core::endpoint::{ModelField, Target};
+use gateway_core::endpoint::{self, ModelField, Target};
 use gateway_core::jwt;
-use gateway_core::keys::{Credential, KeyRing};
+use gateway_core::keys::{Credential, Digest, KeyRing};
 use gateway_core::lane::{Lane, NoBulk};
 use gateway_core::lawful::{Law, Residency};
+use gateway_core::memory::Owner;
 use gateway_core::pace::Size;
 use gateway_core::tenant::{Cost, Tenant};
+use gateway_core::trail::PolicyVersion;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH};
 use pingora::protocols::http::ServerSession;
 use rand::Rng;
+use regions::ModelRevision;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
+use regions::residency::ResidencyPolicy;
 use regions::set::{RegionIndex, RegionSet};
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+
+/// The largest body that is read on the thread of its connection: at some 0.3 to 2 GB/s, less than a millisecond.
+const READ_AT_ONCE_BYTES_MAX: usize = 256 << 10;
+/// What a body may have beside its inputs.
+const FREE_BODY_BYTES: usize = 4 << 10;
 
 /// The longest request identifier that is taken from a client.
 const REQUEST_ID_BYTES_MAX: usize = 128;
@@ -55,8 +65,21 @@ pub(super) struct Request {
     pub(super) residency: Residency,
     /// The regions that may see it. Nothing is sent to any other.
     pub(super) allowed: Law,
+    /// Both, and of which route table they are: what it was admitted under.
+    pub(super) policy: Arc<PolicyVersion>,
+    /// What its own header asks for, to be applied to a newer table as well.
+    pub(super) asked: ResidencyPolicy,
+    /// The key that it was authenticated with; none where that was a token.
+    pub(super) key: Option<Digest>,
+    /// When it arrived, in milliseconds since 1970, and whether TLS ended here: for its receipts.
+    pub(super) at_ms: u64,
+    pub(super) tls_ended_here: bool,
     /// The regions that had registered for it when the route table was made.
     pub(super) registered: RegionSet,
+    /// The model revision that the deployment is served with, by the table.
+    pub(super) revision: Option<ModelRevision>,
+    /// The one that the answer must be of: other parts of it are already.
+    pub(super) required: Option<ModelRevision>,
     /// Its deployment may have no replica at all while nobody asks for it.
     pub(super) may_sleep: bool,
     /// As a replica serves it.
@@ -77,10 +100,23 @@ pub(super) struct Request {
     pub(super) _place: Option<Place>,
 }
 
+/// A tenant, and what proved it.
+pub(super) struct Authenticated {
+    pub(super) tenant: Arc<Tenant>,
+    pub(super) key: Option<Digest>,
+}
+
 impl Request {
     /// A request for some of the inputs of this one: with another body and another cost, asked of `first` before others,
     /// and in everything else the same, the regions that may see it before all.
-    pub(super) fn piece(&self, body: Body, cost: Cost, first: RegionIndex) -> Request {
+    /// Its answer must be of the model revision that is `required`.
+    pub(super) fn piece(
+        &self,
+        body: Body,
+        cost: Cost,
+        first: RegionIndex,
+        required: Option<ModelRevision>,
+    ) -> Request {
         assert!(self.allowed.contains(first), "a piece goes where the whole may go (invariant 1, Lawful)");
         Request {
             id: self.id.clone(),
@@ -94,7 +130,14 @@ impl Request {
             cost,
             residency: self.residency.clone(),
             allowed: self.allowed,
+            policy: self.policy.clone(),
+            asked: self.asked.clone(),
+            key: self.key,
+            at_ms: self.at_ms,
+            tls_ended_here: self.tls_ended_here,
             registered: self.registered,
+            revision: self.revision,
+            required,
             may_sleep: self.may_sleep,
             path: self.path,
             crossing: self.crossing.clone(),
@@ -119,19 +162,27 @@ impl Request {
     /// What of it its way hangs on.
     pub(super) fn about(&self) -> About<'_> {
         let (size, chance) = (Size::of(self.cost.tokens), self.chance);
-        About { deployment: &self.deployment, lane: self.lane, size, chance }
+        About {
+            deployment: &self.deployment,
+            lane: self.lane,
+            size,
+            chance,
+            uses_engine: endpoint::uses_engine(self.path),
+        }
     }
 }
 
 impl Edge {
-    /// Who of these asks.
-    pub(super) fn tenant(&self, session: &ServerSession, ring: &KeyRing) -> Result<Arc<Tenant>, Refusal> {
-        let credential = Credential::read(session.get_header(AUTHORIZATION).map(http::HeaderValue::as_bytes))
-            .map_err(not_let_in)?;
+    /// Who of these asks, and with which key; without one, with a token.
+    pub(super) fn tenant(&self, session: &ServerSession, ring: &KeyRing) -> Result<Authenticated, Refusal> {
+        let authorization = session.get_header(AUTHORIZATION).map(http::HeaderValue::as_bytes);
+        let keys = [single(session, headers::API_KEY)?, single(session, headers::X_API_KEY)?];
+        let credential = Credential::of_request(authorization, keys).map_err(not_let_in)?;
         match ring.tenant(&credential) {
-            Ok(tenant) => Ok(tenant.clone()),
+            Ok(tenant) => Ok(Authenticated { tenant: tenant.clone(), key: Some(credential.digest) }),
             Err(_) if !self.tokens.none() && jwt::looks_like_one(credential.secret) => {
-                self.tokens.tenant(&credential, ring, SystemTime::now()).map_err(bad_token)
+                let tenant = self.tokens.tenant(&credential, ring, SystemTime::now()).map_err(bad_token)?;
+                Ok(Authenticated { tenant, key: None })
             }
             Err(problem) => Err(not_let_in(problem)),
         }
@@ -143,33 +194,38 @@ impl Edge {
         session: &mut ServerSession,
         target: Target<'_>,
         view: &View,
-        id: &str,
-        tenant: Arc<Tenant>,
-        arrived: Instant,
+        authenticated: Authenticated,
+        account: &Account<'_>,
     ) -> Result<Request, NotForwarded> {
+        let Authenticated { tenant, key } = authenticated;
+        let (id, arrived) = (&account.id, account.arrived);
         let ask = self.ask(session)?;
         self.room_at_the_head(target, view, &tenant, &ask, declared_length(session), arrived)?;
-        let body = self.intake.body(session).await.map_err(|none| match none {
-            NoBody::Refused(refusal) => NotForwarded::Refused(refusal),
-            NoBody::ClientGone => NotForwarded::ClientGone,
-        })?;
-        let reading = body_of(target, &body)?;
-        let cost = Cost { inputs: reading.inputs, tokens: reading.tokens };
+        let body =
+            self.intake.body(session, self.owner(session, &tenant)).await.map_err(|none| match none {
+                NoBody::Refused(_, refusal) => NotForwarded::Refused(refusal),
+                NoBody::ClientGone => NotForwarded::ClientGone,
+            })?;
+        let reading = self.body_of(target, &body, &tenant).await;
+        let reading = reading.map_err(|refusal| refusal.having_processed(body.bytes.len()))?;
+        let cost = Cost { inputs: reading.inputs, tokens: reading.tokens.max(least_tokens(&body)) };
         let lane = tenant.lanes.lane(ask.lane, cost.inputs).map_err(|NoBulk| no_bulk(&tenant))?;
         let lawful = asked_for(target, reading.model, view, &tenant)?;
-        let Lawful { deployment, registered, .. } = lawful;
+        let Lawful { deployment, revision, registered, .. } = lawful;
         let terms = lawful.terms(&tenant, &ask.residency, &self.config.catalogue);
-        let Terms { residency, allowed } = &terms;
+        let terms = terms.map_err(|error| residency_too_long(&deployment.name, &tenant, &error))?;
+        let Terms { policy, allowed } = &terms;
+        let residency = &policy.residency;
         if allowed.is_empty() {
-            let message = format!(
-                "No region may serve '{}' under the residency '{}', which is that of the deployment, of the \
-                 tenant '{}' and of {} together; widen the last or leave it out.",
-                deployment.name,
-                residency.as_str(),
-                tenant.id,
-                headers::RESIDENCY
-            );
-            return Err(Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY).into());
+            let of_deployment = *lawful.allowed;
+            return Err(no_region_permitted(
+                &tenant,
+                deployment,
+                of_deployment,
+                &ask.residency,
+                &self.config.catalogue,
+            )
+            .into());
         }
         let ([chance, leaves, draw], left) = (chances(), left(ask.timeout, arrived));
         let planned = self.planned.borrow().clone();
@@ -185,7 +241,7 @@ impl Edge {
         };
         let wants = Wants { tenant: &tenant, residency, lane, tokens: cost.tokens, left, chance: leaves };
         let room = self.room(&way, &wants)?;
-        let Terms { residency, allowed } = terms;
+        let Terms { policy, allowed } = terms;
         Ok(Request {
             id: id.to_owned(),
             arrived,
@@ -196,9 +252,16 @@ impl Edge {
             lane,
             lane_changed: ask.lane.is_some_and(|asked| asked != lane),
             cost,
-            residency,
+            residency: policy.residency.clone(),
             allowed,
+            policy,
+            asked: ask.residency,
+            key,
+            at_ms: account.at_ms,
+            tls_ended_here: account.tls_ended_here,
             registered: *registered,
+            revision: *revision,
+            required: None,
             may_sleep: deployment.scaling.min == 0,
             path: target.path,
             crossing: Crossing::of(session, &[(headers::LANE, lane.as_str())]),
@@ -212,9 +275,28 @@ impl Edge {
         })
     }
 
+    /// Whose the body's memory is. A trusted peer's connection carries the requests of many.
+    fn owner(&self, session: &ServerSession, tenant: &Tenant) -> Owner {
+        let connection = peer(session).filter(|peer| !self.config.trusted_peers.contains(&peer.ip()));
+        Owner { tenant: Some(tenant.place), connection }
+    }
+
+    /// What the body says; a request without one says nothing.
+    async fn body_of(&self, target: Target<'_>, body: &Body, tenant: &Tenant) -> Result<Reading, Refusal> {
+        if target.model == ModelField::Bodiless {
+            return Ok(Reading::default());
+        }
+        let reading = if body.bytes.len() <= READ_AT_ONCE_BYTES_MAX {
+            body::read(&body.bytes)
+        } else {
+            let bytes = body.bytes.clone();
+            self.intake.cpu.run(Some(tenant.place), move || body::read(&bytes)).await
+        };
+        reading.map_err(unreadable_body)
+    }
+
     fn ask(&self, session: &ServerSession) -> Result<Ask, Refusal> {
-        let peer = session.client_addr().and_then(|address| address.as_inet()).map(|address| address.ip());
-        let trusted = peer.is_some_and(|peer: IpAddr| self.config.trusted_peers.contains(&peer));
+        let trusted = peer(session).is_some_and(|peer| self.config.trusted_peers.contains(&peer.ip()));
         let asked = Headers {
             timeout_ms: single(session, headers::TIMEOUT_MS)?,
             residency: single(session, headers::RESIDENCY)?,
@@ -225,12 +307,13 @@ impl Edge {
     }
 }
 
-/// What the body says; a request without one says nothing.
-fn body_of(target: Target<'_>, body: &Body) -> Result<Reading, Refusal> {
-    match target.model {
-        ModelField::Required | ModelField::Optional => body::read(&body.bytes).map_err(unreadable_body),
-        ModelField::Bodiless => Ok(Reading::default()),
-    }
+/// The least that a body costs, whatever it is made of: who sends megabytes that no model reads pays for their reading.
+fn least_tokens(body: &Body) -> u64 {
+    Cost::at_least(body.bytes.len().saturating_sub(FREE_BODY_BYTES) as u64).tokens
+}
+
+fn peer(session: &ServerSession) -> Option<SocketAddr> {
+    session.client_addr().and_then(|address| address.as_inet()).copied()
 }
 
 /// The deployment that a request is for: the one that its path names, or its body, or, where its ecosystem has no name
@@ -276,14 +359,30 @@ pub(super) fn header<'a>(session: &'a ServerSession, name: &'static str) -> Opti
     session.get_header(names::name(name)).map(|value| value.as_bytes())
 }
 
+/// Headers that say who asks or what the body is: of two values, each reader could take another.
+const ONCE: [&str; 6] =
+    ["authorization", "api-key", "x-api-key", "content-type", "expect", "idempotency-key"];
+
+/// Refuses a request in which one of them stands more than once.
+pub(super) fn none_repeated(session: &ServerSession) -> Result<(), Refusal> {
+    let headers = &session.req_header().headers;
+    match ONCE.iter().find(|name| headers.get_all(**name).iter().nth(1).is_some()) {
+        Some(name) => Err(repeated(name)),
+        None => Ok(()),
+    }
+}
+
+fn repeated(name: &'static str) -> Refusal {
+    let message = format!("The header '{name}' is there more than once; send it once.");
+    Refusal::new(ErrorCode::InvalidHeader, message).of(name)
+}
+
 /// A header that may be there once: of two, each could be the one that was meant, and for residency the narrower
 /// would be lost.
 fn single<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a [u8]>, Refusal> {
     let given = header(session, name);
     if given.is_some() && session.req_header().headers.get_all(name).iter().count() > 1 {
-        return Err(
-            Refusal::new(ErrorCode::InvalidHeader, format!("{name} is there more than once.")).of(name)
-        );
+        return Err(repeated(name));
     }
     Ok(given)
 }

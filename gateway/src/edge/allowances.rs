@@ -10,8 +10,9 @@ use gateway_core::decimal;
 use gateway_core::keys::KeyRing;
 use gateway_core::tenant::{Allowance, Cost, Left, Limits, Tenant};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::{Mutex, RwLock};
 
 /// A header's name and its value.
 pub(super) type Header = (&'static str, String);
@@ -49,7 +50,7 @@ impl Allowances {
     /// These are the tenants from now on. What somebody has left stays, unless its limits are others; what whoever is not
     /// among them has left is forgotten.
     pub(crate) fn adopt(&self, keys: &KeyRing, now: Instant) {
-        let mut kept = self.0.write().expect("nothing panics that holds it");
+        let mut kept = self.0.write();
         let mut before = std::mem::take(&mut *kept);
         for tenant in keys.tenants() {
             let same = before.remove(&tenant.place).filter(|kept| kept.limits == tenant.limits);
@@ -61,7 +62,7 @@ impl Allowances {
     /// declares.
     pub(super) fn enter(&self, tenant: &Tenant, body_bytes: u64) -> Result<Entered, Refusal> {
         let (allowance, now) = (self.of(tenant), Instant::now());
-        let mut left = lock(&allowance);
+        let mut left = allowance.lock();
         if let Err(exceeded) = left.enter(Cost::at_least(body_bytes), now) {
             return Err(beyond_limits(tenant, exceeded).with(headers(left.left(now))));
         }
@@ -70,15 +71,15 @@ impl Allowances {
     }
 
     fn of(&self, tenant: &Tenant) -> Arc<Mutex<Allowance>> {
-        let kept = self.0.read().expect("nothing panics that holds it");
+        let kept = self.0.read();
         let kept = kept.get(&tenant.place).map(|kept| kept.allowance.clone());
         // Of a table that is being replaced: it is the last request of somebody who is a tenant no longer.
         kept.unwrap_or_else(|| Kept::new(&tenant.limits, Instant::now()).allowance)
     }
 
-    #[cfg(test)]
+    /// Of how many tenants it is known what they have left.
     pub(super) fn kept(&self) -> usize {
-        self.0.read().expect("nothing panics that holds it").len()
+        self.0.read().len()
     }
 }
 
@@ -90,27 +91,41 @@ impl Kept {
 
 impl Entered {
     /// Charges a request for what it carries, or says why it is turned away.
-    pub(super) fn charge(self, tenant: &Tenant, cost: Cost) -> Result<Taken, Refusal> {
+    ///
+    /// One that `is_packed` has cost us more than it declared before that could be known, and does not get back what it has
+    /// paid for being a request.
+    pub(super) fn charge(self, tenant: &Tenant, cost: Cost, is_packed: bool) -> Result<Taken, Refusal> {
         let Entered { allowance } = self;
         let now = Instant::now();
-        let mut left = lock(&allowance);
+        let mut left = allowance.lock();
         if let Err(exceeded) = left.charge(cost, now) {
+            if is_packed {
+                left.pay(1, 0, now);
+            }
             return Err(beyond_limits(tenant, exceeded).with(headers(left.left(now))));
         }
         drop(left);
         Ok(Taken { allowance, estimate: cost.tokens, used: 0 })
     }
 
+    /// The request is refused, and pays for what of its body was processed before that.
+    pub(super) fn processed(self, refusal: &Refusal) {
+        if refusal.processed_bytes > 0 {
+            let Cost { inputs: _, tokens } = Cost::at_least(refusal.processed_bytes);
+            self.allowance.lock().pay(0, tokens, Instant::now());
+        }
+    }
+
     /// The request is turned away for a reason that is not its own, and gets back what it has paid.
     pub(super) fn leave(self) {
-        lock(&self.allowance).leave(Instant::now());
+        self.allowance.lock().leave(Instant::now());
     }
 }
 
 impl Taken {
     /// What its tenant has left, in OpenAI's headers.
     pub(super) fn headers(&self) -> Vec<Header> {
-        let left = lock(&self.allowance).left(Instant::now());
+        let left = self.allowance.lock().left(Instant::now());
         headers(left)
     }
 
@@ -122,7 +137,7 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        lock(&self.allowance).settle(self.estimate, self.used, Instant::now());
+        self.allowance.lock().settle(self.estimate, self.used, Instant::now());
     }
 }
 
@@ -141,10 +156,6 @@ fn headers((requests, tokens): (Option<Left>, Option<Left>)) -> Vec<Header> {
         headers.push(("x-ratelimit-reset-tokens", duration(reset)));
     }
     headers
-}
-
-fn lock(allowance: &Mutex<Allowance>) -> MutexGuard<'_, Allowance> {
-    allowance.lock().expect("no decision panics while it holds the lock")
 }
 
 /// As OpenAI writes durations: `80ms`, `2.5s`, `1m30s`.

@@ -3,11 +3,14 @@
 use super::admit::Request;
 use super::forward::{Edge, NotForwarded};
 use super::known::{About, REGION_IN_FLIGHT_MAX};
-use super::race::Race;
-use super::refusals::{deadline_passed, in_words};
+use super::policy::Permit;
+use super::race::{Beginning, Race};
+use super::refusals::{deadline_passed, in_words, no_receipt};
 use super::view::View;
-use super::watch::Next;
+use super::watch::{InFlight, Next};
+use crate::events::at;
 use crate::names;
+use crate::receipts::{Before, NoReceipt, Recorder, Sending};
 use crate::respond::Refusal;
 use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
 use gateway_core::lane::Lane;
@@ -15,10 +18,11 @@ use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::trail::{Cause, End, Trail};
 use regions::selection::{self, Candidate, Query, Selection};
-use regions::set::RegionIndex;
+use regions::set::{RegionIndex, RegionSet};
 use replica_core::wire::error::{ErrorCode, Remedy};
 use replica_core::wire::headers;
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The least and the most that a connection to a region may take to open; between them, two round trips and a bit.
@@ -54,16 +58,44 @@ impl Drop for Chosen {
     }
 }
 
+/// What a request waits for while attempts are under way.
+enum Happened<'a> {
+    Ended(InFlight<'a>, Result<Answered, Failure>),
+    /// A region has got worse.
+    Worse,
+    /// Something of the plan has come to its time.
+    Due,
+}
+
+/// One attempt, as it is sent.
+struct Attempt {
+    region: RegionIndex,
+    /// Which one at the request, from 1.
+    number: u32,
+    cause: Cause,
+    /// Its number among all of the process.
+    key: u64,
+    began: Instant,
+    /// What is left of the request's time.
+    left: Duration,
+}
+
 impl Edge {
     /// The regions that could take the request, best first, and why the others cannot.
-    pub(super) fn choose(&self, request: &Request, view: &View, about: &About<'_>) -> Selection {
+    pub(super) fn choose(
+        &self,
+        request: &Request,
+        view: &View,
+        allowed: RegionSet,
+        about: &About<'_>,
+    ) -> Selection {
         let now = Instant::now();
         let known = self.watch.known();
         // A region knows its replicas better than the table, for which it registered some time ago.
         let serving = known.fleet.serving(&request.deployment, request.registered);
         let query = Query {
             considered: view.routed,
-            allowed: *request.allowed,
+            allowed,
             routed: view.routed,
             serving,
             draining: view.draining,
@@ -114,17 +146,20 @@ impl Edge {
         }
     }
 
-    /// Goes from region to region until one answers.
+    /// Goes from region to region until one answers. Before each attempt the policy is checked against the newest route
+    /// table ([`super::policy`]).
     pub(super) async fn go(
         &self,
         request: &Request,
-        view: &View,
+        view: &Arc<View>,
         trail: &mut Trail,
     ) -> Result<Answered, NotForwarded> {
         // Heard from before the choice is made, so that no loss falls between the two.
         let mut bell = self.watch.bell();
         let about = request.about();
-        let chosen = Chosen(self.choose(request, view, &about));
+        let mut permit = Permit::of(request, view);
+        self.renew(request, &mut permit)?;
+        let chosen = Chosen(self.choose(request, &permit.view, *permit.allowed, &about));
         let selection = &chosen.0;
         trail.chosen(selection.clone());
         let order = selection.order.iter().map(|candidate| candidate.region).collect();
@@ -133,55 +168,73 @@ impl Edge {
         let mut next = self.watch.start(&mut plan, &about);
         // A piece of a larger request may have been turned away before.
         let before = trail.count() as u32;
-        let (mut at_hand, mut race) = (None, Race::new(trail));
+        let (mut at_hand, mut denied, mut race) = (None, None, Race::new(trail));
         loop {
             match next.step {
                 Step::Send { region, attempt, cause, instead_of } => {
                     if let Some(late) = instead_of {
                         drop(race.leave(late, End::Failed(Failure::Late)));
                     }
-                    let (attempt, cause) = match cause {
+                    let (number, cause) = match cause {
                         Cause::First if before > 0 => (attempt + before, Cause::Retry),
                         cause => (attempt + before, cause),
                     };
-                    let left = plan.left(Instant::now());
-                    let asked = self.attempt(request, view, &selection.order, left, region, attempt);
-                    let in_flight = next.in_flight.take().expect("whoever is asked counts as waiting");
                     let overflows = cause == Cause::First && request.overflows_to(region);
-                    race.enter(if overflows { Cause::Overflow } else { cause }, in_flight, asked);
+                    let cause = if overflows { Cause::Overflow } else { cause };
+                    let (began, key) = (Instant::now(), self.next_key());
+                    let left = plan.left(began);
+                    let policy = permit.newer_than(request);
+                    let attempt = Attempt { region, number, cause, key, began, left };
+                    let asked = self.attempt(request, permit.clone(), &selection.order, attempt);
+                    let in_flight = next.in_flight.take().expect("whoever is asked counts as waiting");
+                    race.enter(cause, in_flight, Beginning { began, key, policy }, asked);
                 }
                 Step::Wait => {}
+                Step::Relay | Step::NobodyReachable if denied.is_some() => {
+                    return Err(denied.take().expect("checked above"));
+                }
                 Step::Relay => return Ok(at_hand.take().expect("a plan relays what an attempt has brought")),
-                Step::NobodyReachable => return Err(self.nobody_reachable(request, view, selection).into()),
+                Step::NobodyReachable => {
+                    return Err(self.nobody_reachable(request, &permit, selection).into());
+                }
                 Step::Full(region) => return Err(self.full(region).into()),
+                Step::NoReceipt => return Err(no_receipt().into()),
                 Step::DeadlinePassed => {
                     race.leave_all(End::Failed(Failure::DeadlinePassed));
                     return Err(deadline_passed(request.timeout).into());
                 }
             }
-            next = tokio::select! {
+            let happened = tokio::select! {
                 biased;
-                (attempt, ended) = race.next() => match ended {
-                    Ok(answered) if !says_elsewhere(&answered.answer) => {
-                        let status = answered.answer.head.status.as_u16();
-                        let took = answered.waited.saturating_sub(held(&answered.answer));
-                        self.watch.answered(&mut plan, attempt, &about, status, took);
-                        race.overtaken().for_each(|slower| self.watch.overtaken(slower));
-                        race.leave_all(End::Abandoned);
-                        return Ok(answered);
-                    }
-                    Ok(answered) => {
-                        let status = answered.answer.head.status.as_u16();
-                        at_hand = Some(answered);
-                        self.watch.failed(&mut plan, attempt, Failure::Elsewhere, Some(status), &about)
-                    }
-                    Err(failure) => {
-                        let region = attempt.region().as_usize();
-                        tracing::debug!(id = request.id, region, ?failure, "an attempt failed");
-                        self.watch.failed(&mut plan, attempt, failure, None, &about)
-                    }
-                },
-                _ = bell.changed() => match race.find(|region| self.watch.gives_up(&plan, region, &about)) {
+                (attempt, ended) = race.next() => Happened::Ended(attempt, ended),
+                _ = bell.changed() => Happened::Worse,
+                () = tokio::time::sleep_until(plan.alarm().into()) => Happened::Due,
+            };
+            // What is under way was sent under the policy of its time; nothing more is sent but under the newest.
+            if let Err(refusal) = self.renew(request, &mut permit) {
+                denied = Some(refusal.into());
+            }
+            plan.restrict(if denied.is_some() { RegionSet::EMPTY } else { *permit.allowed });
+            next = match happened {
+                Happened::Ended(attempt, Ok(answered)) if !says_elsewhere(&answered.answer) => {
+                    let status = answered.answer.head.status.as_u16();
+                    let took = answered.waited.saturating_sub(held(&answered.answer));
+                    self.watch.answered(&mut plan, attempt, &about, status, took);
+                    race.overtaken().for_each(|slower| self.watch.overtaken(slower));
+                    race.leave_all(End::Abandoned);
+                    return Ok(answered);
+                }
+                Happened::Ended(attempt, Ok(answered)) => {
+                    let status = answered.answer.head.status.as_u16();
+                    at_hand = Some(answered);
+                    self.watch.failed(&mut plan, attempt, Failure::Elsewhere, Some(status), &about)
+                }
+                Happened::Ended(attempt, Err(failure)) => {
+                    let region = attempt.region().as_usize();
+                    tracing::debug!(id = request.id, region, ?failure, "an attempt failed");
+                    self.watch.failed(&mut plan, attempt, failure, None, &about)
+                }
+                Happened::Worse => match race.find(|region| self.watch.gives_up(&plan, region, &about)) {
                     Some(region) => {
                         let attempt = race.leave(region, End::Failed(Failure::Lost));
                         // Another that races may be given up as well: the bell is heard again.
@@ -190,39 +243,69 @@ impl Edge {
                     }
                     None => Next::WAIT,
                 },
-                () = tokio::time::sleep_until(plan.alarm().into()) => self.watch.woke(&mut plan, &about),
+                Happened::Due => self.watch.woke(&mut plan, &about),
             };
         }
     }
 
-    /// One attempt; whoever waits for it bounds its time by dropping it.
+    /// The number of the next attempt among all of this process.
+    fn next_key(&self) -> u64 {
+        self.recorder.as_ref().map_or(0, Recorder::number)
+    }
+
+    /// One attempt; whoever waits for it bounds its time by dropping it. Where a receipt is required it is durable before a
+    /// connection is opened.
     async fn attempt(
         &self,
         request: &Request,
-        view: &View,
+        permit: Permit,
         order: &[Candidate],
-        left: Duration,
-        region: RegionIndex,
-        attempt: u32,
+        attempt: Attempt,
     ) -> Result<Answered, Failure> {
+        let Attempt { region, number, cause, key, began, left } = attempt;
+        let Permit { view, allowed, policy } = permit;
         let address = view.address(region).ok_or(Failure::Unreachable)?;
-        let to = request.allowed.open(region, address);
+        let to = allowed.open(region, address);
         let to = to.expect("a plan goes only where it is allowed (invariant 1, Lawful)");
+        let locked = policy.residency.is_locked();
+        if let Some(recorder) = self.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
+            let sending = Sending {
+                number: key,
+                request: request.id.clone(),
+                attempt: number,
+                tenant: request.tenant.id.clone(),
+                deployment: request.deployment.clone(),
+                policy: policy.clone(),
+                tls_ended_here: request.tls_ended_here,
+                region,
+                at_ms: at(began, request.arrived, request.at_ms),
+                cause,
+            };
+            let durable = recorder.commit(Before::Sending(sending)).await;
+            durable.map_err(|NoReceipt| Failure::ReceiptUnavailable)?;
+        }
         let begun = Instant::now();
-        let (left_ms, attempt) = (left.as_millis().max(1).to_string(), attempt.to_string());
+        let left = left.saturating_sub(begun.saturating_duration_since(began));
+        let (left_ms, number) = (left.as_millis().max(1).to_string(), number.to_string());
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),
             (headers::DEPLOYMENT, request.deployment.as_str()),
             (headers::TENANT, request.tenant.id.as_str()),
             (headers::TIMEOUT_MS, &left_ms),
-            (headers::ATTEMPT, &attempt),
+            (headers::ATTEMPT, &number),
         ];
-        if request.residency.is_locked() {
-            extra.push((headers::RESIDENCY, request.residency.as_str()));
+        let key = self.recorder.as_ref().map(|recorder| recorder.key(key).to_string());
+        extra.extend(key.as_deref().map(|key| (headers::ATTEMPT_KEY, key)));
+        if locked {
+            extra.push((headers::RESIDENCY, policy.residency.as_str()));
         }
         if request.overflows_to(region) {
             extra.push((headers::OVERFLOW, "1"));
         }
+        let revision = request.revision.map(|revision| revision.to_string());
+        extra.extend(revision.as_deref().map(|revision| (headers::MODEL_REVISION, revision)));
+        let required = request.required.map(|revision| revision.to_string());
+        extra.extend(required.as_deref().map(|revision| (headers::REQUIRED_REVISION, revision)));
         let (connect, elsewhere) = {
             let known = self.watch.known();
             (2 * known.latency.estimate(region, begun), known.elsewhere(request, order, region))
@@ -231,7 +314,7 @@ impl Edge {
         let elsewhere_ms = elsewhere.map(|there| there.as_millis().to_string());
         extra.extend(elsewhere_ms.as_deref().map(|there| (headers::ELSEWHERE_MS, there)));
         let head = request.crossing.head(request.path, &request.body.bytes, &extra);
-        let body = request.allowed.seal(request.body.bytes.clone());
+        let body = allowed.seal(request.body.bytes.clone());
         let answer = self.upstream.ask(to, connect, head, body, WHOLE_ANSWER_MAX).await?;
         Ok(Answered { answer, region, waited: begun.elapsed() })
     }
@@ -245,12 +328,13 @@ impl Edge {
         Refusal::new(ErrorCode::Overloaded, message).after(FULL_RETRY_AFTER)
     }
 
-    fn nobody_reachable(&self, request: &Request, view: &View, selection: &Selection) -> Refusal {
+    fn nobody_reachable(&self, request: &Request, permit: &Permit, selection: &Selection) -> Refusal {
+        let Permit { view, allowed: permitted, policy } = permit;
         let catalogue = &self.config.catalogue;
         let tried = selection.order.iter().map(|candidate| candidate.region);
         let named = |region: RegionIndex| catalogue.region(region).id.to_string();
         let mut allowed: Vec<_> = tried.clone().map(|region| format!("{} (tried)", named(region))).collect();
-        for (region, _) in view.regions().filter(|(region, _)| request.allowed.contains(*region)) {
+        for (region, _) in view.regions().filter(|(region, _)| permitted.contains(*region)) {
             if let Some(reason) = selection.refused.reason(region) {
                 allowed.push(format!("{} ({})", named(region), in_words(reason)));
             }
@@ -262,7 +346,7 @@ impl Edge {
                 "No region that may serve '{}' under the residency '{}' can be reached: {places}. Try again shortly; \
                  other regions were not asked.",
                 request.deployment,
-                request.residency.as_str()
+                policy.residency.as_str()
             ),
         )
     }

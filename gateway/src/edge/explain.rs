@@ -12,9 +12,10 @@ use regions::id::TenantId;
 use regions::selection::Health;
 use regions::set::RegionIndex;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 /// Requests that are kept: some seconds of a busy edge and days of an idle one, at about a KiB each.
 pub(super) const KEPT_MAX: usize = 4096;
@@ -29,21 +30,24 @@ pub(super) struct Explanations {
 
 impl Explanations {
     pub(super) fn new() -> Explanations {
-        Explanations { ring: (0..KEPT_MAX).map(|_| Mutex::default()).collect(), put: AtomicUsize::new(0) }
+        Explanations {
+            ring: (0..KEPT_MAX).map(|_| Mutex::independent(None)).collect(),
+            put: AtomicUsize::new(0),
+        }
     }
 
     /// Keeps `request`, in the place of the oldest.
     pub(super) fn put(&self, request: Arc<Finished>) {
         let place = self.put.fetch_add(1, Ordering::Relaxed) % self.ring.len();
         // What was there is let go of after the lock.
-        drop(self.ring[place].lock().unwrap_or_else(PoisonError::into_inner).replace(request));
+        drop(self.ring[place].lock().replace(request));
     }
 
     /// The newest request of this identifier.
     pub(super) fn find(&self, id: &str) -> Option<Arc<Finished>> {
         let put = self.put.load(Ordering::Relaxed);
         let places = (1..=self.ring.len()).map(|back| put.wrapping_sub(back) % self.ring.len());
-        let at = |place: usize| self.ring[place].lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let at = |place: usize| self.ring[place].lock().clone();
         places.filter_map(at).find(|request| request.id == id)
     }
 }
@@ -62,8 +66,8 @@ pub(super) fn in_json(request: &Finished, catalogue: &Catalogue) -> Value {
         "status": ending.status(),
         "tenant": tenant.as_ref().map(TenantId::as_str),
         "deployment": understood.map(|understood| understood.deployment.as_str()),
-        "residency": understood.map(|understood| understood.residency.as_str()),
-        "generation": understood.map(|understood| understood.generation.to_string()),
+        "residency": understood.map(|understood| understood.policy.residency.as_str()),
+        "generation": understood.map(|understood| understood.policy.generation.to_string()),
         "inputs": understood.map(|understood| understood.cost.inputs),
         "tokens_estimated": understood.map(|understood| understood.cost.tokens),
         "tokens": tokens,
@@ -101,7 +105,7 @@ fn considered(trail: &Trail, catalogue: &Catalogue) -> Value {
 }
 
 fn told_attempt(attempt: &Attempted, arrived: Instant, catalogue: &Catalogue) -> Value {
-    let Attempted { number, region, cause, began, took, end } = attempt;
+    let Attempted { number, region, cause, began, took, end, key: _, policy } = attempt;
     let status = match end {
         End::Answered { status } => Some(status),
         End::Failed(_) | End::Abandoned => None,
@@ -114,6 +118,7 @@ fn told_attempt(attempt: &Attempted, arrived: Instant, catalogue: &Catalogue) ->
         "status": status,
         "began_ms": millis(began.saturating_duration_since(arrived)),
         "took_ms": millis(*took),
+        "policy_generation": policy.as_ref().map(|policy| policy.generation.to_string()),
     })
 }
 

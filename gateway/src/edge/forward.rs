@@ -1,15 +1,17 @@
 //! A request at the edge, from its head to its answer.
 
 use super::account::Account;
-use super::admit::{Request, declared_length};
+use super::admit::{Request, declared_length, none_repeated};
 use super::allowances::Taken;
 use super::attempts::Answered;
+use super::cors;
 use super::explain::Explanations;
-use super::refusals::{no_receipt, no_table_yet, not_served};
+use super::models;
+use super::policy_clock::PolicyClock;
+use super::refusals::{no_receipt, no_table_yet, not_served, unknown_model};
 use super::scatter::Room;
 use super::table::Current;
 use super::tenants::Tenants;
-use super::view::View;
 use super::watch::Watch;
 use super::weights::{Demands, Planned};
 use crate::compress;
@@ -19,6 +21,7 @@ use crate::intake::Intake;
 use crate::listener::{AfterAnswer, Door};
 use crate::metrics::{Asked, EdgeMetrics, Ending};
 use crate::names;
+use crate::openapi;
 use crate::receipts::{Promise, Recorder};
 use crate::relay;
 use crate::respond::{self, Refusal};
@@ -26,14 +29,15 @@ use crate::tokens::Tokens;
 use crate::upstream::{Answer, Upstream};
 use gateway_core::decimal;
 use gateway_core::endpoint::Endpoint;
-use gateway_core::tenant::Tenant;
 use gateway_core::timing::RegionTiming;
+use http::header::CONTENT_ENCODING;
 use pingora::protocols::http::ServerSession;
 use regions::set::RegionIndex;
 use replica_core::wire::error::Fault;
 use replica_core::wire::headers;
 use std::sync::Arc;
 use std::time::Instant;
+use supervision::request::{Panicked, contain};
 use tokio::sync::watch;
 
 /// The door that clients come to.
@@ -42,6 +46,8 @@ pub(super) struct Edge {
     pub(super) tokens: Arc<Tokens>,
     pub(super) tenants: Arc<Tenants>,
     pub(super) views: watch::Receiver<Current>,
+    /// How old what they say may be.
+    pub(super) policy_clock: Arc<PolicyClock>,
     /// What the hub plans for this gateway.
     pub(super) planned: watch::Receiver<Planned>,
     pub(super) demands: Arc<Demands>,
@@ -73,18 +79,31 @@ impl Door for Edge {
     async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
         let arrived = Instant::now();
         let mut account = Account::open(self, session, arrived);
-        let after = match self.serve(session, &mut account).await {
-            Ok(after) => after,
-            Err(NotForwarded::ClientGone) => {
+        let served = contain(self.serve(session, &mut account)).await;
+        let after = match served {
+            Err(Panicked(reason)) => {
+                tracing::error!(request = account.id, reason, "request panicked");
+                let begun = session.response_written().is_some();
+                let after = respond::panicked(session, &[(headers::REQUEST_ID, account.id.as_str())]).await;
+                let ending = Ending::as_told(session);
+                account.ending = if begun { ending.broken_off() } else { ending };
+                after
+            }
+            Ok(Ok(after)) => after,
+            Ok(Err(NotForwarded::ClientGone)) => {
                 account.ending = Ending::ClientGone;
                 AfterAnswer::Close
             }
-            Err(NotForwarded::Refused(refusal)) => {
+            Ok(Err(NotForwarded::Refused(refusal))) => {
                 let attempts = account.trail.count().to_string();
+                let parts = Some(account.trail.parts()).filter(|parts| *parts > 1).map(|n| n.to_string());
                 let receipt = account.receipt().map(|id| id.text());
                 let mut extra =
                     vec![(headers::REQUEST_ID, account.id.as_str()), (headers::ATTEMPTS, &attempts)];
+                extra.extend(parts.as_deref().map(|parts| (headers::PARTS, parts)));
                 extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
+                let cors = self.cors(session);
+                extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
                 let after = respond::refuse(session, &refusal, &extra).await;
                 account.ending = Ending::as_told(session);
                 after
@@ -101,35 +120,57 @@ impl Edge {
         session: &mut ServerSession,
         account: &mut Account<'_>,
     ) -> Result<AfterAnswer, NotForwarded> {
+        let path = session.req_header().uri.path().to_owned();
+        if let Some(preflight) = self.preflight(session, &path) {
+            let after = cors::answer(session, &preflight, &account.id).await;
+            account.ending = Ending::as_told(session);
+            return Ok(after);
+        }
         let head = session.req_header();
-        let path = head.uri.path().to_owned();
         let endpoint = Endpoint::of(head.method.as_str(), &path).map_err(not_served)?;
         account.asked = Asked::of(&endpoint);
+        none_repeated(session)?;
+        if endpoint == Endpoint::OpenApi {
+            // It says nothing about tenants: nobody is asked for a key.
+            return self.described(session, account).await;
+        }
         let view = self.views.borrow().clone();
-        let keys = view.as_ref().map_or_else(|| self.tenants.before_any_table(), |view| &view.keys);
-        let tenant = self.tenant(session, keys)?;
+        let keys = view.as_ref().map_or_else(|| self.tenants.before_any_table(), |view| view.keys.clone());
+        let authenticated = self.tenant(session, &keys)?;
+        let tenant = authenticated.tenant.clone();
         account.tenant = Some(tenant.clone());
         let view = view.ok_or_else(no_table_yet)?;
         match endpoint {
-            Endpoint::Models => {
-                let after = models(session, &view, &tenant, &account.id).await;
-                account.ending = Ending::as_told(session);
-                Ok(after)
+            Endpoint::OpenApi => self.described(session, account).await,
+            Endpoint::Models => self.listed(session, models::list(&view, &tenant), account).await,
+            Endpoint::InfinityModels => {
+                self.listed(session, models::list_for_infinity(&view, &tenant), account).await
+            }
+            Endpoint::Model(id) => {
+                let found = view.deployment(id, &tenant).ok_or_else(|| unknown_model(id, &view, &tenant))?;
+                self.listed(session, models::one(&found.deployment), account).await
             }
             Endpoint::Computed(target) => {
                 // Who cannot pay is told before the body is read.
                 let entered = self.tenants.allowances.enter(&tenant, declared_length(session))?;
-                let read = self.read(session, target, &view, &account.id, tenant, account.arrived).await;
+                let read = self.read(session, target, &view, authenticated, account).await;
                 let request = match read {
                     Err(NotForwarded::Refused(refusal)) if refusal.code.fault() == Fault::Capacity => {
                         entered.leave();
                         return Err(refusal.into());
                     }
+                    Err(NotForwarded::Refused(refusal)) => {
+                        entered.processed(&refusal);
+                        return Err(refusal.into());
+                    }
                     read => read?,
                 };
-                account.admitted(&request, view.generation);
+                // Its size could not be told from what was sent, so to have been refused for it is not free.
+                let is_packed = session.get_header(CONTENT_ENCODING).is_some();
+
+                account.admitted(&request);
                 account.promise = self.promise(&request)?;
-                let mut taken = entered.charge(&request.tenant, request.cost)?;
+                let mut taken = entered.charge(&request.tenant, request.cost, is_packed)?;
                 if let Some(cut) = self.cut(&request, &view).await? {
                     return self.scatter(session, &request, &view, cut, &mut taken, account).await;
                 }
@@ -141,6 +182,34 @@ impl Edge {
                 Ok(self.relay(session, &request, &mut taken, answered, account).await)
             }
         }
+    }
+
+    /// Answers with the description of the API.
+    async fn described(
+        &self,
+        session: &mut ServerSession,
+        account: &mut Account<'_>,
+    ) -> Result<AfterAnswer, NotForwarded> {
+        self.listed(session, openapi::document().to_vec(), account).await
+    }
+
+    /// Answers with what the edge knows by itself.
+    async fn listed(
+        &self,
+        session: &mut ServerSession,
+        body: Vec<u8>,
+        account: &mut Account<'_>,
+    ) -> Result<AfterAnswer, NotForwarded> {
+        let after = self.local(session, body, &account.id).await;
+        account.ending = Ending::as_told(session);
+        Ok(after)
+    }
+
+    async fn local(&self, session: &mut ServerSession, body: Vec<u8>, id: &str) -> AfterAnswer {
+        let cors = self.cors(session);
+        let mut extra = vec![(headers::REQUEST_ID, id)];
+        extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
+        respond::ok(session, body, &extra).await
     }
 
     /// A place for the receipts of a request that must not go without.
@@ -183,6 +252,8 @@ impl Edge {
             extra.push((headers::LANE, request.lane.as_str()));
         }
         extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
+        let cors = self.cors(session);
+        extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
         extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
         let answer = compress::pack(session, answer, self.config.gzip_answers_from).await;
         let after = relay::outward(session, answer, &self.upstream, &extra).await;
@@ -197,13 +268,4 @@ impl Edge {
 /// A header of a region's answer.
 fn text<'a>(answer: &'a Answer, name: &'static str) -> Option<&'a str> {
     answer.head.headers.get(names::name(name))?.to_str().ok()
-}
-
-async fn models(session: &mut ServerSession, view: &View, tenant: &Tenant, id: &str) -> AfterAnswer {
-    let data: Vec<_> = view
-        .deployments_for(tenant)
-        .map(|deployment| serde_json::json!({"id": deployment.name.as_str(), "object": "model", "created": 0, "owned_by": "meridian"}))
-        .collect();
-    let body = serde_json::json!({"object": "list", "data": data}).to_string();
-    respond::ok(session, body.into_bytes(), &[(headers::REQUEST_ID, id)]).await
 }

@@ -2,11 +2,12 @@
 //! spent on them. Time and chance are arguments; [`watch`](super::watch) has the clock, the dice and the lock.
 
 use super::cold::Holding;
-use gateway_core::circuit::{Permille, Seen};
+use gateway_core::circuit::Permille;
 use gateway_core::cold;
 use gateway_core::health::Fleet;
 use gateway_core::hedge::is_calm;
 use gateway_core::lane::Lane;
+use gateway_core::outlier::Evidence;
 use gateway_core::pace::{Patience, Size};
 use gateway_core::plan::{Budgets, Load, Sight, Waits};
 use gateway_core::queue::Queue;
@@ -78,6 +79,8 @@ pub(crate) struct About<'a> {
     pub(crate) size: Size,
     /// The request's own, drawn once.
     pub(crate) chance: Permille,
+    /// The engine computes it, so the time that it takes is compared with that of others.
+    pub(crate) uses_engine: bool,
 }
 
 impl Known {
@@ -194,10 +197,17 @@ impl Known {
         self.work(region, about.deployment).map(|work| work.wait(about.lane)).unwrap_or_default()
     }
 
-    /// Something was seen of `region`; if it is ejected for it, what is in flight there may leave.
-    pub(super) fn saw(&mut self, region: RegionIndex, seen: Seen, chance: Permille, now: Instant) {
-        if self.targets.saw(region, seen, chance, now) {
-            tracing::warn!(region = region.as_usize(), ?seen, "a region is left alone for a while");
+    /// Counts what an attempt says about `region`; if it is ejected for it, what is in flight there may leave.
+    pub(super) fn saw(
+        &mut self,
+        region: RegionIndex,
+        evidence: Option<Evidence>,
+        chance: Permille,
+        now: Instant,
+    ) {
+        let Some(evidence) = evidence else { return };
+        if self.targets.saw(region, evidence, chance, now) {
+            tracing::warn!(region = region.as_usize(), ?evidence, "region ejected");
             self.budgets.evacuate(region, self.targets.in_flight(region), now);
         }
     }
@@ -239,8 +249,13 @@ mod tests {
             let report = Report { region: id.clone(), boot_id: 1, sequence: 1, deployments, draining: false };
             known.loaded(region, &report, now, now);
             [Lane::Interactive, Lane::Bulk].map(|lane| {
-                let about =
-                    About { deployment: &deployment, lane, size: Size::of(10), chance: Permille::ALL };
+                let about = About {
+                    deployment: &deployment,
+                    lane,
+                    size: Size::of(10),
+                    chance: Permille::ALL,
+                    uses_engine: true,
+                };
                 known.queue(region, &about).as_millis()
             })
         };

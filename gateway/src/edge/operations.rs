@@ -2,16 +2,18 @@
 //!
 //! | path | says |
 //! |---|---|
-//! | `/livez` | it runs |
-//! | `/readyz` | it has a route table and is not about to leave |
+//! | `/livez` | it runs, and no lock that requests need is held for good ([`super::health`]) |
+//! | `/readyz` | it could serve a request now: it has a route table, decides, and is not about to leave |
 //! | `/routes` | the table, and what is known of each region |
 //! | `/explain/{id}` | why a request went where it went ([`super::explain`]) |
 //! | `/metrics` | what it has done and what it holds, for Prometheus ([`super::scrape`]) |
 
 use super::explain::{self, Explanations, KEPT_MAX, health_word};
+use super::policy_clock::PolicyClock;
 use super::scatter::Room;
 use super::scrape;
 use super::table::Current;
+use super::tenants::Tenants;
 use super::watch::Watch;
 use super::weights::{Demands, PlanCounts, Planned};
 use crate::circuits;
@@ -27,9 +29,11 @@ use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use regions::set::RegionIndex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
+use supervision::health::Health;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
@@ -37,7 +41,12 @@ use tokio::sync::{Semaphore, watch};
 #[derive(Clone)]
 pub(super) struct Operations {
     pub(super) config: Arc<EdgeConfig>,
+    /// Checks of its own state, one at a time.
+    pub(super) health: Health,
+    pub(super) tenants: Arc<Tenants>,
+    pub(super) place: RegionIndex,
     pub(super) views: watch::Receiver<Current>,
+    pub(super) policy_clock: Arc<PolicyClock>,
     pub(super) planned: watch::Receiver<Planned>,
     pub(super) demands: Arc<Demands>,
     pub(super) plan_counts: Arc<PlanCounts>,
@@ -65,24 +74,29 @@ pub(super) struct Operations {
 /// Serves operators for ever.
 pub(super) async fn serve(socket: TcpListener, operations: Operations) {
     let router = Router::new()
-        .route("/livez", get(|| async { "alive\n" }))
+        .route("/livez", get(alive))
         .route("/readyz", get(ready))
         .route("/routes", get(routes))
         .route("/explain/{*id}", get(explain))
         .route("/metrics", get(metrics))
         .with_state(operations);
-    if let Err(error) = axum::serve(socket, router).await {
-        tracing::error!(%error, "the operations port is gone");
-    }
+    let served = axum::serve(socket, router).await;
+    let reason = served.err().map_or_else(|| "it ended".to_owned(), |error| error.to_string());
+    supervision::process::fail(&format!("operations port: {reason}"));
 }
 
-async fn ready(State(operations): State<Operations>) -> (StatusCode, &'static str) {
-    if *operations.leaving.borrow() {
-        (StatusCode::SERVICE_UNAVAILABLE, "leaving\n")
-    } else if operations.views.borrow().is_some() {
-        (StatusCode::OK, "ready\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "no route table yet\n")
+async fn alive(State(operations): State<Operations>) -> (StatusCode, String) {
+    shown(operations.alive().await, "alive")
+}
+
+async fn ready(State(operations): State<Operations>) -> (StatusCode, String) {
+    shown(operations.ready().await, "ready")
+}
+
+fn shown(found: Result<(), String>, well: &str) -> (StatusCode, String) {
+    match found {
+        Ok(()) => (StatusCode::OK, format!("{well}\n")),
+        Err(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
     }
 }
 

@@ -7,10 +7,11 @@
 use super::attempts::Answered;
 use super::watch::InFlight;
 use gateway_core::outcome::Failure;
-use gateway_core::trail::{AttemptId, Cause, End, Trail};
+use gateway_core::trail::{AttemptId, Cause, End, PolicyVersion, Trail};
 use regions::set::RegionIndex;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
@@ -24,6 +25,15 @@ pub(super) struct Race<'a> {
     runners: Vec<Runner<'a>>,
     /// How many of those began before the one that ended last.
     earlier: usize,
+}
+
+/// What an attempt begins with.
+pub(super) struct Beginning {
+    pub(super) began: Instant,
+    /// Its number among all of the process.
+    pub(super) key: u64,
+    /// The policy that it is sent under, where that is not the one by which its request was admitted.
+    pub(super) policy: Option<Arc<PolicyVersion>>,
 }
 
 struct Runner<'a> {
@@ -42,9 +52,13 @@ impl<'a> Race<'a> {
         &mut self,
         cause: Cause,
         in_flight: InFlight<'a>,
+        Beginning { began, key, policy }: Beginning,
         attempt: impl Future<Output = Ended> + Send + 'a,
     ) {
-        let on_trail = self.trail.began(in_flight.region(), cause, Instant::now());
+        let on_trail = self.trail.began(in_flight.region(), cause, key, began);
+        if let Some(policy) = policy {
+            self.trail.sent_under(on_trail, policy);
+        }
         self.runners.push(Runner { on_trail, in_flight, attempt: Box::pin(attempt) });
     }
 

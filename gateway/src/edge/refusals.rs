@@ -1,6 +1,7 @@
 //! Every sentence with which the edge says no by itself: what is wrong, the limit, what to do.
 
 use super::allowances::duration;
+use super::policy_clock::TooOld;
 use super::view::View;
 use crate::respond::Refusal;
 use gateway_core::ask::{AskProblem, TIMEOUT_MAX};
@@ -9,11 +10,17 @@ use gateway_core::bucket::Short;
 use gateway_core::endpoint::{Endpoint, NotServed};
 use gateway_core::jwt::{TOKEN_BYTES_MAX, TokenProblem};
 use gateway_core::keys::KeyProblem;
+use gateway_core::lawful::Residency;
 use gateway_core::scatter::INPUTS_MAX;
 use gateway_core::scatter::cut::TooManyInputs;
 use gateway_core::shed::{Reason, Shed};
 use gateway_core::tenant::{Exceeded, Limited, Tenant};
+use regions::catalogue::Catalogue;
+use regions::deployment::Deployment;
+use regions::id::DeploymentName;
+use regions::residency::{PolicyError, ResidencyPolicy};
 use regions::selection::Ineligible;
+use regions::set::RegionSet;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use std::time::Duration;
@@ -25,14 +32,22 @@ pub(super) fn not_served(problem: NotServed) -> Refusal {
             Refusal::new(ErrorCode::NotFound, format!("No such path; there are {}.", served.join(", ")))
         }
         NotServed::Method(wanted) => {
-            Refusal::new(ErrorCode::MethodNotAllowed, format!("This path is served with {wanted} only."))
+            let message = format!("This path is served with {wanted} only.");
+            // RFC 9110, 15.5.6 and 9.3.2.
+            let allowed = if wanted == "GET" { "GET, HEAD" } else { wanted };
+            Refusal::new(ErrorCode::MethodNotAllowed, message).with(vec![("allow", allowed.to_owned())])
         }
     }
 }
 
 pub(super) fn not_let_in(problem: KeyProblem) -> Refusal {
     let message = match problem {
-        KeyProblem::Missing => "There is no API key; send the header 'authorization: Bearer KEY'.",
+        KeyProblem::Missing => {
+            "There is no API key; send the header 'authorization: Bearer KEY', 'api-key: KEY' or 'x-api-key: KEY'."
+        }
+        KeyProblem::Several => {
+            "The headers 'authorization', 'api-key' and 'x-api-key' carry different API keys; send one of them."
+        }
         KeyProblem::NotBearer => "The header 'authorization' is not of the form 'Bearer KEY'.",
         KeyProblem::Unknown => {
             "This API key is not known here; check it, or ask whoever runs this gateway for one."
@@ -87,6 +102,38 @@ pub(super) fn no_table_yet() -> Refusal {
     )
 }
 
+/// A request that is under way may not go on, because of a newer route table.
+pub(super) fn no_longer_known() -> Refusal {
+    let message = "The API key or tenant of this request was removed while it was under way; ask the operator of this gateway \
+                   for another key.";
+    let challenge = vec![("www-authenticate", "Bearer".to_owned())];
+    Refusal::new(ErrorCode::InvalidApiKey, message).of("authorization").with(challenge)
+}
+
+pub(super) fn no_region(deployment: &DeploymentName, residency: &Residency, tenant: &Tenant) -> Refusal {
+    let message = format!(
+        "No region may serve '{deployment}' under the residency '{}', which is that of the deployment, of the tenant '{}' \
+         and of {} together; widen the last or leave it out.",
+        residency.as_str(),
+        tenant.id,
+        headers::RESIDENCY
+    );
+    Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY)
+}
+
+/// When to come back to a gateway that is cut off from every hub.
+const CUT_OFF_RETRY_AFTER: Duration = Duration::from_secs(30);
+
+pub(super) fn policy_too_old(TooOld { age, max }: TooOld) -> Refusal {
+    let message = format!(
+        "This deployment is locked to regions, and no hub has confirmed its residency policy to this gateway for {} minutes, \
+         longer than policy_max_age ({} minutes). Restore the connection between this gateway and a hub, or use another gateway.",
+        age.as_secs() / 60,
+        max.as_secs() / 60
+    );
+    Refusal::new(ErrorCode::PolicyTooOld, message).after(CUT_OFF_RETRY_AFTER)
+}
+
 pub(super) fn no_receipt() -> Refusal {
     Refusal::new(
         ErrorCode::ReceiptUnavailable,
@@ -118,6 +165,20 @@ pub(super) fn unreadable_ask(problem: AskProblem) -> Refusal {
     Refusal::new(ErrorCode::InvalidHeader, message).of(param)
 }
 
+/// The policies of deployment, tenant and header fit each by itself and not together.
+pub(super) fn residency_too_long(
+    deployment: &DeploymentName,
+    tenant: &Tenant,
+    error: &PolicyError,
+) -> Refusal {
+    let message = format!(
+        "{}, the residency of the deployment '{deployment}' and that of the tenant '{}' are one policy together: {error}.",
+        headers::RESIDENCY,
+        tenant.id
+    );
+    Refusal::new(ErrorCode::InvalidHeader, message).of(headers::RESIDENCY)
+}
+
 pub(super) fn no_bulk(tenant: &Tenant) -> Refusal {
     let message = format!(
         "The tenant '{}' has no bulk lane; leave out {}, or ask whoever runs this gateway for one.",
@@ -125,6 +186,38 @@ pub(super) fn no_bulk(tenant: &Tenant) -> Refusal {
         headers::LANE
     );
     Refusal::new(ErrorCode::LaneNotPermitted, message).of(headers::LANE)
+}
+
+/// No region is permitted to this request. Of the policies that meet in it, the message names those that together leave
+/// none: only where the deployment's and the tenant's leave some, it is the header that the client sent.
+pub(super) fn no_region_permitted(
+    tenant: &Tenant,
+    deployment: &Deployment,
+    of_deployment: RegionSet,
+    asked: &ResidencyPolicy,
+    catalogue: &Catalogue,
+) -> Refusal {
+    let Deployment { name, residency, .. } = deployment;
+    let (of_tenant, id) = (&tenant.residency, &tenant.id);
+    let message = if of_deployment.is_empty() {
+        format!(
+            "The deployment '{name}' permits no region that this gateway knows (its residency is '{residency}'); its \
+             operator has to change that."
+        )
+    } else if of_deployment.intersect(of_tenant.permitted(catalogue)).is_empty() {
+        format!(
+            "No region is permitted: the residency of the deployment '{name}' is '{residency}', that of the tenant '{id}' is \
+             '{of_tenant}', and no region of the deployment is in both; whoever runs this gateway has to change one of them."
+        )
+    } else {
+        let message = format!(
+            "The header {} ('{asked}') leaves no region: the deployment '{name}' permits '{residency}' and the tenant '{id}' \
+             '{of_tenant}'; name an area within both, or leave the header out.",
+            headers::RESIDENCY
+        );
+        return Refusal::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY);
+    };
+    Refusal::new(ErrorCode::RegionNotPermitted, message)
 }
 
 pub(super) fn unreadable_body(problem: BodyProblem) -> Refusal {

@@ -10,10 +10,9 @@ use super::table::Current;
 use super::watch::Watch;
 use crate::config::EdgeConfig;
 use crate::plain::Way;
-use crate::upstream::{AUTHORITY, Answer, AnswerBody, RequestHead, Upstream};
+use crate::upstream::{AUTHORITY, Answer, AnswerBody, RequestHead, Upstream, UpstreamMethod};
 use bytes::Bytes;
 use gateway_core::health::{Heard, REPORT_PERIOD};
-use http::Method;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use regions::set::RegionIndex;
 use scheduler_core::spoke::{Gateway, Load, Question};
@@ -23,6 +22,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use supervision::task::{contained, supervise};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -62,7 +62,8 @@ pub(crate) async fn listen(
                     watch: watch.clone(),
                     newest: AtomicU64::new(0),
                 };
-                tasks.spawn(Arc::new(ear).listen())
+                let ear = Arc::new(ear);
+                tasks.spawn(supervise("reports of a region", move || ear.clone().listen()))
             });
         }
         if views.changed().await.is_err() {
@@ -90,7 +91,7 @@ impl Ear {
             beat.tick().await;
             while under_way.try_join_next().is_some() {}
             if under_way.len() < UNDER_WAY_MAX {
-                under_way.spawn(self.clone().exchange(sequence));
+                under_way.spawn(contained("report of a region", self.clone().exchange(sequence)));
             }
         }
     }
@@ -109,7 +110,7 @@ impl Ear {
     /// The report, and how long it took to come.
     async fn ask(&self, question: &ExchangeRequestV1) -> Result<(ReportV1, Duration), String> {
         let body = Bytes::from(serde_json::to_vec(question).expect("a question serialises to JSON"));
-        let mut head = RequestHead::new(Method::POST).for_path("/spoke/v1/exchange");
+        let mut head = RequestHead::new(UpstreamMethod::Post).for_path("/spoke/v1/exchange");
         head.put(HOST.as_str(), AUTHORITY);
         head.put(CONTENT_TYPE.as_str(), "application/json");
         head.put(CONTENT_LENGTH.as_str(), body.len().to_string());

@@ -4,8 +4,7 @@ use super::explain::health_word;
 use super::operations::Operations;
 use super::scatter::{AT_ONCE_MAX, PIECES_BYTES_MAX};
 use crate::circuits;
-use crate::intake::BODIES_BYTES_MAX;
-use crate::metrics::{Kind, Names, Text};
+use crate::metrics::{Kind, Names, Text, render_panics};
 use gateway_core::targets::CircuitState;
 use regions::selection::Health;
 use regions::set::RegionIndex;
@@ -46,7 +45,7 @@ pub(super) fn text(operations: &Operations) -> String {
     let (plan_epoch, plan_number) =
         plan.as_ref().map_or((0, 0), |plan| (plan.generation.epoch, plan.generation.number));
     let open = operations.connections_max - connections.available_permits();
-    let taken = BODIES_BYTES_MAX - intake.room();
+    let (taken, largest_tenant, bodies) = intake.used();
     for (name, help, value) in [
         ("meridian_gateway_route_epoch", "Epoch of the route table in hand; 0 before the first.", epoch),
         ("meridian_gateway_route_generation", "Its generation within the epoch.", number),
@@ -59,8 +58,27 @@ pub(super) fn text(operations: &Operations) -> String {
         ),
         ("meridian_gateway_connections", "Connections of clients that are open.", open as u64),
         ("meridian_gateway_connections_max", "How many may be.", operations.connections_max as u64),
-        ("meridian_gateway_bodies_bytes", "Room that the bodies under way have taken.", taken as u64),
-        ("meridian_gateway_bodies_bytes_max", "All the room that there is.", BODIES_BYTES_MAX as u64),
+        (
+            "meridian_gateway_bodies_bytes",
+            "Memory that the request bodies under way have taken.",
+            taken as u64,
+        ),
+        ("meridian_gateway_bodies_bytes_max", "How much they may take.", bodies.total as u64),
+        (
+            "meridian_gateway_bodies_tenant_bytes",
+            "Memory that the request bodies of the tenant with most of them have taken.",
+            largest_tenant as u64,
+        ),
+        (
+            "meridian_gateway_bodies_tenant_bytes_max",
+            "How much those of one tenant may take.",
+            bodies.per_tenant as u64,
+        ),
+        (
+            "meridian_gateway_bodies_connection_bytes_max",
+            "How much those of one connection may take.",
+            bodies.per_connection as u64,
+        ),
         (
             "meridian_gateway_scattered_requests",
             "Requests that are computed in pieces now.",
@@ -90,6 +108,12 @@ pub(super) fn text(operations: &Operations) -> String {
     ] {
         text.single(name, Kind::Counter, help, count);
     }
+    let age = operations.policy_clock.age().as_secs_f64();
+    let name = "meridian_gateway_policy_age_seconds";
+    text.single(name, Kind::Gauge, "Time since a hub last confirmed the route table in hand.", age);
+    let max = operations.policy_clock.max().as_secs();
+    let help = "The age past which requests of locked deployments are rejected.";
+    text.single("meridian_gateway_policy_max_age_seconds", Kind::Gauge, help, max);
     let help = "Times that a region could not be talked to over TLS, by what was the matter.";
     operations.upstream.hop_failures().render(&mut text, "meridian_gateway_hop_failures_total", help);
     if let Some((events, (open, requests))) = operations.upstream.connections() {
@@ -103,6 +127,7 @@ pub(super) fn text(operations: &Operations) -> String {
     let help = "Connections of clients that were not taken, by what was the matter.";
     operations.refused.render(&mut text, "meridian_gateway_connections_refused_total", help);
     Names::EDGE.render(&mut text, listener, &intake.not_taken);
+    render_panics(&mut text, "meridian_gateway");
     render_regions(&mut text, operations);
     render_circuits(&mut text, operations);
     if let Some(receipts) = receipts {

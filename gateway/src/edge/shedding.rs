@@ -31,8 +31,9 @@ use regions::selection::Health;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights;
 use scheduler_core::spoke::{Load, Report};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 
 /// Deployments that are looked at for a request that has not said yet which one it is for. A tenant of more is looked at
 /// when its request is read; and only while something is shed at all.
@@ -56,7 +57,7 @@ pub(super) struct Room {
 
 /// Where a request would go first.
 #[derive(Clone, Copy)]
-struct Home {
+pub(super) struct Home {
     region: RegionIndex,
     origin: RegionIndex,
     /// The plan says so.
@@ -66,12 +67,15 @@ struct Home {
 /// A request's room, given back when this is dropped.
 pub(super) struct Place {
     watch: Arc<Watch>,
-    entered: Entered,
+    /// Until this is dropped.
+    entered: Option<Entered>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.watch.shedding.pools().leave(&self.entered);
+        if let Some(entered) = self.entered.take() {
+            self.watch.shedding.pools().leave(entered);
+        }
     }
 }
 
@@ -83,8 +87,13 @@ impl Shedding {
     }
 
     fn pools(&self) -> MutexGuard<'_, Pools> {
-        self.0.lock().expect("no decision panics while it holds the lock")
+        self.0.lock()
     }
+}
+
+/// Whether no pool turns anybody away.
+pub(super) fn is_calm(watch: &Watch) -> bool {
+    watch.shedding.pools().are_calm()
 }
 
 /// Where a request may go, and what that is measured from.
@@ -128,7 +137,7 @@ impl Edge {
         body_bytes: u64,
         arrived: Instant,
     ) -> Result<(), Refusal> {
-        if self.watch.shedding.pools().are_calm() {
+        if is_calm(&self.watch) {
             return Ok(());
         }
         let named = target.deployment.and_then(|name| view.deployment(name, tenant));
@@ -216,14 +225,14 @@ impl Edge {
 
     fn enter(&self, region: RegionIndex, name: &DeploymentName, asked: &shed::Ask) -> Result<Place, Shed> {
         let entered = self.watch.shedding.pools().enter(region, name, asked, Instant::now())?;
-        Ok(Place { watch: self.watch.clone(), entered })
+        Ok(Place { watch: self.watch.clone(), entered: Some(entered) })
     }
 }
 
 impl Way<'_> {
     /// Where it would go first: to the region that is drawn for it, of those that are as well as the best and would not
     /// hold it, or to the nearest. `lookups` says what part they are of what is asked from an origin.
-    fn home(
+    pub(super) fn home(
         &self,
         known: &Known,
         lane: Lane,
@@ -290,7 +299,7 @@ impl Way<'_> {
     fn health(&self, known: &Known, region: RegionIndex, now: Instant) -> Health {
         // Of no size and of any lane: health hangs on neither.
         let (deployment, lane, size) = (&self.lawful.deployment.name, Lane::Interactive, Size::of(0));
-        let about = About { deployment, lane, size, chance: self.chance };
+        let about = About { deployment, lane, size, chance: self.chance, uses_engine: true };
         known.health(region, &about, now)
     }
 

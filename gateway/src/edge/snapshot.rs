@@ -6,6 +6,7 @@
 //! than what is in hand does (invariant 5, Monotone plans), whoever of the two was slower.
 
 use regions::route::{Generation, RouteTable};
+use scheduler_core::bound::{self, Held};
 use scheduler_core::wire::WireError;
 use scheduler_core::wire::plan::{Weights, WeightsV1};
 use scheduler_core::wire::route::RouteTableV1;
@@ -16,6 +17,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Something that is kept as it was told.
 pub(super) trait Kept: Serialize + DeserializeOwned {
@@ -67,7 +69,8 @@ pub(super) fn save<W: Kept>(path: &Path, wire: &W, generation: Generation) -> io
     fs::rename(new, path)
 }
 
-/// What is kept there, if it is whole and can be read.
+/// What is kept there, if it is whole, can be read, and is something that a hub can have published. Anything else is of no
+/// use, and the next that is accepted takes its place.
 pub(super) fn load<W: Kept>(path: &Path) -> io::Result<W::Meaning> {
     let bytes = fs::read(path)?;
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
@@ -77,7 +80,41 @@ pub(super) fn load<W: Kept>(path: &Path) -> io::Result<W::Meaning> {
         return Err(invalid("its checksum does not fit"));
     }
     let wire: W = serde_json::from_slice(body)?;
-    W::Meaning::try_from(wire).map_err(|error| invalid(&error.to_string()))
+    let meaning = W::Meaning::try_from(wire).map_err(|error| invalid(&error.to_string()))?;
+    let plausible = bound::plausible(W::generation(&meaning), since_1970());
+    plausible.map_err(|error| invalid(&error.to_string()))?;
+    Ok(meaning)
+}
+
+/// When what was accepted last was accepted. What comes from disk was accepted before this process began, when its file was
+/// written.
+#[derive(Clone, Copy)]
+pub(super) struct Since {
+    at: Instant,
+    before: Duration,
+}
+
+impl Since {
+    pub(super) fn now() -> Since {
+        Since { at: Instant::now(), before: Duration::ZERO }
+    }
+
+    /// When the file was written; now, where nobody can tell.
+    pub(super) fn written(path: &Path) -> Since {
+        let written = fs::metadata(path).and_then(|file| file.modified());
+        let age = written.ok().and_then(|written| SystemTime::now().duration_since(written).ok());
+        Since { before: age.unwrap_or_default(), ..Since::now() }
+    }
+
+    /// What is held since then, for [`bound::accept`].
+    pub(super) fn held(self, generation: Option<Generation>) -> Option<Held> {
+        generation.map(|generation| Held { generation, age: self.at.elapsed() + self.before })
+    }
+}
+
+/// The time by this machine's clock.
+pub(super) fn since_1970() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 fn checksum(body: &[u8]) -> String {
@@ -118,6 +155,10 @@ mod tests {
         fs::write(&path, "torn").expect("it is written");
         write(&path, 1).expect("it is written");
         assert_eq!(there(&path), 1);
+        write(&path, u64::MAX).expect("it is written");
+        assert!(load::<RouteTableV1>(&path).is_err(), "no hub has published that");
+        write(&path, 2).expect("it is written");
+        assert_eq!(there(&path), 2, "and it is in nobody's way");
     }
 
     #[test]

@@ -5,11 +5,13 @@
 //! backup cannot take traffic back to regions that are gone. What is taken is written to disk before it is used
 //! ([`super::snapshot`]), so that a gateway which starts while the hub is dead serves from the last good table.
 
-use super::snapshot;
+use super::policy_clock::PolicyClock;
+use super::snapshot::{self, Since, since_1970};
 use super::tenants::Tenants;
 use super::view::View;
 use crate::config::EdgeConfig;
 use crate::metrics::EdgeMetrics;
+use http::StatusCode;
 use rand::Rng;
 use scheduler_core::follow;
 use scheduler_core::rollout::{Reader, Role};
@@ -35,7 +37,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(crate) type Current = Option<Arc<View>>;
 
 /// The table on disk, if there is a good one.
-pub(crate) fn restore(config: &EdgeConfig, tenants: &Tenants) -> Current {
+pub(crate) fn restore(config: &EdgeConfig, tenants: &Tenants, metrics: &EdgeMetrics) -> Current {
     match snapshot::load::<RouteTableV1>(&config.snapshot) {
         Ok(table) => {
             tracing::info!(generation = %table.generation, "serving from the route table on disk");
@@ -43,6 +45,7 @@ pub(crate) fn restore(config: &EdgeConfig, tenants: &Tenants) -> Current {
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
+            metrics.tables_refused.add(1);
             tracing::warn!(snapshot = %config.snapshot.display(), %error, "the route table on disk is of no use");
             None
         }
@@ -70,12 +73,16 @@ pub(crate) async fn follow(
     views: watch::Sender<Current>,
     tenants: Arc<Tenants>,
     metrics: Arc<EdgeMetrics>,
+    clock: Arc<PolicyClock>,
 ) {
     let hubs = &config.hub;
     let (mut reachable, mut failures) = (true, 0_usize);
+    let mut since = Since::written(&config.snapshot);
     loop {
         let hub = hubs.now();
-        let Err(error) = ask(&config, hub, &client, &reader, &views, &tenants).await else {
+        let Err(error) = ask(&config, hub, &client, &reader, &views, &mut since, &tenants).await else {
+            // It has the same table, or gave a newer one, which is in hand now.
+            clock.confirm().await;
             failures = 0;
             if !std::mem::replace(&mut reachable, true) {
                 tracing::info!(hub, "the hub is back");
@@ -103,6 +110,10 @@ pub(crate) async fn follow(
 enum AskError {
     #[error("{0}")]
     Http(#[from] reqwest::Error),
+    #[error(
+        "it answers {0}: it needs the fleet token; set fleet_token_file or fleet_token_env to that of the hub"
+    )]
+    Denied(StatusCode),
     #[error("it has no table yet")]
     NoTable,
     #[error("its table is refused: {0}")]
@@ -115,6 +126,7 @@ async fn ask(
     client: &reqwest::Client,
     reader: &Reader,
     views: &watch::Sender<Current>,
+    since: &mut Since,
     tenants: &Tenants,
 ) -> Result<(), AskError> {
     let after = views.borrow().as_ref().map(|view| view.generation);
@@ -127,15 +139,19 @@ async fn ask(
     let question = client.get(url).timeout(wait + grace);
     let question =
         config.fleet.iter().fold(question, |question, token| question.bearer_auth(token.to_show()));
-    let answer = question.send().await?.error_for_status()?;
-    if answer.status() == http::StatusCode::NO_CONTENT {
+    let answer = question.send().await?;
+    if matches!(answer.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+        return Err(AskError::Denied(answer.status()));
+    }
+    let answer = answer.error_for_status()?;
+    if answer.status() == StatusCode::NO_CONTENT {
         let another_may_have_one = after.is_none() && config.hub.count() > 1;
         return if another_may_have_one { Err(AskError::NoTable) } else { Ok(()) };
     }
     let body = answer.bytes().await?;
     let wire = serde_json::from_slice::<RouteTableV1>(&body);
     let mut wire = wire.map_err(|error| AskError::Table(error.to_string()))?;
-    let taken = follow::taken(wire.clone(), after);
+    let taken = follow::taken(wire.clone(), since.held(after), since_1970());
     let mut table = taken.map_err(|error| AskError::Table(error.to_string()))?;
     if table.tenants.is_none()
         && let Some(applied) = tenants.applied()
@@ -149,9 +165,13 @@ async fn ask(
     if let Err(error) = saved.map_err(io::Error::other).flatten() {
         tracing::warn!(snapshot = %config.snapshot.display(), %error, "the route table cannot be kept on disk");
     }
-    let keys = tenants.under(&table);
-    let (regions, known) = (table.regions.len(), keys.tenants().len());
-    tracing::info!(generation = %table.generation, regions, tenants = known, "a new route table");
-    views.send_replace(Some(Arc::new(View::new(&table, &config.catalogue, keys))));
+    *since = Since::now();
+    // Key files may be read anew in this moment: which tenants there are is decided while nobody else replaces the view.
+    views.send_modify(|current| {
+        let keys = tenants.under(&table);
+        let (regions, known) = (table.regions.len(), keys.tenants().len());
+        tracing::info!(generation = %table.generation, regions, tenants = known, "a new route table");
+        *current = Some(Arc::new(View::new(&table, &config.catalogue, keys)));
+    });
     Ok(())
 }

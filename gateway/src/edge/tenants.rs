@@ -21,12 +21,14 @@ use regions::route::{self, RouteTable};
 use regions::tenant::{TenantLane, TenantLimits, TenantRules};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
+use supervision::{Mutex, RwLock};
 
 /// Everybody who is known, and what is kept for them.
 pub(crate) struct Tenants {
-    file: Arc<KeyRing>,
+    /// Those of the file, as it was last read.
+    file: RwLock<Arc<KeyRing>>,
     known: Mutex<Known>,
     pub(super) allowances: Allowances,
     metrics: Arc<EdgeMetrics>,
@@ -46,31 +48,43 @@ impl Tenants {
         let places: BTreeMap<_, _> = file.tenants().map(|tenant| (tenant.id.clone(), tenant.place)).collect();
         let known = Known { next: places.len(), places, applied: None };
         let allowances = Allowances::new(file, Instant::now());
-        Tenants { file: Arc::new(file.clone()), known: Mutex::new(known), allowances, metrics }
+        Tenants { file: RwLock::new(Arc::new(file.clone())), known: Mutex::new(known), allowances, metrics }
     }
 
     /// Those of the file; for as long as there is no table.
-    pub(super) fn before_any_table(&self) -> &Arc<KeyRing> {
-        &self.file
+    pub(super) fn before_any_table(&self) -> Arc<KeyRing> {
+        self.file.read().clone()
+    }
+
+    /// The file was read again, and says this now. Returns its tenants at their places; nothing, where tenants were applied:
+    /// then the file does not count any longer.
+    pub(super) fn file_changed(&self, file: &KeyRing) -> Option<Arc<KeyRing>> {
+        let known = &mut *self.known.lock();
+        if known.applied.is_some() {
+            return None;
+        }
+        let mut before = std::mem::take(&mut known.places);
+        let ring = file.placed(|id| known.place(&mut before, id));
+        self.allowances.adopt(&ring, Instant::now());
+        self.metrics.tenants.adopt(&ring);
+        let ring = Arc::new(ring);
+        *self.file.write() = ring.clone();
+        Some(ring)
     }
 
     /// Those that were applied last, for a table that says nothing of them.
     pub(super) fn applied(&self) -> Option<route::Tenants> {
-        self.known.lock().expect("nothing panics that holds it").applied.clone()
+        self.known.lock().applied.clone()
     }
 
     /// Those who may come in under this table, and from now on.
     pub(crate) fn under(&self, table: &RouteTable) -> Arc<KeyRing> {
-        let Some(tenants) = &table.tenants else { return self.file.clone() };
-        let known = &mut *self.known.lock().expect("nothing panics that holds it");
+        let Some(tenants) = &table.tenants else { return self.before_any_table() };
+        let known = &mut *self.known.lock();
         let mut before = std::mem::take(&mut known.places);
         let mut ring = KeyRing::default();
         for rules in tenants.all.values() {
-            let place = before.remove(&rules.id).unwrap_or_else(|| {
-                known.next += 1;
-                known.next - 1
-            });
-            known.places.insert(rules.id.clone(), place);
+            let place = known.place(&mut before, &rules.id);
             let added = ring.add_at_its_place(tenant(rules, place));
             let all = added && rules.keys.iter().all(|key| ring.add_digest((*key).into(), &rules.id));
             assert!(all, "a table in which a name or a key stands twice is refused when it is read");
@@ -79,6 +93,18 @@ impl Tenants {
         self.allowances.adopt(&ring, Instant::now());
         self.metrics.tenants.adopt(&ring);
         Arc::new(ring)
+    }
+}
+
+impl Known {
+    /// The place of this tenant: the one that it had, or the next that nobody had.
+    fn place(&mut self, before: &mut BTreeMap<TenantId, usize>, id: &TenantId) -> usize {
+        let place = before.remove(id).unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        });
+        self.places.insert(id.clone(), place);
+        place
     }
 }
 
@@ -170,9 +196,9 @@ mod tests {
         for number in 0..100 {
             tenants.under(&table(&one(&format!("t{number}"), "")));
         }
-        assert_eq!((tenants.known.lock().unwrap().places.len(), tenants.allowances.kept()), (1, 1));
+        assert_eq!((tenants.known.lock().places.len(), tenants.allowances.kept()), (1, 1));
         assert!(
-            under_way.is_ok_and(|entered| entered.charge(&a, Cost { inputs: 1, tokens: 1 }).is_ok()),
+            under_way.is_ok_and(|entered| entered.charge(&a, Cost { inputs: 1, tokens: 1 }, false).is_ok()),
             "it goes on"
         );
         assert!(tenants.allowances.enter(&a, 0).is_ok(), "as does who came under the table before");

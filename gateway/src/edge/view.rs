@@ -3,15 +3,18 @@
 use gateway_core::keys::KeyRing;
 use gateway_core::lawful::{Law, Residency};
 use gateway_core::tenant::Tenant;
+use gateway_core::trail::PolicyVersion;
+use regions::ModelRevision;
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::id::DeploymentName;
-use regions::residency::ResidencyPolicy;
+use regions::residency::{PolicyError, ResidencyPolicy};
 use regions::route::{Generation, RouteTable};
 use regions::set::{RegionIndex, RegionSet};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use supervision::Mutex;
 
 /// A route table, worked out for one catalogue.
 pub(crate) struct View {
@@ -28,7 +31,10 @@ pub(crate) struct View {
 
 /// Where a deployment may be served and where it is.
 pub(crate) struct Lawful {
+    generation: Generation,
     pub(crate) deployment: Deployment,
+    /// The model revision that it is served with, by the table.
+    pub(crate) revision: Option<ModelRevision>,
     /// The regions that its residency permits and that its list, if it has one, names.
     pub(crate) allowed: Law,
     /// The regions that had registered for it when the table was made: a replica is ready there, or would be for whoever asks.
@@ -40,26 +46,40 @@ pub(crate) struct Lawful {
 /// The law that a request travels under, and how it is written.
 #[derive(Clone)]
 pub(crate) struct Terms {
-    pub(crate) residency: Residency,
+    /// As it is written, and of which table it is.
+    pub(crate) policy: Arc<PolicyVersion>,
     /// The regions that may see it. Nothing is sent to any other.
     pub(crate) allowed: Law,
 }
 
 impl Lawful {
     /// Those of a request of `tenant` that asks for `asked`: the deployment's, narrowed by both.
-    pub(crate) fn terms(&self, tenant: &Tenant, asked: &ResidencyPolicy, catalogue: &Catalogue) -> Terms {
+    ///
+    /// # Errors
+    ///
+    /// When the three together are longer than a policy may be.
+    pub(crate) fn terms(
+        &self,
+        tenant: &Tenant,
+        asked: &ResidencyPolicy,
+        catalogue: &Catalogue,
+    ) -> Result<Terms, PolicyError> {
         if *asked != ResidencyPolicy::Anywhere {
             return self.narrowed(&tenant.residency.narrow(asked), catalogue);
         }
-        let mut terms = self.terms.lock().expect("no decision panics while it holds the lock");
-        terms.entry(tenant.place).or_insert_with(|| self.narrowed(&tenant.residency, catalogue)).clone()
+        if let Some(known) = self.terms.lock().get(&tenant.place) {
+            return Ok(known.clone());
+        }
+        let terms = self.narrowed(&tenant.residency, catalogue)?;
+        self.terms.lock().insert(tenant.place, terms.clone());
+        Ok(terms)
     }
 
-    fn narrowed(&self, narrower: &ResidencyPolicy, catalogue: &Catalogue) -> Terms {
-        Terms {
-            residency: Residency::of(&self.deployment.residency.narrow(narrower)),
-            allowed: self.allowed.narrowed(narrower, catalogue),
-        }
+    fn narrowed(&self, narrower: &ResidencyPolicy, catalogue: &Catalogue) -> Result<Terms, PolicyError> {
+        let residency = Residency::of(&self.deployment.residency.joined(narrower)?);
+        let allowed = self.allowed.narrowed(narrower, catalogue);
+        let policy = PolicyVersion { generation: self.generation, residency, allowed: *allowed };
+        Ok(Terms { policy: Arc::new(policy), allowed })
     }
 
     fn is_for(&self, tenant: &Tenant) -> bool {
@@ -81,15 +101,33 @@ impl View {
             }
         }
         let lawful = |deployment: &Deployment| Lawful {
+            generation: table.generation,
             allowed: Law::of(deployment, catalogue),
+            revision: table.revision(&deployment.name).map(|served| served.current),
             registered: table.serving(&deployment.name, catalogue),
-            terms: Mutex::default(),
+            terms: Mutex::independent(BTreeMap::new()),
             deployment: deployment.clone(),
         };
         let deployments =
             table.deployments.iter().map(|(name, entry)| (name.clone(), lawful(entry))).collect();
         let (routed, draining) = (table.routed(catalogue), table.draining(catalogue));
         View { generation: table.generation, keys, routed, draining, regions, deployments }
+    }
+
+    /// The same routes for other tenants.
+    pub(crate) fn for_tenants(&self, keys: Arc<KeyRing>) -> View {
+        let lawful = |lawful: &Lawful| Lawful {
+            generation: lawful.generation,
+            allowed: lawful.allowed,
+            revision: lawful.revision,
+            registered: lawful.registered,
+            // What was worked out for a tenant's residency may be out of date.
+            terms: Mutex::independent(BTreeMap::new()),
+            deployment: lawful.deployment.clone(),
+        };
+        let deployments = self.deployments.iter().map(|(name, it)| (name.clone(), lawful(it))).collect();
+        let View { generation, keys: _, routed, draining, ref regions, deployments: _ } = *self;
+        View { generation, keys, routed, draining, regions: regions.clone(), deployments }
     }
 
     /// The deployment of this name, if there is one for this tenant.
@@ -101,6 +139,11 @@ impl View {
     pub(crate) fn only_deployment(&self, tenant: &Tenant) -> Option<&Lawful> {
         let mut usable = self.deployments.values().filter(|lawful| lawful.is_for(tenant));
         usable.next().filter(|_| usable.next().is_none())
+    }
+
+    /// All of them, for whoever looks at the table itself.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Lawful> {
+        self.deployments.values()
     }
 
     /// Those that this tenant may use.

@@ -5,9 +5,10 @@
 
 use super::known::{About, Known};
 use super::shedding::Shedding;
-use gateway_core::circuit::{Permille, Seen};
+use gateway_core::circuit::Permille;
 use gateway_core::health::{Heard, LOOK_PERIOD_MAX, Worse};
 use gateway_core::outcome::Failure;
+use gateway_core::outlier::{DeadlineSetBy, Evidence, UpstreamAction, evidence};
 use gateway_core::plan::{Due, RequestPlan, Step};
 use gateway_core::targets::{CircuitState, UnderWay};
 use rand::Rng;
@@ -18,8 +19,9 @@ use regions::selection::Health;
 use regions::set::RegionIndex;
 use scheduler_core::spoke::Report;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 /// How often silence is looked for: twice as often as has to be.
@@ -65,7 +67,7 @@ impl Watch {
     }
 
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().expect("no decision panics while it holds the lock")
+        self.known.lock()
     }
 
     /// Watches exactly these regions from now on.
@@ -115,7 +117,12 @@ impl Watch {
                 let request = Some(known.targets.began(region, now));
                 Some(InFlight { watch: self, region, queue, request })
             }
-            Step::Wait | Step::Relay | Step::NobodyReachable | Step::Full(_) | Step::DeadlinePassed => None,
+            Step::Wait
+            | Step::Relay
+            | Step::NobodyReachable
+            | Step::Full(_)
+            | Step::NoReceipt
+            | Step::DeadlinePassed => None,
         };
         Next { step, in_flight }
     }
@@ -135,19 +142,19 @@ impl Watch {
         known.fleet.answered(region, now);
         known.budgets.retry.succeeded();
         let in_time = plan.answered(region);
-        let mut seen = seen(status);
+        let mut action = UpstreamAction::Responded { status };
         // A refusal is quick, whoever gives it: it says nothing of how long the work takes.
-        if (200..300).contains(&status) {
+        if (200..300).contains(&status) && about.uses_engine {
             let (deployment, size) = (about.deployment, about.size);
             // Who was long in its queue is not slow for that.
             let computed = took.saturating_sub(attempt.queue);
             if known.targets.too_slow_for_a_trial(region, deployment, size, computed, now) {
-                seen = Seen::Missed;
+                action = UpstreamAction::RespondedSlowlyOnTrial;
             }
             known.targets.took(region, deployment, size, took, now);
         }
         if in_time {
-            known.saw(region, seen, chance(), now);
+            known.saw(region, evidence(DeadlineSetBy::Measurement, action), chance(), now);
         }
         attempt.over(known, now);
     }
@@ -171,14 +178,12 @@ impl Watch {
         let now = Instant::now();
         let region = attempt.region();
         let known = &mut *self.known();
-        if failure.blames_region() {
+        let evidence = failure.evidence(status);
+        if evidence.is_some_and(Evidence::is_failure) {
             let worse = known.fleet.failed(region);
             self.tell(known, worse, now);
-            known.saw(region, Seen::Failed, chance(), now);
         }
-        if let Some(status) = status.filter(|status| seen(*status) == Seen::Faulted) {
-            known.saw(region, seen(status), chance(), now);
-        }
+        known.saw(region, evidence, chance(), now);
         attempt.over(known, now);
         // What breaks off because its region dies is part of the evacuation, not a retry.
         let down = known.fleet.health(region, about.deployment) == Health::Down;
@@ -200,7 +205,7 @@ impl Watch {
                     plan.put_off(region, late_at);
                     continue;
                 }
-                known.saw(region, Seen::Missed, chance(), now);
+                known.saw(region, Failure::Late.evidence(None), chance(), now);
             }
             let step = known.decide(about, now, |sight, budgets| match due {
                 Due::Deadline => Step::DeadlinePassed,
@@ -241,11 +246,6 @@ impl Watch {
             self.bell.send_replace(());
         }
     }
-}
-
-/// What an answer of this status says of whoever gave it. 503 and 504 are said of a load or a deadline, not of a fault.
-fn seen(status: u16) -> Seen {
-    if matches!(status, 500 | 502) { Seen::Faulted } else { Seen::Answered }
 }
 
 /// An attempt that waits for a region. It ends when this is dropped, also when the client has hung up; or when it has been

@@ -6,7 +6,7 @@
 //! the hub is away, or where there is none that plans, they stay as well: the rows of yesterday are better than none, since
 //! what they no longer fit is seen in reports, and credits put it right. Nothing waits for any of this.
 
-use super::snapshot::{self, beside};
+use super::snapshot::{self, Since, beside, since_1970};
 use super::watch::Watch;
 use crate::config::EdgeConfig;
 use crate::metrics::Count;
@@ -19,14 +19,16 @@ use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::Share;
+use scheduler_core::bound;
 use scheduler_core::plan::Class;
 use scheduler_core::wire::plan::{
     self as wire, DemandV1, GatewayBoot, GatewayDemand, NamedShare, ROWS_MAX, WeightsV1,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 /// How often the hub is told and asked: as often as it plans.
@@ -54,7 +56,7 @@ pub(crate) struct PlanCounts {
 
 impl Demands {
     fn demand(&self) -> MutexGuard<'_, Demand> {
-        self.0.lock().expect("nothing panics that holds it")
+        self.0.lock()
     }
 
     /// Somebody asks for about so many tokens. Returns what part of what is asked are lookups.
@@ -91,7 +93,7 @@ fn file(config: &EdgeConfig) -> std::path::PathBuf {
 }
 
 /// The rows on disk, if there are good ones of this place.
-pub(crate) fn restore(config: &EdgeConfig) -> Planned {
+pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> Planned {
     match snapshot::load::<WeightsV1>(&file(config)) {
         Ok(weights) if weights.gateway == config.place => {
             tracing::info!(generation = %weights.generation, rows = weights.rows.len(), "a plan is on disk");
@@ -103,6 +105,7 @@ pub(crate) fn restore(config: &EdgeConfig) -> Planned {
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
+            counts.refused.add(1);
             tracing::warn!(file = %file(config).display(), %error, "the plan on disk is of no use");
             None
         }
@@ -135,13 +138,14 @@ pub(crate) async fn follow(
     let mut beat = tokio::time::interval(PERIOD);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut reachable = true;
+    let mut since = Since::written(&file(&config));
     loop {
         beat.tick().await;
         let told = demands.demand().tell(Instant::now());
         let heard = regions.known().fleet.heard().collect();
         let told = in_words(&config, boot_id, told, heard);
         let hub = config.hub.now();
-        match ask(&config, hub, &client, &told, &planned).await {
+        match ask(&config, hub, &client, &told, &planned, &mut since).await {
             Ok(()) => {
                 if !std::mem::replace(&mut reachable, true) {
                     tracing::info!(hub, "the hub plans again");
@@ -164,7 +168,13 @@ pub(crate) async fn follow(
 fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<Asked>, heard: Vec<RegionIndex>) -> DemandV1 {
     let mut classes = BTreeMap::new();
     for Asked { deployment, residency, origin, tokens_per_second } in told {
-        let residency = residency.as_str().parse().expect("a residency is written as it is read");
+        let residency = match residency.as_str().parse() {
+            Ok(residency) => residency,
+            Err(error) => {
+                tracing::error!(%deployment, %error, "demand not reported, its residency cannot be read back");
+                continue;
+            }
+        };
         let origin = config.catalogue.region(origin).id.clone();
         let sum: &mut u64 = classes.entry((Class { deployment, residency }, origin)).or_default();
         *sum = sum.saturating_add(tokens_per_second);
@@ -191,13 +201,17 @@ async fn ask(
     client: &reqwest::Client,
     told: &DemandV1,
     planned: &watch::Sender<Planned>,
+    since: &mut Since,
 ) -> Result<(), AskError> {
     let after = planned.borrow().as_ref().map(|weights| weights.generation);
     let url = match after {
         Some(after) => format!("{hub}/v1/demand?after={after}"),
         None => format!("{hub}/v1/demand"),
     };
-    let mut answer = client.post(url).json(told).timeout(TIMEOUT).send().await?.error_for_status()?;
+    let question = client.post(url).json(told).timeout(TIMEOUT);
+    let question =
+        config.fleet.iter().fold(question, |question, token| question.bearer_auth(token.to_show()));
+    let mut answer = question.send().await?.error_for_status()?;
     if answer.status() == http::StatusCode::NO_CONTENT {
         return Ok(());
     }
@@ -215,14 +229,13 @@ async fn ask(
     if *place != config.place {
         return Err(refused(format!("it is of a gateway at {place}, and this one is at {}", config.place)));
     }
-    if let Some(after) = after.filter(|after| generation <= *after) {
-        return Err(refused(format!("generation {generation} is not higher than {after}, which is in hand")));
-    }
+    bound::accept(generation, since.held(after), since_1970()).map_err(|error| refused(error.to_string()))?;
     let path = file(config);
     let saved = tokio::task::spawn_blocking(move || snapshot::save(&path, &wire, generation)).await;
     if let Err(error) = saved.map_err(io::Error::other).flatten() {
         tracing::warn!(file = %file(config).display(), %error, "the plan cannot be kept on disk");
     }
+    *since = Since::now();
     tracing::debug!(%generation, rows = weights.rows.len(), "a new plan");
     planned.send_replace(Some(Arc::new(meaning(&weights, &config.catalogue))));
     Ok(())

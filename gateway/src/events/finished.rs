@@ -6,13 +6,12 @@
 
 use super::Times;
 use crate::metrics::{Asked, Ending};
-use gateway_core::lawful::Residency;
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Cost;
-use gateway_core::trail::{Attempted, Trail};
+use gateway_core::trail::{Attempted, PolicyVersion, Trail};
 use regions::id::{DeploymentName, TenantId};
-use regions::route::Generation;
-use regions::set::{RegionIndex, RegionSet};
+use regions::set::RegionIndex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A request that is over.
@@ -32,21 +31,24 @@ pub(crate) struct Finished {
     pub(crate) total: Duration,
     /// What it was for, if that was understood.
     pub(crate) understood: Option<Understood>,
-    /// The receipt that its client was told of, and of which attempt it is.
-    pub(crate) receipt: Option<(u32, ReceiptId)>,
+    /// The receipt that its client was told of, and the key of the attempt that it is of.
+    pub(crate) receipt: Option<(u64, ReceiptId)>,
 }
 
 /// What a request was for, and the law that it travelled under.
 pub(crate) struct Understood {
     pub(crate) deployment: DeploymentName,
     pub(crate) cost: Cost,
-    pub(crate) generation: Generation,
-    pub(crate) residency: Residency,
-    /// The regions that could see it.
-    pub(crate) allowed: RegionSet,
+    /// The policy by which it was admitted.
+    pub(crate) policy: Arc<PolicyVersion>,
 }
 
 /// When an attempt at a request began that had `arrived` at `at_ms`, in milliseconds since 1970.
 pub(crate) fn began_ms(attempt: &Attempted, arrived: Instant, at_ms: u64) -> u64 {
-    at_ms + attempt.began.saturating_duration_since(arrived).as_millis() as u64
+    at(attempt.began, arrived, at_ms)
+}
+
+/// A time after `arrived`, which was at `at_ms`, in milliseconds since 1970.
+pub(crate) fn at(time: Instant, arrived: Instant, at_ms: u64) -> u64 {
+    at_ms + time.saturating_duration_since(arrived).as_millis() as u64
 }

@@ -5,8 +5,8 @@ use crate::hop::Cause;
 use crate::metrics::{Count, Kind, Text};
 use regions::set::RegionIndex;
 use std::net::SocketAddr;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 /// How often strangers at a door are told of, for each cause.
 const TOLD_PERIOD: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ impl HopFailures {
     /// Counts, and says whether it is time to tell: of how many that were not told.
     fn count(&self, cause: Cause, now: Instant) -> Option<u64> {
         self.counts[cause as usize].add(1);
-        let mut told = self.told[cause as usize].lock().expect("nobody panics while holding it");
+        let mut told = self.told[cause as usize].lock();
         match &mut *told {
             Some((at, silent)) if now.saturating_duration_since(*at) < TOLD_PERIOD => {
                 *silent += 1;

@@ -8,11 +8,13 @@
 mod arrival;
 mod finished;
 mod hop;
+mod model;
 mod request;
 
 pub(crate) use arrival::ArrivalEnded;
-pub(crate) use finished::{Finished, Understood, began_ms};
+pub(crate) use finished::{Finished, Understood, at, began_ms};
 pub(crate) use hop::{HopFailed, HopFailures, HopRefused};
+pub(crate) use model::{ReplicaMismatch, RevisionChanged};
 pub(crate) use request::{RequestEnded, Times};
 
 /// Where access lines go.

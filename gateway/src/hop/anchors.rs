@@ -9,8 +9,9 @@ use rustls::crypto::{CryptoProvider, ring};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use std::path::PathBuf;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
+use supervision::RwLock;
 
 /// How often the file is looked at.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
@@ -40,11 +41,11 @@ impl Anchors {
             .map_err(|error| format!("{name} = \"{}\" cannot be read: {error}", file.display()))?;
         let current = believed(text, &provider)
             .map_err(|problem| format!("{name} = \"{}\" {problem}", file.display()))?;
-        Ok(Anchors { name, file, provider, current: RwLock::new(current) })
+        Ok(Anchors { name, file, provider, current: RwLock::independent(current) })
     }
 
     pub(super) fn current(&self) -> Current {
-        self.current.read().expect("nobody panics while holding it").clone()
+        self.current.read().clone()
     }
 
     pub(super) fn provider(&self) -> &Arc<CryptoProvider> {
@@ -82,7 +83,7 @@ impl Anchors {
             return Ok(false);
         }
         let current = believed(text, &self.provider)?;
-        *self.current.write().expect("nobody panics while holding it") = current;
+        *self.current.write() = current;
         Ok(true)
     }
 }

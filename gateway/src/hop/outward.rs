@@ -18,8 +18,9 @@ use rustls::{ClientConfig, HandshakeKind, RootCertStore};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
+use supervision::{Mutex, RwLock};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -87,7 +88,7 @@ impl Outward {
     }
 
     fn new(mode: Mode, http2: bool) -> Outward {
-        Outward { mode, http2, failures: HopFailures::default(), told: Mutex::default() }
+        Outward { mode, http2, failures: HopFailures::default(), told: Mutex::independent(BTreeMap::new()) }
     }
 
     /// What went wrong so far.
@@ -150,8 +151,8 @@ impl Outward {
         if cause == Cause::WrongPeer { Failure::WrongPeer } else { Failure::Unreachable }
     }
 
-    fn told(&self) -> std::sync::MutexGuard<'_, BTreeMap<RegionIndex, Cause>> {
-        self.told.lock().expect("nobody panics while holding it")
+    fn told(&self) -> supervision::MutexGuard<'_, BTreeMap<RegionIndex, Cause>> {
+        self.told.lock()
     }
 }
 
@@ -171,19 +172,19 @@ impl Tls {
     fn with(credentials: Arc<Credentials>, http2: bool) -> Result<Tls, rustls::Error> {
         let verifier = Verifier(credentials);
         let connectors = Connectors::of(&verifier, http2)?;
-        Ok(Tls { verifier, http2, connectors: RwLock::new(Arc::new(connectors)) })
+        Ok(Tls { verifier, http2, connectors: RwLock::independent(Arc::new(connectors)) })
     }
 
     /// Those that fit what is shown and believed now.
     fn connectors(&self) -> Arc<Connectors> {
-        let current = self.connectors.read().expect("nobody panics while holding it").clone();
+        let current = self.connectors.read().clone();
         if current.are_of(&self.verifier) {
             return current;
         }
         let made = Connectors::of(&self.verifier, self.http2)
             .expect("what could be set up once can be set up again");
         let made = Arc::new(made);
-        *self.connectors.write().expect("nobody panics while holding it") = made.clone();
+        *self.connectors.write() = made.clone();
         made
     }
 

@@ -7,10 +7,9 @@ use super::*;
 use crate::events::HopFailures;
 use crate::metrics::Text;
 use crate::plain::{Plain, Stream, Way};
-use crate::upstream::RequestHead;
+use crate::upstream::{RequestHead, UpstreamMethod};
 use authority::{Authority, Subject};
 use gateway_core::outcome::Failure;
-use http::Method;
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
 use rustls::HandshakeKind;
 use std::net::SocketAddr;
@@ -100,7 +99,7 @@ fn way(address: SocketAddr) -> Way {
 /// The status that a request is answered with.
 async fn ask(edge: &Plain, address: SocketAddr) -> Result<u16, Failure> {
     let opened = edge.open(way(address), PATIENCE).await?;
-    let begun = opened.ask(&RequestHead::new(Method::GET), b"").await?;
+    let begun = opened.ask(&RequestHead::new(UpstreamMethod::Get), b"").await?;
     let status = begun.head.status.as_u16();
     begun.rest.finish(edge);
     Ok(status)

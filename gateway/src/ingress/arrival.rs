@@ -3,7 +3,8 @@
 use super::Ingress;
 use crate::events::ArrivalEnded;
 use crate::metrics::{Asked, Ending};
-use crate::receipts::{Promise, Received, Told, now_ms};
+use crate::receipts::{Before, NoReceipt, Promise, Received, Receiving, Told, now_ms};
+use gateway_core::receipt::AttemptKey;
 use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
 use replica_core::wire::headers;
@@ -23,8 +24,12 @@ pub(super) struct Arrival<'a> {
     deployment: Option<DeploymentName>,
     /// As it came.
     residency: Option<String>,
+    /// The key of the attempt, if its gateway gave one.
+    key: Option<AttemptKey>,
     /// A place for its receipt, if it needs one.
     promise: Option<Promise>,
+    /// The number of the receipt that was written before it was forwarded.
+    number: Option<u64>,
     bytes_in: u64,
     bytes_out: u64,
     ending: Ending,
@@ -50,7 +55,9 @@ impl<'a> Arrival<'a> {
             tenant: text(headers::TENANT).map(str::to_owned),
             deployment: text(headers::DEPLOYMENT).and_then(|name| name.parse().ok()),
             residency: text(headers::RESIDENCY).map(str::to_owned),
+            key: text(headers::ATTEMPT_KEY).and_then(|key| key.parse().ok()),
             promise: None,
+            number: None,
             bytes_in: 0,
             bytes_out: 0,
             ending: Ending::CutOff,
@@ -59,7 +66,7 @@ impl<'a> Arrival<'a> {
 
     /// Takes a place for the receipt of a request that must not go without; false if there is none.
     pub(super) fn promised(&mut self) -> bool {
-        let locked = self.residency.is_some();
+        let locked = self.is_locked();
         match self.ingress.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
             Some(recorder) => {
                 self.promise = recorder.promise();
@@ -67,6 +74,31 @@ impl<'a> Arrival<'a> {
             }
             None => true,
         }
+    }
+
+    /// Whether it may only be forwarded to where its policy permits.
+    pub(super) fn is_locked(&self) -> bool {
+        self.residency.is_some()
+    }
+
+    /// Makes the receipt of a request durable that must not go without, before it is forwarded.
+    pub(super) async fn commit(&mut self) -> Result<(), NoReceipt> {
+        let Some(recorder) = self.ingress.recorder.as_ref().filter(|_| self.promise.is_some()) else {
+            return Ok(());
+        };
+        let number = recorder.number();
+        self.number = Some(number);
+        let receiving = Receiving {
+            number,
+            request: self.id.clone(),
+            attempt: self.attempt,
+            tenant: self.tenant.clone(),
+            deployment: self.deployment.clone(),
+            residency: self.residency.clone(),
+            at_ms: self.at_ms,
+            key: self.key,
+        };
+        recorder.commit(Before::Receiving(receiving)).await
     }
 
     /// The request is over.
@@ -102,6 +134,8 @@ impl Drop for Arrival<'_> {
                 at_ms: self.at_ms,
                 took: self.arrived.elapsed(),
                 outcome: Ending::name(self.ending.at()),
+                key: self.key,
+                number: self.number,
             };
             recorder.record(Told::Received(Box::new(received)), self.promise.take());
         }

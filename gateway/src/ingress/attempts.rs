@@ -9,6 +9,7 @@
 use super::Ingress;
 use super::hold::{Place, Waited};
 use super::replicas::{Sent, replica_is_late};
+use crate::events::RevisionChanged;
 use crate::relay::Crossing;
 use crate::respond::Refusal;
 use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
@@ -17,11 +18,12 @@ use gateway_core::circuit::Permille;
 use gateway_core::lawful::Law;
 use gateway_core::outcome::Failure;
 use gateway_core::pace::Size;
+use regions::ModelRevision;
 use regions::id::DeploymentName;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
-use scheduler_core::spoke;
 use scheduler_core::spoke::hold::{Band, Bound, Bounds, NotHeld};
+use scheduler_core::spoke::{self, RevisionAsked};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -38,6 +40,8 @@ pub(super) struct Passing {
     pub(super) deployment: DeploymentName,
     pub(super) law: Law,
     pub(super) body: Bytes,
+    /// What its gateway says of the model revision of its answer.
+    pub(super) revision: RevisionAsked,
     /// By estimate.
     pub(super) tokens: u64,
     pub(super) deadline: Instant,
@@ -78,7 +82,7 @@ impl Ingress {
         let mut sent = self.choose(request, &mut tried, &mut held).await?;
         loop {
             tried.push(sent.index());
-            let asked = self.ask(request, sent.endpoint());
+            let asked = self.ask(request, sent.endpoint(), sent.revision());
             tokio::pin!(asked);
             let ended = tokio::select! {
                 biased;
@@ -97,6 +101,11 @@ impl Ingress {
                 }
             };
             match ended {
+                Ok(answer) if self.is_of_another_model(&answer, &sent) => {
+                    sent.changed();
+                    drop(sent);
+                    sent = self.choose(request, &mut tried, &mut held).await?;
+                }
                 Ok(answer) => {
                     sent.took(request, answer.head.status.as_u16());
                     return Ok((answer, sent, held));
@@ -104,7 +113,7 @@ impl Ingress {
                 Err(Failure::DeadlinePassed) => return Err(not_answered(Failure::DeadlinePassed)),
                 Err(failure) => {
                     tracing::debug!(replica = %sent.endpoint(), ?failure, "a replica did not answer");
-                    sent.failed();
+                    sent.failed(failure);
                     if std::mem::replace(&mut retried, true) {
                         return Err(not_answered(failure));
                     }
@@ -113,6 +122,22 @@ impl Ingress {
                 }
             }
         }
+    }
+
+    /// Whether a replica has shown that it does not run the model for which it was chosen: it was started anew since it last
+    /// reported one. Its response is not passed on.
+    fn is_of_another_model(&self, answer: &Answer, sent: &Sent<'_>) -> bool {
+        let Some(expected) = sent.revision() else { return false };
+        let text = |name: &str| answer.head.headers.get(name).and_then(|value| value.to_str().ok());
+        let found = text(headers::MODEL_REVISION);
+        let differs = found.and_then(|text| text.parse().ok()) != Some(expected);
+        let refused = text(headers::ERROR) == Some(ErrorCode::ModelRevisionUnavailable.as_str());
+        let changed = refused || differs && answer.head.status.is_success();
+        if changed {
+            let (region, replica) = (&self.region, sent.endpoint());
+            RevisionChanged { region, replica, expected, found: found.unwrap_or("none") }.record();
+        }
+        changed
     }
 
     /// The replica that takes a request, of those that were not `tried`: as soon as there is one.
@@ -128,7 +153,9 @@ impl Ingress {
             let waited = place.is_some() || !tried.is_empty();
             let refusal = match self.replicas.choose(request, tried, waited) {
                 Ok(sent) => return Ok(sent),
-                Err(refusal @ spoke::Refusal::Full { .. }) => return Err(self.none(request, refusal)),
+                Err(refusal @ (spoke::Refusal::Full { .. } | spoke::Refusal::OtherRevision)) => {
+                    return Err(self.none(request, refusal));
+                }
                 Err(refusal) => refusal,
             };
             drop(place.take());
@@ -165,6 +192,13 @@ impl Ingress {
             spoke::Refusal::NoneReady { .. } | spoke::Refusal::OthersWait => {
                 let message = format!("No replica for '{deployment}' is ready in region {region}.");
                 Refusal::new(ErrorCode::NotReady, message)
+            }
+            spoke::Refusal::OtherRevision => {
+                let message = format!(
+                    "No replica for '{deployment}' in region {region} has the model revision that this request must be \
+                     computed with."
+                );
+                Refusal::new(ErrorCode::ModelRevisionUnavailable, message)
             }
             spoke::Refusal::Full { retry_after } => {
                 let message = format!(
@@ -227,13 +261,20 @@ impl Ingress {
         Refusal::new(code, message).after(ready_in)
     }
 
-    async fn ask(&self, request: &Passing, replica: SocketAddr) -> Result<Answer, Failure> {
+    async fn ask(
+        &self,
+        request: &Passing,
+        replica: SocketAddr,
+        revision: Option<ModelRevision>,
+    ) -> Result<Answer, Failure> {
         let Passing { id, tenant, crossing, path, law, body, deadline, .. } = request;
         let to = law.open(self.here, replica).expect("the law was asked at the door (invariant 1, Lawful)");
         let left = deadline.saturating_duration_since(Instant::now());
         let left_ms = left.as_millis().max(1).to_string();
         let mut extra = vec![(headers::REQUEST_ID, id.as_str()), (headers::TIMEOUT_MS, &left_ms)];
         extra.extend(tenant.as_deref().map(|tenant| (headers::TENANT, tenant)));
+        let revision = revision.map(|revision| revision.to_string());
+        extra.extend(revision.as_deref().map(|revision| (headers::MODEL_REVISION, revision)));
         let head = crossing.head(path, body, &extra);
         // A pooled connection that the replica has closed has not brought it the request: once more, on another.
         for _ in 0..2 {
@@ -267,7 +308,8 @@ fn not_answered(failure: Failure) -> Refusal {
         | Failure::WrongPeer
         | Failure::Elsewhere
         | Failure::Late
-        | Failure::Lost => Refusal::new(
+        | Failure::Lost
+        | Failure::ReceiptUnavailable => Refusal::new(
             ErrorCode::ReplicaUnreachable,
             "The replica could not be reached or broke off before it answered.",
         ),

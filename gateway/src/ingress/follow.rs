@@ -7,6 +7,7 @@
 use super::{Ingress, probe};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use supervision::task::supervise;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -26,7 +27,10 @@ pub(super) async fn replicas(door: Arc<Ingress>, client: reqwest::Client, change
         for (number, address) in there {
             by_number.entry(number).or_insert_with(|| {
                 let (client, spoke) = (client.clone(), door.spoke.clone());
-                asking.spawn(probe::watch(number, address, client, spoke, door.hold.clone()))
+                let hold = door.hold.clone();
+                asking.spawn(supervise("replica status", move || {
+                    probe::watch(number, address, client.clone(), spoke.clone(), hold.clone())
+                }))
             });
         }
         // What is known of those who are on their way may be different as well.

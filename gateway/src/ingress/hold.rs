@@ -8,13 +8,13 @@
 //! Who waits is locked before the spoke, so that nobody is called between getting a ticket and listening for its number.
 
 use super::attempts::Passing;
-use super::lock;
 use crate::metrics::{HoldMetrics, NotHeldBy};
 use scheduler_core::spoke::Spoke;
 use scheduler_core::spoke::hold::{Band, Bound, Call, CalledTo, Comes, Fate, NotHeld, Ticket};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 
 /// Everybody who waits.
@@ -63,7 +63,7 @@ impl Hold {
             elsewhere: request.elsewhere,
         };
         let mut waiting = self.waiting();
-        let fate = lock(&self.spoke).comes(&comes, now);
+        let fate = self.spoke.lock().comes(&comes, now);
         let (ticket, wakes) = match fate {
             Ok(Fate::Now) => return Ok(None),
             Ok(Fate::Held { ticket, wakes }) => (ticket, wakes),
@@ -98,16 +98,16 @@ impl Hold {
     /// Something may have changed: whoever has no reason to wait any longer is called.
     pub(super) fn call(&self) {
         let mut waiting = self.waiting();
-        for Call { number, to } in lock(&self.spoke).call(Instant::now()) {
-            let listens =
-                waiting.remove(&number).expect("whoever has a ticket listens until it is given back");
-            // One that is being dropped at this moment gives its ticket back.
-            listens.send(to).ok();
+        for Call { number, to } in self.spoke.lock().call(Instant::now()) {
+            // Whoever has a ticket listens until it is given back; one that is being dropped at this moment gives it back.
+            if let Some(listens) = waiting.remove(&number) {
+                listens.send(to).ok();
+            }
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, oneshot::Sender<CalledTo>>> {
-        self.waiting.lock().expect("no decision panics while it holds the lock")
+    pub(super) fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, oneshot::Sender<CalledTo>>> {
+        self.waiting.lock()
     }
 }
 
@@ -134,7 +134,7 @@ impl Drop for Place<'_> {
         {
             let mut waiting = self.hold.waiting();
             waiting.remove(&ticket.number());
-            lock(&self.hold.spoke).left(ticket);
+            self.hold.spoke.lock().left(ticket);
         }
         self.hold.metrics.seconds.observe(self.since.elapsed());
         // What it held back may go now.

@@ -17,10 +17,10 @@ mod scrape;
 
 use crate::config::Timeouts;
 use crate::hop::{Credentials, Doorkeeper};
-use crate::intake::{Intake, NoBody};
+use crate::intake::{BodyLimits, Intake, NoBody};
 use crate::listener::{AfterAnswer, Door, Leave, Listener};
 use crate::metrics::{Ending, IngressMetrics, ListenerMetrics};
-use crate::receipts::{ReceiptsConfig, ReceiptsError, Recorder};
+use crate::receipts::{NoReceipt, ReceiptsConfig, ReceiptsError, Recorder};
 use crate::relay::{self, Crossing};
 use crate::respond::{self, Refusal};
 use crate::upstream::Upstream;
@@ -28,11 +28,13 @@ use arrival::Arrival;
 use attempts::Passing;
 use gateway_core::endpoint;
 use gateway_core::lawful::Law;
+use gateway_core::memory::Owner;
 use gateway_core::receipt::entry::Role;
 use gateway_core::timing;
 use hold::Hold;
 use operations::Operators;
 use pingora::protocols::http::ServerSession;
+use regions::ModelRevision;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId};
 use regions::residency::ResidencyPolicy;
@@ -41,13 +43,16 @@ use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
 use replicas::{Replicas, chance};
 use scheduler_core::spoke::hold::HELD_MAX;
-use scheduler_core::spoke::{GATEWAYS_MAX, Question, Spoke, Whose};
+use scheduler_core::spoke::{GATEWAYS_MAX, Question, RevisionAsked, Spoke, Whose};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
+use supervision::health::Health;
+use supervision::task::supervise;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
@@ -113,6 +118,9 @@ pub enum IngressError {
     /// TLS cannot be set up.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
+    /// The threads for large bodies cannot be started.
+    #[error("the threads for large bodies cannot be started: {0}")]
+    Threads(#[source] io::Error),
     /// The client that asks replicas for their status cannot be made.
     #[error("the HTTP client for replicas cannot be made: {0}")]
     Client(#[from] reqwest::Error),
@@ -156,7 +164,9 @@ pub async fn run(
     if tls.is_none() && !listen.ip().is_loopback() {
         tracing::warn!(%listen, "requests come in the clear, as [tls] says");
     }
-    tasks.extend(tls.map(Credentials::follow));
+    if let Some(credentials) = tls {
+        tasks.spawn(supervise("credentials", move || credentials.clone().follow()));
+    }
     ready(listener.address());
     // Edges know from the reports that it is leaving.
     let timeouts = Timeouts { lame_duck: Duration::ZERO, ..Timeouts::default() };
@@ -165,10 +175,11 @@ pub async fn run(
         here,
         catalogue,
         spoke: spoke.clone(),
-        replicas: Replicas::new(spoke.clone(), hold.clone()),
+        replicas: Arc::new(Replicas::new(spoke.clone(), hold.clone())),
         hold,
+        health: Health::default(),
         upstream: Upstream::within_the_region(),
-        intake: Intake::new(timeouts.body),
+        intake: Intake::new(BodyLimits::from_gateways(timeouts.body)).map_err(IngressError::Threads)?,
         metrics,
         listener: listener.counts(),
         connections: listener.room(),
@@ -176,12 +187,15 @@ pub async fn run(
     };
     let leave = async {
         shutdown.await;
-        lock(&spoke).set_draining();
+        spoke.lock().set_draining();
         tokio::time::sleep(LAME_DUCK).await;
         Leave::Stopping
     };
     let door = Arc::new(door);
-    tasks.spawn(follow::replicas(door.clone(), client, changed));
+    tasks.spawn({
+        let door = door.clone();
+        supervise("replicas", move || follow::replicas(door.clone(), client.clone(), changed.clone()))
+    });
     let left = tokio::sync::watch::Sender::new(false);
     let operators = async {
         if let Some(operations) = operations {
@@ -206,17 +220,14 @@ pub async fn run(
     Ok(())
 }
 
-fn lock(spoke: &Mutex<Spoke>) -> MutexGuard<'_, Spoke> {
-    spoke.lock().expect("no decision panics while it holds the lock")
-}
-
 struct Ingress {
     region: RegionId,
     here: RegionIndex,
     catalogue: Arc<Catalogue>,
     spoke: Arc<Mutex<Spoke>>,
-    replicas: Replicas,
+    replicas: Arc<Replicas>,
     hold: Arc<Hold>,
+    health: Health,
     upstream: Upstream,
     intake: Intake,
     metrics: IngressMetrics,
@@ -240,11 +251,7 @@ impl Door for Ingress {
             (method, path) => match endpoint::for_a_replica(method, path) {
                 Some(path) => {
                     let arrival = arrival.insert(Arrival::open(self, session, path, arrived));
-                    if arrival.promised() {
-                        self.forward(session, path, arrived).await
-                    } else {
-                        Err(self.no_receipt().into())
-                    }
+                    self.forward(session, path, arrived, arrival).await
                 }
                 None => {
                     Err(Ended::Refused(Refusal::new(ErrorCode::NotFound, "An ingress has no such path.")))
@@ -282,7 +289,7 @@ impl From<Refusal> for Ended {
 impl From<NoBody> for Ended {
     fn from(none: NoBody) -> Ended {
         match none {
-            NoBody::Refused(refusal) => Ended::Refused(refusal),
+            NoBody::Refused(_, refusal) => Ended::Refused(refusal),
             NoBody::ClientGone => Ended::ClientGone,
         }
     }
@@ -290,7 +297,7 @@ impl From<NoBody> for Ended {
 
 impl Ingress {
     async fn exchange(&self, session: &mut ServerSession) -> Result<AfterAnswer, Ended> {
-        let body = self.intake.body(session).await?;
+        let body = self.intake.body(session, Owner::default()).await?;
         let question: ExchangeRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
             Refusal::new(ErrorCode::InvalidJson, format!("No exchange request: {error}."))
         })?;
@@ -298,7 +305,7 @@ impl Ingress {
             Refusal::new(ErrorCode::InvalidValue, format!("No exchange request: {error}."))
         })?;
         self.metrics.exchanges.add(1);
-        let report = lock(&self.spoke).answer(&question, Instant::now());
+        let report = self.spoke.lock().answer(&question, Instant::now());
         let body = serde_json::to_vec(&ReportV1::from(report)).expect("a report serialises to JSON");
         Ok(respond::ok(session, body, &[]).await)
     }
@@ -308,14 +315,21 @@ impl Ingress {
         session: &mut ServerSession,
         path: &'static str,
         arrived: Instant,
+        arrival: &mut Arrival<'_>,
     ) -> Result<AfterAnswer, Ended> {
         let law = self.lawful(session)?;
         let deployment = deployment(session)?;
         self.permitted(&deployment)?;
+        if arrival.is_locked() {
+            self.policy_is_fresh()?;
+        }
+        if !arrival.promised() {
+            return Err(self.no_receipt().into());
+        }
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
         let whose =
             if session.get_header(headers::OVERFLOW).is_some() { Whose::Overflow } else { Whose::Own };
-        let body = self.intake.body(session).await?;
+        let body = self.intake.body(session, Owner::default()).await?;
         let request = Passing {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
             tenant: text(session, headers::TENANT)?.map(str::to_owned),
@@ -324,13 +338,18 @@ impl Ingress {
             deployment,
             body: body.bytes.clone(),
             law,
+            revision: RevisionAsked {
+                required: revision(session, headers::REQUIRED_REVISION)?,
+                known: revision(session, headers::MODEL_REVISION)?,
+            },
             tokens: (body.bytes.len() as u64 / BYTES_PER_TOKEN).max(1),
             deadline,
             chance: chance(),
             band: hold::band(text(session, headers::LANE)?),
             elsewhere: milliseconds(session, headers::ELSEWHERE_MS)?,
         };
-        lock(&self.spoke).arrived(&request.deployment, request.tokens, whose, Instant::now());
+        arrival.commit().await.map_err(|NoReceipt| self.no_receipt())?;
+        self.spoke.lock().arrived(&request.deployment, request.tokens, whose, Instant::now());
         let (answer, sent, held) = tokio::select! {
             biased;
             answered = self.go(&request) => answered?,
@@ -366,13 +385,27 @@ impl Ingress {
     /// The same against whoever sent it by a table that is older than the one in hand here: what has been narrowed since is
     /// narrower at once.
     fn permitted(&self, deployment: &DeploymentName) -> Result<(), Refusal> {
-        if !lock(&self.spoke).forbids(deployment) {
+        if !self.spoke.lock().forbids(deployment) {
             return Ok(());
         }
         let region = &self.region;
         tracing::warn!(%region, %deployment, "a request came here that the newest route table does not permit here");
         let message = format!("Region {region} is no longer part of the residency of '{deployment}'.");
         Err(Refusal::new(ErrorCode::NotResidentHere, message).of(headers::DEPLOYMENT))
+    }
+
+    /// What has been narrowed since a hub last answered is not known here.
+    fn policy_is_fresh(&self) -> Result<(), Refusal> {
+        let age = self.spoke.lock().policy_age(Instant::now());
+        let Some((age, max)) = age.filter(|(age, max)| age > max) else { return Ok(()) };
+        let message = format!(
+            "This deployment is locked to regions, and no hub has confirmed its residency policy to region {} for {} minutes, \
+             longer than policy_max_age ({} minutes); restore its connection to a hub.",
+            self.region,
+            age.as_secs() / 60,
+            max.as_secs() / 60
+        );
+        Err(Refusal::new(ErrorCode::PolicyTooOld, message))
     }
 
     /// Another region that the law permits may be able to write one.
@@ -396,6 +429,11 @@ fn deployment(session: &ServerSession) -> Result<DeploymentName, Refusal> {
 fn milliseconds(session: &ServerSession, name: &'static str) -> Result<Option<Duration>, Refusal> {
     let value = text(session, name)?.map(str::parse::<u64>).transpose();
     value.map(|value| value.map(Duration::from_millis)).map_err(|error| unreadable(name, &error))
+}
+
+fn revision(session: &ServerSession, name: &'static str) -> Result<Option<ModelRevision>, Refusal> {
+    let value = text(session, name)?.map(str::parse).transpose();
+    value.map_err(|error| unreadable(name, &error))
 }
 
 fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Refusal> {

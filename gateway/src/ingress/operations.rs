@@ -3,7 +3,7 @@
 //! Where edges come over TLS only gateways are let in, and whoever looks after a region is none; so operators have a port of
 //! their own, on which no request passes. Without one they ask where edges do.
 
-use super::{Ingress, lock};
+use super::Ingress;
 use crate::listener::{AfterAnswer, Door};
 use crate::respond::{self, Refusal};
 use pingora::protocols::http::ServerSession;
@@ -43,15 +43,15 @@ impl Ingress {
         path: &str,
     ) -> Option<AfterAnswer> {
         let said = match (method, path) {
-            ("GET", "/livez") => b"{\"status\":\"alive\"}".to_vec(),
-            ("GET", "/readyz") => {
-                // One that would be started is as good: requests for it are held.
-                if lock(&self.spoke).deployments_servable(Instant::now()).is_empty() {
-                    let none = Refusal::new(ErrorCode::NotReady, "No replica of this region is ready yet.");
+            ("GET", "/livez" | "/readyz") => {
+                let ready = path == "/readyz";
+                if let Err(problem) = self.check(ready).await {
+                    let none = Refusal::new(ErrorCode::NotReady, problem);
                     let region = [(headers::REGION, self.region.as_str())];
                     return Some(respond::refuse(session, &none, &region).await);
                 }
-                b"{\"status\":\"ready\"}".to_vec()
+                let status = if ready { "ready" } else { "alive" };
+                json!({"status": status}).to_string().into_bytes()
             }
             ("GET", "/status") => {
                 let (replicas, deployments) = (self.replicas.status(), self.deployments());
@@ -66,9 +66,23 @@ impl Ingress {
         Some(respond::ok(session, said, &[]).await)
     }
 
+    /// Takes what requests take, on a thread of its own and within a time; and finds whether a request would find a replica,
+    /// if it is asked whether the region is `ready`.
+    async fn check(&self, ready: bool) -> Result<(), String> {
+        let (spoke, replicas, hold) = (self.spoke.clone(), self.replicas.clone(), self.hold.clone());
+        let check = move || {
+            replicas.limits();
+            drop(hold.waiting());
+            // One that would be started is as good: requests for it are held.
+            let serves = !spoke.lock().deployments_servable(Instant::now()).is_empty();
+            if ready && !serves { Err("No replica of this region is ready yet.".to_owned()) } else { Ok(()) }
+        };
+        self.health.probe(check).await
+    }
+
     /// How each deployment stands here, and who waits for it.
     fn deployments(&self) -> Vec<Value> {
-        let spoke = lock(&self.spoke);
+        let spoke = self.spoke.lock();
         let shown = |(name, load): (&DeploymentName, &Load)| {
             let Held { requests, tokens } = spoke.held(name);
             json!({

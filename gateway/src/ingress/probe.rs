@@ -1,12 +1,13 @@
 //! Keeps an eye on one replica. Whoever waits for one hears at once what was seen.
 
 use super::hold::Hold;
-use super::lock;
+use crate::events::ReplicaMismatch;
 use replica_core::wire::status::{StateV1, StatusV1};
 use scheduler_core::spoke::{ReplicaObserved, Spoke};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 /// How often a replica is asked for its status: as often as the region reports.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -22,22 +23,28 @@ pub(super) async fn watch(
     hold: Arc<Hold>,
 ) {
     let url = format!("http://{address}/status");
+    let region = spoke.lock().region().clone();
     let mut beat = tokio::time::interval(PERIOD);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         beat.tick().await;
         match ask(&client, &url).await {
-            Ok(observed) => lock(&spoke).observe_replica(number, observed, Instant::now()),
+            Ok(observed) => {
+                let mismatches = spoke.lock().observe_replica(number, observed, Instant::now());
+                mismatches
+                    .into_iter()
+                    .for_each(|mismatch| ReplicaMismatch { region: &region, mismatch }.record());
+            }
             Err(ProbeError::Http(error)) if error.is_timeout() => {
                 tracing::debug!(url, "a replica is slow to say how it is");
-                lock(&spoke).replica_late(number, Instant::now());
+                spoke.lock().replica_late(number, Instant::now());
             }
             Err(error) => {
                 tracing::debug!(url, %error, "a replica does not say how it is");
-                lock(&spoke).replica_failed(number, Instant::now());
+                spoke.lock().replica_failed(number, Instant::now());
             }
         }
-        if lock(&spoke).somebody_waits() {
+        if spoke.lock().somebody_waits() {
             hold.call();
         }
     }
@@ -61,7 +68,8 @@ fn observed(status: StatusV1) -> Result<ReplicaObserved, String> {
     let StatusV1 {
         version,
         names,
-        model: _, // the region chooses by deployment
+        model: source,
+        identity,
         state,
         pending_tokens,
         lookup_tokens,
@@ -73,7 +81,9 @@ fn observed(status: StatusV1) -> Result<ReplicaObserved, String> {
         return Err(format!("version {version} is not spoken here, only 1"));
     }
     let names = names.iter().map(|name| name.parse()).collect::<Result<_, _>>();
+    let model = identity.map(|identity| identity.reported(&source)).transpose()?;
     Ok(ReplicaObserved {
+        model,
         names: names.map_err(|error| format!("names: {error}"))?,
         ready: state == StateV1::Ready,
         draining: state == StateV1::Draining,

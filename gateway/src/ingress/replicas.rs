@@ -6,19 +6,23 @@
 
 use super::attempts::Passing;
 use super::hold::Hold;
-use super::lock;
 use crate::circuits;
 use gateway_core::budget::{EvacuationBudget, RetryBudget};
-use gateway_core::circuit::{Permille, Seen};
+use gateway_core::circuit::Permille;
+use gateway_core::endpoint;
+use gateway_core::outcome::Failure;
+use gateway_core::outlier::{DeadlineSetBy, Evidence, UpstreamAction, evidence};
 use gateway_core::pace::Patience;
 use gateway_core::targets::{CircuitState, Targets, UnderWay, Yardstick};
 use rand::Rng;
+use regions::ModelRevision;
 use scheduler_core::spoke::{self, Outcome, ReplicaChoice, Spoke, Turn};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 
 /// Requests that may wait for one replica: more than its own queue is good for, and few enough that one that does not
 /// answer cannot take an ingress's memory.
@@ -67,7 +71,7 @@ impl Replicas {
     /// Keeps exactly those that the spoke knows now, and what was seen of those who stay.
     pub(super) fn refresh(&self) -> BTreeMap<usize, SocketAddr> {
         let mut known = self.known();
-        let addresses = lock(&self.spoke).endpoints();
+        let addresses = self.spoke.lock().endpoints();
         known.targets.watch(addresses.keys().copied().collect::<Vec<_>>());
         known.evacuation.retain(|number, _| addresses.contains_key(number));
         known.addresses.clone_from(&addresses);
@@ -85,7 +89,7 @@ impl Replicas {
         let now = Instant::now();
         let known = &mut *self.known();
         let choice = {
-            let mut spoke = lock(&self.spoke);
+            let mut spoke = self.spoke.lock();
             if !waited && spoke.has_a_line(&request.deployment) {
                 return Err(spoke::Refusal::OthersWait);
             }
@@ -102,7 +106,7 @@ impl Replicas {
     /// The first byte was late.
     pub(super) fn missed(&self, sent: &mut Sent<'_>) {
         sent.in_time = false;
-        self.known().saw(sent.index(), Seen::Missed, Instant::now());
+        self.known().saw(sent.index(), Failure::Late.evidence(None), Instant::now());
     }
 
     /// Somebody who takes over a request from a replica that is late: not one that is left alone itself, and only if the
@@ -111,7 +115,7 @@ impl Replicas {
         let now = Instant::now();
         let known = &mut *self.known();
         let choice = {
-            let mut spoke = lock(&self.spoke);
+            let mut spoke = self.spoke.lock();
             let choice = known.choose(&mut spoke, request, tried, now).ok()?;
             let open = known.targets.standing(choice.index, now).takes(request.chance);
             if !open || !known.pays(sent.index(), now) {
@@ -150,7 +154,7 @@ impl Replicas {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().expect("no decision panics while it holds the lock")
+        self.known.lock()
     }
 }
 
@@ -182,12 +186,13 @@ impl Known {
                 now,
             ),
         };
-        spoke.choose(&request.deployment, request.tokens, seen, now)
+        spoke.choose_for(&request.deployment, request.revision, request.tokens, seen, now)
     }
 
-    fn saw(&mut self, index: usize, seen: Seen, now: Instant) {
-        if self.targets.saw(index, seen, chance(), now) {
-            tracing::warn!(replica = index, ?seen, "a replica is left alone for a while");
+    fn saw(&mut self, index: usize, evidence: Option<Evidence>, now: Instant) {
+        let Some(evidence) = evidence else { return };
+        if self.targets.saw(index, evidence, chance(), now) {
+            tracing::warn!(replica = index, ?evidence, "replica ejected");
             let in_flight = self.targets.in_flight(index);
             self.evacuation.insert(index, EvacuationBudget::opened(in_flight, now));
         }
@@ -218,23 +223,28 @@ impl Sent<'_> {
         self.choice.endpoint
     }
 
+    /// The model revision that its answer must be of, if it reports one.
+    pub(super) fn revision(&self) -> Option<ModelRevision> {
+        self.choice.revision
+    }
+
     /// Its answer begins, with `status`.
     pub(super) fn took(&mut self, request: &Passing, status: u16) {
         let now = Instant::now();
         let known = &mut *self.replicas.known();
         known.retry.succeeded();
-        let mut seen = if status == 500 { Seen::Faulted } else { Seen::Answered };
+        let mut action = UpstreamAction::Responded { status };
         // A refusal is quick, whoever gives it: it says nothing of how long the work takes.
-        if (200..300).contains(&status) {
+        if (200..300).contains(&status) && endpoint::uses_engine(request.path) {
             let took = now.saturating_duration_since(self.begun);
             let (index, deployment, size) = (self.choice.index, &request.deployment, request.size());
             if known.targets.too_slow_for_a_trial(index, deployment, size, took, now) {
-                seen = Seen::Missed;
+                action = UpstreamAction::RespondedSlowlyOnTrial;
             }
             known.targets.took(index, deployment, size, took, now);
         }
         if self.in_time {
-            known.saw(self.choice.index, seen, now);
+            known.saw(self.choice.index, evidence(DeadlineSetBy::Measurement, action), now);
         }
     }
 
@@ -243,10 +253,19 @@ impl Sent<'_> {
         self.outcome = Outcome::Answered;
     }
 
-    /// The replica could not be reached or broke off.
-    pub(super) fn failed(&mut self) {
+    /// The attempt failed; it speaks against the replica only where that is the replica's doing.
+    pub(super) fn failed(&mut self, failure: Failure) {
+        let evidence = failure.evidence(None);
+        if evidence.is_some_and(Evidence::is_failure) {
+            self.outcome = Outcome::Failed;
+        }
+        self.replicas.known().saw(self.choice.index, evidence, Instant::now());
+    }
+
+    /// The replica runs another model than it has reported: it gets nothing until it is observed again. That is no failure
+    /// of the replica.
+    pub(super) fn changed(&mut self) {
         self.outcome = Outcome::Failed;
-        self.replicas.known().saw(self.choice.index, Seen::Failed, Instant::now());
     }
 
     /// The replica was late, and another has taken over.
@@ -263,7 +282,7 @@ impl Drop for Sent<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
         let somebody_waits = {
-            let mut spoke = lock(&self.replicas.spoke);
+            let mut spoke = self.replicas.spoke.lock();
             spoke.finished(&self.choice, self.outcome, now);
             spoke.somebody_waits()
         };

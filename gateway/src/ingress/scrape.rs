@@ -1,11 +1,10 @@
 //! `/metrics` of an ingress: on its operations port, or else on the one that edges come to.
 
 use super::CONNECTIONS_MAX;
+use super::Ingress;
 use super::replicas::REPLICA_IN_FLIGHT_MAX;
-use super::{Ingress, lock};
-use crate::intake::BODIES_BYTES_MAX;
 use crate::listener::AfterAnswer;
-use crate::metrics::{CONTENT_TYPE, Kind, Names, Text};
+use crate::metrics::{CONTENT_TYPE, Kind, Names, Text, render_panics};
 use crate::respond;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE as TYPE};
@@ -31,9 +30,10 @@ impl Ingress {
     fn text(&self) -> String {
         let mut text = Text::default();
         self.metrics.render(&mut text);
+        render_panics(&mut text, "meridian_ingress");
         // Sequence 0: a report that no edge asked for.
         let (report, granted, held) = {
-            let spoke = lock(&self.spoke);
+            let spoke = self.spoke.lock();
             let report = spoke.report(0, Instant::now());
             let granted = report.deployments.keys().map(|name| (name.clone(), spoke.granted(name)));
             let granted: Vec<_> = granted.collect();
@@ -61,6 +61,7 @@ impl Ingress {
         for (deployment, tokens) in granted {
             text.sample(name, &[("deployment", deployment.as_str())], tokens);
         }
+        self.mismatches(&mut text);
         self.scaling(&mut text);
         self.hold.metrics.render(&mut text);
         let (requests, bytes) = held;
@@ -78,14 +79,22 @@ impl Ingress {
         }
         let name = "meridian_ingress_tables_refused_total";
         let help = "Route tables of a hub that were not taken: they could not be read, or were no newer.";
-        text.single(name, Kind::Counter, help, lock(&self.spoke).tables_refused());
+        text.single(name, Kind::Counter, help, self.spoke.lock().tables_refused());
+        if let Some((age, max)) = self.spoke.lock().policy_age(Instant::now()) {
+            let name = "meridian_ingress_policy_age_seconds";
+            let help = "Time since a hub last confirmed the route table in hand, or since the start.";
+            text.single(name, Kind::Gauge, help, age.as_secs_f64());
+            let name = "meridian_ingress_policy_max_age_seconds";
+            let help = "The age past which requests of locked deployments are rejected.";
+            text.single(name, Kind::Gauge, help, max.as_secs());
+        }
         let open = CONNECTIONS_MAX - self.connections.available_permits();
-        let taken = BODIES_BYTES_MAX - self.intake.room();
+        let (taken, _, bodies) = self.intake.used();
         for (name, help, value) in [
             ("meridian_ingress_connections", "Connections of edges that are open.", open),
             ("meridian_ingress_connections_max", "How many may be.", CONNECTIONS_MAX),
-            ("meridian_ingress_bodies_bytes", "Room that the bodies under way have taken.", taken),
-            ("meridian_ingress_bodies_bytes_max", "All the room that there is.", BODIES_BYTES_MAX),
+            ("meridian_ingress_bodies_bytes", "Memory that the request bodies under way have taken.", taken),
+            ("meridian_ingress_bodies_bytes_max", "How much they may take.", bodies.total),
         ] {
             text.single(name, Kind::Gauge, help, value);
         }
@@ -113,9 +122,28 @@ impl Ingress {
         text.finish()
     }
 
+    /// Replicas that do not run what their deployment is served with.
+    fn mismatches(&self, text: &mut Text) {
+        let mismatches = self.spoke.lock().mismatches();
+        let name = "meridian_ingress_replicas_mismatched";
+        text.head(
+            name,
+            Kind::Gauge,
+            "Replicas whose model is not the one that the deployment is served with.",
+        );
+        for (deployment, (now, _)) in &mismatches {
+            text.sample(name, &[("deployment", deployment.as_str())], now);
+        }
+        let name = "meridian_ingress_replica_mismatches_total";
+        text.head(name, Kind::Counter, "Times that a replica began to report such a model.");
+        for (deployment, (_, seen)) in &mismatches {
+            text.sample(name, &[("deployment", deployment.as_str())], seen);
+        }
+    }
+
     /// What the region's scaler has decided, where there is one.
     fn scaling(&self, text: &mut Text) {
-        let decided = lock(&self.spoke).decided().clone();
+        let decided = self.spoke.lock().decided().clone();
         if decided.is_empty() {
             return;
         }

@@ -5,19 +5,21 @@
 //! it from memory. What is not is answered from here and the connection closed, because nobody can know where the next
 //! request would begin.
 
+use super::admission::Admitted;
+use super::chunked::Chunked;
 use super::{AfterAnswer, Door, Greeting, Shared, h2};
 use crate::hop::HANDSHAKE_RECORD;
 use crate::metrics::Closed;
 use crate::respond;
 use bytes::BytesMut;
-use gateway_core::head::{HeadProblem, Scan};
+use gateway_core::chunks;
+use gateway_core::head::{Head, HeadProblem, Scan, origin_form};
 use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// Room for a head at first: most fit, and an idle connection holds no more.
 const HEAD_BUFFER_BYTES: usize = 2 << 10;
@@ -32,10 +34,10 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 /// What came where a request could.
 enum Came {
     /// A head, all of it, in order.
-    Head,
+    Head(Head),
     /// The preface of HTTP/2.
     Preface,
-    /// Nothing more: the client has gone, or was idle for too long, or we are leaving.
+    /// Nothing more: the client has gone, or was idle for too long, or its place was needed, or we are leaving.
     Nothing,
     /// Something that is no head.
     Nonsense(HeadProblem),
@@ -43,15 +45,20 @@ enum Came {
     TooSlow,
 }
 
-pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream) {
+pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream, admitted: &mut Admitted) {
     let mut buffer = BytesMut::new();
     // Over TLS it is ALPN that says so.
     let mut may_be_h2 = matches!(*shared.greeting, Greeting::Clear);
     loop {
-        match next(shared, &mut stream, &mut buffer, may_be_h2).await {
-            Came::Head => {}
-            Came::Preface => return h2::serve(shared, stream, buffer.freeze()).await,
+        let came = next(shared, &mut stream, &mut buffer, may_be_h2, admitted).await;
+        match came {
+            Came::Head(head) => stream = as_request(stream, &mut buffer, head),
+            Came::Preface => return h2::serve(shared, stream, buffer.freeze(), admitted).await,
             Came::Nothing => return,
+            Came::TooSlow => {
+                shared.counts.closed.count(Closed::HeadSlow);
+                return refuse(stream, &respond::slow_head(shared.timeouts.head)).await;
+            }
             Came::Nonsense(problem) => {
                 tracing::debug!(?problem, "a head is refused");
                 shared.counts.closed.count(match problem {
@@ -62,10 +69,6 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream) 
                 });
                 return refuse(stream, &respond::unreadable_head(problem)).await;
             }
-            Came::TooSlow => {
-                shared.counts.closed.count(Closed::HeadSlow);
-                return refuse(stream, &respond::slow_head(shared.timeouts.head)).await;
-            }
         }
         may_be_h2 = false;
         match one(shared, stream, std::mem::take(&mut buffer)).await {
@@ -75,12 +78,34 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, mut stream: Stream) 
     }
 }
 
+/// Makes what came ready for the parser: its target in origin form, and its chunks looked at while they are read.
+fn as_request(stream: Stream, buffer: &mut BytesMut, head: Head) -> Stream {
+    let chunked = head.is_chunked.then(|| {
+        let mut chunks = chunks::Scan::default();
+        let problem = chunks.go_on(&buffer[head.length..]).err();
+        if problem.is_some() {
+            // The parser is given none of it: who reads the body meets the problem.
+            buffer.truncate(head.length);
+        }
+        (chunks, problem)
+    });
+    if head.is_absolute {
+        let rewritten = origin_form(&buffer[..head.length]);
+        *buffer = [rewritten.as_slice(), &buffer[head.length..]].concat().as_slice().into();
+    }
+    match chunked {
+        Some((chunks, problem)) => Box::new(Chunked::new(stream, chunks, problem)),
+        None => stream,
+    }
+}
+
 /// Waits for a request and reads its head into `buffer`, which may hold the beginning of it.
 async fn next<D: Door>(
     shared: &Shared<D>,
     stream: &mut Stream,
     buffer: &mut BytesMut,
     may_be_h2: bool,
+    admitted: &mut Admitted,
 ) -> Came {
     if buffer.is_empty() {
         buffer.reserve(HEAD_BUFFER_BYTES);
@@ -88,6 +113,10 @@ async fn next<D: Door>(
             biased;
             came = timeout(shared.timeouts.idle, stream.read_buf(buffer)) => came,
             () = shared.closing() => return Came::Nothing,
+            () = admitted.evicted() => {
+                shared.counts.closed.count(Closed::HalfOpen);
+                return Came::Nothing;
+            }
             () = shared.crowded.notified() => {
                 shared.counts.closed.count(Closed::Crowded);
                 return Came::Nothing;
@@ -104,28 +133,36 @@ async fn next<D: Door>(
         shared.met_tls();
         return Came::Nonsense(HeadProblem::Malformed("it is TLS, which is not spoken on this port"));
     }
-    let head = async {
-        let mut scan = Scan::default();
-        loop {
-            if may_be_h2 && H2_PREFACE.starts_with(&buffer[..buffer.len().min(H2_PREFACE.len())]) {
-                if buffer.len() >= H2_PREFACE.len() {
-                    return Ok(Came::Preface);
-                }
-            } else {
-                match scan.go_on(buffer) {
-                    Ok(Some(_)) => return Ok(Came::Head),
-                    Ok(None) => {}
-                    Err(problem) => return Ok(Came::Nonsense(problem)),
-                }
+    let mut scan = Scan::default();
+    let deadline = Instant::now() + shared.timeouts.head;
+    loop {
+        if may_be_h2 && H2_PREFACE.starts_with(&buffer[..buffer.len().min(H2_PREFACE.len())]) {
+            if buffer.len() >= H2_PREFACE.len() {
+                return Came::Preface;
             }
-            if stream.read_buf(buffer).await? == 0 {
-                return Ok::<_, io::Error>(Came::Nothing);
+        } else {
+            match scan.go_on(buffer) {
+                Ok(Some(head)) => {
+                    admitted.mark(false);
+                    return Came::Head(head);
+                }
+                Ok(None) => {}
+                Err(problem) => return Came::Nonsense(problem),
             }
         }
-    };
-    match timeout(shared.timeouts.head, head).await {
-        Ok(came) => came.unwrap_or(Came::Nothing),
-        Err(_) => Came::TooSlow,
+        admitted.mark(true);
+        tokio::select! {
+            biased;
+            read = timeout_at(deadline, stream.read_buf(buffer)) => match read {
+                Ok(Ok(1..)) => {}
+                Ok(Ok(0) | Err(_)) => return Came::Nothing,
+                Err(_) => return Came::TooSlow,
+            },
+            () = admitted.evicted() => {
+                shared.counts.closed.count(Closed::HalfOpen);
+                return Came::Nothing;
+            }
+        }
     }
 }
 
@@ -143,15 +180,24 @@ async fn one<D: Door>(shared: &Shared<D>, stream: Stream, buffer: BytesMut) -> O
         Err(error) => {
             tracing::debug!(%error, "a request head that cannot be read");
             respond::unreadable(&mut session).await;
+            linger(session).await;
             return None;
         }
     }
-    if shared.answer(&mut session).await == AfterAnswer::Close {
-        session.shutdown().await;
+    let closes = shared.answer(&mut session).await == AfterAnswer::Close;
+    if closes || session.get_keepalive().is_none() && !session.is_body_done() {
+        linger(session).await;
         return None;
     }
     let (stream, over) = session.finish().await.ok()??.into_parts();
-    Some((stream, over.unwrap_or_default()))
+    Some((Chunked::unwrap(stream), over.unwrap_or_default()))
+}
+
+/// Ends a connection whose response was the last, and lets a client read it that is still sending.
+async fn linger(session: ServerSession) {
+    if let ServerSession::H1(session) = session {
+        refuse(Chunked::unwrap(session.into_inner()), &[]).await;
+    }
 }
 
 /// Writes an answer, says that it was the last, and lets the client read it.

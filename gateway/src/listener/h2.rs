@@ -4,9 +4,11 @@
 //! each a client gets, that a client which only keeps us busy is told to calm down ([`gateway_core::flood`]), and how the
 //! connection ends: GOAWAY first, then everything that was begun, then the close.
 
+use super::admission::Admitted;
 use super::meter::Metered;
 use super::{AfterAnswer, Carries, Door, Shared, Stage};
 use crate::metrics::Closed;
+use crate::respond;
 use bytes::Bytes;
 use gateway_core::flood::Flood;
 use gateway_core::multiplex::REQUESTS_MAX;
@@ -16,6 +18,7 @@ use pingora::protocols::http::v2::server::{self, H2Accept, H2Options, HttpSessio
 use pingora::protocols::{Digest, Stream};
 use std::sync::Arc;
 use std::time::Duration;
+use supervision::task::contained;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -45,7 +48,12 @@ const NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
 type Connection = h2::server::Connection<Stream, Bytes>;
 
 /// Of what comes over `stream`, `read_before` was read already.
-pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, stream: Stream, read_before: Bytes) {
+pub(super) async fn serve<D: Door>(
+    shared: &Arc<Shared<D>>,
+    stream: Stream,
+    read_before: Bytes,
+    admitted: &mut Admitted,
+) {
     let digest = Arc::new(Digest {
         ssl_digest: stream.get_ssl_digest(),
         timing_digest: stream.get_timing_digest(),
@@ -54,7 +62,14 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, stream: Stream, read
     });
     let (stream, mut flooded) = Metered::new(stream, read_before);
     let handshake = server::handshake(Box::new(stream), Some(options(shared.carries)));
-    let mut connection = match timeout(shared.timeouts.head, handshake).await {
+    let handshake = async {
+        tokio::select! {
+            handshake = timeout(shared.timeouts.head, handshake) => Some(handshake),
+            () = admitted.evicted() => None,
+        }
+    };
+    let Some(handshake) = handshake.await else { return shared.counts.closed.count(Closed::HalfOpen) };
+    let mut connection = match handshake {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => return tracing::debug!(%error, "no HTTP/2 handshake"),
         Err(_) => return shared.counts.closed.count(Closed::HandshakeSlow),
@@ -75,6 +90,7 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, stream: Stream, read
             tokio::select! {
                 () = tokio::time::sleep(patience) => Closed::Idle,
                 () = shared.crowded.notified() => Closed::Crowded,
+                () = admitted.evicted() => Closed::HalfOpen,
             }
         };
         let accepted = tokio::select! {
@@ -101,8 +117,11 @@ pub(super) async fn serve<D: Door>(shared: &Arc<Shared<D>>, stream: Stream, read
         match accepted {
             Ok(Some(H2Accept::Session(session))) => {
                 asked = true;
+                admitted.mark(false);
                 let shared = shared.clone();
-                requests.spawn(async move { shared.one(session).await });
+                requests.spawn(async move {
+                    contained("HTTP/2 stream", shared.one(session)).await;
+                });
             }
             Ok(Some(H2Accept::Rejected)) => {
                 malformed += 1;
@@ -157,7 +176,11 @@ impl<D: Door> Shared<D> {
         match self.answer(&mut session).await {
             AfterAnswer::Close => session.shutdown().await,
             // An answer that is not whole ends in a reset when the session is dropped.
-            AfterAnswer::Reuse => drop(session.finish().await),
+            AfterAnswer::Reuse => {
+                // A reset while the client is still sending can hide the response from it.
+                respond::discard(&mut session).await;
+                drop(session.finish().await);
+            }
         }
     }
 }

@@ -1,11 +1,13 @@
-//! Shows [`gateway_core::flood::Meter`] the bytes of an HTTP/2 connection as they are read.
+//! Shows [`gateway_core::flood::Meter`] and [`gateway_core::trailers::Guard`] the bytes of an HTTP/2 connection as they are
+//! read.
 //!
 //! The protocol library does not tell how many frames it was sent; so this stands between it and the connection. Once
 //! there were too many it reads nothing more and rings: whoever owns the connection ends it.
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Buf, Bytes, BytesMut};
 use gateway_core::flood::{Flood, Meter};
+use gateway_core::trailers::Guard;
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::{
     GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, Stream,
@@ -25,6 +27,11 @@ pub(super) struct Metered {
     /// What was read before it was known that this is HTTP/2.
     read_before: Bytes,
     meter: Meter,
+    guard: Guard,
+    /// The beginning of a header block, which waits for its end.
+    held: BytesMut,
+    /// What was held and may be read.
+    released: BytesMut,
     flooded: Option<oneshot::Sender<Flood>>,
 }
 
@@ -33,7 +40,24 @@ impl Metered {
     pub(super) fn new(inner: Stream, read_before: Bytes) -> (Metered, oneshot::Receiver<Flood>) {
         let (flooded, bell) = oneshot::channel();
         let meter = Meter::new(Instant::now());
-        (Metered { inner, read_before, meter, flooded: Some(flooded) }, bell)
+        let (guard, held, released) = (Guard::default(), BytesMut::new(), BytesMut::new());
+        (Metered { inner, read_before, meter, guard, held, released, flooded: Some(flooded) }, bell)
+    }
+}
+
+impl Metered {
+    /// Takes out of `buffer` what has to wait for the end of its header block, from what was read behind `before`.
+    fn hold_back(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
+        if self.held.is_empty() {
+            let released = self.guard.scan(&mut buffer.filled_mut()[before..]);
+            self.held.extend_from_slice(&buffer.filled()[before + released..]);
+            buffer.set_filled(before + released);
+        } else {
+            self.held.extend_from_slice(&buffer.filled()[before..]);
+            buffer.set_filled(before);
+            let released = self.guard.scan(&mut self.held);
+            self.released = self.held.split_to(released);
+        }
     }
 }
 
@@ -43,23 +67,37 @@ impl AsyncRead for Metered {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.flooded.is_none() {
-            return Poll::Pending;
-        }
         let before = buffer.filled().len();
-        if self.read_before.is_empty() {
-            std::task::ready!(Pin::new(&mut self.inner).poll_read(context, buffer))?;
-        } else {
-            let now = self.read_before.len().min(buffer.remaining());
-            buffer.put_slice(&self.read_before.split_to(now));
+        loop {
+            if !self.released.is_empty() {
+                let now = self.released.len().min(buffer.remaining());
+                buffer.put_slice(&self.released[..now]);
+                self.released.advance(now);
+                return Poll::Ready(Ok(()));
+            }
+            if self.flooded.is_none() {
+                return Poll::Pending;
+            }
+            if self.read_before.is_empty() {
+                std::task::ready!(Pin::new(&mut self.inner).poll_read(context, buffer))?;
+            } else {
+                let now = self.read_before.len().min(buffer.remaining());
+                buffer.put_slice(&self.read_before.split_to(now));
+            }
+            if buffer.filled().len() == before {
+                return Poll::Ready(Ok(()));
+            }
+            if let Err(flood) = self.meter.read(&buffer.filled()[before..], Instant::now())
+                && let Some(bell) = self.flooded.take()
+            {
+                // Whoever does not listen any longer is ending the connection already.
+                bell.send(flood).ok();
+            }
+            self.hold_back(buffer, before);
+            if buffer.filled().len() > before {
+                return Poll::Ready(Ok(()));
+            }
         }
-        if let Err(flood) = self.meter.read(&buffer.filled()[before..], Instant::now())
-            && let Some(bell) = self.flooded.take()
-        {
-            // Whoever does not listen any longer is ending the connection already.
-            bell.send(flood).ok();
-        }
-        Poll::Ready(Ok(()))
     }
 }
 

@@ -11,6 +11,10 @@
 //! close`, HTTP/2 gets GOAWAY, and whoever asks is still served, so that a load balancer has time to look elsewhere. Then
 //! it accepts nobody, closes what is idle, and waits for what is in flight, within a bound.
 
+mod admission;
+mod chunked;
+#[cfg(test)]
+mod contained;
 mod h1;
 mod h2;
 mod meter;
@@ -20,16 +24,24 @@ use crate::events::{HopFailures, HopRefused};
 use crate::gathered::Gathered;
 use crate::hop::{Cause, Doorkeeper};
 use crate::metrics::{Closed, ListenerMetrics};
+use crate::respond;
+pub use admission::AddressLimits;
+pub(crate) use admission::{CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
 use bytes::Bytes;
+pub(crate) use chunked::refused as chunks_refused;
 use pingora::listeners::tls::Acceptor;
-use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::l4::listener::Listener as Socket;
+use pingora::protocols::{GetSocketDigest, Stream};
+use replica_core::wire::headers;
+
+use admission::{Admitted, Open};
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
+use supervision::request::{Panicked, contain};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -84,6 +96,7 @@ pub(crate) struct Listener {
     counts: Arc<ListenerMetrics>,
     refused: Arc<HopFailures>,
     carries: Carries,
+    limits: AddressLimits,
 }
 
 /// Whose requests a connection carries.
@@ -115,6 +128,7 @@ struct Shared<D> {
     stage: watch::Receiver<Stage>,
     /// Wakes the connection that is idle for longest.
     crowded: Notify,
+    open: Arc<Open>,
     counts: Arc<ListenerMetrics>,
 }
 
@@ -137,6 +151,7 @@ impl Listener {
             counts,
             refused,
             carries: Carries::OneClients,
+            limits: AddressLimits::NONE,
         })
     }
 
@@ -162,6 +177,11 @@ impl Listener {
         Listener { room: Arc::new(Semaphore::new(connections_max)), ..self }
     }
 
+    /// Lets in so many connections of each address.
+    pub(crate) fn limited_by(self, limits: AddressLimits) -> Listener {
+        Listener { limits, ..self }
+    }
+
     /// A permit for each connection that could be opened now.
     pub(crate) fn room(&self) -> Arc<Semaphore> {
         self.room.clone()
@@ -185,10 +205,20 @@ impl Listener {
         timeouts: Timeouts,
     ) {
         let (stage, seen) = watch::channel(Stage::Serving);
-        let Listener { socket, address: _, greeting, room, counts, refused, carries } = self;
+        let Listener { socket, address: _, greeting, room, counts, refused, carries, limits } = self;
+        let open = Arc::new(Open::new(limits, counts.clone()));
         let crowded = Notify::new();
-        let shared =
-            Arc::new(Shared { door, timeouts, greeting, counts, refused, carries, stage: seen, crowded });
+        let shared = Arc::new(Shared {
+            door,
+            timeouts,
+            greeting,
+            counts,
+            refused,
+            carries,
+            stage: seen,
+            crowded,
+            open,
+        });
         let mut connections = JoinSet::new();
         let left = accept_until(&socket, &shared, &room, &mut connections, leave).await;
         stage.send_replace(Stage::LameDuck);
@@ -231,13 +261,16 @@ async fn accept_until<D: Door, T>(
             biased;
             done = &mut until => return done,
             Some(_) = connections.join_next() => continue,
-            accepted = accept(socket, &mut at_the_door, room, &shared.crowded) => accepted,
+            accepted = accept(socket, &mut at_the_door, room, shared) => accepted,
         };
         match accepted {
-            Ok((stream, place)) => {
+            Ok(Accepted { stream, admitted, place }) => {
                 let shared = shared.clone();
                 connections.spawn(async move {
-                    shared.serve(stream).await;
+                    // Requests are contained one by one; this is for what a connection does between them.
+                    if let Err(Panicked(reason)) = contain(shared.serve(stream, admitted)).await {
+                        tracing::error!(reason, "connection panicked, it is closed");
+                    }
                     drop(place);
                 });
             }
@@ -249,46 +282,85 @@ async fn accept_until<D: Door, T>(
     }
 }
 
+/// A connection that was accepted and let in.
+struct Accepted {
+    stream: pingora::protocols::l4::stream::Stream,
+    admitted: Admitted,
+    place: OwnedSemaphorePermit,
+}
+
+/// A connection that waits for a place.
+struct Waiting {
+    stream: pingora::protocols::l4::stream::Stream,
+    admitted: Admitted,
+    /// Another connection was asked to close for this one; one is enough, however often the wait is begun anew.
+    has_made_room: bool,
+}
+
 /// Pingora's own accept, because it notes who the peer is: nobody else tells a session. A place is looked for when somebody
-/// is there who needs it: whoever is idle makes room for that one, and not for nobody. Who waits for a place stays
-/// `at_the_door` when this is given up.
-async fn accept(
+/// is there who needs it: whoever is half-open, or else idle, makes room for that one, and not for nobody. Who waits for a
+/// place stays `at_the_door` when this is given up.
+async fn accept<D: Door>(
     socket: &Socket,
-    at_the_door: &mut Option<pingora::protocols::l4::stream::Stream>,
+    at_the_door: &mut Option<Waiting>,
     room: &Arc<Semaphore>,
-    crowded: &Notify,
-) -> io::Result<(pingora::protocols::l4::stream::Stream, OwnedSemaphorePermit)> {
-    if at_the_door.is_none() {
-        *at_the_door = Some(socket.accept().await?);
+    shared: &Shared<D>,
+) -> io::Result<Accepted> {
+    while at_the_door.is_none() {
+        let stream = socket.accept().await?;
+        match shared.open.admit(address(&stream)) {
+            Some(admitted) => *at_the_door = Some(Waiting { stream, admitted, has_made_room: false }),
+            None => shared.counts.closed.count(Closed::AddressFull),
+        }
     }
     let place = match room.clone().try_acquire_owned() {
         Ok(place) => place,
         Err(_) => {
-            crowded.notify_one();
+            if let Some(waiting) = at_the_door.as_mut().filter(|waiting| !waiting.has_made_room) {
+                waiting.has_made_room = true;
+                if !shared.open.evict_half_open(&waiting.admitted) {
+                    shared.crowded.notify_one();
+                }
+            }
             room.clone().acquire_owned().await.expect("the semaphore is never closed")
         }
     };
-    let mut stream = at_the_door.take().expect("somebody came");
+    let Waiting { mut stream, admitted, .. } = at_the_door.take().expect("somebody came");
     stream.set_nodelay().map_err(io::Error::other)?;
-    Ok((stream, place))
+    Ok(Accepted { stream, admitted, place })
+}
+
+/// Where a connection comes from; one of unknown origin shares the limits of all such.
+fn address(stream: &pingora::protocols::l4::stream::Stream) -> IpAddr {
+    let digest = stream.get_socket_digest();
+    let peer = digest.as_ref().and_then(|digest| digest.peer_addr()?.as_inet().map(SocketAddr::ip));
+    peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
 }
 
 impl<D: Door> Shared<D> {
     /// One connection, from its first byte to its last.
-    async fn serve(self: &Arc<Self>, stream: pingora::protocols::l4::stream::Stream) {
+    async fn serve(self: &Arc<Self>, stream: pingora::protocols::l4::stream::Stream, mut admitted: Admitted) {
         let stream = match &*self.greeting {
-            Greeting::Clear => return h1::serve(self, Box::new(self.gathered(stream))).await,
+            Greeting::Clear => {
+                return h1::serve(self, Box::new(self.gathered(stream)), &mut admitted).await;
+            }
             Greeting::Gateways(doorkeeper) => doorkeeper.greet(stream, self.timeouts.head).await,
-            Greeting::Clients(tls) => match timeout(self.timeouts.head, tls.tls_handshake(stream)).await {
-                Ok(Ok(stream)) => Some(stream),
-                Ok(Err(error)) => {
-                    self.counts.closed.count(Closed::Handshake);
-                    tracing::debug!(%error, "a TLS handshake failed");
-                    None
-                }
-                Err(_) => {
-                    self.counts.closed.count(Closed::HandshakeSlow);
-                    tracing::debug!("a TLS handshake took too long");
+            Greeting::Clients(tls) => tokio::select! {
+                handshake = timeout(self.timeouts.head, tls.tls_handshake(stream)) => match handshake {
+                    Ok(Ok(stream)) => Some(stream),
+                    Ok(Err(error)) => {
+                        self.counts.closed.count(Closed::Handshake);
+                        tracing::debug!(%error, "a TLS handshake failed");
+                        None
+                    }
+                    Err(_) => {
+                        self.counts.closed.count(Closed::HandshakeSlow);
+                        tracing::debug!("a TLS handshake took too long");
+                        None
+                    }
+                },
+                () = admitted.evicted() => {
+                    self.counts.closed.count(Closed::HalfOpen);
                     None
                 }
             },
@@ -296,8 +368,8 @@ impl<D: Door> Shared<D> {
         let Some(stream) = stream else { return };
         let stream: Stream = Box::new(self.gathered(stream));
         match stream.selected_alpn_proto() {
-            Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new()).await,
-            _ => h1::serve(self, stream).await,
+            Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new(), &mut admitted).await,
+            _ => h1::serve(self, stream, &mut admitted).await,
         }
     }
 
@@ -308,8 +380,17 @@ impl<D: Door> Shared<D> {
     /// Answers one request; says whether its connection may go on.
     async fn answer(&self, session: &mut ServerSession) -> AfterAnswer {
         session.set_write_timeout(Some(self.timeouts.write));
-        session.req_header_mut().extensions_mut().insert(Notice(self.stage.clone()));
-        self.door.answer(session).await
+        let notice = Notice { stage: self.stage.clone(), carries: self.carries };
+        session.req_header_mut().extensions_mut().insert(notice);
+        match contain(self.door.answer(session)).await {
+            Ok(after) => after,
+            Err(Panicked(reason)) => {
+                let id = session.get_header(headers::REQUEST_ID).and_then(|id| id.to_str().ok());
+                let id = id.unwrap_or_default().to_owned();
+                tracing::error!(request = id, reason, "request panicked");
+                respond::panicked(session, &[(headers::REQUEST_ID, &id)]).await
+            }
+        }
     }
 
     /// Somebody speaks TLS on a port that is in the clear.
@@ -328,7 +409,17 @@ impl<D: Door> Shared<D> {
 /// Travels with a request, so that its answer can say whether the connection may be used again: what is known of that
 /// when the answer is written, not when the request came.
 #[derive(Clone)]
-struct Notice(watch::Receiver<Stage>);
+struct Notice {
+    stage: watch::Receiver<Stage>,
+    carries: Carries,
+}
+
+/// Whether a client that has closed its side of the connection may still wait for the response (RFC 9112, 9.6). A gateway
+/// never does: its requests end with their connection.
+pub(crate) fn may_half_close(session: &ServerSession) -> bool {
+    let carries = session.req_header().extensions.get::<Notice>().map(|notice| notice.carries);
+    !session.is_http2() && carries == Some(Carries::OneClients)
+}
 
 /// To be called before the head of an answer is written: HTTP/1 says in it that the connection ends.
 pub(crate) fn heed_notice(session: &mut ServerSession) {
@@ -336,7 +427,7 @@ pub(crate) fn heed_notice(session: &mut ServerSession) {
         .req_header()
         .extensions
         .get::<Notice>()
-        .is_some_and(|Notice(stage)| *stage.borrow() != Stage::Serving);
+        .is_some_and(|notice| *notice.stage.borrow() != Stage::Serving);
     if leaving {
         session.set_keepalive(None);
     }

@@ -75,6 +75,10 @@ labels! {
         Idle = "idle",
         /// It was the longest without one when there was no place for another.
         Crowded = "crowded",
+        /// It had not sent the whole head of a request when its place was needed, or when its address had too many such.
+        HalfOpen = "half_open",
+        /// Its address had as many as it may.
+        AddressFull = "address_full",
         /// Its TLS handshake failed.
         Handshake = "handshake",
         /// Its TLS handshake, or its first words of HTTP/2, took too long.
@@ -119,8 +123,14 @@ labels! {
         NoRoom = "no_room",
         /// More bytes than one may have.
         TooLarge = "too_large",
-        /// It did not come in its time.
+        /// It did not come in its time, or too slowly.
         TooSlow = "too_slow",
+        /// No byte of it came for too long.
+        Stalled = "stalled",
+        /// The bodies of its tenant have all the memory that one tenant may have.
+        TenantFull = "tenant_full",
+        /// The bodies of its connection have all the memory that one connection may have.
+        ConnectionFull = "connection_full",
         /// Not what its framing or its coding promises.
         Malformed = "malformed",
     }
@@ -187,12 +197,15 @@ pub(crate) struct ListenerMetrics {
     pub(crate) closed: Tally<Closed>,
     /// By the kind of the frame that was one too many.
     pub(crate) floods: Tally<Idle>,
+    /// Connections that have not sent the whole head of a request.
+    pub(crate) half_open: Count,
 }
 
 /// What requests have met on their way in, at either role.
 pub(crate) struct Names {
     pub(crate) closed: &'static str,
     pub(crate) floods: &'static str,
+    pub(crate) half_open: &'static str,
     pub(crate) bodies: &'static str,
 }
 
@@ -200,17 +213,21 @@ impl Names {
     pub(crate) const EDGE: Names = Names {
         closed: "meridian_gateway_connections_closed_total",
         floods: "meridian_gateway_floods_total",
+        half_open: "meridian_gateway_connections_half_open",
         bodies: "meridian_gateway_bodies_not_taken_total",
     };
     pub(crate) const INGRESS: Names = Names {
         closed: "meridian_ingress_connections_closed_total",
         floods: "meridian_ingress_floods_total",
+        half_open: "meridian_ingress_connections_half_open",
         bodies: "meridian_ingress_bodies_not_taken_total",
     };
 
     pub(crate) fn render(&self, text: &mut Text, listener: &ListenerMetrics, bodies: &Tally<NotTaken>) {
-        let Names { closed, floods, bodies: not_taken } = self;
+        let Names { closed, floods, half_open, bodies: not_taken } = self;
         listener.closed.render(text, closed, "Connections that were ended from this side, by why.", "why");
+        let help = "Connections that have not sent the whole head of a request yet.";
+        text.single(half_open, Kind::Gauge, help, listener.half_open.get());
         let help =
             "HTTP/2 connections that were ended for frames which bring nothing, by the last one's kind.";
         listener.floods.render(text, floods, help, "frame");

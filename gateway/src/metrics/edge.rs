@@ -26,6 +26,9 @@ pub(crate) struct EdgeMetrics {
     stages: [Histogram; Stage::ALL.len()],
     /// Route tables that could not be read, or were no newer than the one in hand.
     pub(crate) tables_refused: Count,
+    /// Readings of the gateway's own file of tenants that changed something, and those that could not be used.
+    pub(crate) tenants_reloaded: Count,
+    pub(crate) tenants_refused: Count,
     pub(crate) bytes_in: Count,
     pub(crate) bytes_out: Count,
     pub(crate) shed: ShedMetrics,
@@ -63,6 +66,8 @@ impl EdgeMetrics {
             seconds: Default::default(),
             stages: Default::default(),
             tables_refused: Count::default(),
+            tenants_reloaded: Count::default(),
+            tenants_refused: Count::default(),
             bytes_in: Count::default(),
             bytes_out: Count::default(),
             shed: ShedMetrics::default(),
@@ -112,8 +117,15 @@ impl EdgeMetrics {
             text.histogram(name, &[("stage", stage.as_str())], &self.stages[stage as usize]);
         }
         let name = "meridian_gateway_tables_refused_total";
-        let help = "Route tables of a hub that were not taken: they could not be read, or were no newer.";
+        let help = "Route tables of a hub or of the disk that were not taken: they could not be read, were no newer, or \
+                    were of a generation that no hub can have published.";
         text.single(name, Kind::Counter, help, self.tables_refused.get());
+        let name = "meridian_gateway_tenants_reloaded_total";
+        let help = "Times that the gateway's own tenants file or its key files were read and taken.";
+        text.single(name, Kind::Counter, help, self.tenants_reloaded.get());
+        let name = "meridian_gateway_tenants_reload_failures_total";
+        let help = "Times that they were rejected; the tenants and keys in use stayed.";
+        text.single(name, Kind::Counter, help, self.tenants_refused.get());
         self.shed.render(text);
         let help = "Requests that could be computed in pieces, by when they had their turn.";
         self.turns.render(text, "meridian_gateway_scattered_requests_total", help, "turn");

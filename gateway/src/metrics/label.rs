@@ -16,10 +16,7 @@ impl Asked {
     pub(crate) const OTHER: Asked = Asked("other");
 
     pub(crate) fn of(endpoint: &Endpoint<'_>) -> Asked {
-        match endpoint {
-            Endpoint::Models => Asked("/v1/models"),
-            Endpoint::Computed(target) => Asked(target.path),
-        }
+        Asked(endpoint.path())
     }
 
     /// What a replica serves at this path.

@@ -12,6 +12,7 @@ mod edge;
 mod histogram;
 mod ingress;
 mod label;
+mod panics;
 mod tenants;
 mod text;
 
@@ -20,6 +21,7 @@ pub(crate) use edge::EdgeMetrics;
 pub(crate) use histogram::Histogram;
 pub(crate) use ingress::{HoldMetrics, IngressMetrics};
 pub(crate) use label::{Asked, Ending, Lane, Protocol, Stage};
+pub(crate) use panics::render as render_panics;
 pub(crate) use text::{CONTENT_TYPE, Kind, Text};
 
 use std::sync::OnceLock;
@@ -38,6 +40,11 @@ impl Count {
     /// One less, of a number that falls too.
     pub(crate) fn less(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A number that is known whole.
+    pub(crate) fn set(&self, n: usize) {
+        self.0.store(n as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {

@@ -9,7 +9,7 @@ use super::{Count, Ending, Kind, Text};
 use gateway_core::keys::KeyRing;
 use regions::id::TenantId;
 use std::collections::BTreeMap;
-use std::sync::RwLock;
+use supervision::RwLock;
 
 /// The row of all who are tenants no longer. No tenant can have this name.
 const FORMER: &str = "(former)";
@@ -57,7 +57,7 @@ impl TenantMetrics {
 
     /// These are the tenants from now on. What was counted of whoever is one still stays his.
     pub(crate) fn adopt(&self, keys: &KeyRing) {
-        let rows = &mut *self.0.write().expect("nothing panics that holds it");
+        let rows = &mut *self.0.write();
         let mut before = std::mem::take(&mut rows.now);
         for tenant in keys.tenants() {
             rows.now.insert(tenant.id.clone(), before.remove(&tenant.id).unwrap_or_default());
@@ -69,7 +69,7 @@ impl TenantMetrics {
 
     /// A request of this tenant ended so.
     pub(crate) fn ended(&self, tenant: &TenantId, ending: Ending, inputs: u64, tokens: u64) {
-        let rows = &*self.0.read().expect("nothing panics that holds it");
+        let rows = &*self.0.read();
         let by = rows.now.get(tenant).unwrap_or(&rows.former);
         by.outcomes[Outcome::of(ending) as usize].add(1);
         by.inputs.add(inputs);
@@ -77,7 +77,7 @@ impl TenantMetrics {
     }
 
     pub(super) fn render(&self, text: &mut Text) {
-        let rows = &*self.0.read().expect("nothing panics that holds it");
+        let rows = &*self.0.read();
         let name = "meridian_gateway_tenant_requests_total";
         text.head(name, Kind::Counter, "Requests of each tenant, by outcome.");
         for (tenant, by) in rows.named() {

@@ -233,7 +233,7 @@ async fn read_head(connection: &mut Connection) -> Result<Head, Broken> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::Method;
+    use crate::upstream::UpstreamMethod;
     use pool::OPENING_MAX;
     use regions::set::RegionIndex;
     use std::net::SocketAddr;
@@ -242,7 +242,7 @@ mod tests {
     const BODY: &[u8] = b"{\"input\":\"x\"}";
 
     fn request() -> RequestHead {
-        let mut head = RequestHead::new(Method::POST).for_path("/v1/embeddings");
+        let mut head = RequestHead::new(UpstreamMethod::Post).for_path("/v1/embeddings");
         head.put("content-length", BODY.len().to_string());
         head
     }

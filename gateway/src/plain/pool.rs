@@ -12,9 +12,10 @@ use gateway_core::lawful::Peer;
 use regions::set::RegionIndex;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Connections kept idle, over all ways.
@@ -147,7 +148,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().expect("nothing panics while it holds the lock")
+        self.0.lock()
     }
 }
 

@@ -1,9 +1,9 @@
 //! Receipts on their way into a file: entries made of what was told, and the lines that go out in one write.
 
-use super::Received;
+use super::{Received, Receiving};
 use gateway_core::receipt::PseudonymKey;
 use gateway_core::receipt::chain::Head;
-use gateway_core::receipt::entry::EntryV1;
+use gateway_core::receipt::entry::Entry;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ impl Batch {
         Batch { lines: Vec::new(), head }
     }
 
-    pub(super) fn put(&mut self, entry: &EntryV1<'_>) {
+    pub(super) fn put(&mut self, entry: &Entry<'_>) {
         self.head.append(entry, &mut self.lines);
     }
 }
@@ -51,9 +51,10 @@ impl Pseudonyms {
     }
 }
 
-pub(super) fn arrival<'a>(pseudonyms: &'a mut Pseudonyms, received: &'a Received) -> EntryV1<'a> {
-    let Received { request, attempt, tenant, deployment, residency, at_ms, took, outcome } = received;
-    EntryV1::Arrival {
+pub(super) fn arrival<'a>(pseudonyms: &'a mut Pseudonyms, received: &'a Received) -> Entry<'a> {
+    let Received { request, attempt, tenant, deployment, residency, at_ms, took, outcome, key, number: _ } =
+        received;
+    Entry::Arrival {
         request: request.into(),
         attempt: *attempt,
         tenant: tenant.as_deref().map(|tenant| pseudonyms.of(tenant).into()),
@@ -62,6 +63,21 @@ pub(super) fn arrival<'a>(pseudonyms: &'a mut Pseudonyms, received: &'a Received
         at_ms: *at_ms,
         took_us: micros(*took),
         outcome: Cow::Borrowed(*outcome),
+        key: key.map(|key| key.to_string().into()),
+    }
+}
+
+pub(super) fn received<'a>(pseudonyms: &'a mut Pseudonyms, receiving: &'a Receiving) -> Entry<'a> {
+    let Receiving { number, request, attempt, tenant, deployment, residency, at_ms, key } = receiving;
+    Entry::Received {
+        number: *number,
+        request: request.into(),
+        attempt: *attempt,
+        tenant: tenant.as_deref().map(|tenant| pseudonyms.of(tenant).into()),
+        deployment: deployment.as_ref().map(|name| name.as_str().into()),
+        residency: residency.as_deref().unwrap_or("anywhere").into(),
+        at_ms: *at_ms,
+        key: key.map(|key| key.to_string().into()),
     }
 }
 

@@ -4,7 +4,7 @@
 //! newest chain of its folder that nobody holds; while one hands over to another, each has its own.
 
 use gateway_core::receipt::chain::{Head, entry_of};
-use gateway_core::receipt::entry::{EntryV1, Role};
+use gateway_core::receipt::entry::{Entry, Role};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -91,7 +91,7 @@ pub(super) fn standing(dir: &Path, files: &[Name]) -> io::Result<Option<Standing
     }
     let mut lines = content[..whole].split_inclusive(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
     let first = lines.next().unwrap_or_default();
-    let Some(EntryV1::File { before, role, place, .. }) = entry_of(first) else { return Ok(None) };
+    let Some(Entry::File { before, role, place, .. }) = entry_of(first) else { return Ok(None) };
     let writer = Some((role, place.into_owned()));
     let Ok(mut head) = before.parse::<Head>() else { return Ok(None) };
     let mut clean = false;
@@ -100,7 +100,7 @@ pub(super) fn standing(dir: &Path, files: &[Name]) -> io::Result<Option<Standing
         if problem.is_some() {
             return Ok(None);
         }
-        clean = matches!(entry, Some(EntryV1::Closed { .. }));
+        clean = matches!(entry, Some(Entry::Closed { .. }));
     }
     Ok(Some(Standing { number: last.number, head, len: whole as u64, torn_bytes, clean, writer }))
 }

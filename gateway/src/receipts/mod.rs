@@ -5,20 +5,27 @@
 //! at least once a second. What cannot be written is counted, and written as a gap as soon as something can be: nothing is
 //! dropped silently, and no request waits for a disk.
 //!
-//! Whoever would rather refuse a request than lose its receipt says `required = true`: then a request of a locked
-//! deployment is let in only with a [`Promise`] of a place in the queue, while the disk takes what it is given.
+//! With `required = true` a request of a locked deployment is admitted only with a [`Promise`] of a place in the queue, and
+//! forwarded only when the receipt of that is durable ([`Recorder::commit`]): the writer makes one fsync for all requests
+//! that wait for one (group commit). Without it nothing is forwarded, and the request is rejected.
+//!
+//! The process that owns the chain ends it ([`Writing::finish`]); it does not depend on who else still has a [`Recorder`].
 
 mod audit;
 mod batch;
+mod before;
 mod file;
 mod writer;
 
 pub use audit::{audit, files_in};
+pub(crate) use before::{Before, Receiving, Sending};
 
 use crate::events::Finished;
-use crate::metrics::{Count, Kind, Text};
+use crate::metrics::{Count, Histogram, Kind, Text};
 use gateway_core::receipt::entry::{Role, Why};
-use gateway_core::receipt::{Essence, PseudonymKey, ReceiptId};
+use gateway_core::receipt::{AttemptKey, Essence, PseudonymKey, ReceiptId};
+use gateway_core::words::Ended;
+use rand::Rng;
 use regions::id::{DeploymentName, RegionId};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -26,13 +33,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::thread::Thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot};
 
 /// Requests whose receipts wait to be written: a second of a busy edge, at about 300 bytes each.
 pub const QUEUE_MAX: usize = 16_384;
 /// A file that has grown to this is followed by another: ten minutes of 250 requests/s, and read by an audit at once.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
+/// How long a request waits for its receipt to be durable. A disk that takes longer for one fsync does not respond.
+const COMMIT_MAX: Duration = Duration::from_secs(5);
 
 /// How receipts are kept.
 #[derive(Clone)]
@@ -118,6 +128,10 @@ pub(crate) struct Received {
     pub(crate) at_ms: u64,
     pub(crate) took: Duration,
     pub(crate) outcome: &'static str,
+    /// The key of the attempt, if its gateway gave one.
+    pub(crate) key: Option<AttemptKey>,
+    /// The number of its [`Receiving`], if there is one.
+    pub(crate) number: Option<u64>,
 }
 
 /// Something to be written.
@@ -126,15 +140,24 @@ pub(crate) enum Told {
     Sent(Arc<Finished>),
     /// What a region's door says of one.
     Received(Box<Received>),
+    /// What is made durable before a request is forwarded, and who waits for it.
+    Before(Box<Before>, oneshot::Sender<bool>),
+    /// Nothing comes after this.
+    Close,
 }
 
 impl Told {
-    /// How many receipts it is.
+    /// How many receipts it is. A request that waits to be forwarded has none yet: if this cannot be written it is not
+    /// forwarded, and nothing is missing.
     fn receipts(&self) -> u64 {
         match self {
             // Nothing was sent before it was understood, and by whom it was asked.
-            Told::Sent(request) => request.trail.count() as u64,
+            Told::Sent(request) => {
+                let sent = |end| Ended::from(end) != Ended::ReceiptUnavailable;
+                request.trail.attempts().filter(|attempt| sent(attempt.end)).count() as u64
+            }
             Told::Received(_) => 1,
+            Told::Before(..) | Told::Close => 0,
         }
     }
 }
@@ -152,6 +175,11 @@ pub(crate) struct Shared {
     syncs: Count,
     /// Receipts that were lost, by why; they are in a gap, or will be.
     lost: [Count; 3],
+    /// Requests that were rejected for want of a receipt, and since when some of them were not written yet.
+    rejected: Count,
+    rejected_since_ms: AtomicU64,
+    /// How long requests waited for their receipts to be durable.
+    commits: Histogram,
 }
 
 impl Shared {
@@ -161,6 +189,12 @@ impl Shared {
 
     fn failing(&self) -> bool {
         self.failing.load(Ordering::Relaxed)
+    }
+
+    /// A request was rejected, or an attempt not made, for want of a receipt.
+    fn reject(&self) {
+        let _ = self.rejected_since_ms.compare_exchange(0, now_ms(), Ordering::Relaxed, Ordering::Relaxed);
+        self.rejected.add(1);
     }
 }
 
@@ -184,15 +218,24 @@ pub(crate) struct Recorder {
     shared: Arc<Shared>,
     chain: Arc<str>,
     required: bool,
+    /// What the keys of this process's attempts begin with.
+    process: u64,
+    numbers: Arc<AtomicU64>,
+    writer: Thread,
 }
 
-/// The writer's end.
+/// The end of the chain, which its owner makes.
 pub(crate) struct Writing {
+    queue: mpsc::Sender<Told>,
     done: oneshot::Receiver<()>,
 }
 
 /// A place in the queue.
 pub(crate) struct Promise(mpsc::OwnedPermit<Told>);
+
+/// A receipt could not be made durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoReceipt;
 
 impl Recorder {
     /// Opens the chain of this process, or goes on with one that another has left, and starts its writer.
@@ -208,9 +251,10 @@ impl Recorder {
     ) -> Result<(Recorder, Writing), ReceiptsError> {
         let (queue, told) = mpsc::channel(config.queue);
         let shared = Arc::new(Shared::default());
+        let process = rand::rng().random();
         let dir_problem = |source| ReceiptsError::Dir { dir: config.dir.display().to_string(), source };
-        let writer =
-            writer::Writer::open(config, role, place, regions, shared.clone()).map_err(dir_problem)?;
+        let writer = writer::Writer::open(config, role, place, regions, process, shared.clone())
+            .map_err(dir_problem)?;
         let chain: Arc<str> = writer.chain().into();
         let (ended, done) = oneshot::channel();
         let run = move || {
@@ -218,32 +262,70 @@ impl Recorder {
             // Whoever waits may have given up.
             ended.send(()).ok();
         };
-        std::thread::Builder::new().name("receipts".to_owned()).spawn(run).map_err(dir_problem)?;
-        let required = config.required;
-        Ok((Recorder { queue, shared, chain, required }, Writing { done }))
+        let thread = supervision::task::thread("receipts", run).map_err(dir_problem)?;
+        let writing = Writing { queue: queue.clone(), done };
+        let (required, writer) = (config.required, thread.thread().clone());
+        let numbers = Arc::new(AtomicU64::new(1));
+        Ok((Recorder { queue, shared, chain, required, process, numbers, writer }, writing))
     }
 
-    /// Whether a request of a locked deployment needs a [`Promise`].
+    /// Whether a request of a locked deployment needs a [`Promise`], and a receipt before it is forwarded.
     pub(crate) fn required(&self) -> bool {
         self.required
     }
 
+    /// The next number of an attempt or arrival of this process.
+    pub(crate) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The key of the attempt with this number.
+    pub(crate) fn key(&self, number: u64) -> AttemptKey {
+        AttemptKey { gateway: self.process, number }
+    }
+
     /// A place for one request's receipts, if there is one and the disk takes what it is given.
     pub(crate) fn promise(&self) -> Option<Promise> {
-        if self.shared.failing() {
-            return None;
+        let failing = self.shared.failing();
+        let place = (!failing).then(|| self.queue.clone().try_reserve_owned().ok()).flatten();
+        if place.is_none() {
+            self.shared.reject();
         }
-        self.queue.clone().try_reserve_owned().ok().map(Promise)
+        place.map(Promise)
+    }
+
+    /// Makes the receipt of a request durable that is about to be forwarded.
+    ///
+    /// # Errors
+    ///
+    /// When it is not known to be durable; then nothing of the request may be forwarded.
+    pub(crate) async fn commit(&self, before: Before) -> Result<(), NoReceipt> {
+        let begun = Instant::now();
+        let (answer, answered) = oneshot::channel();
+        if self.queue.try_send(Told::Before(Box::new(before), answer)).is_err() {
+            self.shared.reject();
+            return Err(NoReceipt);
+        }
+        self.writer.unpark();
+        let durable = tokio::time::timeout(COMMIT_MAX, answered).await;
+        self.shared.commits.observe(begun.elapsed());
+        if matches!(durable, Ok(Ok(true))) {
+            return Ok(());
+        }
+        self.shared.reject();
+        Err(NoReceipt)
     }
 
     /// Hands over what there is to say of a request. Never waits: without a place it is counted, and becomes part of a gap.
     pub(crate) fn record(&self, told: Told, promise: Option<Promise>) {
+        if let Some(Promise(place)) = promise {
+            drop(place.send(told));
+            return;
+        }
         if told.receipts() == 0 {
             return;
         }
-        if let Some(Promise(place)) = promise {
-            drop(place.send(told));
-        } else if let Err(mpsc::error::TrySendError::Full(told) | mpsc::error::TrySendError::Closed(told)) =
+        if let Err(mpsc::error::TrySendError::Full(told) | mpsc::error::TrySendError::Closed(told)) =
             self.queue.try_send(told)
         {
             let receipts = told.receipts();
@@ -266,8 +348,10 @@ impl Recorder {
         region: &str,
         residency: &str,
         at_ms: u64,
+        number: u64,
     ) -> ReceiptId {
-        Essence { chain: &self.chain, request, attempt, region, residency, at_ms }.id()
+        let key = Some(self.key(number));
+        Essence { chain: &self.chain, request, attempt, region, residency, at_ms, key }.id()
     }
 
     /// For whoever shows how it is. It does not keep the writer from ending.
@@ -285,12 +369,16 @@ pub(crate) struct Gauge {
 
 impl Gauge {
     pub(crate) fn render(&self, text: &mut Text) {
-        let Shared { overflowed: _, overflowed_since_ms: _, failing: _, written, bytes, syncs, lost: _ } =
-            &*self.shared;
+        let Shared { written, bytes, syncs, rejected, .. } = &*self.shared;
         for (name, help, count) in [
             ("meridian_receipts_written_total", "Receipts that were written.", written),
             ("meridian_receipts_bytes_total", "Bytes of receipts files.", bytes),
             ("meridian_receipts_syncs_total", "Times that they were made durable.", syncs),
+            (
+                "meridian_receipts_rejected_total",
+                "Requests that were rejected because their receipt could not be made durable.",
+                rejected,
+            ),
         ] {
             text.single(name, Kind::Counter, help, count.get());
         }
@@ -300,6 +388,9 @@ impl Gauge {
         for (why, word) in whys {
             text.sample(name, &[("why", word)], self.shared.lost(why).get());
         }
+        let name = "meridian_receipts_commit_seconds";
+        text.head(name, Kind::Histogram, "Time that requests waited for their receipts to be durable.");
+        text.histogram(name, &[], &self.shared.commits);
         let failing = u8::from(self.shared.failing());
         let name = "meridian_receipts_failing";
         text.single(name, Kind::Gauge, "1 while the disk does not take receipts.", failing);
@@ -313,10 +404,16 @@ impl Gauge {
 }
 
 impl Writing {
-    /// Waits until everything that was handed in is written, for so long at most. Every [`Recorder`] has to be gone.
+    /// Ends the chain when everything is written that was handed in before, and waits for that, for so long at most.
     pub(crate) async fn finish(self, within: Duration) {
-        if tokio::time::timeout(within, self.done).await.is_err() {
-            tracing::error!(?within, "the disk did not take the last receipts in time");
+        let Writing { queue, done } = self;
+        let written = async {
+            if queue.send(Told::Close).await.is_ok() {
+                done.await.ok();
+            }
+        };
+        if tokio::time::timeout(within, written).await.is_err() {
+            tracing::error!(?within, "the last receipts were not written in time");
         }
     }
 }

@@ -3,26 +3,28 @@
 //! A batch is appended whole or not at all: what a failed write has left is cut off before the next, and the chain stands
 //! where it stood. What could not be written is a gap, which goes first as soon as something can be written again.
 //!
+//! A batch in which somebody waits for a receipt is made durable before anybody is answered; those who come meanwhile wait for
+//! the next one. So one fsync serves all that have come in the time of the one before.
+//!
 //! The thread looks for work fifty times a second instead of being woken by each request: waking a thread costs more than
 //! everything else that a request does here. Having slept, it would then be let run to the end by the kernel, a third of a
 //! millisecond at 12,000 requests a second, while whoever answers requests waits for the core; so it gives way after each
-//! handful, for as long as that costs it little.
+//! handful, for as long as that costs it little. Only a request that waits for its receipt wakes it.
 
-use super::batch::{Batch, Pseudonyms, arrival, micros};
+mod entries;
+
+use super::batch::{Batch, Pseudonyms, received};
+use super::before::Before;
 use super::file::{Name, Standing, list, lock, standing};
 use super::{ReceiptsConfig, Shared, Told, now_ms};
-use crate::events::{Finished, Understood, began_ms};
 use gateway_core::lawful::Residency;
-use gateway_core::receipt::Essence;
 use gateway_core::receipt::chain::Head;
-use gateway_core::receipt::entry::{EntryV1, Role, VERSION, Why};
-use gateway_core::trail::Attempted;
-use gateway_core::words::Ended;
+use gateway_core::receipt::entry::{Entry, Role, VERSION, Why};
 use rand::Rng;
 use regions::id::RegionId;
 use regions::set::RegionSet;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -44,15 +46,14 @@ const PAUSE: Duration = Duration::from_millis(20);
 const RETRY: Duration = Duration::from_millis(250);
 /// How long a receipt may be in the machine's memory only.
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
-/// Laws that a file remembers having written. A client may narrow its law in many ways; beyond this they are forgotten
-/// and written again.
-const LAWS_MAX: usize = 1024;
 
 /// The writer of a chain.
 pub(super) struct Writer {
     dir: PathBuf,
     role: Role,
     place: RegionId,
+    /// What the keys of this process's attempts begin with.
+    process: u64,
     /// By their index.
     regions: Vec<RegionId>,
     shared: Arc<Shared>,
@@ -78,6 +79,10 @@ pub(super) struct Writer {
     /// Receipts that are written and may not be durable, and since when.
     unsynced: u64,
     unsynced_since: Option<Instant>,
+    /// Numbers of receipts that are durable and whose outcome was not written.
+    open: HashSet<u64>,
+    /// Of the requests that were rejected, how many the chain tells of.
+    rejected_written: u64,
 }
 
 impl Writer {
@@ -87,6 +92,7 @@ impl Writer {
         role: Role,
         place: &RegionId,
         regions: Vec<RegionId>,
+        process: u64,
         shared: Arc<Shared>,
     ) -> io::Result<Writer> {
         let ReceiptsConfig { dir, key, required: _, queue: _, file_bytes } = config;
@@ -111,6 +117,7 @@ impl Writer {
             dir: dir.clone(),
             role,
             place: place.clone(),
+            process,
             regions,
             shared,
             file_bytes: *file_bytes,
@@ -129,11 +136,13 @@ impl Writer {
             gaps: BTreeMap::new(),
             unsynced: 0,
             unsynced_since: None,
+            open: HashSet::new(),
+            rejected_written: 0,
         };
         writer.begin_file()?;
         if resumed {
             let mut batch = Batch::after(writer.head);
-            batch.put(&EntryV1::Resumed { at_ms: now_ms(), clean, torn_bytes });
+            batch.put(&Entry::Resumed { at_ms: now_ms(), clean, torn_bytes });
             writer.append(batch)?;
             tracing::info!(chain = writer.chain, clean, torn_bytes, "receipts go on");
         }
@@ -145,20 +154,28 @@ impl Writer {
         &self.chain
     }
 
-    /// Writes what it is told until nobody can tell it anything any more.
+    /// Writes what it is told until it is told to close, or nobody can tell it anything any more.
     pub(super) fn run(mut self, mut queue: mpsc::Receiver<Told>) {
         let mut told = Vec::with_capacity(BATCH_MAX);
         while self.next(&mut queue, &mut told) {
+            if told.iter().any(|told| matches!(told, Told::Close)) {
+                queue.close();
+                break;
+            }
             let full = told.len() == BATCH_MAX;
             self.write(&mut told);
             if self.unsynced_since.is_some_and(|since| since.elapsed() >= SYNC_PERIOD) {
                 self.sync();
             }
             if self.shared.failing() {
-                std::thread::sleep(RETRY);
+                std::thread::park_timeout(RETRY);
             } else if !full {
-                std::thread::sleep(PAUSE);
+                std::thread::park_timeout(PAUSE);
             }
+        }
+        // What was handed in until now.
+        while let Ok(one) = queue.try_recv() {
+            told.push(one);
         }
         self.write(&mut told);
         self.close();
@@ -166,7 +183,7 @@ impl Writer {
 
     /// Takes what there is, and waits only if there is nothing else to do; false once nobody is left to tell anything.
     fn next(&self, queue: &mut mpsc::Receiver<Told>, told: &mut Vec<Told>) -> bool {
-        if self.gaps.is_empty() && self.unsynced_since.is_none() {
+        if !self.has_something_to_tell() && self.unsynced_since.is_none() && !self.shared.failing() {
             return queue.blocking_recv_many(told, BATCH_MAX) > 0;
         }
         while told.len() < BATCH_MAX {
@@ -179,33 +196,58 @@ impl Writer {
         true
     }
 
-    /// Writes what it was told, and before it what is missing.
+    /// Something is missing, or was rejected, of which the chain does not tell yet.
+    fn has_something_to_tell(&self) -> bool {
+        !self.gaps.is_empty() || self.shared.rejected.get() > self.rejected_written
+    }
+
+    /// Writes what it was told, and before it what is missing. Requests that wait for a receipt are answered when all of it is
+    /// durable.
     pub(super) fn write(&mut self, told: &mut Vec<Told>) {
         let overflowed = self.shared.overflowed.swap(0, Ordering::Acquire);
         if overflowed > 0 {
             let since = self.shared.overflowed_since_ms.swap(0, Ordering::Relaxed);
             self.miss(Why::QueueFull, overflowed, since);
         }
-        if told.is_empty() && self.gaps.is_empty() {
+        if told.is_empty() && !self.has_something_to_tell() {
             return;
         }
         let receipts = told.iter().map(Told::receipts).sum();
         let written = self.try_write(told);
-        told.clear();
-        let was_failing = self.shared.failing.swap(written.is_err(), Ordering::Relaxed);
+        let mut waiting = Vec::new();
+        for told in told.drain(..) {
+            if let Told::Before(before, answer) = told {
+                waiting.push((before.number(), answer));
+            }
+        }
+        let was_failing = self.shared.failing();
         match written {
             Ok(()) => {
                 self.shared.written.add(receipts);
                 self.unsynced += receipts;
                 self.unsynced_since.get_or_insert_with(Instant::now);
-                if was_failing {
+                let durable = (waiting.is_empty() && !was_failing) || self.sync();
+                if was_failing && durable {
+                    self.shared.failing.store(false, Ordering::Relaxed);
                     tracing::info!(
                         chain = self.chain,
                         "receipts are written again; a gap says what is missing"
                     );
                 }
+                for (number, answer) in waiting {
+                    if durable {
+                        self.open.insert(number);
+                    }
+                    // It may have been given up meanwhile.
+                    answer.send(durable).ok();
+                }
             }
             Err(error) => {
+                self.shared.failing.store(true, Ordering::Relaxed);
+                for (_, answer) in waiting {
+                    // It may have been given up meanwhile.
+                    answer.send(false).ok();
+                }
                 self.shared.lost(Why::Disk).add(receipts);
                 self.miss(Why::Disk, receipts, now_ms());
                 // They may stand in what is cut off.
@@ -218,6 +260,9 @@ impl Writer {
     }
 
     fn miss(&mut self, why: Why, receipts: u64, since_ms: u64) {
+        if receipts == 0 {
+            return;
+        }
         let since_ms = if since_ms == 0 { now_ms() } else { since_ms };
         let (missing, since) = self.gaps.entry(why).or_insert((0, since_ms));
         *missing += receipts;
@@ -231,22 +276,38 @@ impl Writer {
         let at_ms = now_ms();
         let mut batch = Batch::after(self.head);
         for (why, (missing, since_ms)) in self.gaps.iter().filter(|(_, (missing, _))| *missing > 0) {
-            batch.put(&EntryV1::Gap { missing: *missing, why: *why, since_ms: *since_ms, at_ms });
+            batch.put(&Entry::Gap { missing: *missing, why: *why, since_ms: *since_ms, at_ms });
+        }
+        let rejected = self.shared.rejected.get();
+        if rejected > self.rejected_written {
+            let since_ms = match self.shared.rejected_since_ms.swap(0, Ordering::Relaxed) {
+                0 => at_ms,
+                since_ms => since_ms,
+            };
+            batch.put(&Entry::Rejected { requests: rejected - self.rejected_written, since_ms, at_ms });
         }
         let begun = Instant::now();
+        // Nobody is given way to while somebody waits.
+        let awaited = told.iter().any(|told| matches!(told, Told::Before(..)));
         for handful in told.chunks(HANDFUL) {
             for told in handful {
                 match told {
-                    Told::Sent(sent) => self.put_sent(sent, &mut batch),
-                    Told::Received(received) => batch.put(&arrival(&mut self.pseudonyms, received)),
+                    Told::Sent(sent) => self.put_finished(sent, &mut batch),
+                    Told::Received(over) => self.put_received(over, &mut batch),
+                    Told::Before(before, _) => match &**before {
+                        Before::Sending(sending) => self.put_sending(sending, &mut batch),
+                        Before::Receiving(receiving) => batch.put(&received(&mut self.pseudonyms, receiving)),
+                    },
+                    Told::Close => {}
                 }
             }
-            if begun.elapsed() < GIVES_WAY {
+            if !awaited && begun.elapsed() < GIVES_WAY {
                 std::thread::yield_now();
             }
         }
         self.append(batch)?;
         self.gaps.clear();
+        self.rejected_written = rejected;
         Ok(())
     }
 
@@ -258,7 +319,11 @@ impl Writer {
             file.set_len(self.len)?;
         }
         self.dirty = true;
-        file.write_all(&lines)?;
+        if let Err(error) = file.write_all(&lines) {
+            // Cut off at once where that is possible, so that nobody reads lines that will not stay.
+            self.dirty = file.set_len(self.len).is_err();
+            return Err(error);
+        }
         self.dirty = false;
         (self.head, self.len) = (head, self.len + lines.len() as u64);
         self.shared.bytes.add(lines.len() as u64);
@@ -276,7 +341,7 @@ impl Writer {
         // It is there already if its first line could not be written the last time.
         file.set_len(0)?;
         let mut batch = Batch::after(self.head);
-        let begins = EntryV1::File {
+        let begins = Entry::File {
             version: VERSION,
             chain: Cow::Borrowed(&self.chain),
             role: self.role,
@@ -303,91 +368,31 @@ impl Writer {
     }
 
     /// Makes what was written durable. After a failure nobody knows what of it is: the file is left, and they count as
-    /// missing although they may be there.
-    fn sync(&mut self) {
+    /// missing although they may be there. Whether everything is durable.
+    fn sync(&mut self) -> bool {
         self.unsynced_since = None;
         let unsynced = std::mem::take(&mut self.unsynced);
-        let Some(file) = &self.file else { return };
+        let Some(file) = &self.file else { return unsynced == 0 };
         self.shared.syncs.add(1);
-        if let Err(error) = file.sync_data() {
+        let synced = file.sync_data();
+        if let Err(error) = &synced {
             tracing::error!(chain = self.chain, %error, unsynced, "receipts may not have reached the disk");
             self.file = None;
             self.shared.lost(Why::Unsynced).add(unsynced);
             self.shared.failing.store(true, Ordering::Relaxed);
             self.miss(Why::Unsynced, unsynced.max(1), now_ms());
         }
+        synced.is_ok()
     }
 
     /// The end, if the disk lets it be told.
     pub(super) fn close(mut self) {
         self.write(&mut Vec::new());
         let mut batch = Batch::after(self.head);
-        batch.put(&EntryV1::Closed { at_ms: now_ms() });
+        batch.put(&Entry::Closed { at_ms: now_ms() });
         if self.file.is_some() && self.append(batch).is_ok() {
             self.sync();
         }
-    }
-
-    fn put_sent(&mut self, request: &Finished, batch: &mut Batch) {
-        let Finished { id, arrived, at_ms, tls_ended_here, tenant, trail, understood, receipt, .. } = request;
-        if trail.count() == 0 {
-            return;
-        }
-        let tenant = tenant.as_ref().expect("nothing is sent of a request of nobody");
-        let Understood { deployment, cost: _, generation, residency, allowed } =
-            understood.as_ref().expect("nothing is sent before it is understood");
-        let law = self.law(residency, allowed, batch);
-        let tenant = self.pseudonyms.of(tenant.as_str());
-        let generation = generation.to_string();
-        for attempt in trail.attempts() {
-            let Attempted { number, region, cause, began: _, took, end } = attempt;
-            let at_ms = began_ms(attempt, *arrived, *at_ms);
-            let told = receipt.filter(|(told, _)| told == number).map(|(_, id)| id);
-            let region = self.regions[region.as_usize()].as_str();
-            let essence = Essence {
-                chain: &self.chain,
-                request: id,
-                attempt: *number,
-                region,
-                residency: residency.as_str(),
-                at_ms,
-            };
-            batch.put(&EntryV1::Attempt {
-                id: told.unwrap_or_else(|| essence.id()).text().into(),
-                request: id.into(),
-                attempt: *number,
-                tenant: tenant.into(),
-                deployment: deployment.as_str().into(),
-                generation: generation.as_str().into(),
-                law,
-                tls: tls_ended_here.then(|| self.place.as_str().into()),
-                region: region.into(),
-                at_ms,
-                took_us: micros(*took),
-                cause: cause.as_str().into(),
-                end: Ended::from(*end).as_str().into(),
-            });
-        }
-    }
-
-    /// The number of a law in the current file, in which it is written out when it is new there.
-    fn law(&mut self, residency: &Residency, allowed: &RegionSet, batch: &mut Batch) -> u32 {
-        let same = |laws: &Vec<(Residency, u32)>| {
-            laws.iter().find(|(known, _)| known == residency).map(|(_, number)| *number)
-        };
-        if let Some(number) = self.laws.get(allowed).and_then(same) {
-            return number;
-        }
-        if self.laws_known == LAWS_MAX {
-            self.forget_laws();
-        }
-        let law = self.next_law;
-        self.next_law += 1;
-        self.laws_known += 1;
-        self.laws.entry(*allowed).or_default().push((residency.clone(), law));
-        let allowed = allowed.iter().map(|region| self.regions[region.as_usize()].as_str().into());
-        batch.put(&EntryV1::Law { law, residency: residency.as_str().into(), allowed: allowed.collect() });
-        law
     }
 }
 

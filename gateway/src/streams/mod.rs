@@ -30,8 +30,10 @@ use gateway_core::outcome::Failure;
 use h2::client::SendRequest;
 use http::response::Parts;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::task::contained;
+use supervision::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -80,7 +82,12 @@ pub(crate) struct Stream {
 
 impl Streams {
     pub(crate) fn over(outward: Arc<Outward>) -> Streams {
-        Streams { outward, ways: Mutex::default(), tasks: Mutex::default(), counts: Arc::default() }
+        Streams {
+            outward,
+            ways: Mutex::default(),
+            tasks: Mutex::independent(JoinSet::new()),
+            counts: Arc::default(),
+        }
     }
 
     /// What connections have met.
@@ -90,7 +97,7 @@ impl Streams {
 
     /// How many are open, and how many requests are under way on them.
     pub(crate) fn size(&self) -> (usize, usize) {
-        let ways = lock(&self.ways);
+        let ways = self.ways.lock();
         let sizes = ways.values().map(|way| {
             let inner = way.lock();
             (inner.open.len(), inner.open.iter().map(|one| one.requests()).sum::<usize>())
@@ -144,7 +151,7 @@ impl Streams {
     }
 
     fn way(&self, way: Way) -> Arc<Connections> {
-        let mut ways = lock(&self.ways);
+        let mut ways = self.ways.lock();
         if let Some(connections) = ways.get(&way) {
             return connections.clone();
         }
@@ -158,9 +165,11 @@ impl Streams {
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = lock(&self.tasks);
+        let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
-        tasks.spawn(task);
+        tasks.spawn(async {
+            contained("region connection", task).await;
+        });
     }
 }
 
@@ -173,7 +182,7 @@ enum Place {
 
 impl Connections {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        lock(&self.inner)
+        self.inner.lock()
     }
 
     /// A place for one more request, and whether another connection is to be opened.
@@ -227,7 +236,7 @@ impl Connections {
         // Not the connection itself: it ends when nobody can ask for anything on it any longer.
         let (connections, this) = (self.clone(), Arc::downgrade(&connection));
         Ok(async move {
-            driven.await;
+            contained("region connection", driven).await;
             connections.lock().open.retain(|one| !std::ptr::eq(Arc::as_ptr(one), this.as_ptr()));
         })
     }
@@ -256,7 +265,8 @@ async fn open_one_more(
         plain.keep(way, greeted);
         Ok(None)
     };
-    let begun = begun.await;
+    // Others wait for what becomes of it, whatever that is.
+    let begun = contained("region connection", begun).await.unwrap_or(Err(Failure::Unreachable));
     connections.tell(begun.as_ref().map(|_| ()).map_err(|failure| *failure));
     if let Ok(Some(driver)) = begun {
         driver.await;
@@ -316,8 +326,4 @@ impl Rest {
         }
         Ok(whole.freeze())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("nothing panics while it holds the lock")
 }

@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::hop::Regions;
+use crate::upstream::UpstreamMethod;
 use gateway_core::multiplex::{DEAD_AFTER, REQUESTS_EASY};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
-use http::{Method, Request, Response};
+use http::{Request, Response};
 use regions::set::RegionIndex;
 use std::net::SocketAddr;
 use tokio::net::{TcpListener, TcpStream};
@@ -49,7 +50,7 @@ impl Server {
         let accepted = connections.clone();
         tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
-                let mut accepted = lock(&accepted);
+                let mut accepted = accepted.lock();
                 tokio::spawn(serve(tcp, accepted.len(), to_test.clone(), {
                     let (told, does) = watch::channel(Does::Serves);
                     accepted.push(told);
@@ -65,11 +66,11 @@ impl Server {
     }
 
     fn tell(&self, connection: usize, does: Does) {
-        lock(&self.connections)[connection].send_replace(does);
+        self.connections.lock()[connection].send_replace(does);
     }
 
     fn accepted(&self) -> usize {
-        lock(&self.connections).len()
+        self.connections.lock().len()
     }
 }
 
@@ -140,7 +141,7 @@ impl Edge {
     }
 
     async fn ask(&self, address: SocketAddr, body: Bytes) -> Result<(Parts, Rest), Failure> {
-        let mut head = RequestHead::new(Method::POST).for_path("/v1/embeddings");
+        let mut head = RequestHead::new(UpstreamMethod::Post).for_path("/v1/embeddings");
         head.put("host", "region");
         head.put("content-length", body.len().to_string());
         self.open(address).await?.ask(&head, body).await

@@ -10,6 +10,7 @@ use gateway_core::scatter::cut::Cutting;
 use gateway_core::scatter::join::{Join, Part};
 use gateway_core::timing::RegionTiming;
 use http::HeaderValue;
+use regions::ModelRevision;
 use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
 use std::collections::{BTreeMap, VecDeque};
@@ -37,6 +38,8 @@ pub(super) struct Arrived {
 pub(super) struct Source {
     pub(super) region: RegionIndex,
     pub(super) content_type: Option<HeaderValue>,
+    /// The revision of the model that computed it.
+    pub(super) revision: Option<ModelRevision>,
     pub(super) attempts: usize,
     pub(super) waited: Duration,
     pub(super) timing: RegionTiming,
@@ -60,9 +63,13 @@ pub(super) struct Head {
     /// How long it is, if all of it is there.
     pub(super) length: Option<usize>,
     pub(super) content_type: Option<HeaderValue>,
+    /// The revision of the model that computes all of it; known from the first part that arrives.
+    pub(super) revision: Option<ModelRevision>,
     /// In the order of the first piece that each has answered, with the receipt of that.
     pub(super) regions: Vec<(RegionIndex, Option<ReceiptId>)>,
     pub(super) attempts: usize,
+    /// Pieces whose answers were joined so far.
+    pub(super) parts: usize,
     pub(super) tokens: Option<u64>,
     /// Of the piece that was waited for longest.
     pub(super) slowest: (Duration, RegionTiming),
@@ -157,6 +164,19 @@ impl Joining {
         self.reading.remove(&number);
     }
 
+    /// The revision that every part is of, once one has arrived.
+    pub(super) fn revision(&self) -> Option<ModelRevision> {
+        self.head.revision
+    }
+
+    /// Whether a part can stand beside those that are there: all of an answer is computed by one model. The first decides.
+    pub(super) fn is_of_one_model(&mut self, revision: Option<ModelRevision>) -> bool {
+        if self.largest.is_none() {
+            self.head.revision = revision;
+        }
+        self.head.revision == revision
+    }
+
     pub(super) fn arrived(&mut self, number: usize, arrived: Arrived) -> Result<(), Refusal> {
         let bytes = arrived.part.bytes();
         self.reading.remove(&number);
@@ -164,9 +184,11 @@ impl Joining {
         self.largest = self.largest.max(Some(bytes));
         self.early.insert(number, arrived);
         while let Some(Arrived { part, source }) = self.early.remove(&self.next) {
-            let Source { content_type, region, attempts, waited, timing, tokens, receipt } = source;
+            let Source { content_type, revision: _, region, attempts, waited, timing, tokens, receipt } =
+                source;
             let head = &mut self.head;
             head.attempts += attempts;
+            head.parts += 1;
             if head.regions.iter().all(|(known, _)| *known != region) {
                 head.regions.push((region, receipt));
             }
@@ -291,6 +313,18 @@ mod tests {
         let mut ranked = Joining { shape: Shape::Ranks, ..joining(HELD_MAX, None) };
         assert_eq!(ranked.lets_in(1, 1).ok(), Some(false));
         assert_eq!(ranked.lets_in(0, 1).err().map(|refusal| refusal.code), Some(ErrorCode::BodyTooLarge));
+    }
+
+    #[test]
+    fn all_parts_are_of_the_model_of_the_first() {
+        let revision = |text: &str| text.parse::<ModelRevision>().ok();
+        let (one, other) = (revision("00000000000000aa"), revision("00000000000000bb"));
+        let mut parts = joining(0, None);
+        assert!(parts.is_of_one_model(other) && parts.is_of_one_model(one), "none is there yet");
+        parts.largest = Some(1);
+        assert_eq!(parts.revision(), one);
+        assert!(parts.is_of_one_model(one));
+        assert!(!parts.is_of_one_model(other) && !parts.is_of_one_model(None));
     }
 
     #[test]

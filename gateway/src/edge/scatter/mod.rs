@@ -50,7 +50,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tell::Telling;
 use tokio::sync::{SemaphorePermit, mpsc};
-use tokio::task::spawn_blocking;
 
 /// A request that is worth cutting, and how.
 pub(super) struct Cut<'a> {
@@ -92,7 +91,7 @@ impl Edge {
         }
         let (path, body) = (request.path, request.body.bytes.clone());
         let cutting =
-            spawn_blocking(move || Cutting::read(path, &body)).await.expect("cutting does not panic");
+            self.intake.cpu.run(Some(request.tenant.place), move || Cutting::read(path, &body)).await;
         let Some(cutting) = cutting.map_err(too_many_inputs)? else { return Ok(None) };
         let pieces = cutting.pieces(piece_tokens);
         let worth_it = pieces.len() > 1;
@@ -104,7 +103,7 @@ impl Edge {
 
     /// The regions that could take the request, best first, and what they say of their room.
     fn places(&self, request: &Request, view: &View) -> Vec<Place> {
-        let selection = self.choose(request, view, &request.about());
+        let selection = self.choose(request, view, *request.allowed, &request.about());
         let known = self.watch.known();
         let place = |region: RegionIndex, rtt: Duration| {
             let load = known.load(region, &request.deployment);
@@ -135,7 +134,7 @@ impl Edge {
         &self,
         session: &mut ServerSession,
         request: &Request,
-        view: &View,
+        view: &Arc<View>,
         cut: Cut<'_>,
         taken: &mut Taken,
         account: &mut Account<'_>,

@@ -16,6 +16,7 @@ use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
 use gateway_core::trail::Trail;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use regions::ModelRevision;
 use regions::set::RegionIndex;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
@@ -31,7 +32,7 @@ const INLINE_BYTES: usize = 64 << 10;
 #[derive(Clone, Copy)]
 pub(super) struct Whole<'a> {
     pub(super) request: &'a Request,
-    pub(super) view: &'a View,
+    pub(super) view: &'a Arc<View>,
     pub(super) cutting: &'a Arc<Cutting>,
     /// What the identifiers of its receipts are made of, if its client is to be given some.
     pub(super) receipts: Option<&'a Receipts<'a>>,
@@ -95,12 +96,13 @@ impl From<Refusal> for Failed {
 }
 
 impl Edge {
-    /// Has a piece computed, `region` being asked first. Without a `place` for its body it waits for one.
+    /// Has a piece computed, `region` being asked first. Its answer is of the model revision that is `required`, if one is. Without a `place` for its body it waits for one.
     pub(super) async fn ask_for<'t>(
         &self,
         whole: Whole<'_>,
         waiting: Waiting<'t>,
         region: RegionIndex,
+        required: Option<ModelRevision>,
         place: Option<OwnedSemaphorePermit>,
     ) -> Landed<'t> {
         let Whole { request, view, cutting, receipts } = whole;
@@ -109,9 +111,9 @@ impl Edge {
             Some(place) => place,
             None => self.scattering.body(cutting.body_bytes(request.body.bytes.len(), piece)).await,
         };
-        let body = Body::new(cutting.body(&request.body.bytes, piece).into(), place);
+        let body = Body::piece(cutting.body(&request.body.bytes, piece).into(), place);
         let cost = Cost { inputs: piece.inputs.len() as u64, tokens: piece.tokens };
-        let request = request.piece(body, cost, region);
+        let request = request.piece(body, cost, region, required);
         let outcome = match self.go(&request, view, waiting.trail).await {
             Ok(answered) if answered.answer.head.status.is_success() => {
                 let Answered { answer: Answer { head, body }, region, waited } = answered;
@@ -120,6 +122,7 @@ impl Edge {
                 let source = Source {
                     region,
                     content_type: head.headers.get(CONTENT_TYPE).cloned(),
+                    revision: text(headers::MODEL_REVISION).and_then(|revision| revision.parse().ok()),
                     attempts: waiting.trail.count(),
                     waited,
                     timing: RegionTiming::parse(text(headers::SERVER_TIMING).unwrap_or_default()),

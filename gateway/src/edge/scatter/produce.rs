@@ -31,6 +31,7 @@ use replica_core::wire::headers;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::SemaphorePermit;
 use tokio::sync::mpsc::Sender;
@@ -61,7 +62,7 @@ impl Edge {
     pub(super) async fn produce(
         &self,
         request: &Request,
-        view: &View,
+        view: &Arc<View>,
         cut: Cut<'_>,
         receipts: Option<&Receipts<'_>>,
         trails: &mut [Trail],
@@ -106,7 +107,7 @@ impl Edge {
                     break;
                 }
                 let (_, next) = waiting.pop_first().expect("it is the first");
-                under_way.push(Box::pin(self.ask_for(whole, next, region, place)));
+                under_way.push(Box::pin(self.ask_for(whole, next, region, joining.revision(), place)));
             }
             while let Some(next) = begun.first_entry() {
                 let (number, bytes) = (*next.key(), next.get().2.bytes);
@@ -133,12 +134,16 @@ impl Edge {
                     let (number, tokens) = (landed.number, landed.piece.tokens);
                     match outcome {
                         Outcome::Begun(answer) => drop(begun.insert(number, (landed, region, answer))),
-                        Outcome::Arrived(arrived) => {
+                        Outcome::Arrived(arrived) if joining.is_of_one_model(arrived.source.revision) => {
                             self.metrics.pieces.count(Piece::Answered);
                             spread.ended(region, tokens);
                             joining.arrived(number, arrived).map_err(|refusal| (refusal.into(), joining.begun))?;
                         }
-                        Outcome::Failed(failed) => {
+                        outcome => {
+                            let failed = match outcome {
+                                Outcome::Failed(failed) => failed,
+                                Outcome::Arrived(_) | Outcome::Begun(_) => model_changed(request).into(),
+                            };
                             spread.ended(region, tokens);
                             joining.left(number);
                             let now = Instant::now();
@@ -153,7 +158,7 @@ impl Edge {
                             let in_time = landed.not_before < deadline && self.someone_opens(request, &spread, deadline);
                             if landed.turned_away == TURNED_AWAY_MAX || !in_time {
                                 self.metrics.pieces.count(Piece::Failed);
-                                return Err((failed, joining.begun));
+                                return Err((of_the_whole(failed, request), joining.begun));
                             }
                             self.metrics.pieces.count(Piece::TurnedAway);
                             landed.turned_away += 1;
@@ -231,6 +236,27 @@ fn again(failed: &Failed) -> Option<Again> {
         (Fault::Caller | Fault::Quota | Fault::Policy, _) | (_, Remedy::Nothing) => false,
     };
     passes.then(|| Again { wait: wait.unwrap_or(AGAIN_AFTER).min(AGAIN_MAX), by })
+}
+
+/// A piece was computed by another model than those before it: it is computed again, by theirs.
+fn model_changed(request: &Request) -> Refusal {
+    let message = format!(
+        "The model of '{}' changed while the parts of this request were computed; send the request again.",
+        request.deployment
+    );
+    Refusal::new(ErrorCode::ModelChanged, message).after(AGAIN_AFTER)
+}
+
+/// What a piece failed of, as its client is told: nobody has the model any longer that the other pieces were computed by.
+fn of_the_whole(failed: Failed, request: &Request) -> Failed {
+    let code = match &failed {
+        Failed::Refused(answered) => {
+            let value = answered.answer.head.headers.get(headers::ERROR);
+            value.and_then(|value| value.to_str().ok()).and_then(ErrorCode::parse)
+        }
+        Failed::BrokeOff(_) | Failed::Not(_) => None,
+    };
+    if code == Some(ErrorCode::ModelRevisionUnavailable) { model_changed(request).into() } else { failed }
 }
 
 /// A piece that was not sent anywhere yet.

@@ -78,7 +78,16 @@ impl Edge {
         taken: &Taken,
         head: Head,
     ) -> pingora::Result<()> {
-        let Head { length, content_type, regions, attempts, tokens, slowest: (waited, timing) } = head;
+        let Head {
+            length,
+            content_type,
+            revision,
+            regions,
+            attempts,
+            parts,
+            tokens,
+            slowest: (waited, timing),
+        } = head;
         // One of each region that has answered, in their order; they lead to the others, which have the same request.
         let receipts: Vec<_> =
             regions.iter().filter_map(|(_, receipt)| receipt.map(|id| id.to_string())).collect();
@@ -87,14 +96,20 @@ impl Edge {
         let regions = regions.into_iter().map(id).collect::<Vec<_>>().join(",");
         let timing = timing.at_the_edge(request.arrived.elapsed(), waited);
         let left = taken.headers();
+        let parts = parts.to_string();
         let (attempts, tokens) = (attempts.to_string(), tokens.map(|tokens| tokens.to_string()));
         let mut extra = vec![
             (headers::REQUEST_ID, request.id.as_str()),
             (headers::REGION, &regions),
             (headers::ATTEMPTS, &attempts),
+            (headers::PARTS, &parts),
             (headers::SERVER_TIMING, &timing),
         ];
         extra.extend(left.iter().map(|(name, value)| (*name, value.as_str())));
+        let revision = revision.map(|revision| revision.to_string());
+        extra.extend(revision.as_deref().map(|revision| (headers::MODEL_REVISION, revision)));
+        let cors = self.cors(session);
+        extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
         extra.extend((!receipts.is_empty()).then_some((headers::RECEIPT, receipts.as_str())));
         // Of an answer that is still being computed nobody knows.
         extra.extend(tokens.as_deref().filter(|_| length.is_some()).map(|tokens| (headers::TOKENS, tokens)));

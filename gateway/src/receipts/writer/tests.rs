@@ -1,15 +1,23 @@
 //! Chains that rotate, end, are torn, and meet a disk that does not take them; each read by the audit afterwards.
 
+mod commits;
+
+use super::entries::LAWS_MAX;
 use super::*;
+use crate::events::{Finished, Understood};
 use crate::metrics::{Asked, Ending};
 use crate::receipts::{audit, files_in};
 use gateway_core::receipt::PseudonymKey;
 use gateway_core::receipt::audit::{Demands, Kind, Report};
 use gateway_core::tenant::Cost;
-use gateway_core::trail::{Cause, End, Trail};
+use gateway_core::trail::{Cause, End, PolicyVersion, Trail};
 use regions::catalogue::Catalogue;
 use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
+use std::sync::atomic::AtomicU64;
+
+/// The number of the next attempt.
+static KEYS: AtomicU64 = AtomicU64::new(1);
 
 struct Scene {
     dir: tempfile::TempDir,
@@ -29,7 +37,7 @@ impl Scene {
     fn open(&self) -> Writer {
         let place = "aws/us-east-1".parse().unwrap();
         let regions = self.catalogue.iter().map(|(_, region)| region.id.clone()).collect();
-        Writer::open(&self.config, Role::Edge, &place, regions, self.shared.clone()).unwrap()
+        Writer::open(&self.config, Role::Edge, &place, regions, 7, self.shared.clone()).unwrap()
     }
 
     /// A request of so many attempts under this policy.
@@ -40,7 +48,7 @@ impl Scene {
         let arrived = Instant::now();
         let mut trail = Trail::default();
         for _ in 0..attempts {
-            let attempt = trail.began(region, Cause::First, arrived);
+            let attempt = trail.began(region, Cause::First, KEYS.fetch_add(1, Ordering::Relaxed), arrived);
             trail.ended(attempt, End::Answered { status: 200 }, arrived + Duration::from_millis(1));
         }
         Told::Sent(Arc::new(Finished {
@@ -58,9 +66,11 @@ impl Scene {
             understood: Some(Understood {
                 deployment: "minilm".parse().unwrap(),
                 cost: Cost { inputs: 1, tokens: 1 },
-                generation: Generation { epoch: 1, number: 2 },
-                residency: Residency::of(&residency),
-                allowed,
+                policy: Arc::new(PolicyVersion {
+                    generation: Generation { epoch: 1, number: 2 },
+                    residency: Residency::of(&residency),
+                    allowed,
+                }),
             }),
             receipt: None,
         }))
@@ -226,8 +236,15 @@ async fn a_queue_that_is_full_costs_receipts_and_not_time_and_says_so() {
     let scene = Scene::new(1 << 20);
     let shared = scene.shared.clone();
     let (queue, mut told) = mpsc::channel(scene.config.queue);
-    let recorder =
-        super::super::Recorder { queue, shared: shared.clone(), chain: "c".into(), required: true };
+    let recorder = super::super::Recorder {
+        queue,
+        shared: shared.clone(),
+        chain: "c".into(),
+        required: true,
+        process: 7,
+        numbers: Arc::default(),
+        writer: std::thread::current(),
+    };
     let promise = recorder.promise();
     assert!(promise.is_some());
     for number in 0..5 {

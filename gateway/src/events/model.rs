@@ -1,0 +1,44 @@
+//! Replicas that do not run what their deployment is served with.
+
+use regions::{ModelRevision, RegionId};
+use scheduler_core::spoke::Mismatch;
+use std::net::SocketAddr;
+
+/// A replica reports another model than its deployment is served with. It is counted in the spoke.
+pub(crate) struct ReplicaMismatch<'a> {
+    pub(crate) region: &'a RegionId,
+    pub(crate) mismatch: Mismatch,
+}
+
+impl ReplicaMismatch<'_> {
+    pub(crate) fn record(self) {
+        let ReplicaMismatch { region, mismatch } = self;
+        let Mismatch { replica: _, endpoint, deployment, expected, found } = mismatch;
+        match found {
+            Some(found) => tracing::warn!(
+                %region, replica = %endpoint, %deployment, %expected,
+                found = %found.revision, model = found.source, engine = %found.engine.kind,
+                precision = %found.engine.precision, "replica identity mismatch"
+            ),
+            None => tracing::warn!(
+                %region, replica = %endpoint, %deployment, %expected, found = "none reported",
+                "replica identity mismatch"
+            ),
+        }
+    }
+}
+
+/// A replica has responded with another model than it reported when it was chosen.
+pub(crate) struct RevisionChanged<'a> {
+    pub(crate) region: &'a RegionId,
+    pub(crate) replica: SocketAddr,
+    pub(crate) expected: ModelRevision,
+    pub(crate) found: &'a str,
+}
+
+impl RevisionChanged<'_> {
+    pub(crate) fn record(self) {
+        let RevisionChanged { region, replica, expected, found } = self;
+        tracing::warn!(%region, %replica, %expected, found, "replica changed its model; response discarded");
+    }
+}

@@ -1,0 +1,389 @@
+//! The description of the API: `GET /openapi.json` (OpenAPI 3.1) and `docs/api.md`.
+//!
+//! Both are rendered from what the code itself uses: the paths of `gateway_core::endpoint`, and the fields, headers, errors
+//! and limits of `replica_core::wire`. Nothing is described that is not served, and nothing is served that is not described:
+//! tests hold the two together.
+
+use gateway_core::ask::TIMEOUT_MAX;
+use gateway_core::endpoint::{Endpoint, ModelField};
+use gateway_core::scatter::INPUTS_MAX;
+use gateway_core::scatter::cut;
+
+use replica_core::wire::api::{Header, OPERATIONS, Operation, REQUEST_HEADERS, RESPONSE_HEADERS, limits};
+use replica_core::wire::body::{Field, FieldKind, Shape};
+use replica_core::wire::error::{Dialect, ErrorCode};
+use serde_json::{Map, Value, json};
+use std::sync::LazyLock;
+
+/// `GET /openapi.json`.
+pub fn document() -> &'static [u8] {
+    static DOCUMENT: LazyLock<Vec<u8>> =
+        LazyLock::new(|| serde_json::to_vec(&render()).expect("texts and numbers serialise"));
+    &DOCUMENT
+}
+
+fn operation(path: &str) -> Option<&'static Operation> {
+    OPERATIONS.iter().find(|operation| operation.path == path)
+}
+
+fn render() -> Value {
+    let mut paths = Map::new();
+    for (method, path, model) in Endpoint::computed() {
+        let Some(operation) = operation(path) else { continue };
+        let mut described = json!({method.to_lowercase(): computed(operation, model)});
+        if path == "/" {
+            described["servers"] = json!([deployment_server()]);
+        }
+        paths.insert(path.to_owned(), described);
+    }
+    for (path, summary, example) in AT_THE_EDGE {
+        paths.insert((*path).to_owned(), json!({"get": local(path, summary, example)}));
+    }
+    let header = |(name, meaning): &Header| {
+        ((*name).to_owned(), json!({"description": meaning, "schema": {"type": "string"}}))
+    };
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Meridian",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "One endpoint for embedding, rerank and classification models. `model` names a deployment. \
+                Unknown fields are ignored; a field that would change the result and is not supported is rejected by name.",
+        },
+        "servers": [{"url": "/"}, deployment_server()],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "api-key": {"type": "apiKey", "in": "header", "name": "api-key"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+            "headers": RESPONSE_HEADERS.iter().map(header).collect::<Map<_, _>>(),
+            "parameters": REQUEST_HEADERS.iter().map(parameter).collect::<Map<_, _>>(),
+            "responses": error_responses(),
+            "schemas": errors(),
+        },
+        "security": [{"bearer": []}, {"api-key": []}, {"x-api-key": []}],
+        "x-limits": limits().into_iter().map(|(name, value, _)| (name.to_owned(), value.into())).collect::<Map<_, _>>(),
+    })
+}
+
+/// What the edge answers by itself.
+const AT_THE_EDGE: &[(&str, &str, &str)] = &[
+    (
+        "/v1/models",
+        "The deployments that this key may use.",
+        r#"{"object":"list","data":[{"id":"minilm","object":"model","created":0,"owned_by":"meridian"}]}"#,
+    ),
+    (
+        "/v1/models/{id}",
+        "One deployment.",
+        r#"{"id":"minilm","object":"model","created":0,"owned_by":"meridian"}"#,
+    ),
+    (
+        "/infinity/models",
+        "The deployments that this key may use, as Infinity's client reads them.",
+        r#"{"object":"list","data":[{"id":"minilm","object":"model","created":0,"owned_by":"infinity","stats":{},"backend":"meridian"}]}"#,
+    ),
+    ("/openapi.json", "This document; no key is needed.", r#"{"openapi":"3.1.0"}"#),
+];
+
+fn computed(operation: &Operation, model: ModelField) -> Value {
+    let Operation { path, api, summary, body, list, example } = *operation;
+    let mut described = json!({
+        "operationId": operation_id(path),
+        "summary": summary,
+        "tags": [api],
+        "parameters": REQUEST_HEADERS.iter().map(|(name, _)| {
+            json!({"$ref": format!("#/components/parameters/{name}")})
+        }).collect::<Vec<_>>(),
+        "responses": responses(path, example),
+    });
+    if let Some(shape) = body {
+        let schema = schema(&shape, list, model);
+        described["requestBody"] =
+            json!({"required": true, "content": {"application/json": {"schema": schema}}});
+    }
+    described
+}
+
+fn local(path: &str, summary: &str, example: &str) -> Value {
+    let mut described = json!({
+        "operationId": operation_id(path),
+        "summary": summary,
+        "tags": ["Meridian"],
+        "parameters": [],
+        "responses": responses(path, example),
+    });
+    if path == "/v1/models/{id}" {
+        let id = json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string"}});
+        described["parameters"] = json!([id]);
+    }
+    if path == "/openapi.json" {
+        described["security"] = json!([]);
+    }
+    described
+}
+
+fn operation_id(path: &str) -> String {
+    let words = path.split(|byte: char| !byte.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let id = words.collect::<Vec<_>>().join("_");
+    if id.is_empty() { "root".to_owned() } else { id }
+}
+
+fn responses(path: &str, example: &str) -> Value {
+    let headers = response_headers();
+    let example: Value = serde_json::from_str(example).unwrap_or_default();
+    let kind = if example.is_array() { "array" } else { "object" };
+    let content = json!({"application/json": {"schema": {"type": kind}, "example": example}});
+    let error = format!("#/components/responses/{:?}Error", Dialect::of_path(path));
+    json!({
+        "200": {"description": "The result.", "headers": headers, "content": content},
+        "default": {"$ref": error},
+    })
+}
+
+fn response_headers() -> Map<String, Value> {
+    let reference = |name: &str| json!({"$ref": format!("#/components/headers/{name}")});
+    RESPONSE_HEADERS.iter().map(|(name, _)| ((*name).to_owned(), reference(name))).collect()
+}
+
+fn error_responses() -> Map<String, Value> {
+    let response = |dialect: Dialect| {
+        let name = format!("{dialect:?}Error");
+        let described = json!({
+            "description": "An error; its code stands in the header x-meridian-error.",
+            "headers": response_headers(),
+            "content": {"application/json": {"schema": {"$ref": format!("#/components/schemas/{name}")}}},
+        });
+        (name, described)
+    };
+    DIALECTS.map(response).into_iter().collect()
+}
+
+const DIALECTS: [Dialect; 4] = [Dialect::OpenAi, Dialect::Tei, Dialect::Cohere, Dialect::Voyage];
+
+/// An example of each dialect's error body says what it is made of.
+fn errors() -> Map<String, Value> {
+    let codes: Vec<&str> = ErrorCode::ALL.iter().map(|code| code.as_str()).collect();
+    let schema = |dialect: Dialect| {
+        let body = dialect.body(ErrorCode::MissingField, "`input` is missing", Some("input"));
+        let example: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let members = example.as_object().cloned().unwrap_or_default();
+        let properties: Map<_, _> = members
+            .iter()
+            .map(|(name, value)| {
+                let kind = if value.is_object() { "object" } else { "string" };
+                (name.clone(), json!({"type": kind}))
+            })
+            .collect();
+        let required: Vec<&String> = members.keys().collect();
+        let schema =
+            json!({"type": "object", "required": required, "properties": properties, "examples": [example]});
+        (format!("{dialect:?}Error"), schema)
+    };
+    let mut schemas: Map<_, _> = DIALECTS.map(schema).into_iter().collect();
+    schemas.insert("ErrorCode".to_owned(), json!({"type": "string", "enum": codes}));
+    schemas
+}
+
+fn parameter((name, meaning): &Header) -> (String, Value) {
+    let described = json!({"name": name, "in": "header", "required": false, "description": meaning, "schema": {"type": "string"}});
+    ((*name).to_owned(), described)
+}
+
+/// The base URL by which a client names the deployment that its API has no field for.
+fn deployment_server() -> Value {
+    json!({
+        "url": "/deployments/{name}",
+        "description": "Every path of a deployment, which the base URL names.",
+        "variables": {"name": {"default": "minilm", "description": "The deployment."}},
+    })
+}
+
+fn schema(shape: &Shape, list: Option<(&'static str, usize)>, model: ModelField) -> Value {
+    let mut properties = Map::new();
+    for Field { name, kind, meaning } in shape.fields {
+        let mut described = field(*kind);
+        described["description"] = meaning.trim().into();
+        if let Some((_, most)) = list.filter(|(field, _)| field == name) {
+            let limited = format!("{} At most {most} elements{}.", meaning.trim(), split_note(most));
+            described["description"] = limited.into();
+        }
+        properties.insert((*name).to_owned(), described);
+    }
+    if model == ModelField::Optional && !properties.contains_key("model") {
+        let meaning = "The deployment, where the path does not name one.";
+        properties.insert("model".to_owned(), json!({"type": "string", "description": meaning}));
+    }
+    let mut required = shape.required.to_vec();
+    if model == ModelField::Required && !required.contains(&"model") {
+        required.push("model");
+    }
+    let mut not = Map::new();
+    for rejected in shape.rejected {
+        not.insert(
+            rejected.name.to_owned(),
+            json!({"accepted": rejected.neutral, "instead": rejected.instead}),
+        );
+    }
+    json!({"type": "object", "properties": properties, "required": required, "x-rejected": not})
+}
+
+fn split_note(most: usize) -> &'static str {
+    if most == limits::MAX_INPUTS {
+        " at a replica; the gateway splits longer lists where it can"
+    } else {
+        ""
+    }
+}
+
+fn field(kind: FieldKind) -> Value {
+    let text = || json!({"type": "string"});
+    let texts = || json!({"type": "array", "items": {"type": "string"}});
+    let tokens = || json!({"type": "array", "items": {"type": "integer", "minimum": 0}});
+    let token_lists = || json!({"type": "array", "items": tokens()});
+    let object = || json!({"type": "object", "properties": {"text": text()}, "required": ["text"]});
+    match kind {
+        FieldKind::Text => text(),
+        FieldKind::Flag => json!({"type": "boolean"}),
+        FieldKind::Count => json!({"type": "integer", "minimum": 1}),
+        FieldKind::Integer => json!({"type": "integer"}),
+        FieldKind::OneOf(words) => json!({"type": "string", "enum": words}),
+        FieldKind::ListOf(words) => json!({"type": "array", "items": {"type": "string", "enum": words}}),
+        FieldKind::Texts => texts(),
+        FieldKind::TextOrTexts => json!({"anyOf": [text(), texts()]}),
+        FieldKind::Inputs => json!({"anyOf": [text(), texts(), tokens(), token_lists()]}),
+        FieldKind::InputsOrObjects => {
+            let documents = json!({"type": "array", "items": {"anyOf": [text(), object()]}});
+            json!({"anyOf": [text(), object(), documents, tokens(), token_lists()]})
+        }
+        FieldKind::Documents => {
+            json!({"type": "array", "items": {"anyOf": [text(), {"type": "object"}]}})
+        }
+        FieldKind::TextsOrPairs => {
+            let list = json!({"type": "array", "items": texts()});
+            json!({"anyOf": [text(), texts(), list]})
+        }
+        FieldKind::TokenIds => json!({"anyOf": [tokens(), token_lists()]}),
+        FieldKind::Sentences => json!({
+            "type": "object",
+            "properties": {"source_sentence": text(), "sentences": texts()},
+            "required": ["source_sentence", "sentences"],
+        }),
+        FieldKind::FlagOr(words) => {
+            json!({"anyOf": [{"type": "boolean"}, {"type": "string", "enum": words}]})
+        }
+        FieldKind::Object => json!({"type": "object"}),
+        FieldKind::Objects => json!({"type": "array", "items": {"type": "object"}}),
+        FieldKind::Anything => json!({}),
+    }
+}
+
+/// Limits with their defaults, and the configuration key that moves each.
+fn limits() -> Vec<(&'static str, u64, &'static str)> {
+    vec![
+        (
+            "inputs of one request",
+            INPUTS_MAX as u64,
+            "of the gateway; more are rejected, and fewer are split over replicas",
+        ),
+        ("inputs at a replica", limits::MAX_INPUTS as u64, "`limits.max_inputs` of replica.toml"),
+        ("documents of a rerank at a replica", limits::MAX_DOCUMENTS as u64, "`limits.max_documents`"),
+        ("texts or pairs of a classification at a replica", limits::MAX_PAIRS as u64, "`limits.max_pairs`"),
+        ("sentences of a similarity at a replica", limits::MAX_SENTENCES as u64, "`limits.max_sentences`"),
+        ("tokens of one request at a replica", limits::MAX_REQUEST_TOKENS, "`limits.max_request_tokens`"),
+        (
+            "bytes of one body",
+            limits::MAX_BODY_BYTES as u64,
+            "`limits.max_body_bytes`; the gateway's is the same",
+        ),
+        (
+            "milliseconds that a request may take",
+            TIMEOUT_MAX.as_millis() as u64,
+            "of `x-meridian-timeout-ms`",
+        ),
+    ]
+}
+
+/// `docs/api.md`, rendered.
+pub fn markdown() -> String {
+    let mut page = String::from(
+        "# API\n\n\
+         This page is rendered from the code by `gateway/src/openapi.rs`; a test holds the two together. \
+         `GET /openapi.json` is the same as an OpenAPI 3.1 document. [clients.md](clients.md) shows each stock client, \
+         [errors.md](errors.md) lists the error codes.\n\n\
+         `model` names a deployment. Every path is served below `/deployments/{name}` as well, where the path names it. \
+         A key comes in `authorization: Bearer KEY`, `api-key` or `x-api-key`.\n\n\
+         ## What a request may leave open\n\n\
+         **Fields.** Unknown fields are ignored. A field that would change the result is read or rejected by name, never \
+         ignored: the tables list both.\n\n\
+         **Length of vectors.** Vectors are scaled to length one unless the request says otherwise, as OpenAI and \
+         text-embeddings-inference (TEI) do it, also where the model has no normalization of its own. `normalize = false` in \
+         `[embeddings]` of a replica's configuration leaves them as the model's own modules do. `normalize` in a request \
+         decides for itself.\n\n\
+         **Inputs that are too long** are rejected (`input_too_long`) unless the request says otherwise, as TEI does it \
+         without `--auto-truncate`. `auto_truncate = true` in `[embeddings]` of a replica's configuration cuts them instead. \
+         Cohere's and Voyage's paths cut them by themselves, as their services do, unless the request says otherwise.\n\n\
+         **Prompts.** `prompt_name` names a prompt of the model's configuration; `input_type` and `task` say what the text is \
+         for and use the model's prompt for that, or its default prompt where it has none.\n\n\
+         ## Headers of requests\n\n| header | meaning |\n|---|---|\n",
+    );
+    let row =
+        |page: &mut String, name: &str, meaning: &str| page.push_str(&format!("| `{name}` | {meaning} |\n"));
+    for (name, meaning) in REQUEST_HEADERS {
+        row(&mut page, name, meaning);
+    }
+    page.push_str("\n## Headers of responses\n\n| header | meaning |\n|---|---|\n");
+    for (name, meaning) in RESPONSE_HEADERS {
+        row(&mut page, name, meaning);
+    }
+    page.push_str("\n## Limits\n\n| limit | default | where |\n|---|---|---|\n");
+    for (name, value, place) in limits() {
+        page.push_str(&format!("| {name} | {value} | {place} |\n"));
+    }
+    page.push_str("\n## Paths\n");
+    for (path, summary, _) in AT_THE_EDGE {
+        page.push_str(&format!("\n### `GET {path}`\n\n{summary}\n"));
+    }
+    for (method, path, _) in Endpoint::computed() {
+        let Some(Operation { api, summary, body, list, .. }) = operation(path) else { continue };
+        page.push_str(&format!("\n### `{method} {path}`\n\n{summary} API: {api}.\n"));
+        if let Some((field, most)) = list {
+            let split = cut::fields(path).contains(field);
+            let more =
+                if split { format!("; longer lists are split, up to {INPUTS_MAX}") } else { String::new() };
+            page.push_str(&format!("`{field}` has at most {most} elements at a replica{more}.\n"));
+        }
+        let Some(shape) = body else { continue };
+        page.push_str("\n| field | meaning |\n|---|---|\n");
+        for Field { name, kind, meaning } in shape.fields {
+            let needed = if shape.required.contains(name) { " (required)" } else { "" };
+            page.push_str(&format!("| `{name}`{needed} | {}{} |\n", meaning.trim(), values(*kind)));
+        }
+        if !shape.rejected.is_empty() {
+            page.push_str("\nRejected: ");
+            let rejected = shape.rejected.iter().map(|rejected| match rejected.neutral {
+                [] => format!("`{}` (send {})", rejected.name, rejected.instead),
+                neutral => format!(
+                    "`{}` other than `{}` (send {})",
+                    rejected.name,
+                    neutral.join("`, `"),
+                    rejected.instead
+                ),
+            });
+            page.push_str(&rejected.collect::<Vec<_>>().join("; "));
+            page.push_str(".\n");
+        }
+    }
+    page
+}
+
+/// The words that a field may have.
+fn values(kind: FieldKind) -> String {
+    match kind {
+        FieldKind::OneOf(words) | FieldKind::ListOf(words) => format!(" One of `{}`.", words.join("`, `")),
+        FieldKind::FlagOr(words) => format!(" `true`, `false`, or one of `{}`.", words.join("`, `")),
+        _ => String::new(),
+    }
+}
