@@ -6,7 +6,9 @@
 mod address;
 #[path = "../sockets/hub.rs"]
 mod hub;
+mod policy;
 mod receipts;
+mod required;
 mod scene;
 
 use scene::{AMERICA, EUROPE, JAPAN, Scene, Scrape, Script, logged, told};

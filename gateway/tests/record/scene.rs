@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, Once};
+use std::sync::{Arc, LazyLock, Once};
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -72,21 +73,34 @@ impl Scene {
 
     /// A scene whose edge is configured in another way.
     pub(crate) async fn with(change: impl FnOnce(&mut EdgeConfig)) -> Scene {
+        let deployments = [deployment("anywhere", Value::Null), deployment("locked", json!("eu"))];
+        Scene::of(&[AMERICA, EUROPE, JAPAN], false, change, async |rows| {
+            hub(3, 14, &rows, &deployments).await
+        })
+        .await
+    }
+
+    /// A scene of these regions, whose hub is started when it is known where they are; `required` says whether the regions
+    /// require receipts.
+    pub(crate) async fn of(
+        places: &[&'static str],
+        required: bool,
+        change: impl FnOnce(&mut EdgeConfig),
+        hub: impl AsyncFnOnce(Vec<Value>) -> SocketAddr,
+    ) -> Scene {
         log();
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("key"), "k").unwrap();
         std::fs::write(dir.path().join("tenants.toml"), TENANTS).unwrap();
         std::fs::write(dir.path().join("receipts-key"), "0123456789abcdef").unwrap();
         let (mut regions, mut rows) = (BTreeMap::new(), Vec::new());
-        for id in [AMERICA, EUROPE, JAPAN] {
-            let region = start_region(id, dir.path()).await;
+        for &id in places {
+            let region = start_region(id, dir.path(), required).await;
             let endpoint = region.address.to_string();
             rows.push(json!({"id": id, "endpoint": endpoint, "deployments": ["anywhere", "locked"]}));
             regions.insert(id, region);
         }
-        let hub =
-            hub(3, 14, &rows, &[deployment("anywhere", Value::Null), deployment("locked", json!("eu"))])
-                .await;
+        let hub = hub(rows).await;
         let (url, operations, edge) = start_edge(hub, dir.path(), change).await;
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let scene = Scene { url, operations, regions, client, dir, hub, edge: Some(edge) };
@@ -96,8 +110,13 @@ impl Scene {
 
     /// Stops the edge, and starts another in its place.
     pub(crate) async fn restart_edge(&mut self) {
+        self.restart_edge_with(|_| {}).await;
+    }
+
+    /// The same, with another configuration.
+    pub(crate) async fn restart_edge_with(&mut self, change: impl FnOnce(&mut EdgeConfig)) {
         self.edge.take().expect("it runs").stop().await;
-        let (url, operations, edge) = start_edge(self.hub, self.dir.path(), |_| {}).await;
+        let (url, operations, edge) = start_edge(self.hub, self.dir.path(), change).await;
         (self.url, self.operations, self.edge) = (url, operations, Some(edge));
         self.until_all_healthy().await;
     }
@@ -129,7 +148,7 @@ impl Scene {
                 region["health"] == "healthy"
                     && region["ready"].as_array().is_some_and(|ready| ready.len() == 2)
             };
-            regions.len() == 3 && regions.iter().all(fine)
+            regions.len() == self.regions.len() && regions.iter().all(fine)
         })
         .await;
     }
@@ -251,12 +270,12 @@ fn folder(region: &str) -> PathBuf {
     PathBuf::from(format!("receipts-{}", region.replace('/', "-")))
 }
 
-async fn start_region(id: &'static str, dir: &Path) -> Region {
+async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
     let script = watch::Sender::new(Script::Answers);
     let replica = replica(script.clone()).await;
     let region = id.parse().unwrap();
     let key_file = Some(PathBuf::from("receipts-key"));
-    let raw = RawReceipts { dir: folder(id), key_file, key_env: None, required: false };
+    let raw = RawReceipts { dir: folder(id), key_file, key_env: None, required };
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region,
@@ -309,7 +328,7 @@ struct ToLog;
 
 impl std::io::Write for ToLog {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        LOG.lock().unwrap().extend_from_slice(bytes);
+        LOG.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -329,7 +348,7 @@ fn log() {
 
 /// The whole log so far.
 pub(crate) fn logged() -> String {
-    String::from_utf8(LOG.lock().unwrap().clone()).unwrap()
+    String::from_utf8(LOG.lock().clone()).unwrap()
 }
 
 /// The access lines of the edge about this request.

@@ -245,6 +245,7 @@ impl Running {
                 }
                 let pending_tokens = (waits.as_secs_f64() * SPEED) as u64;
                 let observed = ReplicaObserved {
+                    model: None,
                     names: [self.name.clone()].into(),
                     ready: true,
                     draining: false,

@@ -13,9 +13,10 @@ use scheduler_core::spoke::{ReplicaObserved, Spoke};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -58,7 +59,7 @@ impl Replica {
 
     async fn compute(&self, headers: &HeaderMap) -> axum::response::Response {
         let id = headers.get("x-request-id").map_or("", |id| id.to_str().unwrap()).to_owned();
-        self.came.lock().unwrap().push((id, Instant::now()));
+        self.came.lock().push((id, Instant::now()));
         if self.breaks.swap(false, Ordering::SeqCst) {
             self.ready.store(false, Ordering::SeqCst);
             // To unwind ends the connection without an answer.
@@ -69,7 +70,7 @@ impl Replica {
     }
 
     pub(crate) fn ids(&self) -> Vec<String> {
-        self.came.lock().unwrap().iter().map(|(id, _)| id.clone()).collect()
+        self.came.lock().iter().map(|(id, _)| id.clone()).collect()
     }
 }
 
@@ -126,7 +127,7 @@ impl Region {
     }
 
     pub(crate) fn spoke(&self) -> MutexGuard<'_, Spoke> {
-        self.spoke.lock().unwrap()
+        self.spoke.lock()
     }
 
     pub(crate) fn would_start_in(&self, takes: Option<Duration>) {
@@ -138,6 +139,7 @@ impl Region {
     pub(crate) fn is_seen_ready(&self) {
         self.replica.ready.store(true, Ordering::SeqCst);
         let observed = ReplicaObserved {
+            model: None,
             names: [name()].into(),
             ready: true,
             draining: false,

@@ -1,8 +1,11 @@
 //! An edge between a scripted hub and scripted regions: what a client gets, from whom, after how many attempts.
 
+mod client_faults;
+mod contained;
 mod faults;
 mod front;
 mod http2;
+mod locks;
 mod region;
 mod scene;
 
@@ -441,6 +444,7 @@ async fn a_header_narrows_and_two_of_them_are_refused() {
     assert_eq!(narrowed.headers()["x-meridian-region"], JAPAN);
     let nowhere = scene.ask("locked", &[("x-meridian-residency", "jp")]).await.unwrap();
     assert_eq!(nowhere.headers()["x-meridian-error"], "region_not_permitted");
+    assert!(nowhere.text().await.unwrap().contains("x-meridian-residency"), "here it is the header");
     let twice = [("x-meridian-residency", "jp"), ("x-meridian-residency", "us")];
     assert_eq!(scene.ask("anywhere", &twice).await.unwrap().headers()["x-meridian-error"], "invalid_header");
     assert_eq!(scene.requests(), [0, 0, 1]);

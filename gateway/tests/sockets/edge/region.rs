@@ -179,7 +179,7 @@ impl Region {
 
     async fn converse(&self, mut stream: BufReader<impl Wire>, on_this_connection: &mut u32) -> Option<()> {
         loop {
-            let (path, body) = tokio::select! {
+            let (method, path, body) = tokio::select! {
                 request = read_request(&mut stream) => request?,
                 _ = self.shut(), if *on_this_connection > 0 => return None,
             };
@@ -206,12 +206,12 @@ impl Region {
             let script = *self.script.borrow();
             let error = |code: &str| format!("x-meridian-error: {code}\r\n");
             match script {
-                Answers => serve(&mut stream, &path).await?,
+                Answers => serve(&mut stream, &method, &path).await?,
                 HangsUpOnTheSecond if *on_this_connection > 1 => return None,
-                HangsUpOnTheSecond => serve(&mut stream, &path).await?,
+                HangsUpOnTheSecond => serve(&mut stream, &method, &path).await?,
                 Takes(time) => {
                     tokio::select! {
-                        () = tokio::time::sleep(time) => serve(&mut stream, &path).await?,
+                        () = tokio::time::sleep(time) => serve(&mut stream, &method, &path).await?,
                         // Whoever asked has left, and the work ends.
                         _ = stream.fill_buf() => {
                             self.given_up.send_replace(true);
@@ -288,21 +288,26 @@ impl Region {
     }
 }
 
-async fn read_request(stream: &mut BufReader<impl Wire>) -> Option<(String, Vec<u8>)> {
+async fn read_request(stream: &mut BufReader<impl Wire>) -> Option<(String, String, Vec<u8>)> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.ok()?);
     }
     let head = String::from_utf8(head).ok()?.to_lowercase();
-    let path = head.split(' ').nth(1)?.to_owned();
+    let (method, path) = (head.split(' ').next()?.to_owned(), head.split(' ').nth(1)?.to_owned());
     let length = head.split("content-length: ").nth(1)?.split("\r\n").next()?.parse().ok()?;
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
-    Some((path, body))
+    Some((method, path, body))
 }
 
-async fn serve(stream: &mut BufReader<impl Wire>, path: &str) -> Option<()> {
+async fn serve(stream: &mut BufReader<impl Wire>, method: &str, path: &str) -> Option<()> {
     let served = json!({"served": true, "path": path}).to_string();
+    if method == "head" {
+        // RFC 9110, 9.3.2: the length of a body that does not follow.
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", served.len());
+        return stream.write_all(head.as_bytes()).await.ok();
+    }
     let headers = "server-timing: region;dur=1\r\nx-meridian-tokens: 100\r\n";
     write(stream, "200 OK", headers, served.as_bytes()).await
 }

@@ -8,7 +8,11 @@ use std::io::{Read, Write};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn packed(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    packed_by(Compression::best(), bytes)
+}
+
+pub(crate) fn packed_by(level: Compression, bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), level);
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()
 }
@@ -23,6 +27,16 @@ async fn exchange(edge: &Edge, fields: &str, body: &[u8]) -> (String, Vec<u8>) {
     stream.read_to_end(&mut all).await.unwrap();
     let end = all.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
     (String::from_utf8_lossy(&all[..end]).to_ascii_lowercase(), all.split_off(end))
+}
+
+/// A request of so many bytes that packs to a part of them, as text does.
+fn varied(bytes: usize) -> String {
+    let mut seed = 1_u32;
+    let letters = (0..bytes - BODY.len() + 1).map(|_| {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        char::from(b'a' + (seed >> 28) as u8)
+    });
+    BODY.replace("\"x\"", &format!("\"{}\"", letters.collect::<String>()))
 }
 
 #[tokio::test]
@@ -41,12 +55,21 @@ async fn a_packed_request_is_unpacked_within_the_bounds_of_any_other() {
     let two = [packed(start.as_bytes()), packed(end.as_bytes())].concat();
     check("x-gzip", &two, "200", "\"bytes\":35").await;
     let of = |bytes: usize| BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat(bytes - BODY.len() + 1)));
-    check("gzip", &packed(of(32 << 20).as_bytes()), "200", "33554432").await;
+    check("gzip", &packed_by(Compression::fast(), varied(32 << 20).as_bytes()), "200", "33554432").await;
     assert_eq!(scene.region.requests(), 4);
+    check("gzip", &packed_by(Compression::fast(), varied((32 << 20) + 1).as_bytes()), "413", "33554432")
+        .await;
 
-    let bomb = packed(of((32 << 20) + 1).as_bytes());
+    // So much may come out of however little, and beyond it two hundred times what was sent.
+    check("gzip", &packed(of(1 << 20).as_bytes()), "200", "1048576").await;
+    let bomb = packed(of(32 << 20).as_bytes());
     assert!(bomb.len() < 40_000, "{} bytes", bomb.len());
-    check("gzip", &bomb, "413", "body_too_large").await;
+    check("gzip", &bomb, "413", "200 times").await;
+    // Members cost us more than their sender.
+    let members = packed(b"").repeat(63);
+    check("gzip", &[members.as_slice(), &packed(BODY.as_bytes())].concat(), "200", "\"bytes\":35").await;
+    check("gzip", &[members.repeat(2).as_slice(), &packed(BODY.as_bytes())].concat(), "400", "members").await;
+    let served = scene.region.requests();
     let whole = packed(BODY.as_bytes());
     check("gzip", &whole[..whole.len() - 5], "400", "invalid_header").await;
     check("gzip", BODY.as_bytes(), "400", "invalid_header").await;
@@ -54,7 +77,7 @@ async fn a_packed_request_is_unpacked_within_the_bounds_of_any_other() {
     check("br", BODY.as_bytes(), "415", "unsupported_encoding").await;
     check("gzip, gzip", &packed(&whole), "415", "unsupported_encoding").await;
     check("gzip\r\ncontent-encoding: gzip", &packed(&whole), "415", "unsupported_encoding").await;
-    assert_eq!(scene.region.requests(), 4, "a region hears of none of them");
+    assert_eq!(scene.region.requests(), served, "a region hears of none of them");
 }
 
 #[tokio::test]

@@ -20,6 +20,14 @@ async fn counted(edge: &Edge) -> BTreeMap<String, u64> {
     text.lines().filter_map(line).collect()
 }
 
+/// Waits until clients have no connection any more.
+async fn until_no_connection(edge: &Edge) {
+    let begun = Instant::now();
+    while !edge.operate("/metrics").await.1.lines().any(|line| line == "meridian_gateway_connections 0") {
+        assert!(begun.elapsed() < PATIENCE, "a connection stays open");
+    }
+}
+
 /// Waits until `name` and nothing else was counted since `before`, once.
 async fn counts(edge: &Edge, before: BTreeMap<String, u64>, name: &str) {
     assert!(before.contains_key(name), "{name}: {before:#?}");
@@ -84,19 +92,39 @@ async fn a_connection_that_is_idle_or_in_the_way_is_counted_so() {
     }
     // One is at work and one idle when a third comes.
     let edge = scene.edge("connections_max = 2\n").await;
+    let mut idle = edge.connect().await;
+    assert_eq!(ask(&mut idle).await.status, 200);
     scene.region.mode.send_replace(Mode::Waits);
     let before = counted(&edge).await;
     let asked = scene.region.requests();
     let mut busy = edge.connect().await;
     busy.write_all(post("", BODY).as_bytes()).await.unwrap();
     scene.region.until_requests(asked + 1).await;
-    let mut idle = edge.connect().await;
     let mut next = edge.connect().await;
     next.write_all(post("", BODY).as_bytes()).await.unwrap();
     scene.region.until_requests(asked + 2).await;
     assert_eq!(rest(&mut idle).await.status, 0);
     counts(&edge, before, "connections_closed_total{why=\"crowded\"}").await;
     scene.region.go_on.send_replace(true);
+}
+
+#[tokio::test]
+async fn a_body_that_stops_and_a_place_that_is_needed_are_counted_so() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("connections_max = 2\n[bodies]\nstall = '200ms'\n").await;
+    let before = counted(&edge).await;
+    let mut stream = edge.connect().await;
+    stream.write_all(post("", BODY).split_at(110).0.as_bytes()).await.unwrap();
+    counts(&edge, before, "bodies_not_taken_total{why=\"stalled\"}").await;
+    assert_eq!(rest(&mut stream).await.status, 408);
+    // The gateway reads on for a while, and gives the place back when its client has closed as well.
+    drop(stream);
+    until_no_connection(&edge).await;
+    let before = counted(&edge).await;
+    let (mut first, _second) = (edge.connect().await, edge.connect().await);
+    first.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+    assert_eq!(ask(&mut edge.connect().await).await.status, 200);
+    counts(&edge, before, "connections_closed_total{why=\"half_open\"}").await;
 }
 
 #[tokio::test]

@@ -46,7 +46,8 @@ async fn what_cannot_be_read_is_refused_and_its_connection_closed_and_the_others
     // Whom is it for (3.2)?
     check(head("host: y\r\n"), 400, malformed).await;
     check("GET /v1/models HTTP/1.1\r\n\r\n".into(), 400, malformed).await;
-    check("GET http://y/v1/models HTTP/1.1\r\nhost: x\r\n\r\n".into(), 400, malformed).await;
+    check("GET http:///v1/models HTTP/1.1\r\nhost: x\r\n\r\n".into(), 400, malformed).await;
+    check("GET http://u@y/v1/models HTTP/1.1\r\nhost: y\r\n\r\n".into(), 400, malformed).await;
     // Where does a line end (2.2, 5.2)?
     check(head("x-a: b\rc\r\n"), 400, malformed).await;
     check(head("x-a: b\nx-c: d\r\n"), 400, malformed).await;
@@ -74,6 +75,16 @@ async fn what_cannot_be_read_is_refused_and_its_connection_closed_and_the_others
         "5\rabcde\r\n0\r\n\r\n",
         "5\r\nabcde\n0\r\n\r\n",
         "5\r\nabcde0\r\n\r\n",
+        // Another end of the line for whoever takes a lone LF in an extension for one.
+        "5;x\nabcde\r\n0\r\n\r\n",
+        "5;x=\"a\nb\"\r\nabcde\r\n0\r\n\r\n",
+        "5;x\0\r\nabcde\r\n0\r\n\r\n",
+        "5\r\nabcde\r\n0;x\n\r\n\r\n",
+        // Trailers that would be another head.
+        "0\r\ncontent-length: 5\r\n\r\n",
+        "0\r\nAuthorization: Bearer k\r\n\r\n",
+        "0\r\nx: y\nz: y\r\n\r\n",
+        "0\r\n x: y\r\n\r\n",
         " 5\r\nabcde\r\n0\r\n\r\n",
     ] {
         check(head("transfer-encoding: chunked\r\n") + chunks, 400, malformed).await;
@@ -105,9 +116,14 @@ async fn what_is_allowed_is_served() {
     let models = |line: &str| format!("{line}\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n");
     check(&models("GET /v1/models HTTP/1.1"), 200, "anywhere").await;
     check(&models("\r\nGET /v1/models HTTP/1.1"), 200, "anywhere").await;
+    // A whole URL, and its host is the one that counts (3.2.2).
     check(&models("GET http://x/v1/models HTTP/1.1"), 200, "anywhere").await;
+    check(&models("GET http://y:1/v1/models?a=b HTTP/1.1"), 200, "anywhere").await;
+    check(&models("GET HTTPS://[::1]/v1/models HTTP/1.1"), 200, "anywhere").await;
+    check(&models("GET http://x HTTP/1.1"), 404, "No such path").await;
+    check(&post("", BODY).replace("POST /", "POST http://y/"), 200, "\"bytes\":35").await;
     check(&models("GET /v1/models?a=b HTTP/1.1"), 200, "anywhere").await;
-    check(&models("OPTIONS * HTTP/1.1"), 404, "not_found").await;
+    check(&models("OPTIONS * HTTP/1.1"), 404, "No such path").await;
     check(&models("DELETE /v1/models HTTP/1.1"), 405, "GET").await;
     check(&post("", BODY), 200, "\"bytes\":35").await;
     check(&post("X-Odd~`!:\t \"v\u{e9}\" \r\nexpect: something\r\n", BODY), 200, "\"bytes\":35").await;

@@ -153,7 +153,8 @@ impl Scene {
 
     /// The same, that takes the sockets of `running`.
     pub(crate) async fn edge_after(&self, more: &str, running: Option<&Edge>) -> Edge {
-        let config = self.config(more).map_err(|problems| problems.join("\n")).unwrap();
+        let mut config = self.config(more).map_err(|problems| problems.join("\n")).unwrap();
+        config.take_over = running.is_some();
         let operations = running.map_or(config.operations, |running| running.operations);
         let (stop, stopped) = oneshot::channel::<()>();
         let (ready, address) = oneshot::channel();

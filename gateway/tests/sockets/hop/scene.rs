@@ -13,9 +13,10 @@ use std::collections::BTreeMap;
 use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use supervision::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
@@ -170,7 +171,7 @@ impl Scene {
 
     /// Forgets what has crossed so far.
     pub(crate) fn forget(&self) {
-        self.regions.values().for_each(|region| region.network.crossed.lock().unwrap().clear());
+        self.regions.values().for_each(|region| region.network.crossed.lock().clear());
     }
 
     /// What a deployment answers.
@@ -202,7 +203,7 @@ impl Scene {
 
     /// Everything that has crossed the network to and from a region.
     pub(crate) fn crossed(&self, region: &str) -> Vec<u8> {
-        self.regions[region].network.crossed.lock().unwrap().clone()
+        self.regions[region].network.crossed.lock().clone()
     }
 
     pub(crate) async fn edge_metrics(&self) -> String {
@@ -327,7 +328,7 @@ async fn carry(
     let mut buffer = [0; 16 << 10];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
         cut.wait_for(|cut| !*cut).await.unwrap();
-        copy.lock().unwrap().extend_from_slice(&buffer[..read]);
+        copy.lock().extend_from_slice(&buffer[..read]);
         if to.write_all(&buffer[..read]).await.is_err() {
             return;
         }

@@ -4,14 +4,15 @@ use gateway::ingress::{self, IngressConfig, Signals};
 use regions::{Catalogue, RouteTable, Widening, parse_deployments};
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use supervision::Mutex;
 use tokio::net::TcpListener;
 
-const REGION: &str = "aws/us-east-1";
+pub(super) const REGION: &str = "aws/us-east-1";
 
 /// A replica that counts what it is asked.
-async fn replica(asked: Arc<AtomicU64>) -> std::net::SocketAddr {
+pub(super) async fn replica(asked: Arc<AtomicU64>) -> std::net::SocketAddr {
     let status = json!({"version": 1, "names": ["m"], "model": "m", "state": "ready", "pending_tokens": 0,
                         "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 1000.0});
     let router = axum::Router::new()
@@ -72,7 +73,7 @@ async fn what_has_been_narrowed_is_refused_at_the_door_before_a_byte_of_it_is_re
         (status, answer.json::<Value>().await.unwrap())
     };
     while ask().await.0 != 200 {}
-    let heed = |residency, to| spoke.lock().unwrap().heed(&table(residency, to), &catalogue);
+    let heed = |residency, to| spoke.lock().heed(&table(residency, to), &catalogue);
 
     heed("eu", None);
     let before = asked.load(Ordering::SeqCst);

@@ -120,6 +120,10 @@ async fn an_edge_lets_in_whom_the_table_names_and_nobody_else_with_a_hub_and_wit
     let asked = edge.client.post(format!("http://{}/v1/embeddings", edge.clients)).bearer_auth("acme-new");
     let answer = asked.body(json!({"model": "m", "input": "x"}).to_string()).send().await.unwrap();
     assert_eq!(answer.headers()["x-meridian-error"], "region_not_permitted", "eu and us at once is nowhere");
+    let body: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+    let (message, param) = (body["error"]["message"].as_str().unwrap(), &body["error"]["param"]);
+    assert!(message.contains("'acme'") && message.contains("'us'") && message.contains("'eu'"), "{message}");
+    assert!(!message.contains("x-meridian-residency") && param.is_null(), "no header was sent: {body}");
 
     hub.text.send_replace(table(5, acme(NEW, json!(["other"]), json!("us"))));
     edge.until("it may use another only", async || edge.models("acme-new").await == Ok(Vec::new())).await;

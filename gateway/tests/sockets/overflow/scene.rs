@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use supervision::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 

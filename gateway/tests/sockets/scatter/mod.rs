@@ -78,6 +78,7 @@ async fn every_dialect_is_answered_as_by_one_replica() {
         let pieces = scene.requests().iter().sum::<u64>() - before;
         assert!(pieces >= 3_000 / 512, "{path} was sent in {pieces} pieces");
         assert_eq!(answer.header("x-meridian-attempts"), pieces.to_string());
+        assert_eq!(answer.header("x-meridian-parts"), pieces.to_string(), "so none of them is a retry");
         let mut regions: Vec<_> = answer.header("x-meridian-region").split(',').collect();
         assert_eq!(regions[0], AMERICA, "the nearest has the first piece");
         regions.sort_unstable();

@@ -53,7 +53,8 @@ fn computed(path: &str, body: &[u8], limit: AtMost, width: usize) -> Result<(Vec
             };
             let texts = Input::Texts(asked.inputs.iter().map(text).collect());
             let rows = vectors(&texts, 2);
-            (tei::write_predictions(Rows::new(&rows, 2), &labels, asked.single), tokens(&texts))
+            let labels = tei::Labels { names: &labels, top_k: None, alone: asked.single };
+            (tei::write_predictions(Rows::new(&rows, 2), labels), tokens(&texts))
         }
         "/similarity" => {
             let asked = SimilarityRequest::parse(body, limit)?;
@@ -108,6 +109,7 @@ fn computed(path: &str, body: &[u8], limit: AtMost, width: usize) -> Result<(Vec
                 order: &ranking(&scores, asked.results()),
                 scores: &scores,
                 documents: asked.return_documents.then_some(asked.documents.as_slice()),
+                bare_documents: false,
                 tokens,
             };
             (response.write(), tokens)

@@ -1,6 +1,7 @@
 //! The plan at the edge, over real sockets: how requests are divided by weights, what stands above a weight, and what becomes
 //! of a plan that cannot be right or of a hub that is gone.
 
+mod residency;
 mod scene;
 
 use scene::{Edge, FAR, Hub, NEAR, plan, region, row, table};

@@ -1,0 +1,110 @@
+//! What clients do wrong, or cut short, ejects no region for anybody else.
+
+use super::front::Hop;
+use super::region::Script::*;
+use super::scene::{AMERICA, EUROPE, JAPAN, Scene};
+use reqwest::Method;
+use serde_json::Value;
+use std::time::Duration;
+
+/// As many as kept a healthy region ejected, when a HEAD was forwarded as such.
+const MANY: usize = 45;
+
+async fn scene(hop: Hop) -> Scene {
+    Scene::start(hop.config(), [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await
+}
+
+/// The state of each region's circuit breaker.
+async fn circuits(scene: &Scene) -> Vec<String> {
+    let routes = scene.client.get(format!("{}/routes", scene.operations)).send().await.unwrap();
+    let routes: Value = routes.json().await.unwrap();
+    let regions = routes["regions"].as_array().unwrap();
+    regions.iter().map(|region| region["circuit"]["state"].as_str().unwrap_or("none").to_owned()).collect()
+}
+
+async fn nobody_is_ejected(scene: &Scene, after: &str) {
+    assert_eq!(circuits(scene).await, ["closed"; 3], "after {after}");
+    let answer = scene.ask("anywhere", &[]).await.unwrap();
+    let region = answer.headers()["x-meridian-region"].to_str().unwrap();
+    assert_eq!((answer.status().as_u16(), region), (200, AMERICA), "after {after}");
+}
+
+fn header(answer: &reqwest::Response, name: &str) -> String {
+    answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned()
+}
+
+#[tokio::test]
+async fn a_head_request_has_the_response_of_get_without_its_body_and_ejects_no_region() {
+    for hop in [Hop::Http1, Hop::Http2] {
+        let scene = scene(hop).await;
+        let info = scene.url.replace("/v1/embeddings", "/deployments/anywhere/info");
+        let ask = async |method: Method| {
+            let request = scene.client.request(method, &info).bearer_auth("k");
+            request.header("x-meridian-timeout-ms", "2500").send().await.unwrap()
+        };
+        let get = ask(Method::GET).await;
+        let (status, length) = (get.status().as_u16(), header(&get, "content-length"));
+        assert_eq!((status, get.bytes().await.unwrap().len().to_string()), (200, length.clone()));
+        for _ in 0..MANY {
+            let head = ask(Method::HEAD).await;
+            let seen = (head.status().as_u16(), header(&head, "content-length"));
+            assert_eq!(seen, (200, length.clone()), "{hop:?}");
+            assert_eq!(head.bytes().await.unwrap().len(), 0, "{hop:?}");
+        }
+        nobody_is_ejected(&scene, "HEAD requests").await;
+    }
+}
+
+#[tokio::test]
+async fn a_method_that_a_path_has_not_is_refused_with_those_that_it_has() {
+    let scene = scene(Hop::Http1).await;
+    let allowed = async |method: Method, path: &str| {
+        let url = scene.url.replace("/v1/embeddings", path);
+        let answer = scene.client.request(method, url).bearer_auth("k").send().await.unwrap();
+        (answer.status().as_u16(), header(&answer, "allow"))
+    };
+    for method in [Method::HEAD, Method::GET, Method::DELETE] {
+        assert_eq!(allowed(method, "/v1/embeddings").await, (405, "POST".to_owned()));
+    }
+    assert_eq!(allowed(Method::POST, "/deployments/anywhere/info").await, (405, "GET, HEAD".to_owned()));
+    assert_eq!(scene.requests(), [0; 3], "no region hears of it");
+}
+
+#[tokio::test]
+async fn timeouts_that_clients_chose_and_clients_that_disconnect_eject_no_region() {
+    let scene = scene(Hop::Http1).await;
+    let america = &scene.regions[AMERICA];
+    // From here on the edge knows how long a request takes there.
+    for _ in 0..20 {
+        assert_eq!(scene.ask("anywhere", &[]).await.unwrap().status(), 200);
+    }
+    let slow = Takes(Duration::from_millis(60));
+    america.script.send_replace(slow);
+    for _ in 0..MANY {
+        let answer = scene.ask("anywhere", &[("x-meridian-timeout-ms", "5")]).await.unwrap();
+        assert_eq!(answer.status(), 504);
+    }
+    // A region that takes longer than usual is hedged, so it is quick again before it is asked.
+    america.script.send_replace(Answers);
+    nobody_is_ejected(&scene, "short timeouts").await;
+    america.script.send_replace(slow);
+    for _ in 0..MANY {
+        let disconnects = tokio::time::timeout(Duration::from_millis(10), scene.ask("anywhere", &[])).await;
+        assert!(disconnects.is_err(), "the region takes longer");
+    }
+    america.script.send_replace(Answers);
+    nobody_is_ejected(&scene, "disconnects").await;
+}
+
+/// Both of no tokens to speak of, and so of one size.
+#[tokio::test]
+async fn requests_without_computing_do_not_make_those_with_it_late() {
+    let scene = scene(Hop::Http1).await;
+    for _ in 0..MANY {
+        assert_eq!(scene.any("GET", "/deployments/anywhere/info", "").await.0, 200);
+    }
+    scene.regions[AMERICA].script.send_replace(Takes(Duration::from_millis(250)));
+    for _ in 0..4 {
+        nobody_is_ejected(&scene, "requests for /info").await;
+    }
+}

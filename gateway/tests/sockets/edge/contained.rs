@@ -1,0 +1,41 @@
+//! A request that costs no tokens, and takes longer than its tenant counts as active: it costs nobody else anything.
+
+use super::region::Script::Takes;
+use super::scene::{AMERICA, EUROPE, JAPAN, Scene};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+#[tokio::test]
+async fn a_slow_request_without_tokens_costs_nobody_else_anything() {
+    // Longer than the second after which an idle tenant is forgotten, and the five reports that it takes.
+    let slow = Takes(Duration::from_millis(1_800));
+    let scene = Scene::with([(AMERICA, slow), (EUROPE, slow), (JAPAN, slow)]).await;
+    for method in ["GET", "HEAD"] {
+        let mut stream = TcpStream::connect(scene.door).await.unwrap();
+        let head = format!(
+            "{method} /deployments/anywhere/info HTTP/1.1\r\nhost: a\r\nauthorization: Bearer k\r\n\
+             x-meridian-timeout-ms: 2500\r\nconnection: close\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 "), "{method}: {}", String::from_utf8_lossy(&answer));
+        // And one whose client leaves while it is under way.
+        let mut leaves = TcpStream::connect(scene.door).await.unwrap();
+        leaves.write_all(head.as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        drop(leaves);
+
+        for path in ["/livez", "/readyz"] {
+            let probed = scene.client.get(format!("{}{path}", scene.operations)).send().await.unwrap();
+            assert_eq!(probed.status(), 200, "{path} after {method}: {}", probed.text().await.unwrap());
+        }
+        let served = scene.ask("anywhere", &[]).await.unwrap();
+        assert_eq!(served.status(), 200, "after {method}");
+    }
+    let metrics = scene.client.get(format!("{}/metrics", scene.operations)).send().await.unwrap();
+    let metrics = metrics.text().await.unwrap();
+    assert!(metrics.contains("meridian_gateway_panics_total{scope=\"request\"} 0\n"), "{metrics}");
+    assert!(metrics.contains("meridian_gateway_panics_total{scope=\"lock\"} 0\n"), "{metrics}");
+}

@@ -1,0 +1,75 @@
+//! Requests in which two readers could find two things: headers that stand twice, and chunks in pieces.
+
+use super::http2::{Client, request};
+use super::scene::{BODY, Scene, ask, one, post};
+use http::Method;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+
+#[tokio::test]
+async fn a_header_that_says_who_asks_or_what_the_body_is_stands_once() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let mut stream = edge.connect().await;
+    let client = Client::plain(&edge).await;
+    for (name, first, second) in [
+        ("authorization", "Bearer k", "Bearer other"),
+        ("authorization", "Bearer other", "Bearer k"),
+        ("authorization", "Bearer k", "Bearer k"),
+        ("api-key", "k", "other"),
+        ("x-api-key", "k", "other"),
+        ("content-type", "application/json", "text/plain"),
+        ("idempotency-key", "a", "b"),
+    ] {
+        let twice = format!("{name}: {first}\r\n{name}: {second}\r\n");
+        let request_1 = post(&twice, BODY);
+        // It has an authorization of its own already.
+        let request_1 = match name {
+            "authorization" => request_1.replacen("authorization: Bearer k\r\n", "", 1),
+            _ => request_1,
+        };
+        stream.write_all(request_1.as_bytes()).await.unwrap();
+        let answer = one(&mut stream).await;
+        assert_eq!((answer.status, answer.code()), (400, "invalid_header"), "{twice:?}: {answer:?}");
+        assert!(answer.body.contains(name), "{answer:?}");
+
+        let fields: &[_] = match name {
+            "authorization" => &[(name, second)],
+            _ => &[(name, first), (name, second)],
+        };
+        // There one is in every request of the scene.
+        let answer = client.ask(request(Method::POST, "/v1/embeddings", fields), BODY.into()).await.unwrap();
+        assert_eq!(answer.head.status().as_u16(), 400, "{twice:?}");
+    }
+    assert_eq!(scene.region.requests(), 0);
+    assert_eq!(ask(&mut stream).await.status, 200, "the connection goes on");
+}
+
+#[tokio::test]
+async fn chunks_that_are_wrong_are_found_wherever_they_were_cut() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let head = "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ntransfer-encoding: chunked\r\n\r\n";
+    let (start, end) = BODY.split_at(5);
+    let wrong = format!("5;x\n\r\n{start}\r\n1e\r\n{end}\r\n0\r\n\r\n");
+    for cut in 0..6 {
+        let mut stream = edge.connect().await;
+        stream.write_all(format!("{head}{}", &wrong[..cut]).as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        stream.write_all(&wrong.as_bytes()[cut..]).await.unwrap();
+        let answer = super::scene::rest(&mut stream).await;
+        assert_eq!((answer.status, answer.code()), (400, "malformed_request"), "cut at {cut}: {answer:?}");
+    }
+    assert_eq!(scene.region.requests(), 0);
+    // In order, in pieces, and with a request behind it.
+    let right = format!("5;x=y\r\n{start}\r\n1e\r\n{end}\r\n0\r\nx-trailer: y\r\n\r\n");
+    let all = format!("{head}{right}{}", post("", BODY));
+    let mut stream = edge.connect().await;
+    for piece in all.as_bytes().chunks(7) {
+        stream.write_all(piece).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..2 {
+        assert_eq!(one(&mut stream).await.json()["bytes"], 35);
+    }
+}

@@ -1,0 +1,93 @@
+//! Bodies that are dear to read hold up nobody else, and are paid for.
+
+use super::gzip::packed_by;
+use super::scene::{BODY, Edge, Scene, ask, post, rest};
+use flate2::Compression;
+use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt;
+
+/// A body of `bytes` whose keys are written in escapes, so that each has to be read to be known.
+fn escaped_keys(bytes: usize) -> String {
+    let key = r#""\u006d\u006f\u0064\u0065\u006b":1,"#;
+    format!("{{{}\"model\":\"anywhere\",\"input\":\"x\"}}", key.repeat(bytes / key.len()))
+}
+
+/// Sends a body as it is, or packed; how long its answer took, and its status.
+async fn hostile(edge: &Edge, body: &[u8], packed: bool) -> (Duration, u16) {
+    let begun = Instant::now();
+    let fields =
+        if packed { "connection: close\r\ncontent-encoding: gzip\r\n" } else { "connection: close\r\n" };
+    let head = post(fields, "").replace("content-length: 0", &format!("content-length: {}", body.len()));
+    let mut stream = edge.connect().await;
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(body).await.unwrap();
+    (begun.elapsed(), rest(&mut stream).await.status)
+}
+
+/// All of it, the edge and its clients, on one thread: what holds that up holds up everybody.
+#[tokio::test]
+async fn a_client_beside_bodies_that_are_dear_to_read_is_served_all_the_time() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let dear = escaped_keys(31 << 20);
+    let bomb = packed_by(Compression::best(), dear.as_bytes());
+    for (body, packed) in [(dear.as_bytes(), false), (&bomb, true)] {
+        // A connection for each round, because the last request of a round is abandoned.
+        let mut good = edge.connect().await;
+        assert_eq!(ask(&mut good).await.status, 200);
+        let attack = async {
+            let mut hostile: Vec<_> = (0..3).map(|_| Box::pin(hostile(&edge, body, packed))).collect();
+            let mut statuses = Vec::new();
+            for one in &mut hostile {
+                statuses.push(one.await.1);
+            }
+            statuses
+        };
+        let (mut longest, begun) = (Duration::ZERO, Instant::now());
+        let beside = async {
+            loop {
+                let begun = Instant::now();
+                assert_eq!(ask(&mut good).await.status, 200);
+                longest = longest.max(begun.elapsed());
+            }
+        };
+        let statuses = tokio::select! {
+            statuses = attack => statuses,
+            () = beside => unreachable!(),
+        };
+        let expected = if packed { 413 } else { 200 };
+        assert_eq!(statuses, [expected; 3], "packed: {packed}");
+        // Three in a row: one alone that held up the thread would be a third of the time. On a machine that is busy with other
+        // things everything takes longer.
+        let bound = Duration::from_millis(300).max(begun.elapsed() / 8);
+        assert!(
+            longest < bound,
+            "packed: {packed}: the client beside waited {longest:?} of {:?}",
+            begun.elapsed()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_tenant_pays_for_what_was_processed_before_it_was_refused() {
+    let scene = Scene::new().await;
+    let limits = "limits = { tokens_per_minute = 1000000 }\n";
+    std::fs::write(
+        scene.dir.path().join("tenants.toml"),
+        format!("[[tenant]]\nname = 'test'\nkey_file = 'key'\n{limits}"),
+    )
+    .unwrap();
+    let edge = scene.edge("").await;
+    // No JSON at its end, which is found after all of it was read: 8 MiB, half a million tokens by the least estimate.
+    let wrong = format!("{}x", escaped_keys(8 << 20));
+    let packed = packed_by(Compression::fast(), wrong.as_bytes());
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        statuses.push(hostile(&edge, &packed, true).await.1);
+    }
+    assert!(statuses.starts_with(&[400, 400]) && statuses.contains(&429), "{statuses:?}");
+    let answer = ask(&mut edge.connect().await).await;
+    assert_eq!((answer.status, answer.code()), (429, "rate_limit_exceeded"), "{answer:?}");
+    assert!(answer.body.contains("tokens a minute"), "{answer:?}");
+    assert_eq!(scene.region.requests(), 0, "{BODY}");
+}

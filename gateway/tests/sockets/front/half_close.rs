@@ -1,0 +1,66 @@
+//! A client that closes its side behind its request still reads the response; one that is gone is not computed for.
+
+use super::scene::{BODY, Mode, PATIENCE, Scene, certify, one, post, rest};
+use super::tls;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+
+#[tokio::test]
+async fn a_client_that_has_closed_its_side_gets_its_response() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".to_owned();
+    for request in [post("", BODY), models, post("", BODY).replace("HTTP/1.1", "HTTP/1.0")] {
+        let mut stream = edge.connect().await;
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let answer = rest(&mut stream).await;
+        assert_eq!(answer.status, 200, "{request:?}: {answer:?}");
+        // The list of models may be written before it is known that the client has closed its side.
+        if request.starts_with("POST") {
+            assert_eq!(answer.header("connection"), "close", "{request:?}: {answer:?}");
+        }
+    }
+    // One that takes longer than it takes to look for the client.
+    scene.region.mode.send_replace(Mode::Waits);
+    let before = scene.region.requests();
+    let mut stream = edge.connect().await;
+    stream.write_all(post("", BODY).as_bytes()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    scene.region.until_requests(before + 1).await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert_eq!(*scene.region.given_up.borrow(), 0, "its client still waits");
+    scene.region.go_on.send_replace(true);
+    let mut answer = one(&mut stream).await;
+    while answer.status == 100 {
+        answer = one(&mut stream).await;
+    }
+    assert_eq!((answer.status, answer.json()["bytes"].as_u64()), (200, Some(35)), "{answer:?}");
+}
+
+#[tokio::test]
+async fn nobody_computes_for_a_client_that_is_gone() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    scene.region.mode.send_replace(Mode::Waits);
+    let mut stream = edge.connect().await;
+    stream.write_all(post("", BODY).as_bytes()).await.unwrap();
+    scene.region.until_requests(1).await;
+    drop(stream);
+    let mut given_up = scene.region.given_up.subscribe();
+    tokio::time::timeout(PATIENCE, given_up.wait_for(|count| *count == 1))
+        .await
+        .expect("it is found out")
+        .unwrap();
+}
+
+#[tokio::test]
+async fn so_does_one_over_tls() {
+    let scene = Scene::new().await;
+    let certificate = certify(scene.dir.path());
+    let edge = scene.edge(tls::TLS).await;
+    let mut stream = tls::connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
+    stream.write_all(post("", BODY).as_bytes()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    assert_eq!(one(&mut stream).await.status, 200);
+}

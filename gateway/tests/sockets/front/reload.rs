@@ -1,0 +1,84 @@
+//! Key files that change while a gateway runs, and a second process that was not asked to take over.
+
+use super::scene::{BODY, Edge, PATIENCE, Scene, post};
+use std::time::{Duration, Instant};
+
+async fn status(edge: &Edge, key: &str) -> u16 {
+    let request = post("connection: close\r\n", BODY).replace("Bearer k\r\n", &format!("Bearer {key}\r\n"));
+    edge.say(request.as_bytes()).await.status
+}
+
+async fn until_status(edge: &Edge, key: &str, wanted: u16) {
+    let begun = Instant::now();
+    while status(edge, key).await != wanted {
+        assert!(begun.elapsed() < PATIENCE, "the key {key} is not answered with {wanted}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn failures(edge: &Edge) -> u64 {
+    let (_, text) = edge.operate("/metrics").await;
+    let name = "meridian_gateway_tenants_reload_failures_total ";
+    text.lines().find_map(|line| line.strip_prefix(name)).expect("the metric").parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_revoked_key_opens_nothing_a_few_seconds_later_and_a_broken_file_changes_nothing() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let file = |name: &str, text: &str| std::fs::write(scene.dir.path().join(name), text).unwrap();
+    assert_eq!((status(&edge, "k").await, status(&edge, "new").await), (200, 401));
+    file("key", "k\nnew\n");
+    until_status(&edge, "new", 200).await;
+    assert_eq!(status(&edge, "k").await, 200, "it has both for a while");
+    file("key", "new\n");
+    until_status(&edge, "k", 401).await;
+    assert_eq!((status(&edge, "new").await, failures(&edge).await), (200, 0));
+
+    // Empty, then gone: the keys that were known stay, and it is counted once for each.
+    file("key", " \n");
+    let begun = Instant::now();
+    while failures(&edge).await < 1 {
+        assert!(begun.elapsed() < PATIENCE, "a broken file is not counted");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(status(&edge, "new").await, 200);
+    // A tenant whose residency is a slip is refused as at start, and the others stay as they are.
+    file("key", "newer\n");
+    let tenants = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";
+    file("tenants.toml", &format!("{tenants}residency = {{ allow = ['euu'] }}\n"));
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!((status(&edge, "new").await, status(&edge, "newer").await), (200, 401));
+    file("tenants.toml", tenants);
+    until_status(&edge, "newer", 200).await;
+    assert_eq!(status(&edge, "new").await, 401);
+}
+
+#[tokio::test]
+async fn a_second_process_that_was_not_asked_to_take_over_ends_and_the_first_goes_on() {
+    let scene = Scene::new().await;
+    let config = "handover = 'handover'\n[timeouts]\nlame_duck = '0s'\n";
+    let mut running = scene.edge(config).await;
+    let again = scene.config(config).map_err(|problems| problems.join("\n")).unwrap();
+    let error = gateway::edge::run(again, std::future::pending(), |_| panic!("it does not start")).await;
+    let error = error.expect_err("another one runs").to_string();
+    for part in ["--take-over", "127.0.0.1", "handover", &format!("process {}", std::process::id())] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    assert_eq!(status(&running, "k").await, 200, "it serves as before");
+    // Nor does one with another place for its hand-over get the port.
+    let mut elsewhere = scene.config("").map_err(|problems| problems.join("\n")).unwrap();
+    elsewhere.listen = running.address;
+    let error = gateway::edge::run(elsewhere, std::future::pending(), |_| panic!("it does not start")).await;
+    let error = error.expect_err("the port is taken").to_string();
+    for part in [&running.address.to_string()[..], &format!("stop process {}", std::process::id())] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    let mut nowhere = scene.config("").map_err(|problems| problems.join("\n")).unwrap();
+    nowhere.take_over = true;
+    let error = gateway::edge::run(nowhere, std::future::pending(), |_| panic!("it does not start")).await;
+    assert!(error.expect_err("there is no place to ask").to_string().contains("`handover`"));
+    let next = scene.edge_after(config, Some(&running)).await;
+    tokio::time::timeout(PATIENCE, &mut running.running).await.expect("it ends").unwrap();
+    assert_eq!(status(&next, "k").await, 200, "who asks to take over does");
+}

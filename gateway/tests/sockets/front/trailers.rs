@@ -1,0 +1,74 @@
+//! Trailers of HTTP/2: fields are let pass, and a pseudo-header among them costs the request and not the connection.
+
+use super::http2::{Client, post};
+use super::scene::{BODY, PATIENCE, Scene};
+use h2::Reason;
+use http::HeaderMap;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// POST, http, /, and the authority "x" (RFC 7541, A and 6.2.2).
+const HEAD: [u8; 6] = [0x83, 0x86, 0x84, 0x41, 0x01, b'x'];
+const RST_STREAM: u8 = 3;
+const PROTOCOL_ERROR: [u8; 4] = [0, 0, 0, 1];
+
+#[tokio::test]
+async fn trailers_of_fields_are_let_pass() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    let client = Client::plain(&edge).await;
+    for _ in 0..3 {
+        let (answer, mut body) = client.begin(post(), false).await.unwrap();
+        body.send_data(BODY.into(), false).unwrap();
+        let trailers = HeaderMap::from_iter([("x-checksum".parse().unwrap(), "1".parse().unwrap())]);
+        body.send_trailers(trailers).unwrap();
+        let answer = timeout(PATIENCE, answer).await.expect("an answer").unwrap();
+        assert_eq!(answer.status(), 200);
+    }
+}
+
+#[tokio::test]
+async fn trailers_with_a_pseudo_header_reset_their_stream_alone() {
+    let scene = Scene::new().await;
+    let edge = scene.edge("").await;
+    // `:path: /`, by the static table, and in a literal that comes byte for byte.
+    let literal: &[u8] = b"\x00\x05:path\x01/";
+    for (trailers, piece) in [(&[0x84][..], 1000), (literal, 1)] {
+        let mut stream = edge.connect().await;
+        let head = frame(1, 4, 1, &[HEAD.as_slice(), b"\x0f\x08\x08Bearer k"].concat());
+        let start = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", frame(4, 0, 0, &[]).as_slice(), &head].concat();
+        let end =
+            [frame(0, 0, 1, BODY.as_bytes()), frame(1, 5, 1, trailers), frame(6, 0, 0, b"are you?")].concat();
+        stream.write_all(&start).await.unwrap();
+        for piece in end.chunks(piece) {
+            stream.write_all(piece).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        let (mut reset, mut answer) = (None, Vec::new());
+        let pinged = async {
+            loop {
+                let mut header = [0; 9];
+                stream.read_exact(&mut header).await.unwrap();
+                let mut payload = vec![0; usize::from(header[1]) << 8 | usize::from(header[2])];
+                stream.read_exact(&mut payload).await.unwrap();
+                match header[3] {
+                    RST_STREAM => reset = Some((header[8], payload)),
+                    6 if header[4] == 1 => answer = payload,
+                    _ => {}
+                }
+                if reset.is_some() && !answer.is_empty() {
+                    return;
+                }
+            }
+        };
+        timeout(PATIENCE, pinged).await.expect("the stream is reset and the connection goes on");
+        assert_eq!(answer, b"are you?");
+        assert_eq!(reset, Some((1, PROTOCOL_ERROR.to_vec())), "{:?}", Reason::PROTOCOL_ERROR);
+    }
+    assert_eq!(scene.region.requests(), 0);
+}

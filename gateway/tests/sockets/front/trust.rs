@@ -1,0 +1,157 @@
+//! What a gateway believes of its hub: not a generation that no hub can have published, whoever sent it.
+
+use super::scene::{BODY, Edge, PATIENCE, Scene, post};
+use crate::hub;
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The SHA-256 of the key `stolen`.
+fn stolen() -> String {
+    Sha256::digest("stolen").iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A man in the middle: passes on what the hub behind it has, or forges the answers.
+struct Middle {
+    /// The table of the hub behind it, without its generation.
+    table: Value,
+    number: AtomicU64,
+    forges: AtomicBool,
+    /// Forged answers so far.
+    forged: AtomicU64,
+}
+
+impl Middle {
+    async fn before(scene: &Scene) -> (Arc<Middle>, String) {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let url = format!("{}/v1/routes", scene.hub.trim_matches('\''));
+        let table: Value = client.get(url).send().await.unwrap().json().await.unwrap();
+        let (number, forges, forged) = (AtomicU64::new(1), AtomicBool::new(false), AtomicU64::new(0));
+        let middle = Arc::new(Middle { table, number, forges, forged });
+        let router = axum::Router::new()
+            .route("/v1/routes", axum::routing::get(Middle::routes))
+            .route("/v1/demand", axum::routing::post(Middle::demand))
+            .with_state(middle.clone());
+        (middle, format!("'http://{}'", hub::serve(router).await))
+    }
+
+    fn table(&self, epoch: u64, number: u64) -> Value {
+        let mut table = self.table.clone();
+        table["epoch"] = json!(epoch);
+        table["generation"] = json!(number);
+        table
+    }
+
+    /// A table that lets somebody in who holds a key of the attacker's.
+    fn forged(&self, epoch: u64, number: u64) -> Value {
+        let mut table = self.table(epoch, number);
+        table["tenants"] = json!([{"name": "test", "key_sha256": [stolen()], "deployments": null, "residency": null, "weight": 1, "limits": {}}]);
+        table
+    }
+
+    async fn routes(State(middle): State<Arc<Middle>>, RawQuery(query): RawQuery) -> Response {
+        let query = query.unwrap_or_default();
+        let after = query.split('&').find_map(|pair| pair.strip_prefix("after="));
+        let after = after.map_or(0, |after| after.split_once('.').unwrap().1.parse().unwrap());
+        if after > 0 && middle.forges.load(Ordering::SeqCst) {
+            let times = middle.forged.fetch_add(1, Ordering::SeqCst);
+            let (epoch, number) =
+                [(1, u64::MAX), (u64::MAX, 1), (1, 100_000), (4_000_000_000, 2)][times as usize % 4];
+            return axum::Json(middle.forged(epoch, number)).into_response();
+        }
+        let number = middle.number.load(Ordering::SeqCst);
+        if number > after {
+            return axum::Json(middle.table(1, number)).into_response();
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        StatusCode::NO_CONTENT.into_response()
+    }
+
+    async fn demand(State(middle): State<Arc<Middle>>) -> Response {
+        if !middle.forges.load(Ordering::SeqCst) {
+            return StatusCode::NO_CONTENT.into_response();
+        }
+        let rows =
+            json!({"version": 1, "epoch": 1, "generation": u64::MAX, "gateway": "aws/us-east-1", "rows": []});
+        axum::Json(rows).into_response()
+    }
+}
+
+fn count(metrics: &str, name: &str) -> u64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
+}
+
+async fn metric(edge: &Edge, name: &str) -> u64 {
+    count(&edge.operate("/metrics").await.1, name)
+}
+
+async fn until_generation(edge: &Edge, generation: &str) {
+    let (wanted, begun) = (format!("\"generation\":\"{generation}\""), Instant::now());
+    while !edge.operate("/routes").await.1.contains(&wanted) {
+        assert!(begun.elapsed() < PATIENCE, "{generation} is not taken");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_forged_generation_is_rejected_counted_and_not_on_disk_and_the_next_true_table_is_taken() {
+    let mut scene = Scene::new().await;
+    let (middle, url) = Middle::before(&scene).await;
+    scene.hub = url;
+    let edge = scene.edge("").await;
+    until_generation(&edge, "1.1").await;
+    assert_eq!(metric(&edge, "meridian_gateway_tables_refused_total").await, 0);
+
+    middle.forges.store(true, Ordering::SeqCst);
+    let begun = Instant::now();
+    while metric(&edge, "meridian_gateway_tables_refused_total").await < 5
+        || metric(&edge, "meridian_gateway_plans_refused_total").await < 1
+    {
+        assert!(begun.elapsed() < PATIENCE, "forged answers are not counted");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(edge.operate("/routes").await.1.contains("\"generation\":\"1.1\""));
+    let stolen = post("", BODY)
+        .replace("Bearer k", "Bearer stolen")
+        .replace("host: x", "host: x\r\nconnection: close");
+    assert_eq!(edge.say(stolen.as_bytes()).await.status, 401, "nobody comes in by a forged table");
+    let on_disk = std::fs::read_to_string(scene.dir.path().join("routes")).unwrap();
+    assert!(!on_disk.contains("18446744073709551615") && on_disk.contains("\"generation\":1"), "{on_disk}");
+    assert!(!scene.dir.path().join("routes.plan").exists(), "nor is a forged plan kept");
+
+    middle.number.store(2, Ordering::SeqCst);
+    middle.forges.store(false, Ordering::SeqCst);
+    until_generation(&edge, "1.2").await;
+    assert_eq!(edge.say(post("connection: close\r\n", BODY).as_bytes()).await.status, 200);
+}
+
+fn write_snapshot(path: &Path, table: &Value) {
+    let body = table.to_string();
+    let sum: String = Sha256::digest(&body).iter().map(|byte| format!("{byte:02x}")).collect();
+    std::fs::write(path, format!("{sum}\n{body}")).unwrap();
+}
+
+#[tokio::test]
+async fn a_file_that_was_poisoned_before_is_of_no_use_and_is_replaced_by_a_true_table() {
+    let mut scene = Scene::new().await;
+    let (middle, url) = Middle::before(&scene).await;
+    scene.hub = url;
+    let path = scene.dir.path().join("routes");
+    for (epoch, number) in [(1, u64::MAX), (u64::MAX, 7)] {
+        write_snapshot(&path, &middle.forged(epoch, number));
+        let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\n").await;
+        until_generation(&edge, "1.1").await;
+        assert_eq!(metric(&edge, "meridian_gateway_tables_refused_total").await, 1);
+        let on_disk = std::fs::read_to_string(&path).unwrap();
+        assert!(on_disk.contains("\"generation\":1,") && on_disk.contains("\"epoch\":1,"), "{on_disk}");
+        edge.stop();
+        edge.running.await.unwrap();
+    }
+}

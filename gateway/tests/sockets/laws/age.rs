@@ -1,0 +1,55 @@
+//! A region that no hub has answered for too long rejects what is locked, and serves the rest.
+
+use super::door::{REGION, replica};
+use super::edge::PATIENCE;
+use gateway::ingress::{self, IngressConfig, Signals};
+use regions::Catalogue;
+use scheduler_core::spoke::Spoke;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use supervision::Mutex;
+
+#[tokio::test]
+async fn a_region_whose_policies_are_too_old_rejects_locked_requests_until_a_hub_answers() {
+    let replica = replica(Arc::default()).await;
+    let mut spoke = Spoke::new(REGION.parse().unwrap(), 1, vec![replica]);
+    let max = Duration::from_secs(60);
+    let long_ago = Instant::now().checked_sub(Duration::from_secs(61));
+    spoke.limit_policy_age(max, long_ago.expect("this machine has run for a minute"));
+    let spoke = Arc::new(Mutex::new(spoke));
+    let config = IngressConfig {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        region: REGION.parse().unwrap(),
+        signals: Signals::default(),
+        catalogue: Arc::new(Catalogue::builtin()),
+        receipts: None,
+        tls: None,
+        operations: None,
+    };
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let (ready, address) = tokio::sync::oneshot::channel();
+    let running =
+        tokio::spawn(ingress::run(config, spoke.clone(), async { drop(stopped.await) }, |address| {
+            ready.send(address).expect("somebody waits")
+        }));
+    let url = format!("http://{}/v1/embeddings", address.await.unwrap());
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let ask = async |residency: Option<&str>| {
+        let request =
+            client.post(&url).header("x-meridian-deployment", "m").body(r#"{"model":"m","input":"a"}"#);
+        let request =
+            residency.iter().fold(request, |request, to| request.header("x-meridian-residency", *to));
+        let answer = request.send().await.unwrap();
+        let code = answer.headers().get("x-meridian-error").map(|code| code.to_str().unwrap().to_owned());
+        (answer.status().as_u16(), code)
+    };
+    let begun = Instant::now();
+    while ask(None).await.0 != 200 {
+        assert!(begun.elapsed() < PATIENCE, "what is not locked is served");
+    }
+    assert_eq!(ask(Some("us")).await, (503, Some("policy_too_old".to_owned())));
+    spoke.lock().confirm_policy(Instant::now());
+    assert_eq!(ask(Some("us")).await, (200, None));
+    drop(stop);
+    running.await.unwrap().unwrap();
+}
