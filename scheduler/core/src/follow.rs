@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use regions::{Generation, RouteTable};
 
+use crate::bound::{self, Held, Rejected};
 use crate::rollout::Reader;
 use crate::wire::WireError;
 use crate::wire::route::RouteTableV1;
@@ -22,14 +23,9 @@ pub enum NotTaken {
     /// One of its entries cannot be right.
     #[error("{0}")]
     Unreadable(#[from] WireError),
-    /// It is no newer than what is in hand.
-    #[error("generation {offered} is not higher than {after}, which is in hand")]
-    NotHigher {
-        /// Its generation.
-        offered: Generation,
-        /// That of the table in hand.
-        after: Generation,
-    },
+    /// Its generation is not the next of the one in hand, or none that a hub can have published.
+    #[error("{0}")]
+    Generation(#[from] Rejected),
 }
 
 /// The path and query of the question for whatever follows the table in hand, to be held for so long if there is none.
@@ -44,16 +40,19 @@ pub fn farewell(reader: &Reader) -> String {
 }
 
 /// The table that was offered, if it is taken in the place of the one in hand (invariant 5, Monotone plans).
+/// `since_1970` is the time by the clock here.
 ///
 /// # Errors
 ///
 /// Why it is not; the one in hand stays.
-pub fn taken(offered: RouteTableV1, after: Option<Generation>) -> Result<RouteTable, NotTaken> {
+pub fn taken(
+    offered: RouteTableV1,
+    held: Option<Held>,
+    since_1970: Duration,
+) -> Result<RouteTable, NotTaken> {
     let table = RouteTable::try_from(offered)?;
-    match after.filter(|after| table.generation <= *after) {
-        Some(after) => Err(NotTaken::NotHigher { offered: table.generation, after }),
-        None => Ok(table),
-    }
+    bound::accept(table.generation, held, since_1970)?;
+    Ok(table)
 }
 
 #[cfg(test)]
@@ -68,7 +67,8 @@ mod tests {
     fn only_a_table_of_a_higher_generation_is_taken() {
         let check = |offered: Generation, after: Option<Generation>, expected: bool| {
             let table = RouteTable { generation: offered, ..RouteTable::empty() };
-            let found = taken(RouteTableV1::from(&table), after);
+            let held = after.map(|generation| Held { generation, age: Duration::ZERO });
+            let found = taken(RouteTableV1::from(&table), held, Duration::from_secs(1));
             assert_eq!(found.is_ok(), expected, "{offered} after {after:?}");
         };
         check(at(1, 7), None, true);
@@ -77,8 +77,10 @@ mod tests {
         for after in [at(1, 7), at(1, 8), at(2, 0)] {
             check(at(1, 7), Some(after), false);
         }
+        check(at(1, u64::MAX), None, false);
+        check(at(u64::MAX, 1), Some(at(1, 7)), false);
         let unreadable = RouteTableV1 { version: 9, ..RouteTableV1::from(&RouteTable::empty()) };
-        assert!(matches!(taken(unreadable, None), Err(NotTaken::Unreadable(_))));
+        assert!(matches!(taken(unreadable, None, Duration::ZERO), Err(NotTaken::Unreadable(_))));
     }
 
     #[test]

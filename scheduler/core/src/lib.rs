@@ -7,21 +7,28 @@
 //! - [`scale`]: how many replicas a deployment should have there.
 //! - [`registry`]: the spokes that the hub knows, and for how long it remembers one that fell silent.
 //! - [`rollout`]: what an operator wants, checked and compared, and how it comes about without anybody being overtaken.
+//! - [`revisions`]: which model revision each deployment is served with, and when another one replaces it.
 //! - [`publish`]: from what is registered and what is deployed to the next route table, if it differs from the last.
 //! - [`plan`]: what share of each class goes to which region, and how many replicas there should be against a loss.
 //! - [`hub`]: the machine around these: events in, commands out.
 //! - [`hubs`]: which of several hubs is asked; [`follow`]: for what, and which answer is taken.
-//! - [`token`]: how somebody proves to a hub that it is known.
+//! - [`bound`]: how fast generations rise, and how far a reader lets them.
+//! - [`access`]: which callers may use which path of a hub, by which [`token`]; [`lease`]: who may renew a spoke's lease.
 //! - [`wire`]: what crosses a process, each message with its version.
 //! - [`invariants`]: what must hold of it, as functions that the code and its tests share.
 
+pub mod access;
+pub mod bound;
 pub mod follow;
 pub mod hub;
 pub mod hubs;
 pub mod invariants;
+pub mod lease;
 pub mod plan;
+pub mod policy_age;
 pub mod publish;
 pub mod registry;
+pub mod revisions;
 pub mod rollout;
 pub mod scale;
 pub mod spoke;

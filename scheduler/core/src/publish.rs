@@ -17,7 +17,7 @@ pub fn publish(
     previous: &RouteTable,
     epoch: u64,
     mut regions: BTreeMap<RegionId, RegionRoute>,
-    Staged { deployments, widening, tenants }: Staged<'_>,
+    Staged { deployments, widening, revisions, tenants }: Staged<'_>,
     drains: &BTreeSet<RegionId>,
 ) -> Option<RouteTable> {
     for (region, route) in &mut regions {
@@ -31,13 +31,21 @@ pub fn publish(
         (None, None) => true,
         (Some(_), None) | (None, Some(_)) => false,
     };
-    if epoch == known.epoch && regions == previous.regions && deployed && same_tenants {
+    let same_revisions = previous.revisions.as_ref() == Some(&revisions);
+    if epoch == known.epoch && regions == previous.regions && deployed && same_revisions && same_tenants {
         return None;
     }
     let generation = following(previous, epoch);
     invariants::monotone(known, generation).expect("an epoch never falls, and the number has just risen");
     let tenants = tenants.map(|staged| Tenants { all: staged.all.into_owned(), widening: staged.widening });
-    Some(RouteTable { generation, regions, deployments: deployments.into_owned(), widening, tenants })
+    Some(RouteTable {
+        generation,
+        regions,
+        deployments: deployments.into_owned(),
+        widening,
+        revisions: Some(revisions),
+        tenants,
+    })
 }
 
 /// The generation of the table that follows `previous`. The number goes on across epochs: nothing is gained by starting
@@ -78,7 +86,12 @@ mod tests {
     }
 
     fn staged(deployments: &BTreeMap<DeploymentName, Deployment>) -> Staged<'_> {
-        Staged { deployments: Cow::Borrowed(deployments), widening: BTreeMap::new(), tenants: None }
+        Staged {
+            deployments: Cow::Borrowed(deployments),
+            widening: BTreeMap::new(),
+            revisions: BTreeMap::new(),
+            tenants: None,
+        }
     }
 
     fn routes(region: &str, ready: &[&str]) -> BTreeMap<RegionId, RegionRoute> {

@@ -19,6 +19,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::plan::capacity::Capacity;
+use crate::revisions::{Reported, Reports};
 use crate::wire::plan::GatewayBoot;
 use regions::{DeploymentName, RegionId, RegionRoute};
 
@@ -61,6 +62,8 @@ pub struct Registration {
     pub deployments: BTreeSet<DeploymentName>,
     /// What the region can do.
     pub capacity: Capacity,
+    /// What its replicas run.
+    pub models: BTreeMap<DeploymentName, Reported>,
 }
 
 /// A registration that stands, and when it came to stand.
@@ -268,6 +271,12 @@ impl Registry {
         newest
     }
 
+    /// What the replicas of each region with a spoke run.
+    pub fn reports(&self) -> Reports<'_> {
+        let newest = self.newest().into_iter();
+        newest.map(|(region, standing)| (region, &standing.registration.models)).collect()
+    }
+
     fn of(&self, region: &RegionId) -> impl Iterator<Item = &Standing> {
         self.spokes.range((region.clone(), 0)..=(region.clone(), u64::MAX)).map(|(_, standing)| standing)
     }
@@ -312,7 +321,8 @@ impl Registry {
 }
 
 fn route(standing: &Standing) -> RegionRoute {
-    let Registration { region: _, endpoint, boot_id: _, deployments, capacity: _ } = &standing.registration;
+    let Registration { region: _, endpoint, boot_id: _, deployments, capacity: _, models: _ } =
+        &standing.registration;
     RegionRoute { endpoint: *endpoint, deployments: deployments.clone(), draining: false }
 }
 

@@ -19,7 +19,8 @@ use crate::invariants;
 use crate::plan::{Class, Plan, Problem};
 use crate::publish::{following, publish};
 use crate::registry::{Registry, Standing};
-use crate::rollout::{Reader, Rollout};
+use crate::revisions::{self, Orders};
+use crate::rollout::{Reader, Rollout, Wanted};
 use crate::wire::plan::{GatewayBoot, GatewayDemand};
 use planning::{Around, Part, Planner};
 use regions::{
@@ -44,7 +45,7 @@ pub enum Event {
         boot_id: u64,
     },
     /// These are all the deployments that there shall be.
-    Wanted(BTreeMap<DeploymentName, Deployment>),
+    Wanted(Wanted),
     /// These are all the tenants that there shall be.
     TenantsWanted(BTreeMap<TenantId, TenantRules>),
     /// A reader runs the table of this generation.
@@ -78,7 +79,7 @@ pub struct Everything {
     /// Every spoke.
     pub spokes: Vec<Standing>,
     /// Every deployment; nothing, if what the store holds cannot be read, and then those that are known stay.
-    pub deployments: Option<BTreeMap<DeploymentName, Deployment>>,
+    pub deployments: Option<Wanted>,
     /// Every tenant, if any were ever applied and can be read.
     pub tenants: Option<BTreeMap<TenantId, TenantRules>>,
     /// Every region that is to be emptied.
@@ -136,6 +137,8 @@ pub struct Hub {
     epoch: u64,
     /// What an operator wants; the table says it as far as everybody has heard of it.
     deployments: BTreeMap<DeploymentName, Deployment>,
+    /// What an operator has said about changes of their models.
+    orders: Orders,
     /// Whom an operator wants let in; nothing as long as none has said so.
     tenants: Option<BTreeMap<TenantId, TenantRules>>,
     rollout: Rollout,
@@ -188,6 +191,7 @@ impl Hub {
         let mut hub = Hub {
             epoch,
             deployments: persisted.deployments.clone(),
+            orders: Orders::default(),
             tenants: persisted.tenants.as_ref().map(|tenants| tenants.all.clone()),
             rollout,
             registry,
@@ -217,14 +221,16 @@ impl Hub {
                 self.registry.hear_only(demand.iter().map(heard), now);
                 self.planner.replace(demand, now);
                 self.rollout.replace(readers);
-                if let Some(deployments) = deployments {
-                    self.deployments = deployments;
+                if let Some(Wanted { applied: _, deployments, orders }) = deployments {
+                    (self.deployments, self.orders) = (deployments, orders);
                 }
                 self.tenants = tenants.or(self.tenants.take());
             }
             Event::SpokeStands(standing) => self.registry.put(standing, now),
             Event::SpokeGone { region, boot_id } => self.registry.remove(&region, boot_id, now),
-            Event::Wanted(deployments) => self.deployments = deployments,
+            Event::Wanted(Wanted { applied: _, deployments, orders }) => {
+                (self.deployments, self.orders) = (deployments, orders);
+            }
             Event::TenantsWanted(tenants) => self.tenants = Some(tenants),
             Event::Acknowledged(reader, generation) => self.rollout.acknowledged(reader, generation),
             Event::ReaderGone(reader) => self.rollout.gone(&reader),
@@ -275,7 +281,11 @@ impl Hub {
                 let next = following(&self.persisted, self.epoch);
                 let doubt = self.registry.holds();
                 let (rollout, last) = (&self.rollout, &self.persisted);
-                let mut staged = rollout.stage(&self.deployments, last, next, doubt);
+                let reports = self.registry.reports();
+                let (deployments, revisions) =
+                    revisions::stage(&self.deployments, &self.orders, last, &reports, doubt);
+                let mut staged = rollout.stage(&deployments, last, next, doubt);
+                staged.revisions = revisions;
                 let tenants = self.tenants.as_ref();
                 staged.tenants = tenants.map(|tenants| rollout.stage_tenants(tenants, last, next, doubt));
                 let routes = self.registry.routes();

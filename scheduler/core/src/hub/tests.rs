@@ -19,6 +19,7 @@ fn standing(region: &str, created: u64) -> Standing {
         boot_id: created,
         deployments: BTreeSet::from(["minilm".parse().unwrap()]),
         capacity: Capacity::default(),
+        models: BTreeMap::new(),
     };
     Standing { registration, created }
 }
@@ -35,8 +36,9 @@ fn deployment(name: &str) -> Deployment {
     }
 }
 
-fn named(deployments: impl IntoIterator<Item = Deployment>) -> BTreeMap<DeploymentName, Deployment> {
-    deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment)).collect()
+fn wanted(deployments: impl IntoIterator<Item = Deployment>) -> Wanted {
+    let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
+    Wanted { applied: true, deployments: named.collect(), orders: Orders::default() }
 }
 
 /// A hub whose store takes every table, in a time that passes when the test says so.
@@ -48,7 +50,7 @@ struct World {
 
 impl World {
     fn start(table: Option<RouteTable>, epoch: u64, spokes: Vec<Standing>) -> World {
-        let deployments = Some(named([deployment("minilm")]));
+        let deployments = Some(wanted([deployment("minilm")]));
         let all = Everything { spokes, deployments, ..Everything::default() };
         World::found(Found { epoch, table, plan: Vec::new(), all })
     }
@@ -142,7 +144,7 @@ fn nothing_is_published_before_it_is_persisted_and_changes_gather_meanwhile() {
     let Some(Command::Persist(first)) = world.hub.poll() else { panic!("the first table") };
     world.tell(Event::SpokeStands(standing(EUROPE, 1)));
     world.tell(Event::SpokeStands(standing(AMERICA, 2)));
-    world.tell(Event::Wanted(named([deployment("minilm"), deployment("minilm-eu")])));
+    world.tell(Event::Wanted(wanted([deployment("minilm"), deployment("minilm-eu")])));
     assert_eq!(world.hub.poll(), None, "one table at a time");
     world.tell(Event::Persisted(first.clone()));
     assert_eq!(world.hub.poll(), Some(Command::Publish(first)));
@@ -195,13 +197,13 @@ fn a_list_of_everything_stands_for_the_events_that_were_missed() {
         let spokes = vec![standing(AMERICA, 2)];
         Event::Listed(Everything { spokes, deployments, ..Everything::default() })
     };
-    world.tell(everything(Some(named([deployment("minilm-eu")]))));
+    world.tell(everything(Some(wanted([deployment("minilm-eu")]))));
     world.settle();
     assert_eq!(world.routed(), [AMERICA, EUROPE], "Europe has lapsed and keeps its route");
     world.tell(everything(None));
     world.settle();
     assert_eq!(world.published.last().unwrap().deployments.len(), 1, "what cannot be read changes nothing");
-    world.tell(Event::Wanted(BTreeMap::new()));
+    world.tell(Event::Wanted(Wanted::default()));
     world.settle();
     assert!(world.published.last().unwrap().deployments.is_empty());
 }
@@ -228,10 +230,10 @@ fn what_a_hub_has_announced_its_successor_carries_out() {
         (table.generation.to_string(), table.deployments["minilm"].residency.to_string(), to)
     };
     let mut first = World::start(None, 1, Vec::new());
-    first.tell(Event::Wanted(named([law("eu")])));
+    first.tell(Event::Wanted(wanted([law("eu")])));
     first.settle();
     first.tell(Event::Acknowledged(gateway.clone(), "1.1".parse().unwrap()));
-    first.tell(Event::Wanted(named([law("eu,us")])));
+    first.tell(Event::Wanted(wanted([law("eu,us")])));
     first.settle();
     assert_eq!(said(&first), ("1.2".into(), "eu".into(), Some("eu,us".into())));
     first.tell(Event::Acknowledged(gateway.clone(), "1.2".parse().unwrap()));
@@ -239,7 +241,7 @@ fn what_a_hub_has_announced_its_successor_carries_out() {
     assert_eq!(first.published.len(), 2, "not while a term is young");
 
     let all = Everything {
-        deployments: Some(named([law("eu,us")])),
+        deployments: Some(wanted([law("eu,us")])),
         readers: BTreeMap::from([(gateway.clone(), "1.1".parse().unwrap())]),
         ..Everything::default()
     };

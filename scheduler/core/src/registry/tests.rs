@@ -14,6 +14,7 @@ fn spoke(region: &str, port: u16, created: u64) -> Standing {
         boot_id: port.into(),
         deployments: BTreeSet::new(),
         capacity: Capacity::default(),
+        models: BTreeMap::new(),
     };
     Standing { registration, created }
 }

@@ -38,12 +38,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::residency::MAX_POLICY_LEN;
+use regions::tenant::MAX_RESIDENCY_LEN;
 use regions::{
-    Area, Catalogue, Deployment, DeploymentName, Generation, ResidencyPolicy, RouteTable, TenantId,
-    TenantRules, Widening,
+    Area, Catalogue, Deployment, DeploymentName, Generation, ResidencyPolicy, RouteTable, ServedRevision,
+    TenantId, TenantRules, Widening,
 };
 
 use crate::invariants;
+use crate::revisions::Orders;
 pub use reader::{Reader, ReaderError, Role};
 
 /// How long a reader is waited for that is not heard of. A gateway asks for the next table every 20 s at least, and
@@ -53,6 +55,9 @@ pub const READER_KEEP: Duration = Duration::from_secs(60);
 /// few seconds: whoever lives has come forward by then.
 pub const SETTLE: Duration = Duration::from_secs(15);
 
+/// Longest residency of a deployment in a table, in bytes, while it is on its way from one to another: what the longest of a
+/// tenant, joined to it with ` & `, leaves of a policy.
+const DEPLOYMENT_LEN_MAX: usize = MAX_POLICY_LEN - MAX_RESIDENCY_LEN - 3;
 /// Deployments that were taken away and whose residency is remembered, until everybody has heard of it.
 const REMOVED_MAX: usize = 10_000;
 
@@ -64,6 +69,27 @@ pub struct Wanted {
     pub applied: bool,
     /// The deployments.
     pub deployments: BTreeMap<DeploymentName, Deployment>,
+    /// What is said about changes of their models.
+    pub orders: Orders,
+}
+
+impl Wanted {
+    /// What is said about changes of models once these deployments are applied. With `hold` every model that changes
+    /// waits for a promotion. Without it a model that changes does not wait, and
+    /// one that waits already goes on waiting.
+    pub fn orders_after(&self, deployments: &BTreeMap<DeploymentName, Deployment>, hold: bool) -> Orders {
+        let changes = |name: &DeploymentName| {
+            let (before, after) = (self.deployments.get(name), deployments.get(name));
+            before.zip(after).is_some_and(|(before, after)| before.model_spec() != after.model_spec())
+        };
+        let is_held =
+            |name: &&DeploymentName| if changes(name) { hold } else { self.orders.held.contains(*name) };
+        let held = deployments.keys().filter(is_held).cloned().collect();
+        // What was promoted once says nothing of the next time.
+        let stays = |name: &DeploymentName| deployments.contains_key(name) && !changes(name);
+        let promoted = self.orders.promoted.iter().filter(|(name, _)| stays(name));
+        Orders { held, promoted: promoted.map(|(name, revision)| (name.clone(), *revision)).collect() }
+    }
 }
 
 /// What is known of who runs which table.
@@ -93,6 +119,8 @@ pub struct Staged<'a> {
     pub deployments: Cow<'a, BTreeMap<DeploymentName, Deployment>>,
     /// Those whose residency will be wider.
     pub widening: BTreeMap<DeploymentName, Widening>,
+    /// The model revisions that they are served with.
+    pub revisions: BTreeMap<DeploymentName, ServedRevision>,
     /// Who may come in, where an operator has said so.
     pub tenants: Option<StagedTenants<'a>>,
 }
@@ -154,7 +182,8 @@ impl Rollout {
     }
 
     /// What the table of generation `next` says of the deployments, which follows `last`, where `wanted` is what an operator
-    /// wants. In `doubt` of who lives nothing is widened. What it says of tenants is [`Rollout::stage_tenants`].
+    /// wants. In `doubt` of who lives nothing is widened. What it says of tenants is [`Rollout::stage_tenants`], and of
+    /// model revisions [`crate::revisions::stage`].
     ///
     /// # Panics
     ///
@@ -167,7 +196,8 @@ impl Rollout {
         doubt: bool,
     ) -> Staged<'a> {
         let deployments = Cow::Borrowed(wanted);
-        let mut staged = Staged { deployments, widening: BTreeMap::new(), tenants: None };
+        let (widening, revisions) = (BTreeMap::new(), BTreeMap::new());
+        let mut staged = Staged { deployments, widening, revisions, tenants: None };
         for (name, deployment) in wanted {
             let known = last.deployments.get(name).map(|known| &known.residency);
             let Some(known) = known.or_else(|| self.removed.get(name).map(|removed| &removed.residency))
@@ -176,7 +206,7 @@ impl Rollout {
             };
             let announced = last.widening.get(name);
             let Some((residency, widening)) =
-                self.meanwhile(known, &deployment.residency, announced, next, doubt)
+                self.meanwhile(known, &deployment.residency, announced, DEPLOYMENT_LEN_MAX, (next, doubt))
             else {
                 continue;
             };
@@ -189,14 +219,14 @@ impl Rollout {
     }
 
     /// What a residency that is to become `wanted` is in the table `next`, and what that table announces; nothing where it
-    /// may say `wanted` itself. Those who run the table before it know `known` and what was `announced` in it.
+    /// may say `wanted` itself. What it says has at most `len_max` bytes. Those who run the table before it know `known` and what was `announced` in it.
     fn meanwhile(
         &self,
         known: &ResidencyPolicy,
         wanted: &ResidencyPolicy,
         announced: Option<&Widening>,
-        next: Generation,
-        doubt: bool,
+        len_max: usize,
+        (next, doubt): (Generation, bool),
     ) -> Option<(ResidencyPolicy, Widening)> {
         if known == wanted || !self.wider(known, wanted) {
             return None;
@@ -206,7 +236,7 @@ impl Rollout {
             return None;
         }
         let since = announced.map_or(next, |announced| announced.since);
-        Some((self.both(known, wanted), Widening { to: wanted.clone(), since }))
+        Some((self.both(known, wanted, len_max), Widening { to: wanted.clone(), since }))
     }
 
     /// **Heard before widened**: what is to be sent now is taken by whoever runs the table before.
@@ -231,13 +261,13 @@ impl Rollout {
     }
 
     /// A policy that permits nothing that one of these does not permit: both at once, in words that fit.
-    fn both(&self, known: &ResidencyPolicy, wanted: &ResidencyPolicy) -> ResidencyPolicy {
+    fn both(&self, known: &ResidencyPolicy, wanted: &ResidencyPolicy, len_max: usize) -> ResidencyPolicy {
         let within = known.permitted(&self.catalogue);
-        if within.is_subset(&wanted.permitted(&self.catalogue)) {
+        if within.is_subset(&wanted.permitted(&self.catalogue)) && known.to_string().len() <= len_max {
             return known.clone();
         }
         let both = known.narrow(wanted);
-        if both.to_string().len() <= MAX_POLICY_LEN {
+        if both.to_string().len() <= len_max {
             return both;
         }
         // Change upon change has piled up. Single regions, as many as fit, permit no more.
@@ -246,7 +276,7 @@ impl Rollout {
         for index in both.iter() {
             let region = &self.catalogue.region(index).id;
             bytes += region.as_str().len() + 1;
-            if bytes <= MAX_POLICY_LEN {
+            if bytes <= len_max {
                 areas.push(Area::Region(region.clone()));
             }
         }

@@ -10,6 +10,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use regions::tenant::MAX_RESIDENCY_LEN;
 use regions::{Generation, RouteTable, TenantId, TenantRules};
 
 use super::{Rollout, StagedTenants};
@@ -29,7 +30,13 @@ impl Rollout {
         for (id, tenant) in wanted {
             let Some(known) = last.all.get(id) else { continue };
             let announced = last.widening.get(id);
-            let meanwhile = self.meanwhile(&known.residency, &tenant.residency, announced, next, doubt);
+            let meanwhile = self.meanwhile(
+                &known.residency,
+                &tenant.residency,
+                announced,
+                MAX_RESIDENCY_LEN,
+                (next, doubt),
+            );
             if let Some((residency, widening)) = meanwhile {
                 staged.widening.insert(id.clone(), widening);
                 staged.all.to_mut().insert(id.clone(), TenantRules { residency, ..tenant.clone() });

@@ -54,7 +54,7 @@ impl World {
     fn publish(&mut self, doubt: bool) {
         let last = self.tables.last().unwrap();
         let generation = Generation { epoch: 1, number: last.generation.number + 1 };
-        let Staged { deployments, widening, tenants: _ } =
+        let Staged { deployments, widening, revisions: _, tenants: _ } =
             self.rollout.stage(&self.wanted, last, generation, doubt);
         if *deployments == last.deployments && widening == last.widening {
             return;
@@ -202,7 +202,7 @@ fn a_residency_that_has_changed_often_meanwhile_still_fits_into_a_table() {
         world.apply("m", &law.join(","));
         world.publish(false);
         let (said, _) = world.says("m");
-        assert!(said.len() <= MAX_POLICY_LEN, "{} bytes", said.len());
+        assert!(said.len() <= DEPLOYMENT_LEN_MAX, "{} bytes", said.len());
         let newest = world.tables.len() - 1;
         let wanted = world.wanted.values().next().unwrap().residency.permitted(&world.catalogue);
         let before = world.sent(newest - 1, "m").unwrap();

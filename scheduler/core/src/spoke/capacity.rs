@@ -73,6 +73,7 @@ mod tests {
         let names = names.iter().map(|text| name(text)).collect();
         let (pending_tokens, lookup_tokens) = (0, None);
         ReplicaObserved {
+            model: None,
             names,
             ready: true,
             draining: false,

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use regions::DeploymentName;
+use regions::{DeploymentName, ModelRevision};
 
-use super::Spoke;
+use super::{RevisionAsked, Spoke};
 
 /// When to ask again where no replica is ready: by then every replica was asked five times how it is.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -17,6 +17,8 @@ pub struct ReplicaChoice {
     pub index: usize,
     /// Where it is reached.
     pub endpoint: SocketAddr,
+    /// The model revision that its answer must be of; `None` where it does not report one.
+    pub revision: Option<ModelRevision>,
     tokens: u64,
 }
 
@@ -57,6 +59,8 @@ pub enum Refusal {
         /// When to ask again.
         retry_after: Duration,
     },
+    /// The answer must be of a model revision that is not served here, and no ready replica has it.
+    OtherRevision,
     /// Others wait for one who came before (see [`super::hold`]).
     OthersWait,
     /// As many requests wait for each of them as may.
@@ -102,12 +106,30 @@ impl Spoke {
         seen: impl Fn(usize) -> Seen,
         now: Instant,
     ) -> Result<ReplicaChoice, Refusal> {
+        self.choose_for(deployment, RevisionAsked::default(), cost_tokens, seen, now)
+    }
+
+    /// The same, for a request that says something about the model revision of its answer.
+    ///
+    /// # Errors
+    ///
+    /// When none does.
+    pub fn choose_for(
+        &mut self,
+        deployment: &DeploymentName,
+        asked: RevisionAsked,
+        cost_tokens: u64,
+        seen: impl Fn(usize) -> Seen,
+        now: Instant,
+    ) -> Result<ReplicaChoice, Refusal> {
+        let revision = self.revision_for(deployment, asked);
+        let serving = || self.serving_revision(deployment, revision, now);
         // Somebody whose speed nobody knows yet is taken for as fast as the fastest: given work, it will be known.
-        let speeds = self.serving(deployment, now).filter_map(|(_, replica)| replica.speed());
+        let speeds = serving().filter_map(|(_, replica)| replica.speed());
         let fastest = speeds.fold(None, |fastest: Option<f64>, speed| {
             Some(fastest.map_or(speed, |fastest| fastest.max(speed)))
         });
-        let scores = self.serving(deployment, now).map(|(index, replica)| {
+        let scores = serving().map(|(index, replica)| {
             let Seen { turn, slowness_permille } = seen(index);
             let tokens = replica.backlog_tokens().saturating_add(cost_tokens);
             let seconds = tokens as f64 / replica.speed().or(fastest).unwrap_or(1.0);
@@ -120,14 +142,14 @@ impl Spoke {
             Some(Score { turn: Turn::Tried, .. }) => {
                 return Err(Refusal::NoneReady { retry_after: RETRY_AFTER });
             }
-            None => return Err(self.refusal(deployment)),
+            None => return Err(self.refusal(deployment, revision)),
         };
         let endpoint = self.replicas.with(index, |replica| {
             replica.sent(cost_tokens);
             replica.endpoint()
         });
         let endpoint = endpoint.expect("whoever serves is there");
-        Ok(ReplicaChoice { index, endpoint, tokens: cost_tokens })
+        Ok(ReplicaChoice { index, endpoint, revision, tokens: cost_tokens })
     }
 
     /// A request ended at the replica that was chosen for it.
@@ -141,9 +163,15 @@ impl Spoke {
                 Outcome::Failed => replica.fail(now),
             }
         });
+        if outcome == Outcome::Failed {
+            self.choose_revisions();
+        }
     }
 
-    fn refusal(&self, deployment: &DeploymentName) -> Refusal {
+    fn refusal(&self, deployment: &DeploymentName, wanted: Option<ModelRevision>) -> Refusal {
+        if wanted.is_some() && wanted != self.revision(deployment) {
+            return Refusal::OtherRevision;
+        }
         if self.replicas.each().any(|(_, replica)| replica.may_answer_to(deployment)) {
             Refusal::NoneReady { retry_after: RETRY_AFTER }
         } else {

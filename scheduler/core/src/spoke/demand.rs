@@ -68,12 +68,12 @@ impl Spoke {
         }
         let (deaf, mut speeds) = (self.is_deaf(now), BTreeMap::new());
         for (_, replica) in self.replicas.each() {
-            let serves = replica.takes_work() && (deaf || replica.heard_lately(now));
+            let takes_work = replica.takes_work() && (deaf || replica.heard_lately(now));
             for name in replica.names() {
                 let Some(demand) = each.get_mut(name) else { continue };
                 demand.in_flight = demand.in_flight.saturating_add(replica.in_flight());
                 demand.pending = demand.pending.saturating_add(replica.backlog_tokens());
-                if serves {
+                if takes_work && self.matches(replica, name) {
                     demand.ready += 1;
                     add_speed(speeds.entry(name).or_default(), replica);
                 }
@@ -108,6 +108,7 @@ mod tests {
     fn well(names: &[&str], pending_tokens: u64, tokens_per_second: f64) -> ReplicaObserved {
         let names = names.iter().map(|text| name(text)).collect();
         ReplicaObserved {
+            model: None,
             names,
             ready: true,
             draining: false,

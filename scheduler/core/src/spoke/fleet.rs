@@ -89,11 +89,14 @@ impl Spoke {
     /// It is gone. What was sent there and has not ended ends without it.
     pub fn remove_replica(&mut self, number: usize) {
         self.replicas.replicas.remove(&number);
+        self.models.forget(number);
+        self.choose_revisions();
     }
 
     /// Nothing new is sent there from now on.
     pub fn let_go(&mut self, number: usize) {
         self.replicas.with(number, |replica| replica.set_leaving(true));
+        self.choose_revisions();
     }
 
     /// It stays after all.
@@ -143,6 +146,7 @@ mod tests {
 
     fn well() -> ReplicaObserved {
         ReplicaObserved {
+            model: None,
             names: BTreeSet::from([name()]),
             ready: true,
             draining: false,

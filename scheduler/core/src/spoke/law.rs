@@ -8,6 +8,7 @@
 //! A deployment that the table does not name is none of its business: the gateway may have a newer one.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use regions::{Catalogue, DeploymentName, RegionId, RouteTable};
 
@@ -17,6 +18,8 @@ use crate::rollout::taken;
 #[derive(Debug, Default)]
 pub(super) struct Law {
     forbidden: BTreeSet<DeploymentName>,
+    /// When a hub last confirmed the table, and for how long that is good.
+    pub(super) confirmed: Option<(Instant, Duration)>,
     /// Tables that could not be read, or were no newer than the one in hand.
     pub(super) refused: u64,
 }

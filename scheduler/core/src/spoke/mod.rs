@@ -27,13 +27,14 @@ mod fleet;
 mod grants;
 pub mod hold;
 mod law;
+mod model;
 mod offer;
 mod replica;
 mod report;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrivals::Arrivals;
 pub use choice::{Outcome, RETRY_AFTER, Refusal, ReplicaChoice, Seen, Turn};
@@ -47,8 +48,10 @@ use grants::Grants;
 pub use grants::{GATEWAYS_MAX, GRANT_FOR, GRANT_PERIOD, Gateway};
 use hold::Line;
 use law::Law;
+use model::Models;
+pub use model::{Mismatch, RevisionAsked};
 pub use offer::Question;
-use regions::{Catalogue, DeploymentName, RegionId, RouteTable};
+use regions::{Catalogue, DeploymentName, RegionId, ReportedModel, RouteTable};
 use replica::Replica;
 pub use replica::{AHEAD, RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 pub use report::{Load, Report};
@@ -56,6 +59,8 @@ pub use report::{Load, Report};
 /// What a replica says of itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReplicaObserved {
+    /// What it runs, if it reports that.
+    pub model: Option<ReportedModel>,
     /// The deployments that it answers to.
     pub names: BTreeSet<DeploymentName>,
     /// It takes work.
@@ -93,6 +98,7 @@ pub struct Spoke {
     coming: Coming,
     line: Line,
     law: Law,
+    models: Models,
     capacity: capacity::Fleet,
 }
 
@@ -102,7 +108,7 @@ impl Spoke {
         let replicas = Fleet::of(replicas);
         let (arrivals, counted, grants) = (Arrivals::default(), Counted::default(), Grants::default());
         let (coming, line, decided) = (Coming::default(), Line::default(), BTreeMap::new());
-        let (law, capacity) = (Law::default(), capacity::Fleet::default());
+        let (law, models, capacity) = (Law::default(), Models::default(), capacity::Fleet::default());
         Spoke {
             region,
             boot_id,
@@ -115,6 +121,7 @@ impl Spoke {
             coming,
             line,
             law,
+            models,
             capacity,
         }
     }
@@ -129,25 +136,35 @@ impl Spoke {
         self.boot_id
     }
 
-    /// A replica said how it is. One that is not there any longer is not listened to, here and below.
-    pub fn observe_replica(&mut self, index: usize, observed: ReplicaObserved, now: Instant) {
+    /// A replica said how it is. One that is not there any longer is not listened to, here and below. Returns the deployments
+    /// of which it has begun to have another model than they are served with.
+    pub fn observe_replica(
+        &mut self,
+        index: usize,
+        observed: ReplicaObserved,
+        now: Instant,
+    ) -> Vec<Mismatch> {
         self.replicas.with(index, |replica| {
             replica.observe(observed, now);
             if let Some(speed) = replica.speed() {
                 replica.names().for_each(|name| self.coming.saw(name, speed));
             }
         });
+        self.choose_revisions();
+        self.note_mismatches(index)
     }
 
     /// A replica did not say how it is. It is left alone until it is heard again.
     pub fn replica_failed(&mut self, index: usize, now: Instant) {
         self.replicas.with(index, |replica| replica.fail(now));
+        self.choose_revisions();
     }
 
     /// A replica has not said in time how it is. Others are preferred meanwhile; after [`SILENCE_MAX`] it is left alone
     /// until it is heard again.
     pub fn replica_late(&mut self, index: usize, now: Instant) {
         self.replicas.with(index, |replica| replica.late(now));
+        self.choose_revisions();
     }
 
     /// A request of about so many tokens came for a deployment.
@@ -176,9 +193,29 @@ impl Spoke {
         names.filter(|name| self.serving(name, now).next().is_some()).cloned().collect()
     }
 
-    /// From now on this table says what may be seen here.
+    /// From now on this table says what may be seen here, and which model revision each deployment is served with.
     pub fn heed(&mut self, table: &RouteTable, catalogue: &Catalogue) {
         self.law.heed(table, &self.region, catalogue);
+        self.models.heed(table);
+        self.choose_revisions();
+    }
+
+    /// From now on the residency policies of the table count as too old when no hub has confirmed it for longer than this.
+    pub fn limit_policy_age(&mut self, max: Duration, now: Instant) {
+        self.law.confirmed = Some((now, max));
+    }
+
+    /// A hub has confirmed the table, or given a newer one.
+    pub fn confirm_policy(&mut self, now: Instant) {
+        if let Some((confirmed, _)) = &mut self.law.confirmed {
+            *confirmed = now;
+        }
+    }
+
+    /// The time since a hub confirmed the table, or since the spoke started, and the most that it may be; absent where there
+    /// is no limit.
+    pub fn policy_age(&self, now: Instant) -> Option<(Duration, Duration)> {
+        self.law.confirmed.map(|(confirmed, max)| (now.saturating_duration_since(confirmed), max))
     }
 
     /// A table was not taken; the law of the one before stays.
@@ -202,8 +239,22 @@ impl Spoke {
         self.draining = true;
     }
 
-    /// The replicas that take work for `deployment`, in the order of their numbers.
-    fn serving(&self, deployment: &DeploymentName, now: Instant) -> impl Iterator<Item = (usize, &Replica)> {
+    /// The replicas that take work for `deployment` and have the model that it is served with, in the order of their
+    /// numbers.
+    fn serving<'a>(
+        &'a self,
+        deployment: &'a DeploymentName,
+        now: Instant,
+    ) -> impl Iterator<Item = (usize, &'a Replica)> {
+        self.serving_revision(deployment, self.revision(deployment), now)
+    }
+
+    /// The replicas that take work for `deployment`, whatever they run.
+    fn taking<'a>(
+        &'a self,
+        deployment: &'a DeploymentName,
+        now: Instant,
+    ) -> impl Iterator<Item = (usize, &'a Replica)> {
         let deaf = self.is_deaf(now);
         self.replicas
             .each()

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::ReplicaObserved;
-use regions::DeploymentName;
+use regions::{DeploymentName, ReportedModel};
 
 /// How old a replica's last word may be: five that were due.
 pub const STATUS_AGE_MAX: Duration = Duration::from_secs(1);
@@ -145,6 +145,11 @@ impl Replica {
     pub(super) fn serves(&self, deployment: &DeploymentName) -> bool {
         self.takes_work()
             && self.observed.as_ref().is_some_and(|observed| observed.names.contains(deployment))
+    }
+
+    /// What it runs, by its last word, if it says so.
+    pub(super) fn model(&self) -> Option<&ReportedModel> {
+        self.observed.as_ref()?.model.as_ref()
     }
 
     /// Whether it takes work for any, going by its last word.

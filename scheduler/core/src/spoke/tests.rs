@@ -19,6 +19,7 @@ fn name(text: &str) -> DeploymentName {
 fn well(pending_tokens: u64, tokens_per_second: f64) -> ReplicaObserved {
     let names = BTreeSet::from([name("minilm")]);
     ReplicaObserved {
+        model: None,
         names,
         ready: true,
         draining: false,

@@ -5,8 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::deployment::DeploymentV1;
+use super::deployment::{DeploymentV1, EngineV1};
 use super::known_version;
+use super::revision::{CountedV1, NextRevisionV1};
 
 /// `POST /v1/apply`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +20,9 @@ pub struct ApplyV1 {
     pub dry_run: bool,
     /// The revision that the operator has seen the difference to. If another stands by now, nothing is changed.
     pub base: Option<u64>,
+    /// Changes of a deployment's model wait for a promotion.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hold: bool,
     /// All deployments that there shall be, in one file or more; absent, they stay as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deployments: Option<Vec<FileV1>>,
@@ -172,6 +176,37 @@ pub struct RolloutV1 {
     pub waiting: Vec<WaitingV1>,
     /// Everybody who has lately said which table it runs.
     pub readers: Vec<ReaderV1>,
+    /// The replicas of each deployment.
+    #[serde(default)]
+    pub deployments: Vec<DeploymentReplicasV1>,
+}
+
+/// The replicas of one deployment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeploymentReplicasV1 {
+    /// The deployment.
+    pub name: String,
+    /// The model reference that is served.
+    pub model: String,
+    /// The engine that is served.
+    pub engine: EngineV1,
+    /// The model revision that is served; `None` until the first replica has reported one.
+    pub revision: Option<String>,
+    /// What is to replace it.
+    pub next: Option<NextRevisionV1>,
+    /// Where it has replicas, or would have.
+    pub regions: Vec<RegionReplicasV1>,
+}
+
+/// The replicas of one deployment in one region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionReplicasV1 {
+    /// The region.
+    pub region: String,
+    /// How many there should be, where the region starts and stops them itself.
+    pub target: Option<u32>,
+    /// Those that are there, by what they run.
+    pub models: Vec<CountedV1>,
 }
 
 /// A deployment or a tenant whose residency will be wider.

@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{VERSION, WireError, known_version, parsed, refuse_other_versions, refuse_too_many, texts};
+use super::{
+    VERSION, WireError, known_version, names, parsed, refuse_other_versions, refuse_too_many, texts,
+};
+use crate::revisions::Orders;
 use crate::rollout::Wanted;
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::deployment::timetable::{SHIFTS_MAX, Shift};
@@ -101,6 +104,21 @@ pub struct DeploymentsV1 {
     pub applied: bool,
     /// All of them.
     pub deployments: Vec<DeploymentV1>,
+    /// Those whose change of the model waits for a promotion; absent is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<String>,
+    /// Model revisions that an operator has promoted; absent is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub promoted: Vec<PromotedV1>,
+}
+
+/// A model revision that an operator has promoted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromotedV1 {
+    /// The deployment.
+    pub name: String,
+    /// The revision.
+    pub revision: String,
 }
 
 /// Reads an `Option` that must be there; serde's own reading takes an absent field for `None`.
@@ -255,9 +273,18 @@ impl TryFrom<StoredDeploymentV1> for Deployment {
 
 impl From<&Wanted> for DeploymentsV1 {
     fn from(wanted: &Wanted) -> DeploymentsV1 {
-        let Wanted { applied, deployments } = wanted;
+        let Wanted { applied, deployments, orders: Orders { held, promoted } } = wanted;
         let deployments = deployments.values().map(DeploymentV1::from).collect();
-        DeploymentsV1 { version: VERSION, applied: *applied, deployments }
+        let promoted = promoted
+            .iter()
+            .map(|(name, revision)| PromotedV1 { name: name.to_string(), revision: revision.to_string() });
+        DeploymentsV1 {
+            version: VERSION,
+            applied: *applied,
+            deployments,
+            held: texts(held),
+            promoted: promoted.collect(),
+        }
     }
 }
 
@@ -265,9 +292,16 @@ impl TryFrom<DeploymentsV1> for Wanted {
     type Error = WireError;
 
     fn try_from(wire: DeploymentsV1) -> Result<Wanted, WireError> {
-        let DeploymentsV1 { version, applied, deployments } = wire;
+        let DeploymentsV1 { version, applied, deployments, held, promoted } = wire;
         refuse_other_versions(version)?;
-        Ok(Wanted { applied, deployments: read_deployments(deployments)? })
+        refuse_too_many("promoted", promoted.len(), MAX_DEPLOYMENTS)?;
+        let read = |(place, PromotedV1 { name, revision }): (usize, &PromotedV1)| {
+            let at = |field: &str| format!("promoted[{place}].{field}");
+            Ok::<_, WireError>((parsed(at("name"), name)?, parsed(at("revision"), revision)?))
+        };
+        let promoted = promoted.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        let orders = Orders { held: names("held", &held)?, promoted };
+        Ok(Wanted { applied, deployments: read_deployments(deployments)?, orders })
     }
 }
 
@@ -350,7 +384,7 @@ pub(super) mod tests {
         #[test]
         fn what_is_wanted_comes_back_as_it_went(applied: bool, deployments in vec(deployment(), 0..4)) {
             let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
-            let wanted = Wanted { applied, deployments: named.collect() };
+            let wanted = Wanted { applied, deployments: named.collect(), orders: Orders::default() };
             let text = serde_json::to_string(&DeploymentsV1::from(&wanted)).unwrap();
             let wire: DeploymentsV1 = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(Wanted::try_from(wire), Ok(wanted));

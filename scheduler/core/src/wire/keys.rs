@@ -5,6 +5,7 @@
 //! wanted/deployments            DeploymentsV1        what there is to serve, compressed where it is long
 //! wanted/tenants                TenantsV1            who may come in, if that was ever applied
 //! spokes/{region}/{boot id}     RegisterV1           under the spoke's lease
+//! leases/{region}/{boot id}     32 hex digits        the identifier of the spoke's lease, under that lease
 //! readers/{reader}              ReaderV1             which table a gateway or a spoke runs, under a lease of its own
 //! routes                        RouteTableV1         what was published last, compressed where it is long
 //! demand/{place}/{boot id}      DemandV1             what a gateway is asked for, under a lease of its own
@@ -19,6 +20,7 @@
 
 use regions::RegionId;
 
+use crate::lease::Holder;
 use crate::rollout::Reader;
 
 /// Counts the stores that have followed one another.
@@ -31,6 +33,8 @@ pub const TENANTS: &str = "wanted/tenants";
 pub const READERS: &str = "readers/";
 /// Everything under which a spoke is kept.
 pub const SPOKES: &str = "spokes/";
+/// Everything under which the identifier of a spoke's lease is kept.
+const LEASES: &str = "leases/";
 /// The route table that was published last.
 pub const ROUTES: &str = "routes";
 
@@ -63,6 +67,11 @@ pub fn spoke(region: &RegionId, boot_id: u64) -> String {
 /// Everything under which a spoke of this region is kept.
 pub fn spokes_of(region: &RegionId) -> String {
     format!("{SPOKES}{region}/")
+}
+
+/// Where the identifier of a spoke's lease is kept ([`crate::lease`]).
+pub fn lease(Holder { region, boot_id }: &Holder) -> String {
+    format!("{LEASES}{region}/{boot_id:016x}")
 }
 
 /// Where a gateway's demand is kept. Each start has a key of its own, as a spoke's.

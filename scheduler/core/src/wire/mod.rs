@@ -14,6 +14,7 @@ pub mod keys;
 pub mod plan;
 pub mod registry;
 pub mod report;
+pub mod revision;
 pub mod route;
 pub mod tenant;
 

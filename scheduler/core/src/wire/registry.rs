@@ -6,11 +6,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::plan::{FloorV1, PoolV1};
+use super::revision::{ReportedV1, read_reported, reported_v1};
 use super::{VERSION, WireError, endpoint, known_version, names, parsed, refuse_other_versions, texts};
 use crate::plan::capacity::Capacity;
 use crate::registry::Registration;
+use crate::revisions::Reported;
 use regions::DeploymentName;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// `POST /v1/spokes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,9 +31,12 @@ pub struct RegisterV1 {
     /// What the region can do. Absent from spokes that do not say.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub capacity: Vec<PoolV1>,
+    /// What its replicas run. Absent from spokes that do not say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ReportedV1>,
 }
 
-/// `POST /v1/leases/{lease}/keepalive`.
+/// `POST /v1/leases/{lease}/keepalive?holder={holder}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeepAliveV1 {
     /// 1.
@@ -42,6 +47,20 @@ pub struct KeepAliveV1 {
     /// What the region can do, as in the registration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub capacity: Vec<PoolV1>,
+    /// What its replicas run, as in the registration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub models: Vec<ReportedV1>,
+}
+
+/// What a spoke says of its region again and again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RegionState {
+    /// The deployments that have a replica ready, or would have one for whoever asks.
+    pub deployments: BTreeSet<DeploymentName>,
+    /// What the region can do.
+    pub capacity: Capacity,
+    /// What its replicas run.
+    pub models: BTreeMap<DeploymentName, Reported>,
 }
 
 /// The answer to both: the registration stands.
@@ -50,8 +69,8 @@ pub struct LeaseV1 {
     /// 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// By which to keep it alive and to end it.
-    pub lease: u64,
+    /// By which its holder renews and ends it ([`crate::lease`]): 32 hexadecimal digits, known to nobody else.
+    pub lease: String,
     /// For how long it stands without being kept alive.
     pub ttl_ms: u64,
     /// Deployments that were named and that the hub does not know. The route table leaves them out until it does.
@@ -64,7 +83,7 @@ pub struct LeaseV1 {
 
 impl From<&Registration> for RegisterV1 {
     fn from(registration: &Registration) -> RegisterV1 {
-        let Registration { region, endpoint, boot_id, deployments, capacity } = registration;
+        let Registration { region, endpoint, boot_id, deployments, capacity, models } = registration;
         RegisterV1 {
             version: VERSION,
             region: region.to_string(),
@@ -72,6 +91,7 @@ impl From<&Registration> for RegisterV1 {
             boot_id: *boot_id,
             deployments: texts(deployments),
             capacity: capacity.into(),
+            models: reported_v1(models),
         }
     }
 }
@@ -80,7 +100,7 @@ impl TryFrom<RegisterV1> for Registration {
     type Error = WireError;
 
     fn try_from(wire: RegisterV1) -> Result<Registration, WireError> {
-        let RegisterV1 { version, region, endpoint: at, boot_id, deployments, capacity } = wire;
+        let RegisterV1 { version, region, endpoint: at, boot_id, deployments, capacity, models } = wire;
         refuse_other_versions(version)?;
         Ok(Registration {
             region: parsed("region", &region)?,
@@ -88,25 +108,36 @@ impl TryFrom<RegisterV1> for Registration {
             boot_id,
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
+            models: read_reported("models", models)?,
         })
     }
 }
 
 impl KeepAliveV1 {
-    /// The message that says that these are ready, and what the region can do.
-    pub fn new(ready: &BTreeSet<DeploymentName>, capacity: &Capacity) -> KeepAliveV1 {
-        KeepAliveV1 { version: VERSION, deployments: texts(ready), capacity: capacity.into() }
+    /// The message that says this of the region.
+    pub fn new(state: &RegionState) -> KeepAliveV1 {
+        let RegionState { deployments, capacity, models } = state;
+        KeepAliveV1 {
+            version: VERSION,
+            deployments: texts(deployments),
+            capacity: capacity.into(),
+            models: reported_v1(models),
+        }
     }
 
-    /// What it says is ready, and what the region can do.
+    /// What it says of the region.
     ///
     /// # Errors
     ///
     /// The first field that cannot be right.
-    pub fn said(self) -> Result<(BTreeSet<DeploymentName>, Capacity), WireError> {
-        let KeepAliveV1 { version, deployments, capacity } = self;
+    pub fn said(self) -> Result<RegionState, WireError> {
+        let KeepAliveV1 { version, deployments, capacity, models } = self;
         refuse_other_versions(version)?;
-        Ok((names("deployments", &deployments)?, capacity.try_into()?))
+        Ok(RegionState {
+            deployments: names("deployments", &deployments)?,
+            capacity: capacity.try_into()?,
+            models: read_reported("models", models)?,
+        })
     }
 }
 
@@ -115,7 +146,9 @@ mod tests {
     use super::super::any;
     use super::*;
     use crate::plan::capacity::{Count, Replicas};
+    use crate::revisions::Counted;
     use proptest::prelude::*;
+    use regions::{EngineKind, EngineSpec, Precision, ReportedModel, Task};
     use serde_json::{Value, json};
 
     prop_compose! {
@@ -123,7 +156,8 @@ mod tests {
             region in any::region(), endpoint in any::endpoint(), boot_id: u64, deployments in any::names(), speed: u64,
         ) -> Registration {
             let capacity = capacity(&deployments, speed);
-            Registration { region, endpoint, boot_id, deployments, capacity }
+            let models = models(&deployments);
+            Registration { region, endpoint, boot_id, deployments, capacity, models }
         }
     }
 
@@ -137,11 +171,30 @@ mod tests {
 
         #[test]
         fn what_is_ready_comes_back_as_it_went(ready in any::names(), speed: u64) {
-            let capacity = capacity(&ready, speed);
-            let text = serde_json::to_string(&KeepAliveV1::new(&ready, &capacity)).unwrap();
+            let state = RegionState { capacity: capacity(&ready, speed), models: models(&ready), deployments: ready };
+            let text = serde_json::to_string(&KeepAliveV1::new(&state)).unwrap();
             let wire: KeepAliveV1 = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(wire.said(), Ok((ready, capacity)));
+            prop_assert_eq!(wire.said(), Ok(state));
         }
+    }
+
+    /// Two revisions of each of these.
+    fn models(names: &BTreeSet<DeploymentName>) -> BTreeMap<DeploymentName, Reported> {
+        let counted = |revision: &str, ready| Counted {
+            model: ReportedModel {
+                revision: revision.parse().unwrap(),
+                source: "pypi://m".to_owned(),
+                task: Task::Embed,
+                engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
+            },
+            replicas: 2,
+            ready,
+        };
+        let models = vec![counted("00000000000000aa", 2), counted("00000000000000bb", 0)];
+        names
+            .iter()
+            .map(|name| (name.clone(), Reported { target: Some(3), models: models.clone() }))
+            .collect()
     }
 
     /// One pool for all of these.
@@ -153,8 +206,8 @@ mod tests {
     #[test]
     fn a_spoke_that_does_not_say_what_it_can_do_is_read_as_one_that_can_do_nothing_known() {
         let wire: KeepAliveV1 = serde_json::from_value(json!({"version": 1, "deployments": ["a"]})).unwrap();
-        assert_eq!(wire.said().unwrap().1, Capacity::default());
-        let lease = json!({"version": 1, "lease": 1, "ttl_ms": 5000, "unknown": []});
+        assert_eq!(wire.said().unwrap().capacity, Capacity::default());
+        let lease = json!({"version": 1, "lease": "00", "ttl_ms": 5000, "unknown": []});
         assert_eq!(serde_json::from_value::<LeaseV1>(lease).unwrap().floors, None);
     }
 

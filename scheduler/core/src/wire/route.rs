@@ -9,6 +9,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::deployment::{DeploymentV1, read_deployments};
+use super::revision::{ServedRevisionV1, read_served, served_v1};
 use super::tenant::{TenantV1, read_tenants};
 use super::{
     VERSION, WireError, endpoint, known_version, names, parsed, refuse_other_versions, refuse_too_many, texts,
@@ -33,6 +34,9 @@ pub struct RouteTableV1 {
     /// Deployments whose residency will be wider; absent is none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub widening: Vec<WideningV1>,
+    /// The model revision that each deployment is served with. Absent from hubs that do not know of revisions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revisions: Option<Vec<ServedRevisionV1>>,
     /// Who may come in; absent where nobody has applied any, and each gateway goes by its own file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenants: Option<Vec<TenantV1>>,
@@ -68,7 +72,7 @@ pub struct RegionRouteV1 {
 
 impl From<&RouteTable> for RouteTableV1 {
     fn from(table: &RouteTable) -> RouteTableV1 {
-        let RouteTable { generation, regions, deployments, widening, tenants } = table;
+        let RouteTable { generation, regions, deployments, widening, revisions, tenants } = table;
         let Generation { epoch, number } = generation;
         let announced = tenants.iter().flat_map(|tenants| &tenants.widening);
         let regions = regions.iter().map(|(id, route)| {
@@ -87,6 +91,7 @@ impl From<&RouteTable> for RouteTableV1 {
             regions: regions.collect(),
             deployments: deployments.values().map(DeploymentV1::from).collect(),
             widening: widening.iter().map(widening_v1).collect(),
+            revisions: revisions.as_ref().map(served_v1),
             tenants: tenants.as_ref().map(|tenants| tenants.all.values().map(TenantV1::from).collect()),
             tenant_widening: announced.map(widening_v1).collect(),
         }
@@ -131,6 +136,7 @@ impl TryFrom<RouteTableV1> for RouteTable {
             regions,
             deployments,
             widening,
+            revisions,
             tenants,
             tenant_widening,
         } = wire;
@@ -151,13 +157,14 @@ impl TryFrom<RouteTableV1> for RouteTable {
         }
         let deployed = read_deployments(deployments)?;
         let widening = read_widening("widening", &widening, &deployed)?;
+        let revisions = revisions.map(|served| read_served("revisions", served, &deployed)).transpose()?;
         let tenants = tenants.map(read_tenants).transpose()?;
         let known = BTreeMap::new();
         let announced =
             read_widening("tenant_widening", &tenant_widening, tenants.as_ref().unwrap_or(&known))?;
         let tenants = tenants.map(|all| Tenants { all, widening: announced });
         let generation = Generation { epoch, number };
-        Ok(RouteTable { generation, regions: routes, deployments: deployed, widening, tenants })
+        Ok(RouteTable { generation, regions: routes, deployments: deployed, widening, revisions, tenants })
     }
 }
 
@@ -170,13 +177,25 @@ mod tests {
     use proptest::collection::{btree_map, vec};
     use proptest::prelude::*;
     use proptest::sample::select;
-    use regions::{Deployment, Scaling};
+    use regions::{Deployment, DeploymentName, NextRevision, Scaling, ServedRevision};
     use serde_json::{Value, json};
 
     prop_compose! {
         fn route()(endpoint in any::endpoint(), deployments in any::names(), draining: bool) -> RegionRoute {
             RegionRoute { endpoint, deployments, draining }
         }
+    }
+
+    /// A deployment that is served with one revision and is to be served with another.
+    fn served((name, deployment): (&DeploymentName, &Deployment)) -> (DeploymentName, ServedRevision) {
+        let revision = |text: &str| text.parse().unwrap();
+        let next = NextRevision {
+            spec: deployment.model_spec(),
+            revision: (name.as_str().len() > 3).then(|| revision("00000000000000bb")),
+            held: name.as_str().len() > 5,
+        };
+        let next = (name.as_str().len() > 1).then_some(next);
+        (name.clone(), ServedRevision { current: revision("00000000000000aa"), next })
     }
 
     prop_compose! {
@@ -187,6 +206,7 @@ mod tests {
             deployments in vec(deployment(), 0..4),
             to in select(vec!["anywhere", "eu", "de,fr & eu"]),
             tenants in proptest::option::of(vec(tenant(), 0..4)),
+            pinned: bool,
         ) -> RouteTable {
             let generation = Generation { epoch, number };
             let widens = |deployment: &Deployment| {
@@ -200,7 +220,9 @@ mod tests {
                 let widening = all.keys().take(2).map(|id| (id.clone(), announced.clone())).collect();
                 Tenants { all, widening }
             });
-            RouteTable { generation, regions, deployments: named.collect(), widening, tenants }
+            let deployments: BTreeMap<_, _> = named.collect();
+            let revisions = pinned.then(|| deployments.iter().take(3).map(served).collect());
+            RouteTable { generation, regions, deployments, widening, revisions, tenants }
         }
     }
 

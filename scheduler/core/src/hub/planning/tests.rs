@@ -5,7 +5,7 @@ use super::*;
 use crate::plan::capacity::{Count, Replicas};
 use crate::plan::plan;
 use crate::registry::{LAPSED_KEEP, Registration, Standing};
-use crate::rollout::{Rollout, SETTLE};
+use crate::rollout::{Rollout, SETTLE, Wanted};
 use crate::some_instant;
 use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
 
@@ -41,6 +41,7 @@ fn spoke(name: &str, tokens_per_second: u64) -> Standing {
         boot_id: 1,
         deployments: names,
         capacity,
+        models: BTreeMap::new(),
     };
     Standing { registration, created: 1 }
 }
@@ -70,7 +71,8 @@ impl World {
         let now = some_instant();
         let deployments = [deployment("m", "anywhere"), deployment("m-eu", "eu")];
         let deployments = deployments.map(|deployment| (deployment.name.clone(), deployment));
-        let all = Everything { spokes, deployments: Some(deployments.into()), ..Everything::default() };
+        let wanted = Wanted { applied: true, deployments: deployments.into(), ..Wanted::default() };
+        let all = Everything { spokes, deployments: Some(wanted), ..Everything::default() };
         let found = Found { epoch, table: None, plan: parts, all };
         let catalogue = Arc::new(Catalogue::builtin());
         let rollout = Rollout::new(catalogue.clone(), SETTLE, now);

@@ -101,6 +101,7 @@ impl Door for Ours {
 
     fn hears(&mut self, replica: usize, ready: bool, queued: usize, now: Instant) {
         let observed = ReplicaObserved {
+            model: None,
             names: [self.name.clone()].into(),
             ready,
             draining: !ready,

@@ -36,6 +36,7 @@ impl Region {
 
     fn says(&mut self, index: usize, ready: bool, tokens_per_second: f64) {
         let observed = ReplicaObserved {
+            model: None,
             names: [self.d.clone()].into(),
             ready,
             draining: false,

@@ -1,0 +1,107 @@
+//! The age of the residency policies that a process goes by: the time since a hub last confirmed its route table.
+//!
+//! Gateways and spokes serve from the table that they have while no hub answers, for days if need be. What was narrowed at
+//! the hub meanwhile they do not know. So there is a maximum age, past which requests of locked deployments are rejected.
+//!
+//! The age is measured by two clocks, and the larger counts. The monotonic clock cannot be set back, but stands still while a
+//! machine sleeps and begins anew with it; only the wall clock can say how long a process was not running.
+
+use std::time::Duration;
+
+/// The maximum age where nothing else is configured.
+pub const POLICY_MAX_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// The least that it may be: a hub that has nothing new confirms the table every 20 s.
+pub const POLICY_MAX_AGE_MIN: Duration = Duration::from_secs(60);
+/// The most that it may be.
+pub const POLICY_MAX_AGE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A point in time by both clocks, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// Since a point in the past that is the same for all moments of a process.
+    pub monotonic_ms: u64,
+    /// Since 1970.
+    pub unix_ms: u64,
+}
+
+impl Moment {
+    /// When a table was confirmed by a process that has ended since, which noted the wall clock.
+    pub fn restored(confirmed_unix_ms: u64, now: Moment) -> Moment {
+        let age_ms = now.unix_ms.saturating_sub(confirmed_unix_ms);
+        Moment { monotonic_ms: now.monotonic_ms.saturating_sub(age_ms), unix_ms: confirmed_unix_ms }
+    }
+
+    /// The age of what was confirmed then.
+    pub fn age(self, now: Moment) -> Duration {
+        let monotonic = now.monotonic_ms.saturating_sub(self.monotonic_ms);
+        let wall = now.unix_ms.saturating_sub(self.unix_ms);
+        Duration::from_millis(monotonic.max(wall))
+    }
+}
+
+/// Reads `policy_max_age`: a whole number with its unit, as `7d`, `36h` or `90m`.
+///
+/// # Errors
+///
+/// When it is none, or outside of the limits; in a sentence for a person.
+pub fn read_max_age(text: Option<&str>) -> Result<Duration, String> {
+    let Some(text) = text else { return Ok(POLICY_MAX_AGE) };
+    let days = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok());
+    let length = match days {
+        Some(days) => Some(Duration::from_secs(u64::from(days) * 24 * 3600)),
+        None => regions::duration::parse(text),
+    };
+    length.filter(|length| (POLICY_MAX_AGE_MIN..=POLICY_MAX_AGE_MAX).contains(length)).ok_or_else(|| {
+        format!(
+            "policy_max_age = \"{text}\" is no time from 1m to 365d; write one as \"7d\", \"36h\" or \"90m\", or leave it out \
+             for 7d"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moment(monotonic_ms: u64, unix_ms: u64) -> Moment {
+        Moment { monotonic_ms, unix_ms }
+    }
+
+    #[test]
+    fn the_clock_that_says_more_counts() {
+        let confirmed = moment(1_000, 50_000);
+        let check = |now: Moment, age_ms: u64| assert_eq!(confirmed.age(now), Duration::from_millis(age_ms));
+        check(confirmed, 0);
+        check(moment(4_000, 53_000), 3_000);
+        check(moment(4_000, 10_000), 3_000);
+        check(moment(1_500, 90_000), 40_000);
+        check(moment(0, 0), 0);
+    }
+
+    #[test]
+    fn the_age_goes_on_over_a_restart() {
+        let now = moment(1 << 40, 90_000);
+        let confirmed = Moment::restored(50_000, now);
+        assert_eq!(confirmed.age(now), Duration::from_secs(40));
+        assert_eq!(
+            confirmed.age(moment((1 << 40) + 5_000, 20_000)),
+            Duration::from_secs(45),
+            "the clock was set back"
+        );
+        assert_eq!(Moment::restored(99_000, now).age(now), Duration::ZERO, "confirmed in the future");
+    }
+
+    #[test]
+    fn a_maximum_age_is_taken_at_its_limits_and_refused_past_them() {
+        let hours = |hours: u64| Ok(Duration::from_secs(hours * 3600));
+        assert_eq!(read_max_age(None), hours(168));
+        assert_eq!(read_max_age(Some("7d")), hours(168));
+        assert_eq!(read_max_age(Some("36h")), hours(36));
+        assert_eq!(read_max_age(Some("365d")), hours(8760));
+        assert_eq!(read_max_age(Some("1m")), Ok(Duration::from_secs(60)));
+        for text in ["", "d", "59s", "366d", "8761h", "7", "1.5d", "-1d", "99999999999d"] {
+            let problem = read_max_age(Some(text)).expect_err(text);
+            assert!(problem.contains("policy_max_age") && problem.contains("365d"), "{problem}");
+        }
+    }
+}

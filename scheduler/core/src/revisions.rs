@@ -1,0 +1,190 @@
+//! Which model revision each deployment is served with, and when a new one replaces it.
+//!
+//! The route table pins one [`ModelRevision`] for each deployment, and every region routes to replicas of that revision only
+//! ([`crate::spoke`]). A deployment without a pin gets the first revision that a ready replica of its spec reports.
+//!
+//! A deployment whose spec (model reference, engine, precision) changes is served as before until the new model is ready:
+//!
+//! ```text
+//!  wanted   cpu f32 ─────── cpu int8 ───────────────────────────── cpu int8
+//!  table    cpu f32         cpu f32, next: cpu int8 (no replica)    cpu int8
+//!  pin      9a41…           9a41…, next: 03cd… (ready in 1 of 2)    03cd…
+//! ```
+//!
+//! The table keeps the old spec, and names the new one as *next*. Regions start replicas of it beside the old ones, or an
+//! operator does. When each region that has replicas of the old revision has as many ready of the new one, the next table
+//! pins the new revision and has the new spec. A region whose spoke is gone is waited for as long as it keeps its route. A region switches all of its traffic in the moment in which it takes that
+//! table. A rollback is the same change in the other direction.
+//!
+//! A replica of the current spec may report another revision, because the files behind its model reference have changed.
+//! It gets no traffic. The table names its revision as held, and it replaces the current one when an operator promotes it.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use regions::{
+    Agreement, Deployment, DeploymentName, ModelRevision, ModelSpec, NextRevision, RegionId, ReportedModel,
+    RouteTable, ServedRevision,
+};
+
+/// The replicas of one deployment in one region.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reported {
+    /// How many there should be, where the region starts and stops them itself.
+    pub target: Option<u32>,
+    /// Those that are there, by what they run; in the order of their revisions.
+    pub models: Vec<Counted>,
+}
+
+/// Replicas that run the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// What they run.
+    pub model: ReportedModel,
+    /// How many there are.
+    pub replicas: u32,
+    /// How many of them are ready.
+    pub ready: u32,
+}
+
+impl Reported {
+    /// Ready replicas of this revision.
+    pub fn ready(&self, revision: ModelRevision) -> u32 {
+        let of = self.models.iter().filter(|counted| counted.model.revision == revision);
+        of.map(|counted| counted.ready).sum()
+    }
+}
+
+/// What an operator has said about changes of the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Orders {
+    /// Changes that wait for a promotion (`meridian apply --hold`).
+    pub held: BTreeSet<DeploymentName>,
+    /// Revisions that an operator has promoted.
+    pub promoted: BTreeMap<DeploymentName, ModelRevision>,
+}
+
+type Deployments = BTreeMap<DeploymentName, Deployment>;
+type Revisions = BTreeMap<DeploymentName, ServedRevision>;
+/// What each region with a spoke reports.
+pub type Reports<'a> = BTreeMap<&'a RegionId, &'a BTreeMap<DeploymentName, Reported>>;
+
+/// Returns the deployments of the table that follows `last`, with the specs that are served meanwhile, and their revisions.
+/// While the store is in `doubt` of which regions are there, no revision replaces another.
+pub fn stage<'a>(
+    wanted: &'a Deployments,
+    orders: &Orders,
+    last: &RouteTable,
+    reports: &Reports<'_>,
+    doubt: bool,
+) -> (Cow<'a, Deployments>, Revisions) {
+    let mut deployments = Cow::Borrowed(wanted);
+    let mut revisions = Revisions::new();
+    for (name, deployment) in wanted {
+        let reported: Vec<&Reported> = reports.values().filter_map(|region| region.get(name)).collect();
+        let spec = deployment.model_spec();
+        let Some(before) = last.revision(name) else {
+            if let Some(current) = preferred(&reported, &spec, |model| model.runs(&spec, Agreement::Engine)) {
+                revisions.insert(name.clone(), ServedRevision { current, next: None });
+            }
+            continue;
+        };
+        let served = last.deployments.get(name).map_or_else(|| spec.clone(), Deployment::model_spec);
+        let silent = last
+            .regions
+            .iter()
+            .any(|(region, route)| route.deployments.contains(name) && !reports.contains_key(region));
+        let change = Change { before, served: &served, spec: &spec, reported: &reported, silent };
+        let promoted = orders.promoted.get(name).copied();
+        let next = change.next(promoted, orders.held.contains(name));
+        let ready = next.as_ref().and_then(|next| {
+            let revision = next.revision.filter(|_| !next.held && !doubt)?;
+            change.is_ready(revision).then_some(revision)
+        });
+        if let Some(current) = ready {
+            revisions.insert(name.clone(), ServedRevision { current, next: None });
+            continue;
+        }
+        if served != spec {
+            deployments.to_mut().insert(name.clone(), deployment.with_model(&served));
+        }
+        revisions.insert(name.clone(), ServedRevision { current: before.current, next });
+    }
+    (deployments, revisions)
+}
+
+/// A deployment whose model may change.
+struct Change<'a> {
+    before: &'a ServedRevision,
+    /// What is served.
+    served: &'a ModelSpec,
+    /// What is wanted.
+    spec: &'a ModelSpec,
+    reported: &'a [&'a Reported],
+    /// A region that serves the deployment has no spoke now: it is not known what it has.
+    silent: bool,
+}
+
+impl Change<'_> {
+    /// What is to replace the current revision, if anything is.
+    fn next(&self, promoted: Option<ModelRevision>, held: bool) -> Option<NextRevision> {
+        let changes = self.served != self.spec;
+        let current = self.before.current;
+        // With the same engine only the model reference tells new replicas from old ones.
+        let agreement = match changes && self.served.engine != self.spec.engine {
+            true => Agreement::Engine,
+            false => Agreement::EngineAndModel,
+        };
+        let candidate = |model: &ReportedModel| {
+            model.runs(self.spec, agreement) && (changes || model.revision != current)
+        };
+        let known = self.before.next.as_ref().filter(|next| next.spec == *self.spec);
+        let known = known.and_then(|next| next.revision).filter(|revision| {
+            let mut models = self.reported.iter().flat_map(|reported| &reported.models);
+            models.any(|counted| counted.model.revision == *revision && candidate(&counted.model))
+        });
+        let revision = known.or_else(|| preferred(self.reported, self.spec, candidate));
+        if !changes && revision.is_none() {
+            return None;
+        }
+        let waits = held || !changes;
+        let held = waits && (revision.is_none() || revision != promoted);
+        Some(NextRevision { spec: self.spec.clone(), revision, held })
+    }
+
+    /// Whether every region can serve `next` as it serves the current revision.
+    fn is_ready(&self, next: ModelRevision) -> bool {
+        let current = self.before.current;
+        let enough = |reported: &&Reported| {
+            let ready = reported.ready(current);
+            reported.ready(next) >= reported.target.map_or(ready, |target| ready.min(target))
+        };
+        next == current
+            || !self.silent
+                && self.reported.iter().all(enough)
+                && self.reported.iter().any(|reported| reported.ready(next) > 0)
+    }
+}
+
+/// Returns the revision of those that `may` be chosen which most ready replicas have; first those with the model reference of
+/// the deployment, and of equals the smallest.
+fn preferred(
+    reported: &[&Reported],
+    spec: &ModelSpec,
+    may: impl Fn(&ReportedModel) -> bool,
+) -> Option<ModelRevision> {
+    let mut ready: BTreeMap<(bool, ModelRevision), u32> = BTreeMap::new();
+    for counted in reported.iter().flat_map(|reported| &reported.models) {
+        if counted.ready > 0 && may(&counted.model) {
+            let exact = counted.model.source == spec.model;
+            *ready.entry((exact, counted.model.revision)).or_default() += counted.ready;
+        }
+    }
+    let best = ready
+        .into_iter()
+        .max_by_key(|((exact, revision), ready)| (*exact, *ready, std::cmp::Reverse(*revision)));
+    best.map(|((_, revision), _)| revision)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! Model revisions as they cross a process: those that replicas report, and those that deployments are served with.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::deployment::EngineV1;
+use super::{WireError, parsed, refuse_too_many};
+use crate::revisions::{Counted, Reported};
+use regions::deployment::MAX_DEPLOYMENTS;
+use regions::{
+    Deployment, DeploymentName, EngineSpec, ModelSpec, NextRevision, ReportedModel, ServedRevision,
+};
+
+/// Revisions that one region may report for one deployment: what is served, what is to be, and a few mistakes.
+pub const REVISIONS_MAX: usize = 16;
+
+/// The replicas of one deployment in one region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReportedV1 {
+    /// The deployment.
+    pub name: String,
+    /// How many there should be, where the region starts and stops them itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<u32>,
+    /// Those that are there, by what they run.
+    pub models: Vec<CountedV1>,
+}
+
+/// The replicas of one deployment in one region that run the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CountedV1 {
+    /// The revision of their model.
+    pub revision: String,
+    /// Their model reference.
+    pub source: String,
+    /// What they do.
+    pub task: String,
+    /// What runs the model.
+    pub engine: EngineV1,
+    /// How many there are.
+    pub replicas: u32,
+    /// How many of them are ready.
+    pub ready: u32,
+}
+
+/// The revision that a deployment is served with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedRevisionV1 {
+    /// The deployment.
+    pub name: String,
+    /// The revision.
+    pub current: String,
+    /// What is to replace it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<NextRevisionV1>,
+}
+
+/// A model that is to replace the one that is served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NextRevisionV1 {
+    /// What it does.
+    pub task: String,
+    /// The model reference.
+    pub model: String,
+    /// What runs it.
+    pub engine: EngineV1,
+    /// The revision that its replicas reported; absent until the first did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// Whether it waits for an operator.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub held: bool,
+}
+
+/// An engine as it crosses a process.
+pub fn engine_v1(engine: EngineSpec) -> EngineV1 {
+    let EngineSpec { kind, precision } = engine;
+    EngineV1 { kind: kind.to_string(), precision: precision.to_string() }
+}
+
+fn read_engine(at: &str, wire: &EngineV1) -> Result<EngineSpec, WireError> {
+    let EngineV1 { kind, precision } = wire;
+    Ok(EngineSpec {
+        kind: parsed(format!("{at}.kind"), kind)?,
+        precision: parsed(format!("{at}.precision"), precision)?,
+    })
+}
+
+/// Replicas that run the same, as they cross a process.
+pub fn counted_v1(counted: &Counted) -> CountedV1 {
+    let Counted { model: ReportedModel { revision, source, task, engine }, replicas, ready } = counted;
+    CountedV1 {
+        revision: revision.to_string(),
+        source: source.clone(),
+        task: task.to_string(),
+        engine: engine_v1(*engine),
+        replicas: *replicas,
+        ready: *ready,
+    }
+}
+
+/// What is to be served next, as it crosses a process.
+pub fn next_v1(next: &NextRevision) -> NextRevisionV1 {
+    let NextRevision { spec: ModelSpec { task, model, engine }, revision, held } = next;
+    NextRevisionV1 {
+        task: task.to_string(),
+        model: model.clone(),
+        engine: engine_v1(*engine),
+        revision: revision.map(|revision| revision.to_string()),
+        held: *held,
+    }
+}
+
+pub(super) fn reported_v1(reported: &BTreeMap<DeploymentName, Reported>) -> Vec<ReportedV1> {
+    let each = reported.iter().map(|(name, Reported { target, models })| ReportedV1 {
+        name: name.to_string(),
+        target: *target,
+        models: models.iter().take(REVISIONS_MAX).map(counted_v1).collect(),
+    });
+    each.collect()
+}
+
+pub(super) fn read_reported(
+    field: &str,
+    wire: Vec<ReportedV1>,
+) -> Result<BTreeMap<DeploymentName, Reported>, WireError> {
+    refuse_too_many(field, wire.len(), MAX_DEPLOYMENTS)?;
+    let mut reported = BTreeMap::new();
+    for (place, ReportedV1 { name, target, models }) in wire.into_iter().enumerate() {
+        let at = format!("{field}[{place}]");
+        refuse_too_many(&format!("{at}.models"), models.len(), REVISIONS_MAX)?;
+        let counted = |(place, wire): (usize, CountedV1)| {
+            let CountedV1 { revision, source, task, engine, replicas, ready } = wire;
+            let at = format!("{at}.models[{place}]");
+            let model = ReportedModel {
+                revision: parsed(format!("{at}.revision"), &revision)?,
+                source,
+                task: parsed(format!("{at}.task"), &task)?,
+                engine: read_engine(&format!("{at}.engine"), &engine)?,
+            };
+            Ok(Counted { model, replicas, ready })
+        };
+        let models = models.into_iter().enumerate().map(counted).collect::<Result<_, WireError>>()?;
+        let key: DeploymentName = parsed(format!("{at}.name"), &name)?;
+        if reported.insert(key, Reported { target, models }).is_some() {
+            return Err(WireError::new(format!("{at}.name"), format!("`{name}` stands here twice")));
+        }
+    }
+    Ok(reported)
+}
+
+pub(super) fn served_v1(revisions: &BTreeMap<DeploymentName, ServedRevision>) -> Vec<ServedRevisionV1> {
+    let each = revisions.iter().map(|(name, served)| ServedRevisionV1 {
+        name: name.to_string(),
+        current: served.current.to_string(),
+        next: served.next.as_ref().map(next_v1),
+    });
+    each.collect()
+}
+
+/// Reads the revisions of a table, each of a deployment that is in it.
+pub(super) fn read_served(
+    field: &str,
+    wire: Vec<ServedRevisionV1>,
+    deployed: &BTreeMap<DeploymentName, Deployment>,
+) -> Result<BTreeMap<DeploymentName, ServedRevision>, WireError> {
+    refuse_too_many(field, wire.len(), MAX_DEPLOYMENTS)?;
+    let mut served = BTreeMap::new();
+    for (place, ServedRevisionV1 { name, current, next }) in wire.into_iter().enumerate() {
+        let at = |what: &str| format!("{field}[{place}].{what}");
+        let key: DeploymentName = parsed(at("name"), &name)?;
+        if !deployed.contains_key(&key) {
+            return Err(WireError::new(at("name"), format!("`{name}` is not in this table")));
+        }
+        let read = |wire: NextRevisionV1| {
+            let NextRevisionV1 { task, model, engine, revision, held } = wire;
+            let spec = ModelSpec {
+                task: parsed(at("next.task"), &task)?,
+                model,
+                engine: read_engine(&at("next.engine"), &engine)?,
+            };
+            let revision = revision.map(|text| parsed(at("next.revision"), &text)).transpose()?;
+            Ok::<_, WireError>(NextRevision { spec, revision, held })
+        };
+        let one =
+            ServedRevision { current: parsed(at("current"), &current)?, next: next.map(read).transpose()? };
+        if served.insert(key, one).is_some() {
+            return Err(WireError::new(at("name"), format!("`{name}` stands in the table twice")));
+        }
+    }
+    Ok(served)
+}
