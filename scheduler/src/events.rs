@@ -10,9 +10,9 @@ use std::path::Path;
 
 use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
-use regions::{DeploymentName, Generation, RegionId};
+use regions::{DeploymentName, Generation, ModelRevision, RegionId};
+use scheduler_core::access::Denied;
 use scheduler_core::plan::Class;
-use scheduler_core::rollout::Reader;
 use scheduler_store::EtcdConfig;
 
 /// The hub takes requests.
@@ -32,6 +32,19 @@ impl HubStarted<'_> {
                 tracing::info!(%address, ?endpoints, prefix, "the hub takes requests");
             }
         }
+    }
+}
+
+/// An operator lets the next model of a deployment replace the one that is served.
+pub(crate) struct Promoted<'a> {
+    pub(crate) deployment: &'a DeploymentName,
+    pub(crate) revision: ModelRevision,
+}
+
+impl Promoted<'_> {
+    pub(crate) fn emit(self) {
+        let Promoted { deployment, revision } = self;
+        tracing::info!(%deployment, %revision, "model revision promoted");
     }
 }
 
@@ -159,32 +172,30 @@ impl FileOverruled {
     }
 }
 
-/// Somebody says which table it runs, and not who it is.
-pub(crate) struct ReaderUnknown<'a> {
-    pub(crate) reader: &'a Reader,
+/// A request was denied, the first one since the hub started.
+pub(crate) struct AccessDenied<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) why: &'a Denied,
 }
 
-impl ReaderUnknown<'_> {
+impl AccessDenied<'_> {
     pub(crate) fn emit(self) {
-        let ReaderUnknown { reader } = self;
-        tracing::warn!(
-            %reader,
-            "it shows no token of the fleet, and so no change of a residency waits for it; told once, there may be others"
-        );
+        let AccessDenied { path, why } = self;
+        tracing::warn!(path, %why, "request denied; further ones are logged at debug level");
     }
 }
 
-/// Everybody who reaches the hub is waited for.
-pub(crate) struct ReadersNotProven {
+/// The hub has no fleet token, and listens on loopback.
+pub(crate) struct NoFleetTokenSet {
     pub(crate) listen: SocketAddr,
 }
 
-impl ReadersNotProven {
+impl NoFleetTokenSet {
     pub(crate) fn emit(self) {
-        let ReadersNotProven { listen } = self;
+        let NoFleetTokenSet { listen } = self;
         tracing::warn!(
             %listen,
-            "without fleet_token_file whoever reaches this address can hold up a residency that becomes wider"
+            "no fleet token is configured: every process on this machine can register regions and read tenants"
         );
     }
 }
@@ -345,25 +356,24 @@ impl ReaderAhead {
 pub(crate) struct Registered<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) hub: &'a str,
-    pub(crate) lease: u64,
 }
 
 impl Registered<'_> {
     pub(crate) fn emit(self) {
-        let Registered { region, hub, lease } = self;
-        tracing::info!(%region, hub, lease, "registered with the hub");
+        let Registered { region, hub } = self;
+        tracing::info!(%region, hub, "registered with the hub");
     }
 }
 
 /// The hub has forgotten this region's lease.
-pub(crate) struct LeaseLost {
-    pub(crate) lease: u64,
+pub(crate) struct LeaseLost<'a> {
+    pub(crate) region: &'a RegionId,
 }
 
-impl LeaseLost {
+impl LeaseLost<'_> {
     pub(crate) fn emit(self) {
-        let LeaseLost { lease } = self;
-        tracing::info!(lease, "the lease has ended; registering again");
+        let LeaseLost { region } = self;
+        tracing::info!(%region, "the lease has ended; registering again");
     }
 }
 

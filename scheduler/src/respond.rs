@@ -4,7 +4,8 @@
 //! that clients see (`docs/errors.md`), it is called the same.
 
 use axum::Json;
-use axum::http::{HeaderName, StatusCode};
+use axum::http::header::WWW_AUTHENTICATE;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
@@ -24,10 +25,10 @@ pub(crate) enum Code {
     NotFound,
     /// The path exists, with another method.
     MethodNotAllowed,
-    /// Only an operator may do this.
+    /// The request carries no token, or one that this hub does not know.
+    Unauthenticated,
+    /// The request needs the operator token, and carries the fleet token, or this hub has none.
     OperatorOnly,
-    /// Only gateways and spokes of this fleet may do this.
-    FleetOnly,
     /// The files that are to be applied are wrong.
     InvalidFiles,
     /// Somebody else has changed the same meanwhile.
@@ -38,8 +39,10 @@ pub(crate) enum Code {
     Overloaded,
     /// The store does not do its part.
     StoreUnavailable,
-    /// Nothing has been published yet.
+    /// Nothing has been published yet, or the hub cannot answer.
     NotReady,
+    /// The request met a defect of the hub.
+    Internal,
 }
 
 impl Code {
@@ -53,14 +56,15 @@ impl Code {
             Code::BodyTooLarge => ("body_too_large", StatusCode::PAYLOAD_TOO_LARGE, CALLER),
             Code::NotFound => ("not_found", StatusCode::NOT_FOUND, CALLER),
             Code::MethodNotAllowed => ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED, CALLER),
-            Code::OperatorOnly => ("operator_only", StatusCode::UNAUTHORIZED, "authentication_error"),
-            Code::FleetOnly => ("fleet_only", StatusCode::UNAUTHORIZED, "authentication_error"),
+            Code::Unauthenticated => ("unauthenticated", StatusCode::UNAUTHORIZED, "authentication_error"),
+            Code::OperatorOnly => ("operator_only", StatusCode::FORBIDDEN, "permission_error"),
             Code::InvalidFiles => ("invalid_files", StatusCode::UNPROCESSABLE_ENTITY, CALLER),
             Code::Conflict => ("conflict", StatusCode::CONFLICT, CALLER),
             Code::LeaseNotFound => ("lease_not_found", StatusCode::NOT_FOUND, CALLER),
             Code::Overloaded => ("overloaded", StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded"),
             Code::StoreUnavailable => ("store_unavailable", StatusCode::SERVICE_UNAVAILABLE, CAPACITY),
             Code::NotReady => ("not_ready", StatusCode::SERVICE_UNAVAILABLE, CAPACITY),
+            Code::Internal => ("internal", StatusCode::INTERNAL_SERVER_ERROR, "server_error"),
         }
     }
 }
@@ -109,6 +113,11 @@ impl IntoResponse for Refusal {
         let Refusal { code, message, field } = self;
         let (code, status, kind) = code.parts();
         let body = Body { error: Object { message, kind, code, param: field } };
-        (status, [(ERROR_HEADER, code)], Json(body)).into_response()
+        let mut response = (status, [(ERROR_HEADER, code)], Json(body)).into_response();
+        if status == StatusCode::UNAUTHORIZED {
+            // RFC 9110, 11.6.1: a 401 names the scheme that is accepted.
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
     }
 }

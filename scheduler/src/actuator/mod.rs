@@ -31,8 +31,10 @@ pub(crate) type Targets = BTreeMap<DeploymentName, Target>;
 pub(crate) struct Target {
     /// What they serve and how.
     pub(crate) deployment: Arc<Deployment>,
-    /// So many, beside those that stop.
+    /// So many, beside those that stop and those of `next`.
     pub(crate) replicas: u32,
+    /// The same deployment with the model that is to replace the one that is served, and how many replicas it should have.
+    pub(crate) next: Option<(Arc<Deployment>, u32)>,
     /// These have finished what they had, or have had their time for it.
     pub(crate) stop: BTreeSet<ReplicaId>,
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use reqwest::{RequestBuilder, Response, StatusCode};
 use scheduler_core::hubs::Hubs;
+use scheduler_core::lease::{self, Holder, LeaseId, LeaseIdError};
+use scheduler_core::token::Token;
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 
 /// How long one call may take; less than half a lease, so that a lost one can be made up for.
@@ -15,6 +17,7 @@ const REASON_BYTES_MAX: usize = 512;
 pub(super) struct Client {
     http: reqwest::Client,
     hub: Hubs,
+    fleet: Option<Token>,
 }
 
 /// Why there is no answer to work with.
@@ -23,6 +26,9 @@ pub(super) enum NoAnswer {
     /// The hub could not be asked, or said something that is no answer.
     #[error("{}", innermost(.0))]
     Http(#[from] reqwest::Error),
+    /// What it calls a lease is none.
+    #[error("not readable: {0}")]
+    Lease(#[from] LeaseIdError),
     /// It does not know what it was asked about.
     #[error("not found: {0}")]
     NotFound(String),
@@ -32,31 +38,42 @@ pub(super) enum NoAnswer {
 }
 
 impl Client {
-    pub(super) fn new(hub: &Hubs) -> Result<Client, reqwest::Error> {
+    /// A client of these hubs, which sends them the fleet token.
+    pub(super) fn new(hub: &Hubs, fleet: Option<&Token>) -> Result<Client, reqwest::Error> {
         let http = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build()?;
-        Ok(Client { http, hub: hub.clone() })
+        Ok(Client { http, hub: hub.clone(), fleet: fleet.cloned() })
     }
 
     pub(super) async fn register(&self, message: &RegisterV1) -> Result<LeaseV1, NoAnswer> {
         let ask = async |hub: &str| {
             let request = self.http.post(format!("{hub}/v1/spokes")).json(message);
-            Ok(answer(request).await?.json().await?)
+            Ok(self.send(request).await?.json().await?)
         };
         self.ask(ask).await
     }
 
-    pub(super) async fn keep_alive(&self, lease: u64, message: &KeepAliveV1) -> Result<LeaseV1, NoAnswer> {
+    pub(super) async fn keep_alive(
+        &self,
+        lease: LeaseId,
+        holder: &Holder,
+        message: &KeepAliveV1,
+    ) -> Result<LeaseV1, NoAnswer> {
+        let path = lease::keep_alive_path(lease, holder);
         let ask = async |hub: &str| {
-            let request = self.http.post(format!("{hub}/v1/leases/{lease}/keepalive")).json(message);
-            Ok(answer(request).await?.json().await?)
+            let request = self.http.post(format!("{hub}{path}")).json(message);
+            Ok(self.send(request).await?.json().await?)
         };
         self.ask(ask).await
     }
 
-    pub(super) async fn leave(&self, lease: u64) -> Result<(), NoAnswer> {
-        let ask =
-            async |hub: &str| answer(self.http.delete(format!("{hub}/v1/leases/{lease}"))).await.map(drop);
+    pub(super) async fn leave(&self, lease: LeaseId, holder: &Holder) -> Result<(), NoAnswer> {
+        let path = lease::end_path(lease, holder);
+        let ask = async |hub: &str| self.send(self.http.delete(format!("{hub}{path}"))).await.map(drop);
         self.ask(ask).await
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Result<Response, NoAnswer> {
+        answer(self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.to_show()))).await
     }
 
     /// Asks the hub whose turn it is. If it has nothing to say the next one is asked from now on; one that does not know
@@ -66,7 +83,7 @@ impl Client {
         let answer = ask(hub).await;
         match &answer {
             Ok(_) | Err(NoAnswer::NotFound(_)) => {}
-            Err(NoAnswer::Http(_) | NoAnswer::Refused { .. }) => self.hub.failed(hub),
+            Err(NoAnswer::Http(_) | NoAnswer::Lease(_) | NoAnswer::Refused { .. }) => self.hub.failed(hub),
         }
         answer
     }

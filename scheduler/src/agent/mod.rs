@@ -18,14 +18,16 @@ pub(crate) mod table;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 use regions::DeploymentName;
+use scheduler_core::lease::{Holder, LeaseId};
 use scheduler_core::registry::Registration;
 use scheduler_core::spoke::Spoke;
 use scheduler_core::wire::plan::heard;
-use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
+use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegionState, RegisterV1};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -63,7 +65,7 @@ pub async fn run(
     spoke: Arc<Mutex<Spoke>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
-    let client = Client::new(&config.hub)?;
+    let client = Client::new(&config.hub, config.fleet.as_ref())?;
     let law = Source {
         hub: config.hub.clone(),
         fleet: config.fleet.clone(),
@@ -94,18 +96,18 @@ pub async fn run(
 
 /// A registration that stands.
 struct Standing {
-    lease: u64,
+    lease: LeaseId,
     /// How often it is kept alive.
     period: Duration,
-    /// What the hub was told is ready.
-    told: BTreeSet<DeploymentName>,
+    /// What the hub was told of the region.
+    told: RegionState,
 }
 
 struct Agent {
     config: SpokeConfig,
     client: Client,
     spoke: Arc<Mutex<Spoke>>,
-    lease: Option<u64>,
+    lease: Option<LeaseId>,
     /// The hub did not answer, or refused, when it was last asked.
     lost: bool,
     /// What the hub did not know when it last answered.
@@ -125,15 +127,17 @@ impl Agent {
         let mut failures = 0;
         loop {
             let registration = self.registration();
-            match self.client.register(&RegisterV1::from(&registration)).await {
-                Ok(answer) => {
-                    let (region, hub, told) =
-                        (&self.config.region, self.config.hub.now(), registration.deployments);
-                    Registered { region, hub, lease: answer.lease }.emit();
-                    self.lease = Some(answer.lease);
-                    self.heard(&answer, &told);
+            let answer = self.client.register(&RegisterV1::from(&registration)).await;
+            match answer.and_then(|answer| Ok((answer.lease.parse::<LeaseId>()?, answer))) {
+                Ok((lease, answer)) => {
+                    let (region, hub) = (&self.config.region, self.config.hub.now());
+                    let Registration { deployments, capacity, models, .. } = registration.clone();
+                    let told = RegionState { deployments, capacity, models };
+                    Registered { region, hub }.emit();
+                    self.lease = Some(lease);
+                    self.heard(&answer, &told.deployments);
                     let period = Duration::from_millis(answer.ttl_ms).mul_f64(KEEP_ALIVE_PART);
-                    return Standing { lease: answer.lease, period: period.max(KEEP_ALIVE_PERIOD_MIN), told };
+                    return Standing { lease, period: period.max(KEEP_ALIVE_PERIOD_MIN), told };
                 }
                 Err(error) => self.pause(&mut failures, &error).await,
             }
@@ -147,31 +151,31 @@ impl Agent {
             if failures == 0 {
                 self.until_due(period, &told).await;
             }
-            let ready = self.ready();
-            let capacity = self.with_spoke(|spoke| spoke.capacity(Instant::now()));
-            match self.client.keep_alive(lease, &KeepAliveV1::new(&ready, &capacity)).await {
+            let state = self.state();
+            match self.client.keep_alive(lease, &self.holder(), &KeepAliveV1::new(&state)).await {
                 Ok(answer) => {
-                    self.heard(&answer, &ready);
-                    told = ready;
+                    self.heard(&answer, &state.deployments);
+                    told = state;
                     failures = 0;
                 }
                 Err(NoAnswer::NotFound(_)) => {
                     self.lease = None;
-                    return LeaseLost { lease }.emit();
+                    return LeaseLost { region: &self.config.region }.emit();
                 }
                 Err(error) => self.pause(&mut failures, &error).await,
             }
         }
     }
 
-    /// Waits until the lease is to be kept alive, or something else is ready than what was told.
-    async fn until_due(&self, period: Duration, told: &BTreeSet<DeploymentName>) {
+    /// Waits until the lease is to be kept alive, or something else is ready than what was told, or runs something else.
+    async fn until_due(&self, period: Duration, told: &RegionState) {
         let changed = async {
             let mut look = interval(LOOK_PERIOD);
             look.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 look.tick().await;
-                if self.ready() != *told {
+                let RegionState { deployments, capacity: _, models } = self.state();
+                if deployments != told.deployments || models != told.models {
                     return;
                 }
             }
@@ -186,29 +190,39 @@ impl Agent {
     async fn leave(self) {
         if let Some(lease) = self.lease {
             // Nobody to tell; the lease runs out.
-            tokio::time::timeout(LEAVE_TIMEOUT, self.client.leave(lease)).await.ok();
+            tokio::time::timeout(LEAVE_TIMEOUT, self.client.leave(lease, &self.holder())).await.ok();
         }
     }
 
     fn registration(&self) -> Registration {
-        let now = Instant::now();
-        let (boot_id, deployments, capacity) =
-            self.with_spoke(|spoke| (spoke.boot_id(), spoke.deployments_servable(now), spoke.capacity(now)));
+        let boot_id = self.with_spoke(|spoke| spoke.boot_id());
+        let RegionState { deployments, capacity, models } = self.state();
         Registration {
             region: self.config.region.clone(),
             endpoint: self.config.advertise,
             boot_id,
             deployments,
             capacity,
+            models,
         }
     }
 
-    fn ready(&self) -> BTreeSet<DeploymentName> {
-        self.with_spoke(|spoke| spoke.deployments_servable(Instant::now()))
+    fn holder(&self) -> Holder {
+        Holder { region: self.config.region.clone(), boot_id: self.with_spoke(|spoke| spoke.boot_id()) }
+    }
+
+    /// What the hub is told of the region.
+    fn state(&self) -> RegionState {
+        let now = Instant::now();
+        self.with_spoke(|spoke| RegionState {
+            deployments: spoke.deployments_servable(now),
+            capacity: spoke.capacity(now),
+            models: spoke.models(now),
+        })
     }
 
     fn with_spoke<T>(&self, ask: impl FnOnce(&mut Spoke) -> T) -> T {
-        ask(&mut self.spoke.lock().expect("no decision panics while it holds the lock"))
+        ask(&mut self.spoke.lock())
     }
 
     /// The hub answered.

@@ -13,11 +13,13 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+use supervision::Mutex;
 
 use regions::{Catalogue, Generation, RouteTable};
 use reqwest::StatusCode;
+use scheduler_core::bound::{self, Held};
 use scheduler_core::follow;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::rollout::{Reader, Role};
@@ -44,6 +46,25 @@ pub(crate) struct Followed {
     pub(crate) table: Option<Arc<RouteTable>>,
     /// When the hub last answered.
     pub(crate) heard: Option<Instant>,
+    /// Since when the table is held.
+    pub(crate) since: Option<Since>,
+}
+
+/// When a table was accepted. One from disk was accepted before this process began.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Since {
+    at: Instant,
+    before: Duration,
+}
+
+impl Since {
+    fn now() -> Since {
+        Since { at: Instant::now(), before: Duration::ZERO }
+    }
+
+    fn age(self) -> Duration {
+        self.at.elapsed() + self.before
+    }
 }
 
 impl Followed {
@@ -55,6 +76,16 @@ impl Followed {
     fn generation(&self) -> Option<Generation> {
         self.table.as_ref().map(|table| table.generation)
     }
+
+    fn held(&self) -> Option<Held> {
+        let age = self.since.map_or(Duration::ZERO, Since::age);
+        self.generation().map(|generation| Held { generation, age })
+    }
+}
+
+/// The time by this machine's clock.
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Where the table is followed from and kept, and whose law it is.
@@ -77,12 +108,14 @@ impl Source {
     pub(crate) fn restore(&self) -> Followed {
         let Some(snapshot) = &self.snapshot else { return Followed::default() };
         match load(snapshot) {
-            Ok(table) => {
+            Ok((table, age)) => {
                 self.heed(&table);
-                Followed { table: Some(Arc::new(table)), heard: None }
+                let since = Since { before: age, ..Since::now() };
+                Followed { table: Some(Arc::new(table)), heard: None, since: Some(since) }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Followed::default(),
             Err(error) => {
+                self.spoke.lock().refuse_table();
                 TableUnusable { snapshot, error: &error }.emit();
                 Followed::default()
             }
@@ -91,12 +124,18 @@ impl Source {
 
     /// The region goes by the law of this table from now on.
     fn heed(&self, table: &RouteTable) {
-        self.spoke.lock().expect("no decision panics while it holds the lock").heed(table, &self.catalogue);
+        self.spoke.lock().heed(table, &self.catalogue);
+    }
+
+    /// A hub has confirmed the table in hand.
+    fn confirm(&self) {
+        let mut spoke = self.spoke.lock();
+        spoke.confirm_policy(Instant::now());
     }
 
     /// How the region calls itself before the hub.
     fn reader(&self) -> Reader {
-        let spoke = self.spoke.lock().expect("no decision panics while it holds the lock");
+        let spoke = self.spoke.lock();
         Reader { role: Role::Spoke, place: spoke.region().clone(), boot_id: spoke.boot_id() }
     }
 
@@ -111,7 +150,7 @@ impl Source {
                 continue;
             };
             if matches!(error, AskError::Table(_)) {
-                self.spoke.lock().expect("no decision panics while it holds the lock").refuse_table();
+                self.spoke.lock().refuse_table();
             }
             self.hub.failed(hub);
             failures = failures.saturating_add(1);
@@ -146,13 +185,15 @@ impl Source {
             self.fleet.iter().fold(question, |question, token| question.bearer_auth(token.to_show()));
         let answer = question.send().await?.error_for_status()?;
         if answer.status() == StatusCode::NO_CONTENT {
+            self.confirm();
             followed.send_modify(|followed| followed.heard = Some(Instant::now()));
             return Ok(());
         }
         let body = answer.bytes().await?;
         let wire = serde_json::from_slice::<RouteTableV1>(&body);
         let wire = wire.map_err(|error| AskError::Table(error.to_string()))?;
-        let taken = follow::taken(wire.clone(), after);
+        let held = followed.borrow().held();
+        let taken = follow::taken(wire.clone(), held, since_1970());
         let table = taken.map_err(|error| AskError::Table(error.to_string()))?;
         if let Some(snapshot) = self.snapshot.clone() {
             let kept = snapshot.clone();
@@ -162,8 +203,10 @@ impl Source {
             }
         }
         self.heed(&table);
+        self.confirm();
         TableFollowed { generation: table.generation, deployments: table.deployments.len() }.emit();
-        followed.send_replace(Followed { table: Some(Arc::new(table)), heard: Some(Instant::now()) });
+        let (heard, since) = (Some(Instant::now()), Some(Since::now()));
+        followed.send_replace(Followed { table: Some(Arc::new(table)), heard, since });
         Ok(())
     }
 }
@@ -188,7 +231,11 @@ fn save(path: &Path, table: &RouteTableV1) -> io::Result<()> {
     fs::rename(beside, path)
 }
 
-fn load(path: &Path) -> io::Result<RouteTable> {
+/// The table there, and how old it is. One that no hub can have published is of no use: the next that is accepted takes
+/// its place.
+fn load(path: &Path) -> io::Result<(RouteTable, Duration)> {
+    let written = fs::metadata(path).and_then(|file| file.modified());
+    let age = written.ok().and_then(|written| SystemTime::now().duration_since(written).ok());
     let bytes = fs::read(path)?;
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     let end = bytes.iter().position(|byte| *byte == b'\n').ok_or_else(|| invalid("it has no checksum"))?;
@@ -197,7 +244,9 @@ fn load(path: &Path) -> io::Result<RouteTable> {
         return Err(invalid("its checksum does not fit"));
     }
     let wire: RouteTableV1 = serde_json::from_slice(body)?;
-    RouteTable::try_from(wire).map_err(|error| invalid(&error.to_string()))
+    let table = RouteTable::try_from(wire).map_err(|error| invalid(&error.to_string()))?;
+    bound::plausible(table.generation, since_1970()).map_err(|error| invalid(&error.to_string()))?;
+    Ok((table, age.unwrap_or_default()))
 }
 
 fn checksum(body: &[u8]) -> String {
@@ -225,8 +274,8 @@ mod tests {
             headers: HeaderMap,
         ) -> Response {
             let shown = headers.get("authorization").map_or("nothing", |shown| shown.to_str().unwrap());
-            asked.lock().unwrap().push(format!("{} {shown}", query.unwrap_or_default()));
-            match answers.lock().unwrap().pop() {
+            asked.lock().push(format!("{} {shown}", query.unwrap_or_default()));
+            match answers.lock().pop() {
                 Some(table) => axum::Json(table).into_response(),
                 None => StatusCode::NO_CONTENT.into_response(),
             }
@@ -248,7 +297,7 @@ mod tests {
     #[tokio::test]
     async fn only_what_is_newer_is_taken_and_found_again_without_the_hub() {
         let dir = tempfile::tempdir().unwrap();
-        let (hub, asked) = hub(vec![wire(3), wire(2), wire(3), wire(4)]).await;
+        let (hub, asked) = hub(vec![wire(3), wire(2), wire(3), wire(u64::MAX), wire(4)]).await;
         let snapshot = dir.path().join("routes");
         let (region, catalogue) = ("aws/us-east-1".parse().unwrap(), Arc::new(Catalogue::builtin()));
         let spoke = Arc::new(Mutex::new(Spoke::new(region, 255, Vec::new())));
@@ -263,13 +312,13 @@ mod tests {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let followed = watch::Sender::new(source.restore());
         assert!(followed.borrow().hub_is_silent(Instant::now()), "nobody has answered yet");
-        for (taken, expected) in [(true, 3), (false, 3), (false, 3), (true, 4), (true, 4)] {
+        for (taken, expected) in [(true, 3), (false, 3), (false, 3), (false, 3), (true, 4), (true, 4)] {
             assert_eq!(source.ask(&hub, &client, &followed).await.is_ok(), taken, "{expected}");
             assert_eq!(number(&followed.borrow()), Some(expected));
             assert_eq!(number(&source.restore()), Some(expected), "it was on disk before it was used");
         }
         assert_eq!(
-            asked.lock().unwrap().last().unwrap(),
+            asked.lock().last().unwrap(),
             "after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000 Bearer token-of-the-fleet"
         );
         let now = Instant::now();
@@ -277,5 +326,7 @@ mod tests {
         assert!(followed.borrow().hub_is_silent(now + SILENT_AFTER + Duration::from_secs(1)));
         fs::write(&snapshot, "torn").unwrap();
         assert_eq!(number(&source.restore()), None);
+        save(&snapshot, &wire(u64::MAX)).unwrap();
+        assert_eq!(number(&source.restore()), None, "no hub has published that");
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use regions::{Catalogue, Deployment, parse_deployments};
+use scheduler_core::access::Tokens;
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_KEEP, SETTLE};
 use scheduler_core::token::Token;
@@ -42,10 +43,8 @@ pub struct HubConfig {
     pub store: StoreConfig,
     /// What is deployed until an operator applies something; without a file, nothing.
     pub deployments: Vec<Deployment>,
-    /// What an operator has to show to change anything; without it, nobody can.
-    pub operator: Option<Token>,
-    /// What gateways and spokes show to be waited for, any of these; without one, whoever asks is.
-    pub fleet: Vec<Token>,
+    /// The tokens of operators, and of gateways and spokes. Without one of the fleet it listens on loopback only.
+    pub tokens: Tokens,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// How long a registration stands without being kept alive; [`LEASE_TTL`], and in tests whatever they can wait for.
@@ -90,15 +89,21 @@ impl HubConfig {
         });
         let operator =
             problems.token("operator_token", operator_token_file, operator_token_env, base, Token::read);
+        let names_fleet_token = fleet_token_file.is_some() || fleet_token_env.is_some();
         let fleet = problems.token("fleet_token", fleet_token_file, fleet_token_env, base, Token::read_all);
+        // A token that cannot be read is a problem of its own.
+        let misses_token = fleet.is_none() && !names_fleet_token;
+        let tokens = Tokens { fleet: fleet.unwrap_or_default(), operator };
+        if let Some(Err(problem)) = listen.filter(|_| misses_token).map(|at| tokens.may_listen_at(at.ip())) {
+            problems.note(format!("listen: {problem}"));
+        }
         match (listen, store, deployments, catalogue) {
             (Some(listen), Some(store), Some(deployments), Some(catalogue)) if problems.0.is_empty() => {
                 Ok(HubConfig {
                     listen,
                     store,
                     deployments,
-                    operator,
-                    fleet: fleet.unwrap_or_default(),
+                    tokens,
                     catalogue: Arc::new(catalogue),
                     lease_ttl: LEASE_TTL,
                     lapsed_keep: LAPSED_KEEP,
@@ -144,7 +149,7 @@ mod tests {
         std::fs::write(dir.path().join("short"), "0123456789abcde").unwrap();
         let parse = |line: &str| {
             let text = format!("listen = \"127.0.0.1:0\"\ndata = \"d\"\n{line}");
-            HubConfig::parse(&text, dir.path()).map(|config| config.operator.is_some())
+            HubConfig::parse(&text, dir.path()).map(|config| config.tokens.operator.is_some())
         };
         assert_eq!(parse(""), Ok(false));
         assert_eq!(parse("operator_token_file = \"token\""), Ok(true));
@@ -157,6 +162,26 @@ mod tests {
         check("operator_token_env = \"NOT_SET_ANYWHERE\"", "not set in the environment");
         check("operator_token_file = \"token\"\noperator_token_env = \"X\"", "both there");
         check("fleet_token_file = \"short\"", "fleet_token_file = ");
+    }
+
+    #[test]
+    fn a_hub_that_other_machines_can_reach_needs_a_fleet_token() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
+        let parse = |listen: &str, more: &str| {
+            let text = format!("listen = \"{listen}\"\ndata = \"d\"\n{more}");
+            HubConfig::parse(&text, dir.path()).map(|config| config.tokens.fleet.len())
+        };
+        for loopback in ["127.0.0.1:7000", "[::1]:7000"] {
+            assert_eq!(parse(loopback, ""), Ok(0), "{loopback}");
+        }
+        for open in ["0.0.0.0:7000", "[::]:7000", "10.0.0.5:7000"] {
+            assert_eq!(parse(open, "fleet_token_file = \"token\""), Ok(1), "{open}");
+            let problems = parse(open, "").unwrap_err();
+            assert!(problems.len() == 1 && problems[0].contains("set fleet_token_file"), "{problems:?}");
+            let problems = parse(open, "fleet_token_file = \"gone\"").unwrap_err();
+            assert!(problems.len() == 1 && problems[0].contains("gone"), "{problems:?}");
+        }
     }
 
     #[test]

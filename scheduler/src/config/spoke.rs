@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RegionId};
 use scheduler_core::hubs::{Hubs, HubsGiven};
+use scheduler_core::policy_age;
 use scheduler_core::spoke::Spoke;
 use scheduler_core::token::Token;
 use serde::Deserialize;
@@ -27,6 +29,7 @@ struct RawConfig {
     hub: Option<HubsGiven>,
     fleet_token_file: Option<PathBuf>,
     fleet_token_env: Option<String>,
+    policy_max_age: Option<String>,
     catalogue: Option<PathBuf>,
     receipts: Option<Receipts>,
     operations: Option<String>,
@@ -92,6 +95,8 @@ pub struct SpokeConfig {
     pub hub: Hubs,
     /// What it shows them.
     pub fleet: Option<Token>,
+    /// Requests of locked deployments are rejected when no hub has confirmed the route table for longer.
+    pub policy_max_age: Duration,
     /// Where its replicas are.
     pub replicas: Vec<SocketAddr>,
     /// Clouds and regions.
@@ -121,6 +126,7 @@ impl SpokeConfig {
             hub,
             fleet_token_file,
             fleet_token_env,
+            policy_max_age,
             catalogue,
             receipts,
             operations,
@@ -137,6 +143,11 @@ impl SpokeConfig {
         let hub = problems.need("hub", hub, "\"http://HOST:PORT\", or a list of such");
         let hub = hub.and_then(|hub| Hubs::read(hub).map_err(|found| problems.0.extend(found)).ok());
         let fleet = problems.token("fleet_token", fleet_token_file, fleet_token_env, base, Token::read);
+        let policy_max_age = policy_age::read_max_age(policy_max_age.as_deref());
+        let policy_max_age = policy_max_age.unwrap_or_else(|problem| {
+            problems.note(problem);
+            policy_age::POLICY_MAX_AGE
+        });
         let operations = operations.and_then(|address| problems.address("operations", Some(address)));
         let tls = problems.tls(tls, base, [("listen", listen), ("advertise", advertise)]);
         let replicas = problems.replicas(replica);
@@ -152,6 +163,7 @@ impl SpokeConfig {
                     advertise,
                     hub,
                     fleet,
+                    policy_max_age,
                     replicas,
                     catalogue,
                     receipts,
@@ -166,7 +178,9 @@ impl SpokeConfig {
 
     /// The region's view of itself, before it has heard any replica. `boot_id` is drawn anew whenever a spoke starts.
     pub fn spoke(&self, boot_id: u64) -> Spoke {
-        Spoke::new(self.region.clone(), boot_id, self.replicas.clone())
+        let mut spoke = Spoke::new(self.region.clone(), boot_id, self.replicas.clone());
+        spoke.limit_policy_age(self.policy_max_age, Instant::now());
+        spoke
     }
 }
 

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use regions::{Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules, Widening};
+use scheduler_core::revisions::Orders;
 use scheduler_core::rollout::{Wanted, candidate, diff};
 use scheduler_core::wire::apply::{
     AppliedV1, ApplyV1, ChangeV1, Kind, LawChange, ProblemsV1, ReaderV1, RolloutV1, WaitingV1, WantedV1,
@@ -19,6 +20,7 @@ use scheduler_store::{Compare, KeyValue, Op, Store, StoreError, Txn};
 
 use super::http::Desk;
 use super::records::{self, RecordError};
+use super::replicas;
 use super::spokes::refusal;
 use crate::events::Applied;
 use crate::respond::{Code, Refusal};
@@ -68,7 +70,7 @@ impl<T> Before<T> {
 
 /// Both records, which change together or not at all.
 struct Stands {
-    deployments: Before<Deployments>,
+    deployments: Before<Wanted>,
     /// Nothing where none were ever applied.
     tenants: Before<Option<Tenants>>,
 }
@@ -79,9 +81,13 @@ impl Stands {
         let table = published.as_ref().map(|published| &published.table);
         let deployments = Before::of(
             desk.store.get(keys::DEPLOYMENTS).await.map_err(refusal)?,
-            |entry| records::wanted(entry).map(|wanted| wanted.deployments),
-            || table.map(|table| table.deployments.clone()).unwrap_or_default(),
-            BTreeMap::new(),
+            records::wanted,
+            || Wanted {
+                applied: true,
+                deployments: table.map(|table| table.deployments.clone()).unwrap_or_default(),
+                orders: Orders::default(),
+            },
+            Wanted::default(),
         );
         let tenants = Before::of(
             desk.store.get(keys::TENANTS).await.map_err(refusal)?,
@@ -106,7 +112,7 @@ impl Stands {
 
 /// Applies files, or tells what that would change.
 pub(super) async fn apply<S: Store>(desk: &Desk<S>, message: ApplyV1) -> Result<AppliedV1, NotApplied> {
-    let ApplyV1 { version: _, dry_run, base, deployments, tenants } = message;
+    let ApplyV1 { version: _, dry_run, base, hold, deployments, tenants } = message;
     let mut problems = Vec::new();
     let deployments = deployments.map(|files| candidate::deployments(&files, &desk.catalogue));
     let deployments = deployments.transpose().map_err(|found| problems.extend(found));
@@ -126,10 +132,14 @@ pub(super) async fn apply<S: Store>(desk: &Desk<S>, message: ApplyV1) -> Result<
     let deployments = deployments.map(named);
     let (mut changes, mut notes, mut puts) = (Vec::new(), Vec::new(), Vec::new());
     if let Some(deployments) = &deployments {
-        let found = diff::deployments(&stands.deployments.all, deployments, &desk.catalogue);
+        let before = &stands.deployments.all;
+        let found = diff::deployments(&before.deployments, deployments, &desk.catalogue);
+        let orders = before.orders_after(deployments, hold);
+        let changed = !found.is_empty() || orders != before.orders;
+        notes.extend(model_changes(before, deployments, &orders));
         // What cannot be read is written anew even where it changes nothing.
-        if !found.is_empty() || stands.deployments.note.is_some() {
-            let wanted = Wanted { applied: true, deployments: deployments.clone() };
+        if changed || stands.deployments.note.is_some() {
+            let wanted = Wanted { applied: true, deployments: deployments.clone(), orders };
             puts.push((keys::DEPLOYMENTS, records::packed(&DeploymentsV1::from(&wanted))));
         }
         notes.extend(stands.deployments.note.clone());
@@ -149,7 +159,7 @@ pub(super) async fn apply<S: Store>(desk: &Desk<S>, message: ApplyV1) -> Result<
                     .to_owned(),
             );
         }
-        let served = deployments.as_ref().unwrap_or(&stands.deployments.all);
+        let served = deployments.as_ref().unwrap_or(&stands.deployments.all.deployments);
         notes.extend(not_deployed(tenants, served));
         changes.extend(found);
     }
@@ -157,7 +167,7 @@ pub(super) async fn apply<S: Store>(desk: &Desk<S>, message: ApplyV1) -> Result<
     let applied = !dry_run && !puts.is_empty();
     if applied {
         write(desk, puts, &stands).await?;
-        let served = deployments.as_ref().unwrap_or(&stands.deployments.all).len();
+        let served = deployments.as_ref().unwrap_or(&stands.deployments.all.deployments).len();
         Applied { changes: changes.len(), deployments: served }.emit();
     }
     Ok(AppliedV1 { version: VERSION, applied, base: stands.revision(), changes, notes })
@@ -165,6 +175,23 @@ pub(super) async fn apply<S: Store>(desk: &Desk<S>, message: ApplyV1) -> Result<
 
 fn named(deployments: Vec<Deployment>) -> Deployments {
     deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment)).collect()
+}
+
+/// What an operator has to know of models that change.
+fn model_changes(before: &Wanted, deployments: &Deployments, orders: &Orders) -> Vec<String> {
+    let changes = deployments.iter().filter(|(name, deployment)| {
+        let known = before.deployments.get(*name);
+        known.is_some_and(|known| known.model_spec() != deployment.model_spec())
+    });
+    let note = |(name, _): (&DeploymentName, &Deployment)| {
+        let then = if orders.held.contains(name) {
+            format!("traffic stays with the old model until `meridian apply --promote {name}`")
+        } else {
+            "traffic switches to the new model when its replicas are ready in every region".to_owned()
+        };
+        format!("the model of {name} changes: {then}; `meridian get rollout {name}` shows its replicas")
+    };
+    changes.map(note).collect()
 }
 
 /// A tenant may be let in to what is to come; a name that was mistyped looks the same.
@@ -264,6 +291,8 @@ pub(super) async fn rollout<S: Store>(desk: &Desk<S>) -> Result<RolloutV1, Refus
     let table = &published.as_ref().ok_or_else(not_yet)?.table;
     let found = desk.store.range(keys::READERS).await.map_err(refusal)?.entries;
     let readers: Vec<_> = found.iter().filter_map(|entry| records::reader(entry).ok()).collect();
+    let spokes = desk.store.range(keys::SPOKES).await.map_err(refusal)?.entries;
+    let spokes = spokes.iter().filter_map(|entry| records::standing(entry).ok()).collect();
     let waiting = |kind, name: &dyn Display, now: Option<&ResidencyPolicy>, widening: &Widening| WaitingV1 {
         kind,
         name: name.to_string(),
@@ -297,6 +326,7 @@ pub(super) async fn rollout<S: Store>(desk: &Desk<S>) -> Result<RolloutV1, Refus
         generation: table.generation.to_string(),
         waiting,
         readers: said.collect(),
+        deployments: replicas::of(table, spokes),
     })
 }
 

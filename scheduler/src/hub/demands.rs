@@ -5,8 +5,8 @@
 //! the same one for a while, and when it is another, that one begins with a lease of its own.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 
 use scheduler_core::wire::keys;
 use scheduler_core::wire::plan::{DemandV1, GatewayBoot, GatewayDemand};
@@ -38,7 +38,12 @@ struct Kept {
 
 impl Demands {
     fn kept(&self) -> MutexGuard<'_, BTreeMap<GatewayBoot, Kept>> {
-        self.0.lock().expect("nothing panics that holds it")
+        self.0.lock()
+    }
+
+    /// Of how many gateways something is kept.
+    pub(super) fn gateways(&self) -> usize {
+        self.kept().len()
     }
 
     /// What is kept of this gateway, if anything; an error, if there is no room for one more.

@@ -7,30 +7,35 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::{DefaultBodyLimit, Path, RawQuery, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use regions::{Catalogue, Generation, RegionId};
+use scheduler_core::access::{Access, Tokens};
+use scheduler_core::lease::{Holder, LeaseId};
 use scheduler_core::registry::Registration;
 use scheduler_core::rollout::Reader;
-use scheduler_core::token::Token;
 use scheduler_core::wire::WireError;
 use scheduler_core::wire::apply::{AppliedV1, ApplyV1, RolloutV1, WantedV1};
+use scheduler_core::wire::deployment::PromotedV1;
 use scheduler_core::wire::plan::{DemandV1, DrainV1, GatewayDemand, PlanV1};
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 use scheduler_core::wire::tenant::TenantsV1;
-use scheduler_store::{Lease, Store};
+use scheduler_store::Store;
 use serde::de::DeserializeOwned;
+use supervision::health::Health;
+use supervision::request::{Panicked, contain};
 use tokio::sync::{Semaphore, mpsc, watch};
 
+use super::access::guarded;
 use super::apply::NotApplied;
 use super::demands::{self, Demands};
-use super::operator::{Operator, is_of_the_fleet};
 use super::plans::Plans;
 use super::readers::Word;
-use super::{Current, apply, drains, spokes, told};
-use crate::events::{ReaderAhead, ReaderUnknown};
+use super::{Current, apply, drains, health, promote, spokes, told};
+use crate::events::ReaderAhead;
 use crate::respond::{self, Code, Refusal};
 
 /// Bytes of one body: ten thousand deployments of the longest name, ready and with what they can do.
@@ -46,12 +51,8 @@ pub(super) struct Desk<S> {
     pub(super) store: S,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) lease_ttl: Duration,
-    /// Without it nobody may change anything.
-    pub(super) operator: Option<Token>,
-    /// What gateways and spokes have to show to be waited for; empty, everybody is.
-    pub(super) fleet: Arc<[Token]>,
-    /// Somebody without such a token wanted to be waited for. Told once.
-    pub(super) stranger: Arc<AtomicBool>,
+    /// The tokens by which callers prove who they are.
+    pub(super) tokens: Arc<Tokens>,
     /// Who runs which table is said here.
     pub(super) readers: mpsc::Sender<Word>,
     pub(super) current: watch::Receiver<Current>,
@@ -63,10 +64,15 @@ pub(super) struct Desk<S> {
     pub(super) stopping: watch::Receiver<bool>,
     /// A gateway was seen to have a newer table than this hub. Told once: it asks again and again.
     pub(super) reader_ahead: Arc<AtomicBool>,
+    /// Checks of the hub's own state, one at a time.
+    pub(super) health: Health,
 }
 
+/// Every path of the hub, with what it needs. Only probes need nothing.
 pub(super) fn router<S: Store>(desk: Desk<S>) -> Router {
-    Router::new()
+    let probes =
+        Router::new().route("/livez", get(health::live::<S>)).route("/readyz", get(health::ready::<S>));
+    let fleet = Router::new()
         .route("/v1/spokes", post(register::<S>))
         .route("/v1/leases/{lease}/keepalive", post(keep_alive::<S>))
         .route("/v1/leases/{lease}", delete(leave::<S>))
@@ -76,17 +82,31 @@ pub(super) fn router<S: Store>(desk: Desk<S>) -> Router {
         .route("/v1/tenants", get(tenants::<S>))
         .route("/v1/rollout", get(rollout::<S>))
         .route("/v1/plan", get(plan::<S>))
+        .route("/v1/demand", post(demand::<S>));
+    let operator = Router::new()
         .route("/v1/apply", post(applied::<S>).layer(DefaultBodyLimit::max(APPLY_BYTES_MAX)))
-        .route("/v1/demand", post(demand::<S>))
-        .route("/v1/drains/{cloud}/{name}", put(drain::<S>).delete(undrain::<S>))
-        .route("/livez", get(async || "alive\n"))
-        .route("/readyz", get(ready::<S>))
+        .route("/v1/deployments/{name}/promote", post(promoted::<S>))
+        .route("/v1/drains/{cloud}/{name}", put(drain::<S>).delete(undrain::<S>));
+    probes
+        .merge(guarded(fleet, Access::Fleet, &desk.tokens))
+        .merge(guarded(operator, Access::Operator, &desk.tokens))
         .fallback(async || Refusal::new(Code::NotFound, "A hub has no such path."))
         .method_not_allowed_fallback(async || {
             Refusal::new(Code::MethodNotAllowed, "This path takes another method.")
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(from_fn(contained))
         .with_state(desk)
+}
+
+/// A request that panics costs that request and nothing else.
+async fn contained(request: Request, next: Next) -> Response {
+    let method = request.method().clone();
+    contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
+        tracing::error!(%method, reason, "request panicked");
+        let message = "The request met a defect of this hub, which is in its log.";
+        Refusal::new(Code::Internal, message).into_response()
+    })
 }
 
 async fn register<S: Store>(
@@ -100,11 +120,12 @@ async fn register<S: Store>(
 async fn keep_alive<S: Store>(
     State(desk): State<Desk<S>>,
     Path(lease): Path<String>,
+    RawQuery(query): RawQuery,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<axum::Json<LeaseV1>, Refusal> {
-    let lease = number(&lease)?;
-    let (ready, capacity) = json::<KeepAliveV1>(body)?.said().map_err(wrong)?;
-    spokes::keep_alive(&desk, lease, ready, capacity).await.map(axum::Json)
+    let (lease, holder) = held(&lease, query.as_deref())?;
+    let state = json::<KeepAliveV1>(body)?.said().map_err(wrong)?;
+    spokes::keep_alive(&desk, lease, &holder, state).await.map(axum::Json)
 }
 
 /// Takes what a gateway is asked for, and answers with its rows of the plan if they are newer than those it has, or with
@@ -126,7 +147,6 @@ async fn demand<S: Store>(
 
 async fn drain<S: Store>(
     State(desk): State<Desk<S>>,
-    _operator: Operator,
     Path(region): Path<(String, String)>,
 ) -> Result<axum::Json<DrainV1>, Refusal> {
     drains::drain(&desk, &named(&region)?).await.map(axum::Json)
@@ -134,7 +154,6 @@ async fn drain<S: Store>(
 
 async fn undrain<S: Store>(
     State(desk): State<Desk<S>>,
-    _operator: Operator,
     Path(region): Path<(String, String)>,
 ) -> Result<StatusCode, Refusal> {
     drains::undrain(&desk, &named(&region)?).await.map(|()| StatusCode::NO_CONTENT)
@@ -147,13 +166,14 @@ fn named((cloud, name): &(String, String)) -> Result<RegionId, Refusal> {
 async fn leave<S: Store>(
     State(desk): State<Desk<S>>,
     Path(lease): Path<String>,
+    RawQuery(query): RawQuery,
 ) -> Result<StatusCode, Refusal> {
-    spokes::leave(&desk, number(&lease)?).await.map(|()| StatusCode::NO_CONTENT)
+    let (lease, holder) = held(&lease, query.as_deref())?;
+    spokes::leave(&desk, lease, &holder).await.map(|()| StatusCode::NO_CONTENT)
 }
 
 async fn applied<S: Store>(
     State(desk): State<Desk<S>>,
-    _operator: Operator,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<axum::Json<AppliedV1>, Response> {
     let message = json_of::<ApplyV1>(body, APPLY_BYTES_MAX).map_err(IntoResponse::into_response)?;
@@ -161,6 +181,15 @@ async fn applied<S: Store>(
         NotApplied::Problems(problems) => respond::told(Code::InvalidFiles, problems),
         NotApplied::Refused(refusal) => refusal.into_response(),
     })
+}
+
+/// Lets the next model of a deployment replace the one that is served.
+async fn promoted<S: Store>(
+    State(desk): State<Desk<S>>,
+    Path(name): Path<String>,
+) -> Result<axum::Json<PromotedV1>, Refusal> {
+    let name = name.parse().map_err(|error| invalid("name", &format!("`name`: {error}.")))?;
+    promote::promote(&desk, name).await.map(axum::Json)
 }
 
 async fn wanted<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<WantedV1>, Refusal> {
@@ -185,16 +214,11 @@ async fn rollout<S: Store>(State(desk): State<Desk<S>>) -> Result<axum::Json<Rol
 async fn routes<S: Store>(
     State(desk): State<Desk<S>>,
     RawQuery(query): RawQuery,
-    headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let Question { after, wait, reader } = Question::read(query.as_deref().unwrap_or_default())?;
     if let Some((reader, after)) = reader.zip(after) {
-        if is_of_the_fleet(&desk.fleet, &headers) {
-            // What finds no room is said again with the next question.
-            desk.readers.try_send(Word::Runs(reader, after)).ok();
-        } else if !desk.stranger.swap(true, Ordering::Relaxed) {
-            ReaderUnknown { reader: &reader }.emit();
-        }
+        // What finds no room is said again with the next question.
+        desk.readers.try_send(Word::Runs(reader, after)).ok();
     }
     let held = desk.polls.try_acquire();
     let Ok(_held) = held else {
@@ -229,23 +253,11 @@ async fn routes<S: Store>(
 async fn reader_leaves<S: Store>(
     State(desk): State<Desk<S>>,
     Path(reader): Path<String>,
-    headers: HeaderMap,
 ) -> Result<StatusCode, Refusal> {
     let reader = reader.parse().map_err(|error| invalid("reader", &format!("`reader`: {error}.")))?;
-    if !is_of_the_fleet(&desk.fleet, &headers) {
-        let message = "Only a reader of this fleet takes its leave: send `authorization: Bearer` and the fleet's token.";
-        return Err(Refusal::new(Code::FleetOnly, message));
-    }
     let full =
         |_| Refusal::new(Code::Overloaded, "Too many readers speak at once; silence says the same later.");
     desk.readers.try_send(Word::Leaves(reader)).map(|()| StatusCode::ACCEPTED).map_err(full)
-}
-
-async fn ready<S: Store>(State(desk): State<Desk<S>>) -> Result<&'static str, Refusal> {
-    if desk.current.borrow().is_none() {
-        return Err(Refusal::new(Code::NotReady, "No route table has been published yet."));
-    }
-    Ok("ready\n")
 }
 
 /// A question for routes.
@@ -308,9 +320,13 @@ fn invalid(field: &str, message: &str) -> Refusal {
     Refusal::new(Code::InvalidValue, message).of(field)
 }
 
-fn number(lease: &str) -> Result<Lease, Refusal> {
-    let number = lease.parse().map_err(|_| invalid("lease", "`lease` is no number of a lease."));
-    number.map(Lease)
+/// The lease that a path names, and the holder that its query names.
+fn held(lease: &str, query: Option<&str>) -> Result<(LeaseId, Holder), Refusal> {
+    let lease = lease.parse().map_err(|error| invalid("lease", &format!("`lease`: {error}.")))?;
+    let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    let holder = pairs.filter(|(key, _)| *key == "holder").map(|(_, value)| value).next();
+    let holder = holder.unwrap_or_default().parse();
+    Ok((lease, holder.map_err(|error| invalid("holder", &format!("`holder`: {error}.")))?))
 }
 
 #[cfg(test)]
@@ -342,9 +358,7 @@ mod tests {
             store: Sim::new(),
             catalogue: Arc::new(Catalogue::builtin()),
             lease_ttl: Duration::from_secs(5),
-            operator: None,
-            fleet: Arc::default(),
-            stranger: Arc::default(),
+            tokens: Arc::default(),
             readers: mpsc::channel(1).0,
             current,
             plans: Arc::default(),
@@ -352,13 +366,14 @@ mod tests {
             polls: Arc::new(Semaphore::new(polls)),
             stopping,
             reader_ahead: Arc::default(),
+            health: Health::default(),
         };
         (desk, stop, publish)
     }
 
     async fn ask(desk: &Desk<Sim>) -> StatusCode {
         let query = RawQuery(Some("after=0.0&wait_ms=30000".to_owned()));
-        routes(State(desk.clone()), query, HeaderMap::new()).await.into_response().status()
+        routes(State(desk.clone()), query).await.into_response().status()
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RouteTable};
+use scheduler_core::bound::Pace;
 use scheduler_core::hub::planning::Part;
 use scheduler_core::hub::{Command, Event, Hub};
 use scheduler_core::plan::{Class, Plan, plan};
@@ -53,6 +54,8 @@ pub(super) struct Keeper<'a, S: Store> {
     planning: Option<JoinHandle<Plan>>,
     /// Classes that were told to be short.
     short: BTreeSet<Class>,
+    /// How often tables are published; readers reject what is published faster.
+    pace: Pace,
 }
 
 impl<'a, S: Store> Keeper<'a, S> {
@@ -70,7 +73,8 @@ impl<'a, S: Store> Keeper<'a, S> {
         let rollout = Rollout::new(catalogue.clone(), settle, now);
         let hub = Hub::new(found, catalogue, lapsed_keep, rollout, now);
         let (unconfirmed, holding, planning, short) = (None, false, None, BTreeSet::new());
-        Keeper { hub, term, store, watch, board, routes_at, unconfirmed, holding, planning, short }
+        let pace = Pace::new(now);
+        Keeper { hub, term, store, watch, board, routes_at, unconfirmed, holding, planning, short, pace }
     }
 
     /// Keeps it until the term is over.
@@ -202,6 +206,7 @@ impl<'a, S: Store> Keeper<'a, S> {
 
     /// Writes the table in this term, on top of the last one that this hub knows of, or not at all.
     async fn persist(&mut self, table: RouteTable) -> Result<Option<Deposed>, HubError> {
+        sleep(self.pace.next(Instant::now())).await;
         let when = vec![self.term.guard(), Compare::ModRevision(keys::ROUTES.to_owned(), self.routes_at)];
         let then = vec![Op::Put {
             key: keys::ROUTES.to_owned(),

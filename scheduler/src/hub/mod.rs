@@ -14,7 +14,7 @@
 //! makes no difference which hub a spoke has registered with, where there are several on one etcd. What a gateway is asked
 //! for (`demands`) and what an operator wants (`drains`) go the same way.
 //!
-//! What there shall be is changed by an operator ([`apply`]), who has to prove it ([`operator`]); it stands in the store, and
+//! What there shall be is changed by an operator ([`apply`]), who has to prove it ([`access`]); it stands in the store, and
 //! the keeper sees it as it sees everything else. Who runs which table is noted there too ([`readers`]), so that what is
 //! wider can wait until everybody has heard of it.
 //!
@@ -22,16 +22,19 @@
 //! write is guarded by the key of the term and by the table that it stands on, so a leader that was deposed while it
 //! slept writes nothing. An embedded store has one hub, which wins every term by itself.
 
+mod access;
 mod apply;
 mod board;
 mod demands;
 mod drains;
+mod health;
 mod http;
 mod keeper;
-mod operator;
 mod plans;
+mod promote;
 mod readers;
 mod records;
+mod replicas;
 mod spokes;
 mod start;
 mod terms;
@@ -40,19 +43,23 @@ use std::future::{Future, IntoFuture};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+use supervision::Mutex;
 
 use regions::RouteTable;
+use scheduler_core::access::NoFleetToken;
 use scheduler_core::wire::keys;
 use scheduler_store::{Embedded, Etcd, Store, StoreError};
+use supervision::health::Health;
+use supervision::task::essential;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::config::{HubConfig, StoreConfig};
-use crate::events::{HubStarted, ReadersNotProven};
+use crate::events::{HubStarted, NoFleetTokenSet};
 use board::Board;
 use http::Desk;
 use keeper::Patience;
@@ -80,6 +87,9 @@ pub enum HubError {
         /// Why.
         source: io::Error,
     },
+    /// Other machines could connect, and nothing keeps them out.
+    #[error("listen: {0}")]
+    Unprotected(#[from] NoFleetToken),
     /// The folder of the store cannot be made.
     #[error("the folder {} cannot be made: {source}", folder.display())]
     Folder {
@@ -132,6 +142,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), HubError> {
+    config.tokens.may_listen_at(config.listen.ip())?;
     let bound = TcpListener::bind(config.listen).await;
     let listener = bound.map_err(|source| HubError::Bind { address: config.listen, source })?;
     match config.store.clone() {
@@ -157,11 +168,12 @@ async fn serve<S: Store>(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), HubError> {
+    let tokens = config.tokens;
     let address =
         listener.local_addr().map_err(|source| HubError::Bind { address: config.listen, source })?;
     HubStarted { address, store: &config.store }.emit();
-    if config.fleet.is_empty() && !address.ip().is_loopback() {
-        ReadersNotProven { listen: address }.emit();
+    if tokens.fleet.is_empty() {
+        NoFleetTokenSet { listen: address }.emit();
     }
     // A clock that is off by years makes a strange epoch, and a rising one all the same.
     let epoch_if_new =
@@ -171,13 +183,14 @@ async fn serve<S: Store>(
     let (stop, stopping) = watch::channel(false);
     let (say, words) = mpsc::channel(WORDS_MAX);
     let mut noting = JoinSet::new();
-    noting.spawn(Registrar::new(store.clone(), config.reader_keep).note_all(words));
+    let registrar = Registrar::new(store.clone(), config.reader_keep);
+    noting.spawn(async {
+        essential("readers", registrar.note_all(words)).await;
+    });
     let desk = Desk {
         store: store.clone(),
         catalogue: config.catalogue.clone(),
-        operator: config.operator,
-        fleet: config.fleet.into(),
-        stranger: Arc::default(),
+        tokens: Arc::new(tokens),
         readers: say,
         lease_ttl: config.lease_ttl,
         current: current.clone(),
@@ -186,6 +199,7 @@ async fn serve<S: Store>(
         polls: Arc::new(Semaphore::new(LONG_POLLS_MAX)),
         stopping: stopping.clone(),
         reader_ahead: Arc::default(),
+        health: Health::default(),
     };
     let candidate = Candidate {
         store,
@@ -195,7 +209,7 @@ async fn serve<S: Store>(
         epoch_if_new,
         patience: Patience { lapsed_keep: config.lapsed_keep, settle: config.settle },
         catalogue: config.catalogue,
-        lease: Mutex::new(None),
+        lease: Mutex::independent(None),
     };
     let stands = candidate.stand(stopping.clone());
     let server =

@@ -2,7 +2,8 @@
 //! written.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
+use supervision::{Mutex, MutexGuard};
 
 use axum::body::Bytes;
 use regions::{Generation, RegionId};
@@ -37,7 +38,7 @@ impl Rows {
 
 impl Plans {
     fn parts(&self) -> MutexGuard<'_, Parts> {
-        self.0.lock().expect("nothing panics that holds it")
+        self.0.lock()
     }
 
     /// Gives this part out, if it supersedes the one that is: nobody is told an older one, whatever a store says.
@@ -57,6 +58,11 @@ impl Plans {
                 }
             }
         }
+    }
+
+    /// For how many places there are rows.
+    pub(super) fn places(&self) -> usize {
+        self.parts().weights.len()
     }
 
     /// The rows for gateways at this place, if they are newer than these.

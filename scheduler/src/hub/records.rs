@@ -196,9 +196,7 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
         store::Event::Put(entry) if key.starts_with(keys::READERS) => {
             Some(reader(entry).map(|(reader, generation)| Event::Acknowledged(reader, generation)))
         }
-        store::Event::Put(entry) if key == keys::DEPLOYMENTS => {
-            Some(wanted(entry).map(|wanted| Event::Wanted(wanted.deployments)))
-        }
+        store::Event::Put(entry) if key == keys::DEPLOYMENTS => Some(wanted(entry).map(Event::Wanted)),
         store::Event::Put(entry) if key == keys::TENANTS => Some(tenants(entry).map(Event::TenantsWanted)),
         store::Event::Put(entry) if key.starts_with(keys::DEMAND) => Some(demand(entry).map(Event::Asked)),
         store::Event::Put(entry) if key.starts_with(keys::DRAINS) => Some(drain(entry).map(Event::Drained)),
@@ -221,6 +219,7 @@ fn gone(key: &str) -> Option<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use scheduler_core::revisions::Orders;
     use sha2::{Digest, Sha256};
 
     fn entry(key: &str, value: &str) -> KeyValue {
@@ -305,7 +304,8 @@ mod tests {
             |n: u64| format!("tenant-{:x}.embed-{n:05}", n.wrapping_mul(2_654_435_761)).parse().unwrap();
         let most = 0..regions::deployment::MAX_DEPLOYMENTS as u64;
         let deployment = |n| (name(n), regions::Deployment { name: name(n), ..one.clone() });
-        let all = Wanted { applied: true, deployments: most.map(deployment).collect() };
+        let all =
+            Wanted { applied: true, deployments: most.map(deployment).collect(), orders: Orders::default() };
         let packed = packed(&DeploymentsV1::from(&all));
         println!("10000 deployments: {} bytes in the store", packed.len());
         assert!(packed.len() + keys::DEPLOYMENTS.len() <= store::model::TXN_BYTES_MAX, "{}", packed.len());

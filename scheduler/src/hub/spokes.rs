@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use regions::{DeploymentName, RegionId};
-use scheduler_core::plan::capacity::Capacity;
+use scheduler_core::lease::{Holder, LeaseId};
 use scheduler_core::publish::unknown;
 use scheduler_core::registry::{Registration, SPOKES_PER_REGION_MAX};
-use scheduler_core::wire::registry::{LeaseV1, RegisterV1};
+use scheduler_core::wire::registry::{LeaseV1, RegionState, RegisterV1};
 use scheduler_core::wire::{self, keys};
 use scheduler_store::{Compare, KeyValue, Lease, Op, Store, StoreError, Txn};
 
@@ -25,7 +25,7 @@ pub(super) async fn register<S: Store>(
     desk: &Desk<S>,
     registration: Registration,
 ) -> Result<LeaseV1, Refusal> {
-    let Registration { region, endpoint, boot_id, deployments, capacity: _ } = &registration;
+    let Registration { region, endpoint, boot_id, deployments, capacity: _, models: _ } = &registration;
     known(desk, region)?;
     let key = keys::spoke(region, *boot_id);
     let standing = desk.store.range(&keys::spokes_of(region)).await.map_err(refusal)?.entries;
@@ -37,28 +37,36 @@ pub(super) async fn register<S: Store>(
         return Err(Refusal::new(Code::Overloaded, message).of("region"));
     }
     let lease = desk.store.lease_grant(desk.lease_ttl, Instant::now()).await.map_err(refusal)?;
-    let value = records::packed(&RegisterV1::from(&registration));
-    desk.store.put(&key, value, Some(lease)).await.map_err(refusal)?;
+    let id = LeaseId::from_random(rand::random());
+    let holder = Holder { region: region.clone(), boot_id: *boot_id };
+    let put = |key: String, value: Vec<u8>| Op::Put { key, value, lease: Some(lease) };
+    let then = vec![
+        put(key, records::packed(&RegisterV1::from(&registration))),
+        put(keys::lease(&holder), id.to_string().into_bytes()),
+    ];
+    desk.store.txn(Txn { when: Vec::new(), then }).await.map_err(refusal)?;
     if let Some(orphan) = before.and_then(|entry| entry.lease) {
         // It holds no key any longer; if this fails, it runs out.
         desk.store.lease_revoke(orphan).await.ok();
     }
     SpokeRegistered { region, boot_id: *boot_id, endpoint: *endpoint, lease: lease.0 }.emit();
-    Ok(granted(desk, lease, region, deployments))
+    Ok(granted(desk, id, region, deployments))
 }
 
-/// Keeps a spoke's lease alive, and notes what is ready and what the region can do, where that is news.
+/// Keeps a spoke's lease alive, and notes what it says of its region, where that is news.
 pub(super) async fn keep_alive<S: Store>(
     desk: &Desk<S>,
-    lease: Lease,
-    ready: BTreeSet<DeploymentName>,
-    capacity: Capacity,
+    id: LeaseId,
+    holder: &Holder,
+    state: RegionState,
 ) -> Result<LeaseV1, Refusal> {
-    let key = key_under(desk, lease).await?;
-    let entry = desk.store.get(&key).await.map_err(refusal)?;
-    let entry = entry.ok_or_else(|| refusal(StoreError::NoSuchLease(lease)))?;
-    let region = note(desk, entry, lease, &ready, capacity).await?;
-    Ok(granted(desk, lease, &region, &ready))
+    let lease = lease_of(desk, id, holder).await?;
+    desk.store.lease_keep_alive(lease, Instant::now()).await.map_err(refusal)?;
+    let entry = desk.store.get(&keys::spoke(&holder.region, holder.boot_id)).await.map_err(refusal)?;
+    let entry = entry.filter(|entry| entry.lease == Some(lease)).ok_or_else(ended)?;
+    let ready = state.deployments.clone();
+    let region = note(desk, entry, lease, state).await?;
+    Ok(granted(desk, id, &region, &ready))
 }
 
 /// Notes what is news of a spoke, and says whose it is.
@@ -66,17 +74,18 @@ async fn note<S: Store>(
     desk: &Desk<S>,
     entry: KeyValue,
     lease: Lease,
-    ready: &BTreeSet<DeploymentName>,
-    capacity: Capacity,
+    state: RegionState,
 ) -> Result<RegionId, Refusal> {
     let unreadable = |error: records::RecordError| Refusal::new(Code::StoreUnavailable, error.to_string());
     let mut registration = records::standing(&entry).map_err(unreadable)?.registration;
     let region = registration.region.clone();
-    if registration.deployments == *ready && capacity.is_like(&registration.capacity) {
+    let RegionState { deployments, capacity, models } = state;
+    let same = registration.deployments == deployments && registration.models == models;
+    if same && capacity.is_like(&registration.capacity) {
         return Ok(region);
     }
-    registration.deployments.clone_from(ready);
-    registration.capacity = capacity;
+    (registration.deployments, registration.capacity) = (deployments, capacity);
+    registration.models = models;
     let value = records::packed(&RegisterV1::from(&registration));
     let KeyValue { key, mod_revision, .. } = entry;
     let when = vec![Compare::ModRevision(key.clone(), mod_revision)];
@@ -92,18 +101,25 @@ async fn note<S: Store>(
 }
 
 /// Ends a spoke's lease.
-pub(super) async fn leave<S: Store>(desk: &Desk<S>, lease: Lease) -> Result<(), Refusal> {
-    key_under(desk, lease).await?;
+pub(super) async fn leave<S: Store>(desk: &Desk<S>, id: LeaseId, holder: &Holder) -> Result<(), Refusal> {
+    let lease = lease_of(desk, id, holder).await?;
     desk.store.lease_revoke(lease).await.map_err(refusal)
 }
 
-/// The key of the spoke whose lease this is, which has its whole time again. One without a key is that of a spoke that has
-/// registered again since; and one with another's key is no spoke's: a store counts its leases from one, so the number that
-/// a spoke has from another store is that of whoever came first on this one, a hub or a reader.
-async fn key_under<S: Store>(desk: &Desk<S>, lease: Lease) -> Result<String, Refusal> {
-    let held = desk.store.lease_keep_alive(lease, Instant::now()).await.map_err(refusal)?;
-    let key = held.into_iter().find(|key| key.starts_with(keys::SPOKES));
-    key.ok_or_else(|| refusal(StoreError::NoSuchLease(lease)))
+/// The store's lease of this spoke instance, if `id` is the identifier that it was given. The answer is the same whether the
+/// instance is unknown, has registered again since, or is another one.
+async fn lease_of<S: Store>(desk: &Desk<S>, id: LeaseId, holder: &Holder) -> Result<Lease, Refusal> {
+    let entry = desk.store.get(&keys::lease(holder)).await.map_err(refusal)?;
+    let lease = entry.and_then(|entry| {
+        let given = std::str::from_utf8(&entry.value).ok()?.parse::<LeaseId>().ok()?;
+        entry.lease.filter(|_| given.matches(id))
+    });
+    lease.ok_or_else(ended)
+}
+
+fn ended() -> Refusal {
+    let message = "This instance holds no such lease, or it has ended; register again.";
+    Refusal::new(Code::LeaseNotFound, message).of("lease")
 }
 
 /// Refuses a region that is not in the catalogue, and says which may have been meant.
@@ -117,13 +133,18 @@ pub(super) fn known<S>(desk: &Desk<S>, region: &RegionId) -> Result<(), Refusal>
     Err(Refusal::new(Code::InvalidValue, message).of("region"))
 }
 
-fn granted<S>(desk: &Desk<S>, lease: Lease, region: &RegionId, ready: &BTreeSet<DeploymentName>) -> LeaseV1 {
+fn granted<S>(
+    desk: &Desk<S>,
+    lease: LeaseId,
+    region: &RegionId,
+    ready: &BTreeSet<DeploymentName>,
+) -> LeaseV1 {
     let current = desk.current.borrow();
     // Before the first table nothing is known to be unknown.
     let names = current.iter().flat_map(|published| unknown(ready, &published.table.deployments));
     LeaseV1 {
         version: wire::VERSION,
-        lease: lease.0,
+        lease: lease.to_string(),
         ttl_ms: u64::try_from(desk.lease_ttl.as_millis()).unwrap_or(u64::MAX),
         unknown: names.map(DeploymentName::to_string).collect(),
         floors: desk.plans.floors(region),

@@ -4,6 +4,7 @@
 use regions::{Deployment, Generation};
 use scheduler_core::hub::planning::Part;
 use scheduler_core::hub::{Everything, Found, epoch_to_begin};
+use scheduler_core::revisions::Orders;
 use scheduler_core::rollout::Wanted;
 use scheduler_core::wire::deployment::DeploymentsV1;
 use scheduler_core::wire::keys;
@@ -76,7 +77,7 @@ pub(super) fn everything(entries: &[KeyValue]) -> Everything {
     let tenants = entries.iter().find(|entry| entry.key == keys::TENANTS);
     Everything {
         spokes: spokes.collect(),
-        deployments: deployments.map(|wanted| wanted.deployments),
+        deployments,
         tenants: tenants.and_then(|entry| readable(records::tenants(entry))),
         drains: drains.collect(),
         demand: demand.collect(),
@@ -107,7 +108,7 @@ async fn begin_epoch<S: Store>(store: &S, term: &Term, epoch_if_new: u64) -> Res
 /// applied stands. What cannot be read stays as well, since it may have been applied.
 async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -> Result<(), StoreError> {
     let named = deployments.iter().map(|deployment| (deployment.name.clone(), deployment.clone()));
-    let ours = Wanted { applied: false, deployments: named.collect() };
+    let mut ours = Wanted { applied: false, deployments: named.collect(), orders: Orders::default() };
     let revision = match store.get(keys::DEPLOYMENTS).await? {
         None => 0,
         Some(entry) => match records::wanted(&entry) {
@@ -117,8 +118,11 @@ async fn lay_out<S: Store>(store: &S, term: &Term, deployments: &[Deployment]) -
                 }
                 return Ok(());
             }
-            Ok(theirs) if theirs == ours => return Ok(()),
-            Ok(_) => entry.mod_revision,
+            Ok(theirs) if theirs.deployments == ours.deployments => return Ok(()),
+            Ok(theirs) => {
+                ours.orders = theirs.orders;
+                entry.mod_revision
+            }
             Err(_) => return Ok(()),
         },
     };
@@ -168,7 +172,8 @@ mod tests {
     }
 
     fn names(start: &Start) -> Vec<&str> {
-        start.found.all.deployments.iter().flatten().map(|(name, _)| name.as_str()).collect()
+        let wanted = start.found.all.deployments.iter();
+        wanted.flat_map(|wanted| wanted.deployments.keys()).map(|name| name.as_str()).collect()
     }
 
     #[tokio::test]
@@ -183,6 +188,7 @@ mod tests {
         let applied = Wanted {
             applied: true,
             deployments: BTreeMap::from([("c".parse().unwrap(), deployment("c", "pypi://m"))]),
+            orders: Orders::default(),
         };
         let value = records::packed(&DeploymentsV1::from(&applied));
         store.put(keys::DEPLOYMENTS, value, None).await.unwrap();

@@ -15,8 +15,9 @@
 //! term and fail. When it learns of that it follows again. It does *not* step down for a store that it cannot reach:
 //! then nobody is known to lead, and if somebody does, the guard sees to the rest.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 use regions::{Catalogue, Deployment};
 use scheduler_core::wire::keys;
@@ -66,7 +67,7 @@ impl<S: Store> Candidate<S> {
             () = self.end_leases() => Ok(()),
             () = told(stopping) => Ok(()),
         };
-        let lease = self.lease.lock().expect("nothing panics that holds it").take();
+        let lease = self.lease.lock().take();
         if let Some(lease) = lease {
             // Whoever comes next need not wait for the lease to run out.
             timeout(RESIGN_LIMIT, self.store.lease_revoke(lease)).await.ok();
@@ -118,7 +119,7 @@ impl<S: Store> Candidate<S> {
     /// The lease of this candidate: the one that it has, if that stands. A term that began under it without a word reaching
     /// here is found by it.
     async fn candidacy(&self) -> Result<Lease, StoreError> {
-        let had = *self.lease.lock().expect("nothing panics that holds it");
+        let had = *self.lease.lock();
         if let Some(lease) = had {
             match self.store.lease_keep_alive(lease, Instant::now()).await {
                 Ok(_) => return Ok(lease),
@@ -127,7 +128,7 @@ impl<S: Store> Candidate<S> {
             }
         }
         let lease = self.store.lease_grant(TERM_TTL, Instant::now()).await?;
-        *self.lease.lock().expect("nothing panics that holds it") = Some(lease);
+        *self.lease.lock() = Some(lease);
         Ok(lease)
     }
 

@@ -20,11 +20,15 @@ const OVERFLOW_LASTS: Duration = Duration::from_secs(10);
 /// One deployment.
 pub(super) struct Deployed {
     pub(super) deployment: Arc<Deployment>,
+    /// The same with the model that is to replace the one that is served: its replicas are started beside the others.
+    pub(super) next: Option<Arc<Deployment>>,
     pub(super) scaler: Scaler,
     /// It should not run here any longer.
     pub(super) retired: bool,
-    /// So many should run, beside those that stop.
+    /// So many should run, beside those that stop and those of `next`.
     pub(super) target: u32,
+    /// So many of `next` should run, beside those that stop.
+    pub(super) next_target: u32,
     pub(super) wanted: Option<Wanted>,
     pub(super) starts: Starts,
     /// The last that was measured: with no replica there is nobody to ask.
@@ -46,8 +50,10 @@ impl Deployed {
         Deployed {
             scaler: Scaler::new(deployment.scaling.clone(), now),
             deployment,
+            next: None,
             retired: false,
             target: 0,
+            next_target: 0,
             wanted: None,
             starts: Starts::default(),
             speed: 0,
@@ -83,8 +89,34 @@ impl Deployed {
 
     /// Whether what somebody was started for is not what is deployed now.
     pub(super) fn is_stale(&self, started: &Deployment) -> bool {
-        let runs = |it: &Deployment| (it.task, it.model.clone(), it.engine);
-        runs(started) != runs(&self.deployment)
+        started.model_spec() != self.deployment.model_spec()
+    }
+
+    /// Whether somebody was started for the model that is to replace the one that is served.
+    pub(super) fn is_next(&self, started: &Deployment) -> bool {
+        self.next.as_ref().is_some_and(|next| next.model_spec() == started.model_spec())
+    }
+
+    /// From now on this is to replace what is served. What was started for another one before counts with the rest: it is
+    /// what is served now, or it is of no use any longer.
+    pub(super) fn set_next(&mut self, next: Option<Arc<Deployment>>) {
+        let spec = |it: &Option<Arc<Deployment>>| it.as_ref().map(|it| it.model_spec());
+        if spec(&next) != spec(&self.next) {
+            self.target += std::mem::take(&mut self.next_target);
+        }
+        self.next = next;
+    }
+
+    /// One of those that run, or should, is not counted any longer.
+    pub(super) fn one_less(&mut self, started: &Deployment) {
+        let target = if self.is_next(started) { &mut self.next_target } else { &mut self.target };
+        *target = target.saturating_sub(1);
+    }
+
+    /// So many of the next model should run: as many as of the one that is served, and one at least, by which the hub learns
+    /// its revision.
+    pub(super) fn next_wanted(&self, wanted: Wanted) -> u32 {
+        if self.next.is_some() && !self.retired { wanted.replicas.max(1) } else { 0 }
     }
 
     /// How long it takes from an order that is not carried out yet.

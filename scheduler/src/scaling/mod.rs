@@ -18,11 +18,13 @@ mod region;
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 use scheduler_core::scale::TICK;
 use scheduler_core::spoke::Spoke;
+use supervision::task::{essential, supervise};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -126,13 +128,16 @@ impl Scaling {
         let (targets, wanted) = watch::channel(Targets::default());
         let (found, running) = watch::channel(Running::default());
         let mut following = JoinSet::new();
-        let (follower, followers_client) = (source.clone(), client.clone());
-        following.spawn(async move { follower.follow(&followers_client, &followed).await });
+        let (follower, followers_client) = (Arc::new(source.clone()), client.clone());
+        following.spawn(supervise("route table", move || {
+            let (follower, client, followed) = (follower.clone(), followers_client.clone(), followed.clone());
+            async move { follower.follow(&client, &followed).await }
+        }));
         let acting = match actuator {
-            Acts::Process(process) => tokio::spawn(process.run(wanted, found)),
-            Acts::Kubernetes(cluster) => tokio::spawn(cluster.run(wanted, found)),
+            Acts::Process(process) => tokio::spawn(essential("actuator", process.run(wanted, found))),
+            Acts::Kubernetes(cluster) => tokio::spawn(essential("actuator", cluster.run(wanted, found))),
         };
-        let others = spoke.lock().expect("no decision panics while it holds the lock").endpoints();
+        let others = spoke.lock().endpoints();
         let others = others.into_keys().collect();
         let region = Region::new(&config, spoke, signals.changed.clone(), others, targets);
         tokio::select! {
@@ -140,7 +145,7 @@ impl Scaling {
             () = shutdown => {}
         }
         // The region, and with it the word of what should be, is gone: whoever acts stops what it has started, and ends.
-        acting.await.expect("an actuator does not panic and is not aborted");
+        acting.await.ok();
         following.shutdown().await;
         source.farewell(&client).await;
     }

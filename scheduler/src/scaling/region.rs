@@ -1,8 +1,9 @@
 //! One region's deployments and replicas, as the scaler sees them, and what is done about them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 use regions::{Catalogue, Deployment, DeploymentName, RegionId};
 use scheduler_core::scale::step::{Own, Step, step};
@@ -46,6 +47,8 @@ struct Replica {
     stop: bool,
     /// It was heard of, at the last look.
     heard: bool,
+    /// It has had the model that its deployment is served with, and took requests.
+    served: bool,
 }
 
 impl Region {
@@ -63,7 +66,7 @@ impl Region {
     }
 
     fn with_spoke<T>(&self, ask: impl FnOnce(&mut Spoke) -> T) -> T {
-        ask(&mut self.spoke.lock().expect("no decision panics while it holds the lock"))
+        ask(&mut self.spoke.lock())
     }
 
     /// Whether somebody of the region's file was not heard of yet.
@@ -98,6 +101,12 @@ impl Region {
                 deployed.scaler.set_knobs(shared.scaling.clone());
                 deployed.deployment = shared;
             }
+            let served = table.as_ref().and_then(|table| table.revision(&deployment.name));
+            let next =
+                served.and_then(|served| served.next.as_ref()).map(|next| deployment.with_model(&next.spec));
+            // Replicas of another revision of the same spec are started by whoever restarts those that are there.
+            let next = next.filter(|next| next.model_spec() != deployment.model_spec());
+            deployed.set_next(next.map(Arc::new));
         }
         let counted = self.deployed.iter().filter(|(_, deployed)| !deployed.retired);
         let most: BTreeMap<_, _> =
@@ -119,7 +128,7 @@ impl Region {
             }
             // One that died on its way out needs nobody in its place.
             if replica.leaving.is_some() && !replica.stop {
-                self.one_less(&replica.found.deployment.name);
+                self.one_less(&replica.found.deployment);
             }
         }
         for (id, found) in &running.replicas {
@@ -130,6 +139,7 @@ impl Region {
                 lost: None,
                 stop: false,
                 heard: false,
+                served: false,
             };
             let mut replica = self.own.remove(id).unwrap_or_else(new);
             if let Some(ReadyAt { endpoint, took }) = found.ready
@@ -159,8 +169,11 @@ impl Region {
         }
         // Some run that nobody here has ordered: the spoke before this one has.
         for (name, deployed) in &mut self.deployed {
-            let there = self.own.values().filter(|it| it.found.deployment.name == *name && !it.stop).count();
-            deployed.target = deployed.target.max(there as u32);
+            let there = self.own.values().filter(|it| it.found.deployment.name == *name && !it.stop);
+            let (next, there): (Vec<_>, Vec<_>) =
+                there.partition(|it| deployed.is_next(&it.found.deployment));
+            deployed.target = deployed.target.max(there.len() as u32);
+            deployed.next_target = deployed.next_target.max(next.len() as u32);
         }
         if changed {
             self.changed.notify_one();
@@ -185,18 +198,10 @@ impl Region {
         let mut own = self.by_deployment(&members, now);
         for (name, deployed) in &mut self.deployed {
             let demand = demand.get(name).copied().unwrap_or_default();
-            let mut own = own.remove(name).unwrap_or_default();
+            let All { served: mut own, next: mut coming } = own.remove(name).unwrap_or_default();
             let serving = own.iter().filter(|it| it.standing == Standing::Serving).count() as u32;
-            let missing = deployed.target.saturating_sub(own.len() as u32);
-            own.extend((0..missing).map(|number| Own {
-                id: Id::Ordered(number),
-                rank: u64::MAX,
-                stale: false,
-                since: now,
-                standing: Standing::Unheard,
-                lost: None,
-                in_flight: 0,
-            }));
+            own.extend(missing(deployed.target, own.len(), now));
+            coming.extend(missing(deployed.next_target, coming.len(), now));
             let ordered = deployed.ordered(&own, now);
             let rolls_out = own.iter().any(|it| it.stale);
             let wanted = deployed.wants(&self.hub, demand, ordered.clone(), rolls_out, floors[name], now);
@@ -206,19 +211,25 @@ impl Region {
                 let (ready, ordered) = (demand.ready, ordered.len());
                 WantedChanged { deployment: name, before, wanted, ready, ordered }.emit();
             }
+            let next_wanted = deployed.next_wanted(wanted);
             // The rest of those that take work are of the region's file.
             let others = demand.ready.saturating_sub(serving);
-            let Step { keep, let_go, order } = step(&own, others, wanted.replicas, now);
-            deployed.target += order;
-            for id in keep {
-                if let Id::There(id) = id {
-                    keep_it(&mut self.own, &self.spoke, &id);
+            let steps = [
+                (step(&own, others, wanted.replicas, now), &mut deployed.target),
+                (step(&coming, 0, next_wanted, now), &mut deployed.next_target),
+            ];
+            for (Step { keep, let_go, order }, target) in steps {
+                *target += order;
+                for id in keep {
+                    if let Id::There(id) = id {
+                        keep_it(&mut self.own, &self.spoke, &id);
+                    }
                 }
-            }
-            for id in let_go {
-                match id {
-                    Id::Ordered(_) => deployed.target -= 1,
-                    Id::There(id) => let_it_go(&mut self.own, &self.spoke, &id, now),
+                for id in let_go {
+                    match id {
+                        Id::Ordered(_) => *target -= 1,
+                        Id::There(id) => let_it_go(&mut self.own, &self.spoke, &id, now),
+                    }
                 }
             }
         }
@@ -226,19 +237,34 @@ impl Region {
         self.tell(&demand, now);
     }
 
-    /// Those that were started here, as the step counts them. Who was told to stop is not counted any longer.
+    /// Those that were started here, as the step counts them. Who was told to stop is not counted any longer. One that takes
+    /// work and has another model than its deployment is served with gets no requests: it counts as one that is not ready, or as
+    /// one that is lost if it was served before, and nobody is let go because of it.
     fn by_deployment(
         &mut self,
         members: &BTreeMap<usize, Member>,
         now: Instant,
-    ) -> BTreeMap<DeploymentName, Vec<Own<Id>>> {
-        let mut each: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    ) -> BTreeMap<DeploymentName, All> {
+        let mut each: BTreeMap<_, All> = BTreeMap::new();
+        let spoke = self.spoke.lock();
         for (id, replica) in self.own.iter_mut().filter(|(_, replica)| !replica.stop) {
             let member = replica.number.and_then(|number| members.get(&number));
             let standing = match (replica.leaving, member) {
                 (Some(_), _) => Standing::Leaving,
                 (None, Some(member)) => member.standing,
                 (None, None) => Standing::Unheard,
+            };
+            let name = &replica.found.deployment.name;
+            let deployed = self.deployed.get(name);
+            let is_next = deployed.is_some_and(|it| it.is_next(&replica.found.deployment));
+            let stale = !is_next && deployed.is_some_and(|it| it.is_stale(&replica.found.deployment));
+            let matches = replica.number.is_some_and(|it| spoke.replica_matches(it, name));
+            replica.served |= matches && standing == Standing::Serving;
+            let standing = match standing {
+                // The revision of its spec is another one now: one that is started anew has that.
+                Standing::Serving if !matches && !is_next && !stale && replica.served => Standing::Lost,
+                Standing::Serving if !matches && !is_next && !stale => Standing::Unheard,
+                standing => standing,
             };
             replica.heard = standing != Standing::Unheard;
             replica.lost = match standing {
@@ -247,11 +273,12 @@ impl Region {
                 Standing::Leaving => replica.lost,
                 Standing::Unheard | Standing::Serving => None,
             };
-            let name = &replica.found.deployment.name;
-            each.entry(name.clone()).or_default().push(Own {
+            let all = each.entry(name.clone()).or_default();
+            let all = if is_next { &mut all.next } else { &mut all.served };
+            all.push(Own {
                 id: Id::There(id.clone()),
                 rank: replica.found.rank,
-                stale: self.deployed.get(name).is_some_and(|it| it.is_stale(&replica.found.deployment)),
+                stale,
                 since: replica.found.since,
                 standing,
                 lost: replica.lost,
@@ -285,15 +312,16 @@ impl Region {
                 DrainCutShort { id, in_flight, after: DRAIN_MAX }.emit();
             }
             replica.stop = true;
-            finished.push(replica.found.deployment.name.clone());
+            finished.push(replica.found.deployment.clone());
         }
-        finished.iter().for_each(|name| self.one_less(name));
+        finished.iter().for_each(|started| self.one_less(started));
         let mut targets = Targets::new();
         for (name, deployed) in &self.deployed {
             let stop = self.own.iter().filter(|(_, it)| it.stop && it.found.deployment.name == *name);
             let stop = stop.map(|(id, _)| id.clone()).collect();
             let (deployment, replicas) = (deployed.deployment.clone(), deployed.target);
-            targets.insert(name.clone(), Target { deployment, replicas, stop });
+            let next = deployed.next.clone().map(|next| (next, deployed.next_target));
+            targets.insert(name.clone(), Target { deployment, replicas, next, stop });
         }
         self.targets.send_if_modified(|before| {
             let changed = *before != targets;
@@ -302,9 +330,9 @@ impl Region {
         });
     }
 
-    fn one_less(&mut self, name: &DeploymentName) {
-        if let Some(deployed) = self.deployed.get_mut(name) {
-            deployed.target = deployed.target.saturating_sub(1);
+    fn one_less(&mut self, started: &Deployment) {
+        if let Some(deployed) = self.deployed.get_mut(&started.name) {
+            deployed.one_less(started);
         }
     }
 
@@ -317,8 +345,11 @@ impl Region {
         let mut coming = BTreeMap::new();
         for (name, deployed) in &self.deployed {
             let Some(wanted) = deployed.wanted else { continue };
-            let there: Vec<_> =
-                own.values().filter(|it| it.found.deployment.name == *name && !it.stop).collect();
+            let of_it = |it: &&Replica| {
+                let started = &it.found.deployment;
+                started.name == *name && !it.stop && !deployed.is_next(started)
+            };
+            let there: Vec<_> = own.values().filter(of_it).collect();
             let missing = deployed.target.saturating_sub(there.len() as u32);
             let starting = there.iter().filter(|it| it.leaving.is_none() && !it.heard);
             let since = starting.map(|it| now.saturating_duration_since(it.found.since));
@@ -356,11 +387,33 @@ impl Region {
     }
 }
 
+/// The replicas of one deployment that were started here.
+#[derive(Default)]
+struct All {
+    /// Of the model that is served, or of one that was.
+    served: Vec<Own<Id>>,
+    /// Of the model that is to replace it.
+    next: Vec<Own<Id>>,
+}
+
+/// Those that should run beside as many as there are.
+fn missing(target: u32, there: usize, now: Instant) -> impl Iterator<Item = Own<Id>> {
+    (0..target.saturating_sub(there as u32)).map(move |number| Own {
+        id: Id::Ordered(number),
+        rank: u64::MAX,
+        stale: false,
+        since: now,
+        standing: Standing::Unheard,
+        lost: None,
+        in_flight: 0,
+    })
+}
+
 fn keep_it(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &ReplicaId) {
     let Some(replica) = own.get_mut(id) else { return };
     replica.leaving = None;
     if let Some(number) = replica.number {
-        spoke.lock().expect("no decision panics while it holds the lock").keep(number);
+        spoke.lock().keep(number);
     }
 }
 
@@ -369,7 +422,7 @@ fn let_it_go(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &
     replica.leaving.get_or_insert(now);
     let mut in_flight = 0;
     if let Some(number) = replica.number {
-        let mut spoke = spoke.lock().expect("no decision panics while it holds the lock");
+        let mut spoke = spoke.lock();
         spoke.let_go(number);
         in_flight = spoke.members([number], now).get(&number).map_or(0, |member| member.in_flight);
     }

@@ -10,9 +10,9 @@
 //! reads the file anew before it does anything else; watches are told that they may have missed something.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::thread;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -85,7 +85,7 @@ impl Embedded {
             }
             Err(error) => drop(opened.send(Err(error.to_string()))),
         };
-        thread::Builder::new().name("store".to_owned()).spawn(serve).map_err(|error| error.to_string())?;
+        supervision::task::thread("store", serve).map_err(|error| error.to_string())?;
         let history = outcome.await.map_err(|_| "its thread has ended".to_owned())??;
         Ok(Embedded { requests, history, bell })
     }
@@ -210,7 +210,7 @@ impl Writer {
             return Ok(());
         }
         disk.write(&changes, state).map_err(unavailable)?;
-        let mut history = self.history.lock().expect("nothing panics that holds it");
+        let mut history = self.history.lock();
         changes.events.into_iter().for_each(|events| history.push(events));
         drop(history);
         self.bell.send_replace(());
@@ -224,8 +224,7 @@ impl Writer {
             Some(open) => open,
             None => {
                 let (disk, state) = (self.opener)(Instant::now()).map_err(unavailable)?;
-                *self.history.lock().expect("nothing panics that holds it") =
-                    History::starting_at(state.revision);
+                *self.history.lock() = History::starting_at(state.revision);
                 self.bell.send_replace(());
                 (disk, state)
             }

@@ -1,6 +1,7 @@
 //! A watch on a history in this process: the embedded store's and the simulated one's.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use supervision::Mutex;
 
 use tokio::sync::watch;
 
@@ -33,8 +34,7 @@ impl Watch for LocalWatch {
         loop {
             // Seen before it is read, so that what comes in between rings again.
             self.bell.borrow_and_update();
-            let read =
-                self.history.lock().expect("nothing panics that holds it").read(&self.prefix, self.from);
+            let read = self.history.lock().read(&self.prefix, self.from);
             let (events, next) = read?;
             self.from = next;
             if !events.is_empty() {

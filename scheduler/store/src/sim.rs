@@ -4,8 +4,9 @@
 //! etcd fails: to be away, to forget its history, to be set back to an older copy of itself. The same calls in the same
 //! order give the same answers; no call waits for anything but a watch for a change.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 
 use tokio::sync::watch;
 
@@ -74,12 +75,12 @@ impl Sim {
     }
 
     fn tell_anew(&self, revision: u64) {
-        *self.history.lock().expect("nothing panics that holds it") = History::starting_at(revision);
+        *self.history.lock() = History::starting_at(revision);
         self.bell.send_replace(());
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("nothing panics that holds it")
+        self.inner.lock()
     }
 
     fn ask<T>(&self, work: impl FnOnce(&mut State) -> Result<T, StoreError>) -> Result<T, StoreError> {
@@ -90,7 +91,7 @@ impl Sim {
         let answer = work(&mut inner.state);
         let changes = inner.state.take_changes();
         if !changes.events.is_empty() {
-            let mut history = self.history.lock().expect("nothing panics that holds it");
+            let mut history = self.history.lock();
             changes.events.into_iter().for_each(|events| history.push(events));
             drop(history);
             self.bell.send_replace(());

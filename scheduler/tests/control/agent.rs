@@ -1,15 +1,17 @@
 //! A region's agent and a hub.
 
-use super::world::{AMERICA, EUROPE, Hub, config, port, ready, until};
+use super::world::{AMERICA, EUROPE, FLEET_TOKEN, Hub, config, port, ready, until};
 use scheduler::agent::{self, AgentError};
 use scheduler::config::SpokeConfig;
 use scheduler_core::spoke::{ReplicaObserved, Spoke};
+use scheduler_core::token::Token;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -30,7 +32,8 @@ impl Agent {
             "region = \"{EUROPE}\"\nlisten = \"127.0.0.1:0\"\nadvertise = \"10.0.0.1:7100\"\nhub = {hubs:?}\n\
              [[replica]]\nendpoint = \"10.0.0.1:7200\"\n[tls]\ninsecure = true\n"
         );
-        let config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
+        let mut config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
+        config.fleet = Some(Token::read(FLEET_TOKEN).unwrap());
         let spoke = Arc::new(Mutex::new(config.spoke(7)));
         let (stop, stopped) = oneshot::channel();
         let shutdown = async { stopped.await.unwrap_or_default() };
@@ -41,6 +44,7 @@ impl Agent {
     fn serves(&self, names: &[&str]) {
         let names: BTreeSet<_> = names.iter().map(|name| name.parse().unwrap()).collect();
         let observed = ReplicaObserved {
+            model: None,
             names,
             ready: true,
             draining: false,
@@ -48,7 +52,7 @@ impl Agent {
             lookup_tokens: Some(0),
             tokens_per_second: 1.0,
         };
-        self.spoke.lock().unwrap().observe_replica(0, observed, Instant::now());
+        self.spoke.lock().observe_replica(0, observed, Instant::now());
     }
 
     async fn stop(self) {
@@ -91,7 +95,7 @@ async fn an_agent_keeps_a_short_lease_alive() {
         port(table, AMERICA).is_none() && port(table, EUROPE).is_some()
     })
     .await;
-    assert_eq!(hub.keep_alive(silent, &[]).await.0, 404);
+    assert_eq!(hub.keep_alive(&silent, &[]).await.0, 404);
     agent.stop().await;
     hub.stop().await;
 }
@@ -168,7 +172,7 @@ async fn of_several_hubs_the_one_that_answers_is_asked() {
         port(table, AMERICA).is_none() && seen.get() > 1
     })
     .await;
-    assert_eq!(hub.keep_alive(lease, &[]).await.0, 404);
+    assert_eq!(hub.keep_alive(&lease, &[]).await.0, 404);
     agent.stop().await;
     hub.until_routes("it has left", |table| table.regions.is_empty()).await;
     hub.stop().await;

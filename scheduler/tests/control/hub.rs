@@ -1,6 +1,6 @@
 //! The hub over HTTP.
 
-use super::world::{AMERICA, EUROPE, Hub, config, port, ready, registration, table, until};
+use super::world::{AMERICA, EUROPE, Hub, Lease, config, port, ready, registration, table, until};
 use regions::Generation;
 use scheduler_core::registry::SPOKES_PER_REGION_MAX;
 use serde_json::{Value, json};
@@ -18,10 +18,10 @@ async fn a_region_is_routed_to_from_when_it_registers() {
     let routes = hub.until_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
     assert_eq!(ready(&routes, EUROPE), BTreeSet::from(["minilm".to_owned()]));
 
-    let (status, body) = hub.keep_alive(lease, &["minilm", "minilm-eu"]).await;
-    assert_eq!((status, body["lease"].as_u64(), body["ttl_ms"].as_u64()), (200, Some(lease), Some(5000)));
+    let (status, body) = hub.keep_alive(&lease, &["minilm", "minilm-eu"]).await;
+    assert_eq!((status, &body["lease"], body["ttl_ms"].as_u64()), (200, &json!(lease.id), Some(5000)));
     hub.until_routes("more is ready", |table| ready(table, EUROPE).len() == 2).await;
-    hub.keep_alive(lease, &[]).await;
+    hub.keep_alive(&lease, &[]).await;
     hub.until_routes("nothing is ready", |table| ready(table, EUROPE).is_empty()).await;
     hub.stop().await;
 }
@@ -54,7 +54,7 @@ async fn a_spoke_that_falls_silent_is_forgotten_after_its_lease_and_a_while() {
         })
         .await;
     assert_eq!(gone.generation.number, before + 2);
-    let (status, body) = hub.keep_alive(lease, &[]).await;
+    let (status, body) = hub.keep_alive(&lease, &[]).await;
     assert_eq!((status, &body["error"]["code"]), (404, &json!("lease_not_found")));
     hub.stop().await;
 }
@@ -65,7 +65,7 @@ async fn a_region_whose_last_spoke_is_gone_keeps_its_route_for_now() {
     let hub = Hub::start(config(dir.path())).await;
     let lease = hub.register(EUROPE, 7100, 1, &["minilm"]).await;
     hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
-    assert_eq!(hub.leave(lease).await, 204);
+    assert_eq!(hub.leave(&lease).await, 204);
     // The hub hears of things in their order: when America is there, it knows that Europe has left.
     hub.register(AMERICA, 7200, 2, &[]).await;
     let routes = hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
@@ -80,15 +80,15 @@ async fn of_two_spokes_of_a_region_the_one_that_registered_last_is_routed_to() {
     let old = hub.register(EUROPE, 7100, 1, &[]).await;
     let new = hub.register(EUROPE, 7200, 2, &[]).await;
     let routes = hub.until_routes("the new one has it", |table| port(table, EUROPE) == Some(7200)).await;
-    assert_eq!(hub.keep_alive(old, &["minilm"]).await.0, 200, "the old one drains and is no worse for it");
+    assert_eq!(hub.keep_alive(&old, &["minilm"]).await.0, 200, "the old one drains and is no worse for it");
     assert_eq!(hub.routes().await.generation, routes.generation);
-    assert_eq!(hub.leave(new).await, 204);
+    assert_eq!(hub.leave(&new).await, 204);
     hub.until_routes("the old one has it back", |table| port(table, EUROPE) == Some(7100)).await;
-    assert_eq!(hub.leave(new).await, 404);
+    assert_eq!(hub.leave(&new).await, 404);
 
     let again = hub.register(EUROPE, 7101, 1, &[]).await;
     assert_ne!(again, old);
-    assert_eq!(hub.keep_alive(old, &[]).await.0, 404, "who registers again has one lease and not two");
+    assert_eq!(hub.keep_alive(&old, &[]).await.0, 404, "who registers again has one lease and not two");
     hub.until_routes("it has moved", |table| port(table, EUROPE) == Some(7101)).await;
     hub.stop().await;
 }
@@ -103,7 +103,7 @@ async fn generations_rise_across_restarts_and_nobody_has_to_register_again() {
 
     let hub = Hub::start(config(dir.path())).await;
     assert_eq!(hub.routes().await, before, "nothing has changed, and nothing is taken away");
-    assert_eq!(hub.keep_alive(lease, &["minilm"]).await.0, 200);
+    assert_eq!(hub.keep_alive(&lease, &["minilm"]).await.0, 200);
     hub.register(AMERICA, 7200, 2, &[]).await;
     let after = hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
     assert!(after.generation > before.generation && port(&after, EUROPE).is_some());
@@ -163,7 +163,7 @@ async fn what_is_ready_and_not_deployed_is_told_back_and_not_routed_to() {
     assert_eq!((status, &body["unknown"]), (200, &json!(["other"])));
     let routes = hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
     assert_eq!(ready(&routes, EUROPE), BTreeSet::from(["minilm".to_owned()]));
-    let (status, body) = hub.keep_alive(body["lease"].as_u64().unwrap(), &["other"]).await;
+    let (status, body) = hub.keep_alive(&Lease::of(EUROPE, 1, &body), &["other"]).await;
     assert_eq!((status, &body["unknown"]), (200, &json!(["other"])));
     hub.stop().await;
 }
@@ -219,7 +219,13 @@ async fn bad_input_is_a_4xx_that_names_the_field() {
         json!(null),
         "2097152",
     );
-    check(hub.post("/v1/leases/one/keepalive", "{}").await, 400, invalid, json!("lease"), "number");
+    check(
+        hub.post("/v1/leases/one/keepalive", "{}").await,
+        400,
+        invalid,
+        json!("lease"),
+        "32 hexadecimal digits",
+    );
     check(hub.get("/v1/routes?after=1").await, 400, invalid, json!("after"), "epoch.number");
     check(hub.get("/v1/routes?wait_ms=soon").await, 400, invalid, json!("wait_ms"), "20000");
     check(hub.get("/v1/spokes").await, 405, "method_not_allowed", json!(null), "method");

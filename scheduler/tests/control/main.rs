@@ -3,9 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 
+mod access;
 mod agent;
 mod apply;
 mod hub;
 mod plan;
+mod revisions;
 mod tenants;
 mod world;

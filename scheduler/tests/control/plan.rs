@@ -1,7 +1,7 @@
 //! The plan over HTTP: what regions can do and gateways are asked for goes in, shares and floors come out, through a real
 //! hub and its store.
 
-use super::world::{self, AMERICA, EUROPE, Hub, TOKEN, until};
+use super::world::{self, AMERICA, EUROPE, Hub, Lease, TOKEN, until};
 use scheduler::config::HubConfig;
 use scheduler_core::wire::plan::{Weights, WeightsV1};
 use serde_json::{Value, json};
@@ -23,12 +23,12 @@ fn capacity(tokens_per_second: u64) -> Value {
     json!([{"ready": 2, "tokens_per_second": tokens_per_second, "deployments": deployments}])
 }
 
-async fn register(hub: &Hub, region: &str, port: u16, tokens_per_second: u64) -> u64 {
+async fn register(hub: &Hub, region: &str, port: u16, tokens_per_second: u64) -> Lease {
     let message = json!({"version": 1, "region": region, "endpoint": format!("10.0.0.1:{port}"), "boot_id": port,
                          "deployments": ["minilm", "minilm-eu"], "capacity": capacity(tokens_per_second)});
     let (status, _, body) = hub.post("/v1/spokes", message.to_string()).await;
     assert_eq!(status, 200, "{body}");
-    body["lease"].as_u64().unwrap()
+    Lease::of(region, port.into(), &body)
 }
 
 fn demand(tokens_per_second: u64) -> Value {
@@ -103,14 +103,14 @@ async fn what_is_asked_for_is_divided_by_what_regions_can_do() {
     until("the region is told its floors", async || {
         let message =
             json!({"version": 1, "deployments": ["minilm", "minilm-eu"], "capacity": capacity(4000)});
-        let (_, _, body) = hub.post(&format!("/v1/leases/{lease}/keepalive"), message.to_string()).await;
+        let (_, _, body) = hub.post(&lease.keep_alive_path(), message.to_string()).await;
         floors = body["floors"].clone();
         floors == json!([{"name": "minilm", "replicas": 4}])
     })
     .await;
 
     // A spoke whose lease has ended can do nothing.
-    assert_eq!(hub.leave(lease).await, 204);
+    assert_eq!(hub.leave(&lease).await, 204);
     gateway.until(&hub, 100, "minilm", &[(EUROPE, 1000)]).await;
     hub.stop().await;
 }

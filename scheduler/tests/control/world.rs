@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RegionId, RouteTable, parse_deployments};
+use reqwest::header::{AUTHORIZATION, HeaderMap};
 use scheduler::config::{HubConfig, LEASE_TTL, StoreConfig};
 use scheduler::hub::{self, HubError};
+use scheduler_core::access::Tokens;
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_KEEP, SETTLE};
 use scheduler_core::token::Token;
@@ -24,6 +26,33 @@ pub(crate) const AMERICA: &str = "aws/us-east-1";
 
 /// What an operator shows.
 pub(crate) const TOKEN: &str = "0123456789abcdef";
+
+/// What gateways and spokes show, and the client of a [`Hub`] where it shows nothing else.
+pub(crate) const FLEET_TOKEN: &str = "token-of-the-test-fleet";
+
+/// The lease of a spoke instance.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Lease {
+    pub(crate) id: String,
+    pub(crate) holder: String,
+}
+
+impl Lease {
+    /// The one that a registration of this instance has returned.
+    pub(crate) fn of(region: &str, boot_id: u64, body: &Value) -> Lease {
+        let id = body["lease"].as_str().unwrap().to_owned();
+        assert_eq!((id.len(), body["version"].as_u64()), (32, Some(1)), "{body}");
+        Lease { id, holder: format!("spoke/{region}/{boot_id:016x}") }
+    }
+
+    pub(crate) fn keep_alive_path(&self) -> String {
+        format!("/v1/leases/{}/keepalive?holder={}", self.id, self.holder)
+    }
+
+    pub(crate) fn path(&self) -> String {
+        format!("/v1/leases/{}?holder={}", self.id, self.holder)
+    }
+}
 
 /// Waits for a condition.
 pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
@@ -47,8 +76,10 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         lapsed_keep: LAPSED_KEEP,
         reader_keep: READER_KEEP,
         settle: SETTLE,
-        operator: Some(Token::read(TOKEN).unwrap()),
-        fleet: Vec::new(),
+        tokens: Tokens {
+            operator: Some(Token::read(TOKEN).unwrap()),
+            fleet: vec![Token::read(FLEET_TOKEN).unwrap()],
+        },
     }
 }
 
@@ -74,7 +105,9 @@ impl Hub {
         let Ok(address) = address.await else {
             return Err(task.await.unwrap().expect_err("it was not told to stop"));
         };
-        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let token = format!("Bearer {FLEET_TOKEN}").parse().unwrap();
+        let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
+        let client = reqwest::Client::builder().no_proxy().default_headers(headers).build().unwrap();
         Ok(Hub { url: format!("http://{address}"), client, stop, task })
     }
 
@@ -100,20 +133,20 @@ impl Hub {
     }
 
     /// Registers a spoke and returns its lease.
-    pub(crate) async fn register(&self, region: &str, port: u16, boot_id: u64, ready: &[&str]) -> u64 {
+    pub(crate) async fn register(&self, region: &str, port: u16, boot_id: u64, ready: &[&str]) -> Lease {
         let (status, _, body) = self.post("/v1/spokes", registration(region, port, boot_id, ready)).await;
-        assert_eq!((status, &body["version"]), (200, &json!(1)), "{body}");
-        body["lease"].as_u64().unwrap()
+        assert_eq!(status, 200, "{body}");
+        Lease::of(region, boot_id, &body)
     }
 
-    pub(crate) async fn keep_alive(&self, lease: u64, ready: &[&str]) -> (u16, Value) {
+    pub(crate) async fn keep_alive(&self, lease: &Lease, ready: &[&str]) -> (u16, Value) {
         let body = json!({"version": 1, "deployments": ready}).to_string();
-        let (status, _, body) = self.post(&format!("/v1/leases/{lease}/keepalive"), body).await;
+        let (status, _, body) = self.post(&lease.keep_alive_path(), body).await;
         (status, body)
     }
 
-    pub(crate) async fn leave(&self, lease: u64) -> u16 {
-        answer(self.client.delete(format!("{}/v1/leases/{lease}", self.url))).await.0
+    pub(crate) async fn leave(&self, lease: &Lease) -> u16 {
+        answer(self.client.delete(format!("{}{}", self.url, lease.path()))).await.0
     }
 
     /// The table that is published now.
@@ -168,7 +201,7 @@ pub(crate) fn table(body: Value) -> RouteTable {
     RouteTable::try_from(wire).unwrap()
 }
 
-async fn answer(request: reqwest::RequestBuilder) -> (u16, String, Value) {
+pub(crate) async fn answer(request: reqwest::RequestBuilder) -> (u16, String, Value) {
     let answer = request.send().await.unwrap();
     let status = answer.status().as_u16();
     let code = answer.headers().get("x-meridian-error").map(|code| code.to_str().unwrap().to_owned());

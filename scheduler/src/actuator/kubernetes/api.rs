@@ -20,6 +20,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use supervision::task::contained;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -158,7 +159,8 @@ impl Api {
         let (mut sender, connection) = handshake.map_err(io_error("no HTTP with the API server"))?;
         let mut owned = JoinSet::new();
         owned.spawn(async move {
-            if let Err(error) = connection.await {
+            let ended = contained("API server connection", connection).await;
+            if let Some(Err(error)) = ended {
                 tracing::debug!(%error, "a connection to the API server has ended");
             }
         });

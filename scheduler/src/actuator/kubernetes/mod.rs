@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use regions::DeploymentName;
+use supervision::task::essential;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -83,7 +84,9 @@ impl Kubernetes {
                     let (api, config) = (self.api.clone(), self.config.clone());
                     let workload =
                         Workload { api, config, name: name.clone(), target: receiver, told: told.clone() };
-                    tasks.spawn(workload.run());
+                    tasks.spawn(async {
+                        essential("workload", workload.run()).await;
+                    });
                     let (deployment, pods) = (deployment.clone(), Pods::default());
                     scaled.insert(name, Scaled { deployment, target: sender, pods });
                 }
@@ -108,13 +111,11 @@ impl Actuator for Kubernetes {
                         scaled.pods = pods;
                     }
                 }
-                Some(ended) = tasks.join_next() => ended.expect("a workload does not panic and is not aborted"),
+                Some(_) = tasks.join_next() => {}
             }
         }
         drop((scaled, hears));
-        while let Some(ended) = tasks.join_next().await {
-            ended.expect("a workload does not panic and is not aborted");
-        }
+        while tasks.join_next().await.is_some() {}
     }
 }
 

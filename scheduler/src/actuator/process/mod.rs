@@ -11,7 +11,7 @@
 mod life;
 mod record;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -69,7 +69,8 @@ struct World {
     kept: BTreeMap<ReplicaId, Kept>,
     lives: JoinSet<Ended>,
     readied: mpsc::Sender<(ReplicaId, ReadyAt)>,
-    restarts: BTreeMap<DeploymentName, Restarts>,
+    /// By deployment and model: one that cannot be loaded does not hold up the one that is served.
+    restarts: BTreeMap<(DeploymentName, String), Restarts>,
     deaths: BTreeMap<DeploymentName, Deaths>,
     /// The port that was given last: one that has just become free is not given at once.
     last_port: u16,
@@ -157,34 +158,63 @@ impl World {
     /// Does what can be done now; when to look again, if somebody has died too often to be started now.
     async fn reconcile(&mut self, wanted: &Targets) -> Option<Instant> {
         let mut again: Option<Instant> = None;
-        for (name, Target { deployment, replicas, stop }) in wanted {
+        let all = wanted.values().flat_map(|target| {
+            let next = target.next.iter().map(|(next, _)| next);
+            std::iter::once(&target.deployment).chain(next)
+        });
+        let all: BTreeSet<_> = all.map(|deployment| restarts_of(deployment)).collect();
+        self.restarts.retain(|key, _| all.contains(key));
+        for (name, Target { deployment, replicas, next, stop }) in wanted {
             for id in stop {
                 if let Some(stop) = self.kept.get_mut(id).and_then(|kept| kept.stop.take()) {
                     // Who has ended meanwhile is not there to hear it.
                     stop.send(()).ok();
                 }
             }
-            let there =
-                self.kept.values().filter(|kept| kept.known.deployment.name == *name && kept.stop.is_some());
-            for _ in there.count()..*replicas as usize {
-                let now = Instant::now();
-                let pause = self.restarts.get(name).map_or(Duration::ZERO, |restarts| restarts.pause(now));
-                if pause.is_zero() {
-                    match self.start(deployment).await {
-                        Ok(()) => continue,
-                        Err(error) => {
-                            ReplicaNotStarted { deployment: name, error: &error }.emit();
-                            self.died(name, None);
-                        }
-                    }
+            let next_spec = next.as_ref().map(|(next, _)| next.model_spec());
+            let is_next = |it: &Deployment| next_spec.as_ref() == Some(&it.model_spec());
+            let (mut of_next, mut served) = (0, 0);
+            for Kept { known, stop, .. } in self.kept.values() {
+                if known.deployment.name == *name && stop.is_some() {
+                    *(if is_next(&known.deployment) { &mut of_next } else { &mut served }) += 1;
                 }
-                let pause = self.restarts.get(name).map_or(Duration::ZERO, |restarts| restarts.pause(now));
-                let at = now + pause;
-                again = Some(again.map_or(at, |again| again.min(at)));
-                break;
+            }
+            // What is served comes first, where there are not ports for all.
+            let next = next.iter().map(|(next, replicas)| (next, of_next, *replicas));
+            for (deployment, there, replicas) in std::iter::once((deployment, served, *replicas)).chain(next)
+            {
+                if let Some(at) = self.start_missing(deployment, there, replicas).await {
+                    again = Some(again.map_or(at, |again: Instant| again.min(at)));
+                }
             }
         }
         again
+    }
+
+    /// Starts as many as are missing; when to look again, if they cannot all be started now.
+    async fn start_missing(
+        &mut self,
+        deployment: &Arc<Deployment>,
+        there: u32,
+        replicas: u32,
+    ) -> Option<Instant> {
+        let key = restarts_of(deployment);
+        for _ in there..replicas {
+            let now = Instant::now();
+            let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.pause(now));
+            if pause.is_zero() {
+                match self.start(deployment).await {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        ReplicaNotStarted { deployment: &deployment.name, error: &error }.emit();
+                        self.died(deployment, None);
+                    }
+                }
+            }
+            let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.pause(now));
+            return Some(now + pause);
+        }
+        None
     }
 
     async fn start(&mut self, deployment: &Arc<Deployment>) -> Result<(), NotStarted> {
@@ -267,15 +297,15 @@ impl World {
         let log = files.log();
         ReplicaEnded { id: &id, deployment: &deployment.name, told, how: &how, log: &log }.emit();
         if !told {
-            self.died(&deployment.name, kept.ready.map(|(_, since)| since.elapsed()));
+            self.died(deployment, kept.ready.map(|(_, since)| since.elapsed()));
         }
     }
 
-    fn died(&mut self, name: &DeploymentName, ready_for: Option<Duration>) {
+    fn died(&mut self, deployment: &Deployment, ready_for: Option<Duration>) {
         let now = Instant::now();
-        let restarts = self.restarts.entry(name.clone()).or_default();
+        let restarts = self.restarts.entry(restarts_of(deployment)).or_default();
         restarts.died(ready_for, now);
-        let deaths = self.deaths.entry(name.clone()).or_default();
+        let deaths = self.deaths.entry(deployment.name.clone()).or_default();
         deaths.count += 1;
         deaths.restart_at = Some(now + restarts.pause(now));
     }
@@ -306,6 +336,11 @@ impl World {
             self.ended(ended.expect("a life does not panic and is not aborted")).await;
         }
     }
+}
+
+/// By which the restarts of a deployment's replicas are counted.
+fn restarts_of(deployment: &Deployment) -> (DeploymentName, String) {
+    (deployment.name.clone(), format!("{:?}", deployment.model_spec()))
 }
 
 /// The file of one replica.

@@ -25,7 +25,7 @@ impl Standing {
             epoch_if_new: 4,
             patience: Patience { lapsed_keep: Duration::from_secs(60), settle: Duration::from_secs(15) },
             catalogue: Arc::new(Catalogue::builtin()),
-            lease: Mutex::new(None),
+            lease: Mutex::independent(None),
         };
         Standing { current, stop, task: tokio::spawn(candidate.stand(stopping)) }
     }

@@ -106,11 +106,11 @@ struct Flaky {
 }
 
 impl Flaky {
-    fn bytes(&self) -> io::Result<std::sync::MutexGuard<'_, Vec<u8>>> {
+    fn bytes(&self) -> io::Result<supervision::MutexGuard<'_, Vec<u8>>> {
         if self.fails.load(Ordering::SeqCst) {
             Err(io::ErrorKind::StorageFull.into())
         } else {
-            Ok(self.bytes.lock().unwrap())
+            Ok(self.bytes.lock())
         }
     }
 }
@@ -175,7 +175,7 @@ async fn a_watch_that_may_have_missed_something_is_told_to_look_again() {
     let mut watch = store.watch("", 2);
 
     // What another store makes of the same bytes, with one more revision, is what the disk turns out to hold.
-    let copy = Flaky { bytes: Arc::new(Mutex::new(base.bytes.lock().unwrap().clone())), ..Flaky::default() };
+    let copy = Flaky { bytes: Arc::new(Mutex::new(base.bytes.lock().clone())), ..Flaky::default() };
     let same = copy.clone();
     let opener: Opener = Box::new(move |now| Disk::on(same.clone(), now));
     let ahead = Embedded::start(opener, Instant::now()).await.unwrap();
@@ -184,7 +184,7 @@ async fn a_watch_that_may_have_missed_something_is_told_to_look_again() {
 
     disk.fails.store(true, Ordering::SeqCst);
     assert!(store.put("a", b"2".to_vec(), None).await.is_err());
-    *disk.bytes.lock().unwrap() = copy.bytes.lock().unwrap().clone();
+    *disk.bytes.lock() = copy.bytes.lock().clone();
     disk.fails.store(false, Ordering::SeqCst);
     assert_eq!(store.get("a").await.unwrap().map(|entry| entry.mod_revision), Some(2));
     assert_eq!(watch.next().await, Err(WatchError::Compacted { oldest: 3 }));

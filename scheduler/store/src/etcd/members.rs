@@ -4,8 +4,8 @@
 //! would try a dead one again and again, so that one call in five to ten fails for as long as it is dead; and a member
 //! that hangs would be asked in its turn. A client that has failed is thrown away with its connection.
 
-use std::sync::Mutex;
 use std::time::Duration;
+use supervision::Mutex;
 
 use etcd_client::{Client, ConnectOptions, Error};
 use rand::Rng;
@@ -61,8 +61,8 @@ impl Members {
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().expect("nothing panics that holds it")
+    fn state(&self) -> supervision::MutexGuard<'_, State> {
+        self.state.lock()
     }
 }
 

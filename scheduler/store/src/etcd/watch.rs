@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Client, Error, GetOptions, WatchOptions, WatchResponse, WatchStream};
+use supervision::task::essential;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -47,7 +48,10 @@ impl EtcdWatch {
         let (tell, told) = mpsc::channel(WAITING_MAX);
         let mut task = JoinSet::new();
         let place = Place { from, cluster: None, term: 0 };
-        task.spawn(Follower { members, keys, prefix, place, tell }.follow());
+        let follower = Follower { members, keys, prefix, place, tell };
+        task.spawn(async {
+            essential("store watch", follower.follow()).await;
+        });
         EtcdWatch { told, ended: None, _task: task }
     }
 }

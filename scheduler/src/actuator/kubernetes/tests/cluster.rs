@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+use supervision::{Mutex, MutexGuard};
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
@@ -139,7 +140,7 @@ impl Cluster {
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
-        self.state.lock().unwrap()
+        self.state.lock()
     }
 
     fn act<T>(&self, act: impl FnOnce(&mut Inside) -> T) -> T {

@@ -59,7 +59,7 @@ impl Scene {
     /// So many should be beside those that stop.
     fn wants(&self, replicas: u32, stop: &[&str]) {
         let stop: BTreeSet<_> = stop.iter().map(|name| self.id(name)).collect();
-        let target = Target { deployment: Arc::new(deployment()), replicas, stop };
+        let target = Target { deployment: Arc::new(deployment()), replicas, next: None, stop };
         let name: DeploymentName = target.deployment.name.clone();
         self.targets.send_replace([(name, target)].into());
     }
@@ -220,7 +220,7 @@ async fn two_deployments_never_share_a_workload() {
     let named = |name: &str| Arc::new(Deployment { name: name.parse().unwrap(), ..deployment() });
     let target = |name: &str| {
         let deployment = named(name);
-        (deployment.name.clone(), Target { deployment, replicas: 1, stop: BTreeSet::new() })
+        (deployment.name.clone(), Target { deployment, replicas: 1, next: None, stop: BTreeSet::new() })
     };
     let wanted: Targets = [target("A"), target("a")].into();
     let (mut scaled, mut tasks, (told, _hears)) = (BTreeMap::new(), JoinSet::new(), mpsc::channel(4));

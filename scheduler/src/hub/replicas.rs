@@ -1,0 +1,51 @@
+//! The replicas of each deployment for `GET /v1/rollout`: how many are ready of how many, in which region, with which model.
+
+use std::collections::BTreeMap;
+
+use regions::{DeploymentName, NextRevision, RegionId, RouteTable};
+use scheduler_core::registry::Standing;
+use scheduler_core::revisions::Reported;
+use scheduler_core::wire::apply::{DeploymentReplicasV1, RegionReplicasV1};
+use scheduler_core::wire::revision::{counted_v1, engine_v1, next_v1};
+
+/// The replicas of each deployment of a table, by what the regions said last.
+pub(super) fn of(table: &RouteTable, spokes: Vec<Standing>) -> Vec<DeploymentReplicasV1> {
+    let mut newest: BTreeMap<RegionId, Standing> = BTreeMap::new();
+    for standing in spokes {
+        let region = standing.registration.region.clone();
+        if newest.get(&region).is_none_or(|known| known.created < standing.created) {
+            newest.insert(region, standing);
+        }
+    }
+    let each = table.deployments.iter().map(|(name, deployment)| {
+        let served = table.revision(name);
+        DeploymentReplicasV1 {
+            name: name.to_string(),
+            model: deployment.model.clone(),
+            engine: engine_v1(deployment.engine),
+            revision: served.map(|served| served.current.to_string()),
+            next: served.and_then(|served| served.next.as_ref()).map(|next: &NextRevision| next_v1(next)),
+            regions: newest
+                .iter()
+                .filter_map(|(region, standing)| in_region(name, region, standing))
+                .collect(),
+        }
+    });
+    each.collect()
+}
+
+fn in_region(name: &DeploymentName, region: &RegionId, standing: &Standing) -> Option<RegionReplicasV1> {
+    let registration = &standing.registration;
+    let reported = registration.models.get(name);
+    // A region that could start replicas of it, and has none, is shown as well.
+    if reported.is_none() && !registration.deployments.contains(name) {
+        return None;
+    }
+    let nothing = Reported::default();
+    let Reported { target, models } = reported.unwrap_or(&nothing);
+    Some(RegionReplicasV1 {
+        region: region.to_string(),
+        target: *target,
+        models: models.iter().map(counted_v1).collect(),
+    })
+}

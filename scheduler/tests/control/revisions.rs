@@ -1,0 +1,95 @@
+//! The model revision of a deployment at the hub: pinned by the first report, held, promoted, shown.
+
+use super::world::{AMERICA, Hub, TOKEN, config};
+use regions::{ModelRevision, RouteTable};
+use serde_json::{Value, json};
+
+const F32: &str = "00000000000000aa";
+const INT8: &str = "00000000000000bb";
+
+fn file(precision: &str) -> String {
+    format!(
+        "[[deployment]]\nname = \"d\"\ntask = \"embed\"\nmodel = \"pypi://m\"\nengine = {{ kind = \"cpu\", precision = \"{precision}\" }}\n"
+    )
+}
+
+/// Applies the deployment; what the hub notes about it.
+async fn apply(hub: &Hub, precision: &str, hold: bool) -> Value {
+    let message = json!({"version": 1, "dry_run": false, "base": null, "hold": hold,
+                         "deployments": [{"name": "d.toml", "text": file(precision)}]});
+    let request =
+        hub.client.post(format!("{}/v1/apply", hub.url)).bearer_auth(TOKEN).body(message.to_string());
+    let answer = request.send().await.unwrap();
+    assert_eq!(answer.status().as_u16(), 200);
+    answer.json::<Value>().await.unwrap()["notes"].clone()
+}
+
+/// Registers the region with so many ready replicas of each revision.
+async fn report(hub: &Hub, boot_id: u64, models: &[(&str, &str, u32)]) {
+    let model = |(revision, precision, ready): &(&str, &str, u32)| {
+        json!({"revision": revision, "source": "pypi://m", "task": "embed",
+               "engine": {"kind": "cpu", "precision": precision}, "replicas": ready, "ready": ready})
+    };
+    let models: Vec<_> = models.iter().map(model).collect();
+    let body = json!({"version": 1, "region": AMERICA, "endpoint": "10.0.0.1:7100", "boot_id": boot_id,
+                      "deployments": ["d"], "models": [{"name": "d", "models": models}]});
+    let (status, _, body) = hub.post("/v1/spokes", body.to_string()).await;
+    assert_eq!(status, 200, "{body}");
+}
+
+async fn promote(hub: &Hub, name: &str, token: &str) -> (u16, Value) {
+    let url = format!("{}/v1/deployments/{name}/promote", hub.url);
+    let answer = hub.client.post(url).bearer_auth(token).send().await.unwrap();
+    (answer.status().as_u16(), answer.json().await.unwrap())
+}
+
+/// The precision and the revision that are served, and the revision that is to be served.
+fn served(table: &RouteTable) -> (String, Option<String>, Option<String>) {
+    let name = "d".parse().unwrap();
+    let text = |revision: ModelRevision| revision.to_string();
+    let served = table.revision(&name);
+    let next = served.and_then(|served| served.next.as_ref()).and_then(|next| next.revision);
+    let precision = table.deployments.get(&name).map(|it| it.engine.precision.to_string());
+    (precision.unwrap_or_default(), served.map(|served| text(served.current)), next.map(text))
+}
+
+#[tokio::test]
+async fn a_held_change_of_the_model_is_shown_and_waits_for_an_operator() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    apply(&hub, "f32", false).await;
+    report(&hub, 1, &[(F32, "f32", 2)]).await;
+    let text = |text: &str| Some(text.to_owned());
+    let is = async |what: &str, expected: (&str, &str, Option<&str>)| {
+        let (precision, current, next) = expected;
+        let expected = (precision.to_owned(), text(current), next.map(str::to_owned));
+        hub.until_routes(what, |table| served(table) == expected).await
+    };
+    is("the first revision is pinned", ("f32", F32, None)).await;
+    let (status, body) = promote(&hub, "d", TOKEN).await;
+    assert_eq!(status, 409, "there is nothing to promote: {body}");
+
+    let notes = apply(&hub, "int8", true).await.to_string();
+    assert!(notes.contains("meridian apply --promote d"), "{notes}");
+    report(&hub, 1, &[(F32, "f32", 2), (INT8, "int8", 2)]).await;
+    is("it is held", ("f32", F32, Some(INT8))).await;
+    let (_, _, rollout) = hub.get("/v1/rollout").await;
+    let shown = &rollout["deployments"][0];
+    assert_eq!((&shown["revision"], &shown["next"]["revision"]), (&json!(F32), &json!(INT8)), "{rollout}");
+    assert_eq!(
+        (&shown["next"]["held"], &shown["regions"][0]["models"][1]["ready"]),
+        (&json!(true), &json!(2))
+    );
+
+    assert_eq!(promote(&hub, "d", "another-operators-token").await.0, 401);
+    assert_eq!(promote(&hub, "nobody", TOKEN).await.0, 404);
+    let (status, body) = promote(&hub, "d", TOKEN).await;
+    assert_eq!((status, &body["revision"]), (200, &json!(INT8)));
+    is("it is promoted", ("int8", INT8, None)).await;
+
+    // Without --hold it needs nobody; and what was promoted once says nothing of the next change.
+    apply(&hub, "f32", false).await;
+    is("it goes back", ("f32", F32, None)).await;
+    apply(&hub, "int8", true).await;
+    is("it is held again", ("f32", F32, Some(INT8))).await;
+}
