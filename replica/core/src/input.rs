@@ -39,6 +39,30 @@ pub enum Overlong {
     Cut(Cut),
 }
 
+/// What a request says about inputs that are too long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Truncation {
+    /// Whether they are cut; where the request does not say, the replica's `auto_truncate` decides.
+    pub truncate: Option<bool>,
+    /// The end that is lost.
+    pub loses: End,
+    /// Every input is cut to so many tokens, special tokens included.
+    pub most: Option<u64>,
+}
+
+impl Truncation {
+    /// As Voyage and Cohere do without being told: an input that is too long loses its end.
+    pub const END: Truncation = Truncation { truncate: Some(true), loses: End::Right, most: None };
+
+    /// What becomes of inputs that are too long, where `auto_truncate` is the replica's setting.
+    pub fn overlong(self, auto_truncate: bool) -> Overlong {
+        match self.truncate.unwrap_or(auto_truncate) {
+            true => Overlong::Cut(Cut { loses: self.loses, pair: PairCut::LongestFirst }),
+            false => Overlong::Refuse,
+        }
+    }
+}
+
 /// How an input is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {

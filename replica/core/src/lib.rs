@@ -41,4 +41,8 @@ pub enum Task {
 }
 
 /// What a replica is asked to be, in the words of the deployment file.
-pub use regions::{DeploymentName, EngineKind, EngineSpec, MAX_TENSOR_PARALLEL, Precision};
+pub use regions::deployment::UnknownName;
+pub use regions::{DeploymentName, EngineKind, EngineSpec, MAX_TENSOR_PARALLEL, ModelIdentity, Precision};
+
+/// What a deployment does, as its file says it.
+pub use regions::Task as DeploymentTask;

@@ -20,13 +20,19 @@ pub enum PromptChoice {
     For(Role),
 }
 
-/// What a text is to a search.
+/// What a text is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// What is searched for.
     Query,
     /// What is found.
     Document,
+    /// What is classified.
+    Classification,
+    /// What is grouped.
+    Clustering,
+    /// What is compared with others of its kind.
+    Similarity,
 }
 
 impl Role {
@@ -34,8 +40,11 @@ impl Role {
     /// try, and Cohere's words.
     fn names(self) -> &'static [&'static str] {
         match self {
-            Role::Query => &["query", "search_query"],
-            Role::Document => &["document", "passage", "corpus", "search_document"],
+            Role::Query => &["query", "search_query", "retrieval.query"],
+            Role::Document => &["document", "passage", "corpus", "search_document", "retrieval.passage"],
+            Role::Classification => &["classification"],
+            Role::Clustering => &["clustering", "separation"],
+            Role::Similarity => &["text-matching", "STS", "similarity"],
         }
     }
 }

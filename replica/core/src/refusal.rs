@@ -228,6 +228,26 @@ impl Refusal {
         }
     }
 
+    /// The region requires another model revision than this replica has.
+    pub fn other_revision(required: &str, loaded: &str) -> Refusal {
+        Refusal::new(
+            ErrorCode::ModelRevisionUnavailable,
+            Some(crate::wire::headers::MODEL_REVISION),
+            format!(
+                "the request requires model revision {required} and this replica runs {loaded}; ask another one"
+            ),
+        )
+    }
+
+    /// The process does not find itself well.
+    pub fn unhealthy(problem: &str) -> Refusal {
+        Refusal::new(
+            ErrorCode::NotReady,
+            None,
+            format!("this replica cannot serve: {problem}; ask another one"),
+        )
+    }
+
     /// The process is going away.
     pub fn draining() -> Refusal {
         Refusal::new(
@@ -246,6 +266,17 @@ impl Refusal {
                 "there was no answer within the {} ms that the request allowed; allow more, or send less at once",
                 timeout.as_millis()
             ),
+        )
+    }
+
+    /// The model computed NaN or an infinity.
+    pub fn not_finite() -> Refusal {
+        Refusal::new(
+            ErrorCode::NotFinite,
+            None,
+            "the model computes NaN or an infinity for one of the inputs; send the others without it, or deploy the model \
+             in another precision"
+                .to_owned(),
         )
     }
 

@@ -6,7 +6,7 @@
 //! replica speak through it, so a code means the same at every door. `docs/errors.md` is rendered from this file.
 //!
 //! The body is that of the ecosystem whose path was asked ([`Dialect`]), because its stock clients parse it: OpenAI's
-//! error object (<https://platform.openai.com/docs/guides/error-codes>), or that of TEI. The code travels in the header
+//! error object (<https://platform.openai.com/docs/guides/error-codes>), or that of TEI, Cohere or Voyage. The code travels in the header
 //! `x-meridian-error` as well, so that a proxy need not read a body.
 
 use serde::{Deserialize, Serialize};
@@ -133,6 +133,9 @@ error_codes! {
     NoCapacityInAllowedRegions = "no_capacity_in_allowed_regions", 503, Capacity, Wait;
     /// The deployment is locked, each of its requests must leave a receipt, and none can be written at the moment.
     ReceiptUnavailable = "receipt_unavailable", 503, Capacity, Wait;
+    /// The deployment is locked, and this process has not heard from a hub for longer than `policy_max_age`, so its residency
+    /// policy may be out of date.
+    PolicyTooOld = "policy_too_old", 503, Policy, Elsewhere;
     /// The queue is full, or the caller has more in it than its share.
     Overloaded = "overloaded", 429, Capacity, Wait;
     /// There is more work than can be done in time, and this request was not begun; `retry-after` says when there is room.
@@ -142,6 +145,11 @@ error_codes! {
     /// No replica for this deployment is ready; one is being started, and will not be ready before the request's deadline:
     /// `retry-after` says when it is.
     ColdStart = "cold_start", 503, Capacity, Wait;
+    /// No replica of this region has the model revision that the request must be computed with.
+    ModelRevisionUnavailable = "model_revision_unavailable", 503, Capacity, Elsewhere;
+    /// The model of the deployment changed while the parts of the request were computed, and vectors of two models are never
+    /// returned together; send the request again.
+    ModelChanged = "model_changed", 503, Capacity, Wait;
     /// The process is going away and takes no new work.
     Draining = "draining", 503, Capacity, Elsewhere;
     /// The deadline passed before there was an answer.
@@ -150,6 +158,8 @@ error_codes! {
     RegionUnreachable = "region_unreachable", 502, Network, Elsewhere;
     /// The replica could not be reached by its region, or broke off before it answered.
     ReplicaUnreachable = "replica_unreachable", 502, Replica, Elsewhere;
+    /// The model computed NaN or an infinity for an input of the request; the same request fails again everywhere.
+    NotFinite = "not_finite", 500, Replica, Nothing;
     /// Something that cannot happen did; the request identifier finds it in the logs.
     Internal = "internal", 500, Replica, Elsewhere;
 }
@@ -220,7 +230,16 @@ pub enum Dialect {
     OpenAi,
     /// `{"error", "error_type"}`, as text-embeddings-inference and BEI have it.
     Tei,
+    /// `{"message"}`, which Cohere's clients read, beside OpenAI's object, on the paths that are Cohere's alone.
+    Cohere,
+    /// `{"detail"}`, as Voyage has it.
+    Voyage,
 }
+
+/// The paths on which clients of Cohere are met and no others.
+const COHERE_PATHS: &[&str] = &["/v1/embed", "/v2/embed", "/v2/rerank"];
+/// What the paths of Voyage begin with.
+const VOYAGE_PREFIX: &str = "/voyage/";
 
 /// The paths on which clients of TEI are met.
 const TEI_PATHS: &[&str] =
@@ -229,13 +248,18 @@ const TEI_PATHS: &[&str] =
 impl Dialect {
     /// The words of whoever asks at `path`.
     pub fn of_path(path: &str) -> Dialect {
-        if TEI_PATHS.contains(&path) { Dialect::Tei } else { Dialect::OpenAi }
+        match path {
+            path if TEI_PATHS.contains(&path) => Dialect::Tei,
+            path if COHERE_PATHS.contains(&path) => Dialect::Cohere,
+            path if path.starts_with(VOYAGE_PREFIX) => Dialect::Voyage,
+            _ => Dialect::OpenAi,
+        }
     }
 
     /// The status that carries `code`.
     pub fn status(self, code: ErrorCode) -> u16 {
         match self {
-            Dialect::OpenAi => code.status(),
+            Dialect::OpenAi | Dialect::Cohere | Dialect::Voyage => code.status(),
             Dialect::Tei => code.tei().1,
         }
     }
@@ -247,6 +271,22 @@ impl Dialect {
             Dialect::Tei => {
                 let body = TeiErrorBody { error: message.to_owned(), error_type: code.tei().0 };
                 serde_json::to_vec(&body).expect("strings serialise to JSON")
+            }
+            Dialect::Cohere => {
+                #[derive(Serialize)]
+                struct Body<'a> {
+                    message: &'a str,
+                    error: ErrorObject,
+                }
+                let body = Body { message, error: ErrorBody::new(code, message, param).error };
+                serde_json::to_vec(&body).expect("strings serialise to JSON")
+            }
+            Dialect::Voyage => {
+                #[derive(Serialize)]
+                struct Body<'a> {
+                    detail: &'a str,
+                }
+                serde_json::to_vec(&Body { detail: message }).expect("strings serialise to JSON")
             }
         }
     }
@@ -299,13 +339,16 @@ impl ErrorCode {
             }
             NoCapacityInAllowedRegions
             | ReceiptUnavailable
+            | PolicyTooOld
             | Saturated
             | NotReady
             | ColdStart
+            | ModelRevisionUnavailable
+            | ModelChanged
             | Draining
             | RegionUnreachable
             | ReplicaUnreachable => (TeiErrorType::Unhealthy, self.status()),
-            DeadlineExceeded | Internal => (TeiErrorType::Backend, self.status()),
+            DeadlineExceeded | NotFinite | Internal => (TeiErrorType::Backend, self.status()),
         }
     }
 }
@@ -317,8 +360,10 @@ pub fn markdown() -> String {
          This page is rendered from `replica/core/src/wire/error.rs`; a test holds the two together.\n\n\
          The body is `{\"error\": {\"message\", \"type\", \"code\", \"param\"}}`, as OpenAI has it; on the paths of TEI \
          (`/embed`, `/embed_all`, `/rerank`, `/predict`, `/similarity`, `/tokenize`, `/decode`, and `/`) it is TEI's \
-         `{\"error\", \"error_type\"}` with the status under *at TEI's paths*. The code stands in the header \
-         `x-meridian-error` in both cases. *Helps* says what whoever holds the request can do: nothing, wait (see \
+         `{\"error\", \"error_type\"}` with the status under *at TEI's paths*. On Cohere's own paths (`/v1/embed`, \
+         `/v2/embed`, `/v2/rerank`) there is a `message` beside the object, and below `/voyage/` the body is Voyage's \
+         `{\"detail\"}`. The code stands in the header \
+         `x-meridian-error` in all cases. *Helps* says what whoever holds the request can do: nothing, wait (see \
          `retry-after`), or go elsewhere (the gateway does this by itself, within the allowed regions).\n\n\
          | code | status | at TEI's paths | fault | helps | meaning |\n|---|---|---|---|---|---|\n",
     );
@@ -361,6 +406,12 @@ mod tests {
                 r#"{"error":{"message":"long","type":"invalid_request_error","code":"input_too_long","param":"input"}}"#,
             ),
             ("/embed", 413, r#"{"error":"long","error_type":"Validation"}"#),
+            (
+                "/v2/embed",
+                400,
+                r#"{"message":"long","error":{"message":"long","type":"invalid_request_error","code":"input_too_long","param":"input"}}"#,
+            ),
+            ("/voyage/v1/rerank", 400, r#"{"detail":"long"}"#),
         ] {
             let dialect = Dialect::of_path(path);
             assert_eq!(dialect.status(ErrorCode::InputTooLong), status);

@@ -7,13 +7,14 @@
 //! Types are taken strictly: `"3"` is not a number and `1` is not true. A client that mixes them up finds out at once
 //! and not when it meets a stricter server.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::input::{Cut, End, Input, Overlong, PairCut};
+use crate::input::{End, Input, Truncation};
 use crate::limits::AtMost;
 use crate::prompt::{PromptChoice, Role};
 use crate::refusal::Refusal;
@@ -156,6 +157,41 @@ pub(super) fn inputs(field: &'static str, raw: &RawValue, limit: AtMost) -> Resu
     }
 }
 
+/// As [`inputs`]; a text may also stand in the `text` of an object, as Jina's clients send it.
+pub(super) fn inputs_or_objects(
+    field: &'static str,
+    raw: &RawValue,
+    limit: AtMost,
+) -> Result<(Input, bool), Refusal> {
+    if raw.get().starts_with('{') {
+        return Ok((Input::Texts(vec![text_or_object(field, field, raw)?]), true));
+    }
+    match first_kind(raw.get()) {
+        Some(Kind::Text | Kind::Other) if kind_of(raw.get()) == Kind::List => {
+            let texts = list(field, field, raw, limit, |place, raw| text_or_object(field, place, raw))?;
+            Ok((Input::Texts(texts), false))
+        }
+        _ => inputs(field, raw, limit),
+    }
+}
+
+/// A text, or an object that holds a text and nothing else.
+pub(super) fn text_or_object(field: &'static str, place: &str, raw: &RawValue) -> Result<String, Refusal> {
+    if kind_of(raw.get()) == Kind::Text {
+        return text(field, place, raw);
+    }
+    if !raw.get().starts_with('{') {
+        return Err(wrong_type(field, place, "a text, or an object with `text`"));
+    }
+    let object: BTreeMap<String, &RawValue> = split_field(field, place, raw)?;
+    match (object.len(), object.get("text")) {
+        (1, Some(value)) => text(field, &format!("{place}.text"), value),
+        _ => {
+            Err(Refusal::invalid(field, place, "is an object with other members than `text`", "`text` alone"))
+        }
+    }
+}
+
 /// Which prompt stands before each text.
 pub(super) fn prompt(
     prompt_name: Option<&RawValue>,
@@ -168,8 +204,10 @@ pub(super) fn prompt(
         ("document", Role::Document),
         ("passage", Role::Document),
         ("search_document", Role::Document),
+        ("classification", Role::Classification),
+        ("clustering", Role::Clustering),
     ];
-    let wanted = "\"query\" or \"document\"";
+    let wanted = "\"query\", \"document\", \"classification\" or \"clustering\"";
     match (name, input_type) {
         (Some(_), Some(_)) => Err(Refusal::invalid(
             "input_type",
@@ -183,18 +221,87 @@ pub(super) fn prompt(
     }
 }
 
-/// What becomes of an input that is too long, as TEI is told it. Nothing is cut unless the caller says so.
-pub(super) fn overlong(
+/// The words that `input_type` has.
+pub(super) const INPUT_TYPES: &[&str] =
+    &["query", "document", "search_query", "search_document", "passage", "classification", "clustering"];
+/// The ends that a text can lose.
+pub(super) const TRUNCATION_ENDS: &[&str] = &["left", "right"];
+
+/// The one of two fields of the same meaning that is given; both are an error.
+pub(super) fn one_of_two<'a>(
+    first: &'static str,
+    of_first: Option<&'a RawValue>,
+    second: &'static str,
+    of_second: Option<&'a RawValue>,
+) -> Result<Option<(&'static str, &'a RawValue)>, Refusal> {
+    match (of_first, of_second) {
+        (Some(_), Some(_)) => {
+            let problem = format!("is given beside `{first}`, which means the same");
+            Err(Refusal::invalid(second, second, &problem, "one of them"))
+        }
+        (of_first, of_second) => Ok(of_first.map(|raw| (first, raw)).or(of_second.map(|raw| (second, raw)))),
+    }
+}
+
+/// What a request says about inputs that are too long, in the words of TEI.
+pub(super) fn truncation(
     truncate: Option<&RawValue>,
     truncation_direction: Option<&RawValue>,
-) -> Result<Overlong, Refusal> {
+) -> Result<Truncation, Refusal> {
+    let loses = truncation_end("truncation_direction", truncation_direction)?;
+    let truncate = truncate.map(|raw| flag("truncate", Some(raw), false)).transpose()?;
+    Ok(Truncation { truncate, loses, most: None })
+}
+
+/// The end of a text that is cut off.
+pub(super) fn truncation_end(field: &'static str, raw: Option<&RawValue>) -> Result<End, Refusal> {
     let ends = [("left", End::Left), ("Left", End::Left), ("right", End::Right), ("Right", End::Right)];
-    let wanted = "\"left\" or \"right\"";
-    let loses = choice("truncation_direction", truncation_direction, End::Right, &ends, wanted)?;
-    match flag("truncate", truncate, false)? {
-        true => Ok(Overlong::Cut(Cut { loses, pair: PairCut::LongestFirst })),
-        false => Ok(Overlong::Refuse),
-    }
+    choice(field, raw, End::Right, &ends, "\"left\" or \"right\"")
+}
+
+/// The words that Cohere and NVIDIA have for it.
+pub(super) fn truncate_word(raw: Option<&RawValue>, otherwise: Truncation) -> Result<Truncation, Refusal> {
+    let cut = |loses| Truncation { truncate: Some(true), loses, most: None };
+    let words = [
+        ("NONE", Truncation { truncate: Some(false), loses: End::Right, most: None }),
+        ("START", cut(End::Left)),
+        ("END", cut(End::Right)),
+    ];
+    choice("truncate", raw, otherwise, &words, "\"NONE\", \"START\" or \"END\"")
+}
+
+/// vLLM's `truncate_prompt_tokens`: every input is cut to so many tokens, special tokens included, and -1 cuts to what the
+/// model reads. It decides over `otherwise`, which other fields said.
+pub(super) fn truncate_prompt_tokens(
+    raw: Option<&RawValue>,
+    side: Option<&RawValue>,
+    otherwise: Truncation,
+) -> Result<Truncation, Refusal> {
+    const FIELD: &str = "truncate_prompt_tokens";
+    let loses = match side {
+        Some(side) => truncation_end("truncation_side", Some(side))?,
+        None => otherwise.loses,
+    };
+    let Some(raw) = raw else { return Ok(Truncation { loses, ..otherwise }) };
+    let most = match serde_json::from_str::<i64>(raw.get()) {
+        Ok(-1) => None,
+        Ok(most @ 1..) => Some(most as u64),
+        Ok(_) | Err(_) => {
+            return Err(Refusal::invalid(
+                FIELD,
+                FIELD,
+                "is neither -1 nor a positive whole number",
+                "-1 to cut to what the model reads, or a number of tokens",
+            ));
+        }
+    };
+    Ok(Truncation { truncate: Some(true), loses, most })
+}
+
+/// Whether `given` is the JSON value `known`, which is a literal without spaces.
+pub(super) fn same_json(known: &str, given: &RawValue) -> bool {
+    let given = given.get();
+    given == known || known == "[]" && first_kind(given).is_none() && given.starts_with('[')
 }
 
 /// Token ids: at least one.

@@ -11,11 +11,18 @@ pub const LANE: &str = "x-meridian-lane";
 pub const RESIDENCY: &str = "x-meridian-residency";
 /// In, from trusted peers only: `lat,lon` of the client; used for choosing, never for law.
 pub const CLIENT_GEO: &str = "x-meridian-client-geo";
+/// In: the API key, in the place of `authorization: Bearer`.
+pub const API_KEY: &str = "api-key";
+/// In: as [`API_KEY`].
+pub const X_API_KEY: &str = "x-api-key";
 /// Out: the region that answered; of a request that was computed in pieces all of them, with commas between, in the order
 /// of the inputs.
 pub const REGION: &str = "x-meridian-region";
 /// Out: how many attempts the answer took, over all pieces.
 pub const ATTEMPTS: &str = "x-meridian-attempts";
+/// Out, where a request was split: into how many parts. Each takes one attempt, so what [`ATTEMPTS`] says beyond this number
+/// are retries, hedges and failovers; where it is absent, what it says beyond one.
+pub const PARTS: &str = "x-meridian-parts";
 /// Out, on errors: the [`crate::wire::error::ErrorCode`].
 pub const ERROR: &str = "x-meridian-error";
 /// Between processes: the deployment that the gateway read from the body, so that nobody reads it again.
@@ -25,12 +32,21 @@ pub const DEPLOYMENT: &str = "x-meridian-deployment";
 pub const TENANT: &str = "x-meridian-tenant";
 /// Between processes: which attempt at the request this is, from 1.
 pub const ATTEMPT: &str = "x-meridian-attempt";
+/// Between processes: the key of the attempt, by which the receipts of both ends are joined: 16 hexadecimal digits that the
+/// gateway process drew, '-', and a number.
+pub const ATTEMPT_KEY: &str = "x-meridian-attempt-key";
 /// Between processes: this request is another region's overflow, and was paid for with what the region that it comes to has
 /// granted.
 pub const OVERFLOW: &str = "x-meridian-overflow";
 /// Between processes: in what time another region that may see the request, and has a replica ready, would answer it. With
 /// it a region that has none knows whether to keep the request.
 pub const ELSEWHERE_MS: &str = "x-meridian-elsewhere-ms";
+/// Out: the revision of the model that computed the answer ([`regions::ModelRevision`]). From a gateway to a region: the
+/// revision by the gateway's route table, for a region that has no table itself. From a region to a replica: the revision
+/// that the answer must be of; a replica of another one refuses.
+pub const MODEL_REVISION: &str = "x-meridian-model-revision";
+/// From a gateway to a region: the answer must be of this revision, because other parts of it are already.
+pub const REQUIRED_REVISION: &str = "x-meridian-required-revision";
 /// Out: for how long the request was held because no replica was ready.
 pub const HELD_MS: &str = "x-meridian-held-ms";
 /// Out, beside [`HELD_MS`]: how long the replica took to be ready, from when the first request found none.

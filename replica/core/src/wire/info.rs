@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::identity::IdentityV1;
 use super::status::StateV1;
 
 /// The answer of `GET /info`. TEI's clients find their own members in it, but for `version`, which is ours.
@@ -17,6 +18,9 @@ pub struct InfoV1 {
     pub state: StateV1,
     /// What is loaded; absent while it is being loaded.
     pub model: Option<ModelInfoV1>,
+    /// The identity of what is loaded; absent while it is being loaded.
+    #[serde(default)]
+    pub identity: Option<IdentityV1>,
     /// What computes it; absent while the model is being loaded.
     pub engine: Option<EngineInfoV1>,
     /// How it makes batches; absent while the model is being loaded.
@@ -56,7 +60,7 @@ pub struct TeiInfo {
     pub max_batch_requests: Option<usize>,
     /// [`LimitsV1::max_inputs`].
     pub max_client_batch_size: usize,
-    /// Never: nothing is cut unless a request says so.
+    /// Whether inputs that are too long are cut where a request does not say what becomes of them.
     pub auto_truncate: bool,
     /// [`EngineInfoV1::tokenizer_threads`].
     pub tokenization_workers: usize,
@@ -113,7 +117,7 @@ pub struct ModelInfoV1 {
     pub rerank: String,
     /// How tokens become one vector; absent of a model with a head.
     pub pooling: Option<String>,
-    /// Whether OpenAI's path answers with vectors of length one.
+    /// Whether vectors have length one where a request does not say otherwise.
     pub normalized: bool,
     /// The labels of a head, in the order of their indices.
     pub labels: Vec<String>,

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::identity::IdentityV1;
+
 /// Where a replica stands in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -23,6 +25,9 @@ pub struct StatusV1 {
     pub names: Vec<String>,
     /// The model behind them, as configured.
     pub model: String,
+    /// The identity of what is loaded. Absent while it is being loaded, and from replicas that do not know theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<IdentityV1>,
     /// Where it stands in its life.
     pub state: StateV1,
     /// Tokens that wait or are being computed.

@@ -1,10 +1,17 @@
-//! What vLLM and Infinity have beside the APIs of others: `POST /score` (pairs) and `POST /classify` (texts).
+//! What vLLM and Infinity have beside the APIs of others: `POST /score` (pairs), `POST /classify` (texts) and
+//! `POST /pooling` (whatever the model's pooler makes).
+//!
+//! The two differ in the answers to `/classify`, and so do Infinity and Cohere to `/rerank`: therefore Infinity's API has
+//! paths of its own, below `/infinity`.
 
-use serde::{Deserialize, Serialize};
+use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
+use super::body::{Body as _, FieldKind, Shape, body};
 use super::fields::{self, Kind};
-use super::openai::response::Rows;
+use super::openai::Encoding;
+use super::openai::response::{Rows, Vector};
+use crate::input::{Input, Truncation};
 use crate::limits::AtMost;
 use crate::refusal::Refusal;
 
@@ -17,22 +24,39 @@ pub struct ScoreRequest {
     pub first: Vec<String>,
     /// The second texts of the pairs.
     pub second: Vec<String>,
+    /// What becomes of pairs that are too long.
+    pub truncation: Truncation,
 }
 
-#[derive(Deserialize)]
-struct RawScore<'a> {
-    #[serde(borrow)]
-    model: Option<&'a RawValue>,
-    #[serde(borrow)]
-    text_1: Option<&'a RawValue>,
-    #[serde(borrow)]
-    text_2: Option<&'a RawValue>,
+body! {
+    /// The body of `POST /score`.
+    RawScore requires ["text_1", "text_2"] {
+        /// The deployment.
+        model: FieldKind::Text,
+        /// The first texts of the pairs: one for all, or as many as there are second ones.
+        text_1: FieldKind::TextOrTexts,
+        /// The second texts of the pairs.
+        text_2: FieldKind::TextOrTexts,
+        /// Cut every pair to what the model reads: only -1 is supported.
+        truncate_prompt_tokens: FieldKind::Integer,
+    } rejects {
+        activation ["true"] => "true, or leave it out",
+        use_activation ["true"] => "true, or leave it out",
+        queries => "`text_1`",
+        documents => "`text_2`",
+        data_1 => "`text_1`",
+        data_2 => "`text_2`",
+        instruction => "the instruction in front of `text_1`",
+    }
 }
 
 impl ScoreRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawScore::SHAPE;
+
     /// Reads `body`, which may carry so many pairs.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<ScoreRequest, Refusal> {
-        let RawScore { model, text_1, text_2 } = fields::split(body)?;
+        let RawScore { model, text_1, text_2, truncate_prompt_tokens, .. } = RawScore::read(body)?;
         let first = texts("text_1", text_1, limit)?;
         let second = texts("text_2", text_2, limit)?;
         if first.len() != 1 && first.len() != second.len() {
@@ -43,7 +67,17 @@ impl ScoreRequest {
                 "one text for all, or as many",
             ));
         }
-        Ok(ScoreRequest { model: fields::model(model)?, first, second })
+        let truncation = fields::truncate_prompt_tokens(truncate_prompt_tokens, None, Truncation::default())?;
+        if truncation.most.is_some() {
+            const FIELD: &str = "truncate_prompt_tokens";
+            return Err(Refusal::invalid(
+                FIELD,
+                FIELD,
+                "is not -1, and pairs are cut to no other length",
+                "-1",
+            ));
+        }
+        Ok(ScoreRequest { model: fields::model(model)?, first, second, truncation })
     }
 }
 
@@ -54,21 +88,169 @@ pub struct ClassifyRequest {
     pub model: Option<String>,
     /// What to classify; at least one.
     pub input: Vec<String>,
+    /// Whether `input` was one text and not a list of them.
+    pub single: bool,
+    /// Whether the model's own numbers are wanted, and not probabilities.
+    pub raw_scores: bool,
+    /// What becomes of texts that are too long.
+    pub truncation: Truncation,
 }
 
-#[derive(Deserialize)]
-struct RawClassify<'a> {
-    #[serde(borrow)]
-    model: Option<&'a RawValue>,
-    #[serde(borrow)]
-    input: Option<&'a RawValue>,
+body! {
+    /// The body of `POST /classify`.
+    RawClassify requires ["input"] {
+        /// The deployment.
+        model: FieldKind::Text,
+        /// What to classify.
+        input: FieldKind::TextOrTexts,
+        /// Whether to return the model's own numbers and not probabilities (Infinity).
+        raw_scores: FieldKind::Flag,
+        /// Cut every text to so many tokens, special tokens included (vLLM); -1: to what the model reads.
+        truncate_prompt_tokens: FieldKind::Integer,
+        /// The end that is cut off.
+        truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+    } rejects {
+        activation ["true"] => "`raw_scores`",
+        use_activation ["true"] => "`raw_scores`",
+        messages => "`input`",
+        labels => "nothing: the labels are those of the model",
+        add_special_tokens ["true"] => "true, or leave it out",
+    }
+}
+
+body! {
+    /// The body of `POST /pooling`.
+    RawPooling requires ["input"] {
+        /// The deployment.
+        model: FieldKind::Text,
+        /// The inputs. Token ids are of the model's own vocabulary.
+        input: FieldKind::Inputs,
+        /// What to return for each input: a vector (`embed`), one for each token (`token_embed`, which is the default of a
+        /// model that embeds), or the probabilities of the labels (`classify`, the default of a classifier).
+        task: FieldKind::OneOf(&["embed", "token_embed", "classify"]),
+        /// How vectors are written.
+        encoding_format: FieldKind::OneOf(&["float", "base64"]),
+        /// How many of the first numbers of each vector to return; without it, all.
+        dimensions: FieldKind::Integer,
+        /// Whether to scale vectors to length one; true without it.
+        normalize: FieldKind::Flag,
+        /// Cut every input to so many tokens, special tokens included; -1: to what the model reads.
+        truncate_prompt_tokens: FieldKind::Integer,
+        /// The end that is cut off.
+        truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+    } rejects {
+        activation ["true"] => "true, or leave it out",
+        use_activation ["true"] => "`normalize`",
+        softmax ["true"] => "true, or leave it out",
+        messages => "`input`",
+        data => "`input`",
+        add_special_tokens ["true"] => "true, or token ids in `input`",
+        embed_dtype ["\"float32\""] => "\"float32\", or leave it out",
+        endianness ["\"native\"", "\"little\""] => "\"little\", or leave it out",
+    }
+}
+
+/// What `POST /pooling` is to return for each input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolingTask {
+    /// One vector.
+    Embed,
+    /// A vector for each token.
+    TokenEmbed,
+    /// The probabilities of the labels.
+    Classify,
+}
+
+/// `POST /pooling`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolingRequest {
+    /// The deployment, where the caller says so.
+    pub model: Option<String>,
+    /// The inputs.
+    pub input: Input,
+    /// Whether `input` was one input and not a list of them.
+    pub single: bool,
+    /// What to return; absent: what the model is for.
+    pub task: Option<PoolingTask>,
+    /// How vectors are written.
+    pub encoding: Encoding,
+    /// How many numbers a vector should have, where the caller says so.
+    pub dimensions: Option<u64>,
+    /// Whether vectors are brought to length one.
+    pub normalize: bool,
+    /// What becomes of inputs that are too long.
+    pub truncation: Truncation,
+}
+
+impl PoolingRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawPooling::SHAPE;
+
+    /// Reads `body`, which may carry so many inputs.
+    pub fn parse(body: &[u8], limit: AtMost) -> Result<PoolingRequest, Refusal> {
+        let RawPooling {
+            model,
+            input,
+            task,
+            encoding_format,
+            dimensions,
+            normalize,
+            truncate_prompt_tokens,
+            truncation_side,
+            ..
+        } = RawPooling::read(body)?;
+        let input = fields::needed("input", input, fields::INPUT_WANTED)?;
+        let (input, single) = fields::inputs("input", input, limit)?;
+        let tasks = [
+            ("embed", Some(PoolingTask::Embed)),
+            ("token_embed", Some(PoolingTask::TokenEmbed)),
+            ("classify", Some(PoolingTask::Classify)),
+        ];
+        let wanted = "\"embed\", \"token_embed\" or \"classify\"";
+        let encodings = [("float", Encoding::Float), ("base64", Encoding::Base64)];
+        let formats = "\"float\" or \"base64\"";
+        Ok(PoolingRequest {
+            model: fields::model(model)?,
+            input,
+            single,
+            task: fields::choice("task", task, None, &tasks, wanted)?,
+            encoding: fields::choice(
+                "encoding_format",
+                encoding_format,
+                Encoding::Float,
+                &encodings,
+                formats,
+            )?,
+            dimensions: fields::count("dimensions", dimensions)?,
+            normalize: fields::flag("normalize", normalize, true)?,
+            truncation: fields::truncate_prompt_tokens(
+                truncate_prompt_tokens,
+                truncation_side,
+                Truncation::default(),
+            )?,
+        })
+    }
 }
 
 impl ClassifyRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawClassify::SHAPE;
+
     /// Reads `body`, which may carry so many texts.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<ClassifyRequest, Refusal> {
-        let RawClassify { model, input } = fields::split(body)?;
-        Ok(ClassifyRequest { model: fields::model(model)?, input: texts("input", input, limit)? })
+        let RawClassify { model, input, raw_scores, truncate_prompt_tokens, truncation_side, .. } =
+            RawClassify::read(body)?;
+        Ok(ClassifyRequest {
+            model: fields::model(model)?,
+            input: texts("input", input, limit)?,
+            single: input.is_some_and(|input| fields::kind_of(input.get()) == Kind::Text),
+            raw_scores: fields::flag("raw_scores", raw_scores, false)?,
+            truncation: fields::truncate_prompt_tokens(
+                truncate_prompt_tokens,
+                truncation_side,
+                Truncation::default(),
+            )?,
+        })
     }
 }
 
@@ -114,9 +296,13 @@ pub struct Around<'a> {
 
 impl<'a> Around<'a> {
     fn write<D: Serialize>(self, data: Vec<D>) -> Vec<u8> {
+        self.write_as("list", data)
+    }
+
+    fn write_as<D: Serialize>(self, object: &'static str, data: Vec<D>) -> Vec<u8> {
         let Around { id, created, model, tokens } = self;
         let usage = Usage { prompt_tokens: tokens, total_tokens: tokens, completion_tokens: 0 };
-        let answer: Answer<'a, D> = Answer { id, object: "list", created, model, data, usage };
+        let answer: Answer<'a, D> = Answer { id, object, created, model, data, usage };
         serde_json::to_vec(&answer).expect("strings and numbers serialise")
     }
 
@@ -130,6 +316,47 @@ impl<'a> Around<'a> {
         }
         let score = |(index, score): (usize, &f32)| Score { index, object: "score", score: *score };
         self.write(scores.iter().enumerate().map(score).collect())
+    }
+
+    /// The answer to `POST /classify` in Infinity's words: all labels with their scores, the best first, per text.
+    pub fn write_labels(self, rows: Rows<'_>, labels: &[String]) -> Vec<u8> {
+        #[derive(Serialize)]
+        struct Label<'a> {
+            score: f32,
+            label: &'a str,
+        }
+        let of = |row: &[f32]| -> Vec<Label<'_>> {
+            let order = crate::scores::ranking(row, row.len());
+            order.into_iter().map(|i| Label { score: row[i], label: &labels[i] }).collect()
+        };
+        self.write_as("classify", rows.iter().map(of).collect())
+    }
+
+    /// The answer to `POST /pooling`: one vector per input, or, with `counts`, so many for each.
+    pub fn write_pooled(self, rows: Rows<'_>, counts: Option<&[u32]>, encoding: Encoding) -> Vec<u8> {
+        #[derive(Serialize)]
+        struct Pooled<D> {
+            index: usize,
+            object: &'static str,
+            data: D,
+        }
+        let vector = |row| Vector { row, encoding };
+        let mut all = rows.iter();
+        match counts {
+            None => {
+                let pooled = |(index, row)| Pooled { index, object: "pooling", data: vector(row) };
+                self.write(all.enumerate().map(pooled).collect())
+            }
+            Some(counts) => {
+                let mut pooled = Vec::with_capacity(counts.len());
+                for (index, count) in counts.iter().enumerate() {
+                    let data: Vec<_> = all.by_ref().take(*count as usize).map(vector).collect();
+                    // In base64 the rows of an input are one text, as vLLM writes the tensor's bytes.
+                    pooled.push(Pooled { index, object: "pooling", data: TokenVectors(data, encoding) });
+                }
+                self.write(pooled)
+            }
+        }
     }
 
     /// The answer to `POST /classify`: the best label and the probabilities of all, per text.
@@ -147,6 +374,42 @@ impl<'a> Around<'a> {
         };
         self.write(rows.iter().enumerate().map(class).collect())
     }
+}
+
+/// The vectors of one input's tokens.
+struct TokenVectors<'a>(Vec<Vector<'a>>, Encoding);
+
+impl Serialize for TokenVectors<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let TokenVectors(vectors, encoding) = self;
+        if *encoding == Encoding::Float {
+            return vectors.serialize(serializer);
+        }
+        let all: Vec<f32> = vectors.iter().flat_map(|vector| vector.row.iter().copied()).collect();
+        Vector { row: &all, encoding: *encoding }.serialize(serializer)
+    }
+}
+
+/// The answer of `POST /tokenize` in vLLM's words.
+pub fn write_tokens(
+    tokens: &[super::tei::SimpleToken],
+    max_input_tokens: usize,
+    with_texts: bool,
+) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Tokens<'a> {
+        count: usize,
+        max_model_len: usize,
+        tokens: Vec<u32>,
+        token_strs: Option<Vec<&'a str>>,
+    }
+    let answer = Tokens {
+        count: tokens.len(),
+        max_model_len: max_input_tokens,
+        tokens: tokens.iter().map(|token| token.id).collect(),
+        token_strs: with_texts.then(|| tokens.iter().map(|token| token.text.as_str()).collect()),
+    };
+    serde_json::to_vec(&answer).expect("strings and numbers serialise")
 }
 
 #[cfg(test)]
@@ -172,6 +435,40 @@ mod tests {
             let refusal = parse(body).expect_err(body);
             assert_eq!((refusal.code, refusal.param), (code, Some(param)), "{body}");
         }
+    }
+
+    #[test]
+    fn pooling_and_classification_read_what_their_clients_send() {
+        let pooling =
+            |rest: &str| PoolingRequest::parse(format!(r#"{{"input": "a"{rest}}}"#).as_bytes(), LIMIT);
+        let request = pooling(r#", "task": "embed", "truncate_prompt_tokens": 5"#).expect("a body");
+        assert_eq!((request.task, request.truncation.most), (Some(PoolingTask::Embed), Some(5)));
+        assert!(pooling("").expect("a body").normalize);
+        assert_eq!(pooling(r#", "task": "plugin""#).expect_err("a task").param, Some("task"));
+        let classify =
+            |rest: &str| ClassifyRequest::parse(format!(r#"{{"input": "a"{rest}}}"#).as_bytes(), LIMIT);
+        assert!(!classify("").expect("a body").raw_scores);
+        assert!(classify(r#", "raw_scores": true"#).expect("Infinity").raw_scores);
+        assert_eq!(classify(r#", "labels": ["x"]"#).expect_err("labels").param, Some("labels"));
+        let score = br#"{"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 9}"#;
+        let refusal = ScoreRequest::parse(score, LIMIT).expect_err("a length");
+        assert_eq!(refusal.param, Some("truncate_prompt_tokens"));
+    }
+
+    #[test]
+    fn the_answers_have_the_members_of_infinity_and_of_pooling() {
+        let text = |json| String::from_utf8(json).expect("JSON is UTF-8");
+        let labels = ["no".to_owned(), "yes".to_owned()];
+        let labelled = text(AROUND.write_labels(Rows::new(&[0.25, 0.75], 2), &labels));
+        assert!(labelled.contains(r#""object":"classify""#), "{labelled}");
+        assert!(labelled.contains(r#""data":[[{"score":0.75,"label":"yes"},{"score":0.25,"#), "{labelled}");
+        let rows = Rows::new(&[1.0, 2.0, 3.0, 4.0], 2);
+        let pooled = text(AROUND.write_pooled(rows, None, Encoding::Float));
+        assert!(pooled.contains(r#"{"index":1,"object":"pooling","data":[3.0,4.0]}"#), "{pooled}");
+        let tokens = text(AROUND.write_pooled(rows, Some(&[2]), Encoding::Float));
+        assert!(tokens.contains(r#""data":[{"index":0,"object":"pooling","data":[[1.0,2.0],[3.0,4.0]]}]"#));
+        let base64 = text(AROUND.write_pooled(rows, Some(&[2]), Encoding::Base64));
+        assert!(base64.contains(r#""data":"AACAPwAAAEAAAEBAAACAQA==""#), "{base64}");
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! The body of `POST /v1/embeddings`: bytes to a request, or to the field that is wrong with it.
 //!
-//! Two fields are not OpenAI's. `prompt_name` names a prompt of the model's configuration, as TEI has it; `input_type`
-//! says what the text is (`query` or `document`, as in Cohere's, Voyage's and NVIDIA's embedding APIs) and lets the model
-//! choose. Instruction-tuned models are wrong without their prompt, and clients of OpenAI's API can send extra fields.
+//! Many servers speak OpenAI's API with fields of their own, and their clients come here too. `prompt_name` (TEI) names a
+//! prompt of the model's configuration; `input_type` (Cohere, Voyage, NVIDIA) and `task` (Jina) say what the text is for and
+//! let the model choose. `truncate` (TEI, NVIDIA) and `truncate_prompt_tokens` (vLLM) cut inputs that are too long;
+//! `normalize` (vLLM) and `normalized` (Jina) say whether vectors have length one.
 
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::input::Input;
+use crate::input::{Input, Truncation};
 use crate::limits::AtMost;
-use crate::prompt::PromptChoice;
+use crate::prompt::{PromptChoice, Role};
 use crate::refusal::Refusal;
+use crate::wire::body::{Body as _, FieldKind, Shape, body};
 use crate::wire::fields;
 
 /// What is asked for.
@@ -28,6 +29,12 @@ pub struct EmbeddingsRequest {
     pub dimensions: Option<u64>,
     /// What stands before each text.
     pub prompt: PromptChoice,
+    /// What becomes of inputs that are too long.
+    pub truncation: Truncation,
+    /// Whether vectors are brought to length one; where the request does not say, the replica's `normalize` decides.
+    pub normalize: Option<bool>,
+    /// The tokenizer that has made the token ids of `input`, as the digest of its model.
+    pub tokenizer: Option<String>,
 }
 
 /// How a vector is written into the answer.
@@ -38,52 +45,149 @@ pub enum Encoding {
     Float,
     /// Base64 of the little-endian f32 numbers: a third of the bytes, and what the Python client asks for.
     Base64,
+    /// One bit for each number, set where the number is above 0, the first in the highest bit: bytes from -128 to 127, each
+    /// 128 less than the bits say (*offset binary*).
+    Binary,
+    /// The same bits as bytes from 0 to 255.
+    Ubinary,
+    /// Base64 of the bytes of [`Encoding::Binary`].
+    BinaryBase64,
+    /// Base64 of the bytes of [`Encoding::Ubinary`].
+    UbinaryBase64,
 }
 
-/// The fields that are read. Everything else is ignored, as OpenAI does; that includes `user`.
-#[derive(Deserialize)]
-struct RawFields<'a> {
-    #[serde(borrow)]
-    model: Option<&'a RawValue>,
-    #[serde(borrow)]
-    input: Option<&'a RawValue>,
-    #[serde(borrow)]
-    encoding_format: Option<&'a RawValue>,
-    #[serde(borrow)]
-    dimensions: Option<&'a RawValue>,
-    #[serde(borrow)]
-    prompt_name: Option<&'a RawValue>,
-    #[serde(borrow)]
-    input_type: Option<&'a RawValue>,
+body! {
+    /// The body of `POST /v1/embeddings`.
+    RawFields requires ["model", "input"] {
+        /// The deployment.
+        model: FieldKind::Text,
+        /// What to embed. Token ids are of the model's own vocabulary.
+        input: FieldKind::InputsOrObjects,
+        /// How vectors are written: JSON numbers or base64 of little-endian f32.
+        encoding_format: FieldKind::OneOf(&["float", "base64"]),
+        /// As `encoding_format` (Jina); `binary` and `ubinary` are one bit for each number.
+        embedding_type: FieldKind::OneOf(&["float", "base64", "binary", "ubinary"]),
+        /// How many of the first numbers of each vector to return; 0 (Infinity) or absent: all.
+        dimensions: FieldKind::Integer,
+        /// The name of the prompt to put before each text, from the model's configuration.
+        prompt_name: FieldKind::Text,
+        /// What the texts are for; the model's configuration has the prompt.
+        input_type: FieldKind::OneOf(fields::INPUT_TYPES),
+        /// As `input_type`, in the words of Jina.
+        task: FieldKind::OneOf(TASKS),
+        /// Whether to cut inputs that are longer than the model reads (TEI, Jina), or which end (NVIDIA). Without it the
+        /// replica's `auto_truncate` decides.
+        truncate: FieldKind::FlagOr(&["NONE", "START", "END"]),
+        /// The end that is cut off.
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        /// Cut every input to so many tokens, special tokens included (vLLM); -1: to what the model reads.
+        truncate_prompt_tokens: FieldKind::Integer,
+        /// As `truncation_direction` (vLLM).
+        truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        /// Whether to scale vectors to length one. Without it the replica's `normalize` decides.
+        normalize: FieldKind::Flag,
+        /// As `normalize` (Jina).
+        normalized: FieldKind::Flag,
+        /// The tokenizer that has made the token ids of `input`: the digest of its model, `model_sha` of `/info`.
+        tokenizer: FieldKind::Text,
+    } rejects {
+        late_chunking ["false"] => "false, or leave it out",
+        return_multivector ["false"] => "false, or leave it out; POST /pooling returns a vector for each token",
+        add_special_tokens ["true"] => "true, or token ids in `input`",
+        embed_dtype ["\"float32\""] => "\"float32\", or `embedding_type` \"binary\" or \"ubinary\"",
+        endianness ["\"native\"", "\"little\""] => "\"little\", or leave it out",
+        modality ["\"text\""] => "\"text\", or leave it out",
+        output_dtype ["\"float\""] => "`embedding_type`, or ask at /voyage/v1/embeddings",
+        output_dimension => "`dimensions`, or ask at /voyage/v1/embeddings",
+        embedding_types => "`embedding_type`, or ask at /v2/embed",
+        messages => "`input`",
+        prompt => "`prompt_name`, or the prompt in front of each input",
+        instruction => "`prompt_name`, or the instruction in front of each input",
+    }
 }
+
+/// Jina's words for what texts are for.
+const TASKS: &[&str] =
+    &["retrieval.query", "retrieval.passage", "text-matching", "classification", "separation", "clustering"];
 
 impl EmbeddingsRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawFields::SHAPE;
+
     /// Reads `body`, which may carry so many inputs.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<EmbeddingsRequest, Refusal> {
-        let RawFields { model, input, encoding_format, dimensions, prompt_name, input_type } =
-            fields::split(body)?;
+        let RawFields {
+            model,
+            input,
+            encoding_format,
+            embedding_type,
+            dimensions,
+            prompt_name,
+            input_type,
+            task,
+            truncate,
+            truncation_direction,
+            truncate_prompt_tokens,
+            truncation_side,
+            normalize,
+            normalized,
+            tokenizer,
+            ..
+        } = RawFields::read(body)?;
         let model =
             fields::model(model)?.ok_or_else(|| Refusal::missing("model", "the name of a deployment"))?;
         let (input, single) =
-            fields::inputs("input", fields::needed("input", input, fields::INPUT_WANTED)?, limit)?;
-        let encodings = [("float", Encoding::Float), ("base64", Encoding::Base64)];
-        let wanted = "\"float\" or \"base64\"";
+            fields::inputs_or_objects("input", fields::needed("input", input, fields::INPUT_WANTED)?, limit)?;
+        let truncation = match truncate {
+            Some(word) if word.get().starts_with('"') => fields::truncate_word(truncate, Truncation::END)?,
+            _ => fields::truncation(truncate, truncation_direction)?,
+        };
         let request = EmbeddingsRequest {
             model,
             input,
             single,
-            encoding: fields::choice(
-                "encoding_format",
-                encoding_format,
-                Encoding::default(),
-                &encodings,
-                wanted,
-            )?,
-            dimensions: fields::count("dimensions", dimensions)?,
-            prompt: fields::prompt(prompt_name, input_type)?,
+            encoding: encoding(encoding_format, embedding_type)?,
+            dimensions: dimensions_or_all(dimensions)?,
+            prompt: prompt(prompt_name, input_type, task)?,
+            truncation: fields::truncate_prompt_tokens(truncate_prompt_tokens, truncation_side, truncation)?,
+            normalize: fields::one_of_two("normalize", normalize, "normalized", normalized)?
+                .map(|(field, raw)| fields::flag(field, Some(raw), true))
+                .transpose()?,
+            tokenizer: fields::optional_text("tokenizer", tokenizer)?,
         };
         request.check_texts()?;
         Ok(request)
+    }
+
+    /// Refuses token ids that may be of another tokenizer: any id below the size of the vocabulary has a vector, so the
+    /// answer would be plausible and wrong, and nobody would see it. They are taken where the deployment `accepts` them, or
+    /// where the request names the tokenizer that has made them, by the `digest` of this model.
+    ///
+    /// # Errors
+    ///
+    /// What the caller can do: send texts, name the tokenizer, or have the deployment accept token ids.
+    pub fn check_token_ids(&self, accepts: bool, digest: &str) -> Result<(), Refusal> {
+        let Input::Tokens(_) = &self.input else { return Ok(()) };
+        match self.tokenizer.as_deref() {
+            Some(named) if named == digest => Ok(()),
+            Some(_) => Err(Refusal::invalid(
+                "tokenizer",
+                "tokenizer",
+                "names another model than the one that computes, so the token ids in `input` mean something else here",
+                &format!("texts, or ids of this model's own tokenizer and \"tokenizer\": \"{digest}\""),
+            )),
+            None if accepts => Ok(()),
+            None => Err(Refusal::invalid(
+                "input",
+                "input",
+                "holds token ids, and nothing says which tokenizer has made them",
+                &format!(
+                    "texts (with LangChain: check_embedding_ctx_length=False), or ids of this model's own tokenizer and \
+                     \"tokenizer\": \"{digest}\" (`model_sha` of /info); the replica's key token_inputs = true accepts \
+                     token ids without that"
+                ),
+            )),
+        }
     }
 
     /// OpenAI refuses empty texts; there is nothing that a vector could say about them.
@@ -95,6 +199,62 @@ impl EmbeddingsRequest {
             None => Ok(()),
         }
     }
+}
+
+/// How vectors are written: OpenAI's field, or Jina's.
+fn encoding(
+    encoding_format: Option<&RawValue>,
+    embedding_type: Option<&RawValue>,
+) -> Result<Encoding, Refusal> {
+    let encodings = [
+        ("float", Encoding::Float),
+        ("base64", Encoding::Base64),
+        ("binary", Encoding::Binary),
+        ("ubinary", Encoding::Ubinary),
+    ];
+    if embedding_type.is_some() {
+        // Clients that are built on OpenAI's send its field as well; Jina's says more.
+        fields::choice(
+            "encoding_format",
+            encoding_format,
+            Encoding::Float,
+            &encodings[..2],
+            FLOAT_OR_BASE64,
+        )?;
+        let wanted = "\"float\", \"base64\", \"binary\" or \"ubinary\"";
+        return fields::choice("embedding_type", embedding_type, Encoding::Float, &encodings, wanted);
+    }
+    fields::choice("encoding_format", encoding_format, Encoding::Float, &encodings[..2], FLOAT_OR_BASE64)
+}
+
+const FLOAT_OR_BASE64: &str = "\"float\" or \"base64\"";
+
+/// How many numbers of a vector are wanted. Infinity's client sends 0 for all.
+fn dimensions_or_all(raw: Option<&RawValue>) -> Result<Option<u64>, Refusal> {
+    fields::count("dimensions", raw.filter(|raw| raw.get() != "0"))
+}
+
+/// What stands before each text: the prompt's name, or what the text is for in one of two words.
+fn prompt(
+    prompt_name: Option<&RawValue>,
+    input_type: Option<&RawValue>,
+    task: Option<&RawValue>,
+) -> Result<PromptChoice, Refusal> {
+    let Some(task) = task else { return fields::prompt(prompt_name, input_type) };
+    if prompt_name.is_some() || input_type.is_some() {
+        let problem = "is given beside `prompt_name` or `input_type`, and each chooses the prompt";
+        return Err(Refusal::invalid("task", "task", problem, "one of them"));
+    }
+    let roles = [
+        ("retrieval.query", Role::Query),
+        ("retrieval.passage", Role::Document),
+        ("text-matching", Role::Similarity),
+        ("classification", Role::Classification),
+        ("separation", Role::Clustering),
+        ("clustering", Role::Clustering),
+    ];
+    let wanted = TASKS.join(", ");
+    fields::choice("task", Some(task), Role::Query, &roles, &wanted).map(PromptChoice::For)
 }
 
 /// How many numbers a vector of a model with so many has, if so many are `wanted`: fewer are the first ones, as
@@ -115,7 +275,7 @@ pub fn check_dimensions(wanted: Option<u64>, model_dimensions: usize) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prompt::Role;
+    use crate::input::End;
     use crate::wire::error::ErrorCode;
 
     const LIMIT: AtMost = AtMost { count: 3, key: "max_inputs" };
@@ -150,9 +310,89 @@ mod tests {
     }
 
     #[test]
+    fn token_ids_are_taken_from_who_names_their_tokenizer_or_where_they_are_accepted() {
+        let check = |input: &str, more: &str, accepts: bool, param: Option<&str>| {
+            let request = parse(&format!(r#"{{"model": "m", "input": {input}{more}}}"#)).expect(input);
+            let refusal = request.check_token_ids(accepts, "d1gest").err();
+            assert_eq!(refusal.as_ref().and_then(|it| it.param), param, "{input} {more} {accepts}");
+            if let Some(refusal) = refusal {
+                assert_eq!(refusal.code, ErrorCode::InvalidValue);
+                assert!(refusal.message.contains("\"tokenizer\": \"d1gest\""), "{}", refusal.message);
+            }
+        };
+        let (right, wrong) = (r#", "tokenizer": "d1gest""#, r#", "tokenizer": "cl100k_base""#);
+        for input in ["[1, 2]", "[[1, 2], [3]]"] {
+            check(input, "", false, Some("input"));
+            check(input, "", true, None);
+            check(input, right, false, None);
+            check(input, right, true, None);
+            check(input, wrong, false, Some("tokenizer"));
+            check(input, wrong, true, Some("tokenizer"));
+        }
+        check(r#""text""#, "", false, None);
+        check(r#""text""#, wrong, false, None);
+    }
+
+    #[test]
     fn a_token_list_may_be_longer_than_a_list_of_inputs() {
         let parsed = parse(r#"{"model": "m", "input": [1, 2, 3, 4, 5]}"#).expect("five tokens of one input");
         assert_eq!(parsed.input.count(), 1);
+    }
+
+    #[test]
+    fn texts_may_stand_in_objects_that_hold_nothing_else() {
+        let input = |input: &str| parse(&format!(r#"{{"model": "m", "input": {input}}}"#));
+        assert_eq!(input(r#"[{"text": "a"}, "b"]"#).expect("objects").input, texts(&["a", "b"]));
+        let one = input(r#"{"text": "a"}"#).expect("an object");
+        assert_eq!((one.input, one.single), (texts(&["a"]), true));
+        for wrong in [r#"[{"image": "x"}]"#, r#"[{"text": "a", "image": "x"}]"#, r#"["a", {}]"#] {
+            assert_eq!(input(wrong).expect_err(wrong).param, Some("input"));
+        }
+    }
+
+    #[test]
+    fn a_field_that_would_change_the_result_is_read_or_rejected() {
+        let with = |rest: &str| parse(&format!(r#"{{"model": "m", "input": "a", {rest}}}"#));
+        let cut = |loses, most| Truncation { truncate: Some(true), loses, most };
+        for (rest, expected) in [
+            (r#""truncate": true"#, cut(End::Right, None)),
+            (r#""truncate": true, "truncation_direction": "left""#, cut(End::Left, None)),
+            (r#""truncate": "START""#, cut(End::Left, None)),
+            (r#""truncate": "NONE""#, Truncation { truncate: Some(false), ..Truncation::default() }),
+            (r#""truncate_prompt_tokens": -1"#, cut(End::Right, None)),
+            (r#""truncate_prompt_tokens": 7, "truncation_side": "left""#, cut(End::Left, Some(7))),
+            (r#""user": "u""#, Truncation::default()),
+        ] {
+            assert_eq!(with(rest).expect(rest).truncation, expected, "{rest}");
+        }
+        for (rest, expected) in [
+            (r#""task": "retrieval.query""#, Role::Query),
+            (r#""task": "separation""#, Role::Clustering),
+            (r#""input_type": "classification""#, Role::Classification),
+        ] {
+            assert_eq!(with(rest).expect(rest).prompt, PromptChoice::For(expected), "{rest}");
+        }
+        assert_eq!(with(r#""normalized": false"#).expect("a flag").normalize, Some(false));
+        assert_eq!(with(r#""dimensions": 0"#).expect("Infinity's default").dimensions, None);
+        assert_eq!(with(r#""embedding_type": "ubinary""#).expect("bits").encoding, Encoding::Ubinary);
+        for neutral in [r#""late_chunking": false"#, r#""modality":"text""#, r#""late_chunking": null"#] {
+            assert!(with(neutral).is_ok(), "{neutral}");
+        }
+        for (rest, param) in [
+            (r#""late_chunking": true"#, "late_chunking"),
+            (r#""messages": []"#, "messages"),
+            (r#""output_dimension": 8"#, "output_dimension"),
+            (r#""truncate_prompt_tokens": 0"#, "truncate_prompt_tokens"),
+            (r#""truncate": "MIDDLE""#, "truncate"),
+            (r#""truncation_side": "up""#, "truncation_side"),
+            (r#""task": "dance""#, "task"),
+            (r#""task": "separation", "input_type": "query""#, "task"),
+            (r#""normalize": true, "normalized": false"#, "normalized"),
+            (r#""embedding_type": "int8""#, "embedding_type"),
+        ] {
+            let refusal = with(rest).expect_err(rest);
+            assert_eq!((refusal.code, refusal.param), (ErrorCode::InvalidValue, Some(param)), "{rest}");
+        }
     }
 
     #[test]
@@ -219,7 +459,7 @@ mod tests {
             check(&input(wrong), ErrorCode::InvalidValue, Some("input"), place);
         }
         check(r#"{"model": 3, "input": "a"}"#, ErrorCode::InvalidValue, Some("model"), "`model`");
-        for dimensions in ["0", "-1", "1.5", "\"384\""] {
+        for dimensions in ["-1", "1.5", "\"384\""] {
             let body = format!(r#"{{"model": "m", "input": "a", "dimensions": {dimensions}}}"#);
             check(&body, ErrorCode::InvalidValue, Some("dimensions"), "whole number");
         }

@@ -123,21 +123,51 @@ impl Serialize for Data<'_> {
         }
         let rows = self.rows.iter();
         let mut data = serializer.serialize_seq(Some(rows.len()))?;
-        let mut bytes = Vec::new();
         for (index, row) in rows.enumerate() {
-            match self.encoding {
-                Encoding::Float => {
-                    data.serialize_element(&Object { object: "embedding", index, embedding: row })?;
-                }
-                Encoding::Base64 => {
-                    bytes.clear();
-                    bytes.extend(row.iter().flat_map(|number| number.to_le_bytes()));
-                    let embedding = STANDARD.encode(&bytes);
-                    data.serialize_element(&Object { object: "embedding", index, embedding })?;
-                }
-            }
+            let embedding = Vector { row, encoding: self.encoding };
+            data.serialize_element(&Object { object: "embedding", index, embedding })?;
         }
         data.end()
+    }
+}
+
+/// One vector, as it is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Vector<'a> {
+    /// Its numbers.
+    pub row: &'a [f32],
+    /// How they are written.
+    pub encoding: Encoding,
+}
+
+impl Serialize for Vector<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let signed = |bits: u8| bits ^ 0x80;
+        match self.encoding {
+            Encoding::Float => self.row.serialize(serializer),
+            Encoding::Base64 => {
+                let bytes: Vec<u8> = self.row.iter().flat_map(|number| number.to_le_bytes()).collect();
+                serializer.serialize_str(&STANDARD.encode(&bytes))
+            }
+            Encoding::Ubinary => serializer.collect_seq(self.bits()),
+            Encoding::Binary => serializer.collect_seq(self.bits().map(|bits| signed(bits) as i8)),
+            Encoding::UbinaryBase64 => {
+                serializer.serialize_str(&STANDARD.encode(self.bits().collect::<Vec<u8>>()))
+            }
+            Encoding::BinaryBase64 => {
+                serializer.serialize_str(&STANDARD.encode(self.bits().map(signed).collect::<Vec<u8>>()))
+            }
+        }
+    }
+}
+
+impl Vector<'_> {
+    /// Eight numbers a byte, the first in the highest bit; numbers that are missing at the end count as 0.
+    fn bits(&self) -> impl Iterator<Item = u8> {
+        self.row.chunks(8).map(|numbers| {
+            let bit = |(at, number): (usize, &f32)| u8::from(*number > 0.0) << (7 - at);
+            numbers.iter().enumerate().map(bit).sum()
+        })
     }
 }
 
@@ -163,15 +193,22 @@ pub struct ModelObject {
     pub owned_by: String,
 }
 
-impl ModelList {
-    /// The list of `names`, served since `created`.
-    pub fn new<'a>(names: impl IntoIterator<Item = &'a str>, created: u64) -> ModelList {
-        let model = |name: &str| ModelObject {
+impl ModelObject {
+    /// The deployment `name`, served since `created`.
+    pub fn new(name: &str, created: u64) -> ModelObject {
+        ModelObject {
             id: name.to_owned(),
             object: "model".to_owned(),
             created,
             owned_by: "meridian".to_owned(),
-        };
+        }
+    }
+}
+
+impl ModelList {
+    /// The list of `names`, served since `created`.
+    pub fn new<'a>(names: impl IntoIterator<Item = &'a str>, created: u64) -> ModelList {
+        let model = |name| ModelObject::new(name, created);
         ModelList { object: "list".to_owned(), data: names.into_iter().map(model).collect() }
     }
 }
@@ -211,6 +248,18 @@ mod tests {
                 r#""model":"m","usage":{"prompt_tokens":3,"total_tokens":3}}"#
             )
         );
+    }
+
+    #[test]
+    fn bits_are_those_of_numpy_packbits() {
+        let row = [0.5, -0.5, 0.0, 1.0, 1.0, -1.0, 1.0, -1.0, 0.1, 0.1];
+        let written =
+            |encoding| serde_json::to_string(&Vector { row: &row, encoding }).expect("numbers serialise");
+        // np.packbits(row > 0) is [154, 192]; `binary` is 128 less.
+        assert_eq!(written(Encoding::Ubinary), "[154,192]");
+        assert_eq!(written(Encoding::Binary), "[26,64]");
+        assert_eq!(written(Encoding::UbinaryBase64), format!("\"{}\"", STANDARD.encode([154, 192])));
+        assert_eq!(written(Encoding::BinaryBase64), format!("\"{}\"", STANDARD.encode([26, 64])));
     }
 
     #[test]

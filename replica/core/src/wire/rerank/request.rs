@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::limits::AtMost;
 use crate::refusal::Refusal;
+use crate::wire::body::{Body as _, FieldKind, Shape, body};
 use crate::wire::fields::{self, Kind};
 
 /// What is asked for.
@@ -27,6 +27,8 @@ pub struct RerankRequest {
     pub return_documents: bool,
     /// A document is cut to so many tokens.
     pub max_tokens_per_doc: Option<u64>,
+    /// Whether the model's own numbers are wanted, and not scores from 0 to 1.
+    pub raw_scores: bool,
 }
 
 /// One document.
@@ -38,34 +40,58 @@ pub struct Document {
     pub object: Option<Box<RawValue>>,
 }
 
-/// The fields that are read. Everything else is ignored.
-#[derive(Deserialize)]
-struct RawFields<'a> {
-    #[serde(borrow)]
-    model: Option<&'a RawValue>,
-    #[serde(borrow)]
-    query: Option<&'a RawValue>,
-    #[serde(borrow)]
-    documents: Option<&'a RawValue>,
-    #[serde(borrow)]
-    top_n: Option<&'a RawValue>,
-    #[serde(borrow)]
-    return_documents: Option<&'a RawValue>,
-    #[serde(borrow)]
-    max_tokens_per_doc: Option<&'a RawValue>,
-    #[serde(borrow)]
-    rank_fields: Option<&'a RawValue>,
+body! {
+    /// The body of a rerank.
+    RawFields requires ["query", "documents"] {
+        /// The deployment.
+        model: FieldKind::Text,
+        /// What is searched for.
+        query: FieldKind::Text,
+        /// What is ranked. Of an object its `text` is read, or the fields that `rank_fields` names.
+        documents: FieldKind::Documents,
+        /// How many of the best documents to return; without it, all.
+        top_n: FieldKind::Count,
+        /// Whether to return the documents with their scores.
+        return_documents: FieldKind::Flag,
+        /// Cut each document to so many tokens (Cohere).
+        max_tokens_per_doc: FieldKind::Count,
+        /// The fields of a document object to rank by (Cohere v1).
+        rank_fields: FieldKind::Texts,
+        /// Whether to return the model's own numbers (Infinity) and not scores from 0 to 1.
+        raw_scores: FieldKind::Flag,
+    } rejects {
+        top_k => "`top_n`",
+        max_chunks_per_doc ["1"] => "1: a document that is too long is cut and not divided",
+        return_embeddings ["false"] => "false, or leave it out",
+        truncate_prompt_tokens ["-1"] => "`max_tokens_per_doc`",
+        truncate ["true", "\"END\""] => "true: a document that is too long is always cut; shorten it yourself otherwise",
+        activation ["true"] => "`raw_scores`",
+        use_activation ["true"] => "`raw_scores`",
+        instruction => "the instruction in front of the query",
+    }
 }
 
 /// Fields of one document that `rank_fields` may name: more than any table has columns worth reading.
 pub const MAX_RANK_FIELDS: usize = 64;
 
 impl RerankRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawFields::SHAPE;
+
     /// Reads `body`, which may carry so many documents.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<RerankRequest, Refusal> {
-        let RawFields { model, query, documents, top_n, return_documents, max_tokens_per_doc, rank_fields } =
-            fields::split(body)?;
-        let query = fields::text("query", "query", fields::needed("query", query, "a text")?)?;
+        let RawFields {
+            model,
+            query,
+            documents,
+            top_n,
+            return_documents,
+            max_tokens_per_doc,
+            rank_fields,
+            raw_scores,
+            ..
+        } = RawFields::read(body)?;
+        let query = fields::text_or_object("query", "query", fields::needed("query", query, "a text")?)?;
         if query.is_empty() {
             return Err(Refusal::empty_input("query", "query"));
         }
@@ -82,6 +108,7 @@ impl RerankRequest {
             top_n: fields::count("top_n", top_n)?,
             return_documents: fields::flag("return_documents", return_documents, false)?,
             max_tokens_per_doc: fields::count("max_tokens_per_doc", max_tokens_per_doc)?,
+            raw_scores: fields::flag("raw_scores", raw_scores, false)?,
         })
     }
 
@@ -187,6 +214,12 @@ mod tests {
             (r#"{"documents": ["a"]}"#, ErrorCode::MissingField, "query", "`query` is missing"),
             (r#"{"query": "", "documents": ["a"]}"#, ErrorCode::EmptyInput, "query", "`query` is empty"),
             (r#"{"query": ["q"], "documents": ["a"]}"#, ErrorCode::InvalidValue, "query", "a text"),
+            (
+                r#"{"query": {"text": "q", "image": "i"}, "documents": ["a"]}"#,
+                ErrorCode::InvalidValue,
+                "query",
+                "`text` alone",
+            ),
             (r#"{"query": "q"}"#, ErrorCode::MissingField, "documents", "`documents` is missing"),
             (r#"{"query": "q", "documents": []}"#, ErrorCode::EmptyInput, "documents", "empty list"),
             (r#"{"query": "q", "documents": "a"}"#, ErrorCode::InvalidValue, "documents", "a list"),
@@ -230,6 +263,25 @@ mod tests {
             let refusal = parse(body).expect_err(body);
             assert_eq!((refusal.code, refusal.param), (code, Some(param)), "{body}: {}", refusal.message);
             assert!(refusal.message.contains(says), "{body}: {}", refusal.message);
+        }
+    }
+
+    #[test]
+    fn a_field_that_would_change_the_ranking_is_read_or_rejected() {
+        let with =
+            |rest: &str| parse(&format!(r#"{{"query": {{"text": "q"}}, "documents": ["a"], {rest}}}"#));
+        assert!(with(r#""raw_scores": true"#).expect("a flag").raw_scores);
+        for neutral in [r#""max_chunks_per_doc": 1"#, r#""priority": 3"#, r#""return_embeddings": false"#] {
+            assert!(with(neutral).is_ok(), "{neutral}");
+        }
+        for (rest, param) in [
+            (r#""top_k": 2"#, "top_k"),
+            (r#""max_chunks_per_doc": 10"#, "max_chunks_per_doc"),
+            (r#""truncate_prompt_tokens": 8"#, "truncate_prompt_tokens"),
+            (r#""use_activation": false"#, "use_activation"),
+        ] {
+            let refusal = with(rest).expect_err(rest);
+            assert_eq!((refusal.code, refusal.param), (ErrorCode::InvalidValue, Some(param)), "{rest}");
         }
     }
 

@@ -23,6 +23,8 @@ pub struct RerankResponse<'a> {
     pub scores: &'a [f32],
     /// The documents, where they are wanted back.
     pub documents: Option<&'a [Document]>,
+    /// Whether a document comes back as its bare text, as Infinity has it.
+    pub bare_documents: bool,
     /// Tokens that were computed.
     pub tokens: u64,
 }
@@ -45,6 +47,7 @@ struct RankedDocument<'a> {
 }
 
 enum Returned<'a> {
+    Bare(&'a str),
     Text(&'a str),
     Object(&'a RawValue),
 }
@@ -52,6 +55,7 @@ enum Returned<'a> {
 impl Serialize for Returned<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
+            Returned::Bare(text) => serializer.serialize_str(text),
             Returned::Object(object) => object.serialize(serializer),
             Returned::Text(text) => {
                 let mut object = serializer.serialize_map(Some(1))?;
@@ -87,11 +91,13 @@ struct Usage {
 impl RerankResponse<'_> {
     /// The answer as JSON.
     pub fn write(&self) -> Vec<u8> {
-        let RerankResponse { id, api_version, model, order, scores, documents, tokens } = *self;
+        let RerankResponse { id, api_version, model, order, scores, documents, bare_documents, tokens } =
+            *self;
         let ranked = |index: &usize| RankedDocument {
             index: *index,
             relevance_score: scores[*index],
             document: documents.map(|documents| match &documents[*index] {
+                Document { text, object: _ } if bare_documents => Returned::Bare(text),
                 Document { object: Some(object), .. } => Returned::Object(object),
                 Document { text, object: None } => Returned::Text(text),
             }),
@@ -131,6 +137,7 @@ mod tests {
             order: &[1, 0],
             scores: &[0.25, 0.5],
             documents: Some(&documents),
+            bare_documents: false,
             tokens: 9,
         };
         let text = |answer: &RerankResponse<'_>| String::from_utf8(answer.write()).expect("JSON is UTF-8");
@@ -143,6 +150,10 @@ mod tests {
             r#"{"index":0,"relevance_score":0.25,"document":{"text":"a"}}],"#
         );
         assert_eq!(text(&answer), format!("{results}{rest}"));
+        answer.bare_documents = true;
+        assert!(
+            text(&answer).contains(r#""document":"b"},{"index":0,"relevance_score":0.25,"document":"a"}]"#)
+        );
         answer.documents = None;
         answer.order = &[1];
         let results = r#"{"id":"r1","model":"m","results":[{"index":1,"relevance_score":0.5}],"#;

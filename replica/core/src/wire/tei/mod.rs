@@ -1,12 +1,15 @@
 //! The API of text-embeddings-inference (TEI), which BEI has as well.
 //!
-//! One deviation from today's TEI, where it matters to whoever moves over: nothing is cut silently. `truncate` is false
-//! unless the request says otherwise, as it was in TEI before it became an option of the server, and `/info` says so.
+//! `truncate` decides what becomes of an input that is too long; without it the replica's `auto_truncate` does, which is
+//! false unless the replica's configuration says otherwise, and `/info` shows it.
+//!
+//! `POST /tokenize` has the words of vLLM as well, whose clients meet the same path.
 
 pub mod request;
 pub mod response;
 
 pub use request::{
-    DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest, TextsRequest, TokenizeRequest,
+    Classification, DecodeRequest, EmbedRequest, Function, PredictRequest, SimilarityRequest, TextsRequest,
+    TokenizeAnswer, TokenizeRequest, VllmTokens,
 };
-pub use response::{SimpleToken, write_predictions, write_ranks, write_rows, write_token_rows};
+pub use response::{Labels, SimpleToken, write_predictions, write_ranks, write_rows, write_token_rows};

@@ -2,13 +2,13 @@
 //!
 //! An empty text is taken here, as TEI takes it, if the model's tokenizer makes at least one token of it.
 
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::input::{Input, Overlong, Sequence};
+use crate::input::{Input, Sequence, Truncation};
 use crate::limits::AtMost;
 use crate::prompt::PromptChoice;
 use crate::refusal::Refusal;
+use crate::wire::body::{Body as _, FieldKind, Shape, body};
 use crate::wire::fields::{self, Kind};
 
 /// `POST /embed` and `POST /embed_all`.
@@ -19,44 +19,53 @@ pub struct EmbedRequest {
     /// Whether `inputs` was one input and not a list of them.
     pub single: bool,
     /// What becomes of inputs that are too long.
-    pub overlong: Overlong,
+    pub truncation: Truncation,
     /// What stands before each text.
     pub prompt: PromptChoice,
-    /// Whether vectors are brought to length one.
-    pub normalize: bool,
+    /// Whether vectors are brought to length one; where the request does not say, the replica's `normalize` decides.
+    pub normalize: Option<bool>,
     /// How many numbers a vector should have, where the caller says so.
     pub dimensions: Option<u64>,
 }
 
-#[derive(Deserialize)]
-struct RawEmbed<'a> {
-    #[serde(borrow)]
-    inputs: Option<&'a RawValue>,
-    #[serde(borrow)]
-    truncate: Option<&'a RawValue>,
-    #[serde(borrow)]
-    truncation_direction: Option<&'a RawValue>,
-    #[serde(borrow)]
-    prompt_name: Option<&'a RawValue>,
-    #[serde(borrow)]
-    normalize: Option<&'a RawValue>,
-    #[serde(borrow)]
-    dimensions: Option<&'a RawValue>,
+body! {
+    /// The body of `POST /embed` and `POST /embed_all`.
+    RawEmbed requires ["inputs"] {
+        /// What to embed. Token ids are of the model's own vocabulary.
+        inputs: FieldKind::Inputs,
+        /// Whether to cut inputs that are longer than the model reads. Without it the replica's `auto_truncate` decides.
+        truncate: FieldKind::Flag,
+        /// The end that is cut off.
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        /// The name of the prompt to put before each text, from the model's configuration.
+        prompt_name: FieldKind::Text,
+        /// Whether to scale vectors to length one. Without it the replica's `normalize` decides; `/embed_all` never does.
+        normalize: FieldKind::Flag,
+        /// How many of the first numbers of each vector to return; without it, all. `/embed` only.
+        dimensions: FieldKind::Count,
+    } rejects {
+        input_type => "`prompt_name`",
+        encoding_format ["\"float\""] => "\"float\", or ask at /v1/embeddings",
+        parameters ["{}"] => "its members beside `inputs`",
+    }
 }
 
 impl EmbedRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawEmbed::SHAPE;
+
     /// Reads `body`, which may carry so many inputs.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<EmbedRequest, Refusal> {
-        let RawEmbed { inputs, truncate, truncation_direction, prompt_name, normalize, dimensions } =
-            fields::split(body)?;
+        let RawEmbed { inputs, truncate, truncation_direction, prompt_name, normalize, dimensions, .. } =
+            RawEmbed::read(body)?;
         let inputs = fields::needed("inputs", inputs, fields::INPUT_WANTED)?;
         let (inputs, single) = fields::inputs("inputs", inputs, limit)?;
         Ok(EmbedRequest {
             inputs,
             single,
-            overlong: fields::overlong(truncate, truncation_direction)?,
+            truncation: fields::truncation(truncate, truncation_direction)?,
             prompt: fields::prompt(prompt_name, None)?,
-            normalize: fields::flag("normalize", normalize, true)?,
+            normalize: normalize.map(|raw| fields::flag("normalize", Some(raw), true)).transpose()?,
             dimensions: fields::count("dimensions", dimensions)?,
         })
     }
@@ -74,33 +83,39 @@ pub struct TextsRequest {
     /// Whether the texts come back.
     pub return_text: bool,
     /// What becomes of pairs that are too long.
-    pub overlong: Overlong,
+    pub truncation: Truncation,
 }
 
-#[derive(Deserialize)]
-struct RawTexts<'a> {
-    #[serde(borrow)]
-    query: Option<&'a RawValue>,
-    #[serde(borrow)]
-    texts: Option<&'a RawValue>,
-    #[serde(borrow)]
-    documents: Option<&'a RawValue>,
-    #[serde(borrow)]
-    raw_scores: Option<&'a RawValue>,
-    #[serde(borrow)]
-    return_text: Option<&'a RawValue>,
-    #[serde(borrow)]
-    truncate: Option<&'a RawValue>,
-    #[serde(borrow)]
-    truncation_direction: Option<&'a RawValue>,
+body! {
+    /// The body of `POST /rerank` in TEI's words.
+    RawTexts requires ["query", "texts"] {
+        /// What is searched for.
+        query: FieldKind::Text,
+        /// What is ranked.
+        texts: FieldKind::Texts,
+        /// What is ranked, in the words of `/v1/rerank`, whose fields then hold here.
+        documents: FieldKind::Documents,
+        /// Whether to return the model's own numbers and not scores from 0 to 1.
+        raw_scores: FieldKind::Flag,
+        /// Whether to return the texts with their scores.
+        return_text: FieldKind::Flag,
+        /// Whether to cut inputs that are longer than the model reads. Without it the replica's `auto_truncate` decides.
+        truncate: FieldKind::Flag,
+        /// The end that is cut off.
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+    } rejects {
+    }
 }
 
 impl TextsRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawTexts::SHAPE;
+
     /// Reads `body`, which may carry so many texts; `None` if it has `documents` instead, in the words of Cohere, Jina
     /// and vLLM, whose clients meet this path too.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<Option<TextsRequest>, Refusal> {
         let RawTexts { query, texts, documents, raw_scores, return_text, truncate, truncation_direction } =
-            fields::split(body)?;
+            RawTexts::read(body)?;
         let texts = match (texts, documents) {
             (None, Some(_)) => return Ok(None),
             (texts, _) => fields::needed("texts", texts, "a list of texts")?,
@@ -112,7 +127,7 @@ impl TextsRequest {
             texts: fields::list("texts", "texts", texts, limit, text)?,
             raw_scores: fields::flag("raw_scores", raw_scores, false)?,
             return_text: fields::flag("return_text", return_text, false)?,
-            overlong: fields::overlong(truncate, truncation_direction)?,
+            truncation: fields::truncation(truncate, truncation_direction)?,
         }))
     }
 }
@@ -127,28 +142,76 @@ pub struct PredictRequest {
     /// Whether the model's own numbers are wanted, and not what its configuration makes of them.
     pub raw_scores: bool,
     /// What becomes of inputs that are too long.
-    pub overlong: Overlong,
+    pub truncation: Truncation,
+    /// What Hugging Face's clients ask for; they expect the labels of one text as a list in a list.
+    pub parameters: Option<Classification>,
 }
 
-#[derive(Deserialize)]
-struct RawPredict<'a> {
-    #[serde(borrow)]
-    inputs: Option<&'a RawValue>,
-    #[serde(borrow)]
-    raw_scores: Option<&'a RawValue>,
-    #[serde(borrow)]
-    truncate: Option<&'a RawValue>,
-    #[serde(borrow)]
-    truncation_direction: Option<&'a RawValue>,
+/// `parameters` of Hugging Face's text classification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Classification {
+    /// What is made of the model's numbers; absent: what its configuration says.
+    pub function: Option<Function>,
+    /// How many of the best labels are wanted; all if absent.
+    pub top_k: Option<u64>,
+}
+
+/// What a classification makes of the model's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    /// Each by itself, from 0 to 1.
+    Sigmoid,
+    /// All together sum to 1.
+    Softmax,
+    /// As they are.
+    None,
+}
+
+body! {
+    /// The body of `POST /predict`.
+    RawPredict requires ["inputs"] {
+        /// What to classify.
+        inputs: FieldKind::TextsOrPairs,
+        /// Whether to return the model's own numbers and not probabilities.
+        raw_scores: FieldKind::Flag,
+        /// Whether to cut inputs that are longer than the model reads. Without it the replica's `auto_truncate` decides.
+        truncate: FieldKind::Flag,
+        /// The end that is cut off.
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        /// Hugging Face's `function_to_apply` and `top_k`; with it the labels of one text are a list in a list.
+        parameters: FieldKind::Object,
+    } rejects {
+        function_to_apply => "`raw_scores`, or `parameters.function_to_apply`",
+        top_k => "`parameters.top_k`",
+    }
+}
+
+body! {
+    /// `parameters` of Hugging Face's text classification.
+    RawClassification requires [] {
+        /// What is made of the model's numbers; without it, what its configuration says.
+        function_to_apply: FieldKind::OneOf(&["sigmoid", "softmax", "none"]),
+        /// How many of the best labels to return; without it, all.
+        top_k: FieldKind::Count,
+        /// As beside `inputs`.
+        truncation: FieldKind::Flag,
+    } rejects {
+        max_length => "`truncate` beside `inputs`",
+        padding => "nothing: batches are not padded",
+    }
 }
 
 const PREDICT_WANTED: &str =
     "a text, a pair [text, text], or a list of [text] and [text, text] (one list per input)";
 
 impl PredictRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawPredict::SHAPE;
+
     /// Reads `body`, which may carry so many texts and pairs.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<PredictRequest, Refusal> {
-        let RawPredict { inputs, raw_scores, truncate, truncation_direction } = fields::split(body)?;
+        let RawPredict { inputs, raw_scores, truncate, truncation_direction, parameters, .. } =
+            RawPredict::read(body)?;
         let raw = fields::needed("inputs", inputs, PREDICT_WANTED)?;
         let wrong = || fields::wrong_type("inputs", "inputs", PREDICT_WANTED);
         let (inputs, single) = match fields::kind_of(raw.get()) {
@@ -162,13 +225,37 @@ impl PredictRequest {
             },
             Kind::Number | Kind::Other => return Err(wrong()),
         };
-        Ok(PredictRequest {
+        let parameters = parameters.map(|raw| fields::split_field("parameters", "parameters", raw));
+        let parameters = parameters.transpose()?.map(RawClassification::checked).transpose()?;
+        let truncate = truncate.or(parameters.as_ref().and_then(|parameters| parameters.truncation));
+        let request = PredictRequest {
             inputs,
             single,
             raw_scores: fields::flag("raw_scores", raw_scores, false)?,
-            overlong: fields::overlong(truncate, truncation_direction)?,
-        })
+            truncation: fields::truncation(truncate, truncation_direction)?,
+            parameters: parameters.map(classification).transpose()?,
+        };
+        let function = request.parameters.and_then(|parameters| parameters.function);
+        if request.raw_scores && function.is_some_and(|function| function != Function::None) {
+            let problem = "is true beside `parameters.function_to_apply`, which asks for something else";
+            return Err(Refusal::invalid("raw_scores", "raw_scores", problem, "one of them"));
+        }
+        Ok(request)
     }
+}
+
+fn classification(raw: RawClassification<'_>) -> Result<Classification, Refusal> {
+    const FUNCTION: &str = "parameters.function_to_apply";
+    let functions = [
+        ("sigmoid", Some(Function::Sigmoid)),
+        ("softmax", Some(Function::Softmax)),
+        ("none", Some(Function::None)),
+    ];
+    let wanted = "\"sigmoid\", \"softmax\" or \"none\"";
+    Ok(Classification {
+        function: fields::choice(FUNCTION, raw.function_to_apply, None, &functions, wanted)?,
+        top_k: fields::count("parameters.top_k", raw.top_k)?,
+    })
 }
 
 /// Texts of one input: itself, or the two of a pair.
@@ -199,60 +286,103 @@ pub struct SimilarityRequest {
     /// The others; at least one.
     pub sentences: Vec<String>,
     /// What becomes of texts that are too long.
-    pub overlong: Overlong,
+    pub truncation: Truncation,
     /// What stands before each text.
     pub prompt: PromptChoice,
 }
 
-#[derive(Deserialize)]
-struct RawSimilarity<'a> {
-    #[serde(borrow)]
-    inputs: Option<&'a RawValue>,
-    #[serde(borrow)]
-    parameters: Option<&'a RawValue>,
+body! {
+    /// The body of `POST /similarity`.
+    RawSimilarity requires ["inputs"] {
+        /// A text (`source_sentence`) and those that it is compared with (`sentences`).
+        inputs: FieldKind::Sentences,
+        /// `truncate`, `truncation_direction` and `prompt_name`.
+        parameters: FieldKind::Object,
+    } rejects {
+        truncate => "`parameters.truncate`",
+        truncation_direction => "`parameters.truncation_direction`",
+        prompt_name => "`parameters.prompt_name`",
+    }
 }
 
-#[derive(Deserialize)]
-struct RawSentences<'a> {
-    #[serde(borrow)]
-    source_sentence: Option<&'a RawValue>,
-    #[serde(borrow)]
-    sentences: Option<&'a RawValue>,
+body! {
+    /// `inputs` of `POST /similarity`.
+    RawSentences requires ["source_sentence", "sentences"] {
+        /// What the others are compared with.
+        source_sentence: FieldKind::Text,
+        /// The others.
+        sentences: FieldKind::Texts,
+    } rejects {
+    }
 }
 
-#[derive(Default, Deserialize)]
-struct RawParameters<'a> {
-    #[serde(borrow)]
-    truncate: Option<&'a RawValue>,
-    #[serde(borrow)]
-    truncation_direction: Option<&'a RawValue>,
-    #[serde(borrow)]
-    prompt_name: Option<&'a RawValue>,
+body! {
+    /// `parameters` of `POST /similarity`.
+    RawParameters requires [] {
+        /// Whether to cut inputs that are longer than the model reads. Without it the replica's `auto_truncate` decides.
+        truncate: FieldKind::Flag,
+        /// The end that is cut off.
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        /// The name of the prompt to put before each text.
+        prompt_name: FieldKind::Text,
+    } rejects {
+    }
 }
 
 impl SimilarityRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawSimilarity::SHAPE;
+
     /// The fields of [`SimilarityRequest::source`] and [`SimilarityRequest::sentences`].
     pub const FIELDS: [&'static str; 2] = ["inputs.source_sentence", "inputs.sentences"];
+
+    /// Whether `body` asks for similarities where it could ask for vectors: its `inputs` are an object.
+    pub fn is_one(body: &[u8]) -> bool {
+        let inputs = fields::split::<RawSimilarity<'_>>(body).ok().and_then(|fields| fields.inputs);
+        inputs.is_some_and(|inputs| inputs.get().starts_with('{'))
+    }
 
     /// Reads `body`, which may carry so many sentences.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<SimilarityRequest, Refusal> {
         let [source_field, sentences_field] = SimilarityRequest::FIELDS;
-        let RawSimilarity { inputs, parameters } = fields::split(body)?;
+        let RawSimilarity { inputs, parameters, .. } = RawSimilarity::read(body)?;
         let inputs = fields::needed("inputs", inputs, "an object with `source_sentence` and `sentences`")?;
-        let RawSentences { source_sentence, sentences } = fields::split_field("inputs", "inputs", inputs)?;
+        let RawSentences { source_sentence, sentences } =
+            fields::split_field::<RawSentences<'_>>("inputs", "inputs", inputs)?.checked()?;
         let parameters = parameters.map(|raw| fields::split_field("parameters", "parameters", raw));
         let RawParameters { truncate, truncation_direction, prompt_name } =
-            parameters.transpose()?.unwrap_or_default();
+            parameters.transpose()?.unwrap_or_else(RawParameters::default).checked()?;
         let source = fields::needed(source_field, source_sentence, "a text")?;
         let sentences = fields::needed(sentences_field, sentences, "a list of texts")?;
         let text = |place: &str, raw| fields::text(sentences_field, place, raw);
         Ok(SimilarityRequest {
             source: fields::text(source_field, source_field, source)?,
             sentences: fields::list(sentences_field, sentences_field, sentences, limit, text)?,
-            overlong: fields::overlong(truncate, truncation_direction)?,
+            truncation: fields::truncation(truncate, truncation_direction)?,
             prompt: fields::prompt(prompt_name, None)?,
         })
     }
+}
+
+/// In whose words a tokenization is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizeAnswer {
+    /// A list of tokens for each text.
+    Tei {
+        /// Whether `inputs` was one text and not a list of them.
+        single: bool,
+    },
+    /// An object with the tokens of the one text.
+    Vllm(VllmTokens),
+}
+
+/// What vLLM's clients ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VllmTokens {
+    /// The deployment, where the caller says so.
+    pub model: Option<String>,
+    /// Whether the text of each token is wanted.
+    pub with_texts: bool,
 }
 
 /// `POST /tokenize`.
@@ -260,36 +390,66 @@ impl SimilarityRequest {
 pub struct TokenizeRequest {
     /// The texts; at least one.
     pub texts: Vec<String>,
-    /// Whether `inputs` was one text and not a list of them.
-    pub single: bool,
+    /// In whose words the answer is.
+    pub answer: TokenizeAnswer,
     /// Whether the tokens that the model wants around a text are there.
     pub add_special_tokens: bool,
     /// What stands before each text.
     pub prompt: PromptChoice,
 }
 
-#[derive(Deserialize)]
-struct RawTokenize<'a> {
-    #[serde(borrow)]
-    inputs: Option<&'a RawValue>,
-    #[serde(borrow)]
-    add_special_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    prompt_name: Option<&'a RawValue>,
+body! {
+    /// The body of `POST /tokenize`, in TEI's words or vLLM's.
+    RawTokenize requires [] {
+        /// The texts; the answer is a list of tokens for each (TEI).
+        inputs: FieldKind::TextOrTexts,
+        /// The text; the answer is an object with `tokens` (vLLM).
+        prompt: FieldKind::Text,
+        /// The deployment (vLLM).
+        model: FieldKind::Text,
+        /// Whether the tokens that the model wants around a text are there; true without it.
+        add_special_tokens: FieldKind::Flag,
+        /// The name of the prompt to put before each text (TEI).
+        prompt_name: FieldKind::Text,
+        /// Whether the text of each token is returned (vLLM).
+        return_token_strs: FieldKind::Flag,
+    } rejects {
+        messages => "`prompt`",
+    }
 }
 
 impl TokenizeRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawTokenize::SHAPE;
+
     /// Reads `body`, which may carry so many texts.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<TokenizeRequest, Refusal> {
-        let RawTokenize { inputs, add_special_tokens, prompt_name } = fields::split(body)?;
+        let RawTokenize { inputs, prompt, model, add_special_tokens, prompt_name, return_token_strs, .. } =
+            RawTokenize::read(body)?;
         let wanted = "a text or a list of texts";
-        let inputs = fields::needed("inputs", inputs, wanted)?;
-        let (Input::Texts(texts), single) = fields::inputs("inputs", inputs, limit)? else {
-            return Err(fields::wrong_type("inputs", "inputs", wanted));
+        let (texts, answer) = match (inputs, prompt) {
+            (None, Some(prompt)) => {
+                let vllm = VllmTokens {
+                    model: fields::model(model)?,
+                    with_texts: fields::flag("return_token_strs", return_token_strs, false)?,
+                };
+                (vec![fields::text("prompt", "prompt", prompt)?], TokenizeAnswer::Vllm(vllm))
+            }
+            (Some(_), Some(_)) => {
+                let problem = "is given beside `inputs`, and each is what to tokenize";
+                return Err(Refusal::invalid("prompt", "prompt", problem, "one of them"));
+            }
+            (inputs, None) => {
+                let inputs = fields::needed("inputs", inputs, wanted)?;
+                let (Input::Texts(texts), single) = fields::inputs("inputs", inputs, limit)? else {
+                    return Err(fields::wrong_type("inputs", "inputs", wanted));
+                };
+                (texts, TokenizeAnswer::Tei { single })
+            }
         };
         Ok(TokenizeRequest {
             texts,
-            single,
+            answer,
             add_special_tokens: fields::flag("add_special_tokens", add_special_tokens, true)?,
             prompt: fields::prompt(prompt_name, None)?,
         })
@@ -307,18 +467,24 @@ pub struct DecodeRequest {
     pub skip_special_tokens: bool,
 }
 
-#[derive(Deserialize)]
-struct RawDecode<'a> {
-    #[serde(borrow)]
-    ids: Option<&'a RawValue>,
-    #[serde(borrow)]
-    skip_special_tokens: Option<&'a RawValue>,
+body! {
+    /// The body of `POST /decode`.
+    RawDecode requires ["ids"] {
+        /// The tokens.
+        ids: FieldKind::TokenIds,
+        /// Whether special tokens are left out of the text; true without it.
+        skip_special_tokens: FieldKind::Flag,
+    } rejects {
+    }
 }
 
 impl DecodeRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawDecode::SHAPE;
+
     /// Reads `body`, which may carry so many lists.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<DecodeRequest, Refusal> {
-        let RawDecode { ids, skip_special_tokens } = fields::split(body)?;
+        let RawDecode { ids, skip_special_tokens } = RawDecode::read(body)?;
         let wanted = "a list of token ids, or a list of such lists";
         let ids = fields::needed("ids", ids, wanted)?;
         let (Input::Tokens(ids), single) = fields::inputs("ids", ids, limit)? else {
@@ -332,7 +498,7 @@ impl DecodeRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::input::{Cut, End, PairCut};
+    use crate::input::End;
     use crate::wire::error::ErrorCode;
 
     const LIMIT: AtMost = AtMost { count: 3, key: "max_pairs" };
@@ -379,21 +545,55 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_cut_unless_the_caller_says_so() {
-        let check = |rest: &str, expected: Overlong| {
+    fn a_request_says_what_becomes_of_long_inputs_or_leaves_it_to_the_replica() {
+        let check = |rest: &str, truncate: Option<bool>, loses: End| {
             let body = format!(r#"{{"inputs": "a"{rest}}}"#);
             let request = EmbedRequest::parse(body.as_bytes(), LIMIT).expect(rest);
-            assert_eq!(request.overlong, expected, "{rest}");
-            assert!(request.normalize && request.single);
+            assert_eq!(request.truncation, Truncation { truncate, loses, most: None }, "{rest}");
+            assert!(request.normalize.is_none() && request.single);
         };
-        let cut = |loses| Overlong::Cut(Cut { loses, pair: PairCut::LongestFirst });
-        check("", Overlong::Refuse);
-        check(r#", "truncate": false, "truncation_direction": "left""#, Overlong::Refuse);
-        check(r#", "truncate": true"#, cut(End::Right));
-        check(r#", "truncate": true, "truncation_direction": "Left""#, cut(End::Left));
+        check("", None, End::Right);
+        check(r#", "truncate": false, "truncation_direction": "left""#, Some(false), End::Left);
+        check(r#", "truncate": true"#, Some(true), End::Right);
+        check(r#", "truncate": true, "truncation_direction": "Left""#, Some(true), End::Left);
         let body = br#"{"inputs": "a", "truncation_direction": "up"}"#;
         let refusal = EmbedRequest::parse(body, LIMIT).expect_err("up");
         assert_eq!(refusal.param, Some("truncation_direction"));
+    }
+
+    #[test]
+    fn parameters_of_a_classification_are_read_or_rejected() {
+        let parse =
+            |rest: &str| PredictRequest::parse(format!(r#"{{"inputs": "a", {rest}}}"#).as_bytes(), LIMIT);
+        let read = parse(r#""parameters": {"function_to_apply": "none", "top_k": 2}"#).expect("parameters");
+        assert_eq!(read.parameters, Some(Classification { function: Some(Function::None), top_k: Some(2) }));
+        let none = Classification { function: None, top_k: None };
+        assert_eq!(parse(r#""parameters": {}"#).expect("no parameters").parameters, Some(none));
+        for (rest, param) in [
+            (r#""parameters": {"function_to_apply": "relu"}"#, "parameters.function_to_apply"),
+            (r#""parameters": {"top_k": 0}"#, "parameters.top_k"),
+            (r#""parameters": {"max_length": 8}"#, "max_length"),
+            (r#""parameters": 3"#, "parameters"),
+            (r#""top_k": 1"#, "top_k"),
+            (r#""raw_scores": true, "parameters": {"function_to_apply": "softmax"}"#, "raw_scores"),
+        ] {
+            assert_eq!(parse(rest).expect_err(rest).param, Some(param), "{rest}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_is_tokenized_in_the_words_of_vllm() {
+        let parse = |body: &str| TokenizeRequest::parse(body.as_bytes(), LIMIT);
+        let request = parse(r#"{"model": "m", "prompt": "a", "return_token_strs": true}"#).expect("a prompt");
+        let vllm = VllmTokens { model: Some("m".into()), with_texts: true };
+        assert_eq!((request.texts, request.answer), (vec!["a".to_owned()], TokenizeAnswer::Vllm(vllm)));
+        for (body, param) in [
+            (r#"{"prompt": "a", "inputs": "b"}"#, "prompt"),
+            (r#"{"messages": []}"#, "messages"),
+            ("{}", "inputs"),
+        ] {
+            assert_eq!(parse(body).expect_err(body).param, Some(param), "{body}");
+        }
     }
 
     #[test]

@@ -59,19 +59,32 @@ pub fn write_ranks(order: &[usize], scores: &[f32], texts: Option<&[String]>) ->
     serde_json::to_vec(&ranks).expect("strings and numbers serialise")
 }
 
-/// `[{"score", "label"}, …]`, the highest first, or a list of those if there was a list of inputs.
-pub fn write_predictions(rows: Rows<'_>, labels: &[String], single: bool) -> Vec<u8> {
+/// How the labels of a classification are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Labels<'a> {
+    /// Their names.
+    pub names: &'a [String],
+    /// How many of the best are written for each input; all if absent.
+    pub top_k: Option<u64>,
+    /// Whether those of one input stand by themselves and not in a list of inputs.
+    pub alone: bool,
+}
+
+/// `[{"score", "label"}, …]`, the highest first, or a list of those.
+pub fn write_predictions(rows: Rows<'_>, labels: Labels<'_>) -> Vec<u8> {
     #[derive(Serialize)]
     struct Prediction<'a> {
         score: f32,
         label: &'a str,
     }
+    let Labels { names, top_k, alone } = labels;
     let predictions = |row: &[f32]| -> Vec<Prediction<'_>> {
-        let order = crate::scores::ranking(row, row.len());
-        order.into_iter().map(|i| Prediction { score: row[i], label: &labels[i] }).collect()
+        let most = top_k.map_or(row.len(), |most| usize::try_from(most).unwrap_or(row.len()));
+        let order = crate::scores::ranking(row, most.min(row.len()));
+        order.into_iter().map(|i| Prediction { score: row[i], label: &names[i] }).collect()
     };
     let mut all = rows.iter().map(predictions);
-    let written = match (single, all.next()) {
+    let written = match (alone, all.next()) {
         (true, Some(only)) => serde_json::to_vec(&only),
         (_, first) => serde_json::to_vec(&first.into_iter().chain(all).collect::<Vec<_>>()),
     };
@@ -120,12 +133,16 @@ mod tests {
 
     #[test]
     fn predictions_are_sorted_and_a_list_only_of_a_list() {
-        let labels = ["no".to_owned(), "yes".to_owned()];
+        let names = ["no".to_owned(), "yes".to_owned()];
+        let labels = |top_k, alone| Labels { names: &names, top_k, alone };
         let rows = Rows::new(&[0.25, 0.75], 2);
         let one = r#"[{"score":0.75,"label":"yes"},{"score":0.25,"label":"no"}]"#;
-        assert_eq!(text(write_predictions(rows, &labels, true)), one);
-        assert_eq!(text(write_predictions(rows, &labels, false)), format!("[{one}]"));
+        assert_eq!(text(write_predictions(rows, labels(None, true))), one);
+        assert_eq!(text(write_predictions(rows, labels(None, false))), format!("[{one}]"));
+        let best = r#"[[{"score":0.75,"label":"yes"}]]"#;
+        assert_eq!(text(write_predictions(rows, labels(Some(1), false))), best);
+        assert_eq!(text(write_predictions(rows, labels(Some(9), true))), one);
         let two = Rows::new(&[0.25, 0.75, 0.75, 0.25], 2);
-        assert!(text(write_predictions(two, &labels, false)).starts_with(&format!("[{one},")));
+        assert!(text(write_predictions(two, labels(None, false))).starts_with(&format!("[{one},")));
     }
 }

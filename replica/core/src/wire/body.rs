@@ -1,0 +1,155 @@
+//! The fields of a request body, declared once: for the parser that reads them and for the documents that describe them.
+//!
+//! Unknown fields are ignored, as the servers whose clients come here ignore them. A field that *would change the result*
+//! and is not supported is different: ignoring it gives an answer to a question that nobody asked. Each body therefore
+//! lists such fields beside those that it reads, and a request with one of them is rejected by name, unless its value
+//! changes nothing. A field is either read, rejected, or without influence on the result; tests compare the declared
+//! fields with `openapi.json`.
+
+use super::fields;
+use crate::refusal::Refusal;
+use serde_json::value::RawValue;
+
+/// A field that a path reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Its name.
+    pub name: &'static str,
+    /// What it may hold.
+    pub kind: FieldKind,
+    /// What it means.
+    pub meaning: &'static str,
+}
+
+/// What a field may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FieldKind {
+    /// A text.
+    Text,
+    /// `true` or `false`.
+    Flag,
+    /// A whole number from 1 on.
+    Count,
+    /// A whole number, which may be 0 or negative.
+    Integer,
+    /// One of these texts.
+    OneOf(&'static [&'static str]),
+    /// A list of these texts.
+    ListOf(&'static [&'static str]),
+    /// A list of texts.
+    Texts,
+    /// A text or a list of texts.
+    TextOrTexts,
+    /// A text, a list of texts, a list of token ids, or a list of such lists.
+    Inputs,
+    /// As `Inputs`; a text may also be an object with `text`.
+    InputsOrObjects,
+    /// A list of texts, or of objects with `text`.
+    Documents,
+    /// A text, a pair of texts, or a list of lists of one or two texts.
+    TextsOrPairs,
+    /// A list of token ids, or a list of such lists.
+    TokenIds,
+    /// An object with `source_sentence` and `sentences`.
+    Sentences,
+    /// `true`, `false`, or one of these texts.
+    FlagOr(&'static [&'static str]),
+    /// An object, described in the meaning.
+    Object,
+    /// A list of objects, described in the meaning.
+    Objects,
+    /// Anything: the value is not looked at.
+    Anything,
+}
+
+/// A field that would change the result and is not supported.
+#[derive(Clone, Copy, Debug)]
+pub struct Rejected {
+    /// Its name.
+    pub name: &'static str,
+    /// Values, as JSON, that change nothing and are therefore accepted.
+    pub neutral: &'static [&'static str],
+    /// What to send instead.
+    pub instead: &'static str,
+}
+
+/// The fields of one body.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Fields that are read.
+    pub fields: &'static [Field],
+    /// Fields that are rejected.
+    pub rejected: &'static [Rejected],
+    /// Fields without which the request is rejected.
+    pub required: &'static [&'static str],
+}
+
+/// Rejects `given` unless it is absent or one of the `neutral` values.
+pub(super) fn reject(rejected: &Rejected, given: Option<&RawValue>) -> Result<(), Refusal> {
+    let Rejected { name, neutral, instead } = *rejected;
+    match given {
+        Some(given) if !neutral.iter().any(|neutral| fields::same_json(neutral, given)) => {
+            Err(Refusal::invalid(name, name, "would change the result and is not supported here", instead))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// The raw fields of a body.
+pub(super) trait Body<'a>: serde::Deserialize<'a> {
+    /// The same, or the field that would change the result and is not supported.
+    fn checked(self) -> Result<Self, Refusal>;
+
+    /// The fields of `body`.
+    fn read(body: &'a [u8]) -> Result<Self, Refusal> {
+        fields::split::<Self>(body)?.checked()
+    }
+}
+
+/// Declares a body: a struct of raw fields with its [`Shape`] and a reader that rejects what is not supported.
+macro_rules! body {
+    (
+        $(#[$attribute:meta])*
+        $name:ident requires [$($required:literal),*] {
+            $($(#[doc = $meaning:literal])+ $field:ident: $kind:expr,)+
+        } rejects {
+            $($rejected:ident $([$($neutral:literal),+])? => $instead:literal,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Default, serde::Deserialize)]
+        struct $name<'a> {
+            $(#[serde(borrow)] $field: Option<&'a serde_json::value::RawValue>,)+
+            $(#[serde(borrow)] $rejected: Option<&'a serde_json::value::RawValue>,)*
+        }
+
+        impl<'a> $name<'a> {
+            /// What this body holds.
+            const SHAPE: crate::wire::body::Shape = crate::wire::body::Shape {
+                fields: &[$(crate::wire::body::Field {
+                    name: stringify!($field),
+                    kind: $kind,
+                    meaning: concat!($($meaning),+),
+                },)+],
+                rejected: &[$(crate::wire::body::Rejected {
+                    name: stringify!($rejected),
+                    neutral: &[$($($neutral),+)?],
+                    instead: $instead,
+                },)*],
+                required: &[$($required),*],
+            };
+        }
+
+        impl<'a> crate::wire::body::Body<'a> for $name<'a> {
+            fn checked(self) -> Result<$name<'a>, crate::refusal::Refusal> {
+                let given: &[Option<&serde_json::value::RawValue>] = &[$(self.$rejected,)*];
+                for (rejected, given) in Self::SHAPE.rejected.iter().zip(given) {
+                    crate::wire::body::reject(rejected, *given)?;
+                }
+                Ok(self)
+            }
+        }
+    };
+}
+
+pub(super) use body;

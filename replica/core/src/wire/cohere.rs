@@ -1,0 +1,388 @@
+//! Cohere's `POST /v1/embed` and `POST /v2/embed`.
+//!
+//! The two differ in little: v1 answers with bare vectors unless `embedding_types` is given, v2 requires `input_type` and
+//! always answers by type. Of the types, `int8` and `uint8` are rejected: they scale each number by ranges that were
+//! calibrated for Cohere's own models.
+
+use serde::{Serialize, Serializer, ser::SerializeMap};
+use serde_json::value::RawValue;
+
+use super::body::{Body as _, FieldKind, Shape, body};
+use super::fields;
+use super::openai::Encoding;
+use super::openai::response::{Rows, Vector};
+use crate::input::Truncation;
+use crate::limits::AtMost;
+use crate::prompt::PromptChoice;
+use crate::refusal::Refusal;
+
+body! {
+    /// The body of `POST /v1/embed`.
+    RawV1 requires ["texts"] {
+        /// The deployment.
+        model: FieldKind::Text,
+        /// What to embed.
+        texts: FieldKind::Texts,
+        /// What the texts are for; the model's configuration has the prompt.
+        input_type: FieldKind::OneOf(fields::INPUT_TYPES),
+        /// How vectors are written, each in a list of its own; without it, one list of JSON numbers.
+        embedding_types: FieldKind::ListOf(TYPES),
+        /// Which end of a text that is too long is cut off; `END` without it, and `NONE` rejects it.
+        truncate: FieldKind::OneOf(TRUNCATE),
+    } rejects {
+        images ["[]"] => "`texts`",
+        inputs ["[]"] => "`texts`, or ask at /v2/embed",
+        output_dimension => "nothing, or ask at /v2/embed",
+    }
+}
+
+body! {
+    /// The body of `POST /v2/embed`.
+    RawV2 requires ["input_type"] {
+        /// The deployment.
+        model: FieldKind::Text,
+        /// What to embed.
+        texts: FieldKind::Texts,
+        /// What to embed, in the place of `texts`: objects with `content`, a list of one `{"type": "text", "text"}`.
+        inputs: FieldKind::Objects,
+        /// What the texts are for; the model's configuration has the prompt.
+        input_type: FieldKind::OneOf(fields::INPUT_TYPES),
+        /// How vectors are written, each in a list of its own; `float` without it.
+        embedding_types: FieldKind::ListOf(TYPES),
+        /// How many of the first numbers of each vector to return; without it, all.
+        output_dimension: FieldKind::Count,
+        /// Cut every text to so many tokens, special tokens included.
+        max_tokens: FieldKind::Count,
+        /// Which end of a text that is too long is cut off; `END` without it, and `NONE` rejects it.
+        truncate: FieldKind::OneOf(TRUNCATE),
+    } rejects {
+        images ["[]"] => "`texts`",
+    }
+}
+
+body! {
+    /// An element of `inputs`.
+    RawInput requires ["content"] {
+        /// One object with `type` and `text`.
+        content: FieldKind::Objects,
+    } rejects {
+    }
+}
+
+body! {
+    /// An element of `content`.
+    RawContent requires ["type", "text"] {
+        /// The text.
+        text: FieldKind::Text,
+    } rejects {
+        image_url => "`text`",
+        image => "`text`",
+    }
+}
+
+const TYPES: &[&str] = &["float", "base64", "binary", "ubinary"];
+const TRUNCATE: &[&str] = &["NONE", "START", "END"];
+
+/// Elements of one input's `content`: several would be one vector of text and images.
+const CONTENT: AtMost = AtMost { count: 1, key: "CONTENT" };
+
+/// `POST /v1/embed` and `POST /v2/embed`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CohereEmbedRequest {
+    /// The deployment, where the caller says so.
+    pub model: Option<String>,
+    /// What to embed; at least one, none empty.
+    pub texts: Vec<String>,
+    /// The field that they stand in.
+    pub field: &'static str,
+    /// What stands before each text.
+    pub prompt: PromptChoice,
+    /// How vectors are written; absent: bare, as v1 has it.
+    pub types: Option<Vec<Encoding>>,
+    /// How many numbers a vector should have, where the caller says so.
+    pub dimensions: Option<u64>,
+    /// What becomes of texts that are too long.
+    pub truncation: Truncation,
+}
+
+impl CohereEmbedRequest {
+    /// The fields of the body of v1.
+    pub const SHAPE_V1: Shape = RawV1::SHAPE;
+    /// The fields of the body of v2.
+    pub const SHAPE_V2: Shape = RawV2::SHAPE;
+
+    /// Reads the body of v1, which may carry so many texts.
+    pub fn parse_v1(body: &[u8], limit: AtMost) -> Result<CohereEmbedRequest, Refusal> {
+        let RawV1 { model, texts, input_type, embedding_types, truncate, .. } = RawV1::read(body)?;
+        let texts = fields::needed("texts", texts, "a list of texts")?;
+        Ok(CohereEmbedRequest {
+            model: fields::model(model)?,
+            texts: read_texts(texts, limit)?,
+            field: "texts",
+            prompt: fields::prompt(None, input_type)?,
+            types: embedding_types.map(types).transpose()?,
+            dimensions: None,
+            truncation: fields::truncate_word(truncate, Truncation::END)?,
+        })
+    }
+
+    /// Reads the body of v2, which may carry so many texts.
+    pub fn parse_v2(body: &[u8], limit: AtMost) -> Result<CohereEmbedRequest, Refusal> {
+        let RawV2 {
+            model,
+            texts,
+            inputs,
+            input_type,
+            embedding_types,
+            output_dimension,
+            max_tokens,
+            truncate,
+            ..
+        } = RawV2::read(body)?;
+        let input_type =
+            fields::needed("input_type", input_type, "what the texts are for, as \"search_document\"")?;
+        let (texts, field) = match (texts, inputs) {
+            (Some(_), Some(_)) => {
+                let problem = "is given beside `texts`, and each is what to embed";
+                return Err(Refusal::invalid("inputs", "inputs", problem, "one of them"));
+            }
+            (None, Some(inputs)) => (fields::list("inputs", "inputs", inputs, limit, content)?, "inputs"),
+            (texts, None) => {
+                (read_texts(fields::needed("texts", texts, "a list of texts")?, limit)?, "texts")
+            }
+        };
+        let truncation = fields::truncate_word(truncate, Truncation::END)?;
+        Ok(CohereEmbedRequest {
+            model: fields::model(model)?,
+            texts,
+            field,
+            prompt: fields::prompt(None, Some(input_type))?,
+            types: Some(embedding_types.map_or(Ok(vec![Encoding::Float]), types)?),
+            dimensions: fields::count("output_dimension", output_dimension)?,
+            truncation: Truncation { most: fields::count("max_tokens", max_tokens)?, ..truncation },
+        })
+    }
+}
+
+fn read_texts(raw: &RawValue, limit: AtMost) -> Result<Vec<String>, Refusal> {
+    fields::list("texts", "texts", raw, limit, |place, raw| not_empty("texts", place, raw))
+}
+
+fn not_empty(field: &'static str, place: &str, raw: &RawValue) -> Result<String, Refusal> {
+    let text = fields::text(field, place, raw)?;
+    if text.is_empty() { Err(Refusal::empty_input(field, place)) } else { Ok(text) }
+}
+
+/// The one text of an element of `inputs`.
+fn content(place: &str, raw: &RawValue) -> Result<String, Refusal> {
+    let RawInput { content } = fields::split_field::<RawInput<'_>>("inputs", place, raw)?.checked()?;
+    let place = format!("{place}.content");
+    let content =
+        content.ok_or_else(|| Refusal::invalid("inputs", &place, "is missing", "a list of one text"))?;
+    let text = |place: &str, raw| {
+        let RawContent { text, .. } =
+            fields::split_field::<RawContent<'_>>("inputs", place, raw)?.checked()?;
+        let place = format!("{place}.text");
+        let text = text.ok_or_else(|| Refusal::invalid("inputs", &place, "is missing", "a text"))?;
+        not_empty("inputs", &place, text)
+    };
+    let texts = fields::list("inputs", &place, content, CONTENT, text)?;
+    Ok(texts.concat())
+}
+
+/// How vectors are written: one or more of the types, each once.
+fn types(raw: &RawValue) -> Result<Vec<Encoding>, Refusal> {
+    const FIELD: &str = "embedding_types";
+    let known = [
+        ("float", Encoding::Float),
+        ("base64", Encoding::Base64),
+        ("binary", Encoding::Binary),
+        ("ubinary", Encoding::Ubinary),
+    ];
+    let wanted = "\"float\", \"base64\", \"binary\" or \"ubinary\" (\"int8\" and \"uint8\" need ranges that were \
+                  calibrated for the model)";
+    let most = AtMost { count: TYPES.len(), key: "embedding types" };
+    let read = |_: &str, raw| fields::choice(FIELD, Some(raw), Encoding::Float, &known, wanted);
+    let types = fields::list(FIELD, FIELD, raw, most, read)?;
+    if types.iter().enumerate().any(|(at, one)| types[..at].contains(one)) {
+        return Err(Refusal::invalid(FIELD, FIELD, "names a type twice", "each once"));
+    }
+    Ok(types)
+}
+
+/// The answer, as it is written.
+#[derive(Debug)]
+pub struct CohereEmbedResponse<'a> {
+    /// The request's identifier.
+    pub id: &'a str,
+    /// `1` or `2`: whose path was asked.
+    pub api_version: &'static str,
+    /// One vector for each text.
+    pub rows: Rows<'a>,
+    /// How they are written; absent: bare.
+    pub types: Option<&'a [Encoding]>,
+    /// The texts, which come back.
+    pub texts: &'a [String],
+    /// Tokens that were computed.
+    pub tokens: u64,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    id: &'a str,
+    response_type: &'static str,
+    embeddings: Embeddings<'a>,
+    texts: &'a [String],
+    meta: Meta,
+}
+
+#[derive(Serialize)]
+struct Meta {
+    api_version: ApiVersion,
+    billed_units: BilledUnits,
+}
+
+#[derive(Serialize)]
+struct ApiVersion {
+    version: &'static str,
+}
+
+#[derive(Serialize)]
+struct BilledUnits {
+    input_tokens: u64,
+}
+
+/// The vectors: in a list, or in one list for each type.
+struct Embeddings<'a> {
+    rows: Rows<'a>,
+    types: Option<&'a [Encoding]>,
+}
+
+/// The vectors, written in one way.
+struct OneType<'a>(Rows<'a>, Encoding);
+
+impl Serialize for OneType<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let OneType(rows, encoding) = *self;
+        serializer.collect_seq(rows.iter().map(|row| Vector { row, encoding }))
+    }
+}
+
+impl Serialize for Embeddings<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Some(types) = self.types else {
+            return OneType(self.rows, Encoding::Float).serialize(serializer);
+        };
+        let mut by_type = serializer.serialize_map(Some(types.len()))?;
+        for encoding in types {
+            let name = match encoding {
+                Encoding::Float => "float",
+                Encoding::Base64 | Encoding::BinaryBase64 | Encoding::UbinaryBase64 => "base64",
+                Encoding::Binary => "binary",
+                Encoding::Ubinary => "ubinary",
+            };
+            by_type.serialize_entry(name, &OneType(self.rows, *encoding))?;
+        }
+        by_type.end()
+    }
+}
+
+impl CohereEmbedResponse<'_> {
+    /// The answer as JSON.
+    pub fn write(&self) -> Vec<u8> {
+        let CohereEmbedResponse { id, api_version, rows, types, texts, tokens } = *self;
+        let response_type = if types.is_some() { "embeddings_by_type" } else { "embeddings_floats" };
+        let meta = Meta {
+            api_version: ApiVersion { version: api_version },
+            billed_units: BilledUnits { input_tokens: tokens },
+        };
+        let answer = Answer { id, response_type, embeddings: Embeddings { rows, types }, texts, meta };
+        serde_json::to_vec(&answer).expect("strings and numbers serialise")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::input::End;
+    use crate::prompt::Role;
+    use crate::wire::error::ErrorCode;
+
+    const LIMIT: AtMost = AtMost { count: 2, key: "max_inputs" };
+
+    fn v2(rest: &str) -> Result<CohereEmbedRequest, Refusal> {
+        let body = format!(r#"{{"model": "m", "input_type": "search_query", {rest}}}"#);
+        CohereEmbedRequest::parse_v2(body.as_bytes(), LIMIT)
+    }
+
+    #[test]
+    fn both_versions_read_their_fields() {
+        let request =
+            CohereEmbedRequest::parse_v1(br#"{"model": "m", "texts": ["a", "b"]}"#, LIMIT).expect("v1");
+        assert_eq!((request.texts.len(), request.types, request.truncation), (2, None, Truncation::END));
+        let request =
+            v2(r#""texts": ["a"], "output_dimension": 8, "max_tokens": 5, "truncate": "START""#).expect("v2");
+        assert_eq!(request.prompt, PromptChoice::For(Role::Query));
+        assert_eq!((request.dimensions, request.types), (Some(8), Some(vec![Encoding::Float])));
+        assert_eq!(request.truncation, Truncation { truncate: Some(true), loses: End::Left, most: Some(5) });
+        let content = r#""inputs": [{"content": [{"type": "text", "text": "a"}]}]"#;
+        assert_eq!(v2(content).expect("inputs").texts, ["a"]);
+    }
+
+    #[test]
+    fn what_is_wrong_or_not_supported_is_named() {
+        for (rest, code, param) in [
+            (r#""texts": []"#, ErrorCode::EmptyInput, "texts"),
+            (r#""texts": ["a", ""]"#, ErrorCode::EmptyInput, "texts"),
+            (r#""texts": ["a", "b", "c"]"#, ErrorCode::TooManyInputs, "texts"),
+            (r#""images": ["x"]"#, ErrorCode::InvalidValue, "images"),
+            (r#""texts": ["a"], "embedding_types": ["int8"]"#, ErrorCode::InvalidValue, "embedding_types"),
+            (
+                r#""texts": ["a"], "embedding_types": ["float", "float"]"#,
+                ErrorCode::InvalidValue,
+                "embedding_types",
+            ),
+            (r#""texts": ["a"], "truncate": "left""#, ErrorCode::InvalidValue, "truncate"),
+            (r#""texts": ["a"], "output_dimension": 0"#, ErrorCode::InvalidValue, "output_dimension"),
+            (
+                r#""inputs": [{"content": [{"type": "image_url", "image_url": {}}]}]"#,
+                ErrorCode::InvalidValue,
+                "image_url",
+            ),
+            (r#""inputs": [{"content": []}]"#, ErrorCode::EmptyInput, "inputs"),
+            (r#""texts": ["a"], "inputs": []"#, ErrorCode::InvalidValue, "inputs"),
+            (r#""max_tokens": 3"#, ErrorCode::MissingField, "texts"),
+        ] {
+            let refusal = v2(rest).expect_err(rest);
+            assert_eq!((refusal.code, refusal.param), (code, Some(param)), "{rest}: {}", refusal.message);
+        }
+        let image = br#"{"texts": ["a"], "input_type": "image"}"#;
+        assert_eq!(CohereEmbedRequest::parse_v2(image, LIMIT).expect_err("images").param, Some("input_type"));
+        let without = br#"{"texts": ["a"]}"#;
+        assert_eq!(
+            CohereEmbedRequest::parse_v2(without, LIMIT).expect_err("no type").param,
+            Some("input_type")
+        );
+    }
+
+    #[test]
+    fn the_answer_is_bare_or_by_type() {
+        let write = |types| {
+            let texts = ["a".to_owned()];
+            let rows = Rows::new(&[0.5, -0.5], 2);
+            let answer =
+                CohereEmbedResponse { id: "r", api_version: "2", rows, types, texts: &texts, tokens: 3 };
+            String::from_utf8(answer.write()).expect("JSON is UTF-8")
+        };
+        let meta =
+            r#""texts":["a"],"meta":{"api_version":{"version":"2"},"billed_units":{"input_tokens":3}}}"#;
+        assert_eq!(
+            write(None),
+            format!(r#"{{"id":"r","response_type":"embeddings_floats","embeddings":[[0.5,-0.5]],{meta}"#)
+        );
+        let by_type = write(Some(&[Encoding::Float, Encoding::Ubinary]));
+        assert!(
+            by_type.contains(r#""embeddings_by_type","embeddings":{"float":[[0.5,-0.5]],"ubinary":[[128]]}"#)
+        );
+    }
+}

@@ -1,0 +1,290 @@
+//! Voyage's `POST /v1/embeddings` and `POST /v1/rerank`, served below `/voyage`.
+//!
+//! Of the number types, `int8` and `uint8` are rejected: Voyage's models are trained for them, and others are not.
+
+use serde::Serialize;
+
+use super::body::{Body as _, FieldKind, Shape, body};
+use super::fields::{self, Kind};
+use super::openai::Encoding;
+use super::openai::response::{Rows, Vector};
+use crate::input::Truncation;
+use crate::limits::AtMost;
+use crate::prompt::PromptChoice;
+use crate::refusal::Refusal;
+
+body! {
+    /// The body of `POST /voyage/v1/embeddings`.
+    RawEmbeddings requires ["model", "input"] {
+        /// The deployment.
+        model: FieldKind::Text,
+        /// What to embed.
+        input: FieldKind::TextOrTexts,
+        /// What the texts are for; the model's configuration has the prompt.
+        input_type: FieldKind::OneOf(&["query", "document"]),
+        /// Whether to cut texts that are longer than the model reads; true without it.
+        truncation: FieldKind::Flag,
+        /// How many of the first numbers of each vector to return; without it, all.
+        output_dimension: FieldKind::Count,
+        /// The numbers of a vector: f32, or one bit for each.
+        output_dtype: FieldKind::OneOf(&["float", "binary", "ubinary"]),
+        /// `base64` for the bytes of a vector; without it, JSON numbers.
+        encoding_format: FieldKind::OneOf(&["base64"]),
+    } rejects {
+        dimensions => "`output_dimension`",
+        truncate => "`truncation`",
+        inputs => "`input`",
+    }
+}
+
+body! {
+    /// The body of `POST /voyage/v1/rerank`.
+    RawRerank requires ["model", "query", "documents"] {
+        /// The deployment.
+        model: FieldKind::Text,
+        /// What is searched for.
+        query: FieldKind::Text,
+        /// What is ranked.
+        documents: FieldKind::Texts,
+        /// How many of the best documents to return; without it, all.
+        top_k: FieldKind::Count,
+        /// Whether to return the documents with their scores.
+        return_documents: FieldKind::Flag,
+        /// Whether to cut a query and a document that are longer than the model reads together; true without it.
+        truncation: FieldKind::Flag,
+    } rejects {
+        top_n => "`top_k`",
+    }
+}
+
+/// `POST /voyage/v1/embeddings`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VoyageEmbeddingsRequest {
+    /// The deployment.
+    pub model: String,
+    /// What to embed; at least one, none empty.
+    pub input: Vec<String>,
+    /// Whether `input` was one text and not a list of them.
+    pub single: bool,
+    /// What stands before each text.
+    pub prompt: PromptChoice,
+    /// What becomes of texts that are too long.
+    pub truncation: Truncation,
+    /// How many numbers a vector should have, where the caller says so.
+    pub dimensions: Option<u64>,
+    /// How vectors are written.
+    pub encoding: Encoding,
+}
+
+fn truncation(raw: Option<&serde_json::value::RawValue>) -> Result<Truncation, Refusal> {
+    Ok(Truncation { truncate: Some(fields::flag("truncation", raw, true)?), ..Truncation::END })
+}
+
+fn model(raw: Option<&serde_json::value::RawValue>) -> Result<String, Refusal> {
+    fields::model(raw)?.ok_or_else(|| Refusal::missing("model", "the name of a deployment"))
+}
+
+impl VoyageEmbeddingsRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawEmbeddings::SHAPE;
+
+    /// Reads `body`, which may carry so many texts.
+    pub fn parse(body: &[u8], limit: AtMost) -> Result<VoyageEmbeddingsRequest, Refusal> {
+        let RawEmbeddings {
+            model: named,
+            input,
+            input_type,
+            truncation: truncate,
+            output_dimension,
+            output_dtype,
+            encoding_format,
+            ..
+        } = RawEmbeddings::read(body)?;
+        let input = fields::needed("input", input, "a text or a list of texts")?;
+        let text = |place: &str, raw| {
+            let text = fields::text("input", place, raw)?;
+            if text.is_empty() { Err(Refusal::empty_input("input", place)) } else { Ok(text) }
+        };
+        let single = fields::kind_of(input.get()) == Kind::Text;
+        let base64 =
+            fields::choice("encoding_format", encoding_format, false, &[("base64", true)], "\"base64\"")?;
+        let types = [
+            ("float", if base64 { Encoding::Base64 } else { Encoding::Float }),
+            ("binary", if base64 { Encoding::BinaryBase64 } else { Encoding::Binary }),
+            ("ubinary", if base64 { Encoding::UbinaryBase64 } else { Encoding::Ubinary }),
+        ];
+        let wanted = "\"float\", \"binary\" or \"ubinary\" (\"int8\" and \"uint8\" need a model that was trained for them)";
+        Ok(VoyageEmbeddingsRequest {
+            model: model(named)?,
+            input: if single {
+                vec![text("input", input)?]
+            } else {
+                fields::list("input", "input", input, limit, text)?
+            },
+            single,
+            prompt: fields::prompt(None, input_type)?,
+            truncation: truncation(truncate)?,
+            dimensions: fields::count("output_dimension", output_dimension)?,
+            encoding: fields::choice("output_dtype", output_dtype, types[0].1, &types, wanted)?,
+        })
+    }
+}
+
+/// `POST /voyage/v1/rerank`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VoyageRerankRequest {
+    /// The deployment.
+    pub model: String,
+    /// What is searched for; not empty.
+    pub query: String,
+    /// What is ranked; at least one.
+    pub documents: Vec<String>,
+    /// How many of the best are wanted; all if absent.
+    pub top_k: Option<u64>,
+    /// Whether the documents come back.
+    pub return_documents: bool,
+    /// What becomes of pairs that are too long.
+    pub truncation: Truncation,
+}
+
+impl VoyageRerankRequest {
+    /// The fields of the body.
+    pub const SHAPE: Shape = RawRerank::SHAPE;
+
+    /// Reads `body`, which may carry so many documents.
+    pub fn parse(body: &[u8], limit: AtMost) -> Result<VoyageRerankRequest, Refusal> {
+        let RawRerank {
+            model: named, query, documents, top_k, return_documents, truncation: truncate, ..
+        } = RawRerank::read(body)?;
+        let query = fields::text("query", "query", fields::needed("query", query, "a text")?)?;
+        if query.is_empty() {
+            return Err(Refusal::empty_input("query", "query"));
+        }
+        let documents = fields::needed("documents", documents, "a list of texts")?;
+        let text = |place: &str, raw| fields::text("documents", place, raw);
+        Ok(VoyageRerankRequest {
+            model: model(named)?,
+            query,
+            documents: fields::list("documents", "documents", documents, limit, text)?,
+            top_k: fields::count("top_k", top_k)?,
+            return_documents: fields::flag("return_documents", return_documents, false)?,
+            truncation: truncation(truncate)?,
+        })
+    }
+
+    /// How many results are wanted.
+    pub fn results(&self) -> usize {
+        let all = self.documents.len();
+        self.top_k.map_or(all, |most| usize::try_from(most).map_or(all, |most| most.min(all)))
+    }
+}
+
+#[derive(Serialize)]
+struct Answer<'a, D> {
+    object: &'static str,
+    data: Vec<D>,
+    model: &'a str,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    total_tokens: u64,
+}
+
+fn write<D: Serialize>(model: &str, data: Vec<D>, tokens: u64) -> Vec<u8> {
+    let answer = Answer { object: "list", data, model, usage: Usage { total_tokens: tokens } };
+    serde_json::to_vec(&answer).expect("strings and numbers serialise")
+}
+
+/// The answer of `POST /voyage/v1/embeddings`.
+pub fn write_embeddings(model: &str, rows: Rows<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Object<'a> {
+        object: &'static str,
+        embedding: Vector<'a>,
+        index: usize,
+    }
+    let object = |(index, row)| Object { object: "embedding", embedding: Vector { row, encoding }, index };
+    write(model, rows.iter().enumerate().map(object).collect(), tokens)
+}
+
+/// The answer of `POST /voyage/v1/rerank`: `order` are indices of documents, the best first; `scores` and `documents` are
+/// in the order of the request.
+pub fn write_ranks(
+    model: &str,
+    order: &[usize],
+    scores: &[f32],
+    documents: Option<&[String]>,
+    tokens: u64,
+) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Rank<'a> {
+        relevance_score: f32,
+        index: usize,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        document: Option<&'a str>,
+    }
+    let rank = |index: &usize| {
+        let document = documents.map(|documents| documents[*index].as_str());
+        Rank { relevance_score: scores[*index], index: *index, document }
+    };
+    write(model, order.iter().map(rank).collect(), tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompt::Role;
+    use crate::wire::error::ErrorCode;
+
+    const LIMIT: AtMost = AtMost { count: 2, key: "max_inputs" };
+
+    #[test]
+    fn the_fields_of_voyage_are_read_and_those_of_others_rejected() {
+        let parse = |rest: &str| {
+            let body = format!(r#"{{"model": "m", "input": "a"{rest}}}"#);
+            VoyageEmbeddingsRequest::parse(body.as_bytes(), LIMIT)
+        };
+        let request = parse("").expect("a body");
+        assert_eq!(
+            (request.encoding, request.truncation, request.single),
+            (Encoding::Float, Truncation::END, true)
+        );
+        let rest = r#", "input_type": "query", "truncation": false, "output_dimension": 8, "output_dtype": "binary", "encoding_format": "base64""#;
+        let request = parse(rest).expect("all fields");
+        assert_eq!((request.prompt, request.dimensions), (PromptChoice::For(Role::Query), Some(8)));
+        assert_eq!((request.encoding, request.truncation.truncate), (Encoding::BinaryBase64, Some(false)));
+        for (rest, param) in [
+            (r#", "output_dtype": "int8""#, "output_dtype"),
+            (r#", "dimensions": 8"#, "dimensions"),
+            (r#", "truncation": 1"#, "truncation"),
+            (r#", "input_type": "image""#, "input_type"),
+        ] {
+            let refusal = parse(rest).expect_err(rest);
+            assert_eq!((refusal.code, refusal.param), (ErrorCode::InvalidValue, Some(param)), "{rest}");
+        }
+        let none = VoyageEmbeddingsRequest::parse(br#"{"input": "a"}"#, LIMIT).expect_err("no model");
+        assert_eq!((none.code, none.param), (ErrorCode::MissingField, Some("model")));
+    }
+
+    #[test]
+    fn a_rerank_has_the_fields_and_the_answer_of_voyage() {
+        let parse = |rest: &str| {
+            let body = format!(r#"{{"model": "m", "query": "q", "documents": ["a", "b"]{rest}}}"#);
+            VoyageRerankRequest::parse(body.as_bytes(), LIMIT)
+        };
+        assert_eq!(parse(r#", "top_k": 1"#).expect("a body").results(), 1);
+        assert_eq!(parse(r#", "top_k": 9"#).expect("a body").results(), 2);
+        assert_eq!(parse(r#", "top_n": 1"#).expect_err("Cohere's").param, Some("top_n"));
+        let documents = ["a".to_owned(), "b".to_owned()];
+        let written = write_ranks("m", &[1, 0], &[0.25, 0.5], Some(&documents), 7);
+        assert_eq!(
+            String::from_utf8(written).expect("JSON is UTF-8"),
+            concat!(
+                r#"{"object":"list","data":[{"relevance_score":0.5,"index":1,"document":"b"},"#,
+                r#"{"relevance_score":0.25,"index":0,"document":"a"}],"model":"m","usage":{"total_tokens":7}}"#
+            )
+        );
+    }
+}
