@@ -4,16 +4,19 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
+use supervision::health::Health;
 
+use axum::http::HeaderValue;
 use replica_core::batch::Backlog;
 use replica_core::input::Readable;
 use replica_core::limits::Limits;
+use replica_core::wire::identity::IdentityV1;
 use replica_core::wire::info::{AcceleratorV1, BatchV1, EngineInfoV1, InfoV1, ModelInfoV1, QueueV1, TeiInfo};
 use replica_core::wire::status::{StateV1, StatusV1};
 
 use crate::batcher::Batcher;
 use crate::body::BodyRoom;
-use crate::config::Config;
+use crate::config::{Config, Embeddings};
 use crate::engine::Statistics;
 use crate::metrics::Metrics;
 use crate::purpose::Purpose;
@@ -47,10 +50,15 @@ pub(crate) struct App {
     /// The model behind them, as configured.
     pub(crate) source: String,
     pub(crate) limits: Limits,
+    pub(crate) embeddings: Embeddings,
+    /// Whether token ids are accepted from clients that do not name their tokenizer.
+    pub(crate) token_inputs: bool,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) bodies: BodyRoom,
     /// Seconds since 1970.
     pub(crate) started_at: u64,
+    /// Checks of its own state, one at a time.
+    pub(crate) health: Health,
     service: OnceLock<Service>,
     draining: AtomicBool,
 }
@@ -62,6 +70,9 @@ pub(crate) struct Service {
     pub(crate) readable: Readable,
     pub(crate) purpose: Purpose,
     pub(crate) model: ModelInfoV1,
+    pub(crate) identity: IdentityV1,
+    /// The revision of `identity`, as a header.
+    pub(crate) revision: HeaderValue,
     pub(crate) engine: EngineInfoV1,
     pub(crate) batch: BatchV1,
 }
@@ -73,9 +84,12 @@ impl App {
             names: config.names.iter().map(ToString::to_string).collect(),
             source: config.model.to_string(),
             limits: config.limits,
+            embeddings: config.embeddings,
+            token_inputs: config.token_inputs,
             metrics: Arc::default(),
             bodies: BodyRoom::new(config.limits),
             started_at: now.as_secs(),
+            health: Health::default(),
             service: OnceLock::new(),
             draining: AtomicBool::new(false),
         }
@@ -100,6 +114,15 @@ impl App {
         }
     }
 
+    /// Takes what requests share: the queues of tokenizer and engine, and what is counted.
+    pub(crate) fn locks(&self) -> Result<(), String> {
+        self.status();
+        if let Some(service) = self.service.get() {
+            service.tokenizer.open_jobs();
+        }
+        Ok(())
+    }
+
     pub(crate) fn service(&self) -> Option<&Service> {
         self.service.get()
     }
@@ -111,6 +134,7 @@ impl App {
             names: self.names.clone(),
             state: self.life().into(),
             model: service.map(|service| service.model.clone()),
+            identity: service.map(|service| service.identity.clone()),
             engine: service.map(|service| self.engine(service)),
             batch: service.map(|service| service.batch.clone()),
             limits: self.limits.into(),
@@ -156,7 +180,7 @@ impl App {
             max_batch_tokens: batch.batch_tokens,
             max_batch_requests: None,
             max_client_batch_size: self.limits.max_inputs,
-            auto_truncate: false,
+            auto_truncate: self.embeddings.auto_truncate,
             tokenization_workers: engine.tokenizer_threads,
         }
     }
@@ -168,6 +192,7 @@ impl App {
             version: 1,
             names: self.names.clone(),
             model: self.source.clone(),
+            identity: self.service.get().map(|service| service.identity.clone()),
             state: self.life().into(),
             pending_tokens,
             lookup_tokens: Some(batcher.map_or(0, Batcher::lookup_tokens)),

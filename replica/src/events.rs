@@ -29,6 +29,18 @@ impl Listening {
     }
 }
 
+/// A request met a defect of ours; it was answered with an error, and nothing else is affected.
+pub(crate) struct RequestPanicked<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) reason: &'a str,
+}
+
+impl RequestPanicked<'_> {
+    pub(crate) fn record(self) {
+        error!(request = self.id, reason = self.reason, "request panicked");
+    }
+}
+
 /// Batches are made as `meridian tune` found it for this model on this machine.
 pub(crate) struct TunedSettings<'a> {
     pub(crate) file: &'a Path,

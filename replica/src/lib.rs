@@ -8,8 +8,9 @@
 //!    says what may be asked of the model.
 //! 3. [`tokenize`] — texts to tokens and back, on threads of their own.
 //! 4. [`batcher`] — drives the planner of `replica_core` and the engine; [`vectors`] — rows that were computed before.
+//!    `identity` says which model that is, exactly.
 //! 5. [`engine`] — what computes; [`model`] — a model on disk, as the engine reads it.
-//! 6. [`cache`] — where models come from and where they lie.
+//! 6. [`cache`] — where models come from and where they lie; [`validate`] — whether a replica could load one.
 //! 7. `events` — what is logged and, in [`metrics`], counted.
 //! 8. [`tune`] — finds the settings of batches for a model and a machine, and keeps them for replicas; [`verify`] — whether an
 //!    engine says the same as the reference.
@@ -22,6 +23,7 @@ pub mod config;
 pub mod engine;
 mod events;
 mod http;
+mod identity;
 pub mod metrics;
 pub mod model;
 mod purpose;
@@ -29,6 +31,7 @@ mod respond;
 pub mod server;
 pub mod tokenize;
 pub mod tune;
+pub mod validate;
 pub mod vectors;
 pub mod verify;
 

@@ -12,11 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::http::HeaderValue;
 use axum::serve::ListenerExt;
-use replica_core::EngineKind;
 use replica_core::batch::BatchSettings;
 use replica_core::input::Readable;
+use replica_core::wire::identity::IdentityV1;
 use replica_core::wire::info::{AcceleratorV1, BatchV1, EngineInfoV1, ModelInfoV1};
+use replica_core::{EngineKind, UnknownName};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
@@ -30,6 +32,7 @@ use crate::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache};
 use crate::engine::{Accelerator, BatchBuffer, Engine, EngineError, Output, tensorrt};
 use crate::events::{DrainCutShort, Draining, Listening, ModelReady, TunedSettings, TunedSettingsUnfit};
 use crate::http;
+use crate::identity;
 use crate::metrics::Metrics;
 use crate::model::ModelDir;
 use crate::purpose::Purpose;
@@ -206,25 +209,31 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     };
     let purpose = Purpose::of(&model, &description);
     let prompts = purpose.prompts().cloned();
+    let task = purpose.task().parse().map_err(|error: UnknownName| failed(&error))?;
+    let info = ModelInfoV1 {
+        source: cached.source,
+        digest: cached.digest,
+        architecture: description.architecture,
+        task: purpose.task().to_owned(),
+        rerank: purpose.rerank().to_owned(),
+        pooling: purpose.pooling().map(str::to_owned),
+        normalized: config.embeddings.normalize || model.sentence.normalize,
+        labels: purpose.label_names().to_vec(),
+        prompts: prompts.iter().flat_map(|prompts| prompts.by_name.keys().cloned()).collect(),
+        default_prompt: prompts.and_then(|prompts| prompts.default.clone()),
+        dimensions: description.width,
+        max_input_tokens: description.max_tokens,
+        vocabulary: description.vocabulary,
+    };
+    let identity = IdentityV1::from(&identity::of(&info, task, description.engine, &model.prompts));
+    let revision = HeaderValue::from_str(&identity.revision).expect("hexadecimal digits are a header value");
     Ok(Service {
         tokenizer: TokenizerPool::start(tokenizer, tokenizer_threads).map_err(ServeError::Thread)?,
         batcher: Batcher::start(engine, options).map_err(ServeError::Thread)?,
         readable,
-        model: ModelInfoV1 {
-            source: cached.source,
-            digest: cached.digest,
-            architecture: description.architecture,
-            task: purpose.task().to_owned(),
-            rerank: purpose.rerank().to_owned(),
-            pooling: purpose.pooling().map(str::to_owned),
-            normalized: model.sentence.normalize,
-            labels: purpose.label_names().to_vec(),
-            prompts: prompts.iter().flat_map(|prompts| prompts.by_name.keys().cloned()).collect(),
-            default_prompt: prompts.and_then(|prompts| prompts.default.clone()),
-            dimensions: description.width,
-            max_input_tokens: description.max_tokens,
-            vocabulary: description.vocabulary,
-        },
+        model: info,
+        identity,
+        revision,
         purpose,
         engine: EngineInfoV1 {
             kind: description.engine.kind.to_string(),
@@ -297,10 +306,23 @@ fn batch_info(settings: BatchSettings, tuned: Option<PathBuf>) -> BatchV1 {
     }
 }
 
-/// Computes one short sequence: what it touches for the first time (pages of the weights, buffers) is then there.
+/// Computes one short sequence: what it touches for the first time (pages of the weights, buffers) is then there, and a
+/// model whose numbers are not finite is refused.
 fn warm_up(engine: &dyn Engine) -> Result<(), EngineError> {
     let description = engine.describe();
     let sequence = vec![0; description.max_tokens.min(16)];
     let batch: BatchBuffer = [sequence].into_iter().collect();
-    engine.compute(&batch.batch(), Output::Pooled, &mut vec![0.0; description.width])
+    let mut row = vec![0.0; description.width];
+    engine.compute(&batch.batch(), Output::Pooled, &mut row)?;
+    match row.iter().find(|number| !number.is_finite()) {
+        None => Ok(()),
+        Some(number) => Err(EngineError::Broken {
+            reason: format!(
+                "the model computes {number} for {} tokens of id 0; its weights overflow in {}, choose another precision \
+                 or another revision of the model",
+                batch.batch().token_ids().len(),
+                description.engine.precision
+            ),
+        }),
+    }
 }

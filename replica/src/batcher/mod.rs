@@ -23,10 +23,11 @@ mod sequence;
 mod tests;
 mod worker;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use supervision::{Condvar, Mutex, MutexGuard, task};
 
 use replica_core::batch::{Admitted, Backlog, BatchPlanner, BatchSettings, QueueFull, RequestId};
 use replica_core::lane::Lane;
@@ -84,6 +85,8 @@ pub enum Unanswered {
     Expired,
     /// The engine failed; its event says why.
     EngineFailed,
+    /// The engine computed NaN or an infinity.
+    NotFinite,
     /// The batcher was stopped.
     Stopped,
 }
@@ -147,14 +150,14 @@ impl Batcher {
         let (hand_over, done) = std::sync::mpsc::channel();
         let answering = Arc::clone(&shared);
         for _ in 0..engine.batches_ahead() {
-            let worker = thread::Builder::new().name("batcher".to_owned());
             let (shared, engine, hand_over) = (Arc::clone(&shared), Arc::clone(&engine), hand_over.clone());
-            batcher.threads.push(worker.spawn(move || shared.work(&*engine, &hand_over))?);
+            batcher.threads.push(task::thread("batcher", move || shared.work(&*engine, &hand_over))?);
         }
         drop(hand_over);
         // It ends when the engine's threads do, because they let go of the channel.
-        let answers = thread::Builder::new().name("answers".to_owned());
-        batcher.threads.push(answers.spawn(move || done.iter().for_each(|done| answering.answer(done)))?);
+        batcher
+            .threads
+            .push(task::thread("answers", move || done.iter().for_each(|done| answering.answer(done)))?);
         Ok(batcher)
     }
 
@@ -262,8 +265,7 @@ impl Drop for Ticket {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The planner asserts before it changes anything, so what a panic leaves behind is whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn width_of(&self, output: Output) -> usize {

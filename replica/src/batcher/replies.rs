@@ -5,8 +5,9 @@
 //! its own caller.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 use replica_core::batch::{Owner, RequestId};
 use tokio::sync::oneshot;
@@ -90,13 +91,13 @@ pub(super) struct Replies(Mutex<BTreeMap<RequestId, Arc<Mutex<Option<Reply>>>>>)
 
 impl Replies {
     pub(super) fn insert(&self, request: RequestId, reply: Reply) {
-        lock(&self.0).insert(request, Arc::new(Mutex::new(Some(reply))));
+        self.0.lock().insert(request, Arc::new(Mutex::independent(Some(reply))));
     }
 
     /// Takes a reply out, unless it was answered.
     pub(super) fn take(&self, request: RequestId) -> Option<Reply> {
-        let reply = lock(&self.0).remove(&request)?;
-        lock(&reply).take()
+        let reply = self.0.lock().remove(&request)?;
+        reply.lock().take()
     }
 
     /// Says no, unless it was answered.
@@ -130,19 +131,14 @@ impl Replies {
 
     /// Drops all of them.
     pub(super) fn clear(&self) {
-        lock(&self.0).clear();
+        self.0.lock().clear();
     }
 
     /// A request that was cancelled or expired while some of its inputs were computed is not there any more.
     fn change(&self, request: RequestId, change: impl FnOnce(&mut Reply)) {
-        let Some(reply) = lock(&self.0).get(&request).map(Arc::clone) else { return };
-        if let Some(reply) = lock(&reply).as_mut() {
+        let Some(reply) = self.0.lock().get(&request).map(Arc::clone) else { return };
+        if let Some(reply) = reply.lock().as_mut() {
             change(reply);
         }
     }
-}
-
-/// What is behind it is whole after a panic: holes are filled by plain copies.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

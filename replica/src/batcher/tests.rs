@@ -1,6 +1,7 @@
 //! The batcher over an engine that a test holds by the hand.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 
 use replica_core::batch::BatchSettings;
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
@@ -12,6 +13,8 @@ use crate::engine::{Description, EngineError, Failed, Meanwhile, RaggedBatch};
 /// Token ids with a meaning of their own.
 const FAILS: u32 = 666;
 const PANICS: u32 = 667;
+/// Its sequence comes to NaN.
+const OVERFLOWS: u32 = 668;
 
 /// The row of a sequence is its first token and its length; the row of a token is the token, thrice. Before each batch it
 /// says that it begins, and waits until it may; after it has made the rows it lets others in.
@@ -42,9 +45,9 @@ impl Engine for Scripted {
 
     fn compute(&self, batch: &RaggedBatch<'_>, output: Output, out: &mut [f32]) -> Result<(), EngineError> {
         let firsts = batch.sequences().map(|range| batch.token_ids()[range.start]).collect();
-        self.begins.lock().expect("begins").send(firsts).ok();
+        self.begins.lock().send(firsts).ok();
         // A test that has let go of the gate lets everything pass.
-        let _ = self.may_go_on.lock().expect("may go on").recv();
+        let _ = self.may_go_on.lock().recv();
         assert!(!batch.token_ids().contains(&PANICS), "a token that panics");
         if batch.token_ids().contains(&FAILS) {
             return Err(EngineError::Broken { reason: "a token that fails".to_owned() });
@@ -53,7 +56,9 @@ impl Engine for Scripted {
         match output {
             Output::Pooled => {
                 for (row, range) in out.chunks_exact_mut(2).zip(batch.sequences()) {
-                    row.copy_from_slice(&[batch.token_ids()[range.start] as f32, range.len() as f32]);
+                    let first = batch.token_ids()[range.start];
+                    let number = if first == OVERFLOWS { f32::NAN } else { first as f32 };
+                    row.copy_from_slice(&[number, range.len() as f32]);
                 }
             }
             Output::Tokens => {
@@ -193,6 +198,25 @@ fn a_batch_that_fails_or_panics_costs_its_requests_and_nobody_else() {
         assert_eq!(wait(last), Ok(vec![4.0, 1.0]), "the engine goes on");
         assert_eq!(play.batcher.backlog(), Backlog::default());
         assert!(play.counted("meridian_replica_engine_failures_total 1"));
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_costs_its_requests_and_is_never_sent_or_kept() {
+    for cache in [None, RowCache::new(1 << 20, "digest", "f32")] {
+        let mut play = Play::new(cache);
+        let first = play.submit(&[(1, 1)]).expect("room");
+        assert_eq!(play.begins(), [1]);
+        let company = play.submit(&[(2, 1)]).expect("room");
+        let poisoned = play.submit(&[(3, 1), (OVERFLOWS, 2)]).expect("room");
+        play.let_go();
+        assert!(wait(first).is_ok());
+        assert_eq!(wait(poisoned), Err(Unanswered::NotFinite));
+        assert_eq!(wait(company), Ok(vec![2.0, 1.0]), "others of the batch have their rows");
+        let again = play.submit(&[(OVERFLOWS, 2)]).expect("room");
+        assert_eq!(wait(again), Err(Unanswered::NotFinite), "it was not kept");
+        assert_eq!(play.batcher.backlog(), Backlog::default());
+        assert!(play.counted("meridian_replica_engine_failures_total 2"));
     }
 }
 

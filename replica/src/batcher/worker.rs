@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 use replica_core::batch::{Backlog, Batch, Finished, Next, Owner, Plan, RequestId};
 use replica_core::lane::Lane;
@@ -71,7 +71,7 @@ impl Meanwhile for AtHand<'_> {
             let done = self.shared.finish(&mut self.shared.lock(), ran, busy);
             self.hand_over.send(done).unwrap_or_else(|unsent| self.shared.answer(unsent.0));
         }
-        *self.others.lock().unwrap_or_else(PoisonError::into_inner) += begun.elapsed();
+        *self.others.lock() += begun.elapsed();
     }
 }
 
@@ -82,9 +82,14 @@ impl Shared {
         while let Some(batch) = self.next_batch(ran.take(), hand_over) {
             let mut others = Duration::ZERO;
             let mut computed = self.run(&mut tokens, batch, |at_hand, batch, output, rows| {
-                let meanwhile = AtHand { shared: self, batch: at_hand, hand_over, others: Mutex::default() };
+                let meanwhile = AtHand {
+                    shared: self,
+                    batch: at_hand,
+                    hand_over,
+                    others: Mutex::independent(Duration::ZERO),
+                };
                 let computed = engine.compute_each(batch, output, &meanwhile, rows);
-                others = meanwhile.others.into_inner().unwrap_or_else(PoisonError::into_inner);
+                others = meanwhile.others.into_inner();
                 computed
             });
             computed.others = others;
@@ -202,10 +207,10 @@ impl Shared {
                 continue;
             }
             state = match until {
-                None => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.work.wait(state),
                 Some(until) => {
                     let time = until.saturating_duration_since(Instant::now());
-                    self.work.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
+                    self.work.wait_timeout(state, time).0
                 }
             };
         }
@@ -248,6 +253,15 @@ impl Shared {
             let (rows, after) = rest.split_at(item.input.rows() * self.width_of(item.input.output));
             rest = after;
             if failed.iter().any(|failed| failed.sequence == index) {
+                continue;
+            }
+            if !rows.iter().all(|number| number.is_finite()) {
+                // It is neither sent, for JSON has no word for it, nor kept for the next request.
+                let reason = "a row holds NaN or an infinity";
+                EngineFailed { reason, inputs: 1, tokens: item.tokens }.record(&self.metrics);
+                for owner in owners {
+                    self.replies.refuse(owner.request, Unanswered::NotFinite);
+                }
                 continue;
             }
             for owner in owners {

@@ -5,12 +5,12 @@
 //! beside them small JSON files, a chat template, and folders such as `1_Pooling`. Other formats of the same weights, which are most of
 //! the bytes of some repositories, are left where they are.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::NotAModel;
+use crate::model::formats::{self, Listing};
 
 /// Without these there is no model.
 const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
@@ -32,15 +32,52 @@ pub(super) fn belongs(path: &str) -> bool {
         && matches!(extension, "json" | "jinja" | "txt" | "safetensors" | "model")
 }
 
-/// Refuses a list of paths that is no model; `place` is where they are, for the sentence.
-pub(super) fn check<'a>(place: &str, paths: impl IntoIterator<Item = &'a str>) -> Result<(), NotAModel> {
-    let paths: BTreeSet<&str> = paths.into_iter().collect();
+/// Refuses a list of paths that is no model, and says what it is instead where that can be told; `place` is where they
+/// are, for the sentence.
+pub(super) fn check(place: &str, listing: &Listing<'_>) -> Result<(), NotAModel> {
+    let paths = &listing.paths;
     let mut missing: Vec<String> =
         NEEDED.iter().filter(|path| !paths.contains(**path)).map(|path| (*path).to_owned()).collect();
     if !paths.contains(WEIGHTS) && !paths.contains(SHARDS) {
         missing.push(WEIGHTS.to_owned());
     }
-    if missing.is_empty() { Ok(()) } else { Err(NotAModel { place: place.to_owned(), missing }) }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(NotAModel { place: place.to_owned(), missing, found: formats::recognise(listing) })
+}
+
+/// Refuses a folder that is no model.
+pub(crate) fn check_folder(folder: &Path) -> Result<(), NotAModel> {
+    let paths: Vec<String> = all_files(folder);
+    let place = folder.display().to_string();
+    let absolute = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let read = |path: &str| fs::read_to_string(folder.join(path)).ok();
+    let listing = Listing {
+        paths: paths.iter().map(String::as_str).collect(),
+        name: absolute.to_str(),
+        is_hub: false,
+        read: &read,
+    };
+    check(&place, &listing)
+}
+
+/// The paths of all files of the folder and of its folders; none where it cannot be read.
+fn all_files(folder: &Path) -> Vec<String> {
+    let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let mut paths = Vec::new();
+    for entry in entries(folder) {
+        let path = entry.path();
+        let Some(outer) = name(&path) else { continue };
+        if path.is_dir() {
+            let inside = entries(&path).filter_map(|entry| name(&entry.path()));
+            paths.extend(inside.map(|inner| format!("{outer}/{inner}")));
+        } else {
+            paths.push(outer);
+        }
+    }
+    paths
 }
 
 /// The files of the model in `folder`, in order of path.
@@ -70,7 +107,11 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named_all_at_once() {
-        let check = |paths: &[&str]| check("x", paths.iter().copied()).map_err(|error| error.missing);
+        let check = |paths: &[&str]| {
+            let paths = paths.iter().copied().collect();
+            let listing = Listing { paths, name: None, is_hub: false, read: &|_| None };
+            check("x", &listing).map_err(|error| error.missing)
+        };
         assert_eq!(check(&["config.json", "tokenizer.json", "model.safetensors"]), Ok(()));
         assert_eq!(check(&["config.json", "tokenizer.json", "model.safetensors.index.json"]), Ok(()));
         assert_eq!(

@@ -70,6 +70,17 @@ pub enum PullError {
         /// What there is.
         found: String,
     },
+    /// Nobody could tell whether what arrives is what was published.
+    #[error(
+        "{host} gives no SHA-256 for {what}; take an index that does (PEP 503 and 691), or download the model yourself and \
+         name its directory"
+    )]
+    NoDigest {
+        /// Who was asked.
+        host: String,
+        /// What.
+        what: String,
+    },
     /// What arrived is not what was promised.
     #[error(
         "{what} from {host} has the SHA-256 {given} and should have {wanted}; it was thrown away, pull again"
@@ -144,12 +155,23 @@ impl PullError {
 
 /// A place that holds no model that a replica can load.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{place} is not a model: it has no {}; give a folder with config.json, tokenizer.json and model.safetensors", missing.join(", no "))]
+#[error("{place} is not a model: it has no {}; {}", missing.join(", no "), self.advice())]
 pub struct NotAModel {
     /// Where.
     pub place: String,
     /// What is missing there.
     pub missing: Vec<String>,
+    /// What it is instead and what to do, as far as that can be told.
+    pub found: Vec<String>,
+}
+
+impl NotAModel {
+    fn advice(&self) -> String {
+        if self.found.is_empty() {
+            return "give a folder with config.json, tokenizer.json and model.safetensors".to_owned();
+        }
+        self.found.join("; ")
+    }
 }
 
 /// Why a model cannot be had without the network.
@@ -171,6 +193,14 @@ pub enum ResolveError {
         /// Where it lies.
         at: PathBuf,
         /// What is wrong with it.
+        problem: String,
+    },
+    /// Another user could change it.
+    #[error("{model} in the model cache is not used, because {problem}")]
+    Untrusted {
+        /// What was asked for.
+        model: String,
+        /// Who could change it, and what to do.
         problem: String,
     },
     /// It is there, and it is no model.

@@ -30,6 +30,8 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest index page that is read: the longest on PyPI have some ten thousand files of 500 bytes.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
+/// The largest file that is downloaded where its size is not known beforehand: the largest files on the hub have 50 GB.
+const MAX_FILE_BYTES: u64 = 256 << 30;
 /// Attempts in a row that bring no byte, before it is given up.
 const FRUITLESS_ATTEMPTS: u32 = 3;
 
@@ -222,7 +224,19 @@ impl Fetcher {
             }
             status => return Err(Broken::ForGood(remote.refused(status))),
         };
-        partial.take(response.body_mut().as_reader(), total, report)
+        let most = remote.bytes.unwrap_or(MAX_FILE_BYTES);
+        let too_long = || Broken::ForGood(remote.unreadable(format!("it sends more than {most} bytes")));
+        if total.is_some_and(|total| total > most) {
+            return Err(too_long());
+        }
+        match partial.take(
+            response.body_mut().as_reader().take(most.saturating_sub(partial.done) + 1),
+            total,
+            report,
+        ) {
+            Ok(()) if partial.done > most => Err(too_long()),
+            taken => taken,
+        }
     }
 }
 

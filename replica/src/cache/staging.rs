@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use super::error::PullError;
 use super::manifest::{MANIFEST, ManifestV1};
 use super::progress::{Phase, Progress};
+use super::trust;
 
 /// The right to pull one model, and the folder to do it in.
 pub(super) struct Staging {
@@ -94,7 +95,7 @@ impl Staging {
     }
 
     fn swap_in(&self, place: &Path) -> io::Result<()> {
-        sync_folders(&self.new_folder())?;
+        seal_and_sync(&self.new_folder())?;
         let parent = place.parent().unwrap_or(place);
         fs::create_dir_all(parent)?;
         if place.exists() {
@@ -142,14 +143,17 @@ impl NewFile {
     }
 }
 
-/// The names in a folder and below are on the disk when this returns.
-fn sync_folders(folder: &Path) -> io::Result<()> {
+/// Files can only be read from here on, and all names in the folder are on the disk when this returns.
+fn seal_and_sync(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            sync_folders(&entry.path())?;
+            seal_and_sync(&entry.path())?;
+        } else {
+            trust::seal(&entry.path(), false)?;
         }
     }
+    trust::seal(folder, true)?;
     File::open(folder)?.sync_all()
 }
 

@@ -49,10 +49,14 @@ pub struct Config {
     pub threads: Threads,
     /// How batches are made.
     pub batch: BatchChoice,
+    /// What requests that do not say otherwise get.
+    pub embeddings: Embeddings,
     /// The file of `meridian tune`, if not the one in the model cache.
     pub tuned: Option<PathBuf>,
     /// How much memory there is for rows that were computed before; 0 keeps none.
     pub embedding_cache_bytes: u64,
+    /// Whether `/v1/embeddings` accepts token ids from clients that do not name the tokenizer that has made them.
+    pub token_inputs: bool,
 }
 
 /// An engine and how it is to be run.
@@ -62,6 +66,21 @@ pub struct EngineChoice {
     pub kind: EngineKind,
     /// The number format that it computes in.
     pub precision: Option<Precision>,
+}
+
+/// What requests get that do not say otherwise. The defaults are those of text-embeddings-inference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Embeddings {
+    /// Vectors are scaled to length one; without it, as the model's own modules say.
+    pub normalize: bool,
+    /// Inputs that are longer than the model reads are cut; without it they are rejected.
+    pub auto_truncate: bool,
+}
+
+impl Default for Embeddings {
+    fn default() -> Embeddings {
+        Embeddings { normalize: true, auto_truncate: false }
+    }
 }
 
 /// Threads by what they do.
@@ -97,10 +116,16 @@ pub struct RawConfig {
     /// [`Config::batch`]
     #[serde(default)]
     pub batch: RawBatch,
+    /// [`Config::embeddings`]
+    #[serde(default)]
+    pub embeddings: RawEmbeddings,
     /// [`Config::tuned`]
     pub tuned: Option<PathBuf>,
     /// [`Config::embedding_cache_bytes`]
     pub embedding_cache_bytes: Option<u64>,
+    /// [`Config::token_inputs`]
+    #[serde(default)]
+    pub token_inputs: bool,
 }
 
 /// `engine`, as it is written.
@@ -137,6 +162,27 @@ pub struct RawLimits {
     pub max_queue_tokens: Option<u64>,
     /// [`Limits::body_timeout_ms`]
     pub body_timeout_ms: Option<u64>,
+}
+
+/// `[embeddings]`, as it is written.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawEmbeddings {
+    /// [`Embeddings::normalize`]
+    pub normalize: Option<bool>,
+    /// [`Embeddings::auto_truncate`]
+    pub auto_truncate: Option<bool>,
+}
+
+impl RawEmbeddings {
+    fn check(self) -> Embeddings {
+        let RawEmbeddings { normalize, auto_truncate } = self;
+        let otherwise = Embeddings::default();
+        Embeddings {
+            normalize: normalize.unwrap_or(otherwise.normalize),
+            auto_truncate: auto_truncate.unwrap_or(otherwise.auto_truncate),
+        }
+    }
 }
 
 /// `[threads]`, as it is written.
@@ -179,8 +225,10 @@ impl RawConfig {
             limits,
             threads,
             batch,
+            embeddings,
             tuned,
             embedding_cache_bytes,
+            token_inputs,
         } = self;
         let mut problems = Problems(Vec::new());
         let listen = problems.parsed("listen", listen, "an address such as \"127.0.0.1:9000\"");
@@ -207,8 +255,10 @@ impl RawConfig {
                 limits,
                 threads,
                 batch,
+                embeddings: embeddings.check(),
                 tuned,
                 embedding_cache_bytes,
+                token_inputs,
             }),
             _ => Err(ConfigError { problems: problems.0 }),
         }

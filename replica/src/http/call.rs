@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Response};
-use replica_core::input::{Input, Named, Overlong, Sequence};
+use replica_core::input::{Input, Named, Overlong, Sequence, Truncation};
 use replica_core::lane::Lane;
 use replica_core::prompt::PromptChoice;
 use replica_core::refusal::Refusal;
@@ -32,7 +32,7 @@ use crate::tokenize::{MAX_JOBS, Reading, Text, TokenizeError, Tokenized};
 /// Above this, parsing takes longer (some 50 µs) than handing it to another thread.
 const INLINE_BODY_BYTES: usize = 64 << 10;
 /// Above this, so does writing: 16 vectors of 384 numbers.
-const INLINE_NUMBERS: usize = 16 * 384;
+pub(super) const INLINE_NUMBERS: usize = 16 * 384;
 
 /// A request that the replica works on.
 pub(super) struct Call {
@@ -176,6 +176,26 @@ impl Call {
         }
     }
 
+    /// How texts without a prompt are read, as the request says or else the replica's configuration.
+    pub(super) fn reading(&self, truncation: Truncation, named: Named) -> Result<Reading, Refusal> {
+        let overlong = truncation.overlong(self.app.embeddings.auto_truncate);
+        let most = truncation.most.map(|most| self.texts_of(most, named)).transpose()?;
+        Ok(Reading { most, ..reading(overlong) })
+    }
+
+    /// The tokens of a text where `most` is the number with the special tokens around it.
+    fn texts_of(&self, most: u64, named: Named) -> Result<usize, Refusal> {
+        let special = self.service().tokenizer.special_tokens();
+        let limit = self.service().readable.max_input_tokens;
+        let given = usize::try_from(most).unwrap_or(usize::MAX);
+        if given <= special || given > limit {
+            let place = format!("the number of tokens to which `{}` is cut", named.field);
+            let problem = format!("is {most}, and this model reads {} to {limit}", special + 1);
+            return Err(Refusal::invalid(named.field, &place, &problem, "such a number, or leave it out"));
+        }
+        Ok(given - special)
+    }
+
     /// Reads the body.
     pub(super) async fn parse<T: Send + 'static>(
         &self,
@@ -208,7 +228,11 @@ impl Call {
             ));
         }
         let started = Instant::now();
-        let readable = self.service().readable;
+        let mut readable = self.service().readable;
+        if let Some(most) = reading.most {
+            // Of token ids the special ones are among those that are given.
+            readable.max_input_tokens = most + self.service().tokenizer.special_tokens();
+        }
         let check = move |(index, ids): (usize, Vec<u32>)| {
             let ids = readable.tokens(ids, reading.overlong).map_err(|why| named.refuse(index, why))?;
             Ok(Tokenized { ids: ids.into(), types: None })
@@ -272,6 +296,7 @@ impl Call {
         let computed = ticket.rows().await.map_err(|unanswered| match unanswered {
             Unanswered::Expired => Refusal::deadline_exceeded(self.received.elapsed()),
             Unanswered::EngineFailed => Refusal::internal(self.id.as_str()),
+            Unanswered::NotFinite => Refusal::not_finite(),
             Unanswered::Stopped => Refusal::draining(),
         })?;
         let Computed { rows, width, counts, tokens, cached_inputs: _, queue, engine } = computed;

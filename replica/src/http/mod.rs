@@ -1,7 +1,8 @@
 //! The HTTP API, thin: each route reads, asks, and writes.
 //!
 //! 1. [`call`] — the way of every request that is computed.
-//! 2. [`openai`] — vectors; [`rerank`] — pairs, in the words of Cohere, Jina, TEI and vLLM; [`tei`] — the rest of TEI.
+//! 2. [`openai`] — vectors, in the words of OpenAI, Cohere, Voyage and vLLM; [`rerank`] — pairs, in those of Cohere, Jina,
+//!    Voyage, Infinity, TEI and vLLM; [`tei`] — the rest of TEI, and labels.
 //!
 //! `/health`, `/info`, `/status` and `/metrics` are for the region and for people. Each path answers errors in the words
 //! of its ecosystem.
@@ -15,20 +16,22 @@ use std::future::Future;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
 use replica_core::refusal::Refusal;
 use replica_core::wire::error::Dialect;
 use replica_core::wire::headers;
-use replica_core::wire::openai::ModelList;
+use replica_core::wire::openai::{ModelList, ModelObject};
 
 use self::call::{Answer, Call};
 use crate::app::{App, State as Life};
+use crate::events::RequestPanicked;
 use crate::metrics::CONTENT_TYPE;
 use crate::respond;
+use supervision::request::{Panicked, contain};
 
 /// The longest request identifier that is taken over from a client.
 const MAX_REQUEST_ID_BYTES: usize = 128;
@@ -38,6 +41,16 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/embeddings", computed(openai::embeddings))
         .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
+        .route("/v1/embed", computed(openai::cohere_v1))
+        .route("/v2/embed", computed(openai::cohere_v2))
+        .route("/voyage/v1/embeddings", computed(openai::voyage))
+        .route("/voyage/v1/rerank", computed(rerank::voyage))
+        .route("/pooling", computed(openai::pooling))
+        .route("/v1/pooling", computed(openai::pooling))
+        .route("/infinity/embeddings", computed(openai::embeddings))
+        .route("/infinity/rerank", computed(rerank::infinity))
+        .route("/infinity/classify", computed(tei::classify_infinity))
         .route("/v1/rerank", computed(rerank::v1))
         .route("/v2/rerank", computed(rerank::v2))
         .route("/", computed(tei::root).get(health))
@@ -58,6 +71,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(metrics))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(Arc::clone(&app), of_the_right_model))
         .layer(from_fn(identify))
         .with_state(app)
 }
@@ -99,12 +113,38 @@ impl RequestId {
 async fn identify(mut request: Request, next: Next) -> Response<Body> {
     let id = RequestId::of(request.headers());
     request.extensions_mut().insert(id.clone());
-    let mut response = next.run(request).await;
+    let path = request.uri().path().to_owned();
+    let mut response = contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
+        RequestPanicked { id: id.as_str(), reason: &reason }.record();
+        respond::refused(&Refusal::internal(id.as_str()), Dialect::of_path(&path))
+    });
     response.headers_mut().insert(headers::REQUEST_ID, id.0);
     response
 }
 
+/// Refuses a request that requires another model revision, and names the revision on every response once there is one.
+async fn of_the_right_model(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
+    let required = request.headers().get(headers::MODEL_REVISION).cloned();
+    let loaded = app.service().map(|service| service.revision.clone());
+    let mut response = match (&required, &loaded) {
+        (Some(required), Some(loaded)) if required != loaded => {
+            let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+            let dialect = Dialect::of_path(request.uri().path());
+            respond::refused(&Refusal::other_revision(&text(required), &text(loaded)), dialect)
+        }
+        _ => next.run(request).await,
+    };
+    if let Some(loaded) = loaded {
+        response.headers_mut().insert(headers::MODEL_REVISION, loaded);
+    }
+    response
+}
+
 async fn health(State(app): State<Arc<App>>) -> Response<Body> {
+    let checked = Arc::clone(&app);
+    if let Err(problem) = app.health.probe(move || checked.locks()).await {
+        return respond::refused(&Refusal::unhealthy(&problem), Dialect::OpenAi);
+    }
     match app.life() {
         Life::Ready => respond::json(b"{\"status\":\"ready\"}".to_vec()),
         Life::Starting => respond::refused(&Refusal::not_ready(), Dialect::OpenAi),
@@ -126,6 +166,13 @@ async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
 
 async fn models(State(app): State<Arc<App>>) -> Response<Body> {
     respond::json(to_json(&ModelList::new(app.names.iter().map(String::as_str), app.started_at)))
+}
+
+async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response<Body> {
+    if !app.names.contains(&id) {
+        return respond::refused(&Refusal::model_not_found(&id, &app.names), Dialect::OpenAi);
+    }
+    respond::json(to_json(&ModelObject::new(&id, app.started_at)))
 }
 
 async fn not_found(uri: Uri) -> Response<Body> {

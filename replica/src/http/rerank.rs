@@ -14,6 +14,7 @@ use replica_core::scores;
 use replica_core::wire::rerank::{Document, RerankRequest, RerankResponse};
 use replica_core::wire::tei::{self, TextsRequest};
 use replica_core::wire::vllm::{Around, ScoreRequest};
+use replica_core::wire::voyage::{self, VoyageRerankRequest};
 
 use super::call::{Answer, Call, Spent, Tokens, reading};
 use crate::engine::Output;
@@ -24,14 +25,55 @@ use crate::tokenize::{Reading, Text};
 pub(super) async fn v1(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.documents();
     let asked = call.parse(body, move |body| RerankRequest::parse(body, limit)).await?;
-    cohere(&call, asked, "1").await
+    cohere(&call, asked, Flavour::V1).await
 }
 
 /// `POST /v2/rerank`.
 pub(super) async fn v2(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.documents();
     let asked = call.parse(body, move |body| RerankRequest::parse(body, limit)).await?;
-    cohere(&call, asked, "2").await
+    cohere(&call, asked, Flavour::V2).await
+}
+
+/// Infinity's `POST /rerank`.
+pub(super) async fn infinity(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+    let limit = call.app.limits.documents();
+    let asked = call.parse(body, move |body| RerankRequest::parse(body, limit)).await?;
+    cohere(&call, asked, Flavour { api_version: "1", bare_documents: true }).await
+}
+
+/// Voyage's `POST /v1/rerank`.
+pub(super) async fn voyage(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+    let limit = call.app.limits.documents();
+    let asked = call.parse(body, move |body| VoyageRerankRequest::parse(body, limit)).await?;
+    let most = asked.results();
+    let VoyageRerankRequest { model, query, documents, top_k: _, return_documents, truncation } = asked;
+    let model = call.model(Some(model))?;
+    let returned = return_documents.then(|| documents.clone());
+    let overlong = match truncation.overlong(true) {
+        Overlong::Cut(cut) => Overlong::Cut(Cut { pair: PairCut::OnlySecond, ..cut }),
+        Overlong::Refuse => Overlong::Refuse,
+    };
+    let fields = ["query", "documents"];
+    let pairs = Pairs { first: vec![query], second: documents, fields, overlong, most: None };
+    let Scored { raw, scores, spent } = pairs.score(&call, "a rerank").await?;
+    let order = scores::ranking(&raw, most);
+    let json = voyage::write_ranks(&model, &order, &scores, returned.as_deref(), spent.tokens);
+    Ok(Answer { json, spent })
+}
+
+/// What of an answer depends on the path that was asked.
+#[derive(Clone, Copy)]
+struct Flavour {
+    /// Cohere's.
+    api_version: &'static str,
+    /// Whether a document comes back as its bare text.
+    bare_documents: bool,
+}
+
+impl Flavour {
+    const V1: Flavour = Flavour { api_version: "1", bare_documents: false };
+    const V2: Flavour = Flavour { api_version: "2", bare_documents: false };
 }
 
 /// `POST /rerank`: TEI's, unless the body is in the words of the others.
@@ -47,9 +89,10 @@ pub(super) async fn tei(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusa
     };
     let asked = match call.parse(body, parse).await? {
         Asked::Tei(asked) => asked,
-        Asked::Others(asked) => return cohere(&call, asked, "1").await,
+        Asked::Others(asked) => return cohere(&call, asked, Flavour::V1).await,
     };
-    let TextsRequest { query, texts, raw_scores, return_text, overlong } = asked;
+    let TextsRequest { query, texts, raw_scores, return_text, truncation } = asked;
+    let overlong = truncation.overlong(call.app.embeddings.auto_truncate);
     let returned = return_text.then(|| texts.clone());
     let pairs = Pairs { first: vec![query], second: texts, fields: ["query", "texts"], overlong, most: None };
     let Scored { raw, scores, spent } = pairs.score(&call, "/rerank").await?;
@@ -62,10 +105,11 @@ pub(super) async fn tei(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusa
 pub(super) async fn score(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.pairs();
     let asked = call.parse(body, move |body| ScoreRequest::parse(body, limit)).await?;
-    let ScoreRequest { model, first, second } = asked;
+    let ScoreRequest { model, first, second, truncation } = asked;
     let model = call.model(model)?;
     let fields = ["text_1", "text_2"];
-    let pairs = Pairs { first, second, fields, overlong: Overlong::Refuse, most: None };
+    let overlong = truncation.overlong(call.app.embeddings.auto_truncate);
+    let pairs = Pairs { first, second, fields, overlong, most: None };
     let Scored { raw, scores, spent } = pairs.score(&call, "/score").await?;
     // vLLM shows a cosine as it is.
     let shown = match call.service().purpose.ranker("/score")? {
@@ -77,9 +121,11 @@ pub(super) async fn score(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refu
     Ok(Answer { json: around.write_scores(&shown), spent })
 }
 
-async fn cohere(call: &Call, asked: RerankRequest, api_version: &'static str) -> Result<Answer, Refusal> {
+async fn cohere(call: &Call, asked: RerankRequest, flavour: Flavour) -> Result<Answer, Refusal> {
     let most = asked.results();
-    let RerankRequest { model, query, documents, top_n: _, return_documents, max_tokens_per_doc } = asked;
+    let RerankRequest { model, query, documents, top_n: _, return_documents, max_tokens_per_doc, raw_scores } =
+        asked;
+    let Flavour { api_version, bare_documents } = flavour;
     let model = call.model(model)?;
     let (second, documents) = if return_documents {
         (documents.iter().map(|document| document.text.clone()).collect(), Some(documents))
@@ -97,8 +143,9 @@ async fn cohere(call: &Call, asked: RerankRequest, api_version: &'static str) ->
         api_version,
         model: &model,
         order: &scores::ranking(&raw, most),
-        scores: &scores,
+        scores: if raw_scores { &raw } else { &scores },
         documents: documents.as_deref(),
+        bare_documents,
         tokens: spent.tokens,
     };
     Ok(Answer { json: response.write(), spent })

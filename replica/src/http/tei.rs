@@ -3,29 +3,48 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use replica_core::input::{Named, Overlong};
+use replica_core::input::Named;
 use replica_core::refusal::Refusal;
 use replica_core::scores;
-use replica_core::wire::openai::check_dimensions;
 use replica_core::wire::openai::response::Rows;
 use replica_core::wire::tei::{
-    self, DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest, TokenizeRequest,
+    self, DecodeRequest, EmbedRequest, Function, Labels, PredictRequest, SimilarityRequest, TokenizeAnswer,
+    TokenizeRequest, VllmTokens,
 };
-use replica_core::wire::vllm::{Around, ClassifyRequest};
+use replica_core::wire::vllm::{Around, ClassifyRequest, write_tokens};
 
-use super::call::{Answer, Call, Done, Spent, reading, text};
-use super::openai::vectors;
+use super::call::{Answer, Call, Done, Spent, text};
+use super::openai::{self, Wanted};
 use super::rerank;
 use crate::engine::Output;
 use crate::purpose::{Purpose, activate};
 use crate::tokenize::{Reading, Text};
 
-/// `POST /`: what the model is for, as TEI routes it.
+/// `POST /`: what the model is for, as TEI routes it; Hugging Face's clients know no other path.
 pub(super) async fn root(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     match &call.service().purpose {
-        Purpose::Embed(_) => embed(call, body).await,
+        Purpose::Embed(_) => embed_or_compare(call, body).await,
         Purpose::Label(labelling) if labelling.ranks() => rerank::tei(call, body).await,
         Purpose::Label(_) => predict(call, body).await,
+    }
+}
+
+async fn embed_or_compare(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+    enum Asked {
+        Embed(EmbedRequest),
+        Compare(SimilarityRequest),
+    }
+    let (inputs, sentences) = (call.app.limits.inputs(), call.app.limits.sentences());
+    let parse = move |body: &[u8]| {
+        if SimilarityRequest::is_one(body) {
+            SimilarityRequest::parse(body, sentences).map(Asked::Compare)
+        } else {
+            EmbedRequest::parse(body, inputs).map(Asked::Embed)
+        }
+    };
+    match call.parse(body, parse).await? {
+        Asked::Embed(asked) => embedded(&call, asked).await,
+        Asked::Compare(asked) => compared(&call, asked).await,
     }
 }
 
@@ -33,39 +52,53 @@ pub(super) async fn root(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refus
 pub(super) async fn embed(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.inputs();
     let asked = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
-    let embedding = call.service().purpose.embedding("/embed")?;
-    let keep = check_dimensions(asked.dimensions, embedding.width)?;
-    let normalize = asked.normalize;
-    let done = embedded(&call, asked, Output::Pooled).await?;
-    call.write(done, move |done| tei::write_rows(Rows::new(&vectors(done, keep, normalize), keep))).await
+    embedded(&call, asked).await
+}
+
+async fn embedded(call: &Call, asked: EmbedRequest) -> Result<Answer, Refusal> {
+    let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = asked;
+    let named = Named { field: "inputs", single };
+    let (path, input) = ("/embed", inputs);
+    let wanted = Wanted { path, input, named, prompt, truncation, dimensions, normalize };
+    let (done, keep) = openai::embed(call, wanted).await?;
+    call.write(done, move |done| tei::write_rows(Rows::new(&done.rows, keep))).await
 }
 
 /// `POST /embed_all`: a row per token, special tokens included, as the last layer leaves it.
 pub(super) async fn embed_all(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.inputs();
     let asked = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
+    let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = asked;
+    if normalize == Some(true) {
+        let problem = "is true, and the rows of tokens are returned as they are";
+        return Err(Refusal::invalid("normalize", "normalize", problem, "false, or ask at /pooling"));
+    }
+    if dimensions.is_some() {
+        let problem = "is given, and the rows of tokens are returned whole";
+        return Err(Refusal::invalid("dimensions", "dimensions", problem, "no `dimensions`"));
+    }
     call.service().purpose.token_rows("/embed_all")?;
-    let done = embedded(&call, asked, Output::Tokens).await?;
-    call.write(done, |done| tei::write_token_rows(&done.rows, done.width, &done.counts)).await
-}
-
-async fn embedded(call: &Call, asked: EmbedRequest, output: Output) -> Result<Done, Refusal> {
-    let EmbedRequest { inputs, single, overlong, prompt, normalize: _, dimensions: _ } = asked;
-    let embedding = call.service().purpose.embedding("/embed")?;
-    let reading = Reading { prompt: embedding.prompt(&prompt)?, ..reading(overlong) };
+    let embedding = call.service().purpose.embedding("/embed_all")?;
     let named = Named { field: "inputs", single };
+    let reading = Reading { prompt: embedding.prompt(&prompt)?, ..call.reading(truncation, named)? };
     let tokens = call.tokens(inputs, named, &prompt, reading).await?;
-    call.compute(tokens, output).await
+    let done = call.compute(tokens, Output::Tokens).await?;
+    call.write(done, |done| tei::write_token_rows(&done.rows, done.width, &done.counts)).await
 }
 
 /// `POST /similarity`.
 pub(super) async fn similarity(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.sentences();
     let asked = call.parse(body, move |body| SimilarityRequest::parse(body, limit)).await?;
-    let SimilarityRequest { source, sentences, overlong, prompt } = asked;
+    compared(&call, asked).await
+}
+
+async fn compared(call: &Call, asked: SimilarityRequest) -> Result<Answer, Refusal> {
+    let SimilarityRequest { source, sentences, truncation, prompt } = asked;
     let embedding = call.service().purpose.embedding("/similarity")?;
-    let reading = Reading { prompt: embedding.prompt(&prompt)?, ..reading(overlong) };
     let [source_field, sentences_field] = SimilarityRequest::FIELDS;
+    let reading = call.reading(truncation, Named { field: sentences_field, single: false })?;
+    let reading = Reading { prompt: embedding.prompt(&prompt)?, ..reading };
     let sentences = sentences.into_iter().map(Text::One).collect();
     let (source, sentences) = tokio::try_join!(
         call.read(vec![Text::One(source)], Named { field: source_field, single: true }, reading.clone()),
@@ -82,56 +115,98 @@ pub(super) async fn similarity(call: Arc<Call>, body: Vec<u8>) -> Result<Answer,
 pub(super) async fn predict(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.pairs();
     let asked = call.parse(body, move |body| PredictRequest::parse(body, limit)).await?;
-    let PredictRequest { inputs, single, raw_scores, overlong } = asked;
+    let PredictRequest { inputs, single, raw_scores, truncation, parameters } = asked;
     let labelling = call.service().purpose.labels("/predict")?;
     let head = &labelling.head;
     let texts = inputs.into_iter().map(text).collect();
-    let tokens = call.read(texts, Named { field: "inputs", single }, labelling.reading(overlong)).await?;
+    let named = Named { field: "inputs", single };
+    let reading = Reading { prompt: labelling.prompt.clone(), ..call.reading(truncation, named)? };
+    let tokens = call.read(texts, named, reading).await?;
     let mut done = call.compute(tokens, Output::Pooled).await?;
-    if !raw_scores {
-        activate(head, &mut done.rows);
+    match parameters.and_then(|parameters| parameters.function) {
+        None if raw_scores => {}
+        None => activate(head, &mut done.rows),
+        Some(Function::None) => {}
+        Some(Function::Softmax) => {
+            done.rows.chunks_exact_mut(head.labels.len()).for_each(scores::softmax);
+        }
+        Some(Function::Sigmoid) => {
+            done.rows.iter_mut().for_each(|logit| *logit = scores::sigmoid(*logit));
+        }
     }
-    let labels = head.labels.clone();
-    let write = move |done: Done| tei::write_predictions(Rows::new(&done.rows, done.width), &labels, single);
+    let names = head.labels.clone();
+    let write = move |done: Done| {
+        let top_k = parameters.and_then(|parameters| parameters.top_k);
+        // Hugging Face's pipelines answer one text with a list in a list, and their clients take the first.
+        let alone = single && parameters.is_none();
+        tei::write_predictions(Rows::new(&done.rows, done.width), Labels { names: &names, top_k, alone })
+    };
     call.write(done, write).await
 }
 
 /// vLLM's `POST /classify`.
 pub(super) async fn classify(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+    labelled(call, body, false).await
+}
+
+/// Infinity's `POST /classify`.
+pub(super) async fn classify_infinity(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
+    labelled(call, body, true).await
+}
+
+async fn labelled(call: Arc<Call>, body: Vec<u8>, as_infinity: bool) -> Result<Answer, Refusal> {
     let limit = call.app.limits.pairs();
     let asked = call.parse(body, move |body| ClassifyRequest::parse(body, limit)).await?;
-    let ClassifyRequest { model, input } = asked;
+    let ClassifyRequest { model, input, single, raw_scores, truncation } = asked;
     let model = call.model(model)?;
     let labelling = call.service().purpose.labels("/classify")?;
     let head = &labelling.head;
     let texts = input.into_iter().map(Text::One).collect();
-    let named = Named { field: "input", single: false };
-    let tokens = call.read(texts, named, labelling.reading(Overlong::Refuse)).await?;
+    let named = Named { field: "input", single };
+    let reading = Reading { prompt: labelling.prompt.clone(), ..call.reading(truncation, named)? };
+    let tokens = call.read(texts, named, reading).await?;
     let mut done = call.compute(tokens, Output::Pooled).await?;
-    activate(head, &mut done.rows);
+    if !raw_scores {
+        activate(head, &mut done.rows);
+    }
     let (labels, created, id) = (head.labels.clone(), call.app.started_at, call.id.clone());
     let write = move |done: Done| {
         let around = Around { id: id.as_str(), created, model: &model, tokens: done.spent.tokens };
-        around.write_classes(Rows::new(&done.rows, done.width), &labels)
+        let rows = Rows::new(&done.rows, done.width);
+        if as_infinity { around.write_labels(rows, &labels) } else { around.write_classes(rows, &labels) }
     };
     call.write(done, write).await
 }
 
-/// `POST /tokenize`.
+/// `POST /tokenize`, in the words of TEI or of vLLM.
 pub(super) async fn tokenize(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.inputs();
     let asked = call.parse(body, move |body| TokenizeRequest::parse(body, limit)).await?;
-    let TokenizeRequest { texts, single, add_special_tokens, prompt } = asked;
+    let TokenizeRequest { texts, answer, add_special_tokens, prompt } = asked;
     let prompt = match &call.service().purpose {
         Purpose::Embed(embedding) => embedding.prompt(&prompt)?,
         Purpose::Label(labelling) => labelling.prompt.clone(),
     };
+    let named = match &answer {
+        TokenizeAnswer::Tei { single } => Named { field: "inputs", single: *single },
+        TokenizeAnswer::Vllm(asked) => {
+            call.model(asked.model.clone())?;
+            Named { field: "prompt", single: true }
+        }
+    };
     let (inputs, started) = (texts.len(), Instant::now());
     let tokens = call.service().tokenizer.inspect(texts, prompt, add_special_tokens).await;
-    let tokens = tokens.map_err(|error| call.unread(error, Named { field: "inputs", single }))?;
+    let tokens = tokens.map_err(|error| call.unread(error, named))?;
     let count: usize = tokens.iter().map(Vec::len).sum();
     let spent = tokenized(&call, inputs, count, started.elapsed())?;
-    let json = call.off_reactor(count > INLINE_TOKENS, move || super::to_json(&tokens)).await?;
+    let max_input_tokens = call.service().readable.max_input_tokens;
+    let write = move || match answer {
+        TokenizeAnswer::Tei { single: _ } => super::to_json(&tokens),
+        TokenizeAnswer::Vllm(VllmTokens { model: _, with_texts }) => {
+            write_tokens(&tokens.concat(), max_input_tokens, with_texts)
+        }
+    };
+    let json = call.off_reactor(count > INLINE_TOKENS, write).await?;
     Ok(Answer { json, spent })
 }
 

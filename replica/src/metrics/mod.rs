@@ -13,9 +13,10 @@ mod route;
 mod text;
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
+use supervision::{Mutex, MutexGuard};
 
 use replica_core::batch::LaneLoad;
 use replica_core::cost::BatchCost;
@@ -57,7 +58,7 @@ pub(crate) struct Family<K>(Mutex<BTreeMap<K, u64>>);
 
 impl<K: Ord + Copy> Family<K> {
     fn new() -> Family<K> {
-        Family(Mutex::new(BTreeMap::new()))
+        Family(Mutex::independent(BTreeMap::new()))
     }
 
     pub(crate) fn add(&self, key: K, n: u64) {
@@ -69,7 +70,7 @@ impl<K: Ord + Copy> Family<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<K, u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -203,7 +204,7 @@ impl Default for Metrics {
             cache_hits: Counter::default(),
             cache_misses: Counter::default(),
             cache_evictions: Counter::default(),
-            now: Mutex::default(),
+            now: Mutex::independent(Now::default()),
             described: OnceLock::new(),
         }
     }
@@ -236,10 +237,10 @@ impl Metrics {
 
     /// What is now.
     pub(crate) fn set_now(&self, change: impl FnOnce(&mut Now)) {
-        change(&mut self.now.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.now.lock());
     }
 
     pub(crate) fn now(&self) -> Now {
-        *self.now.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.now.lock()
     }
 }

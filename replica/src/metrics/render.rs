@@ -7,6 +7,7 @@ use replica_core::wire::error::ErrorCode;
 
 use super::text::Text;
 use crate::engine::Statistics;
+use supervision::panics::{self, Scope};
 
 use super::{Counter, Distribution, LaneMetrics, Metrics, Now, Stage};
 
@@ -20,6 +21,7 @@ impl Metrics {
     pub fn render(&self) -> String {
         let mut text = Text::default();
         self.render_requests(&mut text);
+        render_panics(&mut text);
         self.render_queue(&mut text);
         self.render_batches(&mut text);
         self.render_engine(&mut text);
@@ -222,5 +224,17 @@ impl Metrics {
         let loads = self.now().loads;
         let waiting: u64 = Lane::ALL.iter().map(|lane| loads.of(*lane).queued.inputs).sum();
         text.single("te_queue_size", "gauge", "Inputs that wait.", waiting);
+    }
+}
+/// Panics of this process, which [`supervision`] counts.
+fn render_panics(text: &mut Text) {
+    let name = "meridian_replica_panics_total";
+    text.head(
+        name,
+        "counter",
+        "Panics that were contained, by where: each is a defect, and its line is in the log.",
+    );
+    for scope in Scope::ALL {
+        text.sample(name, &[("scope", scope.as_str())], panics::contained(scope));
     }
 }

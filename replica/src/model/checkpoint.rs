@@ -1,8 +1,8 @@
 //! The weights: `model.safetensors`, or the files among which `model.safetensors.index.json` shares them out; mapped.
 //!
 //! The headers are read and checked at once, so that a tensor that is handed out lies inside its file and has the shape
-//! that was asked for. The numbers are not looked at: that would read the whole file at every start, and whoever pulled
-//! it compared its checksum.
+//! that was asked for. The numbers are not looked at here: that would read the whole file at every start. The engine
+//! checks those that it takes ([`Tensor::check_finite`]).
 //!
 //! Weights in Python's pickle format are refused: to read them is to run the program that they are.
 
@@ -14,8 +14,8 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
 
-use super::tensor::{Kind, Tensor};
-use super::{MappedFile, ModelError, TensorProblem, json};
+use super::tensor::{Kind, Origin, Tensor};
+use super::{MappedFile, ModelError, TensorProblem, formats, json};
 
 /// The length of the header, as eight bytes, stands before the header.
 const LENGTH_BYTES: usize = 8;
@@ -59,11 +59,7 @@ impl Checkpoint {
             return Checkpoint::sharded(folder, folder.join(INDEX));
         }
         if let Some(pickle) = PICKLES.into_iter().find(|name| there(name)) {
-            let problem = format!(
-                "weights in Python's pickle format are not read, since reading them runs what is in them; take a \
-                 revision of the model that has {SINGLE}, or write one: in Python, load the model and call \
-                 `save_pretrained`"
-            );
+            let problem = formats::pickle(folder);
             return Err(ModelError::Content { path: folder.join(pickle), problem });
         }
         // There is none: the sentence is that of the file that most models have.
@@ -135,7 +131,8 @@ impl Checkpoint {
         }
         let (start, end) = info.data_offsets;
         let bytes = file.data_start + start..file.data_start + end;
-        Ok(Tensor::new(Arc::clone(&file.file), bytes, kind, shape))
+        let origin = Origin { path: file.path.clone(), name: name.to_owned() };
+        Ok(Tensor::new(origin, Arc::clone(&file.file), bytes, kind, shape))
     }
 
     fn find(&self, name: &str) -> Option<(&TensorFile, &TensorInfo)> {

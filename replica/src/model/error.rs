@@ -32,6 +32,37 @@ pub enum ModelError {
         /// What is wrong with it.
         problem: TensorProblem,
     },
+    /// More than one of these.
+    #[error("{}", joined(.0))]
+    Several(Vec<ModelError>),
+}
+
+/// Problems that are shown of several.
+const SHOWN: usize = 20;
+
+impl ModelError {
+    /// All of these, of which there is at least one, as one error.
+    pub fn of_all(mut problems: Vec<ModelError>) -> Option<ModelError> {
+        match problems.len() {
+            0 | 1 => problems.pop(),
+            _ => Some(ModelError::Several(problems)),
+        }
+    }
+
+    /// Each problem by itself.
+    pub fn into_all(self) -> Vec<ModelError> {
+        match self {
+            ModelError::Several(problems) => problems,
+            one => vec![one],
+        }
+    }
+}
+
+fn joined(problems: &[ModelError]) -> String {
+    let shown: Vec<String> = problems.iter().take(SHOWN).map(ToString::to_string).collect();
+    let rest = problems.len().saturating_sub(SHOWN);
+    let more = if rest > 0 { format!("; and {rest} more") } else { String::new() };
+    shown.join("; ") + &more
 }
 
 /// What is wrong with one tensor.
@@ -53,6 +84,32 @@ pub enum TensorProblem {
     Kind {
         /// What the file says.
         found: String,
+    },
+    /// It holds NaN or an infinity.
+    #[error(
+        "holds {value} at row {}, column {}: the weights are damaged or their training diverged; pull the model again, \
+         or take another revision of it",
+        at[0], at[1]
+    )]
+    NotFinite {
+        /// The number.
+        value: String,
+        /// Its row and column.
+        at: [usize; 2],
+    },
+    /// It holds a number that is too large for the engine.
+    #[error(
+        "holds {value} at row {}, column {}, and the engine multiplies it by {factor}, which overflows a 32-bit float; \
+         take another revision of the model",
+        at[0], at[1]
+    )]
+    Overflow {
+        /// The number.
+        value: String,
+        /// Its row and column.
+        at: [usize; 2],
+        /// What the engine multiplies it by.
+        factor: String,
     },
     /// The file ends before it does.
     #[error("ends at byte {end} and the file at byte {length}: the file is truncated, pull the model again")]

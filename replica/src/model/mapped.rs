@@ -13,12 +13,12 @@ pub struct MappedFile(memmap2::Mmap);
 impl MappedFile {
     /// Maps the file; a page is read when it is first touched.
     pub fn open(path: &Path) -> io::Result<MappedFile> {
-        MappedFile::map(path, &MmapOptions::new())
+        MappedFile::map(&File::open(path)?, &MmapOptions::new())
     }
 
     /// Maps the file and has all of it read now.
-    pub fn open_and_read(path: &Path) -> io::Result<MappedFile> {
-        MappedFile::map(path, MmapOptions::new().populate())
+    pub fn map_and_read(file: &File) -> io::Result<MappedFile> {
+        MappedFile::map(file, MmapOptions::new().populate())
     }
 
     /// Memory of this process alone, all zeros before `fill` writes to it.
@@ -28,12 +28,12 @@ impl MappedFile {
         memory.make_read_only().map(MappedFile)
     }
 
-    fn map(path: &Path, options: &MmapOptions) -> io::Result<MappedFile> {
-        let file = File::open(path)?;
-        // SAFETY: the bytes behind a `&[u8]` must not change. Files in the model cache are renamed into place whole and
-        // never written to again; a folder that a person names as a model is his to leave alone while it is served, as
-        // it is with every server that maps weights.
-        let map = unsafe { options.map(&file)? };
+    fn map(file: &File, options: &MmapOptions) -> io::Result<MappedFile> {
+        // SAFETY: the bytes behind a `&[u8]` must not change. Files in the model cache are renamed into place whole, are
+        // never written to again, and belong to this user or to root with no right to write for others (the cache and
+        // `packed_file` check both). A folder that an operator names as a model is the operator's to leave alone while it
+        // is served, as it is with every server that maps weights.
+        let map = unsafe { options.map(file)? };
         Ok(MappedFile(map))
     }
 

@@ -10,6 +10,8 @@
 mod architecture;
 mod checkpoint;
 mod error;
+mod finite;
+pub(crate) mod formats;
 mod head;
 #[expect(unsafe_code, reason = "a mapped file is memory that another process could change")]
 mod mapped;

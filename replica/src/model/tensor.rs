@@ -6,9 +6,11 @@
 
 use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::MappedFile;
+use super::finite::{NotFinite, first_not_finite};
+use super::{MappedFile, ModelError, TensorProblem};
 
 /// The kinds of floats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,12 +23,23 @@ pub(super) enum Kind {
 /// A tensor of floats. It keeps its file mapped.
 #[derive(Clone, Debug)]
 pub struct Tensor {
+    /// Where it was read from, for messages.
+    origin: Arc<Origin>,
     file: Arc<MappedFile>,
     bytes: Range<usize>,
     kind: Kind,
     rows: usize,
     /// Numbers of one row: the last dimension.
     row_length: usize,
+}
+
+/// The file and the name of a tensor.
+#[derive(Debug)]
+pub(super) struct Origin {
+    /// The file.
+    pub(super) path: PathBuf,
+    /// The name in the file's header.
+    pub(super) name: String,
 }
 
 /// Numbers where they lie in the file.
@@ -42,12 +55,43 @@ pub enum Numbers<'a> {
 
 impl Tensor {
     /// The tensor of this kind and shape at these bytes of the file, which are as many as that takes.
-    pub(super) fn new(file: Arc<MappedFile>, bytes: Range<usize>, kind: Kind, shape: &[usize]) -> Tensor {
+    pub(super) fn new(
+        origin: Origin,
+        file: Arc<MappedFile>,
+        bytes: Range<usize>,
+        kind: Kind,
+        shape: &[usize],
+    ) -> Tensor {
         let (rows, row_length) = match shape.split_last() {
             Some((last, rest)) => (rest.iter().product(), *last),
             None => (1, 1),
         };
-        Tensor { file, bytes, kind, rows, row_length }
+        Tensor { origin: Arc::new(origin), file, bytes, kind, rows, row_length }
+    }
+
+    /// Zeros in the place of a tensor that cannot be had, so that the others can be looked for as well.
+    pub(crate) fn placeholder(shape: &[usize]) -> io::Result<Tensor> {
+        let numbers: usize = shape.iter().product();
+        let bytes = numbers * size_of::<f32>();
+        let file = Arc::new(MappedFile::private(bytes.max(1), |_| {})?);
+        let origin = Origin { path: PathBuf::new(), name: String::new() };
+        Ok(Tensor::new(origin, file, 0..bytes, Kind::F32, shape))
+    }
+
+    /// Refuses a tensor that holds NaN, an infinity, or a number that overflows when it is multiplied by `factor`.
+    /// Reads all of it.
+    pub fn check_finite(&self, factor: f32) -> Result<(), ModelError> {
+        let Some(NotFinite { index, value }) = first_not_finite(self.numbers(), factor) else {
+            return Ok(());
+        };
+        let width = self.row_length.max(1);
+        let at = [index / width, index % width];
+        let problem = match value.is_finite() {
+            false => TensorProblem::NotFinite { value: value.to_string(), at },
+            true => TensorProblem::Overflow { value: format!("{value:e}"), at, factor: factor.to_string() },
+        };
+        let Origin { path, name } = &*self.origin;
+        Err(ModelError::Tensor { path: path.clone(), tensor: name.clone(), problem })
     }
 
     /// Rows: all dimensions but the last.
@@ -155,13 +199,13 @@ impl Numbers<'_> {
     }
 }
 
-fn from_bf16(bytes: [u8; 2]) -> f32 {
+pub(super) fn from_bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
 /// One bit of sign, five of exponent with the middle at 15, ten of fraction. Without a branch that would keep a loop
 /// from being computed in vectors.
-fn from_f16(bytes: [u8; 2]) -> f32 {
+pub(super) fn from_f16(bytes: [u8; 2]) -> f32 {
     let bits = u32::from(u16::from_le_bytes(bytes));
     let (sign, rest) = (bits & 0x8000, bits & 0x7fff);
     // The exponent's middle is 127 here; infinities and NaNs keep the highest exponent that there is.

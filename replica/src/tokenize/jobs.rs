@@ -5,14 +5,15 @@
 //! every time.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use supervision::Mutex;
 
 use replica_core::turns::{HANDFUL_BYTES, HUGE_BYTES, Size};
 use replica_core::wire::tei::SimpleToken;
 use tokio::sync::oneshot;
 
 use super::text::{LastFirst, Problem};
-use super::{Reading, Text, TextTokenizer, TokenizeError, Tokenized, lock};
+use super::{Reading, Text, TextTokenizer, TokenizeError, Tokenized};
 
 /// The texts of one request and what is to be done with them.
 pub(super) trait Job: Send + Sync {
@@ -138,7 +139,7 @@ impl<T: Task> Items<T> {
             failure: None,
             answer: Some(answer),
         };
-        (Items { task, items, progress: Mutex::new(progress) }, answered)
+        (Items { task, items, progress: Mutex::independent(progress) }, answered)
     }
 
     fn next_size(&self, progress: &Progress<T::Done>) -> Option<Size> {
@@ -164,11 +165,11 @@ impl<T: Task> Items<T> {
 
 impl<T: Task> Job for Items<T> {
     fn size(&self) -> Size {
-        self.next_size(&lock(&self.progress)).unwrap_or(Size::Short)
+        self.next_size(&self.progress.lock()).unwrap_or(Size::Short)
     }
 
     fn take(&self) -> Option<(Range<usize>, Option<Size>)> {
-        let mut progress = lock(&self.progress);
+        let mut progress = self.progress.lock();
         if progress.answer.as_ref().is_none_or(oneshot::Sender::is_closed) {
             return None;
         }
@@ -193,7 +194,7 @@ impl<T: Task> Job for Items<T> {
     fn work(&self, tokenizer: &TextTokenizer, handful: Range<usize>) -> bool {
         let done: Vec<Result<T::Done, Problem>> =
             self.task.run(tokenizer, &self.items[handful.clone()]).collect();
-        let mut progress = lock(&self.progress);
+        let mut progress = self.progress.lock();
         for (index, result) in handful.zip(done) {
             progress.left -= 1;
             match result {

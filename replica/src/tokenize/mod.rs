@@ -13,8 +13,6 @@ mod tests;
 mod text;
 mod word_pieces;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use replica_core::input::Unreadable;
 
 pub use pool::{MAX_JOBS, TokenizerPool};
@@ -52,9 +50,4 @@ pub enum TokenizeError {
     Stopped,
     /// The tokenizer failed; the text is for the log.
     Broken(String),
-}
-
-/// A worker that panicked held the lock over plain moves only, so what it guards is whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

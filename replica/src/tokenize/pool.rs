@@ -8,14 +8,15 @@
 //! A job whose caller has gone away is dropped at its next turn.
 
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use supervision::{Condvar, Mutex, task};
 
 use replica_core::turns::{Size, Turns};
 use replica_core::wire::tei::SimpleToken;
 
 use super::jobs::{Decode, Encode, Inspect, Items, Job, Task};
-use super::{Reading, Text, TextTokenizer, TokenizeError, Tokenized, lock};
+use super::{Reading, Text, TextTokenizer, TokenizeError, Tokenized};
 
 /// Jobs that wait or are worked on. Far more than the engine's queue admits of any but the shortest requests; what it
 /// bounds is the memory of a flood of those.
@@ -49,10 +50,14 @@ impl TokenizerPool {
         let mut pool = TokenizerPool { shared, workers: Vec::new() };
         for n in 0..threads {
             let shared = Arc::clone(&pool.shared);
-            let worker = thread::Builder::new().name(format!("tokenizer-{n}"));
-            pool.workers.push(worker.spawn(move || shared.work())?);
+            pool.workers.push(task::thread(&format!("tokenizer-{n}"), move || shared.work())?);
         }
         Ok(pool)
+    }
+
+    /// The special tokens around a text.
+    pub fn special_tokens(&self) -> usize {
+        self.shared.tokenizer.special_tokens(false)
     }
 
     /// The tokens of each text, special tokens included, in the order of the texts.
@@ -79,6 +84,11 @@ impl TokenizerPool {
         self.ask(Decode { skip_special_tokens }, lists).await
     }
 
+    /// Jobs that wait or are worked on.
+    pub(crate) fn open_jobs(&self) -> usize {
+        self.shared.queue.lock().open
+    }
+
     async fn ask<T: Task>(&self, task: T, items: Vec<T::Item>) -> Result<Vec<T::Done>, TokenizeError> {
         if items.is_empty() {
             return Ok(Vec::new());
@@ -91,7 +101,7 @@ impl TokenizerPool {
 
 impl Drop for TokenizerPool {
     fn drop(&mut self) {
-        lock(&self.shared.queue).closed = true;
+        self.shared.queue.lock().closed = true;
         self.shared.work.notify_all();
         for worker in self.workers.drain(..) {
             // A worker that panicked has said so on stderr; there is nothing to add on the way out.
@@ -103,7 +113,7 @@ impl Drop for TokenizerPool {
 impl Shared {
     fn take_in(&self, job: Arc<dyn Job>) -> Result<(), TokenizeError> {
         let size = job.size();
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.open >= MAX_JOBS {
             return Err(TokenizeError::Full);
         }
@@ -117,7 +127,7 @@ impl Shared {
     pub(super) fn work(&self) {
         while let Some((job, handful, size)) = self.next_turn() {
             let last = job.work(&self.tokenizer, handful);
-            let mut queue = lock(&self.queue);
+            let mut queue = self.queue.lock();
             if last {
                 queue.open -= 1;
             }
@@ -131,13 +141,13 @@ impl Shared {
 
     /// The next texts to work on, waiting for them; `None` when the pool ends.
     fn next_turn(&self) -> Option<(Arc<dyn Job>, Range<usize>, Size)> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         loop {
             if queue.closed {
                 return None;
             }
             let Some((job, size)) = queue.turns.take() else {
-                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = self.work.wait(queue);
                 continue;
             };
             match job.take() {

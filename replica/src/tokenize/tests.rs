@@ -108,10 +108,10 @@ fn jobs_beyond_the_limit_are_refused_and_those_of_callers_who_left_make_room() {
         while encode(&pool, &["w1"]) == Err(TokenizeError::Full) {
             thread::yield_now();
         }
-        while lock(&pool.shared.queue).open > 0 {
+        while pool.shared.queue.lock().open > 0 {
             thread::yield_now();
         }
-        lock(&pool.shared.queue).closed = true;
+        pool.shared.queue.lock().closed = true;
         pool.shared.work.notify_all();
     });
 }

@@ -206,8 +206,12 @@ impl TextTokenizer {
 
     /// Tokens that are left beside the special ones.
     fn room(&self, pair: bool) -> usize {
-        let special = self.tokenizer.get_post_processor().map_or(0, |template| template.added_tokens(pair));
-        self.readable.max_input_tokens.saturating_sub(special)
+        self.readable.max_input_tokens.saturating_sub(self.special_tokens(pair))
+    }
+
+    /// Tokens that are put around a text or a pair.
+    pub(super) fn special_tokens(&self, pair: bool) -> usize {
+        self.tokenizer.get_post_processor().map_or(0, |template| template.added_tokens(pair))
     }
 
     fn prepared<'a>(&self, text: &'a str, prompt: Option<&str>) -> Cow<'a, str> {

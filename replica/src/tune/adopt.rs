@@ -1,8 +1,9 @@
 //! What a replica runs with: its own configuration first, then what was tuned for this model on this machine, then the
 //! defaults; each key by itself.
 //!
-//! A precision changes answers, so it is tuned only where the configuration leaves it open; and settings are those of the
-//! precision that the replica runs with.
+//! A precision changes the rows that are computed, and with them the identity of the model. So it is never tuned: a replica
+//! computes in the precision of its configuration, or in f32 where that says nothing, and takes the settings that were tuned
+//! for that precision.
 
 use std::num::NonZeroUsize;
 use std::thread::available_parallelism;
@@ -27,17 +28,15 @@ pub struct Adopted {
 /// Puts the three together. What is found stays within what is given: no batch is larger than the queue, and none of
 /// lookups larger than any.
 pub fn adopt(config: &Config, tuned: Option<&Tuned>) -> Adopted {
-    let wanted = config.engine.precision;
-    let choice = tuned.and_then(|tuned| {
-        tuned.choices.iter().find(|choice| wanted.is_none_or(|precision| choice.precision == precision))
-    });
+    let precision = config.engine.precision.unwrap_or(Precision::F32);
+    let choice = tuned.and_then(|tuned| tuned.choices.iter().find(|choice| choice.precision == precision));
     let found = choice.map_or_else(BatchSettings::default, |choice| choice.batch);
     let BatchChoice { batch_tokens, interactive_batch_tokens, bulk_share_percent, window_max } = config.batch;
     let batch_tokens = batch_tokens.unwrap_or(found.batch_tokens).min(config.limits.max_queue_tokens);
     let of_lookups = interactive_batch_tokens.unwrap_or(found.interactive_batch_tokens);
     let cores = || available_parallelism().unwrap_or(NonZeroUsize::MIN);
     Adopted {
-        precision: wanted.or(choice.map(|choice| choice.precision)).unwrap_or(Precision::F32),
+        precision,
         threads: config.threads.engine.or(choice.map(|choice| choice.threads)).unwrap_or_else(cores),
         batch: BatchSettings {
             batch_tokens,
@@ -83,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_precision_is_taken_only_where_the_configuration_leaves_it_open() {
+    fn a_precision_is_never_taken_from_what_was_tuned() {
         let mut both = tuned(Precision::Int8, 3);
         both.choices.extend(tuned(Precision::F32, 2).choices);
         let check = |toml: &str, tuned: &Tuned, precision: Precision, threads: Option<usize>| {
@@ -91,11 +90,13 @@ mod tests {
             let expected = threads.and_then(NonZeroUsize::new).or(available_parallelism().ok());
             assert_eq!((adopted.precision, Some(adopted.threads)), (precision, expected), "{toml}");
         };
-        check("", &both, Precision::Int8, Some(3));
+        check("", &both, Precision::F32, Some(2));
+        check("engine = { precision = \"int8\" }\n", &both, Precision::Int8, Some(3));
         check("engine = { precision = \"f32\" }\n", &both, Precision::F32, Some(2));
         // Settings of another precision say nothing about this one.
         let other = tuned(Precision::Int8, 3);
         check("engine = { precision = \"f32\" }\n", &other, Precision::F32, None);
+        check("", &other, Precision::F32, None);
     }
 
     #[test]

@@ -208,7 +208,7 @@ pub fn text(tuned: &Tuned, qualities: &[(Precision, Quality)], points: &[Point])
     };
     let body = toml::to_string(&file).expect("numbers and names are TOML");
     format!(
-        "# Written by `meridian tune`. A replica of this model on such a machine takes the first settings of its precision,\n\
+        "# Written by `meridian tune`. A replica of this model on such a machine takes the settings of its own precision,\n\
          # but for what its own configuration says. Delete the file to go back to the defaults.\n\n{body}"
     )
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use replica_core::Precision;
 use serde_json::{Value, json};
 
 use super::curve::Point;
@@ -61,6 +62,13 @@ impl Report {
                 "others were using this machine (a load of {others:.1} for each core): measure again when it is idle"
             );
         }
+        if let Some(recommended) = self.recommended() {
+            let _ = writeln!(
+                table,
+                "{recommended} is the fastest precision that is good enough; a replica computes in it only if its deployment \
+                 says precision = \"{recommended}\""
+            );
+        }
         let _ = write!(
             table,
             "settings: {}\nplot: {}\nA replica of this model on this machine takes them at its next start.",
@@ -110,11 +118,17 @@ impl Report {
             .collect();
         json!({
             "model": tuned.source, "digest": tuned.digest, "hardware": tuned.hardware, "settings": choices,
-            "quality": quality, "curve": curve, "before": setting(before),
+            "recommended_precision": self.recommended().map(Precision::as_str), "quality": quality, "curve": curve, "before": setting(before),
             "tokens_per_second": comparison.map(|(before, after)| json!({"before": before.round(), "after": after.round()})),
             "file": file, "plot": plot, "seconds": took.as_secs_f64(),
             "others_per_core": others,
         })
+    }
+
+    /// The precision that is worth a change of the deployment: the fastest, where that is not the one that is usual.
+    fn recommended(&self) -> Option<Precision> {
+        let fastest = self.tuned.choices.first().map(|choice| choice.precision);
+        fastest.filter(|precision| *precision != Precision::F32)
     }
 
     fn is_chosen(&self, setting: &Setting) -> bool {

@@ -1,10 +1,12 @@
 //! What an engine is loaded from: packed weights that are shared, and checkpoints that are not what they should be.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, LoadError, PackedCache, WeightsPlace};
 use replica::model::{ModelDir, ModelError, TensorProblem};
+use replica_core::Precision;
 
 use super::{cases, check_small, copy_of, golden, load, options};
 
@@ -35,12 +37,109 @@ fn packed_weights_are_written_once_and_shared() {
 
     // A file that is not whole, or of another model, is made anew.
     let whole = fs::read(&paths[0]).unwrap();
-    fs::write(&paths[0], &whole[..whole.len() - 4]).unwrap();
+    replace(&paths[0], &whole[..whole.len() - 4]);
     load_shared("abc");
     assert_eq!(fs::read(&paths[0]).unwrap(), whole);
-    fs::write(&paths[0], fs::read(load_shared("abd")).unwrap()).unwrap();
+    replace(&paths[0], &fs::read(load_shared("abd")).unwrap());
     load_shared("abc");
     assert_eq!(fs::read(&paths[0]).unwrap(), whole);
+
+    // So is one of which a single byte is another one, wherever it stands.
+    for place in [4096, whole.len() / 2, whole.len() - 1] {
+        let mut altered = whole.clone();
+        altered[place] ^= 0x40;
+        replace(&paths[0], &altered);
+        load_shared("abc");
+        assert_eq!(fs::read(&paths[0]).unwrap(), whole, "byte {place}");
+    }
+}
+
+#[test]
+fn packed_weights_are_their_users_alone() {
+    let cache = tempfile::tempdir().unwrap();
+    let folder = cache.path().join("packed");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    // As an earlier version left it.
+    fs::create_dir(&folder).unwrap();
+    fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
+    let load_shared = || {
+        let options =
+            CpuOptions { packed: Some(PackedCache::below(cache.path(), "abc")), ..options(1, Isa::best()) };
+        match load(&golden("small_bert_mean"), options).weights_place() {
+            WeightsPlace::SharedFile(path) => path.clone(),
+            place => panic!("{place:?}"),
+        }
+    };
+    let path = load_shared();
+    assert_eq!((mode(&folder), mode(&path)), (0o700, 0o400));
+    let written = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let first = written(&path);
+    fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+    load_shared();
+    assert!(written(&path) > first, "a file that others can read or write is made anew");
+    assert_eq!(mode(&path), 0o400);
+    // A link is not followed, whatever stands at its end.
+    let elsewhere = cache.path().join("elsewhere");
+    fs::rename(&path, &elsewhere).unwrap();
+    symlink(&elsewhere, &path).unwrap();
+    load_shared();
+    assert!(fs::symlink_metadata(&path).unwrap().is_file());
+}
+
+/// Puts another content in the place of a file that is not to be written to.
+fn replace(path: &Path, content: &[u8]) {
+    fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+    fs::write(path, content).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o400)).unwrap();
+}
+
+#[test]
+fn weights_that_are_not_numbers_are_refused_by_the_name_of_the_tensor() {
+    let whole = fs::read(golden("small_bert_cls").join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&whole[8..8 + length]).unwrap();
+    let mut tried = 0;
+    for (name, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {
+        let used = !name.contains("pooler") && !name.contains("position_ids");
+        for (value, precision) in [(f32::NAN, Precision::F32), (f32::INFINITY, Precision::Int8)] {
+            let copy = copy_of(&golden("small_bert_cls"));
+            let start = 8 + length + entry["data_offsets"][0].as_u64().unwrap() as usize;
+            let mut spoiled = whole.clone();
+            spoiled[start + 8..start + 12].copy_from_slice(&value.to_le_bytes());
+            fs::write(copy.path().join("model.safetensors"), spoiled).unwrap();
+            let model = ModelDir::open(copy.path()).unwrap();
+            let options = CpuOptions { precision, ..options(1, Isa::best()) };
+            let checked = CpuEngine::check_weights(&model).map_err(|error| error.to_string());
+            let loaded = CpuEngine::load(&model, options).map(drop).map_err(|error| error.to_string());
+            let (Err(checked), Err(loaded)) = (checked, loaded) else {
+                assert!(!used, "{name} is used, and {value} in it was taken");
+                continue;
+            };
+            assert_eq!(checked, loaded);
+            assert!(loaded.contains(&format!("tensor `{name}` holds {value} at row")), "{loaded}");
+            tried += 1;
+        }
+    }
+    assert!(tried >= 2 * 37, "{tried}");
+}
+
+#[test]
+fn everything_that_is_wrong_with_the_tensors_is_told_at_once() {
+    let copy = copy_of(&golden("small_bert_cls"));
+    let path = copy.path().join("config.json");
+    let config = fs::read_to_string(&path).unwrap();
+    let config = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
+    fs::write(&path, config.replace("\"vocab_size\": 200", "\"vocab_size\": 201")).unwrap();
+    let problems = replica::validate::problems(copy.path());
+    // The tokenizer is missing from these models, which is told before anything else.
+    assert!(problems.len() == 1 && problems[0].contains("no tokenizer.json"), "{problems:?}");
+    let model = ModelDir::open(copy.path()).unwrap();
+    let problems = CpuEngine::check_weights(&model).unwrap_err().into_all();
+    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    assert_eq!(problems.len(), 17, "{problems:#?}");
+    assert!(problems[0].contains("word_embeddings.weight` has the shape [200, 64]"), "{problems:?}");
+    assert_eq!(problems.iter().filter(|problem| problem.contains("encoder.layer.2.")).count(), 16);
 }
 
 #[test]
@@ -137,7 +236,10 @@ fn refused(change: impl FnOnce(&Path)) -> (String, TensorProblem) {
         .map_err(LoadError::from)
         .and_then(|model| CpuEngine::load(&model, options(1, Isa::best())));
     match loaded.err() {
-        Some(LoadError::Model(ModelError::Tensor { tensor, problem, .. })) => (tensor, problem),
+        Some(LoadError::Model(error)) => match error.into_all().swap_remove(0) {
+            ModelError::Tensor { tensor, problem, .. } => (tensor, problem),
+            other => panic!("{other:?}"),
+        },
         other => panic!("{other:?}"),
     }
 }

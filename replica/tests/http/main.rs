@@ -1,14 +1,17 @@
 //! The replica's API over real sockets, with a real engine on a small model: what a client may send, what comes back,
 //! and what becomes of a request when its caller, its time or its replica goes away.
 
+mod apis;
 mod clients;
 mod limits;
 mod openai;
 mod rerank;
+mod revision;
 mod rubbish;
 #[path = "../served/mod.rs"]
 mod served;
 mod tei;
+mod token_ids;
 
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};

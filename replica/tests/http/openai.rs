@@ -1,10 +1,10 @@
-//! What `POST /v1/embeddings` has beside the inputs: dimensions and prompts.
+//! What `POST /v1/embeddings` has beside the inputs: dimensions, prompts, normalization and truncation.
 
 use replica_core::wire::error::ErrorCode;
 use serde_json::{Value, json};
 
 use crate::check_refused;
-use crate::served::{HIDDEN, Kind, PROMPTS, Served};
+use crate::served::{HIDDEN, Kind, MAX_TOKENS, PROMPTS, Served};
 
 fn vector(replica: &Served, body: Value) -> (Vec<f32>, u64) {
     let answer = replica.embed(&body);
@@ -35,12 +35,75 @@ fn fewer_dimensions_are_the_first_ones_at_length_one_again() {
 }
 
 #[test]
-fn a_model_that_does_not_normalise_is_not_normalised_for() {
+fn vectors_have_length_one_unless_the_request_or_the_configuration_says_otherwise() {
+    let input = |rest: Value| {
+        let mut body = json!({"model": "small", "input": "w1 w2"});
+        body.as_object_mut().expect("an object").extend(rest.as_object().expect("an object").clone());
+        body
+    };
+    // This model has no normalization of its own.
     let replica = Served::start("");
-    let (whole, _) = vector(&replica, json!({"model": "small", "input": "w1 w2"}));
-    let (short, _) = vector(&replica, json!({"model": "small", "input": "w1 w2", "dimensions": 8}));
-    assert!((length(&whole) - 1.0).abs() > 1e-3);
-    assert_eq!(short, whole[..8]);
+    assert_eq!(replica.get("/info")["model"]["normalized"], true);
+    let (whole, _) = vector(&replica, input(json!({})));
+    let (short, _) = vector(&replica, input(json!({"dimensions": 8})));
+    assert!((length(&whole) - 1.0).abs() < 1e-6 && (length(&short) - 1.0).abs() < 1e-6);
+    let (plain, _) = vector(&replica, input(json!({"normalize": false})));
+    assert!((length(&plain) - 1.0).abs() > 1e-3);
+    let (jina, _) = vector(&replica, input(json!({"normalized": false})));
+    assert_eq!(jina, plain);
+    let scale = length(&plain);
+    for (plain, whole) in plain.iter().zip(&whole) {
+        assert!((plain / scale - whole).abs() < 1e-6);
+    }
+
+    let configured = Served::start("[embeddings]\nnormalize = false\n");
+    assert_eq!(configured.get("/info")["model"]["normalized"], false);
+    assert_eq!(vector(&configured, input(json!({}))).0, plain);
+    let (asked, _) = vector(&configured, input(json!({"normalize": true})));
+    assert!((length(&asked) - 1.0).abs() < 1e-6);
+    // A model that has one keeps it.
+    let own = Served::of(Kind::Prompted, "[embeddings]\nnormalize = false\n");
+    assert!((length(&vector(&own, input(json!({}))).0) - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn what_is_too_long_is_cut_where_the_request_or_the_configuration_says_so() {
+    let words = |count: usize| (0..count).map(|i| format!("w{}", i % 90 + 1)).collect::<Vec<_>>();
+    let (room, long) = (MAX_TOKENS - 2, words(300).join(" "));
+    let replica = Served::of(Kind::Prompted, "");
+    let body = |text: &str, rest: Value| {
+        let mut body = json!({"model": "small", "input": text});
+        body.as_object_mut().expect("an object").extend(rest.as_object().expect("an object").clone());
+        body
+    };
+    let refused = replica.embed(&body(&long, json!({})));
+    check_refused(&refused, ErrorCode::InputTooLong, Some("input"), "302 tokens");
+    let first = vector(&replica, body(&words(room).join(" "), json!({})));
+    let last = vector(&replica, body(&words(300)[300 - room..].join(" "), json!({})));
+    for (rest, expected) in [
+        (json!({"truncate": true}), &first),
+        (json!({"truncate": "END"}), &first),
+        (json!({"truncate_prompt_tokens": -1}), &first),
+        (json!({"truncate_prompt_tokens": MAX_TOKENS}), &first),
+        (json!({"truncate": true, "truncation_direction": "left"}), &last),
+        (json!({"truncate": "START"}), &last),
+        (json!({"truncate_prompt_tokens": -1, "truncation_side": "left"}), &last),
+    ] {
+        assert_eq!(vector(&replica, body(&long, rest.clone())), *expected, "{rest}");
+    }
+    let five = vector(&replica, body("w1 w2 w3 w4 w5", json!({"truncate_prompt_tokens": 5})));
+    assert_eq!(five, vector(&replica, body("w1 w2 w3", json!({}))), "special tokens are among the five");
+    for wrong in [2, MAX_TOKENS + 1] {
+        let refused = replica.embed(&body("w1", json!({"truncate_prompt_tokens": wrong})));
+        check_refused(&refused, ErrorCode::InvalidValue, Some("input"), "3 to 128");
+    }
+
+    let configured = Served::of(Kind::Prompted, "[embeddings]\nauto_truncate = true\n");
+    assert_eq!(configured.get("/info")["auto_truncate"], true);
+    assert_eq!(vector(&configured, body(&long, json!({}))), first);
+    let refused = configured.embed(&body(&long, json!({"truncate": false})));
+    check_refused(&refused, ErrorCode::InputTooLong, Some("input"), "302 tokens");
+    assert_eq!(configured.post("/embed", &json!({"inputs": long})).status, 200);
 }
 
 #[test]

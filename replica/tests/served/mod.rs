@@ -300,12 +300,14 @@ impl Drop for Served {
     }
 }
 
-/// A configuration for the model in `folder`, under the names `small` and `other`.
+/// A configuration for the model in `folder`, under the names `small` and `other`. It accepts token ids, unless `toml` says
+/// something of them.
 pub(crate) fn config(listen: &str, folder: &Path, toml: &str) -> Config {
+    let accepts = if toml.contains("token_inputs") { "" } else { "token_inputs = true\n" };
     let folder = folder.to_str().expect("a path");
     let cache = format!("{folder}/cache");
     let text = format!(
-        "listen = {listen:?}\nnames = [\"small\", \"other\"]\nmodel = {folder:?}\ncache = {cache:?}\n{toml}"
+        "listen = {listen:?}\nnames = [\"small\", \"other\"]\nmodel = {folder:?}\ncache = {cache:?}\n{accepts}{toml}"
     );
     text.parse().expect("a configuration")
 }

@@ -96,11 +96,12 @@ pub(super) fn pack(source: &LinearSource, packed: &mut [u8]) {
 fn pack_output(row: &[f32], panel: &mut [ByteLine], column: usize) -> (f32, i32) {
     let largest = row.iter().fold(0.0_f32, |largest, weight| largest.max(weight.abs()));
     let scale = largest / LARGEST;
-    let factor = if largest > 0.0 { LARGEST / largest } else { 0.0 };
+    // In binary64: below 127/2^128 the quotient overflows binary32, and every weight would be ±127.
+    let factor = if largest > 0.0 { f64::from(LARGEST) / f64::from(largest) } else { 0.0 };
     let mut sum = 0;
     for (group, line) in row.chunks(GROUP).zip(panel) {
         for (weight, byte) in group.iter().zip(&mut line[GROUP * column..]) {
-            let rounded = (weight * factor).round_ties_even() as i8;
+            let rounded = (f64::from(*weight) * factor).round_ties_even() as i8;
             *byte = rounded.cast_unsigned();
             sum += i32::from(rounded);
         }
@@ -122,6 +123,18 @@ mod tests {
         assert_eq!(bytes, [64, -127, 32, 0, 127, 0, 0, 0]);
         assert_eq!((scale, sum), (1.0 / 127.0, 96));
         assert_eq!(panel.iter().flatten().filter(|byte| **byte != 0).count(), 4);
+    }
+
+    #[test]
+    fn the_smallest_and_the_largest_weights_keep_their_proportions() {
+        for largest in [f32::MAX, 3.0e38, 1.0, 1.0e-37, 1.0e-40] {
+            let row = [largest, -largest / 4.0, 0.0, largest / 127.0];
+            let mut panel = [[0; PANEL * GROUP]; 1];
+            let (scale, sum) = pack_output(&row, &mut panel, 0);
+            let bytes: Vec<i8> = panel[0][..4].iter().map(|byte| byte.cast_signed()).collect();
+            assert_eq!(bytes, [127, -32, 0, 1], "{largest:e}");
+            assert!(scale.is_finite() && sum == 96, "{largest:e}");
+        }
     }
 
     #[test]

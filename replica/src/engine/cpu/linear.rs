@@ -18,7 +18,7 @@ use super::matrix::{Cut, Matrix, View, Window};
 use super::packed::{Packed, PackedCache, Weights, WeightsPlace};
 use super::panels::{GATED_COLUMNS, PANEL, panel_order, panels_of};
 use super::threads::Threads;
-use crate::model::Tensor;
+use crate::model::{ModelError, Tensor};
 
 /// Parts of a product by all threads per thread, so that a thread that was interrupted holds up little.
 const PARTS_PER_THREAD: usize = 3;
@@ -40,6 +40,11 @@ pub(super) struct LinearSource {
 }
 
 impl LinearSource {
+    /// Refuses weights that are not finite once they are multiplied by their factor.
+    pub(super) fn check_finite(&self) -> Result<(), ModelError> {
+        self.parts.iter().try_for_each(|(part, factor)| part.check_finite(*factor))
+    }
+
     /// Outputs of all parts.
     pub(super) fn outputs(&self) -> usize {
         self.parts.iter().map(|(part, _)| part.rows()).sum()
@@ -51,6 +56,12 @@ impl LinearSource {
 pub(super) struct LinearSources(Vec<LinearSource>);
 
 impl LinearSources {
+    /// Refuses weights that are not finite, all of them together.
+    pub(super) fn check_finite(&self) -> Result<(), ModelError> {
+        let problems = self.0.iter().filter_map(|source| source.check_finite().err()).collect();
+        ModelError::of_all(problems).map_or(Ok(()), Err)
+    }
+
     /// One more.
     pub(super) fn add(&mut self, source: LinearSource) -> LinearId {
         let outputs = source.outputs();
@@ -90,15 +101,15 @@ pub(super) struct LinearScratch {
 }
 
 impl Linears {
-    /// Packs the layers, or finds them packed.
+    /// Packs the layers, or finds them packed. Weights that are not finite are refused.
     pub(super) fn obtain(
         sources: LinearSources,
         precision: Precision,
         cache: Option<&PackedCache>,
-    ) -> (Linears, WeightsPlace) {
+    ) -> Result<(Linears, WeightsPlace), ModelError> {
         let layers = sources.0.iter().map(Layer::of).collect();
-        let (packed, place) = Packed::obtain(&sources.0, precision, cache);
-        (Linears { packed, layers }, place)
+        let (packed, place) = Packed::obtain(&sources.0, precision, cache)?;
+        Ok((Linears { packed, layers }, place))
     }
 
     /// Numbers of a row that comes out.

@@ -3,7 +3,7 @@
 //! In reading order:
 //!
 //! 1. `forward` — what happens to a batch, and how it is cut; `rotation`, `distance` — what it knows of positions.
-//! 2. `weights`, `linear`, `panels`, `packed` — what it is multiplied with, and where that lies.
+//! 2. `weights`, `linear`, `panels`, `packed`, `packed_file` — what it is multiplied with, and where that lies.
 //! 3. `matrix`, `threads` — parts of a matrix that threads may write at the same time, and the threads.
 //! 4. `kernel` — the arithmetic, for each instruction set.
 
@@ -16,6 +16,7 @@ mod linear;
 #[expect(unsafe_code, reason = "lets threads write different parts of one matrix")]
 mod matrix;
 mod packed;
+mod packed_file;
 mod panels;
 mod rotation;
 #[expect(unsafe_code, reason = "lends threads what lies on the caller's stack")]
@@ -26,8 +27,8 @@ use std::any::Any;
 use std::io;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+use supervision::Mutex;
 
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 
@@ -128,7 +129,15 @@ impl CpuEngine {
             beside: Arena::new(architecture),
         };
         let transformer = Transformer { isa, precision, architecture: architecture.clone(), weights, pool };
-        Ok(CpuEngine { description, weights_place, transformer, work: Mutex::new(work) })
+        Ok(CpuEngine { description, weights_place, transformer, work: Mutex::independent(work) })
+    }
+
+    /// Whether the weights are those of the model and are numbers: all that [`CpuEngine::load`] would refuse, without the
+    /// memory and the time for packing.
+    pub fn check_weights(model: &ModelDir) -> Result<(), ModelError> {
+        let results = [Weights::check(&model.checkpoint, &model.architecture), Pool::load(model).map(drop)];
+        let problems = results.into_iter().filter_map(Result::err).flat_map(ModelError::into_all).collect();
+        ModelError::of_all(problems).map_or(Ok(()), Err)
     }
 
     /// Where the packed weights are.
@@ -153,7 +162,7 @@ impl CpuEngine {
         if batch.is_empty() {
             return Ok(Profile::default());
         }
-        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut work = self.work.lock();
         let Work { threads, arena, .. } = &mut *work;
         let transformer = &self.transformer;
         let computed =
@@ -178,7 +187,7 @@ impl Engine for CpuEngine {
         meanwhile: &dyn Meanwhile,
         out: &mut [f32],
     ) -> Result<Vec<Failed>, EngineError> {
-        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut work = self.work.lock();
         let Work { threads, arena, beside } = &mut *work;
         let mut between = Beside { engine: self, meanwhile, arena: beside };
         self.run((threads, arena), batch, output, &mut between, out).map(|()| Vec::new())

@@ -2,15 +2,12 @@
 //!
 //! Packing takes the time to read and write all weights and comes to as much memory again, for every process. So the
 //! result is kept as a file beside the model cache, named by the digest of the model and the precision, and mapped: the
-//! second replica finds it in the page cache and starts at once. Replicas that start together wait for the first of them.
-//! The file is written under another name, flushed, and renamed: what has its name is whole. Its header says what it was
-//! made of (layout, sizes and factors of the layers), so that another version of the engine makes it anew.
+//! second replica finds it in the page cache and starts at once ([`super::packed_file`]).
 //!
-//! It is a cache. If it cannot be written the weights are private memory, and the engine works all the same.
+//! It is a cache. If it cannot be written, or another user could change it, the weights are private memory, and the
+//! engine works all the same.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::{self, Seek, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -19,14 +16,9 @@ use sha2::{Digest, Sha256};
 
 use super::byte_panels::{self, BytePanels};
 use super::linear::LinearSource;
+use super::packed_file::{HEADER_BYTES, PackedFile};
 use super::panels::{self, Panels, panels_of};
-use crate::model::MappedFile;
-
-/// To be raised with every change of what a packed file holds.
-const LAYOUT: &str = "panel32-v2";
-
-/// The file's first page says what it is; weights begin on the second.
-const HEADER_BYTES: usize = 4096;
+use crate::model::{MappedFile, ModelError};
 
 /// Where packed weights are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,12 +73,13 @@ struct Place {
 }
 
 impl Packed {
-    /// Packs the layers, or finds them packed.
+    /// Packs the layers, or finds them packed. Weights that are not finite are refused before they are packed, so a file
+    /// of packed weights holds finite numbers only.
     pub(super) fn obtain(
         sources: &[LinearSource],
         precision: Precision,
         cache: Option<&PackedCache>,
-    ) -> (Packed, WeightsPlace) {
+    ) -> Result<(Packed, WeightsPlace), ModelError> {
         let mut end = HEADER_BYTES;
         let layers: Vec<Place> =
             sources.iter().map(|source| Place::of(source, precision, &mut end)).collect();
@@ -100,15 +93,15 @@ impl Packed {
                 }
             }
         };
-        let own = || MappedFile::private(end, pack_all).expect("memory for the weights of the model");
-        let file =
-            cache.map(|cache| PackedFile::new(cache, precision, &described(sources), end).obtain(&own));
-        let (memory, place) = match file {
-            Some(Ok((file, path))) => (file, WeightsPlace::SharedFile(path)),
-            Some(Err(error)) => (own(), WeightsPlace::OwnMemory { problem: Some(error.to_string()) }),
-            None => (own(), WeightsPlace::OwnMemory { problem: None }),
+        let pack = || {
+            sources.iter().try_for_each(LinearSource::check_finite)?;
+            Ok(MappedFile::private(end, pack_all).expect("memory for the weights of the model"))
         };
-        (Packed { memory, layers }, place)
+        let (memory, place) = match cache {
+            None => (pack()?, WeightsPlace::OwnMemory { problem: None }),
+            Some(cache) => PackedFile::new(cache, precision, &described(sources), end).obtain(&pack)?,
+        };
+        Ok((Packed { memory, layers }, place))
     }
 
     /// The layer of this index.
@@ -154,75 +147,4 @@ fn described(sources: &[LinearSource]) -> String {
         write!(text, "{byte:02x}").expect("a string takes what is written");
         text
     })
-}
-
-/// A file of packed weights, made or not.
-struct PackedFile {
-    path: PathBuf,
-    header: [u8; HEADER_BYTES],
-    length: usize,
-}
-
-impl PackedFile {
-    fn new(cache: &PackedCache, precision: Precision, layers: &str, length: usize) -> PackedFile {
-        // A digest is a file name; whatever else was given, the header has it in full.
-        let name: String =
-            cache.digest.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let order = if cfg!(target_endian = "little") { "little" } else { "big" };
-        let precision = precision.as_str();
-        let text = format!(
-            "meridian packed weights\nlayout {LAYOUT}\nprecision {precision}\nbytes {order} end first\n\
-             length {length}\nlayers {layers}\nmodel {}\n",
-            cache.digest
-        );
-        let mut header = [0; HEADER_BYTES];
-        let end = text.len().min(HEADER_BYTES);
-        header[..end].copy_from_slice(&text.as_bytes()[..end]);
-        PackedFile { path: cache.folder.join(format!("{name}.{precision}-{LAYOUT}")), header, length }
-    }
-
-    /// Maps the file, after making it if need be.
-    fn obtain(self, pack_all: &dyn Fn() -> MappedFile) -> io::Result<(MappedFile, PathBuf)> {
-        if let Some(file) = self.map() {
-            return Ok((file, self.path));
-        }
-        if let Some(folder) = self.path.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        let new = self.path.with_added_extension("new");
-        let mut file = File::options().create(true).truncate(false).write(true).open(&new)?;
-        // Whoever else is making it ends first. Locks end with their process, also when it is killed.
-        file.lock()?;
-        let made_meanwhile = self.map();
-        let done = match made_meanwhile {
-            Some(_) => fs::remove_file(&new),
-            None => self.write(&mut file, &pack_all()).and_then(|()| fs::rename(&new, &self.path)),
-        };
-        match (made_meanwhile, done) {
-            (Some(file), _) => Ok((file, self.path)),
-            (None, Ok(())) => match self.map() {
-                Some(file) => Ok((file, self.path)),
-                None => Err(io::Error::other("what was written cannot be read again")),
-            },
-            (None, Err(error)) => {
-                // It may be gone already, and if not, the next one writes over it.
-                let _ = fs::remove_file(&new);
-                Err(error)
-            }
-        }
-    }
-
-    /// The file, if it is there and is this one.
-    fn map(&self) -> Option<MappedFile> {
-        let file = MappedFile::open_and_read(&self.path).ok()?;
-        (file.bytes().len() == self.length && file.bytes().starts_with(&self.header)).then_some(file)
-    }
-
-    fn write(&self, file: &mut File, packed: &MappedFile) -> io::Result<()> {
-        file.set_len(0)?;
-        file.rewind()?;
-        file.write_all(&self.header)?;
-        file.write_all(&packed.bytes()[HEADER_BYTES..])?;
-        file.sync_all()
-    }
 }

@@ -18,9 +18,10 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use supervision::{Condvar, Mutex, MutexGuard};
 
 use super::matrix::Parts;
 
@@ -111,7 +112,7 @@ impl Shared {
     }
 
     fn bed(&self) -> MutexGuard<'_, ()> {
-        self.bed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bed.lock()
     }
 
     /// Waits for a loop that this helper has not seen, and enters it; `None` when it is over.
@@ -144,7 +145,7 @@ impl Shared {
         let mut bed = self.bed();
         self.asleep.fetch_add(1, Ordering::SeqCst);
         while !self.closing.load(Ordering::SeqCst) && self.gate().number() == seen {
-            bed = self.work.wait(bed).unwrap_or_else(PoisonError::into_inner);
+            bed = self.work.wait(bed);
         }
         self.asleep.fetch_sub(1, Ordering::SeqCst);
         (!self.closing.load(Ordering::SeqCst)).then(|| self.gate())
@@ -169,10 +170,10 @@ impl Threads {
             asleep: AtomicUsize::new(0),
             waits: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            bed: Mutex::default(),
+            bed: Mutex::independent(()),
             work: Condvar::new(),
             left: Condvar::new(),
-            panic: Mutex::default(),
+            panic: Mutex::independent(None),
         });
         let shares = (0..threads.get()).map(|_| Share::default()).collect();
         let mut started = Threads { shared: Arc::clone(&shared), helpers: Vec::new(), shares };
@@ -253,7 +254,7 @@ impl Threads {
         self.open(of_use - 1, job);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
         self.close();
-        let of_helper = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let of_helper = self.shared.panic.lock().take();
         if let Some(panic) = own.err().or(of_helper) {
             resume_unwind(panic);
         }
@@ -296,7 +297,7 @@ impl Threads {
         let mut bed = shared.bed();
         shared.waits.store(true, Ordering::SeqCst);
         while shared.gate().inside() > 0 {
-            bed = shared.left.wait(bed).unwrap_or_else(PoisonError::into_inner);
+            bed = shared.left.wait(bed);
         }
         shared.waits.store(false, Ordering::SeqCst);
     }
@@ -322,7 +323,7 @@ fn help(shared: &Shared, number: usize) {
         // SAFETY: this thread is inside, and the job lives until it has left.
         let done = catch_unwind(AssertUnwindSafe(|| unsafe { (*job.0)(number) }));
         if let Err(panic) = done {
-            *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
+            *shared.panic.lock() = Some(panic);
         }
         shared.leave();
     }

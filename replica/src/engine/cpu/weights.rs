@@ -8,6 +8,11 @@
 //! * Scores come out scaled, and in units of the binary logarithm, in which the softmax computes: the factor is in the
 //!   weights that make the queries or, where queries are normalised, in the weights of that normalisation.
 //! * A normalisation by `1 + w` has the one added.
+//!
+//! Numbers that are not finite are refused by the name of their tensor: those of tables and vectors here, at every start,
+//! and those of large matrices when they are packed.
+
+use std::cell::RefCell;
 
 use replica_core::Precision;
 
@@ -69,11 +74,32 @@ impl Weights {
         precision: Precision,
         cache: Option<&PackedCache>,
     ) -> Result<(Weights, WeightsPlace), ModelError> {
+        let (with, sources) = Weights::look_up(checkpoint, architecture)?;
+        let (linears, place) = Linears::obtain(sources, precision, cache)?;
+        Ok((with(linears), place))
+    }
+
+    /// Looks up every tensor and reads all of it, and packs nothing.
+    pub(super) fn check(checkpoint: &Checkpoint, architecture: &Architecture) -> Result<(), ModelError> {
+        let (_, sources) = Weights::look_up(checkpoint, architecture)?;
+        sources.check_finite()
+    }
+
+    /// Looks up every tensor, and returns what large matrices are made of and the rest, which waits for them. What is
+    /// wrong with any tensor is reported together.
+    fn look_up(
+        checkpoint: &Checkpoint,
+        architecture: &Architecture,
+    ) -> Result<(impl FnOnce(Linears) -> Weights, LinearSources), ModelError> {
         let reader = Reader::new(checkpoint, architecture);
         let Names { words, types, positions, embedding_norm, final_norm, .. } = *reader.names;
         let Architecture { vocabulary, hidden, token_types, .. } = *architecture;
         let embedding = &architecture.embedding;
-        let table = |name: &str, rows| reader.tensor(&format!("{name}.weight"), &[rows, hidden]);
+        let table = |name: &str, rows| {
+            let table = reader.tensor(&format!("{name}.weight"), &[rows, hidden])?;
+            reader.finite(&table, 1.0);
+            Ok(table)
+        };
         let words = table(words, vocabulary)?;
         let types = embedding.types.then(|| table(types, token_types)).transpose()?;
         let positions = embedding.positions.map(|learnt| table(positions, learnt.rows)).transpose()?;
@@ -84,10 +110,18 @@ impl Weights {
         let layers: Result<Vec<LayerWeights>, ModelError> =
             (0..architecture.layers.len()).map(|index| reader.layer(index, &mut sources)).collect();
         let layers = layers?;
-        let (linears, place) = Linears::obtain(sources, precision, cache);
-        let weights =
-            Weights { words, types, positions, embedding_norm, layers, final_norm, distance_biases, linears };
-        Ok((weights, place))
+        reader.finish()?;
+        let with = move |linears| Weights {
+            words,
+            types,
+            positions,
+            embedding_norm,
+            layers,
+            final_norm,
+            distance_biases,
+            linears,
+        };
+        Ok((with, sources))
     }
 }
 
@@ -99,7 +133,11 @@ impl HeadWeights {
         for layer in dense {
             let weight = layer.checkpoint.tensor(Dense::WEIGHT, &[layer.outputs, layer.inputs])?;
             let bias = layer.bias.then(|| layer.checkpoint.tensor(Dense::BIAS, &[layer.outputs]));
-            let bias = bias.transpose()?.map(|bias| bias.to_vec());
+            let bias = bias.transpose()?;
+            if let Some(bias) = &bias {
+                bias.check_finite(1.0)?;
+            }
+            let bias = bias.map(|bias| bias.to_vec());
             let source =
                 LinearSource { inputs: layer.inputs, parts: vec![(weight, 1.0)], bias, gated: false };
             let finish = match layer.activation {
@@ -110,7 +148,7 @@ impl HeadWeights {
             };
             steps.push(HeadLayer { linear: sources.add(source), finish, norm: None });
         }
-        let (linears, _) = Linears::obtain(sources, Precision::F32, None);
+        let (linears, _) = Linears::obtain(sources, Precision::F32, None)?;
         Ok(HeadWeights { steps, linears })
     }
 
@@ -136,7 +174,7 @@ impl HeadWeights {
             let source = LinearSource {
                 inputs,
                 parts: vec![(weight, 1.0)],
-                bias: bias.map(|bias| bias.to_vec()),
+                bias: bias.map(|bias| reader.vector(&bias)),
                 gated: false,
             };
             let norm = step.norm.map(|norm| reader.norm_at(norm, step.outputs)).transpose()?;
@@ -147,7 +185,8 @@ impl HeadWeights {
             });
             inputs = step.outputs;
         }
-        let (linears, _) = Linears::obtain(sources, Precision::F32, None);
+        reader.finish()?;
+        let (linears, _) = Linears::obtain(sources, Precision::F32, None)?;
         Ok(HeadWeights { steps: layers, linears })
     }
 }
@@ -158,6 +197,8 @@ struct Reader<'a> {
     architecture: &'a Architecture,
     names: &'static Names,
     prefix: &'static str,
+    /// Everything that is wrong so far. Zeros stand in for what could not be had.
+    problems: RefCell<Vec<ModelError>>,
 }
 
 /// A layer made of several: their names, the rows of each, and by what they are multiplied.
@@ -170,7 +211,32 @@ impl<'a> Reader<'a> {
         let has_words = |prefix: &&str| checkpoint.has(&format!("{prefix}{}.weight", names.words));
         // If there is none, its tensors are looked for without one and found missing.
         let prefix = names.prefixes.iter().copied().find(has_words).unwrap_or_default();
-        Reader { checkpoint, architecture, names, prefix }
+        Reader { checkpoint, architecture, names, prefix, problems: RefCell::default() }
+    }
+
+    /// Fails if anything was wrong.
+    fn finish(self) -> Result<(), ModelError> {
+        ModelError::of_all(self.problems.into_inner()).map_or(Ok(()), Err)
+    }
+
+    /// The tensor of this full name.
+    fn find(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+        self.checkpoint.tensor(name, shape).or_else(|problem| {
+            self.problems.borrow_mut().push(problem);
+            let failed = |reason| ModelError::Read { path: self.checkpoint.path().to_owned(), reason };
+            Tensor::placeholder(shape).map_err(failed)
+        })
+    }
+
+    /// Notes it if a number of the tensor times this factor is not finite.
+    fn finite(&self, tensor: &Tensor, factor: f32) {
+        self.problems.borrow_mut().extend(tensor.check_finite(factor).err());
+    }
+
+    /// A copy of the tensor.
+    fn vector(&self, tensor: &Tensor) -> Vec<f32> {
+        self.finite(tensor, 1.0);
+        tensor.to_vec()
     }
 
     fn in_layer(&self, index: usize, name: &str) -> String {
@@ -178,7 +244,7 @@ impl<'a> Reader<'a> {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
-        self.checkpoint.tensor(&format!("{}{name}", self.prefix), shape)
+        self.find(&format!("{}{name}", self.prefix), shape)
     }
 
     /// The weights of this full name, without `.weight`, and their bias if there is to be one.
@@ -188,8 +254,8 @@ impl<'a> Reader<'a> {
         shape: &[usize; 2],
         biased: bool,
     ) -> Result<(Tensor, Option<Tensor>), ModelError> {
-        let weight = self.checkpoint.tensor(&format!("{name}.weight"), shape)?;
-        let bias = biased.then(|| self.checkpoint.tensor(&format!("{name}.bias"), &shape[..1]));
+        let weight = self.find(&format!("{name}.weight"), shape)?;
+        let bias = biased.then(|| self.find(&format!("{name}.bias"), &shape[..1]));
         Ok((weight, bias.transpose()?))
     }
 
@@ -203,7 +269,7 @@ impl<'a> Reader<'a> {
         } else {
             own
         };
-        let table = self.checkpoint.tensor(&name, &[vocabulary, hidden])?;
+        let table = self.find(&name, &[vocabulary, hidden])?;
         let row = |id: u32| table.rows_of(id as usize..id as usize + 1);
         let (yes, no) = (row(words.yes), words.no.map(row));
         let Some(no) = no else { return Ok(yes) };
@@ -310,6 +376,7 @@ impl<'a> Reader<'a> {
             weights.push((self.tensor(&format!("{name}.weight"), &[*rows, inputs])?, *factor));
             if let Some(bias) = &mut bias {
                 let part = self.tensor(&format!("{name}.bias"), &[*rows])?;
+                self.finite(&part, *factor);
                 bias.extend(part.to_vec().into_iter().map(|value| value * factor));
             }
         }
@@ -325,7 +392,10 @@ impl<'a> Reader<'a> {
         // The first BERTs, which came from TensorFlow, call them gamma and beta.
         let old = self.checkpoint.has(&format!("{name}.gamma"));
         let (scale, shift) = if old { ("gamma", "beta") } else { ("weight", "bias") };
-        let vector = |part: &str| Ok(self.checkpoint.tensor(&format!("{name}.{part}"), &[width])?.to_vec());
+        let vector = |part: &str| {
+            let tensor = self.find(&format!("{name}.{part}"), &[width])?;
+            Ok::<_, ModelError>(self.vector(&tensor))
+        };
         let spec = self.architecture.norm;
         let mut scale: Vec<f32> = vector(scale)?;
         let (centred, shifted) = match spec.kind {
@@ -348,7 +418,7 @@ impl<'a> Reader<'a> {
             Some(DistanceBias::Alibi) => Ok(Some(DistanceBiases::alibi(heads, positions))),
             Some(DistanceBias::Buckets(buckets)) => {
                 let name = format!("{}.weight", self.names.distance_bias);
-                let table = self.tensor(&name, &[buckets, heads])?.to_vec();
+                let table = self.vector(&self.tensor(&name, &[buckets, heads])?);
                 Ok(Some(DistanceBiases::buckets(heads, positions, buckets, &table)))
             }
         }

@@ -4,7 +4,7 @@
 //! enough: it is a matrix of a few rows.
 
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, PoisonError};
+use supervision::Mutex;
 
 use super::{Crew, Pool, Room};
 use crate::engine::RaggedBatch;
@@ -35,7 +35,7 @@ impl Behind {
         let threads = Threads::new(one).map_err(|reason| LoadError::Threads { threads: one, reason })?;
         let rooms = vec![Room::default()];
         let work = Work { threads, rooms, states: Matrix::default(), pooled: Default::default() };
-        Ok(Behind { isa: Isa::best(), pool: Pool::load(model)?, work: Mutex::new(work) })
+        Ok(Behind { isa: Isa::best(), pool: Pool::load(model)?, work: Mutex::independent(work) })
     }
 
     /// Numbers of a row at the end.
@@ -60,7 +60,7 @@ impl Behind {
 
     fn with(&self, rows: &[f32], run: impl FnOnce(&Pool, Isa, &mut Crew<'_>, &Matrix, &mut [Matrix; 2])) {
         // After a panic there are only numbers in there that the next batch writes over.
-        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut work = self.work.lock();
         let Work { threads, rooms, states, pooled } = &mut *work;
         states.resize(rows.len() / self.pool.hidden, self.pool.hidden);
         states.data_mut().copy_from_slice(rows);
