@@ -208,6 +208,7 @@ fn head(bytes: &[u8]) -> Result<Option<(Head, Framing, usize)>, Unreadable> {
     let kept = response.version == Some(1);
     let mut head = Head { status, served: Served::Unnamed, retried: false, code: None, kept };
     let (mut told, mut chunked) = (None, false);
+    let (mut attempts, mut parts) = (1_u32, 1_u32);
     for line in response.headers {
         let text = || std::str::from_utf8(line.value).ok().map(str::trim);
         let named = |name: &str| line.name.eq_ignore_ascii_case(name);
@@ -228,12 +229,15 @@ fn head(bytes: &[u8]) -> Result<Option<(Head, Framing, usize)>, Unreadable> {
         } else if named(headers::REGION) {
             head.served = text().map_or(Served::Unnamed, Served::read);
         } else if named(headers::ATTEMPTS) {
-            head.retried =
-                text().and_then(|text| text.parse().ok()).is_some_and(|attempts: u32| attempts > 1);
+            attempts = text().and_then(|text| text.parse().ok()).unwrap_or(1);
+        } else if named(headers::PARTS) {
+            parts = text().and_then(|text| text.parse().ok()).unwrap_or(1);
         } else if named(headers::ERROR) {
             head.code = text().and_then(ErrorCode::parse);
         }
     }
+    // Each part of a split request takes one attempt.
+    head.retried = attempts > parts;
     let framing = match (chunked, told) {
         _ if status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED => Framing::Length(0),
         (true, _) => Framing::Chunked,
@@ -355,5 +359,25 @@ mod tests {
         let head = seen.unwrap();
         assert_eq!(head.served, Served::read("aws/us-east-1"));
         assert_eq!((head.status, head.retried, head.code), (503, true, Some(ErrorCode::NotReady)));
+    }
+
+    #[test]
+    fn the_parts_of_a_split_request_are_no_retries() {
+        let retried = |lines: &str| {
+            let bytes = format!("HTTP/1.1 200 OK\r\n{lines}content-length: 0\r\n\r\n");
+            let mut seen = None;
+            Reader::default().take(bytes.as_bytes(), |whole| seen = Some(whole.head.retried)).unwrap();
+            seen.unwrap()
+        };
+        for (lines, expected) in [
+            ("", false),
+            ("x-meridian-attempts: 1\r\n", false),
+            ("x-meridian-attempts: 2\r\n", true),
+            ("x-meridian-attempts: 6\r\nx-meridian-parts: 6\r\n", false),
+            ("x-meridian-parts: 6\r\nx-meridian-attempts: 6\r\n", false),
+            ("x-meridian-attempts: 7\r\nx-meridian-parts: 6\r\n", true),
+        ] {
+            assert_eq!(retried(lines), expected, "{lines}");
+        }
     }
 }
