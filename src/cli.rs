@@ -22,13 +22,15 @@ pub(crate) enum Command {
     /// Start a whole world on this machine: a hub, regions with emulated distance, a gateway
     Up(UpOptions),
     /// Run an edge gateway: the place that clients connect to
-    Gateway(RoleOptions),
+    Gateway(GatewayOptions),
     /// Run a hub: publishes the route table
     Hub(RoleOptions),
     /// Run a spoke: a region's ingress and its agent
     Spoke(RegionalRoleOptions),
     /// Run a replica: a model server
     Replica(RegionalRoleOptions),
+    /// Read configuration files and say everything that is wrong with them; nothing is started and no socket is touched
+    Check(CheckFilesOptions),
     /// Fetch models into the local cache, list them, build and verify engines of them
     #[command(subcommand)]
     Model(ModelCommand),
@@ -110,6 +112,17 @@ pub(crate) struct DrillOptions {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct GatewayOptions {
+    /// The role's configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Take the sockets of the gateway that runs with this file (`handover` in it), which then finishes what it has and
+    /// ends; where none runs, start as usual. Without this option a gateway that runs is left alone, and this one ends
+    #[arg(long)]
+    pub take_over: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct RoleOptions {
     /// The role's configuration file
     #[arg(long, value_name = "FILE")]
@@ -166,11 +179,27 @@ pub(crate) enum StoreKind {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct CheckFilesOptions {
+    /// Files of any kind: of a role, of deployments, of tenants, of regions
+    #[arg(value_name = "FILE", num_args = 1.., required = true)]
+    pub files: Vec<PathBuf>,
+    /// The catalogue by which deployments and tenants are read; without it, the built-in one
+    #[arg(long, value_name = "FILE")]
+    pub regions: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ApplyOptions {
     /// Files of [[deployment]], files of [[tenant]], or both: all that there shall be of that kind; what is in none of them is
     /// taken away, and of a kind of which there is no file everything stays
-    #[arg(value_name = "FILE", num_args = 1.., required = true)]
+    #[arg(value_name = "FILE", num_args = 1.., required_unless_present = "promote")]
     pub files: Vec<PathBuf>,
+    /// Keep traffic on the old model of each deployment whose model changes, until --promote
+    #[arg(long, conflicts_with = "promote")]
+    pub hold: bool,
+    /// Let the next model of this deployment replace the one that is served, when its replicas are ready
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["files", "dry_run"])]
+    pub promote: Option<String>,
     /// The hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
@@ -198,6 +227,10 @@ pub(crate) struct GetOptions {
     /// The hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
+    /// Holds the operator's token, or the fleet's; without it, the variable MERIDIAN_OPERATOR_TOKEN does. A hub that has no
+    /// fleet token needs none
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// For machines: JSON on stdout
     #[arg(long)]
     pub json: bool,
@@ -214,7 +247,7 @@ pub(crate) enum Got {
     Regions,
     /// How requests are divided over regions, and why; only for this deployment, if one is named
     Plan,
-    /// What was applied and is not so everywhere yet, and who is waited for
+    /// The replicas of each deployment and their model revisions; changes that are under way, and what they wait for
     Rollout,
 }
 
@@ -267,6 +300,30 @@ pub(crate) struct VerifyOptions {
     /// Let chains begin after their first file, because earlier ones are archived elsewhere
     #[arg(long)]
     pub partial: bool,
+    /// Judge only requests of this tenant: its name, with --pseudonym-key-file, or else its pseudonym
+    #[arg(long, value_name = "TENANT")]
+    pub tenant: Option<String>,
+    /// The key of tenants' pseudonyms, as gateways have it
+    #[arg(long, value_name = "FILE", requires = "tenant")]
+    pub pseudonym_key_file: Option<PathBuf>,
+    /// Judge only requests of this deployment
+    #[arg(long, value_name = "NAME")]
+    pub deployment: Option<String>,
+    /// Judge only requests from this time on, as 2026-03-01T00:00:00Z or in milliseconds since 1970
+    #[arg(long, value_name = "TIME")]
+    pub from: Option<String>,
+    /// Judge only requests before this time
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<String>,
+    /// The signed checkpoint of the chains' heads: compared with the chains, and renewed if they are whole
+    #[arg(long, value_name = "FILE", requires = "checkpoint_key_file")]
+    pub checkpoint: Option<PathBuf>,
+    /// The auditor's key, by which the checkpoint is signed: 16 bytes or more that the audited do not have
+    #[arg(long, value_name = "FILE", requires = "checkpoint")]
+    pub checkpoint_key_file: Option<PathBuf>,
+    /// Begin a checkpoint where there is none yet
+    #[arg(long, requires = "checkpoint")]
+    pub init_checkpoint: bool,
     /// How old a receipt must be, seen from the newest, before its counterpart is missed; while chains are being written
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub settle: u64,

@@ -1,6 +1,7 @@
 //! Meridian's front door: one binary, one subcommand for each thing that a person does.
 
 mod apply;
+mod check;
 mod cli;
 mod drain;
 mod drill;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         cli::Command::Hub(options) => roles::hub(&options),
         cli::Command::Spoke(options) => roles::spoke(&options),
         cli::Command::Replica(options) => roles::replica(&options),
+        cli::Command::Check(options) => check::main(&options),
         cli::Command::Model(command) => models::main(command),
         cli::Command::Apply(options) => apply::apply(&options),
         cli::Command::Get(options) => apply::get(&options),

@@ -9,6 +9,7 @@ use crate::{FAILED, WRONG_USAGE, fail};
 use indicatif::{ProgressBar, ProgressStyle};
 use replica::cache::{CachedModel, ModelCache, ModelSource, Phase, Progress, default_root};
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Runs the command.
@@ -42,13 +43,20 @@ fn pull(source: &str) -> ExitCode {
         Ok(parsed) => parsed,
         Err(error) => return fail(WRONG_USAGE, &[format!("{error}")]),
     };
-    match cache().and_then(|cache| fetch(&cache, &parsed)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => fail(FAILED, &[problem]),
+    let path = match cache().and_then(|cache| fetch(&cache, &parsed)) {
+        Ok(path) => path,
+        Err(problem) => return fail(FAILED, &[problem]),
+    };
+    let problems = replica::validate::problems(&path);
+    if problems.is_empty() {
+        eprintln!("{source}: a replica can load it");
+        return ExitCode::SUCCESS;
     }
+    fail(FAILED, &problems)
 }
 
-fn fetch(cache: &ModelCache, source: &ModelSource) -> Result<(), String> {
+/// Brings the model here, and returns its folder.
+fn fetch(cache: &ModelCache, source: &ModelSource) -> Result<PathBuf, String> {
     let mut view = View::new(source.to_string());
     let pulled = cache.pull(source, &mut view);
     view.clear();
@@ -56,7 +64,7 @@ fn fetch(cache: &ModelCache, source: &ModelSource) -> Result<(), String> {
     let CachedModel { source, path, bytes, digest } = pulled.model;
     let how = if pulled.downloaded { "pulled" } else { "here already" };
     eprintln!("{source}: {how}, {} MB in {}, sha256 {}", bytes / 1_000_000, path.display(), &digest[..16]);
-    Ok(())
+    Ok(path)
 }
 
 fn list(json: bool) -> ExitCode {

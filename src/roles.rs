@@ -3,7 +3,7 @@
 //! The shells never print, never install a signal handler and never exit; that is done here, once. A role says `ready
 //! ROLE [REGION] on ADDRESS` on stdout when it can be used, and nothing else there; its log goes to stderr.
 
-use crate::cli::{OtherProgram, RegionalRoleOptions, RoleOptions, ScriptedOptions};
+use crate::cli::{GatewayOptions, OtherProgram, RegionalRoleOptions, RoleOptions, ScriptedOptions};
 use crate::log::{self, Writing};
 use crate::{FAILED, WRONG_USAGE, fail};
 use gateway::config::EdgeConfig;
@@ -19,7 +19,10 @@ use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::time::Duration;
+use supervision::task::{essential, supervise_until_done};
+use supervision::{Mutex, panics, process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
@@ -30,12 +33,16 @@ pub(crate) use keeper::PARENT_VARIABLE;
 /// Says in which form the log is written: `json`, or text for whoever does not say.
 const LOG_FORMAT_VARIABLE: &str = "MERIDIAN_LOG_FORMAT";
 
+/// How long a process that has failed may take to drain: its requests may stand on state that is not whole, so it is not
+/// given what a stop in good order is.
+const FAILED_DRAIN: Duration = Duration::from_secs(20);
+
 /// Runs a gateway.
-pub(crate) fn gateway(options: &RoleOptions) -> ExitCode {
+pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
     let environment: BTreeMap<_, _> = std::env::vars().collect();
     let base = base(&options.config);
     let config = match read(&options.config).and_then(|text| EdgeConfig::parse(&text, base, &environment)) {
-        Ok(config) => config,
+        Ok(config) => EdgeConfig { take_over: options.take_over, ..config },
         Err(problems) => return wrong(&options.config, problems),
     };
     run(async |stop| {
@@ -103,10 +110,21 @@ async fn spoke_parts(
         signals: Signals { wake: signals.wake.clone(), changed: signals.changed.clone() },
     };
     let region = config.region.to_string();
-    let agent = tokio::spawn(scheduler::agent::run(config, spoke.clone(), stopped(stop.clone())));
+    let agent = tokio::spawn(supervise_until_done("agent", {
+        let (spoke, stop) = (spoke.clone(), stop.clone());
+        move || {
+            let run = scheduler::agent::run(config.clone(), spoke.clone(), stopped(stop.clone()));
+            async move {
+                if let Err(error) = run.await {
+                    process::fail(&format!("agent: {error}"));
+                }
+            }
+        }
+    }));
     // Replicas are needed until the last request is answered.
     let (door_closed, closed) = watch::channel(false);
-    let scaling = scaling.map(|it| tokio::spawn(it.run(spoke.clone(), signals, stopped(closed))));
+    let scaling =
+        scaling.map(|it| tokio::spawn(essential("scaling", it.run(spoke.clone(), signals, stopped(closed)))));
     let served = gateway::ingress::run(ingress, spoke, stopped(stop), |address| {
         ready("spoke", Some(&region), address)
     })
@@ -116,7 +134,7 @@ async fn spoke_parts(
         scaling.await?;
     }
     served?;
-    agent.await??;
+    agent.await?;
     Ok(())
 }
 
@@ -176,21 +194,38 @@ fn run<E: std::fmt::Display>(role: impl AsyncFnOnce(watch::Receiver<bool>) -> Re
         Ok(runtime) => runtime,
         Err(error) => return fail(FAILED, &[format!("no runtime: {error}")]),
     };
+    panics::log_panics();
     let outcome = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
         let (stop, watch) = watch::channel(false);
         tokio::spawn(async move {
             tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+                _ = terminate.recv() => tracing::info!("told to stop"),
+                _ = interrupt.recv() => tracing::info!("told to stop"),
+                _ = process::failed() => {}
             }
-            tracing::info!("told to stop");
             stop.send_replace(true);
-            stop.closed().await;
+            // A process that fails while it drains keeps to the same bound.
+            tokio::select! {
+                () = stop.closed() => {}
+                _ = process::failed() => {
+                    if let Err(error) = process::exit_within(FAILED_DRAIN) {
+                        tracing::error!(%error, "no thread for the bound of the drain, exiting");
+                        std::process::exit(process::EXIT_STATUS.into());
+                    }
+                }
+            }
         });
         role(watch).await.map_err(|error| error.to_string())
     });
+    if let Some(reason) = process::failure() {
+        let mut problems = vec![format!("failed: {reason}")];
+        problems.extend(outcome.err());
+        // Threads that never return would keep a runtime that is dropped.
+        runtime.shutdown_background();
+        return fail(process::EXIT_STATUS, &problems);
+    }
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => fail(FAILED, &[problem]),

@@ -1,9 +1,23 @@
 //! `meridian verify-residency`: the audit is in `gateway_core::receipt::audit`; here are its bar, its tables and its exit
-//! code. Nothing but the folders and the catalogue is looked at, so it can be run anywhere and by anybody.
+//! code. Nothing but the folders and the catalogue is looked at, so it can be run anywhere and by anybody. With a key of the
+//! auditor's it keeps a signed checkpoint of the chains' heads, which the next audit compares.
+//!
+//! | exit code | means |
+//! |---|---|
+//! | 0 | nothing was found; requests that regions refused are told and are not findings |
+//! | 3 | a residency violation, or receipts that do not prove that there is none: `verdict` says which |
+//! | 1, 2 | a file cannot be read; the command was used wrongly |
+
+mod checkpoint;
+mod time;
 
 use crate::cli::VerifyOptions;
 use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
-use gateway_core::receipt::audit::{ChainSummary, Demands, FINDINGS_TOLD_MAX, Finding, Report};
+use checkpoint::{Keeping, Unusable};
+use gateway_core::receipt::PseudonymKey;
+use gateway_core::receipt::audit::{
+    ChainSummary, Demands, FINDINGS_TOLD_MAX, Filter, Finding, Report, Verdict,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use regions::catalogue::Catalogue;
 use std::io::{IsTerminal, Write};
@@ -12,22 +26,87 @@ use std::process::ExitCode;
 
 /// Runs the command: 0 if everything holds, 3 if something does not.
 pub(crate) fn main(options: VerifyOptions) -> ExitCode {
-    let VerifyOptions { receipts, regions, heads, held, partial, settle, json } = options;
+    let VerifyOptions { receipts, regions, heads, held, partial, settle, json, .. } = &options;
     let mut problems = Vec::new();
     let catalogue = regions.as_deref().map_or_else(|| Ok(Catalogue::builtin()), read_catalogue);
     let catalogue = catalogue.map_err(|found| problems.extend(found)).ok();
-    let mut demands = Demands { partial, settle_ms: settle.saturating_mul(1000), ..Demands::default() };
-    demands.receipts.extend(held);
+    let demands = Demands { partial: *partial, settle_ms: settle.saturating_mul(1000), ..Demands::default() };
+    let mut demands = Demands { filter: filter(&options, &mut problems), ..demands };
+    demands.receipts.extend(held.iter().cloned());
     for head in heads {
         match head.parse() {
             Ok(head) => drop(demands.heads.insert(head)),
             Err(error) => problems.push(format!("--head {head}: {error}")),
         }
     }
+    let keeping = match options.checkpoint.as_deref().zip(options.checkpoint_key_file.as_deref()) {
+        None => None,
+        Some((file, key)) => match Keeping::read(file, key, options.init_checkpoint) {
+            Ok(keeping) => Some(keeping),
+            Err(Unusable::Tampered(problem)) => return fail(DID_NOT_HOLD, &[problem]),
+            Err(Unusable::Problem(problem)) => {
+                problems.push(problem);
+                None
+            }
+        },
+    };
+    demands.checkpoint = keeping.as_ref().and_then(|keeping| keeping.last.clone());
     match catalogue {
-        Some(catalogue) if problems.is_empty() => verify(&receipts, &catalogue, demands, json),
+        Some(catalogue) if problems.is_empty() => verify(receipts, &catalogue, demands, keeping, *json),
         _ => fail(WRONG_USAGE, &problems),
     }
+}
+
+/// What is judged.
+fn filter(options: &VerifyOptions, problems: &mut Vec<String>) -> Filter {
+    let VerifyOptions { tenant, pseudonym_key_file, deployment, from, until, .. } = options;
+    let mut at = |option: &str, text: &Option<String>| {
+        let read = time::read(text.as_ref()?);
+        if read.is_none() {
+            let text = text.as_deref().unwrap_or_default();
+            problems.push(format!(
+                "{option} {text}: it is no time; write one as 2026-03-01T00:00:00Z (in UTC), 2026-03-01, or in milliseconds \
+                 since 1970"
+            ));
+        }
+        read
+    };
+    let (from_ms, until_ms) = (at("--from", from), at("--until", until));
+    if let (Some(from), Some(until)) = (from_ms, until_ms)
+        && from >= until
+    {
+        problems.push("--from is not before --until, so nothing would be judged; exchange them".to_owned());
+    }
+    let tenant = tenant.as_ref().and_then(|tenant| match pseudonym_key_file {
+        Some(file) => match pseudonym_key(file) {
+            Ok(key) => Some(key.pseudonym(tenant)),
+            Err(problem) => {
+                problems.push(problem);
+                None
+            }
+        },
+        None if tenant.len() == 32
+            && tenant.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) =>
+        {
+            Some(tenant.clone())
+        }
+        None => {
+            problems.push(format!(
+                "--tenant {tenant}: it is no pseudonym (32 hexadecimal digits); give a name together with \
+                 --pseudonym-key-file"
+            ));
+            None
+        }
+    });
+    Filter { tenant, deployment: deployment.clone(), from_ms, until_ms }
+}
+
+fn pseudonym_key(file: &Path) -> Result<PseudonymKey, String> {
+    let named = |problem: String| format!("--pseudonym-key-file {}: {problem}", file.display());
+    let secret = std::fs::read_to_string(file).map_err(|error| named(error.to_string()))?;
+    let least = PseudonymKey::SECRET_BYTES_MIN;
+    PseudonymKey::new(secret.trim().as_bytes())
+        .ok_or_else(|| named(format!("it has fewer than {least} bytes, so it is not the key of a gateway")))
 }
 
 fn read_catalogue(file: &Path) -> Result<Catalogue, Vec<String>> {
@@ -36,7 +115,13 @@ fn read_catalogue(file: &Path) -> Result<Catalogue, Vec<String>> {
     Catalogue::parse(&text).map_err(|found| found.iter().map(|problem| named(problem.to_string())).collect())
 }
 
-fn verify(dirs: &[PathBuf], catalogue: &Catalogue, demands: Demands, json: bool) -> ExitCode {
+fn verify(
+    dirs: &[PathBuf],
+    catalogue: &Catalogue,
+    demands: Demands,
+    keeping: Option<Keeping>,
+    json: bool,
+) -> ExitCode {
     let unreadable = |(path, error): (PathBuf, std::io::Error)| {
         fail(FAILED, &[format!("{} cannot be read: {error}", path.display())])
     };
@@ -63,6 +148,14 @@ fn verify(dirs: &[PathBuf], catalogue: &Catalogue, demands: Demands, json: bool)
     };
     // Whoever reads it may have closed their end; the exit code still says it.
     writeln!(std::io::stdout(), "{}", text.trim_end()).ok();
+    match keeping.as_ref().map(|keeping| keeping.renew(&report)) {
+        None => {}
+        Some(Ok(Some(next))) => {
+            eprintln!("checkpoint {} of {} chains is signed", next.number, next.chains.len())
+        }
+        Some(Ok(None)) => eprintln!("the checkpoint stays as it was, because a chain is not whole"),
+        Some(Err(error)) => return fail(FAILED, &[format!("the checkpoint cannot be written: {error}")]),
+    }
     if report.holds { ExitCode::SUCCESS } else { ExitCode::from(DID_NOT_HOLD) }
 }
 
@@ -78,10 +171,11 @@ fn bar(files: usize, json: bool) -> ProgressBar {
 fn told(report: &Report) -> String {
     let Report { holds, chains, attempts, arrivals, confirmed, never_arrived, too_young, both_ends, .. } =
         report;
-    let Report { missing, counts, findings, .. } = report;
+    let Report { missing, counts, findings, verdict, refused, refusals, rejected, without_outcome, .. } =
+        report;
     let mut lines =
         vec![format!("{:<22} {:<6} {:<24} {:>6} {:>10}  head", "chain", "role", "place", "files", "entries")];
-    for ChainSummary { chain, role, place, files, entries, head, closed, unfinished_bytes } in chains {
+    for ChainSummary { chain, role, place, files, entries, head, closed, unfinished_bytes, .. } in chains {
         let role = format!("{role:?}").to_lowercase();
         let open = if *closed { "" } else { "  (not closed)" };
         let torn = match unfinished_bytes {
@@ -94,6 +188,18 @@ fn told(report: &Report) -> String {
         "\n{attempts} attempts, {arrivals} arrivals: {confirmed} confirmed by both ends, {never_arrived} never arrived, \
          {too_young} too young to tell, {missing} missing"
     ));
+    if *refused + *rejected + *without_outcome > 0 {
+        lines.push(format!(
+            "{refused} refused by regions (no violation), {rejected} rejected for want of a receipt, {without_outcome} \
+             without an outcome"
+        ));
+    }
+    lines.extend(refusals.iter().map(|refusal| format!("refused: {refusal}")));
+    if !report.filter.is_empty() {
+        lines.push(
+            "only the receipts that were asked for are judged; every chain was checked whole".to_owned(),
+        );
+    }
     if !both_ends {
         lines.push("receipts of one end only: what they say was not confirmed by the other".to_owned());
     }
@@ -109,7 +215,13 @@ fn told(report: &Report) -> String {
         "\nholds: every chain is whole, and no request was sent to where it was not allowed to be".to_owned()
     } else {
         let counts: Vec<_> = counts.iter().map(|(kind, n)| format!("{n} {}", snake(kind))).collect();
-        format!("\ndoes not hold: {}", counts.join(", "))
+        let what = match verdict {
+            Verdict::Violated => "residency was violated",
+            Verdict::NotProven | Verdict::Holds => {
+                "no violation was found, and the receipts do not prove that there was none"
+            }
+        };
+        format!("\ndoes not hold: {}: {what}", counts.join(", "))
     });
     lines.join("\n")
 }
@@ -124,13 +236,13 @@ fn snake(kind: &impl serde::Serialize) -> String {
 mod tests {
     use super::*;
     use gateway_core::receipt::chain::Head;
-    use gateway_core::receipt::entry::{EntryV1, Role, VERSION, Why};
+    use gateway_core::receipt::entry::{Entry, Role, VERSION, Why};
 
     /// A folder with a chain of these entries after its first.
-    fn folder(entries: &[EntryV1<'_>]) -> tempfile::TempDir {
+    fn folder(entries: &[Entry<'_>]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().expect("a folder");
         let (mut head, mut file) = (Head::default(), Vec::new());
-        let begins = EntryV1::File {
+        let begins = Entry::File {
             version: VERSION,
             chain: "01".into(),
             role: Role::Edge,
@@ -151,20 +263,85 @@ mod tests {
             heads: Vec::new(),
             held: Vec::new(),
             partial: false,
+            tenant: None,
+            pseudonym_key_file: None,
+            deployment: None,
+            from: None,
+            until: None,
+            checkpoint: None,
+            checkpoint_key_file: None,
+            init_checkpoint: false,
             settle: 0,
             json: true,
         }
     }
 
+    /// An ExitCode can be compared with another only by what it is printed as.
+    #[track_caller]
+    fn check(options: VerifyOptions, expected: u8) {
+        let asked = format!("{options:?}");
+        assert_eq!(format!("{:?}", main(options)), format!("{:?}", ExitCode::from(expected)), "{asked}");
+    }
+
+    #[test]
+    fn a_checkpoint_is_begun_on_request_kept_and_finds_a_chain_that_was_rolled_back() {
+        let closed = |at_ms| Entry::Closed { at_ms };
+        let resumed = Entry::Resumed { at_ms: 3, clean: true, torn_bytes: 0 };
+        let before = folder(&[closed(2)]);
+        let after = folder(&[closed(2), resumed, closed(4)]);
+        let dir = tempfile::tempdir().expect("a folder");
+        let (file, key) = (dir.path().join("checkpoint"), dir.path().join("key"));
+        std::fs::write(&key, "0123456789abcdef").expect("written");
+        let with = |receipts: &Path| VerifyOptions {
+            checkpoint: Some(file.clone()),
+            checkpoint_key_file: Some(key.clone()),
+            ..options(receipts)
+        };
+        check(with(before.path()), 2);
+        check(VerifyOptions { init_checkpoint: true, ..with(before.path()) }, 0);
+        check(VerifyOptions { init_checkpoint: true, ..with(before.path()) }, 2);
+        check(with(before.path()), 0);
+        check(with(after.path()), 0);
+        let signed = std::fs::read_to_string(&file).expect("a checkpoint");
+        assert!(signed.starts_with("{\"version\":1,\"number\":3,"), "{signed}");
+        check(with(before.path()), 3);
+        assert_eq!(std::fs::read_to_string(&file).expect("a checkpoint"), signed, "it stays");
+        let empty = folder(&[]);
+        check(with(empty.path()), 3);
+        std::fs::write(&file, signed.replace("\"line\":4", "\"line\":2")).expect("written");
+        check(with(before.path()), 3);
+        std::fs::write(&file, &signed).expect("written");
+        std::fs::write(&key, "0123456789abcdeX").expect("written");
+        check(with(after.path()), 3);
+        std::fs::write(&key, "short").expect("written");
+        check(with(after.path()), 2);
+    }
+
+    #[test]
+    fn what_is_judged_can_be_named_and_what_is_named_wrongly_is_refused() {
+        let gap = folder(&[Entry::Gap { missing: 1, why: Why::Disk, since_ms: 1_000, at_ms: 2_000 }]);
+        let path = gap.path();
+        let key = path.join("key");
+        std::fs::write(&key, "0123456789abcdef").expect("written");
+        let text = |text: &str| Some(text.to_owned());
+        check(VerifyOptions { from: text("2001"), ..options(path) }, 0);
+        check(VerifyOptions { from: text("2000"), ..options(path) }, 3);
+        check(VerifyOptions { until: text("1000"), ..options(path) }, 0);
+        check(VerifyOptions { from: text("yesterday"), ..options(path) }, 2);
+        check(VerifyOptions { from: text("2026-03-01"), until: text("2026-02-01"), ..options(path) }, 2);
+        check(VerifyOptions { tenant: text("acme"), ..options(path) }, 2);
+        check(VerifyOptions { tenant: text(&"a".repeat(32)), ..options(path) }, 3);
+        check(VerifyOptions { tenant: text("acme"), pseudonym_key_file: Some(key), ..options(path) }, 3);
+        check(
+            VerifyOptions { tenant: text("acme"), pseudonym_key_file: Some("no".into()), ..options(path) },
+            2,
+        );
+    }
+
     #[test]
     fn the_exit_code_says_whether_it_holds_cannot_be_told_or_was_asked_wrongly() {
-        let check = |options: VerifyOptions, expected: u8| {
-            let asked = format!("{options:?}");
-            // An ExitCode can be compared with another only by what it is printed as.
-            assert_eq!(format!("{:?}", main(options)), format!("{:?}", ExitCode::from(expected)), "{asked}");
-        };
-        let sound = folder(&[EntryV1::Closed { at_ms: 2 }]);
-        let gap = folder(&[EntryV1::Gap { missing: 1, why: Why::Disk, since_ms: 1, at_ms: 2 }]);
+        let sound = folder(&[Entry::Closed { at_ms: 2 }]);
+        let gap = folder(&[Entry::Gap { missing: 1, why: Why::Disk, since_ms: 1, at_ms: 2 }]);
         check(options(sound.path()), 0);
         check(options(gap.path()), 3);
         check(VerifyOptions { held: vec!["00".to_owned()], ..options(sound.path()) }, 3);
@@ -182,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_person_is_told_what_does_not_hold_and_where() {
-        let gap = folder(&[EntryV1::Gap { missing: 4, why: Why::QueueFull, since_ms: 1, at_ms: 2 }]);
+        let gap = folder(&[Entry::Gap { missing: 4, why: Why::QueueFull, since_ms: 1, at_ms: 2 }]);
         let files = gateway::receipts::files_in(&[gap.path().to_owned()]).expect("a file");
         let report = gateway::receipts::audit(&files, &Catalogue::builtin(), Demands::default(), || {});
         let text = told(&report.expect("readable"));

@@ -2,6 +2,7 @@
 
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use scheduler_core::wire::apply::{AppliedV1, ApplyV1, ProblemsV1, RolloutV1, WantedV1};
+use scheduler_core::wire::deployment::PromotedV1;
 use scheduler_core::wire::plan::PlanV1;
 use scheduler_core::wire::route::RouteTableV1;
 use scheduler_core::wire::tenant::TenantsV1;
@@ -37,15 +38,17 @@ impl Hub {
     }
 
     pub(super) async fn apply(&self, message: &ApplyV1) -> Result<AppliedV1, NotDone> {
-        let request = self.client.post(self.path("/v1/apply")).json(message);
-        let request = match &self.token {
-            Some(token) => request.bearer_auth(token),
-            None => request,
-        };
-        let answer = self.send(request).await?;
+        let answer = self.send(self.client.post(self.path("/v1/apply")).json(message)).await?;
         if answer.status() == StatusCode::UNPROCESSABLE_ENTITY {
             return Err(NotDone::Wrong(self.read(answer).await?));
         }
+        self.good(answer).await
+    }
+
+    pub(super) async fn promote(&self, name: &str) -> Result<PromotedV1, NotDone> {
+        let mut url = self.path("/v1/deployments");
+        url.path_segments_mut().expect("an http URL has segments").extend([name, "promote"]);
+        let answer = self.send(self.client.post(url)).await?;
         self.good(answer).await
     }
 
@@ -81,6 +84,7 @@ impl Hub {
     }
 
     async fn send(&self, request: RequestBuilder) -> Result<Response, NotDone> {
+        let request = self.token.iter().fold(request, |request, token| request.bearer_auth(token));
         let asked = request.send().await;
         asked.map_err(|error| NotDone::Failed(format!("the hub at {} cannot be asked: {error}", self.url)))
     }

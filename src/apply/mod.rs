@@ -5,6 +5,7 @@
 //! the hub refuses it if another stands there by then.
 
 mod ask;
+mod replicas;
 mod shown;
 
 use crate::cli::{ApplyOptions, GetOptions, Got};
@@ -25,7 +26,10 @@ const TOKEN_VARIABLE: &str = "MERIDIAN_OPERATOR_TOKEN";
 
 /// Runs `meridian apply`: 0 if it is so now, 3 if the files are wrong.
 pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
-    let ApplyOptions { files, hub, token_file, dry_run, yes, json } = options;
+    let ApplyOptions { files, hold, promote, hub, token_file, dry_run, yes, json } = options;
+    if let Some(name) = promote {
+        return promoted(name, hub, token_file.as_deref(), *json);
+    }
     let (mut deployments, mut tenants, mut problems) = (None, None, Vec::new());
     for path in files {
         match read(path) {
@@ -46,7 +50,7 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
         Ok(hub) => hub,
         Err(problem) => return fail(WRONG_USAGE, &[problem]),
     };
-    let first = ApplyV1 { version: VERSION, dry_run: true, base: None, deployments, tenants };
+    let first = ApplyV1 { version: VERSION, dry_run: true, base: None, hold: *hold, deployments, tenants };
     run(async {
         let seen = hub.apply(&first).await?;
         if !json {
@@ -72,10 +76,32 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
     .unwrap_or_else(|not_done| told(not_done, *json))
 }
 
+/// Runs `meridian apply --promote`: 0 if the hub has taken it.
+fn promoted(name: &str, hub: &str, token_file: Option<&Path>, json: bool) -> ExitCode {
+    let hub = token(token_file).and_then(|token| Hub::at(hub, Some(token)));
+    let hub = match hub {
+        Ok(hub) => hub,
+        Err(problem) => return fail(WRONG_USAGE, &[problem]),
+    };
+    run(async {
+        let promoted = hub.promote(name).await?;
+        if json {
+            say(&pretty(&promoted));
+        } else {
+            say(&format!(
+                "{name}: traffic switches to model revision {} when it is ready in every region",
+                promoted.revision
+            ));
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+    .unwrap_or_else(|not_done| told(not_done, json))
+}
+
 /// Runs `meridian get`.
 pub(crate) fn get(options: &GetOptions) -> ExitCode {
-    let GetOptions { what, name, hub, json } = options;
-    let hub = match Hub::at(hub, None) {
+    let GetOptions { what, name, hub, token_file, json } = options;
+    let hub = match read_token(token_file.as_deref()).and_then(|token| Hub::at(hub, token)) {
         Ok(hub) => hub,
         Err(problem) => return fail(WRONG_USAGE, &[problem]),
     };
@@ -105,11 +131,16 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                 let mut regions = hub.routes().await?.regions;
                 regions.retain(|region| name.as_ref().is_none_or(|name| *name == region.id));
                 some(&regions, "region", name.as_deref())?;
-                if *json { pretty(&regions) } else { shown::regions(&regions) }
+                if *json {
+                    pretty(&regions)
+                } else {
+                    shown::regions(&regions, &hub.rollout().await?.deployments)
+                }
             }
             Got::Rollout => {
                 let mut rollout = hub.rollout().await?;
                 rollout.waiting.retain(|waiting| name.as_ref().is_none_or(|name| *name == waiting.name));
+                rollout.deployments.retain(|known| name.as_ref().is_none_or(|name| *name == known.name));
                 if *json { pretty(&rollout) } else { shown::rollout(&rollout) }
             }
         };
@@ -142,18 +173,23 @@ fn read(path: &Path) -> Result<(Kind, FileV1), String> {
     Ok((kind, FileV1 { name, text }))
 }
 
-/// The operator's token. Without one the hub says what it thinks of that.
+/// The operator's token, which is needed.
 pub(crate) fn token(file: Option<&Path>) -> Result<String, String> {
+    read_token(file)?.ok_or_else(|| {
+        format!("an operator's token is needed: give --token-file FILE, or set {TOKEN_VARIABLE}")
+    })
+}
+
+/// The token of the file or of the variable, if there is one. A hub on loopback may be readable without.
+fn read_token(file: Option<&Path>) -> Result<Option<String>, String> {
     match file {
         Some(file) => {
             let text = std::fs::read_to_string(file);
             let text =
                 text.map_err(|error| format!("--token-file {} cannot be read: {error}", file.display()))?;
-            Ok(text.trim().to_owned())
+            Ok(Some(text.trim().to_owned()))
         }
-        None => std::env::var(TOKEN_VARIABLE).map(|token| token.trim().to_owned()).map_err(|_| {
-            format!("an operator's token is needed: give --token-file FILE, or set {TOKEN_VARIABLE}")
-        }),
+        None => Ok(std::env::var(TOKEN_VARIABLE).ok().map(|token| token.trim().to_owned())),
     }
 }
 

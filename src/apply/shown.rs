@@ -1,7 +1,8 @@
 //! What the hub says, for a person.
 
+use super::replicas;
 use scheduler_core::wire::apply::{
-    AppliedV1, ChangeV1, FieldV1, LawChange, ReaderV1, RolloutV1, WaitingV1, What,
+    AppliedV1, ChangeV1, DeploymentReplicasV1, FieldV1, LawChange, ReaderV1, RolloutV1, WaitingV1, What,
 };
 use scheduler_core::wire::plan::{FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, WeightsV1};
 use scheduler_core::wire::route::RegionRouteV1;
@@ -43,11 +44,12 @@ fn one(FieldV1 { field, before, after, law }: &FieldV1) -> String {
     format!("{field:<10} {value}{law}")
 }
 
-/// The regions of the route table.
-pub(super) fn regions(regions: &[RegionRouteV1]) -> String {
+/// The regions of the route table, with the replicas that do not run what their deployment is served with.
+pub(super) fn regions(regions: &[RegionRouteV1], replicas: &[DeploymentReplicasV1]) -> String {
     let mut lines = vec![format!("{:<28} {:<22} ready", "region", "endpoint")];
     for RegionRouteV1 { id, endpoint, deployments, .. } in regions {
         lines.push(format!("{id:<28} {endpoint:<22} {}", deployments.join(", ")));
+        lines.extend(replicas::mismatches(id, replicas).map(|line| format!("  {line}")));
     }
     lines.join("\n")
 }
@@ -79,9 +81,10 @@ pub(super) fn plan(plan: &PlanV1) -> String {
 
 /// What is waited for.
 pub(super) fn rollout(rollout: &RolloutV1) -> String {
-    let RolloutV1 { version: _, generation, waiting, readers } = rollout;
+    let RolloutV1 { version: _, generation, waiting, readers, deployments } = rollout;
     let mut lines = vec![format!("route table {generation}, {} readers", readers.len())];
-    if waiting.is_empty() {
+    lines.extend(deployments.iter().flat_map(replicas::of));
+    if waiting.is_empty() && deployments.iter().all(|known| known.next.is_none()) {
         lines.push("nothing waits: what was applied is so everywhere".to_owned());
     }
     for WaitingV1 { kind, name, residency, to, since, missing } in waiting {

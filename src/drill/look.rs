@@ -7,8 +7,8 @@ use regions::{Generation, RegionId};
 use serde_json::Value;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 
 /// Between two looks.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
@@ -32,11 +32,11 @@ impl Notes {
     }
 
     pub(super) fn end(self) -> (Seen, Vec<Event>) {
-        self.kept.into_inner().expect("nobody panics while holding it")
+        self.kept.into_inner()
     }
 
     fn kept(&self) -> MutexGuard<'_, (Seen, Vec<Event>)> {
-        self.kept.lock().expect("nobody panics while holding it")
+        self.kept.lock()
     }
 
     fn region(&self, region: &RegionId, sight: Sight) {
@@ -63,13 +63,16 @@ impl Notes {
 pub(super) struct Readers {
     gateway: Option<SocketAddr>,
     hubs: Vec<(String, SocketAddr)>,
+    /// What the hubs are shown.
+    token: Option<String>,
 }
 
 impl Readers {
-    /// A gateway by its operations port, and all hubs.
-    pub(super) fn of(gateway: SocketAddr, hubs: &[SocketAddr]) -> Readers {
+    /// A gateway by its operations port, and all hubs, which are shown this token.
+    pub(super) fn of(gateway: SocketAddr, hubs: &[SocketAddr], token: String) -> Readers {
         let named = |(at, hub): (usize, &SocketAddr)| (format!("hub {}", at + 1), *hub);
-        Readers { gateway: Some(gateway), hubs: hubs.iter().enumerate().map(named).collect() }
+        let hubs = hubs.iter().enumerate().map(named).collect();
+        Readers { gateway: Some(gateway), hubs, token: Some(token) }
     }
 
     /// Looks for ever.
@@ -77,7 +80,7 @@ impl Readers {
         let gateway = async {
             match self.gateway {
                 Some(address) => {
-                    ask(format!("http://{address}/routes"), |routes| gateway(&routes, notes)).await
+                    ask(format!("http://{address}/routes"), None, |routes| gateway(&routes, notes)).await
                 }
                 None => std::future::pending().await,
             }
@@ -86,7 +89,8 @@ impl Readers {
         let [one, two, three, four, five] = std::array::from_fn(|at| async move {
             match self.hubs.get(at) {
                 Some((name, address)) => {
-                    ask(format!("http://{address}/v1/routes"), |table| hub(name, &table, notes)).await;
+                    let url = format!("http://{address}/v1/routes");
+                    ask(url, self.token.as_deref(), |table| hub(name, &table, notes)).await;
                 }
                 None => std::future::pending().await,
             }
@@ -95,13 +99,14 @@ impl Readers {
     }
 }
 
-async fn ask(url: String, mut note: impl FnMut(Value)) {
+async fn ask(url: String, token: Option<&str>, mut note: impl FnMut(Value)) {
     let Ok(client) = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build() else { return };
     let mut look = tokio::time::interval(LOOK_PERIOD);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         look.tick().await;
-        if let Ok(answer) = client.get(&url).send().await
+        let request = token.iter().fold(client.get(&url), |request, token| request.bearer_auth(token));
+        if let Ok(answer) = request.send().await
             && let Ok(value) = answer.json().await
         {
             note(value);

@@ -143,7 +143,7 @@ async fn in_a_world(
     };
     let loads =
         run::loads(drill, &world.url(), KEY, catalogue).map_err(|found| anyhow::anyhow!(found.join("\n")))?;
-    let readers = look::Readers::of(world.operations(), &world.hubs());
+    let readers = look::Readers::of(world.operations(), &world.hubs(), world.operator_token()?);
     let hands = Hands::Ours(buttons);
     // Whoever is let go of here is ended by the kernel, also if it was stopped.
     tokio::select! {

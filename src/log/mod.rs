@@ -11,9 +11,10 @@ mod text;
 pub(crate) use text::Text;
 
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use supervision::{Condvar, Mutex, MutexGuard};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// How long a line may wait for others: what a person who watches does not notice.
@@ -45,7 +46,10 @@ pub(crate) struct Writing {
 
 /// Starts the thread that writes to `sink`.
 pub(crate) fn write_to(sink: impl Write + Send + 'static) -> io::Result<(Lines, Writing)> {
-    let lines = Lines(Arc::new(Shared { waiting: Mutex::default(), something: Condvar::new() }));
+    let lines = Lines(Arc::new(Shared {
+        waiting: Mutex::independent(Waiting::default()),
+        something: Condvar::new(),
+    }));
     let for_thread = lines.clone();
     let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || for_thread.write(sink))?;
     Ok((lines.clone(), Writing { lines, thread: Some(thread) }))
@@ -53,7 +57,7 @@ pub(crate) fn write_to(sink: impl Write + Send + 'static) -> io::Result<(Lines, 
 
 impl Lines {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.0.waiting.lock().expect("nothing panics while it holds the lock")
+        self.0.waiting.lock()
     }
 
     fn write(&self, mut sink: impl Write) {
@@ -61,13 +65,12 @@ impl Lines {
         loop {
             let mut waiting = self.waiting();
             while waiting.text.is_empty() && !waiting.ended {
-                waiting = self.0.something.wait(waiting).expect("nothing panics while it holds the lock");
+                waiting = self.0.something.wait(waiting);
             }
             if !waiting.ended {
                 // Others may come; only the end hurries.
-                let ended = |waiting: &mut Waiting| !waiting.ended;
-                let waited = self.0.something.wait_timeout_while(waiting, WRITE_PERIOD, ended);
-                waiting = waited.expect("nothing panics while it holds the lock").0;
+                let go_on = |waiting: &mut Waiting| !waiting.ended;
+                waiting = self.0.something.wait_timeout_while(waiting, WRITE_PERIOD, go_on);
             }
             text.clear();
             std::mem::swap(&mut text, &mut waiting.text);
@@ -142,7 +145,7 @@ mod tests {
     impl Write for Disk {
         fn write(&mut self, text: &[u8]) -> io::Result<usize> {
             self.allowed.recv().ok();
-            self.written.lock().unwrap().push(text.to_vec());
+            self.written.lock().push(text.to_vec());
             Ok(text.len())
         }
 
@@ -167,7 +170,7 @@ mod tests {
             lines.write_all(line.as_bytes()).unwrap();
         }
         drop(writing);
-        let written = written.lock().unwrap();
+        let written = written.lock();
         assert_eq!(String::from_utf8(written.concat()).unwrap(), all.concat());
         assert!(written.len() < 500, "{} writes for {} lines", written.len(), all.len());
     }
@@ -189,7 +192,7 @@ mod tests {
         assert_eq!(lines.waiting().lost, 1, "one past it");
         drop(allow);
         drop(writing);
-        let text = String::from_utf8(written.lock().unwrap().concat()).unwrap();
+        let text = String::from_utf8(written.lock().concat()).unwrap();
         assert!(text.ends_with("1 log lines are lost: they came faster than stderr took them\n"));
         assert_eq!(text.matches("one more").count(), 0);
     }

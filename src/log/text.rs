@@ -6,8 +6,8 @@
 
 use gateway_core::decimal;
 use std::fmt::{self, Debug, Write};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use supervision::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::{Format, Writer};
@@ -61,7 +61,7 @@ where
 impl Text {
     /// RFC 3339 with microseconds, as the library has it.
     fn put_time(&self, line: &mut String) -> fmt::Result {
-        let mut second = self.second.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut second = self.second.lock();
         let mut now = since_1970();
         while second.number != now.as_secs() || second.text.is_empty() {
             let mut text = String::new();
@@ -139,7 +139,7 @@ mod tests {
 
     impl io::Write for Page {
         fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(text);
+            self.0.lock().extend_from_slice(text);
             Ok(text.len())
         }
 
@@ -158,7 +158,7 @@ mod tests {
         } else {
             tracing::subscriber::with_default(log.finish(), say);
         }
-        String::from_utf8(page.0.lock().unwrap().clone()).unwrap()
+        String::from_utf8(page.0.lock().clone()).unwrap()
     }
 
     #[test]

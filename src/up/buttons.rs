@@ -15,8 +15,9 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
+use supervision::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
@@ -147,7 +148,7 @@ impl Buttons {
     }
 
     async fn throttle(&self, process: &str, times: u32) -> Result<(), String> {
-        let before = self.throttled.lock().expect("nobody panics while holding it").remove(process);
+        let before = self.throttled.lock().remove(process);
         if let Some(before) = before {
             before.abort();
             // It may have been taken by surprise while it was stopped.
@@ -159,14 +160,14 @@ impl Buttons {
         }
         if times > 1 {
             let task = tokio::spawn(throttled(self.clone(), process.to_owned(), id, times));
-            let mut throttled = self.throttled.lock().expect("nobody panics while holding it");
+            let mut throttled = self.throttled.lock();
             throttled.insert(process.to_owned(), task.abort_handle());
         }
         Ok(())
     }
 
     fn id(&self, process: &str) -> Option<u32> {
-        self.processes.lock().expect("nobody panics while holding it").get(process).copied().flatten()
+        self.processes.lock().get(process).copied().flatten()
     }
 
     /// As an operator would: any hub that answers.

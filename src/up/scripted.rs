@@ -21,8 +21,9 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::{Mutex, MutexGuard};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 
@@ -90,7 +91,7 @@ pub(crate) async fn run(
 
 impl Replica {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().expect("nobody panics while holding it")
+        self.queue.lock()
     }
 
     /// Gives everybody their turn, one after another, for ever. A sleep that ends late makes nobody slower: the next begins
@@ -128,6 +129,8 @@ async fn status(State(replica): State<Arc<Replica>>) -> Json<StatusV1> {
     let queue = replica.queue();
     let waiting: u64 = queue.waiting.iter().map(|turn| turn.tokens).sum();
     Json(StatusV1 {
+        // It computes nothing, so it has no model; a deployment that is served with one never uses it.
+        identity: None,
         version: 1,
         names: replica.names.clone(),
         model: "scripted".to_owned(),

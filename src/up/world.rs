@@ -14,8 +14,9 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 use tokio::sync::mpsc;
 
 /// How long a process may take to become ready. A replica reads its weights from disk in this time.
@@ -71,6 +72,14 @@ impl World {
     /// Where the hubs are.
     pub(crate) fn hubs(&self) -> Vec<SocketAddr> {
         self.hubs.iter().map(|(_, address)| *address).collect()
+    }
+
+    /// What an operator shows to them.
+    pub(crate) fn operator_token(&self) -> Result<String> {
+        let file = &self.operator_token;
+        let text = std::fs::read_to_string(file);
+        let text = text.with_context(|| format!("{} cannot be read", file.display()))?;
+        Ok(text.trim().to_owned())
     }
 
     /// Starts everything, in the order in which one needs the other.
@@ -150,7 +159,7 @@ impl World {
     }
 
     fn note(&self, name: &str, id: Option<u32>) {
-        self.processes.lock().expect("nobody panics while holding it").insert(name.to_owned(), id);
+        self.processes.lock().insert(name.to_owned(), id);
     }
 
     fn open_links(&mut self) -> Result<Arc<BTreeMap<RegionId, Link>>> {
@@ -245,7 +254,9 @@ impl World {
                 let before = self.running.remove(at);
                 // One that was stopped has to hear of the next.
                 before.signal(Signal::CONT);
-                if let Err(error) = self.launch(spec).await {
+                let mut next = spec;
+                next.arguments.push("--take-over".to_owned());
+                if let Err(error) = self.launch(next).await {
                     // Nothing was taken from it, and it goes on.
                     self.running.push(before);
                     return Err(error.to_string());
