@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
 mod applied;
+mod clients;
 mod cold_start;
 mod drilled;
 mod on_etcd;
@@ -398,31 +399,4 @@ fn what_up_cannot_do_it_says_in_one_go() {
     check(&["--port", &port], 1, &[&port, "taken", "--port"]);
     check(&["--regions", "aws/us-east-1,aws/us-east-1,aws/us-esat-1"], 2, &["us-east-1", "us-esat-1"]);
     check(&["--deployments", "/nowhere.toml", "--regions", "99"], 2, &["/nowhere.toml", "99"]);
-}
-
-/// The stock client of the ecosystem, unmodified. Where there is no Python there is nothing to run it with.
-#[tokio::test]
-async fn the_stock_openai_client_works_by_changing_its_base_url() {
-    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let venv = scratch.join("openai-client");
-    let python = venv.join("bin/python");
-    if !python.exists() {
-        let made = Command::new("python3").args(["-m", "venv"]).arg(&venv).status();
-        if !made.is_ok_and(|status| status.success()) {
-            println!("no python3 with venv on this machine: the stock client is not run");
-            return;
-        }
-    }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openai_client.py");
-    let has = |module: &str| Command::new(&python).args(["-c", &format!("import {module}")]).status();
-    if !has("openai").is_ok_and(|status| status.success()) {
-        let installed =
-            Command::new(&python).args(["-m", "pip", "install", "--quiet", "openai"]).status().unwrap();
-        assert!(installed.success(), "pip could not install the openai client");
-    }
-    let world = World::up(&[]);
-    let run = tokio::process::Command::new(&python).arg(script).arg(&world.url).output().await.unwrap();
-    let said = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success(), "{said}");
-    assert!(said.contains("500 texts in one call, 50 calls at once: in order"), "{said}");
 }

@@ -44,5 +44,5 @@ except NotFoundError as error:
 else:
     raise AssertionError("an unknown model is not found")
 
-assert [model.id for model in client.models.list()] == ["minilm", "minilm-eu"]
+assert "minilm" in [model.id for model in client.models.list()]
 print("500 texts in one call, 50 calls at once: in order")

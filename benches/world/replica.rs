@@ -110,6 +110,7 @@ async fn status(State(replica): State<Arc<Replica>>) -> Json<StatusV1> {
     let queue = replica.queue();
     let waiting: u64 = queue.waiting.iter().map(|(tokens, _)| tokens).sum();
     Json(StatusV1 {
+        identity: None,
         version: 1,
         names: vec![MODEL.to_owned()],
         model: MODEL.to_owned(),

@@ -21,6 +21,7 @@ const AROUND_SECONDS: u32 = 12;
 /// A hub, asked as a gateway would.
 struct Hub {
     url: String,
+    fleet_token: String,
     client: reqwest::Client,
 }
 
@@ -29,11 +30,13 @@ impl Hub {
     fn of(config: &std::path::Path) -> Hub {
         let config: toml::Table = std::fs::read_to_string(config).unwrap().parse().unwrap();
         let url = format!("http://{}", config["listen"].as_str().unwrap());
-        Hub { url, client: reqwest::Client::builder().no_proxy().build().unwrap() }
+        let fleet_token = std::fs::read_to_string(config["fleet_token_file"].as_str().unwrap()).unwrap();
+        Hub { url, fleet_token, client: reqwest::Client::builder().no_proxy().build().unwrap() }
     }
 
     async fn routes(&self) -> Option<Value> {
-        let answer = self.client.get(format!("{}/v1/routes", self.url)).timeout(Duration::from_secs(1));
+        let answer = self.client.get(format!("{}/v1/routes", self.url)).bearer_auth(&self.fleet_token);
+        let answer = answer.timeout(Duration::from_secs(1));
         answer.send().await.ok()?.json().await.ok()
     }
 
@@ -46,7 +49,8 @@ impl Hub {
     async fn register(&self, region: &str, port: u16, boot_id: u64) -> bool {
         let body = json!({"version": 1, "region": region, "endpoint": format!("127.0.0.1:{port}"), "boot_id": boot_id,
                           "deployments": []});
-        let request = self.client.post(format!("{}/v1/spokes", self.url)).body(body.to_string());
+        let request = self.client.post(format!("{}/v1/spokes", self.url)).bearer_auth(&self.fleet_token);
+        let request = request.body(body.to_string());
         request.timeout(Duration::from_secs(8)).send().await.is_ok_and(|answer| answer.status().is_success())
     }
 

@@ -1,0 +1,110 @@
+//! An attack as data: what is sent, and what must come of it.
+
+use std::time::Duration;
+
+/// One attack.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    /// Family and number or words.
+    pub(crate) name: String,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) expected: Expected,
+}
+
+/// What the attacker does, in order.
+#[derive(Clone, Debug, Hash)]
+pub(crate) enum Step {
+    /// Sends bytes.
+    Send(Vec<u8>),
+    /// Sends the same bytes so many times.
+    Repeat(Vec<u8>, usize),
+    /// Sends bytes one by one, with a pause behind each.
+    Trickle(Vec<u8>, Duration),
+    /// Waits.
+    Pause(Duration),
+    /// Says that it sends nothing more, and goes on reading.
+    HalfClose,
+    /// Is gone, whatever still comes.
+    Abort,
+    /// Begins HTTP/2: preface and SETTINGS there and back, with these settings.
+    Handshake(Vec<(u16, u32)>),
+}
+
+/// What must come back.
+#[derive(Clone, Debug)]
+pub(crate) enum Expected {
+    /// So many answers over HTTP/1, each of a status of its set, and then the end of the connection.
+    Answers(Vec<&'static [u16]>),
+    /// The first of these, one at least, and then the end of the connection.
+    UpTo(Vec<&'static [u16]>),
+    /// The same to a HEAD, whose answers have no body.
+    Heads(Vec<&'static [u16]>),
+    /// The end of the connection, and before it at most an answer of 4xx.
+    Closed,
+    /// The end of the connection; before it anything but a 5xx.
+    NoServerError,
+    /// Nothing: the attacker is gone.
+    Nothing,
+    /// One of these over HTTP/2.
+    AnyOf(Vec<Outcome>),
+}
+
+/// What can come of an attack over HTTP/2.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Outcome {
+    /// The head of an answer on stream 1, of one of these statuses.
+    Status(&'static [u16]),
+    /// An answer of 2xx on this stream.
+    Served(u32),
+    /// A reset of any stream by the server.
+    Reset,
+    /// GOAWAY with an error, or the end of the connection.
+    ConnectionError,
+}
+
+/// Both of what RFC 9113 allows for a stream error: the stream alone, or the connection.
+pub(crate) const STREAM_ERROR: [Outcome; 3] =
+    [Outcome::Reset, Outcome::ConnectionError, Outcome::Status(&[400])];
+
+impl Case {
+    /// Bytes over HTTP/1, and the statuses that they are answered with until the connection ends.
+    pub(crate) fn h1(name: impl Into<String>, bytes: impl Into<Vec<u8>>, answers: &[&'static [u16]]) -> Case {
+        let steps = vec![Step::Send(bytes.into())];
+        Case { name: name.into(), steps, expected: Expected::Answers(answers.to_vec()) }
+    }
+
+    /// Frames after a handshake, and what may come of them.
+    pub(crate) fn h2(name: impl Into<String>, frames: Vec<Vec<u8>>, outcomes: &[Outcome]) -> Case {
+        let steps = vec![Step::Handshake(Vec::new()), Step::Send(frames.concat())];
+        Case { name: name.into(), steps, expected: Expected::AnyOf(outcomes.to_vec()) }
+    }
+
+    pub(crate) fn of(name: impl Into<String>, steps: Vec<Step>, expected: Expected) -> Case {
+        Case { name: name.into(), steps, expected }
+    }
+}
+
+/// The key of the attackers' tenant.
+pub(crate) const KEY: &str = "attack-key";
+/// A request that is served.
+pub(crate) const BODY: &str = r#"{"model": "anywhere", "input": "x"}"#;
+
+/// A POST that is served, with further fields (each with its line end), after which the connection ends.
+pub(crate) fn post(fields: &str, body: impl AsRef<[u8]>) -> Vec<u8> {
+    let body = body.as_ref();
+    head(&format!("connection: close\r\n{fields}content-length: {}\r\n", body.len()))
+        .into_iter()
+        .chain(body.iter().copied())
+        .collect()
+}
+
+/// The head of a POST, with these fields.
+pub(crate) fn head(fields: &str) -> Vec<u8> {
+    format!("POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n{fields}\r\n")
+        .into_bytes()
+}
+
+/// A request with this line, after which the connection ends.
+pub(crate) fn line(line: &str) -> Vec<u8> {
+    format!("{line}\r\nhost: x\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n\r\n").into_bytes()
+}

@@ -1,0 +1,156 @@
+//! Sends one case, and judges what came of it.
+
+use std::io::Write;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::answers::{End, everything, statuses};
+use crate::case::{Case, Expected, Outcome, Step};
+use crate::frames::{self, ACK, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame, settings};
+
+/// How long after its last step a case may take to end. The slowest thing that the gateway waits for is a body, for
+/// [`crate::world::BODY_TIMEOUT`].
+const PATIENCE: Duration = Duration::from_secs(12);
+/// How long a write may wait for a gateway that does not read.
+const WRITE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Sends the case; why it did not end as expected.
+pub(crate) fn judge(address: SocketAddr, case: &Case) -> Result<(), String> {
+    let mut stream = TcpStream::connect(address).map_err(|error| format!("no connection: {error}"))?;
+    stream.set_nodelay(true).unwrap();
+    stream.set_write_timeout(Some(WRITE_PATIENCE)).unwrap();
+    for step in &case.steps {
+        // A server that has closed its end is part of many plays.
+        if perform(&mut stream, step).is_err() {
+            break;
+        }
+    }
+    let until = Instant::now() + PATIENCE;
+    match &case.expected {
+        Expected::Nothing => Ok(()),
+        Expected::AnyOf(outcomes) => any_of(&mut stream, outcomes, until),
+        Expected::Answers(sets) => answers(&mut stream, sets, false, until),
+        Expected::UpTo(sets) => {
+            let (bytes, _) = everything(&mut stream, until);
+            let found = statuses(&bytes, false).unwrap_or_default();
+            let fits = !found.is_empty()
+                && found.len() <= sets.len()
+                && found.iter().zip(sets).all(|(status, set)| set.contains(status));
+            if fits { Ok(()) } else { Err(format!("answered {found:?}, which is no beginning of {sets:?}")) }
+        }
+        Expected::Heads(sets) => answers(&mut stream, sets, true, until),
+        Expected::Closed => closed(&mut stream, until, |status| (400..500).contains(&status)),
+        Expected::NoServerError => {
+            closed(&mut stream, until, |status| status < 500 || status == 501 || status == 505)
+        }
+    }
+}
+
+fn perform(stream: &mut TcpStream, step: &Step) -> std::io::Result<()> {
+    match step {
+        Step::Send(bytes) => stream.write_all(bytes),
+        Step::Repeat(bytes, times) => {
+            // In larger pieces, so that the attacker is not the slow one.
+            let per_piece = (64 << 10) / bytes.len().max(1) + 1;
+            let piece = bytes.repeat(per_piece.min(*times));
+            let mut left = *times * bytes.len();
+            while left > 0 {
+                let length = piece.len().min(left);
+                stream.write_all(&piece[..length])?;
+                left -= length;
+            }
+            Ok(())
+        }
+        Step::Trickle(bytes, gap) => bytes.iter().try_for_each(|byte| {
+            stream.write_all(&[*byte])?;
+            std::thread::sleep(*gap);
+            Ok(())
+        }),
+        Step::Pause(time) => {
+            std::thread::sleep(*time);
+            Ok(())
+        }
+        Step::HalfClose => stream.shutdown(Shutdown::Write),
+        // The socket is dropped: what was not read of it, or still comes, is answered by the kernel with a reset.
+        Step::Abort => Err(std::io::Error::other("gone")),
+        Step::Handshake(wanted) => {
+            stream.write_all(&[PREFACE, &settings(wanted)].concat())?;
+            let until = Instant::now() + PATIENCE;
+            loop {
+                match frames::read(stream, until).map_err(std::io::Error::other)? {
+                    Some(frame) if frame.kind == SETTINGS && frame.flags & ACK == 0 => break,
+                    Some(_) => {}
+                    None => return Err(std::io::Error::other("no handshake")),
+                }
+            }
+            stream.write_all(&frame(SETTINGS, ACK, 0, []))
+        }
+    }
+}
+
+fn answers(
+    stream: &mut TcpStream,
+    sets: &[&'static [u16]],
+    without_bodies: bool,
+    until: Instant,
+) -> Result<(), String> {
+    let (bytes, end) = everything(stream, until);
+    let shown = || String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).into_owned();
+    let Some(found) = statuses(&bytes, without_bodies) else {
+        return Err(format!("what came are not whole answers ({end:?}): {:?}", shown()));
+    };
+    let fits = found.len() == sets.len() && found.iter().zip(sets).all(|(status, set)| set.contains(status));
+    if !fits {
+        return Err(format!("answered {found:?} instead of {sets:?} ({end:?}): {:?}", shown()));
+    }
+    if end != End::Closed {
+        return Err(format!("answered {found:?}, and the connection stays open"));
+    }
+    Ok(())
+}
+
+fn closed(stream: &mut TcpStream, until: Instant, may: impl Fn(u16) -> bool) -> Result<(), String> {
+    let (bytes, end) = everything(stream, until);
+    let found = statuses(&bytes, false).unwrap_or_default();
+    if let Some(status) = found.iter().find(|status| !may(**status)) {
+        return Err(format!(
+            "answered {status}: {:?}",
+            String::from_utf8_lossy(&bytes[..bytes.len().min(300)])
+        ));
+    }
+    if end == End::Closed { Ok(()) } else { Err(format!("hangs after {found:?}")) }
+}
+
+fn any_of(stream: &mut TcpStream, outcomes: &[Outcome], until: Instant) -> Result<(), String> {
+    let mut seen = Vec::new();
+    loop {
+        let frame = match frames::read(stream, until) {
+            Ok(Some(frame)) => frame,
+            Ok(None) if outcomes.iter().any(|outcome| matches!(outcome, Outcome::ConnectionError)) => {
+                return Ok(());
+            }
+            Ok(None) => return Err(format!("the connection ended after {seen:?}")),
+            Err(hangs) => return Err(format!("{hangs} after {seen:?}")),
+        };
+        let (kind, on) = (frame.kind, frame.stream);
+        let status = (kind == HEADERS).then(|| frame.status()).flatten();
+        let error = frame.error().filter(|error| kind == RST_STREAM || *error != 0);
+        let fits = outcomes.iter().any(|outcome| match outcome {
+            Outcome::Status(set) => on == 1 && status.is_some_and(|status| set.contains(&status)),
+            Outcome::Served(stream) => on == *stream && status == Some(200),
+            Outcome::Reset => kind == RST_STREAM,
+            Outcome::ConnectionError => kind == GOAWAY && error.is_some(),
+        });
+        if fits {
+            return Ok(());
+        }
+        match kind {
+            HEADERS if status.is_some_and(|status| status >= 500) => {
+                return Err(format!("answered {status:?} on stream {on} after {seen:?}"));
+            }
+            HEADERS => seen.push(format!("{status:?} on {on}")),
+            RST_STREAM | GOAWAY => seen.push(format!("kind {kind} with {:?} on {on}", frame.error())),
+            _ => {}
+        }
+    }
+}

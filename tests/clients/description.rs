@@ -1,0 +1,63 @@
+//! `docs/api.md` and `GET /openapi.json` against the code.
+
+use gateway_core::endpoint::Endpoint;
+use replica_core::wire::api::OPERATIONS;
+use serde_json::Value;
+
+fn document() -> Value {
+    serde_json::from_slice(gateway::openapi::document()).unwrap()
+}
+
+#[test]
+fn every_path_that_is_served_is_described_and_no_other() {
+    let document = document();
+    let described = document["paths"].as_object().unwrap();
+    for served in Endpoint::served() {
+        let (method, path) = served.split_once(' ').unwrap();
+        assert!(described[path][method.to_lowercase()]["summary"].is_string(), "{served} is not described");
+    }
+    for (path, methods) in described {
+        let operations = methods.as_object().unwrap().keys().filter(|key| *key != "servers");
+        // The root is served below the base URL of a deployment only.
+        let path = if path == "/" { "/deployments/a".to_owned() } else { path.replace("{id}", "a") };
+        for method in operations {
+            assert!(Endpoint::of(&method.to_uppercase(), &path).is_ok(), "{method} {path} is not served");
+        }
+    }
+    for operation in OPERATIONS {
+        assert!(Endpoint::paths().any(|path| path == operation.path), "{} is not served", operation.path);
+    }
+}
+
+#[test]
+fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() {
+    let text = String::from_utf8(gateway::openapi::document().to_vec()).unwrap();
+    assert!(text.len() < 128 << 10, "{} bytes for whoever asks, without a key", text.len());
+    let document = document();
+    let references: Vec<&str> =
+        text.split("\"$ref\":\"#").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    assert!(references.len() > 100, "{}", references.len());
+    for reference in references {
+        assert!(document.pointer(reference).is_some(), "{reference}");
+    }
+    let operations =
+        document["paths"].as_object().unwrap().values().flat_map(|path| path.as_object().unwrap().values());
+    let mut names: Vec<String> = operations.map(|operation| operation["operationId"].to_string()).collect();
+    let all = names.len();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), all, "{names:?}");
+}
+
+#[test]
+fn the_page_of_the_api_is_the_one_that_the_code_renders() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/api.md");
+    if std::env::var_os("MERIDIAN_WRITE_DOCS").is_some() {
+        std::fs::write(path, gateway::openapi::markdown()).unwrap();
+    }
+    let page = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        page == gateway::openapi::markdown(),
+        "docs/api.md is out of date: run this test with MERIDIAN_WRITE_DOCS=1"
+    );
+}

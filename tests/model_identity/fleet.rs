@@ -1,0 +1,284 @@
+//! A fleet that is put together by hand: one process for each role, and the replicas that an operator starts.
+
+use crate::load::Rows;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything that is waited for may take before the test gives up.
+const PATIENCE: Duration = Duration::from_secs(90);
+const LOOK_PERIOD: Duration = Duration::from_millis(50);
+/// Replicas that the region's file names.
+const REPLICAS: usize = 4;
+
+/// Texts whose vectors are compared.
+pub(crate) const TEXTS: [&str; 4] =
+    ["the sea", "a calm morning by the sea", "two ships", "the ships are at sea again"];
+
+/// What a replica runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    F32,
+    Int8,
+    /// In f32, with another pooling and therefore other files.
+    OtherPooling,
+}
+
+/// A running fleet.
+pub(crate) struct Fleet {
+    dir: tempfile::TempDir,
+    ports: Vec<u16>,
+    running: BTreeMap<String, Child>,
+    client: reqwest::Client,
+}
+
+/// The ports, after those of the replicas.
+const HUB: usize = REPLICAS;
+const SPOKE: usize = REPLICAS + 1;
+const GATEWAY: usize = REPLICAS + 2;
+const OPERATIONS: usize = REPLICAS + 3;
+
+/// Ports that nobody has, each another one.
+fn free_ports(count: usize) -> Vec<u16> {
+    let held: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    held.iter().map(|socket| socket.local_addr().unwrap().port()).collect()
+}
+
+/// A checkpoint of a few kilobytes.
+fn checkpoint() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("replica/tests/golden/families/bert")
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().flatten() {
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+impl Fleet {
+    /// A hub, a region and a gateway. No replica runs yet.
+    pub(crate) fn start(precision: &str) -> Fleet {
+        let dir = tempfile::tempdir().unwrap();
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let mut fleet = Fleet { dir, ports: free_ports(REPLICAS + 4), running: BTreeMap::new(), client };
+        let at = |port: usize| format!("127.0.0.1:{}", fleet.ports[port]);
+        let (hub, spoke, gateway) = (at(HUB), at(SPOKE), at(GATEWAY));
+        let replicas: String =
+            (0..REPLICAS).map(|number| format!("[[replica]]\nendpoint = \"{}\"\n", at(number))).collect();
+        let files = [
+            ("operator", "operator-of-this-test".to_owned()),
+            ("fleet", "fleet-of-this-test-".to_owned() + "0123456789"),
+            ("key", "local".to_owned()),
+            ("tenants.toml", "[[tenant]]\nname = \"local\"\nkey_file = \"key\"\n".to_owned()),
+            (
+                "hub.toml",
+                format!(
+                    "listen = \"{hub}\"\ndata = \"hub\"\ndeployments = \"deployments.toml\"\n\
+                     operator_token_file = \"operator\"\nfleet_token_file = \"fleet\"\n"
+                ),
+            ),
+            (
+                "spoke.toml",
+                format!(
+                    "region = \"aws/us-east-1\"\nlisten = \"{spoke}\"\nadvertise = \"{spoke}\"\nhub = \"http://{hub}\"\n\
+                     fleet_token_file = \"fleet\"\n{replicas}"
+                ),
+            ),
+            (
+                "gateway.toml",
+                format!(
+                    "listen = \"{gateway}\"\noperations = \"{}\"\nplace = \"aws/us-east-1\"\nhub = \"http://{hub}\"\n\
+                     fleet_token_file = \"fleet\"\ntenants = \"tenants.toml\"\nsnapshot = \"gateway-routes\"\n",
+                    at(OPERATIONS)
+                ),
+            ),
+        ];
+        for (name, text) in files {
+            std::fs::write(fleet.dir.path().join(name), text).unwrap();
+        }
+        fleet.deployments(precision);
+        let other = fleet.dir.path().join("other-pooling");
+        copy(&checkpoint(), &other);
+        let pooling = other.join("1_Pooling/config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&pooling).unwrap()).unwrap();
+        for (key, value) in config.as_object_mut().unwrap() {
+            if key.starts_with("pooling_mode_") {
+                *value = json!(key == "pooling_mode_max_tokens");
+            }
+        }
+        std::fs::write(&pooling, config.to_string()).unwrap();
+        for role in ["hub", "spoke", "gateway"] {
+            fleet.restart(role);
+        }
+        fleet
+    }
+
+    /// Writes what an operator wants.
+    fn deployments(&self, precision: &str) {
+        let text = format!(
+            "[[deployment]]\nname = \"d\"\ntask = \"embed\"\nmodel = \"{}\"\nengine = {{ kind = \"cpu\", precision = \"{precision}\" }}\n",
+            checkpoint().display()
+        );
+        std::fs::write(self.dir.path().join("deployments.toml"), text).unwrap();
+    }
+
+    /// Ends a process as a lost machine does.
+    pub(crate) fn kill(&mut self, name: &str) {
+        if let Some(mut running) = self.running.remove(name) {
+            running.kill().unwrap();
+            running.wait().unwrap();
+        }
+    }
+
+    /// Starts a process, and ends the one of this name before.
+    pub(crate) fn restart(&mut self, name: &str) {
+        self.kill(name);
+        let role = name.split('-').next().unwrap();
+        let log = File::options().create(true).append(true).open(self.dir.path().join(format!("{name}.log")));
+        let child = Command::new(env!("CARGO_BIN_EXE_meridian"))
+            .args([role, "--config", &format!("{name}.toml")])
+            .args(if role == "replica" { &["--region", "aws/us-east-1"][..] } else { &[] })
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log.unwrap())
+            .spawn();
+        self.running.insert(name.to_owned(), child.unwrap());
+    }
+
+    /// Starts a replica in the place of the one of this number, and waits until it is ready.
+    pub(crate) async fn replica(&mut self, number: usize, kind: Kind) {
+        let other = self.dir.path().join("other-pooling");
+        let (model, precision) = match kind {
+            Kind::F32 => (checkpoint(), "f32"),
+            Kind::Int8 => (checkpoint(), "int8"),
+            Kind::OtherPooling => (other, "f32"),
+        };
+        let text = format!(
+            "listen = \"127.0.0.1:{}\"\nnames = [\"d\"]\nmodel = \"{}\"\ncache = \"cache\"\n\
+             engine = {{ kind = \"cpu\", precision = \"{precision}\" }}\n[threads]\ntokenizer = 1\nengine = 1\n",
+            self.ports[number],
+            model.display()
+        );
+        let name = format!("replica-{number}");
+        std::fs::write(self.dir.path().join(format!("{name}.toml")), text).unwrap();
+        self.restart(&name);
+        let url = format!("http://127.0.0.1:{}/health", self.ports[number]);
+        self.until(&format!("{name} is ready"), async |fleet| {
+            fleet.client.get(&url).send().await.is_ok_and(|response| response.status().is_success())
+        })
+        .await;
+    }
+
+    /// What a replica itself computes.
+    pub(crate) async fn rows(&self, number: usize) -> Rows {
+        let url = format!("http://127.0.0.1:{}/v1/embeddings", self.ports[number]);
+        let response = self
+            .client
+            .post(url)
+            .body(json!({"model": "d", "input": TEXTS}).to_string())
+            .send()
+            .await
+            .unwrap();
+        Rows::read(response).await.unwrap()
+    }
+
+    /// Where clients send requests.
+    pub(crate) fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/v1/embeddings", self.ports[GATEWAY])
+    }
+
+    /// What the gateway responds, if it succeeds.
+    pub(crate) async fn ask(&self) -> Option<Rows> {
+        let body = json!({"model": "d", "input": TEXTS}).to_string();
+        let request = self.client.post(self.url()).header("authorization", "Bearer local").body(body);
+        let response = request.send().await.ok().filter(|response| response.status().is_success())?;
+        Rows::read(response).await.ok()
+    }
+
+    pub(crate) async fn until_served(&self) {
+        self.until("the deployment is served", async |fleet| fleet.ask().await.is_some()).await;
+    }
+
+    /// So many replicas get requests.
+    pub(crate) async fn until_ready(&self, count: u64) {
+        self.until(&format!("{count} replicas are ready"), async |fleet| {
+            fleet.metric("meridian_ingress_replicas_ready{deployment=\"d\"}").await == Some(count)
+        })
+        .await;
+    }
+
+    /// A number at the `/metrics` of the region.
+    pub(crate) async fn metric(&self, name: &str) -> Option<u64> {
+        let url = format!("http://127.0.0.1:{}/metrics", self.ports[SPOKE]);
+        let text = self.client.get(url).send().await.ok()?.text().await.ok()?;
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+
+    /// Waits for a condition.
+    pub(crate) async fn until(&self, what: &str, mut holds: impl AsyncFnMut(&Fleet) -> bool) {
+        let begun = Instant::now();
+        while !holds(self).await {
+            if begun.elapsed() > PATIENCE {
+                let logs: Vec<_> = self.running.keys().map(|name| self.log(name)).collect();
+                panic!(
+                    "{what} did not come true\n{}\n{}",
+                    self.meridian(&["get", "rollout"]),
+                    logs.join("\n")
+                );
+            }
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
+    }
+
+    /// What a process has logged.
+    pub(crate) fn log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.dir.path().join(format!("{name}.log"))).unwrap_or_default()
+    }
+
+    /// What a command says about this fleet.
+    pub(crate) fn meridian(&self, arguments: &[&str]) -> String {
+        let hub = format!("http://127.0.0.1:{}", self.ports[HUB]);
+        let output = Command::new(env!("CARGO_BIN_EXE_meridian"))
+            .args(arguments)
+            .args(["--hub", &hub, "--token-file", "operator"])
+            .current_dir(self.dir.path())
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        text(&output.stdout) + &text(&output.stderr)
+    }
+
+    /// What an operator does, which has to succeed.
+    pub(crate) fn operator(&self, arguments: &[&str]) {
+        let said = self.meridian(arguments);
+        println!("{arguments:?}: {said}");
+        assert!(!said.contains("refuses") && !said.contains("error"), "{said}");
+    }
+
+    /// Applies the deployment with another precision.
+    pub(crate) fn apply(&self, precision: &str, more: &[&str]) {
+        self.deployments(precision);
+        self.operator(&[&["apply", "deployments.toml", "--yes"], more].concat());
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for running in self.running.values_mut() {
+            running.kill().ok();
+            running.wait().ok();
+        }
+    }
+}
