@@ -2,6 +2,8 @@
 //!
 //! A lock is named by the type of what it holds, so that a test can list those that were taken and try each of them.
 
+pub mod trial;
+
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -16,7 +16,6 @@ const WITHIN: usize = 220;
 const JOINED: &[(&str, &str)] = &[
     ("gateway/src/streams/mod.rs", "`Streams::spawn`, which contains what it is given"),
     ("replica/src/engine/cpu/mod.rs", "scoped threads, whose panic is that of the scope"),
-    ("replica/src/engine/cpu/threads.rs", "catches panics and hands them to whoever gave the work"),
     ("replica/src/server.rs", "the role waits for it and ends with an error"),
     (
         "scheduler/src/actuator/process/mod.rs",
@@ -51,6 +50,25 @@ fn complaints(files: &[File]) -> Vec<String> {
 #[test]
 fn whatever_runs_for_long_is_supervised() {
     none(complaints(&files(|path| path.ends_with(".rs"))));
+}
+
+/// What is caught elsewhere than in `supervision` goes on to whoever waits for it, so that it is counted and logged once.
+#[test]
+fn a_panic_that_is_caught_is_counted() {
+    let catches = |file: &&File| {
+        file.text.contains("catch_unwind(") && SHELLS.iter().any(|shell| file.path.starts_with(shell))
+    };
+    let all = files(|path| path.ends_with(".rs"));
+    let silent = |file: &File| !file.text.contains("resume_unwind(");
+    none(
+        all.iter()
+            .filter(catches)
+            .filter(|file| silent(file))
+            .map(|file| {
+                format!("{} catches panics; supervision::request::contain_work counts them", file.path)
+            })
+            .collect(),
+    );
 }
 
 #[test]

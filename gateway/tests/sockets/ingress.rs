@@ -3,6 +3,8 @@
 //! The callers ask again as soon as they are answered, as the peers were measured in 3b and 3c of the field's table. The
 //! bounds here are those that a starved machine keeps as well; the figures are printed, for a quiet one.
 
+mod locks;
+
 use gateway::ingress::{self, IngressConfig, Signals};
 use regions::catalogue::Catalogue;
 use scheduler_core::spoke::Spoke;

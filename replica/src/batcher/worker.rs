@@ -1,13 +1,12 @@
 //! The engine's thread: asks the planner, computes, hands over. An engine that wants several batches ahead has as many of
 //! these threads, and is taken to compute one batch after another all the same.
 
-use std::any::Any;
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
+use supervision::request::{Panicked, contain_work};
 
 use replica_core::batch::{Backlog, Batch, Finished, Next, Owner, Plan, RequestId};
 use replica_core::lane::Lane;
@@ -120,11 +119,11 @@ impl Shared {
         }
         let numbers: usize = batch.items.iter().map(|item| item.input.rows()).sum();
         let mut rows = vec![0.0; numbers * self.width_of(output)];
-        let computed = catch_unwind(AssertUnwindSafe(|| compute(&batch, &tokens.batch(), output, &mut rows)));
+        let computed = contain_work(|| compute(&batch, &tokens.batch(), output, &mut rows));
         let rows = match computed {
             Ok(Ok(failed)) => Ok(Computed { rows, failed }),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(panic) => Err(panic_text(&*panic).to_owned()),
+            Err(Panicked(reason)) => Err(reason),
         };
         Ran { batch, rows, started, others: Duration::ZERO }
     }
@@ -290,9 +289,4 @@ impl Shared {
             self.replies.filled(request, busy, now);
         }
     }
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked")
 }

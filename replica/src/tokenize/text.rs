@@ -8,12 +8,12 @@
 //! Of a model with a chat template a pair is one text, which [`templated`](super::templated) makes tokens of.
 
 use std::borrow::Cow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
 use replica_core::input::{End, Overlong, Readable, Unreadable};
 use replica_core::wire::tei::SimpleToken;
+use supervision::request::contain_work;
 use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection};
 
 use super::Tokenized;
@@ -268,5 +268,5 @@ fn truncate(encoding: &mut Encoding, most: usize, loses: End) {
 
 /// Third-party code meets strangers' text here; if it panics, that costs this request and not the thread.
 fn caught<T>(work: impl FnOnce() -> Result<T, Problem>) -> Result<T, Problem> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Problem::Broken("it panicked".to_owned())))
+    contain_work(work).unwrap_or_else(|_| Err(Problem::Broken("it panicked".to_owned())))
 }

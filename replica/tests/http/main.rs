@@ -4,6 +4,7 @@
 mod apis;
 mod clients;
 mod limits;
+mod locks;
 mod openai;
 mod rerank;
 mod revision;

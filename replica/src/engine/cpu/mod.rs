@@ -23,12 +23,11 @@ mod rotation;
 mod threads;
 mod weights;
 
-use std::any::Any;
 use std::io;
 use std::num::NonZeroUsize;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 use supervision::Mutex;
+use supervision::request::{Panicked, contain_work};
 
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 
@@ -165,9 +164,8 @@ impl CpuEngine {
         let mut work = self.work.lock();
         let Work { threads, arena, .. } = &mut *work;
         let transformer = &self.transformer;
-        let computed =
-            catch_unwind(AssertUnwindSafe(|| transformer.profile(threads, arena, batch, output, out)));
-        computed.map_err(|panic| EngineError::Broken { reason: said(panic.as_ref()) })
+        let computed = contain_work(|| transformer.profile(threads, arena, batch, output, out));
+        computed.map_err(|Panicked(reason)| EngineError::Broken { reason })
     }
 }
 
@@ -208,10 +206,8 @@ impl CpuEngine {
             return Ok(());
         }
         // After a panic there are only numbers in there that the next batch writes over.
-        let computed = catch_unwind(AssertUnwindSafe(|| {
-            self.transformer.run(threads, arena, batch, output, between, out);
-        }));
-        computed.map_err(|panic| EngineError::Broken { reason: said(panic.as_ref()) })
+        let computed = contain_work(|| self.transformer.run(threads, arena, batch, output, between, out));
+        computed.map_err(|Panicked(reason)| EngineError::Broken { reason })
     }
 }
 
@@ -232,13 +228,6 @@ impl Between for Beside<'_> {
         meanwhile
             .let_in(&mut |batch, output, out| engine.run((threads, arena), batch, output, &mut Nothing, out));
     }
-}
-
-/// What a panic said.
-fn said(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without words".to_owned())
 }
 
 /// Floating-point operations per second of this many threads that only multiply and add in registers: the ceiling of

@@ -20,8 +20,8 @@ use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
-use supervision::{Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use supervision::{Condvar, Mutex, MutexGuard, task};
 
 use super::matrix::Parts;
 
@@ -170,7 +170,7 @@ impl Threads {
             asleep: AtomicUsize::new(0),
             waits: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            bed: Mutex::independent(()),
+            bed: Mutex::new(()),
             work: Condvar::new(),
             left: Condvar::new(),
             panic: Mutex::independent(None),
@@ -179,9 +179,8 @@ impl Threads {
         let mut started = Threads { shared: Arc::clone(&shared), helpers: Vec::new(), shares };
         for number in 1..threads.get() {
             let shared = Arc::clone(&shared);
-            let helper = thread::Builder::new()
-                .name(format!("engine-{number}"))
-                .spawn(move || help(&shared, number))?;
+            // It catches what its work panics with; one that ended otherwise would be waited for by every later batch.
+            let helper = task::thread(&format!("engine-{number}"), move || help(&shared, number))?;
             started.helpers.push(helper);
         }
         Ok(started)
@@ -349,6 +348,7 @@ impl<R> Rooms<R> {
 mod tests {
     use super::super::matrix::{Cut, Matrix};
     use super::*;
+    use std::thread;
 
     fn threads(count: usize) -> Threads {
         Threads::new(NonZeroUsize::new(count).unwrap()).unwrap()

@@ -1,0 +1,58 @@
+//! What a panic of the holder of each lock costs, of those that an ingress takes while it serves.
+
+use super::{Scene, Takes, USUAL};
+use serde_json::json;
+use std::time::Duration;
+use supervision::failpoint::trial::{Subject, each_lock};
+
+#[test]
+fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
+    const NAME: &str = "ingress::locks::a_panic_under_any_lock_costs_one_request_or_fails_the_process";
+    each_lock(NAME, 5, |case| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let scene = Scene::with([Takes(USUAL), Takes(USUAL)]).await;
+            case.judge(&scene).await;
+        });
+    });
+}
+
+impl Subject for Scene {
+    const PROBES: &'static [&'static str] = &["/livez", "/readyz"];
+    /// The one that panics, and another that waits for the same replica.
+    const FAILED_MAX: usize = 2;
+
+    async fn drive(&self) -> usize {
+        let exchange = json!({"version": 1, "gateway": "test", "sequence": 1}).to_string();
+        let embed = r#"{"model":"m","input":"a"}"#.to_owned();
+        let cases = [
+            ("POST", "/v1/embeddings", "us", embed.clone(), 200),
+            ("POST", "/v1/embeddings", "eu", embed, 403),
+            ("POST", "/spoke/v1/exchange", "us", exchange, 200),
+        ];
+        let mut failed = 0;
+        for (method, path, residency, body, expected) in cases {
+            let request = self.client.request(method.parse().unwrap(), format!("{}{path}", self.url));
+            let request = request.header("x-meridian-deployment", "m");
+            let response = request.header("x-meridian-residency", residency).body(body).send().await;
+            failed += usize::from(response.ok().map(|response| response.status().as_u16()) != Some(expected));
+        }
+        for path in ["/status", "/metrics"] {
+            self.probe(path).await;
+        }
+        // Beside requests the replicas are probed, several times a second.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        failed
+    }
+
+    async fn probe(&self, path: &str) -> (u16, String) {
+        match self.client.get(format!("{}{path}", self.url)).send().await {
+            Ok(response) => (response.status().as_u16(), response.text().await.unwrap_or_default()),
+            Err(error) => (0, error.to_string()),
+        }
+    }
+
+    fn refuses_probes(&self, lock: &str) -> bool {
+        lock.ends_with("listener::admission::State")
+    }
+}

@@ -1,0 +1,70 @@
+//! What a panic of the holder of each lock costs, of those that a hub takes while it serves.
+
+use crate::world::{AMERICA, Hub, TOKEN, config};
+use serde_json::json;
+use std::time::Duration;
+use supervision::failpoint::trial::{Subject, each_lock};
+
+#[test]
+fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
+    const NAME: &str = "locks::a_panic_under_any_lock_costs_one_request_or_fails_the_process";
+    each_lock(NAME, 3, |case| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let data = tempfile::tempdir().unwrap();
+        runtime.block_on(async {
+            let hub = Hub::start(config(data.path())).await;
+            case.judge(&hub).await;
+        });
+    });
+}
+
+impl Subject for Hub {
+    const PROBES: &'static [&'static str] = &["/livez", "/readyz"];
+    /// The one that panics, and another that waits for the store with it.
+    const FAILED_MAX: usize = 2;
+
+    async fn drive(&self) -> usize {
+        let spoke = json!({"version": 1, "region": AMERICA, "endpoint": "10.0.0.1:8081", "boot_id": 1,
+                           "deployments": ["minilm"]});
+        let class =
+            json!({"deployment": "minilm", "residency": null, "origin": AMERICA, "tokens_per_second": 1});
+        let demand = json!({"version": 1, "gateway": AMERICA, "boot_id": 1, "classes": [class]});
+        let cases = [
+            ("POST", "/v1/spokes", spoke.to_string()),
+            ("GET", "/v1/routes", String::new()),
+            ("GET", "/v1/deployments", String::new()),
+            ("GET", "/v1/tenants", String::new()),
+            ("GET", "/v1/rollout", String::new()),
+            ("GET", "/v1/plan", String::new()),
+            ("POST", "/v1/demand", demand.to_string()),
+            ("PUT", "/v1/drains/aws/us-east-1", String::new()),
+            ("DELETE", "/v1/drains/aws/us-east-1", String::new()),
+        ];
+        let mut failed = 0;
+        for (method, path, body) in cases {
+            let request = self.client.request(method.parse().unwrap(), format!("{}{path}", self.url));
+            let request = match path.starts_with("/v1/drains") {
+                true => request.header("authorization", format!("Bearer {TOKEN}")),
+                false => request,
+            };
+            let status = request.body(body).send().await.map(|response| response.status().as_u16());
+            // Some of it is refused, as there is nothing of that kind yet; that is a response all the same.
+            failed += usize::from(!status.is_ok_and(|status| (200..500).contains(&status)));
+        }
+        // Beside requests there are terms of leadership, leases and plans.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        failed
+    }
+
+    async fn probe(&self, path: &str) -> (u16, String) {
+        match self.client.get(format!("{}{path}", self.url)).send().await {
+            Ok(response) => (response.status().as_u16(), response.text().await.unwrap_or_default()),
+            Err(error) => (0, error.to_string()),
+        }
+    }
+
+    /// A hub that has failed ends as soon as nobody waits for a response.
+    fn refuses_probes(&self, _lock: &str) -> bool {
+        true
+    }
+}
