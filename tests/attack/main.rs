@@ -11,7 +11,8 @@
 //! 3. At the end the processes live and serve.
 //!
 //! In reading order: `world` — the processes; `case` — scripts and expectations; `run` — sending one and judging what came;
-//! `answers` and `frames` — what comes back, read; `cases` — the cases, a file for each family; `neighbours` — good clients.
+//! `answers` and `frames` — what comes back, read; `cases` — the cases, a file for each family; `neighbours` — good clients;
+//! `half_open` — ten thousand connections without a request.
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
@@ -19,6 +20,7 @@ mod answers;
 mod case;
 mod cases;
 mod frames;
+mod half_open;
 mod neighbours;
 mod run;
 mod world;
@@ -93,4 +95,14 @@ fn good_clients_do_not_feel_the_attackers() {
     world.assert_serves();
     assert_eq!(report.failed(), Vec::<String>::new(), "requests of good clients that failed");
     assert!(report.ratio() <= P99_RATIO_MAX, "{report}");
+}
+
+#[test]
+fn ten_thousand_half_sent_heads_cost_good_clients_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    half_open::raise_file_limit();
+    let world = World::start();
+    let slowest = half_open::flood(&world).unwrap();
+    eprintln!("the slowest of the new connections was served after {slowest:?}");
+    world.assert_serves();
 }

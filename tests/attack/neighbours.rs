@@ -144,7 +144,7 @@ fn good_client(address: SocketAddr, begins: Instant, over: &AtomicBool) -> Seen 
 }
 
 /// One request over the connection, which is opened if need be.
-fn ask(address: SocketAddr, connection: &mut Option<TcpStream>) -> Result<(), String> {
+pub(crate) fn ask(address: SocketAddr, connection: &mut Option<TcpStream>) -> Result<(), String> {
     let told = |error: std::io::Error| error.to_string();
     let stream = match connection {
         Some(stream) => stream,

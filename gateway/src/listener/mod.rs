@@ -50,6 +50,10 @@ use tokio::time::timeout;
 /// Connections open at once, unless the configuration says otherwise. At about 20 KiB each that is 200 MiB; the next one
 /// waits in the kernel's queue, and the one that was idle for longest is closed for it.
 pub(crate) const CONNECTIONS_MAX: usize = 10_000;
+/// Connections that the kernel keeps until they are accepted; it limits this further by `net.core.somaxconn`. A SYN beyond it
+/// is dropped, and its client tries again a second later: with the 128 of `std`, a burst of 10,000 connections stopped all
+/// new ones for a second 28 times.
+const ACCEPT_QUEUE_MAX: i32 = 4096;
 /// How long accepting pauses when the machine has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -141,6 +145,8 @@ impl Listener {
     /// On a socket that somebody else has bound.
     pub(crate) fn on(socket: TcpListener) -> io::Result<Listener> {
         let address = socket.local_addr()?;
+        // Of a socket that listens already this changes the queue only.
+        rustix::net::listen(&socket, ACCEPT_QUEUE_MAX)?;
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let (counts, refused) = (Arc::default(), Arc::default());
         Ok(Listener {
