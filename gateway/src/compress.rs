@@ -55,16 +55,18 @@ pub(crate) async fn unpack(
 ) -> Result<Body, NoBody> {
     let mut unpacking = Unpacking {
         decoder: GzDecoder::new(packed.bytes.clone().reader()),
-        packed_bytes: packed.bytes.len(),
+        declared: 0,
         body: BytesMut::new(),
         reservation,
         members: 1,
-        _packed: packed,
+        packed,
     };
     let processed = |unpacking: &Unpacking, none: NoBody| none.having_processed(unpacking.body.len());
     match unpacking.step(STEP_BYTES) {
         Ok(true) => Ok(unpacking.end()),
         Ok(false) => {
+            // So far it is gzip.
+            unpacking.believe_trailer().map_err(|none| processed(&unpacking, none))?;
             let rest = move || match unpacking.step(BODY_BYTES_MAX) {
                 Ok(_) => Ok(unpacking.end()),
                 Err(none) => Err(processed(&unpacking, none)),
@@ -78,13 +80,14 @@ pub(crate) async fn unpack(
 /// A body that is being unpacked.
 struct Unpacking {
     decoder: GzDecoder<Reader<Bytes>>,
-    packed_bytes: usize,
+    /// How long the body is by the trailer of its last member; 0 before that was looked at.
+    declared: usize,
     body: BytesMut,
     reservation: Reservation,
     /// Of which this is the last that was begun.
     members: usize,
-    /// Keeps its memory counted.
-    _packed: Body,
+    /// What was sent.
+    packed: Body,
 }
 
 impl Unpacking {
@@ -106,6 +109,14 @@ impl Unpacking {
         Ok(false)
     }
 
+    /// Looks at how long the body is going to be (RFC 1952, 2.3.1: ISIZE). A client can write there what it likes; an honest one
+    /// tells in time that it is too long.
+    fn believe_trailer(&mut self) -> Result<(), NoBody> {
+        let trailer = self.packed.bytes.last_chunk().copied();
+        self.declared = trailer.map_or(0, |trailer| u32::from_le_bytes(trailer) as usize);
+        check_length(self.declared, self.packed.bytes.len())
+    }
+
     fn next_member(&mut self) -> Result<(), NoBody> {
         if self.members == MEMBERS_MAX {
             return Err(not_gzip());
@@ -118,15 +129,13 @@ impl Unpacking {
 
     fn take(&mut self, chunk: &[u8]) -> Result<(), NoBody> {
         let length = self.body.len() + chunk.len();
-        if length > BODY_BYTES_MAX {
-            return Err(too_large("unpacks to more"));
-        }
-        let expanded = length.saturating_sub(EXPANSION_FREE_BYTES);
-        if expanded > self.packed_bytes.saturating_mul(EXPANSION_MAX) {
-            return Err(too_large(&format!("unpacks to more than {EXPANSION_MAX} times what was sent")));
-        }
+        check_length(length, self.packed.bytes.len())?;
         if length > self.body.capacity() {
-            let capacity = capacity(self.body.capacity(), length, None).min(BODY_BYTES_MAX);
+            // What the trailer declares is taken at once: to double step by step would copy all of it once more.
+            let capacity = match length <= self.declared {
+                true => self.declared,
+                false => capacity(self.body.capacity(), length, None).min(BODY_BYTES_MAX),
+            };
             self.reservation.grow_to(capacity)?;
             self.body.reserve(capacity - self.body.len());
         }
@@ -137,6 +146,17 @@ impl Unpacking {
     fn end(self) -> Body {
         Body::new(self.body.freeze(), self.reservation)
     }
+}
+
+/// Refuses a body that unpacks to `length` bytes from so many, if that is too much.
+fn check_length(length: usize, packed_bytes: usize) -> Result<(), NoBody> {
+    if length > BODY_BYTES_MAX {
+        return Err(too_large("unpacks to more"));
+    }
+    if length.saturating_sub(EXPANSION_FREE_BYTES) > packed_bytes.saturating_mul(EXPANSION_MAX) {
+        return Err(too_large(&format!("unpacks to more than {EXPANSION_MAX} times what was sent")));
+    }
+    Ok(())
 }
 
 fn not_gzip() -> NoBody {

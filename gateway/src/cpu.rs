@@ -15,10 +15,11 @@ use tokio::sync::{Semaphore, oneshot};
 /// Tenants that are remembered though nothing of theirs is under way.
 const IDLE_TENANTS_MAX: usize = 1024;
 
-/// How much lower the priority of the threads is, as in `nice(1)`: with 10, a thread that serves connections on the same core
-/// gets nine tenths of it when both have work.
+/// How much lower the priority of the threads is, as in `nice(1)`: with 19, the lowest, a thread that serves connections on the
+/// same core gets 98 % of it when both have work. With 10 it gets 90 %, and the 99th percentile of small requests beside large
+/// bodies was half as high again.
 #[cfg(target_os = "linux")]
-const NICE: i32 = 10;
+const NICE: i32 = 19;
 
 type Job = Box<dyn FnOnce() + Send>;
 
