@@ -12,7 +12,8 @@ Writes two files per row in `mutations/`:
   names a `file`, a `key` ("/" between its parts; an index of a list is a number, the index behind the last appends), and the
   new `value` or `remove`. Its `outcome` is
     - `same`: the outputs are those of the unchanged checkpoint (largest difference 1e-6);
-    - `different`: `rows` (number of rows and their width) and `offset` say where the outputs are in NAME.f32;
+    - `different`: `rows` (number of rows and their width) and `offset` say where the outputs are in NAME.f32, and of a
+      classifier `labels` the names of the labels, if these are others than those of `base`;
     - `random`: tensors are missing and the library initialises them at random: two loads with two seeds give two results;
     - `not_finite`: outputs hold NaN or infinity;
     - `fails`: the library raises `error`, `at` the loading of the checkpoint or at an `input`;
@@ -25,14 +26,24 @@ The references, all float32, eager attention, on the CPU, one text at a time, wi
 - `rerank`: CrossEncoder(folder).predict(pair), with the activation that the checkpoint has by default;
 - `classify`: AutoModelForSequenceClassification and the text-classification pipeline, every label's probability in the order
   of the labels. As in sentence-transformers, an input is cut to `max_position_embeddings` tokens if the tokenizer allows more.
+  A config.json that names a function for CrossEncoder is one of sentence-transformers: CrossEncoder(folder).predict(text).
 
-Three checkpoints are not driven by the library's own classes from their folder:
+The two libraries choose the function behind a head by different keys: the pipeline by `problem_type`, CrossEncoder by its own
+keys. Where the pipeline comes to other scores than CrossEncoder with the same logits, a case also has `pipeline`: the rows
+and the offset of the pipeline's scores. (llama_rerank is here without its `problem_type`, for the same reason.)
+
+With a tokenizer.json in the folder, version 5 of transformers ignores `add_bos_token` and `add_eos_token` of
+tokenizer_config.json: the post-processor of tokenizer.json holds. (Version 4 applied them in its class for Llama.) The
+unchanged checkpoints have both in agreement.
+
+Four rows are not a folder of `families/` as the library's own classes read it:
 
 - jina_bert: jina_bert.py stands in for the authors' code. It knows ALiBi and gated feed-forward blocks; for other values of
   `position_embedding_type` and `feed_forward_type` the authors' code would read tensors that the checkpoint lacks, so these
   cases fail here. The configuration is read by transformers as that of a BERT.
 - nomic_bert_published: config.json with the names that the authors' code reads. The script translates them to the library's
   names. Values that the library's NomicBERT cannot express fail here ("no reference").
+- bert_rerank_saved: bert_rerank with the files that CrossEncoder of sentence-transformers 6 writes.
 - camembert: RoBERTa's weights with the model type of CamemBERT, which is the same architecture.
 
 To run it (the committed files: Python 3.11, torch 2.15.0, transformers 5.23.0, sentence-transformers 6.2.0)
@@ -53,6 +64,7 @@ import tempfile
 from collections import Counter
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 HERE = Path(__file__).parent
 FAMILIES = HERE / "families"
@@ -168,6 +180,16 @@ def word_piece_mpnet():
         "cls": ["<s>", 0],
         "trim_offsets": True,
         "add_prefix_space": False,
+    }
+    return tokenizer
+
+
+def unigram():
+    """XLM-RoBERTa's: as published, text is split at spaces first."""
+    tokenizer = committed("xlm_roberta_rerank")()
+    tokenizer["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "WhitespaceSplit"}, tokenizer["pre_tokenizer"]],
     }
     return tokenizer
 
@@ -504,6 +526,32 @@ def camembert_files():
     return {"config.json": family_config("roberta") | {"architectures": ["CamembertModel"], "model_type": "camembert"}}
 
 
+def llama_rerank_files():
+    config = family_config("llama_rerank")
+    del config["problem_type"]
+    return {"config.json": config}
+
+
+# As CrossEncoder(...).save_pretrained(...) of sentence-transformers 6 writes it.
+SAVED_RERANKER = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+    ],
+    "sentence_bert_config.json": {
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "scores",
+        "transformer_task": "sequence-classification",
+    },
+    "config_sentence_transformers.json": {
+        "__version__": {"pytorch": "2.15.0", "sentence_transformers": "6.2.0", "transformers": "5.23.0"},
+        "activation_fn": "torch.nn.modules.activation.Sigmoid",
+        "default_prompt_name": None,
+        "model_type": "CrossEncoder",
+        "prompts": {},
+    },
+}
+
+
 def qwen3_files():
     return bare_stages(32, "lasttoken")
 
@@ -530,11 +578,11 @@ FIXTURES = {
     "modernbert": EMBED | MODERNBERT | dict(files=OLD),
     "bert_f16": EMBED | BERT | dict(files=OLD),
     "jina_bert": EMBED | BERT | dict(files=OLD),
-    "xlm_roberta": EMBED | dict(tokenizer=committed("xlm_roberta_rerank"), config=XLM_ROBERTA_TOKENIZER, files=NEW),
+    "xlm_roberta": EMBED | dict(tokenizer=unigram, config=XLM_ROBERTA_TOKENIZER, files=NEW),
     "camembert": EMBED
     | dict(
         fixture="roberta",
-        tokenizer=committed("xlm_roberta_rerank"),
+        tokenizer=unigram,
         config=CAMEMBERT_TOKENIZER,
         files=OLD,
         more=camembert_files,
@@ -546,11 +594,13 @@ FIXTURES = {
     "gemma2": EMBED | dict(tokenizer=pieces_gemma(False), config=GEMMA_TOKENIZER, files=OLD),
     "gemma3": EMBED | dict(tokenizer=pieces_gemma(True), config=EMBEDDING_GEMMA_TOKENIZER, files=NEW),
     "bert_rerank": RERANK | dict(tokenizer=None, config=BERT_TOKENIZER),
+    "bert_rerank_saved": RERANK
+    | dict(fixture="bert_rerank", tokenizer=None, config=BERT_TOKENIZER, files=SAVED_RERANKER),
     "bert_classify": CLASSIFY | BERT,
     "qwen3_yes_no": RERANK | dict(tokenizer=None, inputs=SHORT_PAIRS),
     "llama_yes_no": RERANK | dict(tokenizer=None, inputs=SHORT_PAIRS),
     "qwen3_rerank": RERANK | QWEN,
-    "llama_rerank": RERANK | LLAMA,
+    "llama_rerank": RERANK | LLAMA | dict(more=llama_rerank_files),
     "mistral_rerank": RERANK | LLAMA,
     "roberta_rerank": RERANK | dict(tokenizer=None, config=ROBERTA_TOKENIZER),
     "modernbert_rerank": RERANK | MODERNBERT,
@@ -1107,8 +1157,13 @@ def all_changes(folder, name, row):
 
     found = changes("config.json", config_changes(read("config.json"), name, row))
     tokenizer = read("tokenizer_config.json")
+    special = [value for key, value in sorted(tokenizer.items()) if key.endswith("_token") and isinstance(value, str)]
+    hand = {
+        key: [*values, *special] if key.endswith("_token") and values[0] == "e" else values
+        for key, values in TOKENIZER_VALUES.items()
+    }
     decoder = {"added_tokens_decoder": {}}
-    found += changes("tokenizer_config.json", changes_of(tokenizer, "", TOKENIZER_VALUES, nested=decoder))
+    found += changes("tokenizer_config.json", changes_of(tokenizer, "", hand, nested=decoder))
     if (folder / "sentence_bert_config.json").exists():
         nested = {"modality_config": {}, "text": MODALITY_VALUES, "message": MODALITY_VALUES}
         values = changes_of(read("sentence_bert_config.json"), "", SENTENCE_VALUES, nested=nested)
@@ -1181,6 +1236,8 @@ def load_options():
 
 
 class Embedder:
+    labels = pipeline = None
+
     def __init__(self, folder, row):
         from sentence_transformers import SentenceTransformer
 
@@ -1204,6 +1261,8 @@ class Embedder:
 
 
 class Reranker:
+    labels = pipeline = None
+
     def __init__(self, folder, row):
         from sentence_transformers import CrossEncoder
 
@@ -1213,25 +1272,45 @@ class Reranker:
     def compute(self):
         import numpy
 
-        rows = [self.model.predict([tuple(pair)], show_progress_bar=False)[0] for pair in self.row["inputs"]]
+        inputs = [tuple(text) if isinstance(text, list) else text for text in self.row["inputs"]]
+        rows = [self.model.predict([text], show_progress_bar=False)[0] for text in inputs]
+        if len(self.model) == 1:
+            self.pipeline = numpy.stack([self.by_pipeline(text) for text in inputs])
         return numpy.stack([numpy.atleast_1d(numpy.asarray(row, dtype="<f4")) for row in rows])
+
+    def by_pipeline(self, text):
+        """What the text-classification pipeline makes of the same logits."""
+        import numpy
+        import torch
+        from transformers import TextClassificationPipeline
+
+        with torch.no_grad():
+            logits = self.model(self.model.preprocess([text]))["scores"]
+        holder = SimpleNamespace(model=self.model[0].model)
+        scores = TextClassificationPipeline.postprocess(holder, {"logits": logits}, top_k=None, _legacy=True)
+        return numpy.array([score["score"] for score in scores], dtype="<f4")
 
     def ids(self, pair):
         return self.model.preprocess([tuple(pair)])["input_ids"][0].tolist()
 
 
 class Classifier:
+    labels = pipeline = None
+
     def __init__(self, folder, row):
         import transformers
 
-        self.row = row
+        self.row, self.crosses = row, None
         auto = transformers.AutoModelForSequenceClassification
         model = auto.from_pretrained(folder, local_files_only=True, **load_options()).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         longest = getattr(model.config, "max_position_embeddings", -1)
         if longest != -1:
             tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
-        self.pipeline = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+        self.made = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+        written = getattr(model.config, "sentence_transformers", None) or {}
+        if "activation_fn" in written or getattr(model.config, "sbert_ce_default_activation_function", None) is not None:
+            self.crosses = Reranker(folder, row)
 
     def compute(self):
         import numpy
@@ -1240,14 +1319,16 @@ class Classifier:
         rows = []
         for text in self.row["inputs"]:
             with torch.no_grad():
-                outputs = self.pipeline.forward(self.pipeline.preprocess(text, truncation=True))
+                outputs = self.made.forward(self.made.preprocess(text, truncation=True))
             # `_legacy` keeps the order of the labels.
-            scores = self.pipeline.postprocess(outputs, top_k=None, _legacy=True)
+            scores = self.made.postprocess(outputs, top_k=None, _legacy=True)
+            self.labels = [score["label"] for score in scores]
             rows.append(numpy.array([score["score"] for score in scores], dtype="<f4"))
-        return numpy.stack(rows)
+        self.pipeline = numpy.stack(rows)
+        return self.pipeline if self.crosses is None else self.crosses.compute()
 
     def ids(self, text):
-        return self.pipeline.preprocess(text, truncation=True)["input_ids"][0].tolist()
+        return self.made.preprocess(text, truncation=True)["input_ids"][0].tolist()
 
 
 REFERENCES = {"embed": Embedder, "rerank": Reranker, "classify": Classifier}
@@ -1327,7 +1408,7 @@ class Runner:
             path.write_text(json.dumps(document, indent=2) + "\n")
 
     def attempt(self, changed, seed):
-        """('rows', outputs) or ('fails', where, error)."""
+        """('rows', outputs, labels, the pipeline's outputs) or ('fails', where, error)."""
         import torch
 
         folder = self.work / f"case{self.count}" / "model"
@@ -1342,7 +1423,8 @@ class Runner:
             torch.manual_seed(seed)
             reference = REFERENCES[self.row["task"]](folder, self.row)
             at = "input"
-            return "rows", reference.compute()
+            rows = reference.compute()
+            return "rows", rows, reference.labels, reference.pipeline
         except CaseTimeout:
             raise
         except KeyboardInterrupt:
@@ -1385,8 +1467,8 @@ class Runner:
         self.check_base()
         kind, *base = self.attempt({}, 0)
         assert kind == "rows", f"{self.name}: {base}"
-        base = base[0]
-        assert numpy.isfinite(base).all()
+        base, labels, pipeline = base
+        assert numpy.isfinite(base).all() and (pipeline is None or self.alike(base, pipeline))
         print(f"{self.name}: base {base.shape}\n{base[:, :4]}")
         values, places, cases = [], {}, []
 
@@ -1397,7 +1479,7 @@ class Runner:
                 values.append(data)
             return {"rows": list(rows.shape), "offset": places[rows.shape, data]}
 
-        kept_base = keep(base)
+        kept_base = keep(base) | ({} if labels is None else {"labels": labels})
         documents = {}
         for file, key, value in all_changes(self.base, self.name, self.row):
             if file not in documents:
@@ -1409,15 +1491,19 @@ class Runner:
                 case |= {"outcome": "fails", "at": found[0], "error": found[1]}
             elif not numpy.isfinite(found[0]).all():
                 case |= {"outcome": "not_finite"}
-            elif self.alike(found[0], base):
+            elif self.alike(found[0], base) and found[1] == labels:
                 case |= {"outcome": "same"}
             else:
                 kind, *again = self.attempt(changed, 1)
                 assert kind == "rows", f"{self.name}: {case}: {again}"
                 if self.alike(found[0], again[0]):
                     case |= {"outcome": "different"} | keep(found[0])
+                    if found[1] != labels:
+                        case["labels"] = found[1]
                 else:
                     case |= {"outcome": "random"}
+            if case["outcome"] in ("same", "different") and found[2] is not None and not self.alike(found[0], found[2]):
+                case["pipeline"] = keep(found[2])
             cases.append(case)
         kind, *again = self.attempt({}, 0)
         assert kind == "rows" and again[0].tobytes() == base.tobytes(), f"{self.name}: the cases changed the library"
