@@ -14,7 +14,8 @@ Writes two files per row in `mutations/`:
     - `same`: the outputs are those of the unchanged checkpoint (largest difference 1e-6);
     - `different`: `rows` (number of rows and their width) and `offset` say where the outputs are in NAME.f32, and of a
       classifier `labels` the names of the labels, if these are others than those of `base`;
-    - `random`: tensors are missing and the library initialises them at random: two loads with two seeds give two results;
+    - `random`: tensors are missing and the library initialises them at random: two loads with two seeds give two results
+      (a missing tensor that the library fills with a constant counts by the outputs);
     - `not_finite`: outputs hold NaN or infinity;
     - `fails`: the library raises `error`, `at` the loading of the checkpoint or at an `input`;
 - NAME.f32: little-endian floats. Cases with equal outputs share them.
@@ -42,7 +43,8 @@ Four rows are not a folder of `families/` as the library's own classes read it:
   `position_embedding_type` and `feed_forward_type` the authors' code would read tensors that the checkpoint lacks, so these
   cases fail here. (`hidden_act` is not read: the gate is GELU.) The configuration is read by transformers as that of a BERT.
 - nomic_bert_published: config.json with the names that the authors' code reads. The script translates them to the library's
-  names. Values that the library's NomicBERT cannot express fail here ("no reference").
+  names. Values that the library's NomicBERT cannot express fail here ("no reference for" the key), as the names of the
+  library do that stand for one of the authors' names, too.
 - bert_rerank_saved: bert_rerank with the files that CrossEncoder of sentence-transformers 6 writes.
 - camembert: RoBERTa's weights with the model type of CamemBERT, which is the same architecture.
 
@@ -477,41 +479,79 @@ def bare_stages(hidden, mode):
     }
 
 
+# What the authors' code takes where config.json is silent (it extends the configuration of GPT-2).
+NOMIC_DEFAULTS = {
+    "activation_function": "gelu_new",
+    "causal": False,
+    "layer_norm_epsilon": 1e-5,
+    "mlp_fc1_bias": True,
+    "mlp_fc2_bias": True,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_inner": None,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "parallel_block": False,
+    "prenorm": False,
+    "qkv_proj_bias": True,
+    "rotary_emb_base": 10000,
+    "rotary_emb_fraction": 0.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "use_rms_norm": False,
+}
+# The only values of which the library's NomicBERT is the same model.
+NOMIC_ONLY = {
+    "activation_function": "swiglu",
+    "causal": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "parallel_block": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "use_rms_norm": False,
+}
+NOMIC_NAMES = {
+    "layer_norm_epsilon": "layer_norm_eps",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+}
+# Keys of the library that the authors' code does not read.
+NOMIC_UNREAD = [
+    "head_dim",
+    "hidden_act",
+    "intermediate_size",
+    "layer_norm_eps",
+    "partial_rotary_factor",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+]
+
+
 def library_nomic(published):
     """The configuration of NomicBERT in the library's names; raises for what the library cannot express."""
-    only = {
-        "activation_function": "swiglu",
-        "causal": False,
-        "mlp_fc1_bias": False,
-        "mlp_fc2_bias": False,
-        "parallel_block": False,
-        "prenorm": False,
-        "qkv_proj_bias": False,
-        "rotary_emb_fraction": 1.0,
-        "rotary_emb_interleaved": False,
-        "rotary_scaling_factor": None,
-        "use_rms_norm": False,
-    }
-    for key, value in only.items():
-        if key not in published or published[key] != value or type(published[key]) is not type(value):
-            raise ValueError(f"no reference: the library's NomicBERT does not know other values of {key}")
-    names = {
-        "n_embd": "hidden_size",
-        "n_head": "num_attention_heads",
-        "n_inner": "intermediate_size",
-        "n_layer": "num_hidden_layers",
-        "n_positions": "max_position_embeddings",
-        "layer_norm_epsilon": "layer_norm_eps",
-    }
-    for key in [*names, "rotary_emb_base"]:
-        if not isinstance(published.get(key), (int, float)):
-            raise ValueError(f"no reference: {key} is not a number")
-    own = {**only, **names, "rotary_emb_base": 0, "pad_vocab_size_multiple": 0}
-    config = {key: value for key, value in published.items() if key not in own}
-    config |= {to: published[key] for key, to in names.items()}
-    config["hidden_act"] = "silu"
-    config["rope_parameters"] = {"rope_theta": float(published["rotary_emb_base"]), "rope_type": "default"}
-    return config
+    config = {key: value for key, value in (NOMIC_DEFAULTS | published).items() if key not in NOMIC_UNREAD}
+    for key, value in NOMIC_ONLY.items():
+        if not same_json(config.pop(key), value):
+            raise ValueError(f"no reference for {key}")
+    for key in [*NOMIC_NAMES, "rotary_emb_base"]:
+        if not isinstance(config[key], (int, float)):
+            raise ValueError(f"no reference for {key}")
+    for key in NOMIC_NAMES.values():
+        if key in config:
+            raise ValueError(f"no reference for {key}")
+    config |= {to: config.pop(key) for key, to in NOMIC_NAMES.items()}
+    rope = {"rope_theta": float(config.pop("rotary_emb_base")), "rope_type": "default"}
+    return config | {"hidden_act": "silu", "rope_parameters": rope}
 
 
 def family_config(name):
@@ -556,6 +596,16 @@ def qwen3_files():
     return bare_stages(32, "lasttoken")
 
 
+NOMIC_KEYS = {
+    "dense_seq_output": [False],
+    "fused_bias_fc": [True],
+    "fused_dropout_add_ln": [True],
+    "max_trained_positions": [16],
+    "parallel_block_tied_norm": [True],
+    "rotary_emb_scale_base": [512.0],
+    "use_flash_attn": [True],
+    "use_xentropy": [True],
+}
 EMBED = dict(task="embed", inputs=TEXTS, prompt_names=[None, "query"])
 RERANK = dict(task="rerank", inputs=PAIRS)
 CLASSIFY = dict(task="classify", inputs=TEXTS)
@@ -590,7 +640,7 @@ FIXTURES = {
     "distilbert": EMBED | BERT | dict(config=DISTILBERT_TOKENIZER, files=NEW),
     "mpnet": EMBED | dict(tokenizer=word_piece_mpnet, config=MPNET_TOKENIZER, files=OLD),
     "nomic_bert": EMBED | BERT | dict(files=NEW, more=nomic_files),
-    "nomic_bert_published": EMBED | BERT | dict(fixture="nomic_bert", files=OLD),
+    "nomic_bert_published": EMBED | BERT | dict(fixture="nomic_bert", files=OLD, keys=NOMIC_KEYS),
     "gemma2": EMBED | dict(tokenizer=pieces_gemma(False), config=GEMMA_TOKENIZER, files=OLD),
     "gemma3": EMBED | dict(tokenizer=pieces_gemma(True), config=EMBEDDING_GEMMA_TOKENIZER, files=NEW),
     "bert_rerank": RERANK | dict(tokenizer=None, config=BERT_TOKENIZER),
@@ -1161,7 +1211,7 @@ def config_changes(config, row):
     # Other names of keys, which count with the key's own value.
     known |= {other: config.get(key, known.get(key)) for other, key in library.attribute_map.items()}
     del known["transformers_version"]
-    hand = dict(CONFIG_VALUES)
+    hand = CONFIG_VALUES | row.get("keys", {})
     if row["task"] != "embed":
         hand = {key: values for key, values in hand.items() if key in {*HEAD_KEYS, *known, *config}}
         hand |= HEAD_VALUES
@@ -1314,7 +1364,7 @@ class Reranker:
         import numpy
 
         inputs = [tuple(text) if isinstance(text, list) else text for text in self.row["inputs"]]
-        rows = [self.model.predict([text], show_progress_bar=False)[0] for text in inputs]
+        rows = [self.model.predict(text, show_progress_bar=False) for text in inputs]
         if len(self.model) == 1:
             self.pipeline = numpy.stack([self.by_pipeline(text) for text in inputs])
         return numpy.stack([numpy.atleast_1d(numpy.asarray(row, dtype="<f4")) for row in rows])
