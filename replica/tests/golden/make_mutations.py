@@ -735,16 +735,16 @@ CONFIG_VALUES = {
     "is_encoder_decoder": BOTH,
     "layer_norm_epsilon": [0.01],
     "layer_norm_eps": [0.01],
-    "local_attention": [2, 4, 16],
+    "local_attention": [4, 9, 16],
     "local_rope_theta": [500.0],
     "max_window_layers": [0, 1, 2],
     "mlp_bias": BOTH,
     "no_bias": ON,
     "norm_bias": BOTH,
     "norm_eps": [0.01],
-    "n_head": [2, 8],
-    "n_heads": [1, 10],
-    "num_attention_heads": [2, 8],
+    "n_head": [2, 5, 8],
+    "n_heads": [1, 6, 10],
+    "num_attention_heads": [2, 5, 8],
     "num_key_value_heads": [1, 2, 4, None],
     "num_labels": [1, 2, 3, 4],
     "output_attentions": ON,
@@ -772,12 +772,13 @@ CONFIG_VALUES = {
         {"quant_method": "unheard_of"},
         {},
     ],
-    "query_pre_attn_scalar": [1, 64],
+    "query_pre_attn_scalar": [1, 21, 64],
     "relative_attention_num_buckets": [8],
     "return_dict": OFF,
     "rms_norm_eps": [0.01],
     "rope_local_base_freq": [500.0],
     "rope_parameters": [
+        {},
         {"rope_type": "default", "rope_theta": 500.0},
         {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
         {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
@@ -791,6 +792,7 @@ CONFIG_VALUES = {
         },
     ],
     "rope_scaling": [
+        {},
         {"type": "linear", "factor": 2.0},
         {"rope_type": "linear", "factor": 2.0},
         {"rope_type": "dynamic", "factor": 2.0},
@@ -805,7 +807,7 @@ CONFIG_VALUES = {
     "rotary_scaling_factor": [2.0],
     "scale_attn_weights": OFF,
     "sinusoidal_pos_embds": ON,
-    "sliding_window": [2, 4, 16, 4096, None],
+    "sliding_window": [4, 9, 4096, None],
     "sliding_window_pattern": [1, 2, 3],
     "sparse_prediction": ON,
     "summary_type": ["mean"],
@@ -882,6 +884,15 @@ HEAD_TOKENIZER_KEYS = [
     "unheard_of_key",
     "unk_token",
 ]
+# Values of these, too: an embedder of the same family is tried with all.
+HEAD_SHORT = {
+    "auto_map": CONFIG_VALUES["auto_map"][:1],
+    "dtype": ["float16"],
+    "quantization_config": CONFIG_VALUES["quantization_config"][:1],
+    "rope_parameters": CONFIG_VALUES["rope_parameters"][:4],
+    "rope_scaling": CONFIG_VALUES["rope_scaling"][:3],
+    "torch_dtype": ["float16"],
+} | {key: ["relu", "silu", "unheard_of"] for key in ["activation", "classifier_activation", "hidden_act", "hidden_activation"]}
 # Keys of heads, which an embedder need not have.
 HEAD_VALUES = {
     "function_to_apply": ["none", "sigmoid", "softmax"],
@@ -934,6 +945,7 @@ TOKENIZER_VALUES = {
     "add_prefix_space": BOTH,
     "add_special_tokens": BOTH,
     "added_tokens_decoder": [
+        {},
         {"5": {"content": "wind", "special": True}},
         {
             "200": {
@@ -1018,8 +1030,9 @@ SENTENCE_VALUES = {
     "config_kwargs": [{"num_hidden_layers": 1}],
     "do_lower_case": BOTH,
     "document_length": [10],
-    "max_seq_length": [10, 20, 64, 0, None, "unheard_of"],
+    "max_seq_length": [10, 64, 0, None, "unheard_of"],
     "modality_config": [
+        {},
         {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
         {"text": {"method": "forward", "method_output_name": "pooler_output"}},
         {"text": {"method": "forward", "method_output_name": ["hidden_states", 1]}},
@@ -1065,8 +1078,8 @@ PROMPT_FILE_VALUES = {
     "model_type": ["SentenceTransformer", "SparseEncoder", "CrossEncoder", "UnheardOf"],
     "prompts": [{}, {"query": "find: "}, {"unheard_of": "u: "}],
     "requirements": [["torch>=99"], {"torch": ">=99"}],
-    "similarity_fn_name": ["cosine", "dot", "euclidean", "manhattan", "unheard_of"],
-    "truncate_dim": [8, 1, 31, 1000, 0, -1, "8"],
+    "similarity_fn_name": ["cosine", "dot", "unheard_of"],
+    "truncate_dim": [8, 1, 1000, 0, -1, "8"],
     "keep_in_fp32_modules": [["unheard_of"], []],
     "unheard_of_key": [1],
     "unheard_of_flag": [True],
@@ -1178,27 +1191,28 @@ def same_json(one, other):
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def changes_of(holder, prefix, hand, known=None, nested=None):
+def changes_of(holder, prefix, hand, known=None, nested=None, nulls=True):
     """(key, value or REMOVE) for each key of an object, of `hand` and of `known`, which has the library's defaults."""
     known = known or {}
     for key in sorted({*holder, *hand, *known}):
         present = key in holder
         current = holder[key] if present else known.get(key)
-        values = list(hand.get(key, [])) + generic(key, current, present)
+        values = list(hand.get(key) or generic(key, current, present))
         if not present and not values:
             values = [1]
         tried = []
         if present:
             yield prefix + key, REMOVE
             tried.append(current)
-            values.append(None)
+            if nulls or not isinstance(current, (int, float)):
+                values.append(None)
         for value in values:
             if not any(same_json(value, other) for other in tried):
                 tried.append(value)
                 yield prefix + key, value
         if present and isinstance(current, dict):
             parts = (nested or {}).get(key, nested.get("") if nested else None) or {}
-            yield from changes_of(current, f"{prefix}{key}/", parts, nested=nested)
+            yield from changes_of(current, f"{prefix}{key}/", parts, nested=nested, nulls=nulls)
 
 
 def config_changes(config, row):
@@ -1214,9 +1228,9 @@ def config_changes(config, row):
     hand = CONFIG_VALUES | row.get("keys", {})
     if row["task"] != "embed":
         hand = {key: values for key, values in hand.items() if key in {*HEAD_KEYS, *known, *config}}
-        hand |= HEAD_VALUES
+        hand |= HEAD_VALUES | {key: values for key, values in HEAD_SHORT.items() if key in hand}
         labels = ["a", "b", "c", "d", "e", "f"]
-        hand["id2label"] = [{str(id): label for id, label in enumerate(labels[:count])} for count in [1, 2, 3, 5]]
+        hand["id2label"] = [{}] + [{str(id): label for id, label in enumerate(labels[:count])} for count in [1, 2, 3, 5]]
         hand["label2id"] = [{label: id for id, label in enumerate(labels[:count])} for count in [1, 3]]
     hand["architectures"] = [[stem + ending] for ending in ARCHITECTURE_ENDINGS]
     hand["architectures"] += [["JinaForRanking"], ["UnheardOfModel"], [], [family, "UnheardOfModel"]]
@@ -1229,11 +1243,13 @@ def config_changes(config, row):
         [[sliding, full][index % 2] for index in range(layers)],
         [[full, sliding][index % 2] for index in range(layers)],
         ["unheard_of"] + [full] * (layers - 1),
+        [full] * (layers - 1),
     ]
     rope = {"full_attention": ROPE_VALUES, "sliding_attention": ROPE_VALUES}
     flat = "full_attention" not in (config.get("rope_parameters") or {})
     nested = rope | {"rope_parameters": ROPE_VALUES if flat else {}, "rope_scaling": ROPE_VALUES}
-    yield from changes_of(config, "", hand, known, nested)
+    # The library's configuration classes reject null for numbers and flags that must be there.
+    yield from changes_of(config, "", hand, known, nested, nulls=False)
 
 
 def all_changes(folder, row):
