@@ -37,14 +37,14 @@ With a tokenizer.json in the folder, version 5 of transformers ignores `add_bos_
 tokenizer_config.json: the post-processor of tokenizer.json holds. (Version 4 applied them in its class for Llama.) The
 unchanged checkpoints have both in agreement.
 
-Four rows are not a folder of `families/` as the library's own classes read it:
+These rows are not a folder of `families/` as the library's own classes read it:
 
 - jina_bert: jina_bert.py stands in for the authors' code. It knows ALiBi and gated feed-forward blocks; for other values of
   `position_embedding_type` and `feed_forward_type` the authors' code would read tensors that the checkpoint lacks, so these
   cases fail here. (`hidden_act` is not read: the gate is GELU.) The configuration is read by transformers as that of a BERT.
-- nomic_bert_published: config.json with the names that the authors' code reads. The script translates them to the library's
-  names. Values that the library's NomicBERT cannot express fail here ("no reference for" the key), as the names of the
-  library do that stand for one of the authors' names, too.
+- nomic_bert: config.json has the library's names. nomic_bert_published: it has the names that the authors' code reads, and
+  the script translates them for the library. Values that the library's NomicBERT cannot express fail here ("no reference
+  for" the key), as the names of the library do that stand for one of the authors' names, too.
 - bert_rerank_saved: bert_rerank with the files that CrossEncoder of sentence-transformers 6 writes.
 - camembert: RoBERTa's weights with the model type of CamemBERT, which is the same architecture.
 
@@ -1479,22 +1479,6 @@ def patch_jina():
     Transformer._load_model = load
 
 
-def place(base, folder, changed):
-    """A folder with links to the unchanged files, and the changed ones."""
-    for path in base.rglob("*"):
-        to = folder / path.relative_to(base)
-        if path.is_dir():
-            to.mkdir(parents=True, exist_ok=True)
-        else:
-            to.parent.mkdir(parents=True, exist_ok=True)
-            to.symlink_to(path)
-    for file, document in changed.items():
-        path = folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.write_text(json.dumps(document, indent=2) + "\n")
-
-
 class Runner:
     def __init__(self, name, work):
         self.name, self.row, self.work = name, FIXTURES[name], work
@@ -1508,6 +1492,22 @@ class Runner:
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(document, indent=2) + "\n")
 
+    def place(self, folder, changed):
+        """A folder with links to the unchanged files, and the changed ones."""
+        if self.name == "nomic_bert_published":
+            config = changed.get("config.json") or json.loads((self.base / "config.json").read_text())
+            changed = changed | {"config.json": library_nomic(config)}
+        for path in self.base.rglob("*"):
+            to = folder / path.relative_to(self.base)
+            if path.is_dir():
+                to.mkdir(parents=True, exist_ok=True)
+            else:
+                to.parent.mkdir(parents=True, exist_ok=True)
+                to.symlink_to(path)
+        for file, document in changed.items():
+            (folder / file).unlink()
+            (folder / file).write_text(json.dumps(document, indent=2) + "\n")
+
     def attempt(self, changed, seed):
         """('rows', outputs, labels, the pipeline's outputs) or ('fails', where, error)."""
         import torch
@@ -1517,10 +1517,7 @@ class Runner:
         signal.alarm(CASE_TIME_LIMIT)
         at = "load"
         try:
-            if self.name == "nomic_bert_published":
-                config = changed.get("config.json") or json.loads((self.base / "config.json").read_text())
-                changed = changed | {"config.json": library_nomic(config)}
-            place(self.base, folder, changed)
+            self.place(folder, changed)
             torch.manual_seed(seed)
             reference = REFERENCES[self.row["task"]](folder, self.row)
             at = "input"
@@ -1539,28 +1536,24 @@ class Runner:
             shutil.rmtree(folder.parent, ignore_errors=True)
 
     def check_base(self):
-        """The unchanged checkpoint: every part of it matters, and tokenizer.json alone makes the same tokens."""
+        """Of the unchanged checkpoint, tokenizer.json alone makes the tokens that the library makes with all files."""
         import tokenizers
 
+        if (self.base / "chat_template.jinja").exists():
+            return
         folder = self.work / "checked" / "model"
-        if self.name == "nomic_bert_published":
-            place(self.base, folder, {"config.json": library_nomic(json.loads((self.base / "config.json").read_text()))})
-        else:
-            place(self.base, folder, {})
+        self.place(folder, {})
         reference = REFERENCES[self.row["task"]](folder, self.row)
         alone = tokenizers.Tokenizer.from_file(str(self.base / "tokenizer.json"))
         alone.no_padding()
         lengths = []
-        if not (self.base / "chat_template.jinja").exists():
-            for text in self.row["inputs"]:
-                ids = reference.ids(text)
-                lengths.append(len(ids))
-                alone.enable_truncation(max(map(len, [ids])))
-                own = alone.encode(*text).ids if isinstance(text, list) else alone.encode(text).ids
-                if own != ids:
-                    print(f"{self.name}: tokenizer.json alone makes other tokens of {text!r}:\n  {own}\n  {ids}")
-                    print("  ", alone.encode(*text).tokens if isinstance(text, list) else alone.encode(text).tokens)
-        print(f"{self.name}: tokens of the inputs: {lengths}")
+        for text in self.row["inputs"]:
+            ids = reference.ids(text)
+            lengths.append(len(ids))
+            alone.enable_truncation(len(ids))
+            own = alone.encode(*text) if isinstance(text, list) else alone.encode(text)
+            assert own.ids == ids, f"{self.name}: {text!r} is {own.tokens}, {own.ids} and not {ids}"
+        assert max(lengths) in (MAX_SEQ_LENGTH, MODEL_MAX_LENGTH) and len(set(lengths)) > 2, lengths
 
     def run(self):
         import numpy
@@ -1570,7 +1563,6 @@ class Runner:
         assert kind == "rows", f"{self.name}: {base}"
         base, labels, pipeline = base
         assert numpy.isfinite(base).all() and (pipeline is None or self.alike(base, pipeline))
-        print(f"{self.name}: base {base.shape}\n{base[:, :4]}")
         values, places, cases = [], {}, []
 
         def keep(rows):
