@@ -1522,6 +1522,8 @@ class Runner:
             reference = REFERENCES[self.row["task"]](folder, self.row)
             at = "input"
             rows = reference.compute()
+            if rows.ndim != 2:
+                raise ValueError(f"no row per input: {list(rows.shape[1:])}")
             return "rows", rows, reference.labels, reference.pipeline
         except CaseTimeout:
             raise
