@@ -11,7 +11,7 @@ use replica_core::turns::HANDFUL_BYTES;
 use tokio::runtime;
 
 use super::*;
-use crate::model::ModelDir;
+use crate::model::{ModelDir, TokenizerConfig};
 
 /// `w7` is the token 7, and nothing is added around the words. The file asks for truncation and padding.
 fn tokenizer_file() -> String {
@@ -30,7 +30,8 @@ fn tokenizer(max_input_tokens: usize, lower_case: bool) -> TextTokenizer {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("tokenizer.json"), tokenizer_file()).expect("a file");
     let readable = Readable { max_input_tokens, vocabulary: 100 };
-    TextTokenizer::load(folder.path(), lower_case, None, readable, 2).expect("a tokenizer")
+    TextTokenizer::load_from(folder.path(), &TokenizerConfig::default(), lower_case, None, readable, 2)
+        .expect("a tokenizer")
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -213,7 +214,8 @@ fn word_pieces() -> TextTokenizer {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("tokenizer.json"), file).expect("a file");
     let readable = Readable { max_input_tokens: 12, vocabulary: 100 };
-    TextTokenizer::load(folder.path(), false, None, readable, 2).expect("a tokenizer")
+    TextTokenizer::load_from(folder.path(), &TokenizerConfig::default(), false, None, readable, 2)
+        .expect("a tokenizer")
 }
 
 /// Texts of pieces, signs, spaces, control characters, special tokens and what is not plain, of any lengths.
@@ -266,11 +268,17 @@ fn templated(max_input_tokens: usize) -> Result<TextTokenizer, LoadError> {
         ),
         (
             "modules.json",
-            r#"[{"idx": 0, "path": "", "type": "x.Transformer"},
-            {"idx": 1, "path": "1_LogitScore", "type": "x.LogitScore"}]"#
+            r#"[{"idx": 0, "name": "0", "path": "",
+             "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_LogitScore",
+             "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}]"#
                 .to_owned(),
         ),
-        ("sentence_bert_config.json", r#"{"modality_config": {"message": {"format": "flat"}}}"#.to_owned()),
+        ("sentence_bert_config.json", r#"{"transformer_task": "text-generation", "module_output_name": "causal_logits", "modality_config": {
+                "text": {"method": "forward", "method_output_name": "logits"},
+                "message": {"method": "forward", "method_output_name": "logits", "format": "flat"}}}"#
+                .to_owned()),
+        ("config_sentence_transformers.json", r#"{"model_type": "CrossEncoder"}"#.to_owned()),
         ("1_LogitScore/config.json", r#"{"true_token_id": 1, "false_token_id": 2}"#.to_owned()),
         ("chat_template.jinja", template.to_owned()),
         ("tokenizer.json", tokenizer_file()),
@@ -282,7 +290,7 @@ fn templated(max_input_tokens: usize) -> Result<TextTokenizer, LoadError> {
     }
     let model = ModelDir::open(folder.path()).expect("a model");
     let readable = Readable { max_input_tokens, vocabulary: 100 };
-    TextTokenizer::load(folder.path(), false, model.template, readable, 1)
+    TextTokenizer::load(&model, readable, 1)
 }
 
 #[test]

@@ -218,7 +218,7 @@ fn tensors_under_the_name_of_the_model_are_found() {
 #[test]
 fn pooling_without_the_tokens_of_a_prompt_is_refused_where_there_are_prompts() {
     let copy = copy_of(&golden("small_bert_mean"));
-    let pooling = r#"{"pooling_mode": "mean", "include_prompt": false}"#;
+    let pooling = r#"{"embedding_dimension": 64, "pooling_mode": "mean", "include_prompt": false}"#;
     fs::write(copy.path().join("1_Pooling/config.json"), pooling).unwrap();
     load(copy.path(), options(1, Isa::best()));
     let prompts = r#"{"prompts": {"query": "find: "}}"#;
