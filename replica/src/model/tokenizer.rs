@@ -167,7 +167,7 @@ impl TokenizerConfig {
     pub(crate) const FILE: &str = "tokenizer_config.json";
 
     /// Reads the files of a model of this family; its config.json may name a class too.
-    pub(super) fn read(
+    pub(crate) fn read(
         folder: &Path,
         family: &str,
         class: Option<&str>,

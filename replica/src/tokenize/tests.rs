@@ -373,3 +373,90 @@ fn what_a_template_cannot_take_is_refused_by_its_place() {
     let error = templated(4).map(drop).expect_err("no room").to_string();
     assert!(error.contains("makes 5 tokens of the shortest pair, and this model reads 4: raise"), "{error}");
 }
+
+/// A tokenizer of words with `<s>` before a text or not and `</s>` behind it or not, beside a tokenizer_config.json.
+fn beside(ends: [bool; 2], config: &str, vocabulary: usize) -> Result<TextTokenizer, String> {
+    let special = |name: &str| format!(r#"{{"SpecialToken": {{"id": "{name}", "type_id": 0}}}}"#);
+    let text = r#"{"Sequence": {"id": "A", "type_id": 0}}"#.to_owned();
+    let parts = [ends[0].then(|| special("<s>")), Some(text), ends[1].then(|| special("</s>"))];
+    let single: Vec<String> = parts.into_iter().flatten().collect();
+    let added = |id: u32, name: &str| {
+        format!(
+            r#"{{"id": {id}, "content": "{name}", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true}}"#
+        )
+    };
+    let file = format!(
+        r#"{{"version": "1.0", "truncation": null, "padding": null, "normalizer": null, "decoder": null,
+            "added_tokens": [{}, {}, {}], "pre_tokenizer": {{"type": "WhitespaceSplit"}},
+            "post_processor": {{"type": "TemplateProcessing", "single": [{}], "pair": [{}],
+                "special_tokens": {{"<s>": {{"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+                    "</s>": {{"id": "</s>", "ids": [2], "tokens": ["</s>"]}}}}}},
+            "model": {{"type": "WordLevel", "unk_token": "<unk>",
+                "vocab": {{"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4}}}}}}"#,
+        added(0, "<unk>"),
+        added(1, "<s>"),
+        added(2, "</s>"),
+        single.join(", "),
+        single.join(", "),
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("tokenizer.json"), file).expect("a file");
+    std::fs::write(folder.path().join("tokenizer_config.json"), config).expect("a file");
+    let config = TokenizerConfig::read(folder.path(), "qwen2", None).map_err(|error| error.to_string())?;
+    let readable = Readable { max_input_tokens: 12, vocabulary };
+    TextTokenizer::load_from(folder.path(), &config, false, None, readable, 2)
+        .map_err(|error| error.to_string())
+}
+
+/// Keys that stand in all of them.
+const NAMES: &str = r#""tokenizer_class": "TokenizersBackend", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>""#;
+
+/// As the model reads it with pooling of the last token, an end that is missing is another vector.
+#[test]
+fn the_ends_of_a_text_are_those_that_both_files_say() {
+    let ids = |tokenizer: TextTokenizer| {
+        let pool = TokenizerPool::start(tokenizer, 1).expect("a thread");
+        block_on(pool.encode(vec![one("a b")], Reading::WHOLE)).expect("tokens").remove(0).ids.to_vec()
+    };
+    for (ends, keys, wanted) in [
+        ([true, false], r#""add_bos_token": true, "add_eos_token": false"#, vec![1, 3, 4]),
+        ([true, true], r#""add_bos_token": true, "add_eos_token": true"#, vec![1, 3, 4, 2]),
+        // The code of gte-Qwen2 appends it.
+        (
+            [false, false],
+            r#""add_eos_token": true, "auto_map": {"AutoTokenizer": ["tokenization_qwen.Qwen2Tokenizer",
+                "tokenization_qwen.Qwen2TokenizerFast"]}"#,
+            vec![3, 4, 2],
+        ),
+    ] {
+        let loaded =
+            beside(ends, &format!("{{{NAMES}, {keys}}}"), 5).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(ids(loaded), wanted, "{keys}");
+    }
+    // As e5-mistral's, had its tokenizer.json no end of the text in it.
+    for (ends, keys, sentence) in [
+        (
+            [true, false],
+            r#""add_eos_token": true"#,
+            "`add_eos_token` is true, and tokenizer.json does the opposite",
+        ),
+        ([true, true], r#""add_eos_token": false"#, "`add_eos_token` is false, and"),
+        ([true, false], r#""add_bos_token": false"#, "`add_bos_token` is false, and"),
+        (
+            [true, false],
+            r#""sep_token": "b""#,
+            "`sep_token` = \"b\" is not a special token of tokenizer.json",
+        ),
+    ] {
+        let error = beside(ends, &format!("{{{NAMES}, {keys}}}"), 5).err().expect("a refusal");
+        assert!(error.contains("tokenizer_config.json") && error.contains(sentence), "{error}");
+    }
+}
+
+#[test]
+fn ids_beyond_the_models_vocabulary_are_found_when_the_tokenizer_is_loaded() {
+    let error = beside([true, false], &format!("{{{NAMES}}}"), 4).err().expect("a refusal");
+    assert!(error.contains("1 tokens have ids beyond the model's vocabulary (`vocab_size` = 4"), "{error}");
+    assert!(error.contains("`b` = 4"), "{error}");
+}

@@ -326,7 +326,8 @@ impl<'a> Reader<'a> {
             || self.layer_of(name).is_some() && name.ends_with(".rotary_emb.inv_freq")
             || within == "encoder.alibi"
             || name.ends_with("attn.rotary_emb.inv_freq");
-        let is_pooler = within.starts_with("pooler.") && self.architecture.head.is_none();
+        // A head that reads it has taken it.
+        let is_pooler = within.starts_with("pooler.");
         let is_guess = self.architecture.guesses_words()
             && begins(&[
                 "cls.",
