@@ -215,7 +215,7 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
         task: purpose.task().to_owned(),
         rerank: purpose.rerank().to_owned(),
         pooling: purpose.pooling().map(str::to_owned),
-        normalized: config.embeddings.normalize || model.sentence.normalize,
+        normalized: config.embeddings.normalize || model.sentence.is_normalized(description.width),
         labels: purpose.label_names().to_vec(),
         prompts: prompts.iter().flat_map(|prompts| prompts.by_name.keys().cloned()).collect(),
         default_prompt: prompts.and_then(|prompts| prompts.default.clone()),

@@ -54,6 +54,11 @@ impl SentenceConfig {
         self.truncate.map_or(width, |keep| keep.min(width))
     }
 
+    /// Whether the vectors that are served have length one, if the engine makes `width` numbers.
+    pub fn is_normalized(&self, width: usize) -> bool {
+        self.normalize && self.served_width(width) == width
+    }
+
     /// Makes the vectors that are served of those that the engine makes, in the order of sentence-transformers: first
     /// the stages to the last, and then the vector is cut, which leaves it shorter than one.
     pub fn serve(&self, mut rows: Vec<f32>, width: usize) -> Vec<f32> {
