@@ -14,6 +14,8 @@
 //! 7. `events` — what is logged and, in [`metrics`], counted.
 //! 8. [`tune`] — finds the settings of batches for a model and a machine, and keeps them for replicas; [`verify`] — whether an
 //!    engine says the same as the reference.
+// The keys of a published config.json are many for one `json!`.
+#![cfg_attr(test, recursion_limit = "256")]
 
 mod app;
 pub mod batcher;

@@ -11,8 +11,8 @@ use replica_core::refusal::Refusal;
 use replica_core::scores;
 use replica_core::wire::info::{TeiLabels, TeiModelType};
 
-use crate::engine::Description;
-use crate::model::{LabelActivation, LabelHead, ModelDir, Pooling, Prompts};
+use crate::engine::{Description, Output};
+use crate::model::{LabelHead, ModelDir, Pooling, Prompts, SentenceConfig};
 use crate::tokenize::Reading;
 
 /// What the model is for.
@@ -32,10 +32,14 @@ pub(crate) struct Labelling {
 
 /// A model that makes vectors.
 pub(crate) struct Embedding {
-    /// Numbers of a vector.
+    /// Numbers of a vector that is served, which may be fewer than the engine makes.
     pub(crate) width: usize,
-    /// Whether its vectors are meant to have length one.
-    pub(crate) normalize: bool,
+    /// Numbers of the row of a token.
+    hidden: usize,
+    /// What becomes of the engine's rows.
+    sentence: SentenceConfig,
+    /// Whether it may be meant to judge pairs, which nothing says; then it does not rank.
+    is_bare: bool,
     /// Whether the engine has the rows of tokens as well.
     token_rows: bool,
     pooling: Pooling,
@@ -54,9 +58,11 @@ impl Purpose {
                 Purpose::Label(Labelling { head: head.clone(), prompt })
             }
             None => Purpose::Embed(Embedding {
-                width: engine.width,
+                width: model.sentence.served_width(engine.width),
+                hidden: engine.hidden,
                 token_rows: engine.token_rows,
-                normalize: model.sentence.normalize,
+                sentence: model.sentence.clone(),
+                is_bare: model.is_bare,
                 pooling: model.sentence.pooling,
                 prompts: model.prompts.clone(),
                 prompt_is_pooled: model.sentence.include_prompt,
@@ -94,6 +100,12 @@ impl Purpose {
     /// How it ranks, which is `asked` of it.
     pub(crate) fn ranker(&self, asked: &str) -> Result<Ranker<'_>, Refusal> {
         match self {
+            Purpose::Embed(embedding) if embedding.is_bare => Err(Refusal::wrong_task(
+                asked,
+                "a language model without a head, of which nothing says whether it judges pairs",
+                "a deployment whose `task` is stated: rerank if it judges pairs by its chat template, embed if its \
+                 vectors are compared",
+            )),
             Purpose::Embed(embedding) => Ok(Ranker::Similarity(embedding)),
             Purpose::Label(labelling) if labelling.ranks() => Ok(Ranker::CrossEncoder(labelling)),
             Purpose::Label(_) => {
@@ -125,6 +137,14 @@ impl Purpose {
             Ok(Ranker::CrossEncoder(_)) => "cross-encoder",
             Ok(Ranker::Similarity(_)) => "similarity",
             Err(_) => "none",
+        }
+    }
+
+    /// Numbers of a vector that is served, if it embeds.
+    pub(crate) fn dimensions(&self) -> Option<usize> {
+        match self {
+            Purpose::Embed(embedding) => Some(embedding.width),
+            Purpose::Label(_) => None,
         }
     }
 
@@ -199,6 +219,36 @@ impl Labelling {
 }
 
 impl Embedding {
+    /// Numbers of a row of this output.
+    pub(crate) fn width_of(&self, output: Output) -> usize {
+        match output {
+            Output::Pooled => self.width,
+            Output::Tokens => self.hidden,
+        }
+    }
+
+    /// What makes rows of `keep` numbers of the engine's rows, of which it is given the width: brought to length one or
+    /// not, as a request or the replica says, or as the model does it.
+    pub(crate) fn finish(
+        &self,
+        output: Output,
+        keep: usize,
+        normalize: Option<bool>,
+    ) -> impl FnOnce(Vec<f32>, usize) -> Vec<f32> + Send + 'static {
+        let (sentence, served) = (self.sentence.clone(), self.width_of(output));
+        move |rows, width| {
+            let own = normalize.is_none() && output == Output::Pooled;
+            let (rows, width) = if own { (sentence.serve(rows, width), served) } else { (rows, width) };
+            let mut rows = scores::shorten(rows, width, keep);
+            // A vector of fewer numbers than the model's own is brought to length one again.
+            let again = sentence.normalize && (!own || keep < served);
+            if normalize.unwrap_or(again) {
+                scores::normalize(&mut rows, keep);
+            }
+            rows
+        }
+    }
+
     /// What stands before each text of a request.
     pub(crate) fn prompt(&self, choice: &PromptChoice) -> Result<Option<Arc<str>>, Refusal> {
         let Prompts { by_name, default } = &self.prompts;
@@ -214,19 +264,6 @@ impl Embedding {
                 "token ids",
             )),
             None => Ok(None),
-        }
-    }
-}
-
-/// What the configuration of a head makes of its raw numbers: rows of one number per label.
-pub(crate) fn activate(head: &LabelHead, rows: &mut [f32]) {
-    let width = head.labels.len();
-    match head.activation {
-        LabelActivation::Identity => {}
-        // Of one label the softmax is 1 whatever the model says; transformers takes the sigmoid there as well.
-        LabelActivation::Softmax if width > 1 => rows.chunks_exact_mut(width).for_each(scores::softmax),
-        LabelActivation::Softmax | LabelActivation::Sigmoid => {
-            rows.iter_mut().for_each(|logit| *logit = scores::sigmoid(*logit));
         }
     }
 }

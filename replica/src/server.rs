@@ -168,7 +168,7 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     };
     let root = config.cache.clone().or_else(default_root).ok_or(ServeError::NoCache)?;
     let cached = ModelCache::new(&root).resolve(&config.model)?;
-    let model = ModelDir::open(&cached.path).map_err(|error| failed(&error))?;
+    let model = ModelDir::open_for(&cached.path, config.task).map_err(|error| failed(&error))?;
     let (adopted, tuned) = settings(config, &root, &cached);
     let Adopted { precision, threads, batch } = adopted;
     let (engine, weights): (Arc<dyn Engine>, _) = match config.engine.kind {
@@ -188,9 +188,7 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     let description = engine.describe().clone();
     let batch = within(batch, description.accelerator.as_ref());
     let readable = Readable { max_input_tokens: description.max_tokens, vocabulary: description.vocabulary };
-    let (lower_case, template) = (model.sentence.lower_case, model.template.clone());
-    let tokenizer =
-        TextTokenizer::load(&cached.path, lower_case, template, readable, description.token_types);
+    let tokenizer = TextTokenizer::load(&model, readable, description.token_types);
     let tokenizer = tokenizer.map_err(|error| failed(&error))?;
     let tokenizer_threads = config.threads.tokenizer.get();
     ModelReady {
@@ -217,11 +215,11 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
         task: purpose.task().to_owned(),
         rerank: purpose.rerank().to_owned(),
         pooling: purpose.pooling().map(str::to_owned),
-        normalized: config.embeddings.normalize || model.sentence.normalize,
+        normalized: config.embeddings.normalize || model.sentence.is_normalized(description.width),
         labels: purpose.label_names().to_vec(),
         prompts: prompts.iter().flat_map(|prompts| prompts.by_name.keys().cloned()).collect(),
         default_prompt: prompts.and_then(|prompts| prompts.default.clone()),
-        dimensions: description.width,
+        dimensions: purpose.dimensions().unwrap_or(description.width),
         max_input_tokens: description.max_tokens,
         vocabulary: description.vocabulary,
     };

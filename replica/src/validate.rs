@@ -32,9 +32,7 @@ pub fn problems(folder: &Path) -> Vec<String> {
         CpuEngine::check_weights(&model).err().into_iter().flat_map(told).collect();
     let readable =
         Readable { max_input_tokens: model.sentence.max_tokens, vocabulary: model.architecture.vocabulary };
-    let types = model.architecture.token_types;
-    let (lower_case, template) = (model.sentence.lower_case, model.template.clone());
-    if let Err(error) = TextTokenizer::load(folder, lower_case, template, readable, types) {
+    if let Err(error) = TextTokenizer::load(&model, readable, model.architecture.token_types) {
         problems.push(error.to_string());
     }
     problems

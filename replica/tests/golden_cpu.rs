@@ -201,8 +201,11 @@ fn minilm_comes_to_what_sentence_transformers_computes_on_every_path() {
 fn an_engine_that_pools_wrongly_does_not_pass() {
     let wrong = |folder: &Path, pooling: &str| {
         let copy = copy_of(folder);
-        fs::write(copy.path().join("1_Pooling/config.json"), format!(r#"{{"pooling_mode": "{pooling}"}}"#))
-            .unwrap();
+        fs::write(
+            copy.path().join("1_Pooling/config.json"),
+            format!(r#"{{"embedding_dimension": 64, "pooling_mode": "{pooling}"}}"#),
+        )
+        .unwrap();
         load(copy.path(), options(1, Isa::best()))
     };
     check_small(&wrong(&golden("small_bert_cls"), "mean"), &cases("small_bert_cls")).unwrap_err();

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use replica::model::TokenizerConfig;
 use replica::tokenize::{Reading, Text, TextTokenizer, Tokenized, TokenizerPool};
 use replica_core::input::{Cut, End, Overlong, PairCut, Readable};
 use serde::Deserialize;
@@ -56,7 +57,9 @@ fn fixtures() -> Vec<PathBuf> {
 fn pool(folder: &Path, max_input_tokens: usize, tells_types_apart: bool) -> TokenizerPool {
     let readable = Readable { max_input_tokens, vocabulary: 1 << 20 };
     let types = if tells_types_apart { 2 } else { 1 };
-    let tokenizer = TextTokenizer::load(folder, false, None, readable, types).expect("a tokenizer");
+    let config = TokenizerConfig::default();
+    let tokenizer =
+        TextTokenizer::load_from(folder, &config, false, None, readable, types).expect("a tokenizer");
     TokenizerPool::start(tokenizer, 2).expect("threads")
 }
 
@@ -155,7 +158,7 @@ fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it(
         let (mut whole, mut cut) = (0, 0);
         for TemplatedPair { query, document, most, ids, whole: same } in pairs {
             let readable = Readable { max_input_tokens: most, vocabulary: 330 };
-            let tokenizer = TextTokenizer::load(&folder, false, model.template.clone(), readable, 1);
+            let tokenizer = TextTokenizer::load(&model, readable, 1);
             let pool = TokenizerPool::start(tokenizer.expect("a tokenizer"), 1).expect("a thread");
             let overlong = Overlong::Cut(Cut { loses: End::Right, pair: PairCut::OnlySecond });
             let text = Text::Pair(query.as_str().into(), document.clone());

@@ -5,7 +5,7 @@ use super::identities::{Authority, Named};
 use super::plan::{Plan, Scripted};
 use super::process::{Ready, Spec};
 use anyhow::{Context, Result};
-use regions::deployment::EngineSpec;
+use regions::deployment::{EngineSpec, Task};
 use regions::id::RegionId;
 use std::fmt::Write;
 use std::fs;
@@ -130,7 +130,7 @@ impl Files {
         region: &RegionId,
         number: usize,
         listen: SocketAddr,
-        (model, engine): (&str, EngineSpec),
+        (model, task, engine): (&str, Task, EngineSpec),
         names: &[&str],
     ) -> Result<Spec> {
         let EngineSpec { kind, precision } = engine;
@@ -138,6 +138,7 @@ impl Files {
             .text("listen", listen)
             .line(&format!("names = {names:?}"))
             .text("model", model)
+            .text("task", task)
             .line(&format!("engine = {{ kind = \"{kind}\", precision = \"{precision}\" }}"));
         let name = format!("replica-{}-{number}", region.as_str().replace('/', "-"));
         Ok(self.spec("replica", Some(region), number, &self.write(&name, document)?))

@@ -3,7 +3,7 @@
 use crate::cli::StoreKind;
 use regions::catalogue::Catalogue;
 use regions::deployment::scaling::Scaling;
-use regions::deployment::{self, Deployment, EngineSpec};
+use regions::deployment::{self, Deployment, EngineSpec, Task};
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use regions::latency::prior_rtt;
@@ -129,8 +129,9 @@ impl Plan {
         models
     }
 
-    /// The deployments that `region` may serve, by the model behind them and what computes it: one replica for each.
-    pub(crate) fn replicas(&self, region: &RegionId) -> BTreeMap<(&str, EngineSpec), Vec<&Deployment>> {
+    /// The deployments that `region` may serve, by the model behind them, what it is for and what computes it: one replica
+    /// for each.
+    pub(crate) fn replicas(&self, region: &RegionId) -> BTreeMap<(&str, Task, EngineSpec), Vec<&Deployment>> {
         let index = self.catalogue.index_of(region).expect("a planned region is in the catalogue");
         let mut replicas: BTreeMap<_, Vec<&Deployment>> = BTreeMap::new();
         for deployment in &self.deployments {
@@ -139,7 +140,10 @@ impl Plan {
             if lawful.contains(index)
                 && self.catalogue.region(index).engines.contains(&deployment.engine.kind)
             {
-                replicas.entry((deployment.model.as_str(), deployment.engine)).or_default().push(deployment);
+                replicas
+                    .entry((deployment.model.as_str(), deployment.task, deployment.engine))
+                    .or_default()
+                    .push(deployment);
             }
         }
         replicas

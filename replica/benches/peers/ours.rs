@@ -68,14 +68,7 @@ impl Ours {
         let engine = CpuEngine::load(&model, options).map_err(told)?;
         let described = engine.describe();
         let readable = Readable { max_input_tokens: described.max_tokens, vocabulary: described.vocabulary };
-        let tokenizer = TextTokenizer::load(
-            &cached.path,
-            model.sentence.lower_case,
-            None,
-            readable,
-            described.token_types,
-        )
-        .map_err(told)?;
+        let tokenizer = TextTokenizer::load(&model, readable, described.token_types).map_err(told)?;
         Ok(Ours {
             engine,
             tokenizer: TokenizerPool::start(tokenizer, threads.get()).map_err(told)?,

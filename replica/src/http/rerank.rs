@@ -206,7 +206,7 @@ impl Pairs {
         );
         let (first, second): (Tokens, Tokens) = both?;
         let done = call.compute(first.and(second), Output::Pooled).await?;
-        let row = |index: usize| &done.rows[index * done.width..][..done.width];
+        let row = |index: usize| &done.rows[index * done.width..][..embedding.width];
         let pairs = done.rows.len() / done.width - count;
         let cosine = |i: usize| scores::cosine(row(if count == 1 { 0 } else { i }), row(count + i));
         let raw: Vec<f32> = (0..pairs).map(cosine).collect();

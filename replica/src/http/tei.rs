@@ -17,7 +17,7 @@ use super::call::{Answer, Call, Done, Spent, text};
 use super::openai::{self, Wanted};
 use super::rerank;
 use crate::engine::Output;
-use crate::purpose::{Purpose, activate};
+use crate::purpose::Purpose;
 use crate::tokenize::{Reading, Text};
 
 /// `POST /`: what the model is for, as TEI routes it; Hugging Face's clients know no other path.
@@ -106,8 +106,8 @@ async fn compared(call: &Call, asked: SimilarityRequest) -> Result<Answer, Refus
     )?;
     let done = call.compute(source.and(sentences), Output::Pooled).await?;
     let (source, sentences) = done.rows.split_at(done.width);
-    let cosines: Vec<f32> =
-        sentences.chunks_exact(done.width).map(|row| scores::cosine(source, row)).collect();
+    let cosine = |row: &[f32]| scores::cosine(&source[..embedding.width], &row[..embedding.width]);
+    let cosines: Vec<f32> = sentences.chunks_exact(done.width).map(cosine).collect();
     Ok(Answer { json: super::to_json(&cosines), spent: done.spent })
 }
 
@@ -125,7 +125,7 @@ pub(super) async fn predict(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Re
     let mut done = call.compute(tokens, Output::Pooled).await?;
     match parameters.and_then(|parameters| parameters.function) {
         None if raw_scores => {}
-        None => activate(head, &mut done.rows),
+        None => head.activate(&mut done.rows),
         Some(Function::None) => {}
         Some(Function::Softmax) => {
             done.rows.chunks_exact_mut(head.labels.len()).for_each(scores::softmax);
@@ -167,7 +167,7 @@ async fn labelled(call: Arc<Call>, body: Vec<u8>, as_infinity: bool) -> Result<A
     let tokens = call.read(texts, named, reading).await?;
     let mut done = call.compute(tokens, Output::Pooled).await?;
     if !raw_scores {
-        activate(head, &mut done.rows);
+        head.activate(&mut done.rows);
     }
     let (labels, created, id) = (head.labels.clone(), call.app.started_at, call.id.clone());
     let write = move |done: Done| {

@@ -79,7 +79,7 @@ impl Checkpoint {
             if name.is_empty() || name.contains(['/', '\\']) || name == ".." {
                 let reason = format!("the index says that it is in `{name}`, which is not a file beside it");
                 let problem = TensorProblem::Corrupt { reason };
-                return Err(ModelError::Tensor { path: index, tensor, problem });
+                return Err(fault(index, tensor, problem));
             }
             let place = match files.iter().position(|(known, _)| *known == name) {
                 Some(place) => place,
@@ -92,7 +92,7 @@ impl Checkpoint {
             let (_, file) = &files[place];
             if file.tensors.info(&tensor).is_none() {
                 let path = file.path.clone();
-                return Err(ModelError::Tensor { path, tensor, problem: TensorProblem::Missing });
+                return Err(fault(path, tensor, TensorProblem::Missing));
             }
             places.insert(tensor, place);
         }
@@ -112,11 +112,7 @@ impl Checkpoint {
 
     /// The tensor of this name, if it is floats of this shape.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
-        let fault = |path: &Path, problem| ModelError::Tensor {
-            path: path.to_owned(),
-            tensor: name.to_owned(),
-            problem,
-        };
+        let fault = |path: &Path, problem| fault(path.to_owned(), name.to_owned(), problem);
         let (file, info) = self.find(name).ok_or_else(|| fault(&self.path, TensorProblem::Missing))?;
         let kind = match info.dtype {
             Dtype::F32 => Kind::F32,
@@ -133,6 +129,28 @@ impl Checkpoint {
         let bytes = file.data_start + start..file.data_start + end;
         let origin = Origin { path: file.path.clone(), name: name.to_owned() };
         Ok(Tensor::new(origin, Arc::clone(&file.file), bytes, kind, shape))
+    }
+
+    /// The names of all tensors.
+    pub fn names(&self) -> Vec<String> {
+        match &self.places {
+            Some(places) => places.keys().cloned().collect(),
+            None => self.files[0].tensors.offset_keys(),
+        }
+    }
+
+    /// A tensor that nothing takes.
+    pub(crate) fn unused(&self, name: String) -> ModelError {
+        fault(self.path.clone(), name, TensorProblem::Unused)
+    }
+
+    /// Refuses tensors that nothing takes: what they would add to the model would be missing from what is served.
+    pub fn refuse_others(&self, is_known: impl Fn(&str) -> bool) -> Result<(), ModelError> {
+        let mut names = self.names();
+        names.sort();
+        let unused = names.into_iter().filter(|name| !is_known(name));
+        let problems = unused.map(|name| self.unused(name)).collect();
+        ModelError::of_all(problems).map_or(Ok(()), Err)
     }
 
     fn find(&self, name: &str) -> Option<(&TensorFile, &TensorInfo)> {
@@ -175,7 +193,11 @@ fn first_damage(path: &Path, file: &[u8]) -> Option<ModelError> {
     }
     let (_, tensor, problem) = damages.into_iter().min_by_key(|(start, ..)| *start)?;
     let path = path.to_owned();
-    Some(ModelError::Tensor { path, tensor, problem })
+    Some(fault(path, tensor, problem))
+}
+
+fn fault(path: PathBuf, tensor: String, problem: TensorProblem) -> ModelError {
+    ModelError::Tensor { path, tensor, problem, deciding: None }
 }
 
 fn damage(info: &TensorInfo, data_start: usize, file_length: usize) -> Option<TensorProblem> {

@@ -23,7 +23,7 @@ pub enum ModelError {
         problem: String,
     },
     /// The weights are not those of the model.
-    #[error("{}: tensor `{tensor}` {problem}", path.display())]
+    #[error("{}: tensor `{tensor}` {problem}{}", path.display(), by(deciding.as_deref()))]
     Tensor {
         /// The file.
         path: PathBuf,
@@ -31,10 +31,28 @@ pub enum ModelError {
         tensor: String,
         /// What is wrong with it.
         problem: TensorProblem,
+        /// What decides that it should be there and what its shape is, where that matters.
+        deciding: Option<Box<Deciding>>,
     },
     /// More than one of these.
     #[error("{}", joined(.0))]
     Several(Vec<ModelError>),
+}
+
+/// Keys of a file that decide whether there is a tensor and what its shape is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deciding {
+    /// The file.
+    pub file: String,
+    /// The keys.
+    pub keys: Vec<String>,
+}
+
+/// The end of a sentence about a tensor.
+fn by(deciding: Option<&Deciding>) -> String {
+    let Some(Deciding { file, keys }) = deciding else { return String::new() };
+    let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+    format!(" (by {} of {file})", keys.join(", "))
 }
 
 /// Problems that are shown of several.
@@ -46,6 +64,24 @@ impl ModelError {
         match problems.len() {
             0 | 1 => problems.pop(),
             _ => Some(ModelError::Several(problems)),
+        }
+    }
+
+    /// The same, with the keys of a file by which a tensor should be there and have its shape.
+    pub(crate) fn decided_by(self, file: &str, keys: &[&str]) -> ModelError {
+        use TensorProblem::{Missing, Shape, Unused};
+        match self {
+            ModelError::Tensor {
+                path, tensor, problem: problem @ (Missing | Shape { .. } | Unused), ..
+            } => {
+                let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+                let deciding = Some(Box::new(Deciding { file: file.to_owned(), keys }));
+                ModelError::Tensor { path, tensor, problem, deciding }
+            }
+            ModelError::Several(problems) => ModelError::Several(
+                problems.into_iter().map(|problem| problem.decided_by(file, keys)).collect(),
+            ),
+            other => other,
         }
     }
 
@@ -71,6 +107,12 @@ pub enum TensorProblem {
     /// It is not there.
     #[error("is missing")]
     Missing,
+    /// Nothing takes it.
+    #[error(
+        "is taken by nothing: it is of another model than the one that the configuration describes, or of one with more \
+         parts, which would be left out"
+    )]
+    Unused,
     /// It has another shape than the configuration makes it have.
     #[error("has the shape {found:?} and should have {wanted:?}")]
     Shape {

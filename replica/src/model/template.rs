@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::ser::Formatter;
 use serde_json::{Map, Serializer, Value as Json};
 
-use super::sentence::read_sentence;
-use super::{ModelError, optional_json};
+use super::sentence::transformer;
+use super::{LabelHead, ModelError, optional_json};
 
 /// What rendering may cost: one for each instruction and one for 64 bytes that are written or looked at. A template for
 /// a pair takes some hundreds of instructions, and to go five times over the largest body of a request (32 MiB) takes 2.6
@@ -80,6 +80,30 @@ struct Source {
     named: bool,
 }
 
+/// Refuses a chat template beside a reranker with a head, whose pairs are joined by their tokens here:
+/// sentence-transformers would show it each pair by the template.
+pub(super) fn refuse_for_labels(folder: &Path, head: Option<&LabelHead>) -> Result<(), ModelError> {
+    if head.is_none_or(|head| head.labels.len() > 1) {
+        return Ok(());
+    }
+    let path = folder.join(TOKENIZER);
+    let tokenizer: Map<String, Json> = optional_json(&path)?.unwrap_or_default();
+    let is_there = tokenizer.get("chat_template").is_some_and(|template| !template.is_null());
+    if !is_there && !folder.join(FILE).exists() {
+        return Ok(());
+    }
+    let problem = format!(
+        "`chat_template` (or {FILE}) is there beside a reranker with a head, and sentence-transformers would show it each pair \
+         by the template, which is not supported; remove the template if the model was trained on pairs as they are"
+    );
+    Err(ModelError::Content { path, problem })
+}
+
+/// Whether the model has a chat template that writes a query and a document, as rerankers have and chats have not.
+pub(super) fn judges_pairs(folder: &Path) -> bool {
+    PairTemplate::read(folder, false, None).is_ok()
+}
+
 impl PairTemplate {
     /// That of the model in this folder, whose task is `system`. `listed` says whether it has a list of stages: then what
     /// stands beside it decides how pairs are read, and otherwise that there is a template.
@@ -88,7 +112,12 @@ impl PairTemplate {
         listed: bool,
         system: Option<&str>,
     ) -> Result<PairTemplate, ModelError> {
-        let raw: RawSentence = read_sentence(folder)?;
+        // Of a model without a list of stages the library reads no such file.
+        let raw = match transformer::find(folder)?.filter(|_| listed) {
+            None => RawSentence::default(),
+            Some((path, raw)) => serde_json::from_value(Json::Object(raw))
+                .map_err(|error| ModelError::Content { path, problem: error.to_string() })?,
+        };
         let at_folder = |problem: String| ModelError::Content { path: folder.to_owned(), problem };
         let format = raw.format(listed).map_err(at_folder)?;
         let variables = raw.variables().map_err(at_folder)?;
@@ -103,6 +132,14 @@ impl PairTemplate {
         let environment = environment(&text, &tokenizer, variables).map_err(|error| refuse(said(&error)))?;
         let template = PairTemplate(Arc::new(Inner { environment, structured, system }));
         template.try_out().map_err(refuse)?;
+        // A list where a text is expected, which Python would write in its own way.
+        let writes_parts = || template.render("a", "b").is_ok_and(|text| text.contains("[{"));
+        if structured && !text.contains("tojson") && writes_parts() {
+            return Err(refuse(
+                "`modality_config` has the `format` structured, and the template reads contents as texts"
+                    .to_owned(),
+            ));
+        }
         Ok(template)
     }
 
@@ -181,7 +218,8 @@ impl RawSentence {
                         `CrossEncoder(…).save_pretrained(…)` of sentence-transformers 6"
                 .to_owned());
         }
-        match message.and_then(|message| message.get("format")).and_then(|format| format.as_str()) {
+        let format = message.and_then(|message| message.get("format"));
+        match format.map(|format| format.as_str().unwrap_or("no text")) {
             None | Some("auto") => Ok(None),
             Some("flat") => Ok(Some(false)),
             Some("structured") => Ok(Some(true)),
@@ -201,7 +239,7 @@ impl RawSentence {
             return Err(format!("`processing_kwargs` has `chat_template.{key}`, which is not supported"));
         }
         // Nor does this change what a sequence comes to.
-        let without_effect = ["padding", "return_tensors", "logits_to_keep"];
+        let without_effect = ["padding", "logits_to_keep"];
         if let Some(key) =
             text.keys().chain(common.keys()).find(|key| !without_effect.contains(&key.as_str()))
         {

@@ -91,7 +91,8 @@ impl Tensor {
             true => TensorProblem::Overflow { value: format!("{value:e}"), at, factor: factor.to_string() },
         };
         let Origin { path, name } = &*self.origin;
-        Err(ModelError::Tensor { path: path.clone(), tensor: name.clone(), problem })
+        let (path, tensor) = (path.clone(), name.clone());
+        Err(ModelError::Tensor { path, tensor, problem, deciding: None })
     }
 
     /// Rows: all dimensions but the last.

@@ -9,6 +9,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
+use super::fields::Fields;
 use super::{ModelError, YesNo, json};
 
 /// The default of sentence-transformers.
@@ -24,26 +25,35 @@ pub(super) fn read(stage: &Path, vocabulary: usize) -> Result<YesNo, ModelError>
 }
 
 fn parse(raw: &Map<String, Value>, vocabulary: usize) -> Result<YesNo, String> {
-    match raw.get("module_input_name").filter(|name| !name.is_null()) {
-        None => {}
-        Some(name) if name == LOGITS => {}
-        Some(name) => return Err(format!("`module_input_name` = {name} is not supported; {LOGITS} is")),
+    let mut fields = Fields::new(raw);
+    if let Some(name) = fields.get("module_input_name").filter(|name| *name != LOGITS) {
+        fields.problem(format!("`module_input_name` = {name} is not supported; {LOGITS} is"));
     }
-    let token = |key: &str| match raw.get(key).filter(|id| !id.is_null()) {
-        None => Ok(None),
-        Some(id) => match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
-            Some(id) if (id as usize) < vocabulary => Ok(Some(id)),
-            _ => {
-                Err(format!("`{key}` = {id} is not a token of this model, whose ids are below {vocabulary}"))
-            }
-        },
+    let mut token = |key: &str| {
+        let id = fields.optional(key)?;
+        let found =
+            id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocabulary);
+        if found.is_none() {
+            fields.problem(format!(
+                "`{key}` = {id} is not a token of this model, whose ids are below {vocabulary}"
+            ));
+        }
+        found
     };
-    let yes = token("true_token_id")?.ok_or("`true_token_id` is missing")?;
-    let no = token("false_token_id")?;
-    if no == Some(yes) {
-        return Err(format!("`true_token_id` and `false_token_id` are both {yes}, so that every score is 0"));
+    let (yes, no) = (token("true_token_id"), token("false_token_id"));
+    if yes.is_none() && !fields.has("true_token_id") {
+        fields.problem("`true_token_id` is missing".to_owned());
     }
-    Ok(YesNo { yes, no })
+    if let (Some(yes), Some(no)) = (yes, no)
+        && yes == no
+    {
+        fields.problem(format!(
+            "`true_token_id` and `false_token_id` are both {yes}, so that every score is 0"
+        ));
+    }
+    fields.refuse_others();
+    let words = YesNo { yes: yes.unwrap_or(0), no };
+    fields.finish(words).map_err(|problems| problems.join("; "))
 }
 
 /// The words of a model without stages.
@@ -56,7 +66,8 @@ pub(super) fn by_default(folder: &Path, vocabulary: usize) -> Result<YesNo, Mode
         id.ok_or_else(|| {
             refuse(format!(
                 "there is no token `{word}`, by which a cross-encoder judges whose modules.json does not say otherwise; \
-                 save it with the words that it was trained with: in Python, \
+                 if it is none (`architectures` of config.json is that of a language \
+                 model), state another `task`, and else save it with the words that it was trained with: in Python, \
                  `CrossEncoder(modules=[transformer, LogitScore(…)]).save_pretrained(…)`"
             ))
         })

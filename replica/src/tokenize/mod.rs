@@ -7,6 +7,7 @@
 
 mod jobs;
 mod pool;
+mod settings;
 mod templated;
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use replica_core::turns::HANDFUL_BYTES;
 use tokio::runtime;
 
 use super::*;
-use crate::model::ModelDir;
+use crate::model::{ModelDir, TokenizerConfig};
 
 /// `w7` is the token 7, and nothing is added around the words. The file asks for truncation and padding.
 fn tokenizer_file() -> String {
@@ -30,7 +30,8 @@ fn tokenizer(max_input_tokens: usize, lower_case: bool) -> TextTokenizer {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("tokenizer.json"), tokenizer_file()).expect("a file");
     let readable = Readable { max_input_tokens, vocabulary: 100 };
-    TextTokenizer::load(folder.path(), lower_case, None, readable, 2).expect("a tokenizer")
+    TextTokenizer::load_from(folder.path(), &TokenizerConfig::default(), lower_case, None, readable, 2)
+        .expect("a tokenizer")
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -213,7 +214,8 @@ fn word_pieces() -> TextTokenizer {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("tokenizer.json"), file).expect("a file");
     let readable = Readable { max_input_tokens: 12, vocabulary: 100 };
-    TextTokenizer::load(folder.path(), false, None, readable, 2).expect("a tokenizer")
+    TextTokenizer::load_from(folder.path(), &TokenizerConfig::default(), false, None, readable, 2)
+        .expect("a tokenizer")
 }
 
 /// Texts of pieces, signs, spaces, control characters, special tokens and what is not plain, of any lengths.
@@ -266,11 +268,17 @@ fn templated(max_input_tokens: usize) -> Result<TextTokenizer, LoadError> {
         ),
         (
             "modules.json",
-            r#"[{"idx": 0, "path": "", "type": "x.Transformer"},
-            {"idx": 1, "path": "1_LogitScore", "type": "x.LogitScore"}]"#
+            r#"[{"idx": 0, "name": "0", "path": "",
+             "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_LogitScore",
+             "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}]"#
                 .to_owned(),
         ),
-        ("sentence_bert_config.json", r#"{"modality_config": {"message": {"format": "flat"}}}"#.to_owned()),
+        ("sentence_bert_config.json", r#"{"transformer_task": "text-generation", "module_output_name": "causal_logits", "modality_config": {
+                "text": {"method": "forward", "method_output_name": "logits"},
+                "message": {"method": "forward", "method_output_name": "logits", "format": "flat"}}}"#
+                .to_owned()),
+        ("config_sentence_transformers.json", r#"{"model_type": "CrossEncoder"}"#.to_owned()),
         ("1_LogitScore/config.json", r#"{"true_token_id": 1, "false_token_id": 2}"#.to_owned()),
         ("chat_template.jinja", template.to_owned()),
         ("tokenizer.json", tokenizer_file()),
@@ -282,7 +290,7 @@ fn templated(max_input_tokens: usize) -> Result<TextTokenizer, LoadError> {
     }
     let model = ModelDir::open(folder.path()).expect("a model");
     let readable = Readable { max_input_tokens, vocabulary: 100 };
-    TextTokenizer::load(folder.path(), false, model.template, readable, 1)
+    TextTokenizer::load(&model, readable, 1)
 }
 
 #[test]
@@ -364,4 +372,91 @@ fn what_a_template_cannot_take_is_refused_by_its_place() {
     templated(5).expect("room for the shortest pair");
     let error = templated(4).map(drop).expect_err("no room").to_string();
     assert!(error.contains("makes 5 tokens of the shortest pair, and this model reads 4: raise"), "{error}");
+}
+
+/// A tokenizer of words with `<s>` before a text or not and `</s>` behind it or not, beside a tokenizer_config.json.
+fn beside(ends: [bool; 2], config: &str, vocabulary: usize) -> Result<TextTokenizer, String> {
+    let special = |name: &str| format!(r#"{{"SpecialToken": {{"id": "{name}", "type_id": 0}}}}"#);
+    let text = r#"{"Sequence": {"id": "A", "type_id": 0}}"#.to_owned();
+    let parts = [ends[0].then(|| special("<s>")), Some(text), ends[1].then(|| special("</s>"))];
+    let single: Vec<String> = parts.into_iter().flatten().collect();
+    let added = |id: u32, name: &str| {
+        format!(
+            r#"{{"id": {id}, "content": "{name}", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true}}"#
+        )
+    };
+    let file = format!(
+        r#"{{"version": "1.0", "truncation": null, "padding": null, "normalizer": null, "decoder": null,
+            "added_tokens": [{}, {}, {}], "pre_tokenizer": {{"type": "WhitespaceSplit"}},
+            "post_processor": {{"type": "TemplateProcessing", "single": [{}], "pair": [{}],
+                "special_tokens": {{"<s>": {{"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+                    "</s>": {{"id": "</s>", "ids": [2], "tokens": ["</s>"]}}}}}},
+            "model": {{"type": "WordLevel", "unk_token": "<unk>",
+                "vocab": {{"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4}}}}}}"#,
+        added(0, "<unk>"),
+        added(1, "<s>"),
+        added(2, "</s>"),
+        single.join(", "),
+        single.join(", "),
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("tokenizer.json"), file).expect("a file");
+    std::fs::write(folder.path().join("tokenizer_config.json"), config).expect("a file");
+    let config = TokenizerConfig::read(folder.path(), "qwen2", None).map_err(|error| error.to_string())?;
+    let readable = Readable { max_input_tokens: 12, vocabulary };
+    TextTokenizer::load_from(folder.path(), &config, false, None, readable, 2)
+        .map_err(|error| error.to_string())
+}
+
+/// Keys that stand in all of them.
+const NAMES: &str = r#""tokenizer_class": "TokenizersBackend", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>""#;
+
+/// As the model reads it with pooling of the last token, an end that is missing is another vector.
+#[test]
+fn the_ends_of_a_text_are_those_that_both_files_say() {
+    let ids = |tokenizer: TextTokenizer| {
+        let pool = TokenizerPool::start(tokenizer, 1).expect("a thread");
+        block_on(pool.encode(vec![one("a b")], Reading::WHOLE)).expect("tokens").remove(0).ids.to_vec()
+    };
+    for (ends, keys, wanted) in [
+        ([true, false], r#""add_bos_token": true, "add_eos_token": false"#, vec![1, 3, 4]),
+        ([true, true], r#""add_bos_token": true, "add_eos_token": true"#, vec![1, 3, 4, 2]),
+        // The code of gte-Qwen2 appends it.
+        (
+            [false, false],
+            r#""add_eos_token": true, "auto_map": {"AutoTokenizer": ["tokenization_qwen.Qwen2Tokenizer",
+                "tokenization_qwen.Qwen2TokenizerFast"]}"#,
+            vec![3, 4, 2],
+        ),
+    ] {
+        let loaded =
+            beside(ends, &format!("{{{NAMES}, {keys}}}"), 5).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(ids(loaded), wanted, "{keys}");
+    }
+    // As e5-mistral's, had its tokenizer.json no end of the text in it.
+    for (ends, keys, sentence) in [
+        (
+            [true, false],
+            r#""add_eos_token": true"#,
+            "`add_eos_token` is true, and tokenizer.json does the opposite",
+        ),
+        ([true, true], r#""add_eos_token": false"#, "`add_eos_token` is false, and"),
+        ([true, false], r#""add_bos_token": false"#, "`add_bos_token` is false, and"),
+        (
+            [true, false],
+            r#""sep_token": "b""#,
+            "`sep_token` = \"b\" is not a special token of tokenizer.json",
+        ),
+    ] {
+        let error = beside(ends, &format!("{{{NAMES}, {keys}}}"), 5).err().expect("a refusal");
+        assert!(error.contains("tokenizer_config.json") && error.contains(sentence), "{error}");
+    }
+}
+
+#[test]
+fn ids_beyond_the_models_vocabulary_are_found_when_the_tokenizer_is_loaded() {
+    let error = beside([true, false], &format!("{{{NAMES}}}"), 4).err().expect("a refusal");
+    assert!(error.contains("1 tokens have ids beyond the model's vocabulary (`vocab_size` = 4"), "{error}");
+    assert!(error.contains("`b` = 4"), "{error}");
 }

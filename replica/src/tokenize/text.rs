@@ -16,9 +16,9 @@ use replica_core::wire::tei::SimpleToken;
 use supervision::request::contain_work;
 use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection};
 
-use super::Tokenized;
 use super::word_pieces::WordPieces;
-use crate::model::PairTemplate;
+use super::{Tokenized, settings};
+use crate::model::{ModelDir, PairTemplate, TokenizerConfig};
 
 /// A tokenizer that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -89,8 +89,6 @@ pub struct TextTokenizer {
     pub(super) tokenizer: Tokenizer,
     /// A shorter way to the same tokens, for the texts that it knows.
     pub(super) pieces: Option<WordPieces>,
-    /// Some models were trained on lower-case text and leave that to whoever calls the tokenizer.
-    lower_case: bool,
     /// What makes one text of a pair, where pairs are not joined by their tokens.
     pub(super) template: Option<PairTemplate>,
     pub(super) readable: Readable,
@@ -102,7 +100,26 @@ impl TextTokenizer {
     /// Loads `tokenizer.json` from `model_folder`, without the truncation and padding that it may ask for: a request
     /// says what becomes of too long an input, and batches are ragged.
     pub fn load(
+        model: &ModelDir,
+        readable: Readable,
+        token_types: usize,
+    ) -> Result<TextTokenizer, LoadError> {
+        let ModelDir { folder, sentence, template, tokenizer, .. } = model;
+        TextTokenizer::load_from(
+            folder,
+            tokenizer,
+            sentence.lower_case,
+            template.clone(),
+            readable,
+            token_types,
+        )
+    }
+
+    /// The same, by what the other files of the folder say; `lower_case` is for models that were trained on lower-case
+    /// text and leave that to whoever calls the tokenizer.
+    pub fn load_from(
         model_folder: &Path,
+        config: &TokenizerConfig,
         lower_case: bool,
         template: Option<PairTemplate>,
         readable: Readable,
@@ -116,8 +133,13 @@ impl TextTokenizer {
         let mut tokenizer = Tokenizer::from_file(&path).map_err(failed)?;
         tokenizer.with_truncation(None).map_err(failed)?;
         tokenizer.with_padding(None);
+        let problems = settings::apply(&mut tokenizer, config, lower_case, readable.vocabulary);
+        if !problems.is_empty() {
+            return Err(failed(problems.join("; ").into()));
+        }
         let pieces = WordPieces::of(&tokenizer);
-        let loaded = TextTokenizer { tokenizer, pieces, lower_case, template, readable, token_types };
+        let token_types = if config.tells_types() { token_types } else { 1 };
+        let loaded = TextTokenizer { tokenizer, pieces, template, readable, token_types };
         loaded.check_template().map_err(|reason| failed(reason.into()))?;
         Ok(loaded)
     }
@@ -215,8 +237,7 @@ impl TextTokenizer {
     }
 
     fn prepared<'a>(&self, text: &'a str, prompt: Option<&str>) -> Cow<'a, str> {
-        let whole = prompt.map_or(Cow::Borrowed(text), |prompt| Cow::Owned([prompt, text].concat()));
-        if self.lower_case { Cow::Owned(whole.to_lowercase()) } else { whole }
+        prompt.map_or(Cow::Borrowed(text), |prompt| Cow::Owned([prompt, text].concat()))
     }
 
     /// The tokens of a text with their places in it. Nothing is too long for it.

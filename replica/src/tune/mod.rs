@@ -169,14 +169,21 @@ pub fn run(
     let model = ModelDir::open(&cached.path).map_err(TuneError::engine)?;
     let threads_most = available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let (lower_case, template) = (model.sentence.lower_case, model.template.clone());
+    let config = model.tokenizer.clone();
     let mut bench = Bench::new(model, PackedCache::below(cache.root(), &cached.digest));
 
     let reading = |bench: &mut Bench| -> Result<Vec<Tokenized>, TuneError> {
         let described = bench.engine(REFERENCE, threads_most)?.describe();
         let readable = Readable { max_input_tokens: described.max_tokens, vocabulary: described.vocabulary };
         let (pairs, template) = (template.is_some(), template.clone());
-        let tokenizer =
-            TextTokenizer::load(&cached.path, lower_case, template, readable, described.token_types);
+        let tokenizer = TextTokenizer::load_from(
+            &cached.path,
+            &config,
+            lower_case,
+            template,
+            readable,
+            described.token_types,
+        );
         tokens(tokenizer.map_err(|error| TuneError::Tokenizer(error.to_string()))?, pairs, threads_most)
     };
     let (mut qualities, mut good) = (Vec::new(), Vec::new());

@@ -80,7 +80,7 @@ pub fn run(
     let most = opened.iter().map(|(_, engine)| engine.describe().max_tokens).min();
     let most = most.unwrap_or(usize::MAX).min(reference.describe().max_tokens);
     let ranks = model.head.as_ref().is_some_and(|head| head.labels.len() == 1);
-    let texts = read(cached, &model, &*reference, most, ranks)?;
+    let texts = read(&model, &*reference, most, ranks)?;
     let expected = made(&*reference, REFERENCE, &texts)?;
     let mut verdicts = Vec::new();
     for (spec, engine) in opened {
@@ -144,18 +144,11 @@ struct Texts {
     query_of: Vec<usize>,
 }
 
-fn read(
-    cached: &CachedModel,
-    model: &ModelDir,
-    reference: &dyn Engine,
-    most: usize,
-    ranks: bool,
-) -> Result<Texts, VerifyError> {
+fn read(model: &ModelDir, reference: &dyn Engine, most: usize, ranks: bool) -> Result<Texts, VerifyError> {
     let described = reference.describe();
     let readable = Readable { max_input_tokens: most, vocabulary: described.vocabulary };
     let broken = |problem: String| VerifyError::Model(problem);
-    let (lower_case, template) = (model.sentence.lower_case, model.template.clone());
-    let tokenizer = TextTokenizer::load(&cached.path, lower_case, template, readable, described.token_types);
+    let tokenizer = TextTokenizer::load(model, readable, described.token_types);
     let tokenizer = tokenizer.map_err(|error| broken(error.to_string()))?;
     let pool = TokenizerPool::start(tokenizer, 1).map_err(|error| broken(error.to_string()))?;
     let runtime =

@@ -124,6 +124,29 @@ fn weights_that_are_not_numbers_are_refused_by_the_name_of_the_tensor() {
     assert!(tried >= 2 * 37, "{tried}");
 }
 
+/// A projection behind the model, of which the vectors would go without.
+#[test]
+fn a_tensor_that_nothing_takes_is_refused_by_its_name() {
+    let copy = copy_of(&golden("small_bert_cls"));
+    let path = copy.path().join("model.safetensors");
+    let whole = fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&whole[8..8 + length]).unwrap();
+    let data = whole.len() - 8 - length;
+    let entry = serde_json::json!({"dtype": "F32", "shape": [1], "data_offsets": [data, data + 4]});
+    header.insert("projection.weight".to_owned(), entry);
+    let header = serde_json::to_vec(&header).unwrap();
+    let parts = [&(header.len() as u64).to_le_bytes()[..], &header, &whole[8 + length..], &[0; 4]];
+    fs::write(&path, parts.concat()).unwrap();
+    let model = ModelDir::open(copy.path()).unwrap();
+    let checked = CpuEngine::check_weights(&model).unwrap_err().to_string();
+    let loaded = CpuEngine::load(&model, options(1, Isa::best())).err().unwrap().to_string();
+    assert_eq!(checked, loaded);
+    assert!(loaded.contains("tensor `projection.weight` is taken by nothing"), "{loaded}");
+    assert!(loaded.contains("`architectures`") && loaded.contains("of config.json"), "{loaded}");
+}
+
 #[test]
 fn everything_that_is_wrong_with_the_tensors_is_told_at_once() {
     let copy = copy_of(&golden("small_bert_cls"));
@@ -218,7 +241,7 @@ fn tensors_under_the_name_of_the_model_are_found() {
 #[test]
 fn pooling_without_the_tokens_of_a_prompt_is_refused_where_there_are_prompts() {
     let copy = copy_of(&golden("small_bert_mean"));
-    let pooling = r#"{"pooling_mode": "mean", "include_prompt": false}"#;
+    let pooling = r#"{"embedding_dimension": 64, "pooling_mode": "mean", "include_prompt": false}"#;
     fs::write(copy.path().join("1_Pooling/config.json"), pooling).unwrap();
     load(copy.path(), options(1, Isa::best()));
     let prompts = r#"{"prompts": {"query": "find: "}}"#;

@@ -71,7 +71,7 @@ def make(name, sizes, pooling, normalize):
         for i, stage in enumerate(stages)
     ]
     (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n")
-    (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": pooling}) + "\n")
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"embedding_dimension": 64, "pooling_mode": pooling}) + "\n")
     rng = random.Random(7)
     cases = []
     for length in LENGTHS:

@@ -2,6 +2,7 @@
 //! and what becomes of a request when its caller, its time or its replica goes away.
 
 mod apis;
+mod checkpoints;
 mod clients;
 mod limits;
 mod locks;

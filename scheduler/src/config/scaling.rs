@@ -16,7 +16,7 @@ const ALONE_DEFAULT: Duration = Duration::from_secs(60);
 /// At least long enough for a spoke to be started again, and not so long that it is forgotten.
 const ALONE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 /// The keys of a replica's file that are the spoke's to write.
-const OURS: [&str; 4] = ["listen", "names", "model", "engine"];
+const OURS: [&str; 5] = ["listen", "names", "model", "task", "engine"];
 
 /// As written.
 #[derive(Debug, Default, Deserialize)]

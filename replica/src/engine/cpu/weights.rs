@@ -13,6 +13,7 @@
 //! and those of large matrices when they are packed.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use replica_core::Precision;
 
@@ -22,7 +23,7 @@ use super::linear::{LinearId, LinearSource, LinearSources, Linears};
 use super::packed::{PackedCache, WeightsPlace};
 use crate::model::{
     Activation, Architecture, Checkpoint, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadSource,
-    HeadStep, Logits, ModelError, Names, NormKind, ProjectionNames, Tensor, YesNo,
+    HeadStep, Logits, ModelError, Names, NormKind, Part, ProjectionNames, Tensor, YesNo,
 };
 
 /// The weights of a transformer.
@@ -95,14 +96,15 @@ impl Weights {
         let Names { words, types, positions, embedding_norm, final_norm, .. } = *reader.names;
         let Architecture { vocabulary, hidden, token_types, .. } = *architecture;
         let embedding = &architecture.embedding;
-        let table = |name: &str, rows| {
-            let table = reader.tensor(&format!("{name}.weight"), &[rows, hidden])?;
+        let table = |part: Part, name: &str, rows| {
+            let table = reader.tensor(part, &format!("{name}.weight"), &[rows, hidden])?;
             reader.finite(&table, 1.0);
             Ok(table)
         };
-        let words = table(words, vocabulary)?;
-        let types = embedding.types.then(|| table(types, token_types)).transpose()?;
-        let positions = embedding.positions.map(|learnt| table(positions, learnt.rows)).transpose()?;
+        let words = table(Part::Words, words, vocabulary)?;
+        let types = embedding.types.then(|| table(Part::Types, types, token_types)).transpose()?;
+        let positions =
+            embedding.positions.map(|learnt| table(Part::Positions, positions, learnt.rows)).transpose()?;
         let embedding_norm = reader.optional_norm(embedding.norm, embedding_norm, hidden)?;
         let final_norm = reader.optional_norm(!final_norm.is_empty(), final_norm, hidden)?;
         let distance_biases = reader.distance_biases()?;
@@ -110,6 +112,7 @@ impl Weights {
         let layers: Result<Vec<LayerWeights>, ModelError> =
             (0..architecture.layers.len()).map(|index| reader.layer(index, &mut sources)).collect();
         let layers = layers?;
+        reader.refuse_others(&HeadWeights::names(architecture, reader.prefix));
         reader.finish()?;
         let with = move |linears| Weights {
             words,
@@ -126,6 +129,29 @@ impl Weights {
 }
 
 impl HeadWeights {
+    /// The names of the tensors of a label head.
+    fn names(architecture: &Architecture, prefix: &str) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        for step in architecture.head.iter().flatten() {
+            let name = match step.source {
+                HeadSource::Named(name) => name.to_owned(),
+                HeadSource::Prefixed(name) => format!("{prefix}{name}"),
+                HeadSource::Words(..) => Logits::NAME.to_owned(),
+            };
+            names.insert(format!("{name}.weight"));
+            if step.bias {
+                names.insert(format!("{name}.bias"));
+            }
+            if let Some(norm) = step.norm {
+                names.insert(format!("{norm}.weight"));
+                if architecture.norm.kind == NormKind::Layer {
+                    names.insert(format!("{norm}.bias"));
+                }
+            }
+        }
+        names
+    }
+
     /// Looks up the tensors of these dense layers.
     pub(super) fn of_dense(dense: &[Dense]) -> Result<HeadWeights, ModelError> {
         let mut sources = LinearSources::default();
@@ -199,10 +225,12 @@ struct Reader<'a> {
     prefix: &'static str,
     /// Everything that is wrong so far. Zeros stand in for what could not be had.
     problems: RefCell<Vec<ModelError>>,
+    /// Names that were looked up.
+    taken: RefCell<BTreeSet<String>>,
 }
 
 /// A layer made of several: their names, the rows of each, and by what they are multiplied.
-type Part = (String, usize, f32);
+type Piece = (String, usize, f32);
 
 impl<'a> Reader<'a> {
     /// Finds out under which prefix the checkpoint has its tensors.
@@ -211,7 +239,14 @@ impl<'a> Reader<'a> {
         let has_words = |prefix: &&str| checkpoint.has(&format!("{prefix}{}.weight", names.words));
         // If there is none, its tensors are looked for without one and found missing.
         let prefix = names.prefixes.iter().copied().find(has_words).unwrap_or_default();
-        Reader { checkpoint, architecture, names, prefix, problems: RefCell::default() }
+        Reader {
+            checkpoint,
+            architecture,
+            names,
+            prefix,
+            problems: RefCell::default(),
+            taken: RefCell::default(),
+        }
     }
 
     /// Fails if anything was wrong.
@@ -219,10 +254,13 @@ impl<'a> Reader<'a> {
         ModelError::of_all(self.problems.into_inner()).map_or(Ok(()), Err)
     }
 
-    /// The tensor of this full name.
-    fn find(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+    /// The tensor of this full name. The part that it is of says by which keys it should be there.
+    fn find(&self, part: Part, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+        self.taken.borrow_mut().insert(name.to_owned());
         self.checkpoint.tensor(name, shape).or_else(|problem| {
-            self.problems.borrow_mut().push(problem);
+            let layered = self.layer_of(name).is_some();
+            let keys = self.architecture.keys.deciding(part, layered);
+            self.problems.borrow_mut().push(problem.decided_by("config.json", &keys));
             let failed = |reason| ModelError::Read { path: self.checkpoint.path().to_owned(), reason };
             Tensor::placeholder(shape).map_err(failed)
         })
@@ -243,8 +281,66 @@ impl<'a> Reader<'a> {
         format!("{}{name}", self.names.layer.replace("{}", &index.to_string()))
     }
 
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
-        self.find(&format!("{}{name}", self.prefix), shape)
+    /// The number of the layer that a tensor of this full name is of.
+    fn layer_of(&self, name: &str) -> Option<usize> {
+        let before = self.names.layer.split("{}").next()?;
+        let rest = name.strip_prefix(self.prefix)?.strip_prefix(before)?;
+        rest.split('.').next()?.parse().ok()
+    }
+
+    fn tensor(&self, part: Part, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
+        self.find(part, &format!("{}{name}", self.prefix), shape)
+    }
+
+    /// Refuses tensors that neither this nor `others` takes, and that are not known to be without effect.
+    fn refuse_others(&self, others: &BTreeSet<String>) {
+        let taken = self.taken.borrow();
+        for name in self.checkpoint.names() {
+            if taken.contains(&name) || others.contains(&name) || self.is_without_effect(&name) {
+                continue;
+            }
+            let part = match () {
+                () if self.layer_of(&name).is_none() => Part::Head,
+                () if name.contains("norm") || name.contains("Norm") => Part::Norm,
+                () if name.contains("attn") || name.contains("attention") => Part::Attention,
+                () => Part::FeedForward,
+            };
+            let mut keys = self.architecture.keys.deciding(part, self.layer_of(&name).is_some());
+            keys.push("architectures");
+            keys.dedup();
+            self.problems.borrow_mut().push(self.checkpoint.unused(name).decided_by("config.json", &keys));
+        }
+    }
+
+    /// Whether a tensor is known to have no part in what is served:
+    ///
+    /// * numbers of positions and rates of rotation, which older versions of the libraries saved with the weights;
+    /// * the pooler of a transformer, which no stage of sentence-transformers reads;
+    /// * layers that guess words, of a class that has them, and the sentence pairs of BERT's pre-training.
+    fn is_without_effect(&self, name: &str) -> bool {
+        let within = name.strip_prefix(self.prefix).unwrap_or(name);
+        let begins =
+            |parts: &[&str]| parts.iter().any(|part| name.starts_with(part) || within.starts_with(part));
+        let buffers = ["embeddings.position_ids", "embeddings.token_type_ids", "rotary_emb.inv_freq"];
+        let is_buffer = buffers.contains(&within)
+            || self.layer_of(name).is_some() && name.ends_with(".rotary_emb.inv_freq")
+            || within == "encoder.alibi"
+            || name.ends_with("attn.rotary_emb.inv_freq");
+        // A head that reads it has taken it.
+        let is_pooler = within.starts_with("pooler.");
+        let is_guess = self.architecture.guesses_words()
+            && begins(&[
+                "cls.",
+                "lm_head.",
+                "vocab_transform.",
+                "vocab_layer_norm.",
+                "vocab_projector.",
+                "decoder.",
+                "head.",
+            ]);
+        // Tied: the same numbers as the table of words.
+        let is_tied = self.architecture.logits.is_some() && name == "lm_head.weight";
+        is_buffer || is_pooler || is_guess || is_tied
     }
 
     /// The weights of this full name, without `.weight`, and their bias if there is to be one.
@@ -254,8 +350,8 @@ impl<'a> Reader<'a> {
         shape: &[usize; 2],
         biased: bool,
     ) -> Result<(Tensor, Option<Tensor>), ModelError> {
-        let weight = self.find(&format!("{name}.weight"), shape)?;
-        let bias = biased.then(|| self.find(&format!("{name}.bias"), &shape[..1]));
+        let weight = self.find(Part::Head, &format!("{name}.weight"), shape)?;
+        let bias = biased.then(|| self.find(Part::Head, &format!("{name}.bias"), &shape[..1]));
         Ok((weight, bias.transpose()?))
     }
 
@@ -263,14 +359,20 @@ impl<'a> Reader<'a> {
     fn words(&self, words: YesNo, logits: Logits) -> Result<Tensor, ModelError> {
         let Architecture { vocabulary, hidden, .. } = *self.architecture;
         let own = format!("{}.weight", Logits::NAME);
-        // A checkpoint that leaves the layer out means the table of words, whatever its configuration says.
-        let name = if logits.tied || !self.checkpoint.has(&own) {
-            format!("{}{}.weight", self.prefix, self.names.words)
-        } else {
-            own
-        };
-        let table = self.find(&name, &[vocabulary, hidden])?;
-        let row = |id: u32| table.rows_of(id as usize..id as usize + 1);
+        let tied = format!("{}{}.weight", self.prefix, self.names.words);
+        let name = if logits.tied { &tied } else { &own };
+        let table = self.find(Part::Logits, name, &[vocabulary, hidden])?;
+        let row_of = |table: &Tensor, id: u32| table.rows_of(id as usize..id as usize + 1);
+        if logits.tied && self.checkpoint.has(&own) {
+            // Version 5 of transformers would take the layer, version 4 the table.
+            let layer = self.find(Part::Logits, &own, &[vocabulary, hidden])?;
+            let differs = |id: u32| row_of(&table, id).to_vec() != row_of(&layer, id).to_vec();
+            if differs(words.yes) || words.no.is_some_and(differs) {
+                let keys = self.architecture.keys.deciding(Part::Logits, false);
+                self.problems.borrow_mut().push(self.checkpoint.unused(own).decided_by("config.json", &keys));
+            }
+        }
+        let row = |id: u32| row_of(&table, id);
         let (yes, no) = (row(words.yes), words.no.map(row));
         let Some(no) = no else { return Ok(yes) };
         yes.less(&no).map_err(|reason| ModelError::Read { path: self.checkpoint.path().to_owned(), reason })
@@ -292,7 +394,7 @@ impl<'a> Reader<'a> {
             FeedForwardNames::Gated([gate, up, contract]) => (contract, vec![(*gate, width), (*up, width)]),
             FeedForwardNames::GatedFused([both, contract]) => (contract, vec![(*both, 2 * width)]),
         };
-        let expand: Vec<Part> =
+        let expand: Vec<Piece> =
             expand.into_iter().map(|(name, rows)| (self.in_layer(index, name), rows, 1.0)).collect();
         let one = |name: &str, rows| [(self.in_layer(index, name), rows, 1.0)];
         Ok(LayerWeights {
@@ -305,6 +407,7 @@ impl<'a> Reader<'a> {
             query_norm: head_norm(names.query_norm, self.score_factor())?,
             key_norm: head_norm(names.key_norm, 1.0)?,
             output: sources.add(self.linear(
+                Part::Attention,
                 &one(names.output, *hidden),
                 query_width,
                 attention.output_bias,
@@ -313,12 +416,14 @@ impl<'a> Reader<'a> {
             after_attention: norm(names.after_attention, true, *hidden)?,
             before_feed_forward: norm(names.before_feed_forward, true, *hidden)?,
             expand: sources.add(self.linear(
+                Part::FeedForward,
                 &expand,
                 *hidden,
                 feed_forward.input_bias,
                 feed_forward.gated,
             )?),
             contract: sources.add(self.linear(
+                Part::FeedForward,
                 &one(contract, *hidden),
                 width,
                 feed_forward.output_bias,
@@ -341,14 +446,15 @@ impl<'a> Reader<'a> {
         match &self.names.in_layer.projection {
             ProjectionNames::Separate(names) => {
                 let parts = names.iter().zip(rows);
-                let parts: Vec<Part> =
+                let parts: Vec<Piece> =
                     parts.map(|(name, (rows, factor))| (self.in_layer(index, name), rows, factor)).collect();
-                self.linear(&parts, *hidden, attention.projection_bias, false)
+                self.linear(Part::Attention, &parts, *hidden, attention.projection_bias, false)
             }
             ProjectionNames::Fused(name) => {
                 let total = rows.iter().map(|(rows, _)| rows).sum();
                 let whole = (self.in_layer(index, name), total, 1.0);
-                let mut source = self.linear(&[whole], *hidden, attention.projection_bias, false)?;
+                let mut source =
+                    self.linear(Part::Attention, &[whole], *hidden, attention.projection_bias, false)?;
                 let (whole, _) = source.parts.remove(0);
                 let mut start = 0;
                 for (rows, factor) in rows {
@@ -365,7 +471,8 @@ impl<'a> Reader<'a> {
     /// Layers of the same inputs, to be computed as one.
     fn linear(
         &self,
-        parts: &[Part],
+        part_of: Part,
+        parts: &[Piece],
         inputs: usize,
         biased: bool,
         gated: bool,
@@ -373,9 +480,9 @@ impl<'a> Reader<'a> {
         let mut weights = Vec::new();
         let mut bias = biased.then(Vec::new);
         for (name, rows, factor) in parts {
-            weights.push((self.tensor(&format!("{name}.weight"), &[*rows, inputs])?, *factor));
+            weights.push((self.tensor(part_of, &format!("{name}.weight"), &[*rows, inputs])?, *factor));
             if let Some(bias) = &mut bias {
-                let part = self.tensor(&format!("{name}.bias"), &[*rows])?;
+                let part = self.tensor(part_of, &format!("{name}.bias"), &[*rows])?;
                 self.finite(&part, *factor);
                 bias.extend(part.to_vec().into_iter().map(|value| value * factor));
             }
@@ -393,7 +500,7 @@ impl<'a> Reader<'a> {
         let old = self.checkpoint.has(&format!("{name}.gamma"));
         let (scale, shift) = if old { ("gamma", "beta") } else { ("weight", "bias") };
         let vector = |part: &str| {
-            let tensor = self.find(&format!("{name}.{part}"), &[width])?;
+            let tensor = self.find(Part::Norm, &format!("{name}.{part}"), &[width])?;
             Ok::<_, ModelError>(self.vector(&tensor))
         };
         let spec = self.architecture.norm;
@@ -418,7 +525,7 @@ impl<'a> Reader<'a> {
             Some(DistanceBias::Alibi) => Ok(Some(DistanceBiases::alibi(heads, positions))),
             Some(DistanceBias::Buckets(buckets)) => {
                 let name = format!("{}.weight", self.names.distance_bias);
-                let table = self.vector(&self.tensor(&name, &[buckets, heads])?);
+                let table = self.vector(&self.tensor(Part::Attention, &name, &[buckets, heads])?);
                 Ok(Some(DistanceBiases::buckets(heads, positions, buckets, &table)))
             }
         }

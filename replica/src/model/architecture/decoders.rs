@@ -1,13 +1,14 @@
 //! Decoders: pre-normalised by the root mean square, rotary positions, gated feed-forward blocks, and sight to what
 //! came before unless the file says otherwise.
 
-use super::fields::Fields;
+use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, Logits, attach};
 use super::rope::{self, Rope};
 use super::{
     Activation, Architecture, Attention, Embedding, FeedForward, Layer, Names, NormKind, NormSpec, Placement,
-    Reach, names,
+    Reach, SizeKeys, names,
 };
+use crate::model::fields::{Fields, Inert, Kind};
 
 /// What a family's code has where its files are silent.
 struct Defaults {
@@ -51,11 +52,19 @@ fn window(tokens: usize, causal: bool) -> Reach {
 }
 
 /// What they have in common, with the same sight and the same rotary positions in all layers.
-fn decoder(fields: &mut Fields<'_>, family: &str, defaults: &Defaults) -> Architecture {
+fn decoder(
+    fields: &mut Fields<'_>,
+    family: &str,
+    class: Option<ClassKind>,
+    defaults: &Defaults,
+) -> Architecture {
     let hidden = fields.size("hidden_size");
     let heads = fields.size("num_attention_heads");
     let layers = fields.size("num_hidden_layers");
     let positions = fields.size("max_position_embeddings");
+    if defaults.key_value_heads.is_none() {
+        fields.optional("num_key_value_heads");
+    }
     let key_value_heads =
         fields.optional_size("num_key_value_heads").or(defaults.key_value_heads).unwrap_or(heads);
     if !heads.is_multiple_of(key_value_heads) {
@@ -68,6 +77,15 @@ fn decoder(fields: &mut Fields<'_>, family: &str, defaults: &Defaults) -> Archit
         None => fields.head_width(hidden, heads, "num_attention_heads"),
     };
     let reach = if fields.flag("is_causal", true) { Reach::CAUSAL } else { Reach::ALL };
+    if family != "gemma3_text" {
+        fields.optional("use_bidirectional_attention");
+        fields.must_be(
+            "use_bidirectional_attention",
+            false,
+            "transformers ignores it for this family and the code of some repositories does not; if the model attends to both \
+             sides, write `is_causal` = false instead, which both understand",
+        );
+    }
     let biased = fields.flag("attention_bias", false);
     let mut decoder = Architecture {
         family: family.to_owned(),
@@ -102,10 +120,19 @@ fn decoder(fields: &mut Fields<'_>, family: &str, defaults: &Defaults) -> Archit
         head: None,
         head_pooling: HeadPooling::First,
         names: defaults.names,
+        keys: SizeKeys {
+            hidden: "hidden_size",
+            layers: "num_hidden_layers",
+            heads: "num_attention_heads",
+            intermediate: "intermediate_size",
+            positions: "max_position_embeddings",
+        },
+        class: None,
     };
-    attach(fields, &mut decoder, |fields, labels| {
+    let vocabulary = decoder.vocabulary;
+    attach(fields, class, &mut decoder, |fields, labels| {
         let score = HeadStep { bias: false, ..HeadStep::new("score", labels) };
-        (HeadPooling::Last { padding: fields.token("pad_token_id") }, vec![score])
+        (HeadPooling::Last { padding: fields.token("pad_token_id", vocabulary) }, vec![score])
     });
     decoder
 }
@@ -116,16 +143,16 @@ fn with_rope(fields: &mut Fields<'_>, decoder: &mut Architecture, theta: f64) {
     decoder.ropes = vec![rope];
 }
 
-pub(super) fn llama(fields: &mut Fields<'_>, family: &str) -> Architecture {
-    let mut llama = decoder(fields, family, &LLAMA);
+pub(super) fn llama(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    let mut llama = decoder(fields, family, class, &LLAMA);
     with_rope(fields, &mut llama, LLAMA.theta);
     let biased = fields.flag("mlp_bias", false);
     (llama.feed_forward.input_bias, llama.feed_forward.output_bias) = (biased, biased);
     llama
 }
 
-pub(super) fn mistral(fields: &mut Fields<'_>, family: &str) -> Architecture {
-    let mut mistral = decoder(fields, family, &Defaults { key_value_heads: Some(8), ..LLAMA });
+pub(super) fn mistral(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    let mut mistral = decoder(fields, family, class, &Defaults { key_value_heads: Some(8), ..LLAMA });
     with_rope(fields, &mut mistral, LLAMA.theta);
     fields.must_be("attention_bias", false, "Mistral has none");
     fields.refuse("layer_types", "all layers of a Mistral are alike");
@@ -147,15 +174,21 @@ fn slide(fields: &mut Fields<'_>, decoder: &mut Architecture, tokens: usize, sli
     }
 }
 
-fn qwen(fields: &mut Fields<'_>, family: &str, defaults: &Defaults) -> Architecture {
-    let mut qwen = decoder(fields, family, defaults);
+fn qwen(
+    fields: &mut Fields<'_>,
+    family: &str,
+    class: Option<ClassKind>,
+    defaults: &Defaults,
+) -> Architecture {
+    let mut qwen = decoder(fields, family, class, defaults);
     with_rope(fields, &mut qwen, defaults.theta);
+    let first = fields.whole("max_window_layers", 28);
     if fields.flag("use_sliding_window", false)
         && let Some(tokens) = fields.size_unless_null("sliding_window", 4096)
     {
-        let first = fields.number("max_window_layers").unwrap_or(28.0) as usize;
         slide(fields, &mut qwen, tokens, |index| index >= first);
     } else {
+        fields.leave(&[Inert(Kind::OptionalWhole, &["sliding_window"])]);
         // A layer that should slide and has no window would be a contradiction.
         let full = fields.sliding_layers(qwen.layers.len(), |_| false);
         if full.contains(&true) {
@@ -165,21 +198,21 @@ fn qwen(fields: &mut Fields<'_>, family: &str, defaults: &Defaults) -> Architect
     qwen
 }
 
-pub(super) fn qwen2(fields: &mut Fields<'_>, family: &str) -> Architecture {
+pub(super) fn qwen2(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     fields.must_be("attention_bias", true, "queries, keys and values of a Qwen2 have biases");
-    let mut qwen = qwen(fields, family, &Defaults { projection_bias: true, ..LLAMA });
+    let mut qwen = qwen(fields, family, class, &Defaults { projection_bias: true, ..LLAMA });
     qwen.attention.output_bias = false;
     qwen
 }
 
-pub(super) fn qwen3(fields: &mut Fields<'_>, family: &str) -> Architecture {
-    let mut qwen = qwen(fields, family, &Defaults { head_width: Some(128), ..LLAMA });
+pub(super) fn qwen3(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    let mut qwen = qwen(fields, family, class, &Defaults { head_width: Some(128), ..LLAMA });
     qwen.attention.query_key_norm = true;
     qwen
 }
 
-fn gemma(fields: &mut Fields<'_>, family: &str) -> Architecture {
-    let mut gemma = decoder(fields, family, &GEMMA);
+fn gemma(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    let mut gemma = decoder(fields, family, class, &GEMMA);
     gemma.embedding.scale = (gemma.hidden as f64).sqrt() as f32;
     gemma.norm.kind = NormKind::RmsPlusOne;
     gemma.placement = Placement::Sandwich;
@@ -189,31 +222,35 @@ fn gemma(fields: &mut Fields<'_>, family: &str) -> Architecture {
     let softcap = if family == "gemma2" {
         fields.positive_unless_null("final_logit_softcapping", 30.0)
     } else {
+        fields.optional("final_logit_softcapping");
         fields.positive("final_logit_softcapping")
     };
     gemma.logits = gemma.logits.map(|logits| Logits { softcap, ..logits });
     gemma
 }
 
-pub(super) fn gemma2(fields: &mut Fields<'_>, family: &str) -> Architecture {
-    let mut gemma = gemma(fields, family);
+/// The window of the layers that slide. A Gemma's code has some in any case, and fails without one.
+fn gemma_window(fields: &mut Fields<'_>) -> usize {
+    fields.optional_size("sliding_window").unwrap_or(4096)
+}
+
+pub(super) fn gemma2(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    let mut gemma = gemma(fields, family, class);
     with_rope(fields, &mut gemma, GEMMA.theta);
-    fields.must_be("use_bidirectional_attention", false, "a Gemma2 looks back");
     gemma.attention.softcap =
         fields.positive_unless_null("attn_logit_softcapping", 50.0).map(|cap| cap as f32);
-    if let Some(tokens) = fields.size_unless_null("sliding_window", 4096) {
-        slide(fields, &mut gemma, tokens, |index| index.is_multiple_of(2));
-    }
+    let tokens = gemma_window(fields);
+    slide(fields, &mut gemma, tokens, |index| index.is_multiple_of(2));
     gemma
 }
 
-pub(super) fn gemma3(fields: &mut Fields<'_>, family: &str) -> Architecture {
-    let mut gemma = gemma(fields, family);
+pub(super) fn gemma3(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    let mut gemma = gemma(fields, family, class);
     gemma.attention.query_key_norm = true;
     fields.refuse("attn_logit_softcapping", "scores of a Gemma3 are not capped");
     let every = fields.optional_size("sliding_window_pattern").unwrap_or(6);
     let sliding = fields.sliding_layers(gemma.layers.len(), |index| !(index + 1).is_multiple_of(every));
-    let tokens = fields.size_unless_null("sliding_window", 4096).unwrap_or(usize::MAX);
+    let tokens = gemma_window(fields);
     let (width, positions) = (gemma.attention.head_width, gemma.positions);
     gemma.ropes = vec![
         rope::for_kind(fields, "full_attention", "rope_theta", 1_000_000.0, width, positions, true),
@@ -227,13 +264,15 @@ pub(super) fn gemma3(fields: &mut Fields<'_>, family: &str) -> Architecture {
             false,
         ),
     ];
+    fields.optional("use_bidirectional_attention");
     let both = fields.flag("use_bidirectional_attention", false);
     for (layer, sliding) in gemma.layers.iter_mut().zip(sliding) {
         layer.rope = Some(usize::from(sliding));
         layer.reach = match (both, sliding) {
             (true, false) => Reach::ALL,
-            // The window of the file is what is seen to both sides together.
-            (true, true) => Reach::around(tokens / 2),
+            // The window of the file is what is seen to both sides together; where `is_causal` is false as well, the library
+            // makes another mask of it, whose end is in.
+            (true, true) => Reach::around(tokens / 2 + usize::from(layer.reach != Reach::CAUSAL)),
             (false, false) => layer.reach,
             (false, true) => window(tokens, layer.reach == Reach::CAUSAL),
         };

@@ -1,49 +1,42 @@
 //! BERT and its nearest: post-normalised, learnt positions, a plain feed-forward block, sight to both sides.
 
-use super::fields::Fields;
+use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, attach};
 use super::{
     Activation, Architecture, Attention, DistanceBias, Embedding, FeedForward, Layer, LearntPositions, Names,
-    NormKind, NormSpec, Placement, Reach, names,
+    NormKind, NormSpec, Placement, Reach, SizeKeys, names,
 };
+use crate::model::fields::Fields;
 
-/// The keys under which a family of this kind keeps its sizes.
-struct Keys {
-    hidden: &'static str,
-    layers: &'static str,
-    heads: &'static str,
-    intermediate: &'static str,
-    activation: &'static str,
-}
-
-const BERT_KEYS: Keys = Keys {
+const BERT_KEYS: SizeKeys = SizeKeys {
     hidden: "hidden_size",
     layers: "num_hidden_layers",
     heads: "num_attention_heads",
     intermediate: "intermediate_size",
-    activation: "hidden_act",
+    positions: "max_position_embeddings",
 };
 
-const DISTILBERT_KEYS: Keys = Keys {
+const DISTILBERT_KEYS: SizeKeys = SizeKeys {
     hidden: "dim",
     layers: "n_layers",
     heads: "n_heads",
     intermediate: "hidden_dim",
-    activation: "activation",
+    positions: "max_position_embeddings",
 };
 
 /// What they have in common; `padding` is that of positions.
 fn encoder(
     fields: &mut Fields<'_>,
     family: &str,
-    keys: &Keys,
+    keys: SizeKeys,
+    activation_key: &str,
     padding: Option<u32>,
     names: &'static Names,
 ) -> Architecture {
     let hidden = fields.size(keys.hidden);
     let heads = fields.size(keys.heads);
     let layers = fields.size(keys.layers);
-    let rows = fields.size("max_position_embeddings");
+    let rows = fields.size(keys.positions);
     let unused = padding.map_or(0, |padding| padding as usize + 1);
     if rows <= unused {
         fields.problem(format!("`max_position_embeddings` = {rows} leaves no position beside padding"));
@@ -86,12 +79,13 @@ fn encoder(
         },
         feed_forward: FeedForward {
             width: fields.size(keys.intermediate),
-            activation: fields.activation(keys.activation, Activation::Gelu),
+            activation: fields.activation(activation_key, Activation::Gelu),
             gated: false,
             input_bias: true,
             output_bias: true,
         },
-        norm: NormSpec { kind: NormKind::Layer, epsilon: fields.epsilon("layer_norm_eps", 1e-12) },
+        // That of DistilBERT's code; others have a key for it.
+        norm: NormSpec { kind: NormKind::Layer, epsilon: 1e-12 },
         placement: Placement::Post,
         layers: vec![Layer { reach: Reach::ALL, rope: None, input_norm: false }; layers],
         ropes: Vec::new(),
@@ -99,6 +93,8 @@ fn encoder(
         head: None,
         head_pooling: HeadPooling::First,
         names,
+        keys,
+        class: None,
     }
 }
 
@@ -109,17 +105,15 @@ fn jina(fields: &mut Fields<'_>, bert: &mut Architecture) {
     bert.names = &names::JINA;
     bert.feed_forward.gated = true;
     bert.feed_forward.input_bias = false;
-    bert.feed_forward.activation = match fields.word("feed_forward_type") {
-        Some("geglu") => Activation::Gelu,
-        Some("reglu") => Activation::Relu,
-        given => {
-            let given = given.unwrap_or("absent");
-            fields.problem(format!("`feed_forward_type` = {given} is not supported; geglu and reglu are"));
-            Activation::Gelu
-        }
-    };
+    bert.feed_forward.activation = Activation::Gelu;
+    let given = fields.word("feed_forward_type").unwrap_or("absent");
+    if given != "geglu" {
+        fields.problem(format!(
+            "`feed_forward_type` = {given} is not supported; geglu is, where `position_embedding_type` is alibi"
+        ));
+    }
     // Its code is told by where it lies; one of them normalises queries and keys.
-    if fields.get("auto_map").is_some_and(|code| code.to_string().contains("qk-post-norm")) {
+    if fields.optional("auto_map").is_some_and(|code| code.to_string().contains("qk-post-norm")) {
         fields.problem("a JinaBERT whose queries and keys are normalised is not supported".to_owned());
     }
 }
@@ -136,16 +130,17 @@ fn with_types(fields: &mut Fields<'_>, architecture: &mut Architecture) {
     architecture.embedding.types = true;
 }
 
-pub(super) fn bert(fields: &mut Fields<'_>, family: &str) -> Architecture {
-    let mut bert = encoder(fields, family, &BERT_KEYS, None, &names::BERT);
+pub(super) fn bert(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    let mut bert = encoder(fields, family, BERT_KEYS, "hidden_act", None, &names::BERT);
     with_types(fields, &mut bert);
+    bert.norm.epsilon = fields.epsilon("layer_norm_eps", 1e-12);
     if fields.word("position_embedding_type") == Some("alibi") {
         jina(fields, &mut bert);
     } else {
         absolute(fields);
     }
     let hidden = bert.hidden;
-    attach(fields, &mut bert, |_, labels| {
+    attach(fields, class, &mut bert, |_, labels| {
         let pooler = HeadStep::pooler("pooler.dense", hidden);
         (HeadPooling::First, vec![pooler, HeadStep::new("classifier", labels)])
     });
@@ -158,22 +153,37 @@ fn dense_and_out(hidden: usize, labels: usize) -> (HeadPooling, Vec<HeadStep>) {
     (HeadPooling::First, vec![dense, HeadStep::new("classifier.out_proj", labels)])
 }
 
-pub(super) fn roberta(fields: &mut Fields<'_>, family: &str) -> Architecture {
+/// The id of padding, by which positions are counted.
+fn padding(fields: &mut Fields<'_>) -> u32 {
+    let Some(given) = fields.get("pad_token_id") else {
+        if fields.is_null("pad_token_id") {
+            fields.problem("`pad_token_id` is null, and positions are counted from behind it".to_owned());
+        }
+        return 1;
+    };
+    given.as_u64().and_then(|id| u32::try_from(id).ok()).unwrap_or_else(|| {
+        fields.problem(format!(
+            "`pad_token_id` = {given} is not a token, and positions are counted from behind it"
+        ));
+        1
+    })
+}
+
+pub(super) fn roberta(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     absolute(fields);
-    let padding = fields.token("pad_token_id").unwrap_or(1);
-    let mut roberta = encoder(fields, family, &BERT_KEYS, Some(padding), &names::ROBERTA);
+    let padding = padding(fields);
+    let mut roberta = encoder(fields, family, BERT_KEYS, "hidden_act", Some(padding), &names::ROBERTA);
     with_types(fields, &mut roberta);
+    roberta.norm.epsilon = fields.epsilon("layer_norm_eps", 1e-12);
     let hidden = roberta.hidden;
-    attach(fields, &mut roberta, |_, labels| dense_and_out(hidden, labels));
+    attach(fields, class, &mut roberta, |_, labels| dense_and_out(hidden, labels));
     roberta
 }
 
-pub(super) fn distilbert(fields: &mut Fields<'_>, family: &str) -> Architecture {
-    let mut distilbert = encoder(fields, family, &DISTILBERT_KEYS, None, &names::DISTILBERT);
-    // It stands in its code, not in its configuration.
-    distilbert.norm.epsilon = 1e-12;
+pub(super) fn distilbert(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    let mut distilbert = encoder(fields, family, DISTILBERT_KEYS, "activation", None, &names::DISTILBERT);
     let hidden = distilbert.hidden;
-    attach(fields, &mut distilbert, |_, labels| {
+    attach(fields, class, &mut distilbert, |_, labels| {
         let first =
             HeadStep { activation: Some(Activation::Relu), ..HeadStep::new("pre_classifier", hidden) };
         (HeadPooling::First, vec![first, HeadStep::new("classifier", labels)])
@@ -184,9 +194,10 @@ pub(super) fn distilbert(fields: &mut Fields<'_>, family: &str) -> Architecture 
 /// Buckets of MPNet's distances, which its code has for every model.
 const MPNET_BUCKETS: usize = 32;
 
-pub(super) fn mpnet(fields: &mut Fields<'_>, family: &str) -> Architecture {
+pub(super) fn mpnet(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     // Padding is 1 in its code, whatever the configuration says.
-    let mut mpnet = encoder(fields, family, &BERT_KEYS, Some(1), &names::MPNET);
+    let mut mpnet = encoder(fields, family, BERT_KEYS, "hidden_act", Some(1), &names::MPNET);
+    mpnet.norm.epsilon = fields.epsilon("layer_norm_eps", 1e-12);
     let buckets = fields.optional_size("relative_attention_num_buckets").unwrap_or(MPNET_BUCKETS);
     if buckets != MPNET_BUCKETS {
         fields.problem(format!(
@@ -195,6 +206,6 @@ pub(super) fn mpnet(fields: &mut Fields<'_>, family: &str) -> Architecture {
     }
     mpnet.attention.distance_bias = Some(DistanceBias::Buckets(MPNET_BUCKETS));
     let hidden = mpnet.hidden;
-    attach(fields, &mut mpnet, |_, labels| dense_and_out(hidden, labels));
+    attach(fields, class, &mut mpnet, |_, labels| dense_and_out(hidden, labels));
     mpnet
 }

@@ -4,8 +4,8 @@
 //! other, both are products with the same row, and so is their difference: a head of one label, whose weights are those
 //! of the one word less those of the other.
 
-use super::fields::Fields;
-use super::{Activation, Architecture};
+use super::{Activation, Architecture, ClassKind};
+use crate::model::fields::{Fields, Inert, Kind};
 
 /// Which row of a sequence a label head reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,29 +88,41 @@ impl HeadStep {
     }
 }
 
-/// Labels, if the model classifies sequences.
-pub(super) fn labels(fields: &mut Fields<'_>) -> Option<usize> {
-    let classes = fields.get("architectures").and_then(|value| value.as_array())?;
-    let classifies = |class: &serde_json::Value| {
-        class.as_str().is_some_and(|class| class.ends_with("ForSequenceClassification"))
-    };
-    if !classes.iter().any(classifies) {
-        return None;
+/// What transformers takes where neither labels nor their number are given.
+const DEFAULT_LABELS: usize = 2;
+
+/// How many labels there are, of a model that classifies sequences.
+fn labels(fields: &mut Fields<'_>) -> usize {
+    let named = fields.optional("id2label").and_then(|value| value.as_object()).map(serde_json::Map::len);
+    let counted = fields.optional_size("num_labels");
+    if let (Some(named), Some(counted)) = (named, counted)
+        && named != counted
+    {
+        fields.problem(format!("`num_labels` = {counted} and `id2label` has {named} labels"));
     }
-    // Files name labels, or count them, or mean the two that are the default.
-    let named = fields.get("id2label").and_then(|value| value.as_object()).map(serde_json::Map::len);
-    Some(named.or_else(|| fields.optional_size("num_labels")).unwrap_or(2).max(1))
+    named.or(counted).unwrap_or(DEFAULT_LABELS).max(1)
 }
 
-/// Gives the architecture the head that is made by `steps` for so many labels, if it classifies.
+/// Gives the architecture the head that is made by `steps` for so many labels, if its class has one.
 pub(super) fn attach(
     fields: &mut Fields<'_>,
+    class: Option<ClassKind>,
     architecture: &mut Architecture,
     steps: impl FnOnce(&mut Fields<'_>, usize) -> (HeadPooling, Vec<HeadStep>),
 ) {
-    if let Some(labels) = labels(fields) {
+    if class == Some(ClassKind::SequenceClassification) {
+        let labels = labels(fields);
         let (pooling, steps) = steps(fields, labels);
         architecture.head_pooling = pooling;
         architecture.head = Some(steps);
     }
+}
+
+/// Passes over the keys of labels: they are read with the head, and without one they are without effect.
+pub(super) fn leave(fields: &mut Fields<'_>) {
+    fields.leave(&[
+        Inert(Kind::OptionalObject, &["id2label", "sentence_transformers"]),
+        Inert(Kind::OptionalWhole, &["num_labels"]),
+        Inert(Kind::OptionalText, &["problem_type", "sbert_ce_default_activation_function"]),
+    ]);
 }

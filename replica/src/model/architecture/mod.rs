@@ -5,16 +5,19 @@
 //! a reader per family that makes them from the family's own keys, and one engine that looks at the choices and never at
 //! the family. The tensors' names, the other half of a family, are data as well ([`Names`]).
 //!
-//! Readers report every problem of a file together. What would change the numbers and is not understood is refused by
-//! its key; what would not is ignored.
+//! Readers report every problem of a file together. Every key is looked up, or is listed with the reason why it is
+//! without effect, or is refused.
 //!
-//! 1. `encoders`, `modern`, `decoders` — the families. 2. `rope` — rotary positions and how they are stretched.
-//! 3. `head` — label heads. 4. `names` — what tensors are called. 5. `fields` — looking keys up.
+//! 1. `encoders`, `modern`, `decoders` — the families.
+//! 2. `rope` — rotary positions and how they are stretched; `head` — label heads.
+//! 3. `names` — what tensors are called, and by which keys their sizes go.
+//! 4. `classes` — which classes and which code of repositories are known; `inert` — keys without effect.
 
+mod classes;
 mod decoders;
 mod encoders;
-mod fields;
 mod head;
+mod inert;
 mod modern;
 mod names;
 mod rope;
@@ -25,11 +28,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{ModelError, json};
-use fields::Fields;
+use super::ModelError;
+use super::fields::Fields;
+
+pub(super) use classes::ClassKind;
 
 pub use head::{HeadPooling, HeadSource, HeadStep, Logits, YesNo};
-pub use names::{FeedForwardNames, LayerNames, Names, ProjectionNames};
+pub use names::{FeedForwardNames, LayerNames, Names, Part, ProjectionNames, SizeKeys};
 pub use rope::Rope;
 
 /// A transformer, described. No size is zero, heads share keys and values evenly, and every layer is there.
@@ -67,6 +72,10 @@ pub struct Architecture {
     pub head_pooling: HeadPooling,
     /// What its tensors are called.
     pub names: &'static Names,
+    /// By which keys the sizes of its tensors go.
+    pub keys: SizeKeys,
+    /// What its class has behind the transformer; absent if no class is named.
+    pub(super) class: Option<ClassKind>,
 }
 
 /// What a token is before the first layer.
@@ -227,10 +236,9 @@ pub enum Activation {
 }
 
 impl Architecture {
-    /// Reads the file.
-    pub fn read(path: &Path) -> Result<Architecture, ModelError> {
-        let raw: Map<String, Value> = json(path)?;
-        Architecture::parse(&raw)
+    /// Reads the keys of the file at this path.
+    pub(super) fn read(path: &Path, raw: &Map<String, Value>) -> Result<Architecture, ModelError> {
+        Architecture::parse(raw)
             .map_err(|problems| ModelError::Content { path: path.to_owned(), problem: problems.join("; ") })
     }
 
@@ -241,9 +249,31 @@ impl Architecture {
             return Err(vec![format!("`model_type` is {family}; supported are {}", known.join(", "))]);
         };
         let mut fields = Fields::new(raw);
+        fields.get("model_type");
         fields.refuse("quantization_config", "the weights are quantised in a way that is not read");
-        let architecture = reader(&mut fields, family);
+        let class = classes::read(&mut fields, family);
+        let mut architecture = reader(&mut fields, family, class);
+        architecture.class = class;
+        fields.token("pad_token_id", architecture.vocabulary);
+        fields.optional("return_dict");
+        fields.must_be("return_dict", true, "the library fails on outputs without names");
+        let is_jina = architecture.attention.distance_bias == Some(DistanceBias::Alibi);
+        for groups in inert::of(family, is_jina) {
+            fields.leave(groups);
+        }
+        head::leave(&mut fields);
+        fields.refuse_others();
         fields.finish(architecture)
+    }
+
+    /// Whether it was made to go on with texts.
+    pub(super) fn continues(&self) -> bool {
+        self.class == Some(ClassKind::CausalLm)
+    }
+
+    /// Whether its class has a layer that guesses words, which has no part in what is served.
+    pub(crate) fn guesses_words(&self) -> bool {
+        matches!(self.class, Some(ClassKind::MaskedLm | ClassKind::CausalLm))
     }
 
     /// The same transformer, which judges by these words at the end of a sequence. Of a sequence that was made by a chat
@@ -300,7 +330,7 @@ impl Architecture {
 }
 
 /// Makes an architecture of the keys of a family. Problems stay in the fields, and what is returned then means nothing.
-type Reader = fn(&mut Fields<'_>, &str) -> Architecture;
+type Reader = fn(&mut Fields<'_>, &str, Option<ClassKind>) -> Architecture;
 
 const FAMILIES: &[(&str, Reader)] = &[
     ("bert", encoders::bert),

@@ -1,14 +1,18 @@
 //! Encoders of the second generation: rotary positions, gated feed-forward blocks, hardly any biases.
 
-use super::fields::Fields;
+use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, attach};
 use super::rope::{self, Rope};
 use super::{
     Activation, Architecture, Attention, Embedding, FeedForward, Layer, NormKind, NormSpec, Placement, Reach,
-    names,
+    SizeKeys, names,
 };
+use crate::model::fields::Fields;
 
-pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str) -> Architecture {
+/// The id of padding of a ModernBERT whose file is silent.
+const PADDING: usize = 50_283;
+
+pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     let hidden = fields.size("hidden_size");
     let heads = fields.size("num_attention_heads");
     let count = fields.size("num_hidden_layers");
@@ -33,10 +37,17 @@ pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str) -> Architecture 
         // The first layer reads the embeddings, which were normalised.
         input_norm: index > 0,
     };
+    let vocabulary = fields.size("vocab_size");
+    // The default is a token of the first ModernBERTs.
+    if !fields.has("pad_token_id") && !fields.is_null("pad_token_id") && vocabulary <= PADDING {
+        fields.problem(format!(
+            "`pad_token_id` is missing, and by default it is {PADDING}, which is not a token of this model"
+        ));
+    }
     let (attention_bias, mlp_bias) = (fields.flag("attention_bias", false), fields.flag("mlp_bias", false));
     let mut modernbert = Architecture {
         family: family.to_owned(),
-        vocabulary: fields.size("vocab_size"),
+        vocabulary,
         hidden,
         positions,
         token_types: 1,
@@ -67,8 +78,16 @@ pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str) -> Architecture 
         head: None,
         head_pooling: HeadPooling::First,
         names: &names::MODERNBERT,
+        keys: SizeKeys {
+            hidden: "hidden_size",
+            layers: "num_hidden_layers",
+            heads: "num_attention_heads",
+            intermediate: "intermediate_size",
+            positions: "max_position_embeddings",
+        },
+        class: None,
     };
-    attach(fields, &mut modernbert, |fields, labels| {
+    attach(fields, class, &mut modernbert, |fields, labels| {
         let pooling = match fields.word("classifier_pooling") {
             None | Some("cls") => HeadPooling::First,
             Some("mean") => HeadPooling::Mean,
@@ -88,17 +107,58 @@ pub(super) fn modernbert(fields: &mut Fields<'_>, family: &str) -> Architecture 
     modernbert
 }
 
+/// Where the file has the keys of the makers' own code, all must be there: what that code has for one that is not is
+/// another structure (GPT-2's), and the library's own defaults are others again.
+fn wants_published(fields: &mut Fields<'_>) {
+    for key in [
+        "activation_function",
+        "causal",
+        "layer_norm_epsilon",
+        "mlp_fc1_bias",
+        "mlp_fc2_bias",
+        "n_inner",
+        "parallel_block",
+        "prenorm",
+        "qkv_proj_bias",
+        "rotary_emb_base",
+        "rotary_emb_fraction",
+        "rotary_emb_interleaved",
+        "use_rms_norm",
+    ] {
+        if !fields.has(key) {
+            fields.problem(format!(
+                "`{key}` is missing beside `n_embd`; write what the model was trained with"
+            ));
+        }
+    }
+    if !fields.has("rotary_scaling_factor") && !fields.is_null("rotary_scaling_factor") {
+        fields.problem(
+            "`rotary_scaling_factor` is missing beside `n_embd`; write null if there is none".to_owned(),
+        );
+    }
+    if fields.has("hidden_act") {
+        fields.problem("`hidden_act` and `activation_function` are both there; remove one".to_owned());
+    }
+}
+
 /// Both as transformers configures it, and with the keys of its makers' own code, which descend from GPT-2's.
-pub(super) fn nomic(fields: &mut Fields<'_>, family: &str) -> Architecture {
-    let [hidden_key, heads_key, layers_key, width_key, positions_key, epsilon_key] = [
+pub(super) fn nomic(fields: &mut Fields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    let [hidden_key, heads_key, layers_key, width_key, positions_key] = [
         ["hidden_size", "n_embd"],
         ["num_attention_heads", "n_head"],
         ["num_hidden_layers", "n_layer"],
         ["intermediate_size", "n_inner"],
         ["max_position_embeddings", "n_positions"],
-        ["layer_norm_eps", "layer_norm_epsilon"],
     ]
-    .map(|keys| fields.either(keys));
+    .map(|keys| fields.one_of(keys));
+    let epsilon_key = fields.either(["layer_norm_eps", "layer_norm_epsilon"]);
+    if hidden_key == "n_embd" {
+        wants_published(fields);
+    }
+    if fields.is_null("pad_token_id") {
+        fields
+            .problem("`pad_token_id` is null, and a NomicBERT needs one; leave it out or name it".to_owned());
+    }
     let hidden = fields.size(hidden_key);
     let heads = fields.size(heads_key);
     let count = fields.size(layers_key);
@@ -116,8 +176,13 @@ pub(super) fn nomic(fields: &mut Fields<'_>, family: &str) -> Architecture {
     if let Some(part) = fields.number("rotary_emb_fraction").filter(|part| *part != 1.0) {
         fields.problem(format!("`rotary_emb_fraction` = {part} is not supported; 1 is"));
     }
-    if fields.get("num_experts").is_some() || fields.flag("moe", false) {
-        fields.problem("a mixture of experts is not supported".to_owned());
+    fields.refuse("num_experts", "a mixture of experts is not supported");
+    fields.must_be("moe", false, "a mixture of experts is not supported");
+    for key in ["rope_parameters", "rope_scaling"] {
+        if fields.has("rotary_emb_base") && fields.has(key) {
+            fields.optional(key);
+            fields.problem(format!("`rotary_emb_base` and `{key}` are both there; remove one"));
+        }
     }
     let rope = match fields.positive("rotary_emb_base") {
         Some(theta) => Rope::plain(theta, head_width),
@@ -162,8 +227,16 @@ pub(super) fn nomic(fields: &mut Fields<'_>, family: &str) -> Architecture {
         head: None,
         head_pooling: HeadPooling::First,
         names: &names::NOMIC,
+        keys: SizeKeys {
+            hidden: hidden_key,
+            layers: layers_key,
+            heads: heads_key,
+            intermediate: width_key,
+            positions: positions_key,
+        },
+        class: None,
     };
-    attach(fields, &mut nomic, |_, labels| {
+    attach(fields, class, &mut nomic, |_, labels| {
         let pooler = HeadStep::pooler("pooler.dense", hidden);
         (HeadPooling::First, vec![pooler, HeadStep::new("classifier", labels)])
     });

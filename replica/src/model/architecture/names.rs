@@ -46,6 +46,64 @@ pub struct LayerNames {
     pub feed_forward: FeedForwardNames,
 }
 
+/// The keys of `config.json` by which the sizes of tensors go, where families call them otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeKeys {
+    /// Of numbers that describe a token.
+    pub hidden: &'static str,
+    /// Of layers.
+    pub layers: &'static str,
+    /// Of heads.
+    pub heads: &'static str,
+    /// Of numbers inside a feed-forward block.
+    pub intermediate: &'static str,
+    /// Of positions.
+    pub positions: &'static str,
+}
+
+/// What a tensor is part of, as far as other keys decide whether it is there and how large it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The table of the vocabulary.
+    Words,
+    /// The table of token types.
+    Types,
+    /// The table of positions.
+    Positions,
+    /// Queries, keys, values, and the way back.
+    Attention,
+    /// A feed-forward block.
+    FeedForward,
+    /// A normalisation.
+    Norm,
+    /// What follows the transformer.
+    Head,
+    /// The layer from a row to a logit for each token.
+    Logits,
+}
+
+impl SizeKeys {
+    /// The keys that decide whether there is a tensor and what its shape is; `layered` if each layer has one.
+    pub fn deciding(&self, part: Part, layered: bool) -> Vec<&'static str> {
+        let own: &[&'static str] = match part {
+            Part::Words => &["vocab_size"],
+            Part::Types => &["type_vocab_size"],
+            Part::Positions => &[self.positions],
+            Part::Attention => {
+                &[self.heads, "num_key_value_heads", "head_dim", "attention_bias", "layer_types"]
+            }
+            Part::FeedForward => &[self.intermediate, "mlp_bias"],
+            Part::Norm => &["head_dim", "norm_bias"],
+            Part::Logits => &["tie_word_embeddings", "architectures", "vocab_size"],
+            Part::Head => {
+                &["architectures", "num_labels", "id2label", "classifier_bias", "norm_bias", "vocab_size"]
+            }
+        };
+        let layers: &[&'static str] = if layered { &[self.layers] } else { &[] };
+        [&["model_type", self.hidden], own, layers].concat()
+    }
+}
+
 /// Queries, keys and values.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ProjectionNames {

@@ -9,7 +9,7 @@ use std::f64::consts::PI;
 
 use serde_json::{Map, Value};
 
-use super::fields::Fields;
+use crate::model::fields::Fields;
 
 /// How queries and keys are turned.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +36,13 @@ impl Rope {
 pub(super) fn for_all(fields: &mut Fields<'_>, default_theta: f64, width: usize, positions: usize) -> Rope {
     // The older key wins where both are given, as in transformers.
     let key = fields.either(["rope_scaling", "rope_parameters"]);
+    let other = if key == "rope_scaling" { "rope_parameters" } else { "rope_scaling" };
+    if fields.optional(other).is_some() {
+        fields.problem(
+            "`rope_scaling` and `rope_parameters` are both there; remove the one that does not apply"
+                .to_owned(),
+        );
+    }
     let given = parameters(fields, key);
     let theta = fields.positive("rope_theta").unwrap_or(default_theta);
     make(fields, key, given, theta, width, positions)
@@ -53,22 +60,38 @@ pub(super) fn for_kind(
     stretched: bool,
 ) -> Rope {
     let theta = fields.positive(theta_key).unwrap_or(default_theta);
-    let of_kind =
-        parameters(fields, "rope_parameters").and_then(|all| all.get(kind)).and_then(Value::as_object);
+    let all = parameters(fields, "rope_parameters");
+    for (key, value) in all.into_iter().flatten().filter(|(key, _)| !KINDS.contains(&key.as_str())) {
+        fields.problem(format!(
+            "`rope_parameters` has `{key}` = {value}, and a kind of layers is expected there"
+        ));
+    }
+    let of_kind = all.and_then(|all| all.get(kind)).and_then(Value::as_object);
     let old = if stretched { parameters(fields, "rope_scaling") } else { None };
     if of_kind.is_none() && fields.get("rope_parameters").is_some() {
         fields.problem(format!("`rope_parameters` says nothing of {kind}"));
     }
-    make(fields, kind, old.or(of_kind), theta, width, positions)
+    if old.is_some_and(|old| !old.contains_key("rope_type")) {
+        fields.problem(
+            "`rope_scaling` names its type by `type`, which version 5 of transformers ignores for this family; write \
+             `rope_type`"
+                .to_owned(),
+        );
+    }
+    let place = if old.is_some() { "rope_scaling" } else { kind };
+    make(fields, place, old.or(of_kind), theta, width, positions)
 }
 
 fn parameters<'a>(fields: &mut Fields<'a>, key: &str) -> Option<&'a Map<String, Value>> {
-    let given = fields.get(key)?;
+    let given = fields.optional(key)?;
     if !given.is_object() {
         fields.problem(format!("`{key}` = {given} is not an object"));
     }
     given.as_object()
 }
+
+/// Kinds of layers, where each has rotary positions of its own.
+const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// What each way of stretching reads.
 const KNOWN: &[(&str, &[&str])] = &[
@@ -109,24 +132,33 @@ fn make(
     }
     let Some((_, known)) = KNOWN.iter().find(|(name, _)| *name == kind) else {
         let names: Vec<&str> = KNOWN.iter().map(|(name, _)| *name).collect();
-        fields.problem(format!("`{place}` is of the type {kind}; supported are {}", names.join(", ")));
+        fields.problem(format!(
+            "`{place}`: `rope_type` (or `type`) = {kind} is not supported; {} are",
+            names.join(", ")
+        ));
         return Rope::plain(theta, width);
     };
+    for key in ["rope_theta", "rope_type", "type"] {
+        if within.is_null(key) {
+            within.problem(format!("`{key}` is null"));
+        }
+    }
     for (key, value) in given.iter().filter(|(_, value)| !value.is_null()) {
         let common = ["rope_type", "type", "rope_theta", "partial_rotary_factor"].contains(&key.as_str());
         if !common && !known.contains(&key.as_str()) {
-            within.problem(format!("`{key}` = {value} is not understood with the type {kind}"));
+            within.problem(format!(
+                "`{key}` = {value} is not understood with `rope_type` (or `type`) = {kind}"
+            ));
         }
     }
     let plain = Rope::plain(theta, width);
-    let original = fields.optional_size("original_max_position_embeddings").map(|original| original as f64);
     let rope = match kind {
         "linear" => {
             let factor = within.wanted("factor");
             Rope { rates: plain.rates.iter().map(|rate| rate / factor as f32).collect(), ..plain }
         }
-        "llama3" => llama3(&mut within, plain, original.unwrap_or(positions as f64)),
-        "yarn" => yarn(&mut within, plain, theta, original.unwrap_or(positions as f64)),
+        "llama3" => llama3(&mut within, plain, positions as f64),
+        "yarn" => yarn(&mut within, plain, theta, positions as f64),
         _ => plain,
     };
     for problem in within.problems() {

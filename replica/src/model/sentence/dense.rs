@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
+use serde_json::{Map, Value};
 
+use crate::model::fields::Fields;
 use crate::model::{Checkpoint, ModelError, json};
 
 /// A linear layer that is applied to the pooled vector.
@@ -34,18 +35,6 @@ pub enum DenseActivation {
     Gelu,
 }
 
-#[derive(Deserialize)]
-struct RawDense {
-    in_features: usize,
-    out_features: usize,
-    bias: Option<bool>,
-    activation_function: Option<String>,
-    module_input_name: Option<String>,
-    module_output_name: Option<String>,
-    #[serde(default)]
-    use_residual: bool,
-}
-
 /// What the stage passes on.
 const VECTOR: &str = "sentence_embedding";
 
@@ -58,46 +47,66 @@ impl Dense {
     /// Reads the folder of the stage, which must take the `inputs` numbers that the stage before it makes.
     pub(super) fn read(folder: &Path, inputs: usize) -> Result<Dense, ModelError> {
         let path = folder.join("config.json");
-        let raw: RawDense = json(&path)?;
-        let refuse = |problem: String| Err(ModelError::Content { path: path.clone(), problem });
-        if raw.in_features != inputs {
-            return refuse(format!(
-                "`in_features` = {} and the stage before it makes {inputs} numbers",
-                raw.in_features
-            ));
-        }
-        for name in [&raw.module_input_name, &raw.module_output_name] {
-            if let Some(name) = name.as_ref().filter(|name| *name != VECTOR) {
-                return refuse(format!("a dense layer on {name} is not supported; on {VECTOR} is"));
-            }
-        }
-        if raw.use_residual {
-            return refuse("`use_residual` = true is not supported".to_owned());
-        }
-        let activation = match raw.activation_function.as_deref().map(class) {
-            Some("Identity") => DenseActivation::Identity,
-            None | Some("Tanh") => DenseActivation::Tanh,
-            Some("ReLU") => DenseActivation::Relu,
-            Some("GELU") => DenseActivation::Gelu,
-            Some(other) => {
-                return refuse(format!(
-                    "`activation_function` {other} is not supported; Identity, Tanh, ReLU and GELU are"
-                ));
-            }
-        };
-        let (outputs, bias) = (raw.out_features, raw.bias.unwrap_or(true));
+        let raw: Map<String, Value> = json(&path)?;
+        let Shape { outputs, bias, activation } = parse(&raw, inputs)
+            .map_err(|problems| ModelError::Content { path: path.clone(), problem: problems.join("; ") })?;
         let checkpoint = Checkpoint::open(folder)?;
-        checkpoint.tensor(Dense::WEIGHT, &[outputs, inputs])?;
+        let deciding = |error: ModelError| {
+            error.decided_by("config.json beside it", &["in_features", "out_features", "bias"])
+        };
+        checkpoint.tensor(Dense::WEIGHT, &[outputs, inputs]).map_err(deciding)?;
         if bias {
-            checkpoint.tensor(Dense::BIAS, &[outputs])?;
+            checkpoint.tensor(Dense::BIAS, &[outputs]).map_err(deciding)?;
         }
+        let known = |name: &str| name == Dense::WEIGHT || bias && name == Dense::BIAS;
+        checkpoint.refuse_others(known).map_err(deciding)?;
         Ok(Dense { inputs, outputs, bias, activation, checkpoint })
     }
 }
 
-/// `torch.nn.modules.activation.Tanh` is a Tanh.
-fn class(path: &str) -> &str {
-    path.rsplit('.').next().unwrap_or(path)
+/// What the file says.
+struct Shape {
+    outputs: usize,
+    bias: bool,
+    activation: DenseActivation,
+}
+
+/// The classes of PyTorch; sentence-transformers takes its default for any other class, which this does not.
+const ACTIVATIONS: [(&str, DenseActivation); 4] = [
+    ("torch.nn.modules.linear.Identity", DenseActivation::Identity),
+    ("torch.nn.modules.activation.Tanh", DenseActivation::Tanh),
+    ("torch.nn.modules.activation.ReLU", DenseActivation::Relu),
+    ("torch.nn.modules.activation.GELU", DenseActivation::Gelu),
+];
+
+fn parse(raw: &Map<String, Value>, inputs: usize) -> Result<Shape, Vec<String>> {
+    let mut fields = Fields::new(raw);
+    let given = fields.size("in_features");
+    if given != inputs {
+        fields.problem(format!("`in_features` = {given} and the stage before it makes {inputs} numbers"));
+    }
+    fields.optional("module_output_name");
+    for key in ["module_input_name", "module_output_name"] {
+        if let Some(name) = fields.word(key).filter(|name| *name != VECTOR) {
+            fields.problem(format!("`{key}`: a dense layer on {name} is not supported; on {VECTOR} is"));
+        }
+    }
+    fields.must_be("use_residual", false, "the sum of what goes in and what comes out");
+    let function = fields.word("activation_function");
+    let known = ACTIVATIONS.iter().find(|(name, _)| function == Some(*name));
+    let activation = match (function, known) {
+        (_, Some((_, activation))) => *activation,
+        (None, None) => DenseActivation::Tanh,
+        (Some(other), None) => {
+            let known: Vec<&str> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
+            fields
+                .problem(format!("`activation_function` {other} is not supported; {} are", known.join(", ")));
+            DenseActivation::Tanh
+        }
+    };
+    let (outputs, bias) = (fields.size("out_features"), fields.flag("bias", true));
+    fields.refuse_others();
+    fields.finish(Shape { outputs, bias, activation })
 }
 
 #[cfg(test)]
@@ -131,11 +140,11 @@ mod tests {
             ("activation.GELU", DenseActivation::Gelu),
         ] {
             let keys = format!(
-                r#", "out_features": 2, "bias": false, "activation_function": "torch.nn.modules.{name}",
+                r#", "out_features": 2, "activation_function": "torch.nn.modules.{name}",
                 "module_input_name": "sentence_embedding""#
             );
             let dense = check(&keys, 3).unwrap();
-            assert_eq!((dense.bias, dense.activation), (false, activation));
+            assert_eq!((dense.bias, dense.activation), (true, activation));
         }
     }
 
@@ -157,9 +166,11 @@ mod tests {
             (
                 r#", "out_features": 2, "activation_function": "torch.nn.modules.activation.PReLU""#,
                 3,
-                "`activation_function` PReLU is not supported",
+                "`activation_function` torch.nn.modules.activation.PReLU is not supported",
             ),
-            ("", 3, "missing field `out_features`"),
+            ("", 3, "`out_features` is missing"),
+            (r#", "out_features": 2, "bias": false, "made_up": 1"#, 3, "`made_up` = 1 is not understood"),
+            (r#", "out_features": 2, "bias": false"#, 3, "tensor `linear.bias` is taken by nothing"),
         ] {
             let error = check(keys, inputs).unwrap_err();
             assert!(error.contains(sentence), "{error}");

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use crate::model::fields::{Fields, shown};
 use crate::model::{ModelError, json};
 
 /// How the vectors of the tokens become one.
@@ -47,51 +48,76 @@ pub(super) struct PoolingConfig {
 
 pub(super) fn read(path: &Path) -> Result<PoolingConfig, ModelError> {
     let config: Map<String, Value> = json(path)?;
-    let problem = |problem: String| ModelError::Content { path: path.to_owned(), problem };
-    let names = names(&config);
+    parse(&config)
+        .map_err(|problems| ModelError::Content { path: path.to_owned(), problem: problems.join("; ") })
+}
+
+fn parse(raw: &Map<String, Value>) -> Result<PoolingConfig, Vec<String>> {
+    let mut fields = Fields::new(raw);
+    let names = names(&mut fields);
     let pooling = match names.as_slice() {
-        [] => Pooling::Mean,
-        [name] => Pooling::named(name).ok_or_else(|| {
-            problem(format!(
-                "pooling by {name} is not supported; cls, mean, lasttoken, weightedmean, max and \
-                 mean_sqrt_len_tokens are"
-            ))
-        })?,
-        names => {
-            return Err(problem(format!(
-                "pooling by {} at once is not supported; one of them is",
-                names.join(" and ")
-            )));
-        }
+        [name] => Pooling::named(name),
+        _ => None,
     };
-    let include_prompt = match config.get("include_prompt") {
-        None => true,
-        Some(Value::Bool(include)) => *include,
-        Some(other) => return Err(problem(format!("`include_prompt` = {other} is neither true nor false"))),
-    };
-    Ok(PoolingConfig { pooling, include_prompt })
+    match names.as_slice() {
+        [] => fields.problem("`pooling_mode` names no way of pooling".to_owned()),
+        [name] if pooling.is_none() => fields.problem(format!(
+            "`pooling_mode`: pooling by {name} is not supported; cls, mean, lasttoken, weightedmean, max and \
+             mean_sqrt_len_tokens are"
+        )),
+        [_] => {}
+        names => fields.problem(format!(
+            "pooling by {} at once is not supported; one of them is ({})",
+            names.join(" and "),
+            keys(raw)
+        )),
+    }
+    // The rows that are pooled have the width that they have; the library wants the key all the same.
+    let width = fields.either(["embedding_dimension", "word_embedding_dimension"]);
+    fields.size(width);
+    fields.optional_size("word_embedding_dimension");
+    let include_prompt = fields.flag("include_prompt", true);
+    fields.refuse_others();
+    fields.finish(PoolingConfig { pooling: pooling.unwrap_or(Pooling::Mean), include_prompt })
+}
+
+/// One truth per mode, as before version 6.
+const TRUTHS: [(&str, &str); 6] = [
+    ("pooling_mode_cls_token", "cls"),
+    ("pooling_mode_max_tokens", "max"),
+    ("pooling_mode_mean_tokens", "mean"),
+    ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+    ("pooling_mode_weightedmean_tokens", "weightedmean"),
+    ("pooling_mode_lasttoken", "lasttoken"),
+];
+
+/// The keys that say how is pooled, for a message.
+fn keys(raw: &Map<String, Value>) -> String {
+    let is_set = |key: &&str| raw.get(*key).is_some_and(|value| *value != Value::Bool(false));
+    let keys: Vec<String> = ["pooling_mode"]
+        .into_iter()
+        .chain(TRUTHS.iter().map(|(key, _)| *key))
+        .filter(is_set)
+        .map(|key| format!("`{key}`"))
+        .collect();
+    keys.join(", ")
 }
 
 /// `"pooling_mode": "mean"`, or a list, or before version 6 one truth per mode.
-fn names(config: &Map<String, Value>) -> Vec<String> {
-    let name = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    match config.get("pooling_mode") {
+fn names(fields: &mut Fields<'_>) -> Vec<String> {
+    let name = |value: &Value| value.as_str().map_or_else(|| shown(value), str::to_owned);
+    let mut truths = Vec::new();
+    for (key, mode) in TRUTHS {
+        fields.optional(key);
+        if fields.flag(key, false) {
+            truths.push(mode.to_owned());
+        }
+    }
+    match fields.get("pooling_mode") {
         Some(Value::Array(modes)) => modes.iter().map(name).collect(),
         Some(mode) => vec![name(mode)],
-        None => config
-            .iter()
-            .filter(|(_, value)| **value == Value::Bool(true))
-            .filter_map(|(key, _)| key.strip_prefix("pooling_mode_"))
-            .map(|key| match key {
-                "cls_token" => "cls",
-                "mean_tokens" => "mean",
-                "max_tokens" => "max",
-                "weightedmean_tokens" => "weightedmean",
-                // `mean_sqrt_len_tokens` and `lasttoken` are called so in both.
-                other => other,
-            })
-            .map(str::to_owned)
-            .collect(),
+        None if truths.is_empty() => vec!["mean".to_owned()],
+        None => truths,
     }
 }
 
@@ -120,14 +146,14 @@ mod tests {
         ] {
             let new_form = format!(r#"{{"embedding_dimension": 8, "pooling_mode": "{new}"}}"#);
             assert_eq!(check(&new_form), Ok((pooling, true)), "{new}");
-            let list = format!(r#"{{"pooling_mode": ["{new}"], "include_prompt": false}}"#);
-            assert_eq!(check(&list), Ok((pooling, false)), "{new}");
-            let old_form = format!(
-                r#"{{"word_embedding_dimension": 8, "pooling_mode_{old}": true, "pooling_mode_other": false}}"#
+            let list = format!(
+                r#"{{"embedding_dimension": 8, "pooling_mode": ["{new}"], "include_prompt": false}}"#
             );
+            assert_eq!(check(&list), Ok((pooling, false)), "{new}");
+            let old_form = format!(r#"{{"word_embedding_dimension": 8, "pooling_mode_{old}": true}}"#);
             assert_eq!(check(&old_form), Ok((pooling, true)), "{old}");
         }
-        assert_eq!(check("{}"), Ok((Pooling::Mean, true)));
+        assert_eq!(check(r#"{"word_embedding_dimension": 8}"#), Ok((Pooling::Mean, true)));
     }
 
     #[test]
@@ -139,6 +165,12 @@ mod tests {
             (
                 r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true}"#,
                 "pooling by cls and mean at once",
+            ),
+            (r#"{"pooling_mode": []}"#, "`pooling_mode` names no way"),
+            (r#"{"pooling_mode": "mean"}"#, "`embedding_dimension` is missing"),
+            (
+                r#"{"embedding_dimension": 8, "pooling_mode_other": false}"#,
+                "`pooling_mode_other` = false is not understood",
             ),
             (r#"{"include_prompt": "yes"}"#, "`include_prompt` = \"yes\""),
         ] {

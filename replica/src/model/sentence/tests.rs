@@ -7,7 +7,10 @@ const POOLING: &str = "1_Pooling/config.json";
 fn stages(classes: &[&str]) -> String {
     let entry = |(idx, class): (usize, &&str)| {
         let path = if idx == 0 { String::new() } else { format!("{idx}_{class}") };
-        format!(r#"{{"idx": {idx}, "path": "{path}", "type": "sentence_transformers.models.{class}"}}"#)
+        let module = if *class == "LogitScore" { "cross_encoder.modules" } else { "models" };
+        format!(
+            r#"{{"idx": {idx}, "name": "{idx}", "path": "{path}", "type": "sentence_transformers.{module}.{class}"}}"#
+        )
     };
     let entries: Vec<String> = classes.iter().enumerate().map(entry).collect();
     format!("[{}]", entries.join(", "))
@@ -22,8 +25,11 @@ fn check_as(files: &[(&str, &str)], classifies: bool) -> Result<SentenceConfig, 
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
+    let purpose = if classifies { Purpose::Labels } else { Purpose::States };
+    let sizes = Sizes { hidden: 64, positions: 512, rows: 512, key: "max_position_embeddings" };
+    let tokenizer = TokenizerConfig::read(folder.path(), "bert", None).map_err(|error| error.to_string())?;
     Stages::read(folder.path())
-        .and_then(|stages| stages.config(folder.path(), 64, 512, classifies))
+        .and_then(|stages| stages.config(folder.path(), sizes, purpose, &tokenizer))
         .map_err(|error| error.to_string())
 }
 
@@ -33,7 +39,9 @@ fn check(files: &[(&str, &str)]) -> Result<SentenceConfig, String> {
 
 /// What is to be compared of it.
 fn said(config: SentenceConfig) -> (usize, bool, Pooling, bool, bool) {
-    let SentenceConfig { max_tokens, lower_case, pooling, include_prompt, dense, normalize } = config;
+    let SentenceConfig { max_tokens, lower_case, pooling, include_prompt, dense, normalize, truncate } =
+        config;
+    assert_eq!(truncate, None);
     assert!(dense.is_empty());
     (max_tokens, lower_case, pooling, include_prompt, normalize)
 }
@@ -48,14 +56,14 @@ fn the_files_of_old_and_of_new_versions_say_the_same() {
     ]);
     let older = check(&[
         ("modules.json", &modules),
-        (POOLING, r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}"#),
+        (
+            POOLING,
+            r#"{"word_embedding_dimension": 64, "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}"#,
+        ),
         ("sentence_xlm-roberta_config.json", r#"{"max_seq_length": 256, "do_lower_case": true}"#),
     ]);
     let new = check(&[
-        (
-            "modules.json",
-            &modules.replace("sentence_transformers.models", "sentence_transformers.base.modules.x"),
-        ),
+        ("modules.json", &modules.replace("models.Transformer", "base.modules.transformer.Transformer")),
         (POOLING, r#"{"embedding_dimension": 64, "pooling_mode": "cls", "include_prompt": true}"#),
         ("2_Normalize/config.json", r#"{"module_input_name": "sentence_embedding"}"#),
         ("sentence_bert_config.json", r#"{"transformer_task": "feature-extraction", "do_lower_case": true}"#),
@@ -121,7 +129,7 @@ fn dense_layers_follow_each_other_and_must_fit() {
         let (narrow, narrow_weights) = dense(inputs, 32);
         check(&[
             ("modules.json", &modules),
-            (POOLING, "{}"),
+            (POOLING, r#"{"embedding_dimension": 64}"#),
             ("2_Dense/config.json", &wide),
             ("2_Dense/model.safetensors", &wide_weights),
             ("4_Dense/config.json", &narrow),
@@ -139,14 +147,17 @@ fn dense_layers_follow_each_other_and_must_fit() {
 fn a_cross_encoder_is_a_transformer_alone() {
     let alone = stages(&["Transformer"]);
     let pooled = stages(&["Transformer", "Pooling"]);
-    check_as(&[("modules.json", &alone)], true).unwrap();
+    let task = ("sentence_bert_config.json", r#"{"transformer_task": "sequence-classification"}"#);
+    check_as(&[("modules.json", &alone), task], true).unwrap();
     check_as(&[], true).unwrap();
-    let error = check_as(&[("modules.json", &pooled), (POOLING, "{}")], true).unwrap_err();
+    let error =
+        check_as(&[("modules.json", &pooled), task, (POOLING, r#"{"embedding_dimension": 64}"#)], true)
+            .unwrap_err();
     assert!(error.contains("the stages Transformer, Pooling are not supported"), "{error}");
     let scored = stages(&["Transformer", "LogitScore"]);
-    check_as(&[("modules.json", &scored)], true).unwrap();
+    check_as(&[("modules.json", &scored), task], true).unwrap();
     for classes in [&["Transformer", "LogitScore", "Dense"][..], &["LogitScore", "Transformer"]] {
-        let error = check_as(&[("modules.json", &stages(classes))], true).unwrap_err();
+        let error = check_as(&[("modules.json", &stages(classes)), task], true).unwrap_err();
         assert!(error.contains("Transformer alone or with LogitScore"), "{error}");
     }
     let error = check(&[("modules.json", &alone)]).unwrap_err();
@@ -158,13 +169,16 @@ fn stages_that_are_not_built_are_refused_by_name() {
     let normal = stages(&["Transformer", "Pooling", "Normalize"]);
     for (files, sentence) in [
         (
-            vec![("modules.json", stages(&["Transformer", "Pooling", "LSTM"])), (POOLING, "{}".to_owned())],
-            "Transformer, Pooling, LSTM are not supported",
+            vec![
+                ("modules.json", stages(&["Transformer", "Pooling", "LSTM"])),
+                (POOLING, r#"{"embedding_dimension": 64}"#.to_owned()),
+            ],
+            "`type` = sentence_transformers.models.LSTM is not supported",
         ),
         (
             vec![
                 ("modules.json", stages(&["Transformer", "Pooling", "Normalize", "Dense"])),
-                (POOLING, "{}".to_owned()),
+                (POOLING, r#"{"embedding_dimension": 64}"#.to_owned()),
             ],
             "Transformer, Pooling, Normalize, Dense are not supported",
         ),
@@ -173,16 +187,19 @@ fn stages_that_are_not_built_are_refused_by_name() {
             "the transformer lies in 0_Transformer",
         ),
         (
-            vec![("modules.json", normal.clone()), (POOLING, r#"{"pooling_mode": "median"}"#.to_owned())],
+            vec![
+                ("modules.json", normal.clone()),
+                (POOLING, r#"{"embedding_dimension": 64, "pooling_mode": "median"}"#.to_owned()),
+            ],
             "pooling by median is not supported",
         ),
         (
             vec![
                 ("modules.json", normal.clone()),
-                (POOLING, "{}".to_owned()),
+                (POOLING, r#"{"embedding_dimension": 64}"#.to_owned()),
                 ("2_Normalize/config.json", r#"{"module_input_name": "token_embeddings"}"#.to_owned()),
             ],
-            "normalising token_embeddings is not supported",
+            "`module_input_name` = \"token_embeddings\" is not supported",
         ),
         (vec![("modules.json", normal.clone())], "1_Pooling/config.json cannot be read"),
         (vec![("modules.json", "[".to_owned())], "modules.json: EOF"),

@@ -77,6 +77,8 @@ fn contents_come_in_parts_where_the_files_or_the_template_say_so() {
         let template = read_from(&[(BERT, &format(written)), (FILE, source)], Some("s")).unwrap();
         assert_eq!(template.render("q", "d").unwrap(), wanted, "{written} {source}");
     }
+    let error = read_from(&[(BERT, &format("structured")), (FILE, CHAT)], None).unwrap_err();
+    assert!(error.contains("`format` structured, and the template reads contents as texts"), "{error}");
     let error = read_from(&[(BERT, &format("prose")), (FILE, CHAT)], None).unwrap_err();
     assert!(error.contains("`format` = prose of `message` is not supported"), "{error}");
     for system in [None, Some("")] {

@@ -346,13 +346,14 @@ fn restarts_of(deployment: &Deployment) -> (DeploymentName, String) {
 /// The file of one replica.
 fn configuration(deployment: &Deployment, region: &RegionId, listen: SocketAddr, template: &str) -> String {
     let text = |value: &str| toml::Value::String(value.to_owned());
-    let Deployment { name, task: _, model, engine, residency: _, regions: _, scaling: _ } = deployment;
+    let Deployment { name, task, model, engine, residency: _, regions: _, scaling: _ } = deployment;
     format!(
         "# A replica of {name} in {region}, started by its spoke, which writes this file anew.\n\
-         listen = {}\nnames = [{}]\nmodel = {}\nengine = {{ kind = {}, precision = {} }}\n{template}",
+         listen = {}\nnames = [{}]\nmodel = {}\ntask = {}\nengine = {{ kind = {}, precision = {} }}\n{template}",
         text(&listen.to_string()),
         text(name.as_str()),
         text(model),
+        text(task.as_str()),
         text(engine.kind.as_str()),
         text(engine.precision.as_str()),
     )
@@ -374,6 +375,7 @@ mod tests {
         assert_eq!(table["listen"].as_str(), Some("127.0.0.1:7300"));
         assert_eq!(table["names"].as_array().map(|names| names[0].as_str()), Some(Some("a")));
         assert_eq!(table["model"].as_str(), Some("/models/\"x\""), "a value cannot break out of its line");
+        assert_eq!(table["task"].as_str(), Some("embed"));
         assert_eq!(table["engine"]["precision"].as_str(), Some("int8"));
         assert_eq!(table["threads"]["engine"].as_integer(), Some(2));
     }

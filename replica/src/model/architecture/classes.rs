@@ -1,0 +1,178 @@
+//! `architectures` and `auto_map`: which class of which library the checkpoint was written by.
+//!
+//! A class decides what stands behind the transformer, and one that is not known may have anything there: a projection,
+//! a head for every token, another attention. So classes are known by name, or refused. The same holds for the code that
+//! a repository brings along (`auto_map`), which is never run here: of some repositories it is known what it computes.
+
+use serde_json::Value;
+
+use crate::model::fields::{Fields, shown};
+
+/// What a class has behind the transformer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::model) enum ClassKind {
+    /// Nothing, or a pooler.
+    Base,
+    /// A layer that guesses masked words, of an encoder.
+    MaskedLm,
+    /// A layer that goes on with a text, of a decoder.
+    CausalLm,
+    /// Labels of a text or a pair.
+    SequenceClassification,
+}
+
+/// What the names of a family's classes begin with.
+const FAMILIES: &[(&str, &[&str])] = &[
+    ("bert", &["Bert", "JinaBert"]),
+    ("roberta", &["Roberta"]),
+    ("xlm-roberta", &["XLMRoberta"]),
+    ("camembert", &["Camembert"]),
+    ("distilbert", &["DistilBert"]),
+    ("mpnet", &["MPNet"]),
+    ("modernbert", &["ModernBert"]),
+    ("nomic_bert", &["NomicBert"]),
+    ("mistral", &["Mistral"]),
+    ("llama", &["Llama"]),
+    ("qwen2", &["Qwen2"]),
+    ("qwen3", &["Qwen3"]),
+    ("gemma2", &["Gemma2"]),
+    ("gemma3_text", &["Gemma3Text", "Gemma3"]),
+];
+
+/// What they end with.
+const ENDS: [(&str, ClassKind); 5] = [
+    ("Model", ClassKind::Base),
+    ("ForMaskedLM", ClassKind::MaskedLm),
+    ("ForPreTraining", ClassKind::MaskedLm),
+    ("ForCausalLM", ClassKind::CausalLm),
+    ("ForSequenceClassification", ClassKind::SequenceClassification),
+];
+
+/// Modules of Python beside the weights of a family, or in another repository, whose classes compute what the classes of
+/// the same name in the table above do.
+const MODULES: &[(&str, &[&str])] = &[
+    ("bert", &["configuration_bert", "modeling_bert"]),
+    ("nomic_bert", &["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"]),
+    ("qwen2", &["modeling_qwen"]),
+];
+
+/// Reads both keys of a config.json of this family; absent is what a configuration without `architectures` is.
+pub(in crate::model) fn read(fields: &mut Fields<'_>, family: &str) -> Option<ClassKind> {
+    auto_map(fields, family);
+    let given = fields.optional("architectures")?;
+    let classes = given.as_array().map_or(&[][..], Vec::as_slice);
+    let [class] = classes else {
+        fields.problem(format!("`architectures` = {} is not a list of one class", shown(given)));
+        return None;
+    };
+    let known = class.as_str().and_then(|class| kind(family, class));
+    if known.is_none() {
+        let begins = prefixes(family).join(" or ");
+        let ends = if is_decoder(family) { "ForCausalLM" } else { "ForMaskedLM" };
+        fields.problem(format!(
+            "`architectures` = {} is not a class whose numbers are known for `model_type` = {family}; {begins} with Model, \
+             {ends} or ForSequenceClassification behind it are",
+            shown(class)
+        ));
+    }
+    if let Some("JinaBert") = class.as_str().and_then(|class| prefix(family, class)) {
+        let distances = fields.get("position_embedding_type").and_then(Value::as_str);
+        if distances != Some("alibi") {
+            fields.problem("`position_embedding_type` of a JinaBert is alibi, and it is not".to_owned());
+        }
+    }
+    known
+}
+
+fn prefixes(family: &str) -> &'static [&'static str] {
+    FAMILIES.iter().find(|(name, _)| *name == family).map_or(&[], |(_, prefixes)| prefixes)
+}
+
+fn prefix(family: &str, class: &str) -> Option<&'static str> {
+    prefixes(family)
+        .iter()
+        .copied()
+        .find(|prefix| ENDS.iter().any(|(end, _)| class.strip_prefix(prefix) == Some(end)))
+}
+
+/// Whether the family goes on with texts.
+fn is_decoder(family: &str) -> bool {
+    ["mistral", "llama", "qwen2", "qwen3", "gemma2", "gemma3_text"].contains(&family)
+}
+
+/// What a class has behind the transformer, if it is one of this family.
+fn kind(family: &str, class: &str) -> Option<ClassKind> {
+    let end = class.strip_prefix(prefix(family, class)?)?;
+    let (_, kind) = ENDS.iter().find(|(known, _)| *known == end)?;
+    match kind {
+        ClassKind::MaskedLm if is_decoder(family) => None,
+        ClassKind::CausalLm if !is_decoder(family) => None,
+        kind => Some(*kind),
+    }
+}
+
+fn auto_map(fields: &mut Fields<'_>, family: &str) {
+    let Some(given) = fields.optional("auto_map") else { return };
+    let modules = MODULES.iter().find(|(name, _)| *name == family).map_or(&[][..], |(_, modules)| modules);
+    let known = |reference: &str| {
+        // `owner/name--module.Class`, or without the repository if it is the model's own.
+        let local = reference.rsplit_once("--").map_or(reference, |(_, local)| local);
+        let Some((module, class)) = local.split_once('.') else { return false };
+        let is_configuration =
+            prefixes(family).iter().any(|prefix| class.strip_prefix(prefix) == Some("Config"));
+        modules.contains(&module) && (is_configuration || kind(family, class).is_some())
+    };
+    let unknown = given.as_object().map(|map| {
+        map.iter().find(|(_, reference)| !reference.is_null() && !reference.as_str().is_some_and(known))
+    });
+    match unknown {
+        Some(None) => {}
+        Some(Some((key, reference))) => {
+            fields.problem(format!(
+                "`auto_map` has `{key}` = {}, which is code that comes with the model; it is not run, and what it computes is \
+                 not known here",
+                shown(reference)
+            ));
+            return;
+        }
+        None => {
+            fields.problem(format!("`auto_map` = {} is not an object", shown(given)));
+            return;
+        }
+    }
+    // The code of gte-Qwen2 looks to both sides unless it is told otherwise, and transformers does the opposite.
+    if family == "qwen2" && !fields.has("is_causal") {
+        fields.problem(
+            "`auto_map` names code that attends to both sides, and `is_causal` is absent, without which transformers attends \
+             to one; set `is_causal` to what the model was trained with"
+                .to_owned(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_those_of_the_family() {
+        use ClassKind::{Base, CausalLm, MaskedLm, SequenceClassification};
+        for (family, class, wanted) in [
+            ("bert", "BertModel", Some(Base)),
+            ("bert", "JinaBertForMaskedLM", Some(MaskedLm)),
+            ("bert", "BertForPreTraining", Some(MaskedLm)),
+            ("bert", "BertForTokenClassification", None),
+            ("bert", "RobertaModel", None),
+            ("bert", "BertLMHeadModel", None),
+            ("xlm-roberta", "XLMRobertaForSequenceClassification", Some(SequenceClassification)),
+            ("qwen3", "Qwen3ForCausalLM", Some(CausalLm)),
+            ("qwen3", "JinaForRanking", None),
+            ("qwen3", "Qwen3ForMaskedLM", None),
+            ("bert", "BertForCausalLM", None),
+            ("gemma3_text", "Gemma3ForCausalLM", Some(CausalLm)),
+            ("gemma3_text", "Gemma3TextModel", Some(Base)),
+        ] {
+            assert_eq!(kind(family, class), wanted, "{family} {class}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What a checkpoint's files and a deployment's task decide about the API.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::served::{HIDDEN, Kind, Served, config, write_kind};
+
+/// A copy of a fixture without these files, and a replica of it; an error is what it does not start for.
+fn of_fixture(fixture: &str, without: &[&str], toml: &str) -> Result<(Served, TempDir), String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families").join(fixture);
+    let copy = tempfile::tempdir().expect("a folder");
+    for entry in fs::read_dir(folder).expect("the fixture").flatten().map(|entry| entry.path()) {
+        let name = entry.file_name().expect("a name").to_string_lossy().into_owned();
+        if entry.is_file() && !without.contains(&name.as_str()) {
+            fs::copy(&entry, copy.path().join(name)).expect("a copy");
+        }
+    }
+    replica::model::ModelDir::open_for(copy.path(), task(toml)).map_err(|error| error.to_string())?;
+    Ok((Served::with(config("127.0.0.1:0", copy.path(), toml)), copy))
+}
+
+fn task(toml: &str) -> Option<replica_core::DeploymentTask> {
+    let (_, task) = toml.split_once("task = \"")?;
+    task.split('"').next()?.parse().ok()
+}
+
+#[test]
+fn a_language_model_without_a_head_ranks_only_where_its_task_is_stated() {
+    let ask = json!({"query": "a", "texts": ["b", "c"]});
+    let embed = json!({"model": "small", "input": "a"});
+    let (replica, _folder) = of_fixture("qwen3", &[], "").expect("a replica");
+    assert_eq!(replica.embed(&embed).status, 200);
+    for path in ["/rerank", "/v1/rerank", "/score"] {
+        let body = match path {
+            "/rerank" => ask.clone(),
+            "/v1/rerank" => json!({"model": "small", "query": "a", "documents": ["b"]}),
+            _ => json!({"text_1": "a", "text_2": "b"}),
+        };
+        let answer = replica.post(path, &body);
+        assert_eq!(answer.status, if path == "/rerank" { 424 } else { 400 }, "{path}: {}", answer.text());
+        assert!(answer.text().contains("whose `task` is stated"), "{path}: {}", answer.text());
+    }
+    assert_eq!(replica.get("/info")["model"]["rerank"], "none");
+    drop(replica);
+    let (replica, _folder) = of_fixture("qwen3", &[], "task = \"embed\"\n").expect("a replica");
+    assert_eq!(replica.post("/rerank", &ask).status, 200);
+    drop(replica);
+    let refused = of_fixture("qwen3", &[], "task = \"rerank\"\n").map(drop).unwrap_err();
+    assert!(refused.contains("there is no token `yes`"), "{refused}");
+    let refused = of_fixture("qwen3", &[], "task = \"classify\"\n").map(drop).unwrap_err();
+    assert!(refused.contains("the deployment's `task` is classify, and the model has no head"), "{refused}");
+}
+
+#[test]
+fn a_language_model_whose_template_shows_a_query_and_a_document_is_a_reranker() {
+    let without = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"];
+    let (replica, _folder) = of_fixture("qwen3_yes_no", &without, "").expect("a replica");
+    assert_eq!(replica.get("/info")["model"]["task"], "rerank");
+    assert_eq!(replica.get("/info")["model"]["rerank"], "cross-encoder");
+    assert_eq!(replica.post("/rerank", &json!({"query": "a", "texts": ["b"]})).status, 200);
+}
+
+#[test]
+fn a_vector_is_cut_to_the_dimensions_that_the_checkpoint_says() {
+    const KEEP: usize = 16;
+    let cut = |toml: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_kind(folder.path(), Kind::Prompted);
+        let file = folder.path().join("config_sentence_transformers.json");
+        let mut settings: Value = serde_json::from_slice(&fs::read(&file).expect("a file")).expect("JSON");
+        settings["truncate_dim"] = json!(KEEP);
+        fs::write(&file, settings.to_string()).expect("a file");
+        (Served::with(config("127.0.0.1:0", folder.path(), toml)), folder)
+    };
+    let vector = |replica: &Served| replica.vectors(&["w1 w2 w3".to_owned()]).remove(0);
+    let length = |vector: &[f32]| vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let whole = vector(&Served::of(Kind::Prompted, ""));
+    assert_eq!(whole.len(), HIDDEN);
+    // As the model's stages leave it: of length one, and then cut.
+    let (replica, _folder) = cut("[embeddings]\nnormalize = false\n");
+    assert_eq!(replica.get("/info")["model"]["dimensions"], KEEP);
+    let plain = vector(&replica);
+    assert_eq!(plain.len(), KEEP);
+    assert!(plain.iter().zip(&whole).all(|(a, b)| (a - b).abs() < 1e-6), "{plain:?}");
+    assert!(length(&plain) < 0.99);
+    drop(replica);
+    // As text-embeddings-inference would answer.
+    let (replica, _folder) = cut("");
+    let scaled = vector(&replica);
+    assert!((length(&scaled) - 1.0).abs() < 1e-5);
+    let factor = 1.0 / length(&plain);
+    assert!(scaled.iter().zip(&plain).all(|(a, b)| (a - b * factor).abs() < 1e-6));
+    let more = replica.embed(&json!({"model": "small", "input": "w1", "dimensions": KEEP + 1}));
+    assert_eq!(more.status, 400, "{}", more.text());
+}

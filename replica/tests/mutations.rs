@@ -1,0 +1,411 @@
+//! One key of a checkpoint's files is changed, and the replica serves what the libraries compute then, or refuses the
+//! checkpoint by the name of that key.
+//!
+//! The references are in `golden/mutations/`, made by `golden/make_mutations.py` with transformers and
+//! sentence-transformers: for every family, every key of every file, one at a time. A checkpoint that is served must come
+//! to the numbers of the reference; so a key that is ignored here and is not by the libraries cannot be overlooked. What
+//! the libraries themselves fail on, or compute of random numbers, must be refused here too.
+//!
+//! A refusal counts if its message has the name of the key that was changed, that is, the last part of its path that is
+//! not a number. Where the libraries fail any message will do.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use replica::engine::cpu::{CpuEngine, CpuOptions, Isa};
+use replica::engine::{BatchBuffer, Engine, Output};
+use replica::model::ModelDir;
+use replica::tokenize::{Reading, Text, TextTokenizer, TokenizeError, TokenizerPool};
+use replica_core::input::{Cut, End, Overlong, PairCut, Readable, Unreadable};
+use replica_core::prompt::PromptChoice;
+use replica_core::{DeploymentTask, Precision};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// Both sides compute in f32 and sum in different orders. A difference is relative to the largest number of the row.
+/// `golden_families` holds the unchanged models to 2e-5; some changes (another activation, wider windows) make sums
+/// larger on the way than at the end.
+const TOLERANCE: f64 = 1e-4;
+
+/// Families that are read; each has references.
+const FAMILIES: usize = 14;
+
+#[derive(Deserialize)]
+struct Reference {
+    fixture: String,
+    #[serde(default)]
+    files: Map<String, Value>,
+    task: String,
+    inputs: Vec<Value>,
+    #[serde(default)]
+    prompt_names: Vec<Option<String>>,
+    base: Rows,
+    cases: Vec<Case>,
+}
+
+#[derive(Clone, Deserialize)]
+struct Rows {
+    rows: [usize; 2],
+    offset: usize,
+    /// The names of the labels, if they are others than those of the unchanged checkpoint.
+    labels: Option<Vec<Value>>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    file: String,
+    key: String,
+    #[serde(default, deserialize_with = "given")]
+    value: Option<Value>,
+    #[serde(default)]
+    remove: bool,
+    outcome: String,
+    #[serde(flatten)]
+    rows: Option<Rows>,
+}
+
+/// Null is a value, too.
+fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
+}
+
+/// What became of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fate {
+    ServedEqual,
+    RefusedByName,
+    /// Where the libraries fail: by the key's name or by another.
+    RefusedAsTheLibrary {
+        named: bool,
+    },
+    Wrong,
+}
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+}
+
+/// A fixture's references, and its files.
+struct Fixture {
+    name: String,
+    reference: Reference,
+    numbers: Vec<f32>,
+    /// The unchanged JSON files.
+    files: BTreeMap<String, Value>,
+    /// Other files, which are linked.
+    weights: Vec<PathBuf>,
+}
+
+impl Fixture {
+    fn read(path: &Path) -> Fixture {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let reference: Reference = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        let numbers = fs::read(path.with_extension("f32")).unwrap();
+        let numbers = numbers.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let folder = golden().join("families").join(&reference.fixture);
+        let (mut files, mut weights) = (BTreeMap::new(), Vec::new());
+        let mut folders = vec![PathBuf::new()];
+        while let Some(below) = folders.pop() {
+            for entry in fs::read_dir(folder.join(&below)).unwrap() {
+                let entry = entry.unwrap();
+                let path = below.join(entry.file_name());
+                let name = path.to_str().unwrap().to_owned();
+                if entry.path().is_dir() {
+                    folders.push(path);
+                } else if ["golden.json", "golden.f32", "tokens.json", "pairs.json"].contains(&name.as_str())
+                {
+                } else if name.ends_with(".json") {
+                    files.insert(name, serde_json::from_slice(&fs::read(entry.path()).unwrap()).unwrap());
+                } else {
+                    weights.push(path);
+                }
+            }
+        }
+        for (name, file) in &reference.files {
+            files.insert(name.clone(), file.clone());
+        }
+        Fixture { name, reference, numbers, files, weights }
+    }
+
+    /// Writes the checkpoint with this change.
+    fn write(&self, to: &Path, case: Option<&Case>) {
+        let from = golden().join("families").join(&self.reference.fixture);
+        for path in &self.weights {
+            fs::create_dir_all(to.join(path).parent().unwrap()).unwrap();
+            if !self.files.contains_key(path.to_str().unwrap()) {
+                std::os::unix::fs::symlink(from.join(path), to.join(path)).unwrap();
+            }
+        }
+        for (name, file) in &self.files {
+            let changed = case.filter(|case| case.file == *name);
+            let file = changed.map_or_else(|| file.clone(), |case| case.change(file.clone()));
+            write_file(&to.join(name), &file);
+        }
+        if let Some(case) = case.filter(|case| !self.files.contains_key(&case.file)) {
+            write_file(&to.join(&case.file), &case.change(Value::Object(Map::new())));
+        }
+    }
+
+    fn rows(&self, rows: &Rows) -> &[f32] {
+        &self.numbers[rows.offset..rows.offset + rows.rows[0] * rows.rows[1]]
+    }
+}
+
+fn write_file(path: &Path, file: &Value) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let text = match file.get("$text") {
+        Some(text) => text.as_str().unwrap().to_owned(),
+        None => file.to_string(),
+    };
+    fs::write(path, text).unwrap();
+}
+
+impl Case {
+    /// The file with the key changed.
+    fn change(&self, mut file: Value) -> Value {
+        let mut parts: Vec<&str> = self.key.split('/').collect();
+        let last = parts.pop().unwrap();
+        let mut place = &mut file;
+        for part in parts {
+            place = match place {
+                Value::Array(all) => &mut all[part.parse::<usize>().unwrap()],
+                Value::Object(all) => all.entry(part).or_insert(Value::Object(Map::new())),
+                other => panic!("{}: {other}", self.key),
+            };
+        }
+        match (place, &self.value) {
+            (Value::Object(all), None) if self.remove => drop(all.remove(last)),
+            (Value::Object(all), Some(value)) => drop(all.insert(last.to_owned(), value.clone())),
+            (Value::Array(all), None) if self.remove => drop(all.remove(last.parse().unwrap())),
+            (Value::Array(all), Some(value)) => match last.parse::<usize>().unwrap() {
+                index if index < all.len() => all[index] = value.clone(),
+                _ => all.push(value.clone()),
+            },
+            (place, value) => panic!("{}: {place} {value:?}", self.key),
+        }
+        file
+    }
+
+    /// The name that a refusal has to have in it.
+    fn name(&self) -> &str {
+        let is_name = |part: &&str| part.parse::<usize>().is_err() && !part.is_empty();
+        self.key.rsplit('/').find(is_name).unwrap_or(&self.file)
+    }
+
+    fn says(&self) -> String {
+        let value = if self.remove { "removed".to_owned() } else { self.value.clone().unwrap().to_string() };
+        format!("{} {} = {value} ({})", self.file, self.key, self.outcome)
+    }
+}
+
+/// Serves the inputs as a replica does, from the files to the numbers of a response.
+fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
+    let task: DeploymentTask = reference.task.parse().unwrap();
+    let model = ModelDir::open_for(folder, Some(task)).map_err(|error| error.to_string())?;
+    let options = CpuOptions {
+        threads: NonZeroUsize::MIN,
+        precision: Precision::F32,
+        packed: None,
+        isa: Some(Isa::best()),
+    };
+    let engine = CpuEngine::load(&model, options).map_err(|error| error.to_string())?;
+    let described = engine.describe();
+    let readable = Readable { max_input_tokens: described.max_tokens, vocabulary: described.vocabulary };
+    let tokenizer =
+        TextTokenizer::load(&model, readable, described.token_types).map_err(|error| error.to_string())?;
+    let pool = TokenizerPool::start(tokenizer, 1).unwrap();
+    // As the libraries do it, what is too long loses its end. Behind a chat template that is refused: there the libraries
+    // cut off what the template puts at the end, and the replica cuts the document.
+    let overlong = match &model.template {
+        None => Overlong::Cut(Cut { loses: End::Right, pair: PairCut::LongestFirst }),
+        Some(_) => Overlong::Refuse,
+    };
+    let mut rows = Vec::new();
+    let prompts: &[Option<String>] =
+        if reference.prompt_names.is_empty() { &[None] } else { &reference.prompt_names };
+    for name in prompts {
+        let choice = name.clone().map_or(PromptChoice::Default, PromptChoice::Named);
+        let is_plain = model.template.is_none();
+        let resolved = choice.resolve(&model.prompts.by_name, model.prompts.default.as_deref());
+        let prompt = resolved.map_err(|refusal| format!("{refusal:?}"))?.filter(|_| is_plain);
+        if prompt.is_some() && !model.sentence.include_prompt && model.head.is_none() {
+            return Err("`include_prompt` is false, which is refused of a request with a prompt".to_owned());
+        }
+        let texts: Vec<Text> = reference
+            .inputs
+            .iter()
+            .map(|input| match input {
+                Value::String(text) => Text::One(text.clone()),
+                Value::Array(pair) => {
+                    Text::Pair(pair[0].as_str().unwrap().into(), pair[1].as_str().unwrap().to_owned())
+                }
+                other => panic!("{other}"),
+            })
+            .collect();
+        let reading = Reading { prompt: prompt.map(Into::into), overlong, most: None };
+        let encoded = runtime().block_on(pool.encode(texts, reading));
+        let encoded = encoded.map_err(|error| match error {
+            TokenizeError::Unreadable { why: Unreadable::TooLong { limit, given }, .. } => format!(
+                "{given} tokens are more than the {limit} that `max_seq_length`, `model_max_length` and \
+                 `max_position_embeddings` allow"
+            ),
+            other => format!("{other:?}"),
+        });
+        for tokens in encoded? {
+            let mut buffer = BatchBuffer::default();
+            buffer.push(&tokens.ids, tokens.types.as_deref());
+            let mut out = vec![f32::NAN; described.width];
+            engine.compute(&buffer.batch(), Output::Pooled, &mut out).map_err(|error| error.to_string())?;
+            match &model.head {
+                Some(head) => head.activate(&mut out),
+                None => out = model.sentence.serve(out, described.width),
+            }
+            rows.push(out);
+        }
+    }
+    let labels = model.head.map(|head| head.labels.into_iter().map(Value::from).collect());
+    Ok(Served { rows, labels })
+}
+
+/// What is served.
+struct Served {
+    rows: Vec<Vec<f32>>,
+    labels: Option<Vec<Value>>,
+}
+
+fn runtime() -> &'static tokio::runtime::Runtime {
+    static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap())
+}
+
+/// Rows of fewer numbers are compared by the largest number of all rows: one of few may be close to zero.
+const FEW: usize = 8;
+
+/// The largest difference, relative to the largest number of the row.
+fn difference(found: &[Vec<f32>], wanted: &[f32], [rows, width]: [usize; 2]) -> f64 {
+    if found.len() != rows || found.iter().any(|row| row.len() != width) {
+        return f64::INFINITY;
+    }
+    let largest = |numbers: &[f32]| {
+        numbers.iter().map(|number| f64::from(number.abs())).fold(f64::MIN_POSITIVE, f64::max)
+    };
+    let of_all = largest(wanted);
+    let each = found.iter().zip(wanted.chunks_exact(width)).map(|(found, wanted)| {
+        let size = if width < FEW { of_all } else { largest(wanted) };
+        let off = found.iter().zip(wanted).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+        off.fold(0.0, |most, off| if off > most || off.is_nan() { off } else { most }) / size
+    });
+    each.fold(0.0, |most, off| if off > most || off.is_nan() { off } else { most })
+}
+
+fn judge(fixture: &Fixture, case: &Case, served: Result<Served, String>) -> (Fate, String) {
+    let named = |message: &str| message.contains(case.name());
+    match (case.outcome.as_str(), served) {
+        ("same" | "different", Err(message)) if named(&message) => (Fate::RefusedByName, message),
+        ("same" | "different", Err(message)) => (Fate::Wrong, format!("refused by another name: {message}")),
+        ("same" | "different", Ok(Served { rows, labels })) => {
+            let wanted =
+                if case.outcome == "same" { &fixture.reference.base } else { case.rows.as_ref().unwrap() };
+            let off = difference(&rows, fixture.rows(wanted), wanted.rows);
+            let names = wanted.labels.as_ref().or(fixture.reference.base.labels.as_ref());
+            if off > TOLERANCE || off.is_nan() {
+                (Fate::Wrong, format!("served, off by {off:e}"))
+            } else if names.is_some_and(|names| Some(names) != labels.as_ref()) {
+                (Fate::Wrong, format!("served with the labels {labels:?}"))
+            } else {
+                (Fate::ServedEqual, String::new())
+            }
+        }
+        (_, Err(message)) => (Fate::RefusedAsTheLibrary { named: named(&message) }, message),
+        (outcome, Ok(_)) => (Fate::Wrong, format!("served, and the library's outcome is {outcome}")),
+    }
+}
+
+#[test]
+fn a_changed_key_is_served_as_the_libraries_do_or_refused_by_its_name() {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(golden().join("mutations")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    if let Ok(only) = std::env::var("MUTATIONS_OF") {
+        paths.retain(|path| path.file_stem().unwrap().to_string_lossy() == only);
+    }
+    paths.sort();
+    let fixtures: Vec<Fixture> = paths.iter().map(|path| Fixture::read(path)).collect();
+    let mut wrong = Vec::new();
+    for fixture in &fixtures {
+        let folder = tempfile::tempdir().unwrap();
+        fixture.write(folder.path(), None);
+        let base = &fixture.reference.base;
+        match serve(folder.path(), &fixture.reference) {
+            Ok(Served { rows, .. }) => {
+                let off = difference(&rows, fixture.rows(base), base.rows);
+                if off > TOLERANCE || off.is_nan() {
+                    wrong.push(format!("{}: the unchanged checkpoint is off by {off:e}", fixture.name));
+                }
+            }
+            Err(error) => {
+                wrong.push(format!("{}: the unchanged checkpoint is refused: {error}", fixture.name))
+            }
+        }
+    }
+    let cases: Vec<(&Fixture, &Case)> = fixtures
+        .iter()
+        .flat_map(|fixture| fixture.reference.cases.iter().map(move |case| (fixture, case)))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let fates = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, NonZeroUsize::get) {
+            scope.spawn(|| {
+                while let Some((fixture, case)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let folder = tempfile::tempdir().unwrap();
+                    fixture.write(folder.path(), Some(case));
+                    let served = serve(folder.path(), &fixture.reference);
+                    let (fate, message) = judge(fixture, case, served);
+                    // The folder's name is random, and could be the key's.
+                    let message = message.replace(&*folder.path().to_string_lossy(), "FOLDER");
+                    fates.lock().unwrap().push((fixture.name.as_str(), *case, fate, message));
+                }
+            });
+        }
+    });
+    let fates = fates.into_inner().unwrap();
+    let count = |wanted: fn(&Fate) -> bool| fates.iter().filter(|(_, _, fate, _)| wanted(fate)).count();
+    let keys: BTreeSet<(&str, &str, &str)> = cases
+        .iter()
+        .map(|(fixture, case)| (fixture.name.as_str(), case.file.as_str(), case.key.as_str()))
+        .collect();
+    wrong.extend(
+        fates
+            .iter()
+            .filter(|(_, _, fate, _)| *fate == Fate::Wrong)
+            .map(|(name, case, _, message)| format!("{name}: {}: {message}", case.says())),
+    );
+    wrong.sort();
+    let families: BTreeSet<&str> =
+        fixtures.iter().filter_map(|fixture| fixture.files["config.json"]["model_type"].as_str()).collect();
+    println!(
+        "{} families in {} fixtures, {} keys × fixtures in {} cases: {} served equal, {} refused by name, {} refused where the library \
+         fails ({} of them by name), served wrongly: {}",
+        families.len(),
+        fixtures.len(),
+        keys.len(),
+        cases.len(),
+        count(|fate| *fate == Fate::ServedEqual),
+        count(|fate| *fate == Fate::RefusedByName),
+        count(|fate| matches!(fate, Fate::RefusedAsTheLibrary { .. })),
+        count(|fate| *fate == Fate::RefusedAsTheLibrary { named: true }),
+        wrong.len()
+    );
+    for line in &wrong {
+        println!("{}", line.chars().take(400).collect::<String>());
+    }
+    assert!(std::env::var_os("MUTATIONS_OF").is_some() || families.len() >= FAMILIES, "{families:?}");
+    assert!(wrong.is_empty(), "{} cases are served wrongly, or refused by another name", wrong.len());
+}
