@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What a file configures.
+/// Kind of a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Gateway,

@@ -57,7 +57,7 @@ pub(crate) fn main(options: VerifyOptions) -> ExitCode {
     }
 }
 
-/// What is judged.
+/// Scope of the audit.
 fn filter(options: &VerifyOptions, problems: &mut Vec<String>) -> Filter {
     let VerifyOptions { tenant, pseudonym_key_file, deployment, from, until, .. } = options;
     let mut at = |option: &str, text: &Option<String>| {

@@ -65,8 +65,8 @@ pub(crate) async fn unpack(
     match unpacking.step(STEP_BYTES) {
         Ok(true) => Ok(unpacking.end()),
         Ok(false) => {
-            // So far it is gzip.
-            unpacking.believe_trailer().map_err(|none| processed(&unpacking, none))?;
+            // The start is valid gzip, so the last bytes are a trailer and not text.
+            unpacking.read_declared_length().map_err(|none| processed(&unpacking, none))?;
             let rest = move || match unpacking.step(BODY_BYTES_MAX) {
                 Ok(_) => Ok(unpacking.end()),
                 Err(none) => Err(processed(&unpacking, none)),
@@ -80,13 +80,13 @@ pub(crate) async fn unpack(
 /// A body that is being unpacked.
 struct Unpacking {
     decoder: GzDecoder<Reader<Bytes>>,
-    /// How long the body is by the trailer of its last member; 0 before that was looked at.
+    /// Length of the body by the trailer of its last member; 0 before the trailer was read.
     declared: usize,
     body: BytesMut,
     reservation: Reservation,
     /// Of which this is the last that was begun.
     members: usize,
-    /// What was sent.
+    /// The body as it was sent.
     packed: Body,
 }
 
@@ -109,9 +109,9 @@ impl Unpacking {
         Ok(false)
     }
 
-    /// Looks at how long the body is going to be (RFC 1952, 2.3.1: ISIZE). A client can write there what it likes; an honest one
-    /// tells in time that it is too long.
-    fn believe_trailer(&mut self) -> Result<(), NoBody> {
+    /// Reads the length of the body from its trailer (RFC 1952, 2.3.1: ISIZE), and refuses a body that is too large before it is
+    /// unpacked. A client can write any number there: bounds are checked again while unpacking.
+    fn read_declared_length(&mut self) -> Result<(), NoBody> {
         let trailer = self.packed.bytes.last_chunk().copied();
         self.declared = trailer.map_or(0, |trailer| u32::from_le_bytes(trailer) as usize);
         check_length(self.declared, self.packed.bytes.len())

@@ -36,12 +36,12 @@ pub(crate) const BODIES_BYTES_MAX: usize = 512 << 20;
 /// The first memory of a body; then it doubles, up to what is declared.
 const FIRST_BYTES: usize = 16 << 10;
 
-/// How bodies are taken.
+/// Limits of request bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyLimits {
-    /// What they may take of the memory.
+    /// Memory limits.
     pub memory: memory::Limits,
-    /// How slowly they may arrive.
+    /// Timeouts and minimum rate.
     pub progress: progress::Limits,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Reservation {
     bytes: usize,
 }
 
-/// What keeps a body's memory counted.
+/// Reservation of a body's memory.
 enum Counted {
     OfClient { _reservation: Reservation },
     OfPiece { _place: OwnedSemaphorePermit },

@@ -75,7 +75,7 @@ fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Val
     Value::deserialize(deserializer).map(Some)
 }
 
-/// What became of a case.
+/// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
     ServedEqual,
@@ -273,7 +273,7 @@ fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
     Ok(Served { rows, labels })
 }
 
-/// What is served.
+/// Numbers and labels that are served.
 struct Served {
     rows: Vec<Vec<f32>>,
     labels: Option<Vec<Value>>,

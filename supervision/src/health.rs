@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// How long a check may take: probes of Kubernetes and of load balancers wait for a second or more by default.
+/// Timeout of a check: probes of Kubernetes and of load balancers wait for a second or more by default.
 pub const WITHIN: Duration = Duration::from_millis(800);
 
 /// Runs checks of one kind, one at a time.
@@ -27,7 +27,7 @@ impl Health {
     ///
     /// # Errors
     ///
-    /// What is the matter, as a line for whoever probes.
+    /// Reason of a failure, as one line of text.
     pub async fn probe(
         &self,
         check: impl FnOnce() -> Result<(), String> + Send + 'static,

@@ -14,7 +14,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{self, PoisonError};
 use std::time::Duration;
 
-/// What a panic of its holder costs.
+/// Consequence of a panic of the holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnPanic {
     FailProcess,
@@ -86,7 +86,7 @@ impl<T> Mutex<T> {
 }
 
 impl<T> Mutex<T> {
-    /// What it holds, of which nobody else has a share any longer.
+    /// Returns the state; the lock has no other owner any more.
     pub fn into_inner(self) -> T {
         self.inner.into_inner().unwrap_or_else(PoisonError::into_inner)
     }

@@ -52,7 +52,7 @@ pub fn restarts() -> BTreeMap<&'static str, u64> {
     RESTARTS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// What a panic says of itself.
+/// Returns the message of a panic.
 pub fn message(payload: &(dyn std::any::Any + Send)) -> &str {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| payload.downcast_ref::<&'static str>().copied()).unwrap_or("a panic without a message")

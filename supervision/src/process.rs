@@ -1,6 +1,6 @@
 //! Failure of the process: announced once, and never taken back.
 //!
-//! Whoever fails it goes on with what it was doing. The front door waits for [`failed`], drains as for SIGTERM and returns an
+//! The caller of [`fail`] continues. The main task waits for [`failed`], drains as for SIGTERM and returns an
 //! error; [`exit_within`] ends the process where that does not come to an end. Health checks report the failure from the
 //! first moment ([`crate::health`]).
 

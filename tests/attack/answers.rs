@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::time::Instant;
 
-/// How a connection ended.
+/// End of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// With FIN or a reset.

@@ -11,7 +11,7 @@ pub(crate) struct Case {
     pub(crate) expected: Expected,
 }
 
-/// What the attacker does, in order.
+/// Step of an attack.
 #[derive(Clone, Debug, Hash)]
 pub(crate) enum Step {
     /// Sends bytes.
@@ -30,7 +30,7 @@ pub(crate) enum Step {
     Handshake(Vec<(u16, u32)>),
 }
 
-/// What must come back.
+/// Expected responses.
 #[derive(Clone, Debug)]
 pub(crate) enum Expected {
     /// So many answers over HTTP/1, each of a status of its set, and then the end of the connection.
@@ -49,7 +49,7 @@ pub(crate) enum Expected {
     AnyOf(Vec<Outcome>),
 }
 
-/// What can come of an attack over HTTP/2.
+/// Outcome of an attack over HTTP/2.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
     /// The head of an answer on stream 1, of one of these statuses.

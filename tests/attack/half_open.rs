@@ -27,7 +27,7 @@ const HEAD: &[u8] = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthoriz";
 ///
 /// # Errors
 ///
-/// What a good client met.
+/// The first failure of a good client.
 pub(crate) fn flood(world: &World) -> Result<Duration, String> {
     let mut idle = Vec::new();
     for _ in 0..IDLE {

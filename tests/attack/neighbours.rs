@@ -32,7 +32,7 @@ const LARGE: [&str; 2] = ["body ", "gzip "];
 /// From one case to the next, so that those of a family do not come together. It is a prime.
 const STRIDE: usize = 389;
 
-/// What the good clients saw.
+/// Latencies and failures of the good clients.
 #[derive(Default)]
 pub(crate) struct Report {
     turns: Vec<Turn>,

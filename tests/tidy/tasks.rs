@@ -52,7 +52,7 @@ fn whatever_runs_for_long_is_supervised() {
     none(complaints(&files(|path| path.ends_with(".rs"))));
 }
 
-/// What is caught elsewhere than in `supervision` goes on to whoever waits for it, so that it is counted and logged once.
+/// A panic that is caught outside `supervision` is resumed in the caller, so that it is counted and logged once.
 #[test]
 fn a_panic_that_is_caught_is_counted() {
     let catches = |file: &&File| {

@@ -59,7 +59,7 @@ enum State {
     Done,
 }
 
-/// What was seen of a chunked body.
+/// Scanner of a chunked body, fed with its bytes in pieces of any size.
 #[derive(Clone, Debug)]
 pub struct Scan {
     state: State,

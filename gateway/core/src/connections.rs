@@ -5,14 +5,14 @@
 //! so many connections in all, that it cannot take the places of others. The limits are meant for one attacker and are far
 //! above what a company behind one address opens; proxies that are trusted have none.
 //!
-//! Opening, closing and the first head of a connection are told here; its further requests are not, so that nothing is spent
-//! on them.
+//! The listener reports opening, closing and the first head of a connection. It does not report further requests, so they cost
+//! nothing here.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// How many connections one source may have.
+/// Limits of connections for each source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Open at once.
@@ -42,7 +42,7 @@ impl Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
 
-/// What becomes of a new connection.
+/// Decision about a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// It is let in; the other, which is half-open, is closed for it.
@@ -67,10 +67,10 @@ pub struct Connections {
     half_open: usize,
 }
 
-/// How many half-open connections a source has, the oldest of them, and the source.
+/// Order in which sources lose half-open connections: their number, the oldest of them, and the source.
 type Rank = (usize, Reverse<ConnectionId>, Source);
 
-/// What a source has open.
+/// Open connections of a source.
 #[derive(Clone, Debug, Default)]
 struct Open {
     connections: usize,

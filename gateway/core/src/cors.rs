@@ -1,4 +1,4 @@
-//! Cross-origin requests (CORS): which web pages may read the responses, and what they are told.
+//! Cross-origin requests (CORS): which web pages may read the responses, and the headers that say so.
 //!
 //! Without configuration no page of another origin may: a browser that holds an API key is the exception. Origins are
 //! compared as they are written (RFC 6454 §6.2: scheme, host and port, in lower case). Credentials are never allowed,
@@ -8,7 +8,7 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cors {
     origins: Origins,
-    /// How long a browser may keep the answer to a preflight, in seconds.
+    /// Time for which a browser may cache the response to a preflight, in seconds.
     max_age_s: u64,
 }
 
@@ -22,7 +22,7 @@ enum Origins {
 pub const ORIGINS_MAX: usize = 256;
 /// The longest that a browser may keep the answer to a preflight, in seconds; browsers keep none for longer than a day.
 pub const MAX_AGE_MAX_S: u64 = 86_400;
-/// How long it may where the configuration does not say.
+/// Default of that time.
 pub const MAX_AGE_DEFAULT_S: u64 = 600;
 /// Bytes of the list of headers that a preflight asks for.
 const REQUESTED_HEADERS_BYTES_MAX: usize = 4096;
@@ -74,7 +74,7 @@ impl Cors {
         }
     }
 
-    /// What a page of `origin` is told with a response; nothing if it may not read it.
+    /// Returns the headers for a response to a page of `origin`; without `access-control-allow-origin` if it may not read it.
     pub fn response(&self, origin: Option<&[u8]>) -> ResponseHeaders {
         // Whoever caches a response must know that it depends on the origin, also where this one is refused.
         let varies = || ("vary", "origin".to_owned());

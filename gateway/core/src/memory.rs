@@ -17,7 +17,7 @@ pub struct Limits {
     pub per_connection: usize,
 }
 
-/// Whose a body is.
+/// Owner of a body: tenant and connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
     /// The place of its tenant; none where another process has counted it.
@@ -37,7 +37,7 @@ pub enum Full {
     Connection,
 }
 
-/// What is taken of the limits.
+/// Memory in use, by owner.
 #[derive(Clone, Debug)]
 pub struct Budget {
     limits: Limits,

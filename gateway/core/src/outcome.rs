@@ -30,7 +30,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// What it says about the upstream; `status` is that of a response, where there was one.
+    /// Returns the evidence about the upstream; `status` is that of the response, if there was one.
     pub fn evidence(self, status: Option<u16>) -> Option<Evidence> {
         match self {
             Failure::StaleConnection => {

@@ -5,7 +5,7 @@
 //! [`Evidence`], and a circuit breaker takes nothing else ([`Circuits::saw`](crate::circuit::Circuits::saw)): whoever reports
 //! an outcome has to say who had set the deadline, and what the upstream did until then.
 
-/// Who decided how long an attempt may take.
+/// Source of the deadline of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadlineSetBy {
     /// The client: by its timeout, by the default that stands for a client which does not say, or by disconnecting. How long a
@@ -15,7 +15,7 @@ pub enum DeadlineSetBy {
     Measurement,
 }
 
-/// What the upstream did until the attempt was over.
+/// State of the upstream when the attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamAction {
     /// It responded with this status.
@@ -40,7 +40,7 @@ pub enum UpstreamAction {
     ClosedIdleConnection,
 }
 
-/// What a circuit breaker counts.
+/// Kinds of evidence that a circuit breaker counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
     /// A response in time.
@@ -54,7 +54,7 @@ pub(crate) enum Seen {
     Missed,
 }
 
-/// What one attempt says about an upstream; made by [`evidence`] alone.
+/// Evidence of one attempt about an upstream; made by [`evidence`] alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evidence(Seen);
 

@@ -1,4 +1,4 @@
-//! How long the body of a request may take to arrive: by its progress, and in all.
+//! Timeouts of a request body: stall, minimum rate, and total time.
 //!
 //! One time for the whole of a body is either too short for a large one over a slow line or long enough to hold memory with
 //! one byte a minute. So a body has to go on arriving: no pause longer than [`Limits::stall`], on the average no slower than
@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How slowly a body may arrive.
+/// Timeouts and minimum rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The longest time without a byte.
@@ -29,7 +29,7 @@ pub enum TooSlow {
     Total,
 }
 
-/// What has arrived of one body.
+/// Progress of one body.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     limits: Limits,

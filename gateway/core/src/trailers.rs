@@ -24,7 +24,7 @@ const FLAGS_AT: usize = 4;
 pub const HELD_BYTES_MAX: usize = 80 << 10;
 /// The dynamic table that clients may fill (`SETTINGS_HEADER_TABLE_SIZE`, which is left at its default).
 const TABLE_BYTES_MAX: usize = 4096;
-/// What an entry takes beside its name and value (RFC 7541, 4.1).
+/// Overhead of an entry beside its name and value (RFC 7541, 4.1).
 const ENTRY_BYTES: usize = 32;
 /// Entries of the static table that are pseudo-headers: its first.
 const STATIC_PSEUDO_MAX: usize = 14;
@@ -40,7 +40,7 @@ const CODES: [u32; 31] =
 /// The code of `:`, and its length.
 const COLON: (u32, usize) = (0x5c, 7);
 
-/// What was seen of one connection.
+/// Scanner of the frames of one connection.
 #[derive(Clone, Debug)]
 pub struct Guard {
     /// Bytes up to the next frame.

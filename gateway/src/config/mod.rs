@@ -119,7 +119,7 @@ pub struct EdgeConfig {
     pub gzip_answers_from: Option<usize>,
     /// Connections that clients may have open at once.
     pub connections_max: usize,
-    /// How many of them one address may have.
+    /// Limits for each client address.
     pub addresses: AddressLimits,
     /// Which web pages may read responses; without it, none of another origin.
     pub cors: Option<Cors>,
@@ -129,7 +129,7 @@ pub struct EdgeConfig {
     pub spill: bool,
     /// How long things may take.
     pub timeouts: Timeouts,
-    /// What the bodies of requests may take.
+    /// Memory limits and timeouts of request bodies.
     pub bodies: BodyLimits,
     /// Where the tenants of its own file are read from again.
     pub tenants: Option<TenantsFile>,

@@ -42,7 +42,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// The largest body that is read on the thread of its connection: at some 0.3 to 2 GB/s, less than a millisecond.
 const READ_AT_ONCE_BYTES_MAX: usize = 256 << 10;
-/// What a body may have beside its inputs.
+/// Bytes of a body that are free of charge.
 const FREE_BODY_BYTES: usize = 4 << 10;
 
 /// The longest request identifier that is taken from a client.
@@ -67,7 +67,7 @@ pub(super) struct Request {
     pub(super) allowed: Law,
     /// Both, and of which route table they are: what it was admitted under.
     pub(super) policy: Arc<PolicyVersion>,
-    /// What its own header asks for, to be applied to a newer table as well.
+    /// Policy of the request's own header, to be applied to a newer table as well.
     pub(super) asked: ResidencyPolicy,
     /// The key that it was authenticated with; none where that was a token.
     pub(super) key: Option<Digest>,
@@ -173,7 +173,7 @@ impl Request {
 }
 
 impl Edge {
-    /// Who of these asks, and with which key; without one, with a token.
+    /// Authenticates the request: the tenant, and its key unless it was a token.
     pub(super) fn tenant(&self, session: &ServerSession, ring: &KeyRing) -> Result<Authenticated, Refusal> {
         let authorization = session.get_header(AUTHORIZATION).map(http::HeaderValue::as_bytes);
         let keys = [single(session, headers::API_KEY)?, single(session, headers::X_API_KEY)?];
@@ -275,13 +275,13 @@ impl Edge {
         })
     }
 
-    /// Whose the body's memory is. A trusted peer's connection carries the requests of many.
+    /// Owner of the body's memory. A trusted peer's connection carries the requests of many.
     fn owner(&self, session: &ServerSession, tenant: &Tenant) -> Owner {
         let connection = peer(session).filter(|peer| !self.config.trusted_peers.contains(&peer.ip()));
         Owner { tenant: Some(tenant.place), connection }
     }
 
-    /// What the body says; a request without one says nothing.
+    /// Reads model and cost from the body; the default for a request without one.
     async fn body_of(&self, target: Target<'_>, body: &Body, tenant: &Tenant) -> Result<Reading, Refusal> {
         if target.model == ModelField::Bodiless {
             return Ok(Reading::default());

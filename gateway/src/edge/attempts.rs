@@ -58,7 +58,7 @@ impl Drop for Chosen {
     }
 }
 
-/// What a request waits for while attempts are under way.
+/// Event that a request waits for while attempts are in flight.
 enum Happened<'a> {
     Ended(InFlight<'a>, Result<Answered, Failure>),
     /// A region has got worse.
@@ -76,7 +76,7 @@ struct Attempt {
     /// Its number among all of the process.
     key: u64,
     began: Instant,
-    /// What is left of the request's time.
+    /// Remaining time of the request.
     left: Duration,
 }
 

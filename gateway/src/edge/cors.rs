@@ -12,7 +12,7 @@ use pingora::protocols::http::ServerSession;
 use replica_core::wire::headers;
 
 impl Edge {
-    /// What a page that sent the request at hand is told with its response.
+    /// CORS headers for the response to the page that sent the request.
     pub(super) fn cors(&self, session: &ServerSession) -> ResponseHeaders {
         let Some(cors) = &self.config.cors else { return ResponseHeaders::new() };
         cors.response(session.get_header(ORIGIN).map(http::HeaderValue::as_bytes))

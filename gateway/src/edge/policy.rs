@@ -19,7 +19,7 @@ use gateway_core::lawful::Law;
 use gateway_core::trail::PolicyVersion;
 use std::sync::Arc;
 
-/// What a request may do now.
+/// Current permission of a request.
 #[derive(Clone)]
 pub(super) struct Permit {
     /// The newest route table.
@@ -30,7 +30,7 @@ pub(super) struct Permit {
 }
 
 impl Permit {
-    /// What it was admitted under.
+    /// Permission under which it was admitted.
     pub(super) fn of(request: &Request, view: &Arc<View>) -> Permit {
         Permit { view: view.clone(), allowed: request.allowed, policy: request.policy.clone() }
     }

@@ -1,4 +1,4 @@
-//! How long ago a hub confirmed the route table in hand, by the clocks and on disk.
+//! Time since a hub last confirmed the route table, by the clocks and on disk.
 //!
 //! `scheduler_core::policy_age` decides; here are the clocks and the file beside the snapshot, which holds the wall clock at
 //! the last confirmation. It is written once a minute at most: a process that starts again finds the table up to a minute
@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How often a confirmation is written to disk.
+/// Interval at which a confirmation is written to disk.
 const WRITE_PERIOD_MS: u64 = 60_000;
-/// What the monotonic clock says when a process starts, so that what was confirmed before is a positive number: 139 years.
+/// Value of the monotonic clock when a process starts, so that what was confirmed before is a positive number: 139 years.
 const STARTED_MS: u64 = 1 << 42;
 
 /// When a hub last confirmed the table.

@@ -27,7 +27,7 @@ pub(super) struct Race<'a> {
     earlier: usize,
 }
 
-/// What an attempt begins with.
+/// Start of an attempt.
 pub(super) struct Beginning {
     pub(super) began: Instant,
     /// Its number among all of the process.

@@ -18,13 +18,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How often the files are read: a key that was taken back is accepted no longer than this.
+/// Interval at which the files are read: a revoked key is accepted no longer than this.
 const RELOAD_PERIOD: Duration = Duration::from_secs(2);
 
-/// What was found when the files were last read.
+/// Content of the files when they were last read.
 #[derive(PartialEq, Eq)]
 enum Found {
-    /// What is in use.
+    /// Content in use.
     Used(Digest),
     /// Something that cannot be used, for these reasons.
     Refused(Vec<String>),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-/// How many connections a client address may have, and which addresses have no limit.
+/// Limits of connections for each client address, and the addresses without a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressLimits {
     /// Open at once.
@@ -41,7 +41,7 @@ pub(super) struct Open {
 
 struct State {
     connections: Connections,
-    /// How each is told to close.
+    /// Signals that close a connection.
     evicted: BTreeMap<ConnectionId, Arc<Notify>>,
 }
 

@@ -1,4 +1,4 @@
-//! What is said of a request before it is forwarded, where its receipt is required.
+//! Entries that are durable before a request is forwarded, where its receipt is required.
 
 use gateway_core::receipt::AttemptKey;
 use gateway_core::trail::{Cause, PolicyVersion};

@@ -41,7 +41,7 @@ use tokio::sync::{mpsc, oneshot};
 pub const QUEUE_MAX: usize = 16_384;
 /// A file that has grown to this is followed by another: ten minutes of 250 requests/s, and read by an audit at once.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
-/// How long a request waits for its receipt to be durable. A disk that takes longer for one fsync does not respond.
+/// Timeout for a receipt to become durable. A disk that takes longer for one fsync does not respond.
 const COMMIT_MAX: Duration = Duration::from_secs(5);
 
 /// How receipts are kept.
@@ -140,7 +140,7 @@ pub(crate) enum Told {
     Sent(Arc<Finished>),
     /// What a region's door says of one.
     Received(Box<Received>),
-    /// What is made durable before a request is forwarded, and who waits for it.
+    /// Entry that is made durable before a request is forwarded, and the channel that reports it.
     Before(Box<Before>, oneshot::Sender<bool>),
     /// Nothing comes after this.
     Close,
@@ -178,7 +178,7 @@ pub(crate) struct Shared {
     /// Requests that were rejected for want of a receipt, and since when some of them were not written yet.
     rejected: Count,
     rejected_since_ms: AtomicU64,
-    /// How long requests waited for their receipts to be durable.
+    /// Histogram of the time until a receipt is durable.
     commits: Histogram,
 }
 
@@ -218,7 +218,7 @@ pub(crate) struct Recorder {
     shared: Arc<Shared>,
     chain: Arc<str>,
     required: bool,
-    /// What the keys of this process's attempts begin with.
+    /// Prefix of the keys of this process's attempts.
     process: u64,
     numbers: Arc<AtomicU64>,
     writer: Thread,

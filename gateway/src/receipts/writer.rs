@@ -52,7 +52,7 @@ pub(super) struct Writer {
     dir: PathBuf,
     role: Role,
     place: RegionId,
-    /// What the keys of this process's attempts begin with.
+    /// Prefix of the keys of this process's attempts.
     process: u64,
     /// By their index.
     regions: Vec<RegionId>,

@@ -27,7 +27,7 @@ pub(super) struct Fields<'a> {
 /// Keys without effect on what is served. The library still checks the kinds of their values.
 pub(super) struct Inert(pub(super) Kind, pub(super) &'static [&'static str]);
 
-/// What the value of a key without effect may be.
+/// Kind of the value of a key without effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Anything.
@@ -58,7 +58,7 @@ pub(super) enum Kind {
     OneOf(&'static [&'static str]),
     /// A string.
     Text,
-    /// What does nothing: null, false, 0, an empty list or object.
+    /// A value that turns a feature off: null, false, 0, an empty list or object.
     Off,
 }
 
@@ -133,12 +133,12 @@ impl<'a> Fields<'a> {
         Fields { raw, read: RefCell::default(), problems: Vec::new() }
     }
 
-    /// What was read, unless there were problems.
+    /// Returns `read`, or all problems.
     pub(super) fn finish<T>(self, read: T) -> Result<T, Vec<String>> {
         if self.problems.is_empty() { Ok(read) } else { Err(self.problems) }
     }
 
-    /// What was found so far, for whoever looked into a part of a file.
+    /// Returns the problems found so far, for a reader of a part of a file.
     pub(super) fn problems(self) -> Vec<String> {
         self.problems
     }
@@ -179,13 +179,13 @@ impl<'a> Fields<'a> {
         self.read = RefCell::new(read);
     }
 
-    /// What stands there. Null is a problem, which [`Fields::refuse_others`] reports.
+    /// Returns the value of a key. Null is a problem, which [`Fields::refuse_others`] reports.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.read.borrow_mut().insert((key.to_owned(), false));
         self.raw.get(key).filter(|value| !value.is_null())
     }
 
-    /// What stands there; null is nothing.
+    /// Returns the value of a key; null is the same as absent.
     pub(super) fn optional(&self, key: &str) -> Option<&'a Value> {
         self.read.borrow_mut().insert((key.to_owned(), true));
         self.raw.get(key).filter(|value| !value.is_null())

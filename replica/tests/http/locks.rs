@@ -1,4 +1,4 @@
-//! What a panic of the holder of each lock costs, of those that a replica takes while it serves.
+//! Makes the holder of each lock panic that a replica takes while it serves.
 
 use crate::served::Served;
 use serde_json::json;

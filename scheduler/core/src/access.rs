@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use crate::token::Token;
 
-/// What a path of the hub needs.
+/// Access that a path of the hub requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The fleet token or the operator token: registrations, leases, demand, and everything that is read.

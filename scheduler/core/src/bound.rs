@@ -18,17 +18,17 @@ use regions::Generation;
 pub const PUBLISHED_PER_SECOND_MAX: u32 = 10;
 /// Generations that it publishes at once after it has published none for a while: every region of a catalogue.
 pub const PUBLISHED_BURST_MAX: u32 = 100;
-/// What a reader accepts beyond the rate: ten bursts, because each new leader may begin with one.
+/// Margin of a reader beyond the rate: ten bursts, because each new leader may begin with one.
 pub const STEP_MARGIN: u64 = 10 * PUBLISHED_BURST_MAX as u64;
-/// How far the clocks of a hub and a reader may differ.
+/// Largest difference between the clocks of a hub and a reader.
 pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(3600);
 
-/// What a reader has accepted last.
+/// Generation that a reader accepted last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Its generation.
     pub generation: Generation,
-    /// How long ago that was. What comes from disk is as old as its file.
+    /// Time since then. A generation read from disk is as old as its file.
     pub age: Duration,
 }
 
@@ -38,9 +38,9 @@ pub enum Rejected {
     /// It is not newer.
     #[error("generation {offered} is not higher than {held}, which is in hand")]
     NotHigher {
-        /// What was offered.
+        /// Generation that was offered.
         offered: Generation,
-        /// What was accepted last.
+        /// Generation that was accepted last.
         held: Generation,
     },
     /// The epoch lies in the future.
@@ -50,7 +50,7 @@ pub enum Rejected {
          responses"
     )]
     EpochAhead {
-        /// What was offered.
+        /// Generation that was offered.
         offered: u64,
         /// The highest that is accepted.
         latest: u64,
@@ -61,7 +61,7 @@ pub enum Rejected {
          proxy that alters responses, or delete the file of the last table if this goes on"
     )]
     TooFarAhead {
-        /// What was offered.
+        /// Generation that was offered.
         offered: Generation,
         /// The highest number that is accepted.
         highest: u64,
@@ -119,7 +119,7 @@ impl Pace {
         Pace { due: now }
     }
 
-    /// How long to wait before the next one is published. It is counted as published.
+    /// Returns the time to wait before the next generation is published, and counts it as published.
     pub fn next(&mut self, now: Instant) -> Duration {
         let interval = Duration::from_secs(1) / PUBLISHED_PER_SECOND_MAX;
         let wait =

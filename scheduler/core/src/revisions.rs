@@ -30,7 +30,7 @@ use regions::{
 /// The replicas of one deployment in one region.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reported {
-    /// How many there should be, where the region starts and stops them itself.
+    /// Desired number of replicas, where the region starts and stops them itself.
     pub target: Option<u32>,
     /// Those that are there, by what they run; in the order of their revisions.
     pub models: Vec<Counted>,
@@ -39,11 +39,11 @@ pub struct Reported {
 /// Replicas that run the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// What they run.
+    /// Model that they run.
     pub model: ReportedModel,
-    /// How many there are.
+    /// Number of replicas.
     pub replicas: u32,
-    /// How many of them are ready.
+    /// Number of ready replicas.
     pub ready: u32,
 }
 
@@ -55,7 +55,7 @@ impl Reported {
     }
 }
 
-/// What an operator has said about changes of the model.
+/// Operator's decision about changes of the model: hold or promote.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
     /// Changes that wait for a promotion (`meridian apply --hold`).
@@ -66,7 +66,7 @@ pub struct Orders {
 
 type Deployments = BTreeMap<DeploymentName, Deployment>;
 type Revisions = BTreeMap<DeploymentName, ServedRevision>;
-/// What each region with a spoke reports.
+/// Reports of the regions with a spoke.
 pub type Reports<'a> = BTreeMap<&'a RegionId, &'a BTreeMap<DeploymentName, Reported>>;
 
 /// Returns the deployments of the table that follows `last`, with the specs that are served meanwhile, and their revisions.
@@ -116,9 +116,9 @@ pub fn stage<'a>(
 /// A deployment whose model may change.
 struct Change<'a> {
     before: &'a ServedRevision,
-    /// What is served.
+    /// Model that is served.
     served: &'a ModelSpec,
-    /// What is wanted.
+    /// Model that is desired.
     spec: &'a ModelSpec,
     reported: &'a [&'a Reported],
     /// A region that serves the deployment has no spoke now: it is not known what it has.
@@ -126,7 +126,7 @@ struct Change<'a> {
 }
 
 impl Change<'_> {
-    /// What is to replace the current revision, if anything is.
+    /// Revision that replaces the current one, if there is one.
     fn next(&self, promoted: Option<ModelRevision>, held: bool) -> Option<NextRevision> {
         let changes = self.served != self.spec;
         let current = self.before.current;

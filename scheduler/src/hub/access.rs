@@ -26,7 +26,7 @@ pub(super) fn guarded<S: Clone + Send + Sync + 'static>(
     paths.route_layer(from_fn_with_state(guard, check))
 }
 
-/// What stands in front of a group of paths.
+/// Guard of a group of paths.
 #[derive(Clone)]
 struct Guard {
     tokens: Arc<Tokens>,

@@ -1,4 +1,4 @@
-//! What a panic of the holder of each lock costs, of those that a hub takes while it serves.
+//! Makes the holder of each lock panic that a hub takes while it serves.
 
 use crate::world::{AMERICA, Hub, TOKEN, config};
 use serde_json::json;

@@ -39,7 +39,7 @@ pub trait Subject {
     }
 }
 
-/// What a child process does.
+/// Task of a child process.
 #[derive(Debug)]
 pub enum Case {
     /// Prints the locks that the server takes.

@@ -16,9 +16,9 @@ use std::collections::BTreeSet;
 
 /// The version of the format.
 pub const VERSION: u32 = 1;
-/// What is signed before the text itself, so that no other signature of the same key is one of a checkpoint.
+/// Domain separation: prefix of the signed text, so that no other signature of the same key is valid for a checkpoint.
 const DOMAIN: &[u8] = b"meridian receipts checkpoint\n";
-/// What stands before the signature.
+/// Prefix of the line with the signature.
 const SIGNATURE: &str = "hmac-sha256 ";
 
 /// The auditor's key.
@@ -45,7 +45,7 @@ pub struct Checkpoint {
 pub struct ChainHead {
     /// The chain.
     pub chain: String,
-    /// Who writes it.
+    /// Writer of the chain.
     pub role: Role,
     /// Beside or in which region.
     pub place: String,

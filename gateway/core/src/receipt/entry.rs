@@ -1,4 +1,4 @@
-//! What a line of a receipts file says, versions 1 and 2.
+//! Entries of a receipts file, versions 1 and 2.
 //!
 //! A request for which a receipt is required leaves two entries at each end: [`Entry::Sent`] or [`Entry::Received`], which
 //! is durable before the request is forwarded, and [`Entry::Outcome`] when it is over. Every other request leaves one,
@@ -88,7 +88,7 @@ pub enum Entry<'a> {
         region: Cow<'a, str>,
         /// When.
         at_ms: u64,
-        /// How long it took.
+        /// Duration in microseconds.
         took_us: u64,
         /// Why: [`crate::trail::Cause::as_str`].
         #[serde(borrow)]
@@ -157,7 +157,7 @@ pub enum Entry<'a> {
         residency: Cow<'a, str>,
         /// When.
         at_ms: u64,
-        /// How long it took.
+        /// Duration in microseconds.
         took_us: u64,
         /// How it ended: ok, an error code, or unfinished.
         #[serde(borrow)]
@@ -195,15 +195,15 @@ pub enum Entry<'a> {
     Outcome {
         /// The number of that entry.
         number: u64,
-        /// How long it took.
+        /// Duration in microseconds.
         took_us: u64,
-        /// How it ended, in the words of [`Entry::Attempt`] or [`Entry::Arrival`].
+        /// Outcome, in the words of [`Entry::Attempt`] or [`Entry::Arrival`].
         #[serde(borrow)]
         end: Cow<'a, str>,
     },
     /// Requests were rejected because their receipts could not be made durable. Nothing of them was forwarded.
     Rejected {
-        /// How many.
+        /// Number of receipts.
         requests: u64,
         /// The time of the first.
         since_ms: u64,
@@ -212,7 +212,7 @@ pub enum Entry<'a> {
     },
     /// Receipts are missing here.
     Gap {
-        /// How many.
+        /// Number of receipts.
         missing: u64,
         /// Why.
         why: Why,

@@ -1,4 +1,4 @@
-//! What clients do wrong, or cut short, ejects no region for anybody else.
+//! Client errors and client disconnects eject no region.
 
 use super::front::Hop;
 use super::region::Script::*;

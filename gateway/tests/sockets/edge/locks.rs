@@ -1,4 +1,4 @@
-//! What a panic of the holder of each lock costs, of those that an edge takes while it serves.
+//! Makes the holder of each lock panic that an edge takes while it serves.
 
 use super::region::Script::Answers;
 use super::scene::{AMERICA, EUROPE, JAPAN, Scene};

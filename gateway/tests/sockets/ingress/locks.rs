@@ -1,4 +1,4 @@
-//! What a panic of the holder of each lock costs, of those that an ingress takes while it serves.
+//! Makes the holder of each lock panic that an ingress takes while it serves.
 
 use super::{Scene, Takes, USUAL};
 use serde_json::json;

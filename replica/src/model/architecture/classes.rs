@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::model::fields::{Fields, shown};
 
-/// What a class has behind the transformer.
+/// Kind of a class: the layers behind the transformer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::model) enum ClassKind {
     /// Nothing, or a pooler.
@@ -21,7 +21,7 @@ pub(in crate::model) enum ClassKind {
     SequenceClassification,
 }
 
-/// What the names of a family's classes begin with.
+/// Prefixes of the class names of each family.
 const FAMILIES: &[(&str, &[&str])] = &[
     ("bert", &["Bert", "JinaBert"]),
     ("roberta", &["Roberta"]),
@@ -39,7 +39,7 @@ const FAMILIES: &[(&str, &[&str])] = &[
     ("gemma3_text", &["Gemma3Text", "Gemma3"]),
 ];
 
-/// What they end with.
+/// Suffixes of class names.
 const ENDS: [(&str, ClassKind); 5] = [
     ("Model", ClassKind::Base),
     ("ForMaskedLM", ClassKind::MaskedLm),
@@ -100,7 +100,7 @@ fn is_decoder(family: &str) -> bool {
     ["mistral", "llama", "qwen2", "qwen3", "gemma2", "gemma3_text"].contains(&family)
 }
 
-/// What a class has behind the transformer, if it is one of this family.
+/// Returns the kind of a class, if it is one of this family.
 fn kind(family: &str, class: &str) -> Option<ClassKind> {
     let end = class.strip_prefix(prefix(family, class)?)?;
     let (_, kind) = ENDS.iter().find(|(known, _)| *known == end)?;

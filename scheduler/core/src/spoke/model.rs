@@ -23,7 +23,7 @@ use super::Spoke;
 use super::replica::Replica;
 use crate::revisions::{Counted, Reported};
 
-/// What a request says about the model revision of its answer.
+/// Model revision that a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RevisionAsked {
     /// Only this one will do: other parts of the answer are of it.
@@ -43,11 +43,11 @@ pub struct Mismatch {
     pub deployment: DeploymentName,
     /// The revision that the deployment is served with.
     pub expected: ModelRevision,
-    /// What the replica reports; `None` if it does not report its model.
+    /// Model that the replica reports; `None` if it reports none.
     pub found: Option<ReportedModel>,
 }
 
-/// What is known of revisions.
+/// Known revisions.
 #[derive(Debug, Default)]
 pub(super) struct Models {
     /// By the newest table; `None` without one, or with one of a hub that does not know of revisions.
@@ -76,7 +76,7 @@ impl Models {
         }
     }
 
-    /// What is to replace it.
+    /// Revision that replaces it.
     fn next(&self, deployment: &DeploymentName) -> Option<&NextRevision> {
         self.table.as_ref()?.get(deployment)?.next.as_ref()
     }

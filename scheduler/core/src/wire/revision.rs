@@ -20,7 +20,7 @@ pub const REVISIONS_MAX: usize = 16;
 pub struct ReportedV1 {
     /// The deployment.
     pub name: String,
-    /// How many there should be, where the region starts and stops them itself.
+    /// Desired number of replicas, where the region starts and stops them itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<u32>,
     /// Those that are there, by what they run.
@@ -34,13 +34,13 @@ pub struct CountedV1 {
     pub revision: String,
     /// Their model reference.
     pub source: String,
-    /// What they do.
+    /// Task.
     pub task: String,
-    /// What runs the model.
+    /// Engine.
     pub engine: EngineV1,
-    /// How many there are.
+    /// Number of replicas.
     pub replicas: u32,
-    /// How many of them are ready.
+    /// Number of ready replicas.
     pub ready: u32,
 }
 
@@ -51,7 +51,7 @@ pub struct ServedRevisionV1 {
     pub name: String,
     /// The revision.
     pub current: String,
-    /// What is to replace it.
+    /// Model that replaces it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<NextRevisionV1>,
 }
@@ -59,11 +59,11 @@ pub struct ServedRevisionV1 {
 /// A model that is to replace the one that is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NextRevisionV1 {
-    /// What it does.
+    /// Task.
     pub task: String,
     /// The model reference.
     pub model: String,
-    /// What runs it.
+    /// Engine.
     pub engine: EngineV1,
     /// The revision that its replicas reported; absent until the first did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -100,7 +100,7 @@ pub fn counted_v1(counted: &Counted) -> CountedV1 {
     }
 }
 
-/// What is to be served next, as it crosses a process.
+/// Wire form of the next revision.
 pub fn next_v1(next: &NextRevision) -> NextRevisionV1 {
     let NextRevision { spec: ModelSpec { task, model, engine }, revision, held } = next;
     NextRevisionV1 {

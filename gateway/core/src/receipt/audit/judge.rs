@@ -1,4 +1,4 @@
-//! What the audit asks of one receipt.
+//! Checks of one receipt.
 
 use super::join::{Record, Side};
 use super::{At, Audit, Kind, REFUSALS_TOLD_MAX};

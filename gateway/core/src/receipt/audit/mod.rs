@@ -327,7 +327,7 @@ impl<'a> Audit<'a> {
     }
 }
 
-/// What became of a chain in which the checkpoint was not found.
+/// State of a chain in which the checkpoint was not found.
 fn rolled_back(expected: &ChainHead, there: Option<&ChainSummary>) -> String {
     let ChainHead { chain, file, line, head, .. } = expected;
     let stood = format!(

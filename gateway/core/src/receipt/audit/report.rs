@@ -78,7 +78,7 @@ impl Kind {
     }
 }
 
-/// What an audit comes to.
+/// Result of an audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -133,7 +133,7 @@ pub struct ChainSummary {
 pub struct Report {
     /// Whether everything held.
     pub holds: bool,
-    /// What the findings come to.
+    /// Verdict over the findings.
     pub verdict: Verdict,
     /// The receipts that were judged; all where nothing was asked for. Chains are checked whole in any case.
     pub filter: Filter,
