@@ -72,7 +72,7 @@ fn told(explanation: &Value) -> String {
             of("tokens"),
             of("tokens_estimated")
         ),
-        format!("law         {} (route table {})", of("residency"), of("generation")),
+        format!("policy         {} (route table {})", of("residency"), of("generation")),
     ];
     if let Some(times) = explanation["times"].as_object() {
         let times: Vec<_> = times.iter().map(|(stage, ms)| format!("{stage} {}", text(ms))).collect();
@@ -153,7 +153,7 @@ mod tests {
         }));
         for line in [
             "outcome     ok (200) after 93.5 ms",
-            "law         eu (route table 1.7)",
+            "policy         eu (route table 1.7)",
             "   1  gcp/europe-west4         healthy, 92.0 ms away",
             "   2  aws/eu-west-1            healthy, drained, 99.0 ms away, planned 12.5 % (leaving)",
             "   -  aws/us-east-1            forbidden by residency",

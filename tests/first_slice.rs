@@ -310,7 +310,7 @@ async fn without_its_hub_a_gateway_restarts_from_disk_and_answers() {
     world.press("start?process=gateway").await;
     let answer = world.embed("minilm", "still here", &[]).await;
     assert_eq!((answer.status, answer.header("x-meridian-region")), (200, AMERICA), "{}", answer.body);
-    let answer = world.embed("minilm-eu", "still lawful", &[]).await;
+    let answer = world.embed("minilm-eu", "still allowed", &[]).await;
     assert_eq!((answer.status, answer.header("x-meridian-region")), (200, EUROPE), "{}", answer.body);
 }
 

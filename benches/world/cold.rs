@@ -229,11 +229,12 @@ impl World {
 
     /// How long an answer took, and for how long its request was held; or nothing of it.
     async fn ask(&self, caller: usize) -> (Duration, Result<Option<Duration>, String>) {
-        let (lane, texts) = if caller < LOOKUPS { ("interactive", 1) } else { ("bulk", TEXTS) };
+        let (priority, texts) = if caller < LOOKUPS { ("interactive", 1) } else { ("bulk", TEXTS) };
         let input: Vec<_> = (0..texts).map(|text| format!("Caller {caller} asks for text {text}.")).collect();
         let asked =
             self.client.post(format!("{}/embeddings", self.url)).bearer_auth("local").timeout(PATIENCE);
-        let asked = asked.header("x-meridian-lane", lane).json(&json!({"model": "minilm", "input": input}));
+        let asked =
+            asked.header("x-meridian-priority", priority).json(&json!({"model": "minilm", "input": input}));
         let begun = Instant::now();
         let answer = async {
             let answer = asked.send().await?.error_for_status()?;

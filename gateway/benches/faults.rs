@@ -41,7 +41,7 @@ const BEFORE: usize = 55;
 const REQUESTS: usize = 30;
 /// Edges that are made ready at once: their three regions report five times a second each, and nobody should wait for that.
 const READY_AT_ONCE: usize = 10;
-const LANES: [&str; 2] = ["interactive", "bulk"];
+const PRIORITIES: [&str; 2] = ["interactive", "bulk"];
 
 fn main() {
     // Cargo says `--bench` to every bench.
@@ -52,7 +52,7 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.unwrap().block_on(async {
         println!("the first request that meets a fault, {requests} of each kind; a region takes {WELL_TAKES:?} otherwise, and they are {AWAY:?} away");
-        println!("| fault | front | hop | lane | p50 ms | max ms | answer | attempts |\n|---|---|---|---|---:|---:|---|---|");
+        println!("| fault | front | hop | priority | p50 ms | max ms | answer | attempts |\n|---|---|---|---|---:|---:|---|---|");
         for fault in Fault::ALL {
             let name = format!("{fault:?}").to_lowercase();
             if !words.is_empty() && !words.iter().any(|word| name.contains(word)) {
@@ -60,9 +60,9 @@ fn main() {
             }
             for front in [Front::Http1, Front::Http2OverTls] {
                 for hop in [Hop::Http1, Hop::Http2] {
-                    for lane in LANES {
-                        let seen = all(fault, front, hop, lane, requests).await;
-                        println!("| {fault:?} | {front:?} | {hop:?} | {lane} | {} |", told(seen));
+                    for priority in PRIORITIES {
+                        let seen = all(fault, front, hop, priority, requests).await;
+                        println!("| {fault:?} | {front:?} | {hop:?} | {priority} | {} |", told(seen));
                     }
                 }
             }
@@ -71,13 +71,13 @@ fn main() {
 }
 
 /// The edges are made ready together, and asked one after the other.
-async fn all(fault: Fault, front: Front, hop: Hop, lane: &str, requests: usize) -> Vec<Seen> {
+async fn all(fault: Fault, front: Front, hop: Hop, priority: &str, requests: usize) -> Vec<Seen> {
     let mut seen = Vec::with_capacity(requests);
     while seen.len() < requests {
         let ready = (seen.len()..requests).take(READY_AT_ONCE);
         let ready = ready.map(|_| Served::well(front, hop, "anywhere", WELL_TAKES, BEFORE));
         for mut served in futures_util::future::join_all(ready).await {
-            seen.push(served.meets(fault, AMERICA, "anywhere", &[("x-meridian-lane", lane)]).await);
+            seen.push(served.meets(fault, AMERICA, "anywhere", &[("x-meridian-priority", priority)]).await);
         }
     }
     seen

@@ -34,7 +34,7 @@ const OF_ITS_SHARE: u64 = 7;
 /// How the request goes.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// In pieces, all of them to one region, because the law permits no other.
+    /// In pieces, all of them to one region, because the residency policy permits no other.
     OneRegion,
     ThreeRegions,
     /// One of three dies in the middle of an answer, when it has computed half of its share.

@@ -27,7 +27,7 @@ pub(crate) fn name(text: &'static str) -> HeaderName {
     ready!(
         headers::REQUEST_ID,
         headers::TIMEOUT_MS,
-        headers::LANE,
+        headers::PRIORITY,
         headers::RESIDENCY,
         headers::CLIENT_GEO,
         headers::REGION,

@@ -19,8 +19,12 @@ use replica_core::wire::headers;
 use std::time::Duration;
 
 /// Headers of a request that cross to the next hop.
-static INWARD: [HeaderName; 4] =
-    [CONTENT_TYPE, ACCEPT, HeaderName::from_static("traceparent"), HeaderName::from_static(headers::LANE)];
+static INWARD: [HeaderName; 4] = [
+    CONTENT_TYPE,
+    ACCEPT,
+    HeaderName::from_static("traceparent"),
+    HeaderName::from_static(headers::PRIORITY),
+];
 /// Headers of an answer that cross back.
 static OUTWARD: [HeaderName; 11] = [
     CONTENT_TYPE,

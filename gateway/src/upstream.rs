@@ -14,8 +14,8 @@ use crate::metrics::{HopEvent, Tally};
 use crate::plain::{self, Plain, Way};
 use crate::streams::{self, Streams};
 use bytes::Bytes;
-use gateway_core::lawful::{self, Conn, Peer};
 use gateway_core::outcome::Failure;
+use gateway_core::residency::{self, Conn, Peer};
 use http::header::{CONTENT_LENGTH, HOST};
 use http::response::Parts as Head;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
@@ -235,19 +235,19 @@ impl Upstream {
         }
     }
 
-    /// Sends `head` and `body` where the law of the body permits and waits for an answer, which is read whole if it
+    /// Sends `head` and `body` where the residency policy of the body permits and waits for an answer, which is read whole if it
     /// declares no more than `whole_max` bytes; the caller bounds the time by dropping this.
     pub(crate) async fn ask(
         &self,
         to: Conn<SocketAddr>,
         connect_timeout: Duration,
         head: RequestHead,
-        body: lawful::Body<Bytes>,
+        body: residency::Body<Bytes>,
         whole_max: usize,
     ) -> Result<Answer, Failure> {
         let way = Way { region: to.region(), address: *to.address() };
         let opened = self.open(way, connect_timeout).await?;
-        let (body, address) = lawful::send(body, to, opened.peer());
+        let (body, address) = residency::send(body, to, opened.peer());
         self.whole(opened.ask(&head, body).await?, whole_max, address).await
     }
 

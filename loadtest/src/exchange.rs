@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use replica_core::wire::error::ErrorCode;
 
 use crate::answer::Rubbish;
-use crate::lane::Lane;
 use crate::pace::IntendedStart;
+use crate::priority::Priority;
 use crate::record::Served;
 
 /// Why a request failed.
@@ -58,8 +58,8 @@ impl fmt::Display for Failure {
 pub struct Sample {
     /// The task that it belongs to, by its place.
     pub task: usize,
-    /// The lane that it asked for.
-    pub lane: Lane,
+    /// The priority that it asked for.
+    pub priority: Priority,
     /// When it should have started, since the start of the run.
     pub intended: Duration,
     /// How much later than that the generator really started it.
@@ -76,10 +76,10 @@ pub struct Sample {
 
 impl Sample {
     /// The request of `intended`, which found at `now` that as many others as may be were in flight.
-    pub fn not_sent(intended: IntendedStart, lane: Lane, now: Instant) -> Sample {
+    pub fn not_sent(intended: IntendedStart, priority: Priority, now: Instant) -> Sample {
         Sample {
             task: intended.task,
-            lane,
+            priority,
             intended: intended.offset,
             lag: now.saturating_duration_since(intended.at),
             latency: None,

@@ -1,6 +1,6 @@
 //! The catalogue: which regions there are, where they stand, and which jurisdictions contain them.
 //!
-//! `configs/regions.toml` is data that a person edits and that law hangs on, so it is written to be unable to contradict
+//! `configs/regions.toml` is data that a person edits and that policy hangs on, so it is written to be unable to contradict
 //! itself: a row names the narrowest jurisdiction that holds the region (`us-va`, `de`), its country follows from that
 //! code, and the unions follow from the one table at the head of the file. After [`Catalogue::parse`] nothing changes:
 //! regions stand in order of their ids, an ordinal stands for a region, and each jurisdiction is a ready-made set.

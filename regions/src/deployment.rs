@@ -1,8 +1,8 @@
 //! Deployments: what is served, with which engine, and where it may and should run.
 //!
 //! `configs/deployments.toml` is the file that people change most. Two of its keys sound alike and are not: `residency` is
-//! the law (which regions may *see* a request), `regions` is placement (where the model should *run*). A deployment whose
-//! law permits none of its places can answer nobody and is refused here, before anything starts.
+//! the residency policy (which regions may *see* a request), `regions` is placement (where the model should *run*). A deployment whose
+//! policy permits none of its places can answer nobody and is refused here, before anything starts.
 
 mod read;
 pub mod scaling;

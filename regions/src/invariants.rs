@@ -7,12 +7,12 @@ use crate::set::{RegionIndex, RegionSet};
 /// A region was chosen that may not see the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("region {} of the catalogue was chosen and may not see the request", .0.as_usize())]
-pub struct Unlawful(pub RegionIndex);
+pub struct ResidencyViolation(pub RegionIndex);
 
-/// **Lawful**: no byte of a request reaches a region outside its allowed set.
-pub fn lawful(allowed: &RegionSet, chosen: &[Candidate]) -> Result<(), Unlawful> {
+/// **Residency**: no byte of a request reaches a region outside its allowed set.
+pub fn check_residency(allowed: &RegionSet, chosen: &[Candidate]) -> Result<(), ResidencyViolation> {
     match chosen.iter().find(|candidate| !allowed.contains(candidate.region)) {
-        Some(candidate) => Err(Unlawful(candidate.region)),
+        Some(candidate) => Err(ResidencyViolation(candidate.region)),
         None => Ok(()),
     }
 }

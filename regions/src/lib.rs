@@ -1,11 +1,11 @@
-//! The facts, the law, the distance and the choice that everybody in Meridian shares.
+//! The facts, the residency policy, the distance and the choice that everybody in Meridian shares.
 //!
 //! In reading order:
 //!
-//! - [`id`], [`geography`], [`jurisdiction`]: the nouns. A region has a name, a place, and laws that contain it.
+//! - [`id`], [`geography`], [`jurisdiction`]: the nouns. A region has a name, a place, and policies that contain it.
 //! - [`catalogue`]: the facts, read from `configs/regions.toml`, checked, ordered and from then on immutable. In it a
 //!   region has an ordinal, and a [`RegionSet`] is a few machine words.
-//! - [`residency`]: the law. A policy names areas; what it permits is a set, and sets are only ever intersected.
+//! - [`residency`]: the residency policy. A policy names areas; what it permits is a set, and sets are only ever intersected.
 //! - [`latency`] (over [`ewma`]): the distance. A guess from the globe until measurements replace it.
 //! - [`deployment`], [`route`]: what is served, and where it was last known to be served; [`tenant`]: for whom.
 //! - [`identity`]: which model a replica runs, exactly, and which one a deployment is served with.

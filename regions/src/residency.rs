@@ -1,4 +1,4 @@
-//! Residency: which regions may see a request. The law, not a preference.
+//! Residency: which regions may see a request. The residency policy, not a preference.
 //!
 //! A policy is read from text: `eu,aws/us-east-1` permits every region in the European Union and one more. Several
 //! policies meet in one request (the deployment's, the tenant's, the one in the caller's header), and each may only
@@ -132,7 +132,7 @@ impl ResidencyPolicy {
     }
 
     /// What is wrong with the policy in the light of a catalogue: areas in which no region lies. Such an area permits
-    /// nothing, which is lawful but hardly what its author meant.
+    /// nothing, which is valid but hardly what its author meant.
     pub fn check(&self, catalogue: &Catalogue) -> Vec<String> {
         match self {
             ResidencyPolicy::Anywhere => Vec::new(),

@@ -95,7 +95,7 @@ impl RouteTable {
         }
     }
 
-    /// The regions that have registered, as a set. One that this catalogue does not know cannot be judged by the law,
+    /// The regions that have registered, as a set. One that this catalogue does not know cannot be judged by the residency policy,
     /// and is left out.
     pub fn routed(&self, catalogue: &Catalogue) -> RegionSet {
         self.regions.keys().filter_map(|region| catalogue.index_of(region)).collect()

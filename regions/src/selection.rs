@@ -5,7 +5,7 @@
 //! back. *Score* ranks what is possible; the order of its fields is the policy. *Order* sorts, and ties end in the
 //! region's ordinal, so the same question has the same answer everywhere.
 //!
-//! The obvious other way, one weighted sum over everything with a large penalty for what is forbidden, makes the law a
+//! The obvious other way, one weighted sum over everything with a large penalty for what is forbidden, makes the residency policy a
 //! matter of arithmetic.
 
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub enum Health {
 /// Why a region cannot take a request. The order is that in which the reasons are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ineligible {
-    /// The law forbids it, whatever else may be true of it.
+    /// The residency policy forbids it, whatever else may be true of it.
     ForbiddenByResidency,
     /// It has not registered, or we have not heard of it.
     NotInRouteTable,
@@ -45,7 +45,7 @@ pub enum Ineligible {
 pub struct Query<'a> {
     /// The regions that the question is about; the answer gives each a place or a reason.
     pub considered: RegionSet,
-    /// What the law permits: the intersection of all policies.
+    /// What the residency policy permits: the intersection of all policies.
     pub allowed: RegionSet,
     /// What the route table holds.
     pub routed: RegionSet,
@@ -113,7 +113,7 @@ pub fn select_in(query: &Query<'_>, room: Vec<Candidate>) -> Selection {
     let (eligible, refused) = filter(query);
     let scored = eligible.iter().map(|region| score(query, region));
     let order = order(scored, eligible.len(), room);
-    invariants::lawful(&query.allowed, &order)
+    invariants::check_residency(&query.allowed, &order)
         .expect("the filter takes forbidden regions out before all else");
     Selection { order, refused }
 }
@@ -203,7 +203,7 @@ impl Ineligible {
 mod tests {
     use super::*;
 
-    /// One region of a scene: what the law, the table and its health say, and how far it is.
+    /// One region of a scene: what the residency policy, the table and its health say, and how far it is.
     #[derive(Clone, Copy)]
     struct Seen {
         allowed: bool,

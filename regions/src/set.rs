@@ -1,7 +1,7 @@
 //! Sets of regions, as bits.
 //!
 //! Within one process a catalogue gives each region an ordinal, and a set of regions is one bit per ordinal. That makes
-//! the law cheap: what is permitted, deployed and alive are three sets, and what remains is three `and`s over eight
+//! the residency policy cheap: what is permitted, deployed and alive are three sets, and what remains is three `and`s over eight
 //! words. Ordinals never leave the process; between processes regions go by name.
 
 /// How many regions a catalogue may hold. All public regions of all clouds that rent accelerators are some 250 today.

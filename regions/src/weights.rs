@@ -1,6 +1,6 @@
 //! By how much each region is asked: what a hub plans, and a gateway draws by.
 //!
-//! A weight divides what *may* go to several regions among them. It is looked at after the law and after health, and can
+//! A weight divides what *may* go to several regions among them. It is looked at after the residency policy and after health, and can
 //! add nobody to those who are left: whoever draws says who that is, and a region of whatever weight that is not among
 //! them is not drawn. Where none of those who are left has a weight nothing is drawn, and the nearest is asked.
 //!

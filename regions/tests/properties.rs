@@ -1,14 +1,14 @@
-//! What must hold of the law and of the choice, whatever the fleet looks like.
+//! What must hold of the residency policy and of the choice, whatever the fleet looks like.
 //!
 //! A fleet is drawn at random over the regions of the real catalogue: any policies, any health, any distances. The
-//! checker of the invariant *Lawful* is the one that the selection asserts at run time; the last test plants the classic
+//! checker of the invariant *Residency* is the one that the selection asserts at run time; the last test plants the classic
 //! mistake, a preference where a prohibition belongs, and shows that the same checker finds it.
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use regions::invariants::{Unlawful, lawful};
+use regions::invariants::{ResidencyViolation, check_residency};
 use regions::residency::MAX_POLICY_LEN;
 use regions::selection::{Candidate, Health, Ineligible, Query, Score, select};
 use regions::{Area, Catalogue, Jurisdiction, RegionId, RegionIndex, RegionSet, ResidencyPolicy};
@@ -148,13 +148,13 @@ proptest! {
     }
 
     #[test]
-    fn lawful_no_health_distance_or_load_brings_a_forbidden_region_into_a_selection(
+    fn residency_no_health_distance_or_load_brings_a_forbidden_region_into_a_selection(
         fleet in any_fleet(),
         policy in any_policy(),
     ) {
         let allowed = policy.permitted(&CATALOGUE);
         let selection = fleet.select(allowed);
-        prop_assert_eq!(lawful(&allowed, &selection.order), Ok(()));
+        prop_assert_eq!(check_residency(&allowed, &selection.order), Ok(()));
         for (region, _) in CATALOGUE.iter() {
             let forbidden = selection.refused.reason(region) == Some(Ineligible::ForbiddenByResidency);
             prop_assert_eq!(forbidden, !allowed.contains(region));
@@ -188,7 +188,7 @@ proptest! {
 }
 
 #[test]
-fn lawful_catches_a_selector_that_makes_residency_a_preference() {
+fn residency_check_catches_a_selector_that_makes_residency_a_preference() {
     let index =
         |id: &str| CATALOGUE.index_of(&id.parse().expect("an id")).expect("a region of the catalogue");
     let (european, american) = (index("gcp/europe-west4"), index("aws/us-east-1"));
@@ -204,6 +204,9 @@ fn lawful_catches_a_selector_that_makes_residency_a_preference() {
     assert_eq!(fleet.select_by_preference(allowed)[0].region, european, "it looks right in fair weather");
 
     fleet.health[european.as_usize()] = Health::Down;
-    assert_eq!(lawful(&allowed, &fleet.select_by_preference(allowed)), Err(Unlawful(american)));
+    assert_eq!(
+        check_residency(&allowed, &fleet.select_by_preference(allowed)),
+        Err(ResidencyViolation(american))
+    );
     assert_eq!(fleet.select(allowed).order, [], "the right one refuses instead");
 }

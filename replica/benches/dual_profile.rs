@@ -214,9 +214,9 @@ fn measure(
             let of = |metrics: &BTreeMap<String, f64>| metrics.get(name).copied().unwrap_or_default();
             of(&after) - of(&before)
         };
-        seen.bulk_tokens = more("meridian_replica_batch_tokens_sum{lane=\"bulk\"}");
-        seen.bulk_batches = more("meridian_replica_batch_tokens_count{lane=\"bulk\"}");
-        seen.bulk_batch_seconds = more("meridian_replica_batch_seconds_sum{lane=\"bulk\"}");
+        seen.bulk_tokens = more("meridian_replica_batch_tokens_sum{priority=\"bulk\"}");
+        seen.bulk_batches = more("meridian_replica_batch_tokens_count{priority=\"bulk\"}");
+        seen.bulk_batch_seconds = more("meridian_replica_batch_seconds_sum{priority=\"bulk\"}");
         over.store(true, Ordering::Relaxed);
     });
     seen.latencies = latencies.into_inner().expect("no panic");
@@ -286,8 +286,8 @@ impl Replica {
 }
 
 impl Connection {
-    fn embed(&mut self, lane: &str, body: &[u8]) {
-        let headers = format!("content-type: application/json\r\nx-meridian-lane: {lane}\r\n");
+    fn embed(&mut self, priority: &str, body: &[u8]) {
+        let headers = format!("content-type: application/json\r\nx-meridian-priority: {priority}\r\n");
         self.call("POST", "/v1/embeddings", &headers, body);
     }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use replica_core::batch::Backlog;
-use replica_core::lane::Lane;
+use replica_core::priority::Priority;
 use replica_core::refusal::Refusal;
 use replica_core::window::Reason;
 use replica_core::wire::error::Fault;
@@ -106,7 +106,7 @@ impl RequestReceived {
 /// A request was answered.
 pub(crate) struct RequestAnswered<'a> {
     pub(crate) route: Route,
-    pub(crate) lane: Lane,
+    pub(crate) priority: Priority,
     pub(crate) request_id: &'a str,
     pub(crate) inputs: u64,
     pub(crate) tokens: u64,
@@ -118,22 +118,22 @@ pub(crate) struct RequestAnswered<'a> {
 
 impl RequestAnswered<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
-        let RequestAnswered { route, lane, request_id, inputs, tokens, tokenize, queue, engine, total } =
+        let RequestAnswered { route, priority, request_id, inputs, tokens, tokenize, queue, engine, total } =
             self;
         metrics.outcomes.add((route, None), 1);
         metrics.inputs.add(inputs);
         metrics.tokens.add(tokens);
-        let stages = metrics.lanes.of(lane);
+        let stages = metrics.priorities.of(priority);
         stages.stage(Stage::Tokenize, tokenize);
         stages.stage(Stage::Queue, queue);
         stages.stage(Stage::Engine, engine);
         stages.stage(Stage::Total, total);
         let micros = |duration: Duration| duration.as_micros() as u64;
         let (queue_us, tokenize_us, engine_us) = (micros(queue), micros(tokenize), micros(engine));
-        let (route, lane, total_us) = (route.as_str(), lane.as_str(), micros(total));
+        let (route, priority, total_us) = (route.as_str(), priority.as_str(), micros(total));
         debug!(
             request_id,
-            route, lane, inputs, tokens, queue_us, tokenize_us, engine_us, total_us, "answered"
+            route, priority, inputs, tokens, queue_us, tokenize_us, engine_us, total_us, "answered"
         );
     }
 }
@@ -161,12 +161,12 @@ impl RequestRefused<'_> {
 
 /// The queue had no room for a request. Its answer has an event of its own, with the request's name.
 pub(crate) struct RequestShed {
-    pub(crate) lane: Lane,
+    pub(crate) priority: Priority,
 }
 
 impl RequestShed {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.shed.add(self.lane, 1);
+        metrics.shed.add(self.priority, 1);
     }
 }
 
@@ -208,7 +208,7 @@ pub(crate) struct BatchComputed {
     pub(crate) size: Backlog,
     /// Tokens of its longest input.
     pub(crate) longest: u64,
-    pub(crate) lane: Lane,
+    pub(crate) priority: Priority,
     pub(crate) reason: Reason,
     pub(crate) waited: Duration,
     pub(crate) busy: Duration,
@@ -216,12 +216,13 @@ pub(crate) struct BatchComputed {
 
 impl BatchComputed {
     pub(crate) fn record(self, metrics: &Metrics) {
-        let BatchComputed { size: Backlog { tokens, inputs }, longest, lane, reason, waited, busy } = self;
-        let of_lane = metrics.lanes.of(lane);
-        of_lane.batch_inputs.observe(inputs as f64);
-        of_lane.batch_tokens.observe(tokens as f64);
-        of_lane.batch_seconds.observe(busy.as_secs_f64());
-        metrics.batches.add((lane, reason), 1);
+        let BatchComputed { size: Backlog { tokens, inputs }, longest, priority, reason, waited, busy } =
+            self;
+        let of_priority = metrics.priorities.of(priority);
+        of_priority.batch_inputs.observe(inputs as f64);
+        of_priority.batch_tokens.observe(tokens as f64);
+        of_priority.batch_seconds.observe(busy.as_secs_f64());
+        metrics.batches.add((priority, reason), 1);
         metrics.padding_saved.add(longest * inputs - tokens);
         metrics.engine_micros.add(busy.as_micros() as u64);
         metrics.window_micros.add(waited.as_micros() as u64);

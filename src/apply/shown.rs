@@ -2,7 +2,7 @@
 
 use super::replicas;
 use scheduler_core::wire::apply::{
-    AppliedV1, ChangeV1, DeploymentReplicasV1, FieldV1, LawChange, ReaderV1, RolloutV1, WaitingV1, What,
+    AppliedV1, ChangeV1, DeploymentReplicasV1, FieldV1, ReaderV1, ResidencyChange, RolloutV1, WaitingV1, What,
 };
 use scheduler_core::wire::plan::{FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, WeightsV1};
 use scheduler_core::wire::route::RegionRouteV1;
@@ -27,21 +27,23 @@ pub(super) fn difference(seen: &AppliedV1) -> String {
     lines.join("\n")
 }
 
-fn one(FieldV1 { field, before, after, law }: &FieldV1) -> String {
+fn one(FieldV1 { field, before, after, residency_change }: &FieldV1) -> String {
     let value = match (before, after) {
         (Some(before), Some(after)) => format!("{before} -> {after}"),
         (Some(before), None) => format!("- {before}"),
         (None, Some(after)) => format!("+ {after}"),
         (None, None) => String::new(),
     };
-    let law = match law {
+    let effect = match residency_change {
         None => "",
-        Some(LawChange::Narrows) => "  (narrows: at once)",
-        Some(LawChange::Widens) => "  (widens: when everybody has heard of it)",
-        Some(LawChange::NarrowsAndWidens) => "  (narrows at once, and widens when everybody has heard of it)",
-        Some(LawChange::Rewords) => "  (the same regions)",
+        Some(ResidencyChange::Narrows) => "  (narrows: at once)",
+        Some(ResidencyChange::Widens) => "  (widens: when everybody has heard of it)",
+        Some(ResidencyChange::NarrowsAndWidens) => {
+            "  (narrows at once, and widens when everybody has heard of it)"
+        }
+        Some(ResidencyChange::Rewords) => "  (the same regions)",
     };
-    format!("{field:<10} {value}{law}")
+    format!("{field:<10} {value}{effect}")
 }
 
 /// The regions of the route table, with the replicas that do not run what their deployment is served with.
@@ -61,8 +63,8 @@ pub(super) fn plan(plan: &PlanV1) -> String {
     for WeightsV1 { epoch, generation, gateway, rows, version: _ } in weights {
         lines.push(format!("gateways at {gateway}, plan {epoch}.{generation}"));
         for RowV1 { deployment, residency, origin, shares } in rows {
-            let law = residency.as_deref().unwrap_or("anywhere");
-            lines.push(format!("  {deployment} ({law}) from {origin}"));
+            let policy = residency.as_deref().unwrap_or("anywhere");
+            lines.push(format!("  {deployment} ({policy}) from {origin}"));
             let line = |ShareV1 { region, permille, why }: &ShareV1| {
                 format!("    {region:<28} {:>5.1} %  {why}", f64::from(*permille) / 10.0)
             };
@@ -107,12 +109,12 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_person_reads_what_changes_and_what_that_means_for_the_law() {
+    fn a_person_reads_what_changes_and_what_that_means_for_the_policy() {
         let seen = json!({"version": 1, "applied": false, "base": 7, "notes": ["look"], "changes": [
             {"name": "a", "change": "changed", "fields": [
-                {"field": "residency", "before": "eu", "after": "anywhere", "law": "widens"},
-                {"field": "regions", "before": "aws/eu-central-1", "after": null, "law": null}]},
-            {"name": "b", "change": "added", "fields": [{"field": "task", "before": null, "after": "embed", "law": null}]},
+                {"field": "residency", "before": "eu", "after": "anywhere", "residency_change": "widens"},
+                {"field": "regions", "before": "aws/eu-central-1", "after": null, "residency_change": null}]},
+            {"name": "b", "change": "added", "fields": [{"field": "task", "before": null, "after": "embed", "residency_change": null}]},
         ]});
         let expected = "deployment a: changed\n  residency  eu -> anywhere  (widens: when everybody has heard of it)\n  \
                         regions    - aws/eu-central-1\ndeployment b: added\n  task       + embed\nnote: look";

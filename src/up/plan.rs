@@ -135,9 +135,9 @@ impl Plan {
         let index = self.catalogue.index_of(region).expect("a planned region is in the catalogue");
         let mut replicas: BTreeMap<_, Vec<&Deployment>> = BTreeMap::new();
         for deployment in &self.deployments {
-            let lawful =
+            let allowed =
                 deployment.residency.permitted(&self.catalogue).intersect(deployment.placed(&self.catalogue));
-            if lawful.contains(index)
+            if allowed.contains(index)
                 && self.catalogue.region(index).engines.contains(&deployment.engine.kind)
             {
                 replicas
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn every_region_of_the_world_is_in_the_catalogue_and_lawful_for_something() {
+    fn every_region_of_the_world_is_in_the_catalogue_and_allowed_for_something() {
         let plan = check(&["--regions", "12"]).map_err(|problems| problems.join("\n")).unwrap();
         assert_eq!(plan.regions.len(), REGIONS_MAX);
         assert!(plan.regions.iter().all(|region| !plan.replicas(region).is_empty()));

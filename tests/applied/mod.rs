@@ -26,7 +26,7 @@ fn apply(world: &World, file: &Path, more: &[&str]) -> (Option<i32>, String, Str
 }
 
 #[tokio::test]
-async fn an_operator_changes_what_is_deployed_and_the_law_follows() {
+async fn an_operator_changes_what_is_deployed_and_the_policy_follows() {
     let world = World::up(&["--regions", "2"]);
     let file = world.file("mine.toml");
     let (code, is, _) = operator(&world, &["get", "deployments"]);
@@ -43,7 +43,7 @@ async fn an_operator_changes_what_is_deployed_and_the_law_follows() {
     assert!(code == Some(0) && said.contains("anywhere -> eu  (narrows: at once)"), "{said}");
     let (code, json, _) = apply(&world, &file, &["--dry-run", "--json"]);
     let json: Value = serde_json::from_str(&json).expect("JSON");
-    assert_eq!((code, &json["changes"][0]["fields"][0]["law"]), (Some(0), &"narrows".into()));
+    assert_eq!((code, &json["changes"][0]["fields"][0]["residency_change"]), (Some(0), &"narrows".into()));
     assert_eq!(operator(&world, &["get", "deployments"]).1, is, "a dry run changes nothing");
     let (code, _, said) = apply(&world, &file, &[]);
     assert!(code == Some(2) && said.contains("--yes"), "there is nobody to ask: {said}");

@@ -81,14 +81,18 @@ async fn a_burst_on_a_deployment_that_sleeps_is_held_and_answered_and_then_it_sl
     );
 
     let burst = join_all((0..LOOKUPS + BACKFILLS).map(|caller| {
-        let (lane, texts) = match caller {
+        let (priority, texts) = match caller {
             lookup if lookup < LOOKUPS => ("interactive", vec![reference.texts[lookup].clone()]),
             _ => ("bulk", reference.texts.clone()),
         };
         let world = &world;
         async move {
             world
-                .embed("minilm", texts, &[("x-meridian-lane", lane), ("x-meridian-timeout-ms", "30000")])
+                .embed(
+                    "minilm",
+                    texts,
+                    &[("x-meridian-priority", priority), ("x-meridian-timeout-ms", "30000")],
+                )
                 .await
         }
     }));

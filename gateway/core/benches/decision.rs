@@ -1,10 +1,10 @@
 //! How long it takes to decide where a request goes: `cargo bench -p gateway-core --bench decision`.
 //!
 //! 64 regions, 1,000 deployments, every region with three quarters of them ready, some suspect, some down. The decision
-//! is all that stands between a body that was read and the first byte to a region: whose law it is under, who has the
+//! is all that stands between a body that was read and the first byte to a region: which residency policy it is under, who has the
 //! deployment ready, who of them is well, who is nearest. Each decision is timed alone, for it is the slow one that a
 //! client sees; and the allocator counts, for an allocation is what makes the slow one slow. There is none, but for whoever
-//! narrows its own residency by a header: that law is worked out for it alone.
+//! narrows its own residency by a header: that policy is worked out for it alone.
 
 #![expect(clippy::disallowed_methods, reason = "a bench has a clock")]
 #![expect(clippy::unwrap_used, reason = "what is not as expected ends the bench, there")]
@@ -55,13 +55,13 @@ unsafe impl GlobalAlloc for Counted {
 static COUNTED: Counted = Counted;
 
 /// Where a deployment may be served, as an edge works it out once for a route table and once for each tenant.
-struct Lawful {
+struct RoutedDeployment {
     anybody: RegionSet,
     tenant: RegionSet,
     registered: RegionSet,
 }
 
-/// Under whose law a request comes.
+/// Under which residency policy a request comes.
 #[derive(Clone, Copy)]
 enum Who<'a> {
     Anybody,
@@ -71,11 +71,11 @@ enum Who<'a> {
     Narrowed(&'a ResidencyPolicy),
 }
 
-/// What an edge holds: routes, law, health, distance.
+/// What an edge holds: routes, policy, health, distance.
 struct World {
     catalogue: Catalogue,
     routed: RegionSet,
-    deployments: BTreeMap<DeploymentName, Lawful>,
+    deployments: BTreeMap<DeploymentName, RoutedDeployment>,
     /// Of the tenant that has one.
     residency: ResidencyPolicy,
     fleet: Fleet,
@@ -94,7 +94,7 @@ impl World {
         let names: Vec<DeploymentName> = (0..DEPLOYMENTS)
             .map(|number| format!("team-{}-embed-{number}", number % 37).parse().unwrap())
             .collect();
-        let laws =
+        let policies =
             ["eu", "us", "eu,us", "de,fr,nl", "jp"].map(|text| text.parse::<ResidencyPolicy>().unwrap());
         let mut fleet = Fleet::default();
         let mut latency = LatencyModel::new(catalogue.region(routed[0]).point, &catalogue);
@@ -125,13 +125,13 @@ impl World {
         let set: RegionSet = routed.iter().copied().collect();
         let residency: ResidencyPolicy = "eu,us,jp,gb,ch".parse().unwrap();
         let tenant = residency.permitted(&catalogue);
-        let lawful = |number: usize| match number % 8 {
-            place @ 0..5 => laws[place].permitted(&catalogue),
+        let routed = |number: usize| match number % 8 {
+            place @ 0..5 => policies[place].permitted(&catalogue),
             _ => catalogue.all(),
         };
-        let lawful = |number| {
-            let anybody = lawful(number);
-            Lawful { anybody, tenant: anybody.intersect(tenant), registered: set }
+        let routed = |number| {
+            let anybody = routed(number);
+            RoutedDeployment { anybody, tenant: anybody.intersect(tenant), registered: set }
         };
         let told: Vec<Told> = names
             .iter()
@@ -144,7 +144,7 @@ impl World {
             .collect();
         let weights = Weights::new(Generation { epoch: 1, number: 1 }, told, &catalogue);
         let deployments =
-            names.into_iter().enumerate().map(|(number, name)| (name, lawful(number))).collect();
+            names.into_iter().enumerate().map(|(number, name)| (name, routed(number))).collect();
         World { catalogue, routed: set, deployments, residency, fleet, latency, weights }
     }
 
@@ -157,7 +157,7 @@ impl World {
         now: Instant,
     ) -> (Selection, Option<RegionIndex>) {
         let mut selection = self.decide(name, Who::Anybody, None, room, now);
-        let (name, Lawful { anybody: allowed, .. }) = self.deployments.get_key_value(name).unwrap();
+        let (name, RoutedDeployment { anybody: allowed, .. }) = self.deployments.get_key_value(name).unwrap();
         let shares = self.weights.of(name, self.routed.iter().next().unwrap(), allowed);
         let usable = |region| allowed.contains(region) && self.fleet.health(region, name) == Health::Healthy;
         let drawn = draw(shares, usable, chance);
@@ -167,7 +167,7 @@ impl World {
         (selection, drawn)
     }
 
-    /// As the edge decides: the deployment by its name, the law that its request comes under, the choice, in the room of the
+    /// As the edge decides: the deployment by its name, the residency policy that its request comes under, the choice, in the room of the
     /// one before.
     fn decide(
         &self,
@@ -177,7 +177,8 @@ impl World {
         room: Vec<Candidate>,
         now: Instant,
     ) -> Selection {
-        let (name, Lawful { anybody, tenant, registered }) = self.deployments.get_key_value(name).unwrap();
+        let (name, RoutedDeployment { anybody, tenant, registered }) =
+            self.deployments.get_key_value(name).unwrap();
         let allowed = match who {
             Who::Anybody => *anybody,
             Who::Tenant => *tenant,

@@ -2,11 +2,11 @@
 //! it is.
 //!
 //! The four differ in what they can do. Time is the client's own to give. Urgency is a wish that what its tenant may do
-//! is held against (see `lane`). Place is a hint for choosing and believed
+//! is held against (see `priority`). Place is a hint for choosing and believed
 //! from trusted peers only, because nothing but the choice hangs on it. Residency can only *narrow*: it is intersected
-//! with the deployment's own law, so no header makes a region lawful.
+//! with the deployment's own policy, so no header adds a region.
 
-use crate::lane::Lane;
+use crate::priority::Priority;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::residency::ResidencyPolicy;
@@ -25,8 +25,8 @@ pub struct Headers<'a> {
     pub timeout_ms: Option<&'a [u8]>,
     /// `x-meridian-residency`.
     pub residency: Option<&'a [u8]>,
-    /// `x-meridian-lane`.
-    pub lane: Option<&'a [u8]>,
+    /// `x-meridian-priority`.
+    pub priority: Option<&'a [u8]>,
     /// `x-meridian-client-geo`; absent unless the peer is trusted to say it.
     pub client_geo: Option<&'a [u8]>,
 }
@@ -39,7 +39,7 @@ pub struct Ask {
     /// Narrows the deployment's own residency.
     pub residency: ResidencyPolicy,
     /// How urgent it says it is.
-    pub lane: Option<Lane>,
+    pub priority: Option<Priority>,
     /// Where the client says it is.
     pub client: Option<GeoPoint>,
 }
@@ -51,8 +51,8 @@ pub enum AskProblem {
     Timeout,
     /// Not a list of areas, or one that no catalogue knows.
     Residency(String),
-    /// No lane's name.
-    Lane,
+    /// No priority's name.
+    Priority,
     /// Not `lat,lon` on the globe.
     ClientGeo(String),
 }
@@ -65,7 +65,10 @@ impl Ask {
             residency: headers
                 .residency
                 .map_or(Ok(ResidencyPolicy::Anywhere), |value| residency(value, catalogue))?,
-            lane: headers.lane.map(|lane| Lane::parse(lane).ok_or(AskProblem::Lane)).transpose()?,
+            priority: headers
+                .priority
+                .map(|priority| Priority::parse(priority).ok_or(AskProblem::Priority))
+                .transpose()?,
             client: headers.client_geo.map(client_geo).transpose()?,
         })
     }
@@ -108,7 +111,12 @@ mod tests {
         let ask = read(Headers::default()).unwrap();
         assert_eq!(
             ask,
-            Ask { timeout: TIMEOUT_DEFAULT, residency: ResidencyPolicy::Anywhere, lane: None, client: None }
+            Ask {
+                timeout: TIMEOUT_DEFAULT,
+                residency: ResidencyPolicy::Anywhere,
+                priority: None,
+                client: None
+            }
         );
     }
 
@@ -142,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_does_not_exist_is_refused_rather_than_ignored() {
-        let check = |value: &str, expected: Result<Option<Lane>, AskProblem>| {
-            let ask = read(Headers { lane: Some(value.as_bytes()), ..Headers::default() });
-            assert_eq!(ask.map(|ask| ask.lane), expected, "{value}");
+    fn a_priority_that_does_not_exist_is_refused_rather_than_ignored() {
+        let check = |value: &str, expected: Result<Option<Priority>, AskProblem>| {
+            let ask = read(Headers { priority: Some(value.as_bytes()), ..Headers::default() });
+            assert_eq!(ask.map(|ask| ask.priority), expected, "{value}");
         };
-        check("interactive", Ok(Some(Lane::Interactive)));
-        check("bulk", Ok(Some(Lane::Bulk)));
-        check("batch", Err(AskProblem::Lane));
+        check("interactive", Ok(Some(Priority::Interactive)));
+        check("bulk", Ok(Some(Priority::Bulk)));
+        check("batch", Err(AskProblem::Priority));
     }
 
     #[test]

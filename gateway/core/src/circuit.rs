@@ -13,7 +13,7 @@
 //! are here; these rules need one. And breakers of the field open on a healthy fleet when load makes everybody slow at
 //! once; so nobody is ejected unless *somebody else is above suspicion*, which under a surge nobody is, never more than a
 //! third of them, and never the last. Being ejected means to be asked after everybody else: it is a preference among those
-//! whom the law permits, so that a request with nowhere else to go still has somewhere.
+//! whom the residency policy permits, so that a request with nowhere else to go still has somewhere.
 //!
 //! Time, and the chance that keeps several gateways from returning in step, are arguments.
 

@@ -29,7 +29,7 @@ const REQUESTED_HEADERS_BYTES_MAX: usize = 4096;
 
 /// Headers of responses that a page may read beside those that every page may.
 pub const EXPOSED: &str = "x-request-id, x-meridian-region, x-meridian-attempts, x-meridian-parts, \
-     x-meridian-model-revision, x-meridian-error, x-meridian-tokens, x-meridian-lane, x-meridian-held-ms, x-meridian-cold-start-ms, x-meridian-residency-receipt, server-timing, \
+     x-meridian-model-revision, x-meridian-error, x-meridian-tokens, x-meridian-priority, x-meridian-held-ms, x-meridian-cold-start-ms, x-meridian-residency-receipt, server-timing, \
      retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
      x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens";
 

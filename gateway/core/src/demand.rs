@@ -12,8 +12,8 @@
 //! what is asked beyond it is not planned for and is counted as that.
 
 use crate::circuit::Permille;
-use crate::lane::Lane;
-use crate::lawful::Residency;
+use crate::priority::Priority;
+use crate::residency::Residency;
 use regions::ewma::Ewma;
 use regions::id::DeploymentName;
 use regions::set::{RegionIndex, RegionSet};
@@ -50,7 +50,7 @@ struct Class {
     allowed: RegionSet,
     origin: RegionIndex,
     all: Counter,
-    /// Those of the interactive lane among them.
+    /// Those of the interactive priority among them.
     lookups: Counter,
     asked: Instant,
 }
@@ -69,7 +69,7 @@ struct Counter {
 pub struct Asked {
     /// What is asked for.
     pub deployment: DeploymentName,
-    /// The law that it travels under.
+    /// The residency policy that it travels under.
     pub residency: Residency,
     /// Where it comes from.
     pub origin: RegionIndex,
@@ -85,14 +85,14 @@ impl Demand {
         deployment: &DeploymentName,
         (residency, allowed): (&Residency, RegionSet),
         origin: RegionIndex,
-        (lane, tokens): (Lane, u64),
+        (priority, tokens): (Priority, u64),
         now: Instant,
     ) -> Option<Permille> {
         let known = self.classes.get_mut(deployment);
         if let Some(class) =
             known.and_then(|classes| classes.iter_mut().find(|class| class.is(origin, allowed)))
         {
-            class.count(lane, tokens);
+            class.count(priority, tokens);
             class.asked = now;
             return class.lookups();
         }
@@ -106,7 +106,7 @@ impl Demand {
         self.bytes = bytes;
         let (all, lookups) = (Counter::default(), Counter::default());
         let mut class = Class { residency: residency.clone(), allowed, origin, all, lookups, asked: now };
-        class.count(lane, tokens);
+        class.count(priority, tokens);
         self.classes.entry(deployment.clone()).or_default().push(class);
         None
     }
@@ -154,9 +154,9 @@ impl Class {
         self.origin == origin && self.allowed == allowed
     }
 
-    fn count(&mut self, lane: Lane, tokens: u64) {
+    fn count(&mut self, priority: Priority, tokens: u64) {
         self.all.tokens = self.all.tokens.saturating_add(tokens);
-        if lane == Lane::Interactive {
+        if priority == Priority::Interactive {
             self.lookups.tokens = self.lookups.tokens.saturating_add(tokens);
         }
     }
@@ -198,8 +198,8 @@ mod tests {
 
     fn asks(demand: &mut Demand, deployment: &str, regions: usize, origin: usize, tokens: u64, now: Instant) {
         let anywhere = Residency::of(&ResidencyPolicy::Anywhere);
-        let (law, tokens) = ((&anywhere, RegionSet::all(regions)), (Lane::Bulk, tokens));
-        demand.asked(&name(deployment), law, at(origin), tokens, now);
+        let (policy, tokens) = ((&anywhere, RegionSet::all(regions)), (Priority::Bulk, tokens));
+        demand.asked(&name(deployment), policy, at(origin), tokens, now);
     }
 
     fn told(demand: &mut Demand, now: Instant) -> Vec<(String, usize, u64)> {
@@ -232,18 +232,18 @@ mod tests {
     fn the_part_of_lookups_is_that_of_the_tokens_of_their_class() {
         let (mut demand, mut now) = (Demand::default(), some_instant());
         let (anywhere, d) = (Residency::of(&ResidencyPolicy::Anywhere), name("d"));
-        let law = (&anywhere, RegionSet::all(8));
-        let part = |demand: &Demand, origin| demand.lookups(&d, law.1, at(origin)).map(Permille::get);
+        let policy = (&anywhere, RegionSet::all(8));
+        let part = |demand: &Demand, origin| demand.lookups(&d, policy.1, at(origin)).map(Permille::get);
         demand.tell(now);
-        for (lane, tokens) in [(Lane::Interactive, 100), (Lane::Bulk, 300)] {
-            assert_eq!(demand.asked(&d, law, at(0), (lane, tokens), now), None, "nobody has told yet");
+        for (priority, tokens) in [(Priority::Interactive, 100), (Priority::Bulk, 300)] {
+            assert_eq!(demand.asked(&d, policy, at(0), (priority, tokens), now), None, "nobody has told yet");
         }
-        demand.asked(&d, law, at(1), (Lane::Interactive, 5), now);
-        demand.asked(&d, law, at(2), (Lane::Bulk, 5), now);
+        demand.asked(&d, policy, at(1), (Priority::Interactive, 5), now);
+        demand.asked(&d, policy, at(2), (Priority::Bulk, 5), now);
         now += SECOND;
         demand.tell(now);
         assert_eq!([0, 1, 2, 3].map(|origin| part(&demand, origin)), [Some(250), Some(1000), Some(0), None]);
-        assert_eq!(demand.asked(&d, law, at(0), (Lane::Bulk, 900), now), Some(Permille::new(250)));
+        assert_eq!(demand.asked(&d, policy, at(0), (Priority::Bulk, 900), now), Some(Permille::new(250)));
         now += HALF_LIFE;
         demand.tell(now);
         assert_eq!(part(&demand, 0), Some(172), "half of 100 in half of 400 and half of 900 in five seconds");
@@ -268,8 +268,8 @@ mod tests {
         let each = long.as_str().len();
         let fit = RESIDENCY_BYTES_MAX / each;
         let mut ask = |number: usize, now| {
-            let law = (&long, RegionSet::all(1));
-            demand.asked(&name(&format!("d{number}")), law, at(0), (Lane::Bulk, 1), now);
+            let policy = (&long, RegionSet::all(1));
+            demand.asked(&name(&format!("d{number}")), policy, at(0), (Priority::Bulk, 1), now);
             demand.missed()
         };
         assert_eq!((0..fit).map(|number| ask(number, now)).max(), Some(0));

@@ -7,11 +7,11 @@
 //!    us busy.
 //! 1. [`endpoint`] — method and path say what is asked for. [`cors`] — which web pages may read the response.
 //! 2. [`keys`], [`jwt`] — who asks; [`tenant`] — what they may use and how much of it, kept by a [`bucket`] per limit.
-//! 3. [`ask`] — what the headers ask for: time, place, narrower law, and a [`lane`].
+//! 3. [`ask`] — what the headers ask for: time, place, narrower policy, and a [`priority`].
 //! 4. [`progress`] — how slowly a body may arrive, and [`memory`] — how much all of them may take; [`encoding`] — what a body is
 //!    packed in; [`body`] — the `model` that the JSON body names and the work that it
 //!    brings, read without building a tree.
-//! 5. [`lawful`] — which regions may see it: a type without which nothing is sent. [`shed`] — whether there is room for it,
+//! 5. [`residency`] — which regions may see it: a type without which nothing is sent. [`shed`] — whether there is room for it,
 //!    and who goes first when there is not; [`spill`] — whether it goes past the nearest region, because another has
 //!    offered to take it. [`spiffe`] — who a region proves to be.
 //! 6. [`health`] — what this gateway knows of each region from its reports, and [`queue`] — how long what waits there will
@@ -26,7 +26,7 @@
 //! 8. [`trail`] — what became of each attempt, in [`words`]; [`timing`] — where the time went, for the client to read.
 //! 9. [`receipt`] — what proves all this later, and the audit that reads it. [`decimal`] writes the numbers in all of these.
 //!
-//! The law (which regions may see the request at all) and the choice among them are in `regions`. Everything here
+//! The residency policy (which regions may see the request at all) and the choice among them are in `regions`. Everything here
 //! takes the time as an argument; the Pingora shell in `gateway` does as it is told.
 
 pub mod ask;
@@ -48,17 +48,17 @@ pub mod health;
 pub mod hedge;
 pub mod jwt;
 pub mod keys;
-pub mod lane;
-pub mod lawful;
 pub mod memory;
 pub mod multiplex;
 pub mod outcome;
 pub mod outlier;
 pub mod pace;
 pub mod plan;
+pub mod priority;
 pub mod progress;
 pub mod queue;
 pub mod receipt;
+pub mod residency;
 pub mod scatter;
 pub mod shed;
 pub mod spiffe;

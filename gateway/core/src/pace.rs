@@ -10,7 +10,7 @@
 //! * The *spread* gives the moment to hedge: nineteen of twenty answers have come by then.
 //!
 //! The obvious other way, one limit for everybody from a file, is either longer than the outage that it should cut short
-//! or shorter than the largest lawful request.
+//! or shorter than the largest request that the limits permit.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! A request's way from region to region until there is an answer or a refusal.
 //!
 //! The plan is made once, from the regions that may see the request, in the order of preference. It never asks a region
-//! that is not in that list, so whatever happens on the way, the law that made the list holds. It asks each region at
+//! that is not in that list, so whatever happens on the way, the residency policy that made the list holds. It asks each region at
 //! most once (a stale connection aside), pays for every attempt after the first, and ends at the deadline. Where the policy
 //! has become narrower meanwhile, regions are taken out of the list ([`RequestPlan::restrict`]); none is added.
 //!

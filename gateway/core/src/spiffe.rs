@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! spiffe://meridian.example/region/aws/eu-central-1/in/de
-//!          trust domain    role   where            whose law
+//!          trust domain    role   where            which residency policy
 //! ```
 //!
 //! SPIFFE and not a form of our own, because whatever gives workloads certificates speaks it (SPIRE, cert-manager,
@@ -14,7 +14,7 @@
 //!
 //! The name carries the narrowest jurisdiction in which the machines stand. The wider ones follow from it by the catalogue's
 //! own table, so a certificate need not be made anew when a union of countries is added there. Where catalogue and
-//! certificate disagree, one of them is wrong about whose law applies, and nothing is sent.
+//! certificate disagree, one of them is wrong about which residency policy applies, and nothing is sent.
 //!
 //! Peers of one fleet are those of one trust domain: that of one's own certificate. Which authority signed a name is for
 //! the shell to verify; here it is decided what the name says.
@@ -65,7 +65,7 @@ pub enum WrongPeer {
     /// No region of the catalogue.
     #[error("{0} stands in no region of the catalogue")]
     UnknownRegion(Box<SpiffeId>),
-    /// The catalogue has the region under another law.
+    /// The catalogue has the region under another policy.
     #[error("{0} claims another jurisdiction than the catalogue has, which is {1}")]
     OtherJurisdiction(Box<SpiffeId>, Jurisdiction),
     /// Another region than the one that was meant.

@@ -18,7 +18,7 @@
 
 use crate::circuit::Permille;
 use crate::health::REPORT_PERIOD;
-use crate::lane::Lane;
+use crate::priority::Priority;
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
 use std::collections::BTreeMap;
@@ -55,8 +55,8 @@ pub struct Place {
 pub struct Ask<'a> {
     /// For what.
     pub deployment: &'a DeploymentName,
-    /// In which lane.
-    pub lane: Lane,
+    /// In which priority.
+    pub priority: Priority,
     /// How much it is.
     pub tokens: u64,
     /// How long its caller will still wait.
@@ -195,9 +195,9 @@ fn share(ask: &Ask<'_>, home: Place) -> Option<Permille> {
     if ask.turned_away {
         return Some(Permille::ALL);
     }
-    let calm = match ask.lane {
-        Lane::Interactive => CALM_LOOKUP,
-        Lane::Bulk => CALM_BULK,
+    let calm = match ask.priority {
+        Priority::Interactive => CALM_LOOKUP,
+        Priority::Bulk => CALM_BULK,
     };
     let wait = home.wait.filter(|wait| *wait > calm)?;
     let stays = u16::try_from(calm.as_micros() * 1000 / wait.as_micros()).expect("a part of a thousand");
@@ -242,18 +242,25 @@ mod tests {
     /// A lookup of a hundred tokens that is among the first to leave.
     fn lookup(name: &DeploymentName) -> Ask<'_> {
         let (left, chance) = (Duration::from_secs(30), Permille::new(0));
-        Ask { deployment: name, lane: Lane::Interactive, tokens: 100, left, turned_away: false, chance }
+        Ask {
+            deployment: name,
+            priority: Priority::Interactive,
+            tokens: 100,
+            left,
+            turned_away: false,
+            chance,
+        }
     }
 
     #[test]
     fn so_much_of_a_region_leaves_as_makes_its_queue_calm() {
-        let leaves = |wait_ms: u32, lane: Lane, chance: u16| {
+        let leaves = |wait_ms: u32, priority: Priority, chance: u16| {
             let (mut story, name) = (Story::with(&[1000]), name());
-            let ask = Ask { lane, chance: Permille::new(chance), ..lookup(&name) };
+            let ask = Ask { priority, chance: Permille::new(chance), ..lookup(&name) };
             let (home, other) = (place(0, 20, wait_ms), place(1, 40, 0));
             story.spill.leaves(&ask, home, &[other], story.now).is_some()
         };
-        use Lane::{Bulk, Interactive};
+        use Priority::{Bulk, Interactive};
         assert!(!leaves(50, Interactive, 0), "that is calm");
         assert!(leaves(100, Interactive, 499) && !leaves(100, Interactive, 500));
         assert!(leaves(10_000, Interactive, 699) && !leaves(10_000, Interactive, 700), "never all");

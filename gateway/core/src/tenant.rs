@@ -8,7 +8,7 @@
 //! tokens are estimates until the answer says what it really was.
 
 use crate::bucket::{Bucket, Rate, Short};
-use crate::lane::Lanes;
+use crate::priority::Priorities;
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
 use std::collections::BTreeSet;
@@ -29,7 +29,7 @@ pub struct Tenant {
     /// Where its requests may go; narrows what the deployment permits.
     pub residency: ResidencyPolicy,
     /// How urgent its requests may be.
-    pub lanes: Lanes,
+    pub priorities: Priorities,
     /// How much of what there is too little of is its share, beside the weights of others.
     pub weight: NonZeroU32,
     /// How much it may use.
@@ -229,7 +229,7 @@ fn longest<const N: usize>(exceeded: [Option<Exceeded>; N]) -> Result<(), Exceed
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::lane::Lanes;
+    use crate::priority::Priorities;
     use crate::some_instant;
     use std::sync::Arc;
 
@@ -241,7 +241,7 @@ pub(crate) mod tests {
             issuer: None,
             deployments: None,
             residency: ResidencyPolicy::Anywhere,
-            lanes: Lanes::default(),
+            priorities: Priorities::default(),
             weight: NonZeroU32::MIN,
             limits: Limits::default(),
         })

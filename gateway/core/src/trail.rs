@@ -4,8 +4,8 @@
 //! metrics, its receipts. It is written while the request is under way and outlives whatever ends it, so an attempt whose
 //! client hung up is in it too. There is one entry for every attempt that was begun, and one end for each (invariant 9).
 
-use crate::lawful::Residency;
 use crate::outcome::Failure;
+use crate::residency::Residency;
 use regions::route::Generation;
 use regions::selection::Selection;
 use regions::set::{RegionIndex, RegionSet};

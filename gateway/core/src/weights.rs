@@ -1,8 +1,8 @@
 //! What the plan says of requests like this one: the rows of this gateway, found without a search and without an allocation.
 //!
-//! A row is of a deployment, an origin and a law. A request looks for the row of its own law, and where it asks for less
+//! A row is of a deployment, an origin and a policy. A request looks for the row of its own policy, and where it asks for less
 //! than any row says (its header narrows its residency in a way that nobody has asked for before), the row of the least
-//! law that contains its own will do: whoever draws leaves out the regions that may not see it, as everywhere.
+//! policy that contains its own will do: whoever draws leaves out the regions that may not see it, as everywhere.
 //!
 //! A row divides tokens, and does not say whose. Which requests go far is decided here: its shares stand in order of their
 //! distance from the origin, and lookups are thrown into the nearer part of the whole, as large as theirs is of what is
@@ -12,7 +12,7 @@
 //! See [`regions::weights`] for what is drawn and for what stands above it.
 
 use crate::circuit::Permille;
-use crate::lane::Lane;
+use crate::priority::Priority;
 use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
 use regions::residency::ResidencyPolicy;
@@ -36,11 +36,11 @@ struct Row {
     shares: Box<[Share]>,
 }
 
-/// A row as it is told: for what, under which law, from where, and how it is divided.
+/// A row as it is told: for what, under which policy, from where, and how it is divided.
 pub type Told = (DeploymentName, ResidencyPolicy, RegionIndex, Box<[Share]>);
 
 impl Weights {
-    /// These rows, with their laws worked out.
+    /// These rows, with their policies worked out.
     pub fn new(
         generation: Generation,
         told: impl IntoIterator<Item = Told>,
@@ -54,7 +54,7 @@ impl Weights {
             let row = Row { origin, permitted: residency.permitted(catalogue), shares };
             rows.entry(deployment).or_default().push(row);
         }
-        // The narrowest first, so that the first that contains a law is the least that does.
+        // The narrowest first, so that the first that contains a policy is the least that does.
         rows.values_mut().for_each(|rows| rows.sort_by_key(|row| row.permitted.len()));
         Weights { generation, rows }
     }
@@ -73,14 +73,14 @@ impl Weights {
     }
 }
 
-/// Where a request of this lane is thrown among the shares of its row, if `lookups` is the part that interactive requests
+/// Where a request of this priority is thrown among the shares of its row, if `lookups` is the part that interactive requests
 /// have of what is asked. `chance` is a number from 0 to 999, each equally likely. Without that part all are thrown alike.
-pub fn throw(lane: Lane, lookups: Option<Permille>, chance: Permille) -> u16 {
+pub fn throw(priority: Priority, lookups: Option<Permille>, chance: Permille) -> u16 {
     let whole = u32::from(Permille::ALL.get());
-    let (from, to) = match (lookups.map(|part| u32::from(part.get())), lane) {
+    let (from, to) = match (lookups.map(|part| u32::from(part.get())), priority) {
         (None, _) => (0, whole),
-        (Some(part), Lane::Interactive) => (0, part),
-        (Some(part), Lane::Bulk) => (part, whole),
+        (Some(part), Priority::Interactive) => (0, part),
+        (Some(part), Priority::Bulk) => (part, whole),
     };
     let thrown = from + u32::from(chance.get().min(999)) * (to - from) / whole;
     u16::try_from(thrown.min(whole - 1)).expect("less than a thousand")
@@ -93,15 +93,15 @@ mod tests {
     use regions::weights::{Why, draw};
 
     #[test]
-    fn a_request_finds_the_row_of_the_least_law_that_contains_its_own() {
+    fn a_request_finds_the_row_of_the_least_policy_that_contains_its_own() {
         let catalogue = Catalogue::builtin();
         let at = |id: &str| catalogue.index_of(&id.parse().unwrap()).unwrap();
         let (america, europe, tokyo) = (at("aws/us-east-1"), at("gcp/europe-west4"), at("oci/ap-tokyo-1"));
         let name = |text: &str| text.parse::<DeploymentName>().unwrap();
-        let law = |text: &str| text.parse::<ResidencyPolicy>().unwrap();
+        let policy = |text: &str| text.parse::<ResidencyPolicy>().unwrap();
         let to = |region| [Share { region, permille: 1000, why: Why::Nearest }];
         let row = |deployment: &str, residency: &str, origin, region| -> Told {
-            (name(deployment), law(residency), origin, Box::new(to(region)))
+            (name(deployment), policy(residency), origin, Box::new(to(region)))
         };
         let told = [
             row("d", "anywhere", america, america),
@@ -110,11 +110,11 @@ mod tests {
         ];
         let weights = Weights::new(Generation { epoch: 1, number: 7 }, told, &catalogue);
         let find = |deployment: &str, origin, residency: &str| {
-            weights.of(&name(deployment), origin, &law(residency).permitted(&catalogue)).to_vec()
+            weights.of(&name(deployment), origin, &policy(residency).permitted(&catalogue)).to_vec()
         };
         assert_eq!(find("d", america, "anywhere"), to(america));
         assert_eq!(find("d", america, "eu"), to(europe));
-        assert_eq!(find("d", america, "de,fr"), to(europe), "a law of its own within the narrower");
+        assert_eq!(find("d", america, "de,fr"), to(europe), "a policy of its own within the narrower");
         assert_eq!(find("d", america, "us"), to(america));
         assert_eq!(find("d", tokyo, "eu"), to(tokyo));
         assert_eq!(find("d", europe, "eu"), []);
@@ -142,11 +142,11 @@ mod tests {
         assert_eq!(order("oci/ap-tokyo-1"), asia);
     }
 
-    /// How often each region of a row is drawn by requests of a lane, of a thousand.
-    fn drawn(shares: &[Share], lane: Lane, lookups: Option<Permille>) -> BTreeMap<usize, u32> {
+    /// How often each region of a row is drawn by requests of a priority, of a thousand.
+    fn drawn(shares: &[Share], priority: Priority, lookups: Option<Permille>) -> BTreeMap<usize, u32> {
         let mut counts = BTreeMap::new();
         for chance in 0..1000 {
-            let thrown = throw(lane, lookups, Permille::new(chance));
+            let thrown = throw(priority, lookups, Permille::new(chance));
             let region = draw(shares, |_| true, thrown).unwrap();
             *counts.entry(region.as_usize()).or_default() += 1;
         }
@@ -165,24 +165,27 @@ mod tests {
     #[test]
     fn a_backfill_travels_and_lookups_stay() {
         let (half_away, part) = (row(&[500, 500]), Some(Permille::new(100)));
-        assert_eq!(drawn(&half_away, Lane::Interactive, part), [(0, 1000)].into());
-        assert_eq!(drawn(&half_away, Lane::Bulk, part)[&1], 555, "half of all, by nine tenths of all");
+        assert_eq!(drawn(&half_away, Priority::Interactive, part), [(0, 1000)].into());
+        assert_eq!(drawn(&half_away, Priority::Bulk, part)[&1], 555, "half of all, by nine tenths of all");
         // More lookups than the nearest region takes travel as well, and no bulk stays.
         let (little, many) = (row(&[300, 700]), Some(Permille::new(600)));
-        assert_eq!(drawn(&little, Lane::Interactive, many), [(0, 500), (1, 500)].into());
-        assert_eq!(drawn(&little, Lane::Bulk, many), [(1, 1000)].into());
+        assert_eq!(drawn(&little, Priority::Interactive, many), [(0, 500), (1, 500)].into());
+        assert_eq!(drawn(&little, Priority::Bulk, many), [(1, 1000)].into());
         // Where nobody has counted yet, and where there are no others.
-        for lane in [Lane::Interactive, Lane::Bulk] {
-            assert_eq!(drawn(&half_away, lane, None), [(0, 500), (1, 500)].into());
+        for priority in [Priority::Interactive, Priority::Bulk] {
+            assert_eq!(drawn(&half_away, priority, None), [(0, 500), (1, 500)].into());
         }
-        assert_eq!(drawn(&half_away, Lane::Interactive, Some(Permille::ALL)), [(0, 500), (1, 500)].into());
-        assert_eq!(drawn(&half_away, Lane::Bulk, Some(Permille::new(0))), [(0, 500), (1, 500)].into());
+        assert_eq!(
+            drawn(&half_away, Priority::Interactive, Some(Permille::ALL)),
+            [(0, 500), (1, 500)].into()
+        );
+        assert_eq!(drawn(&half_away, Priority::Bulk, Some(Permille::new(0))), [(0, 500), (1, 500)].into());
     }
 
     proptest! {
-        /// The plan stays the plan: whatever the lanes' parts are, each region has what its row says of all tokens.
+        /// The plan stays the plan: whatever the priorities' parts are, each region has what its row says of all tokens.
         #[test]
-        fn lanes_together_are_divided_as_the_row_says(
+        fn priorities_together_are_divided_as_the_row_says(
             cuts in prop::collection::btree_set(1..1000u16, 0..5),
             lookups in 0..=1000u16,
         ) {
@@ -194,8 +197,8 @@ mod tests {
             }
             let shares = row(&permilles);
             let part = Some(Permille::new(lookups));
-            let of = |lane| drawn(&shares, lane, part);
-            let (interactive, bulk) = (of(Lane::Interactive), of(Lane::Bulk));
+            let of = |priority| drawn(&shares, priority, part);
+            let (interactive, bulk) = (of(Priority::Interactive), of(Priority::Bulk));
             for (region, permille) in permilles.iter().enumerate() {
                 let times = |counts: &BTreeMap<usize, u32>| counts.get(&region).copied().unwrap_or(0);
                 let (near, far) = (u32::from(lookups), 1000 - u32::from(lookups));

@@ -4,7 +4,7 @@
 use super::issuers::{self, RawIssuer};
 use crate::tokens::Issuer;
 use gateway_core::keys::{Digest, KeyRing};
-use gateway_core::lane::{Lane, Lanes};
+use gateway_core::priority::{Priorities, Priority};
 use gateway_core::tenant::{Limits, Tenant, WEIGHT_MAX};
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
@@ -34,7 +34,7 @@ struct RawTenant {
     key_env: Option<String>,
     deployments: Option<Vec<String>>,
     residency: Option<RawResidency>,
-    lanes: Option<Vec<String>>,
+    priorities: Option<Vec<String>>,
     weight: Option<i64>,
     #[serde(default)]
     limits: RawLimits,
@@ -164,8 +164,17 @@ pub(super) fn read(
 }
 
 fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec<String>) -> Option<Tenant> {
-    let RawTenant { name, issuer, key_file: _, key_env: _, deployments, residency, lanes, weight, limits } =
-        raw;
+    let RawTenant {
+        name,
+        issuer,
+        key_file: _,
+        key_env: _,
+        deployments,
+        residency,
+        priorities,
+        weight,
+        limits,
+    } = raw;
     let id = name.parse::<TenantId>().map_err(|_| {
         problems.push("a name may have letters, digits, '.', '_' and '-' only".to_owned());
     });
@@ -181,7 +190,7 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
         None => ResidencyPolicy::Anywhere,
         Some(RawResidency { allow }) => read_residency(&allow, catalogue, problems),
     };
-    let lanes = read_lanes(lanes, problems);
+    let priorities = read_priorities(priorities, problems);
     let weight = match weight.map_or(Some(1), |weight| u32::try_from(weight).ok()).and_then(NonZeroU32::new) {
         Some(weight) if weight.get() <= WEIGHT_MAX => weight,
         Some(_) | None => {
@@ -203,7 +212,7 @@ fn read_tenant(raw: RawTenant, catalogue: Option<&Catalogue>, problems: &mut Vec
         inputs_per_second: limit("inputs_per_second", inputs_per_second),
         tokens_per_minute: limit("tokens_per_minute", tokens_per_minute),
     };
-    Some(Tenant { id: id.ok()?, place: 0, issuer, deployments, residency, lanes, weight, limits })
+    Some(Tenant { id: id.ok()?, place: 0, issuer, deployments, residency, priorities, weight, limits })
 }
 
 /// The residency of a tenant. An area in which no region lies permits nothing: that is a slip, and not what was meant.
@@ -232,23 +241,26 @@ fn read_residency(
     policy
 }
 
-fn read_lanes(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Lanes {
-    let Some(names) = names else { return Lanes::default() };
-    let mut lanes = BTreeSet::new();
+fn read_priorities(names: Option<Vec<String>>, problems: &mut Vec<String>) -> Priorities {
+    let Some(names) = names else { return Priorities::default() };
+    let mut priorities = BTreeSet::new();
     for name in &names {
-        match Lane::parse(name.as_bytes()) {
-            Some(lane) => drop(lanes.insert(lane)),
-            None => problems.push(format!("lanes has \"{name}\"; there are \"interactive\" and \"bulk\"")),
+        match Priority::parse(name.as_bytes()) {
+            Some(priority) => drop(priorities.insert(priority)),
+            None => {
+                problems.push(format!("priorities has \"{name}\"; there are \"interactive\" and \"bulk\""))
+            }
         }
     }
-    match (lanes.pop_first(), lanes.pop_first()) {
-        (Some(_), Some(_)) => Lanes::Both,
-        (Some(only), None) => Lanes::Only(only),
+    match (priorities.pop_first(), priorities.pop_first()) {
+        (Some(_), Some(_)) => Priorities::Both,
+        (Some(only), None) => Priorities::Only(only),
         (None, _) => {
             if names.is_empty() {
-                problems.push("lanes = [] leaves it none; name one, or leave it out for both".to_owned());
+                problems
+                    .push("priorities = [] leaves it none; name one, or leave it out for both".to_owned());
             }
-            Lanes::default()
+            Priorities::default()
         }
     }
 }
@@ -297,12 +309,15 @@ mod tests {
         assert_eq!(plain.tenants().map(|tenant| tenant.limits).collect::<Vec<_>>(), [Limits::default()]);
         let shown = text.replace("# deployments", "deployments").replace("# residency", "residency");
         let shown = parse(
-            &shown.replace("# limits", "limits").replace("# lanes", "lanes").replace("# weight", "weight"),
+            &shown
+                .replace("# limits", "limits")
+                .replace("# priorities", "priorities")
+                .replace("# weight", "weight"),
         )
         .expect("with everything that it shows");
         let tenant = shown.tenants().next().expect("one");
         assert_eq!(tenant.residency.to_string(), "eu");
-        assert_eq!((tenant.lanes, tenant.weight.get()), (Lanes::Only(Lane::Bulk), 2));
+        assert_eq!((tenant.priorities, tenant.weight.get()), (Priorities::Only(Priority::Bulk), 2));
         assert_eq!(tenant.limits.tokens_per_minute, NonZeroU64::new(2_000_000));
         assert!(tenant.may_use(&"minilm".parse().unwrap()) && !tenant.may_use(&"other".parse().unwrap()));
     }
@@ -353,7 +368,7 @@ mod tests {
             ("bare", "key_file and key_env"),
             ("bare", "a b"),
             ("bare", "fast"),
-            ("bare", "lanes = []"),
+            ("bare", "priorities = []"),
             ("bare", "weight = 1001; give 1 to 1000"),
             ("one", "weight = 0"),
             ("bare", "inputs_per_second = 0"),

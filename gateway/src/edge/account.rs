@@ -6,7 +6,7 @@
 use super::admit::{Request, request_id};
 use super::forward::Edge;
 use crate::events::{Finished, RequestEnded, Times, Understood, began_ms};
-use crate::metrics::{Asked, Ending, Lane, Protocol};
+use crate::metrics::{Asked, Ending, Priority, Protocol};
 use crate::receipts::{Promise, Recorder, Told, now_ms};
 use gateway_core::receipt::ReceiptId;
 use gateway_core::tenant::Tenant;
@@ -27,7 +27,7 @@ pub(super) struct Account<'a> {
     pub(super) at_ms: u64,
     pub(super) tls_ended_here: bool,
     protocol: Protocol,
-    lane: Lane,
+    priority: Priority,
     pub(super) asked: Asked,
     pub(super) tenant: Option<Arc<Tenant>>,
     /// What it is for, once that is understood.
@@ -78,7 +78,7 @@ impl<'a> Account<'a> {
             at_ms: now_ms(),
             tls_ended_here: digest.is_some_and(|digest| digest.ssl_digest.is_some()),
             protocol,
-            lane: Lane::default(),
+            priority: Priority::default(),
             asked: Asked::OTHER,
             tenant: None,
             understood: None,
@@ -95,8 +95,8 @@ impl<'a> Account<'a> {
 
     /// The request is let in.
     pub(super) fn admitted(&mut self, request: &Request) {
-        let Request { deployment, cost, policy, lane, .. } = request;
-        self.lane = Lane::from(*lane);
+        let Request { deployment, cost, policy, priority, .. } = request;
+        self.priority = Priority::from(*priority);
         let (deployment, policy) = (deployment.clone(), policy.clone());
         self.understood = Some(Understood { deployment, cost: *cost, policy });
     }
@@ -167,7 +167,7 @@ impl Drop for Account<'_> {
             id: &self.id,
             asked: self.asked,
             protocol: self.protocol,
-            lane: self.lane,
+            priority: self.priority,
             ending: self.ending,
             tenant: self.tenant.as_ref().map(|tenant| &tenant.id),
             deployment: understood.map(|understood| &understood.deployment),

@@ -8,7 +8,7 @@ use super::refusals::{
     unknown_model, unreadable_ask, unreadable_body,
 };
 use super::shedding::{Place, Wants, Way, left};
-use super::view::{Lawful, Terms, View};
+use super::view::{RoutedDeployment, Terms, View};
 use super::watch::{chance, chances};
 use crate::intake::{Body, NoBody};
 use crate::names;
@@ -20,10 +20,10 @@ use gateway_core::circuit::Permille;
 use gateway_core::endpoint::{self, ModelField, Target};
 use gateway_core::jwt;
 use gateway_core::keys::{Credential, Digest, KeyRing};
-use gateway_core::lane::{Lane, NoBulk};
-use gateway_core::lawful::{Law, Residency};
 use gateway_core::memory::Owner;
 use gateway_core::pace::Size;
+use gateway_core::priority::{NoBulk, Priority};
+use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::{Cost, Tenant};
 use gateway_core::trail::PolicyVersion;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH};
@@ -48,7 +48,7 @@ const FREE_BODY_BYTES: usize = 4 << 10;
 /// The longest request identifier that is taken from a client.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// A request that is let in, understood, and lawful somewhere.
+/// A request that is let in, understood, and routed somewhere.
 pub(super) struct Request {
     pub(super) id: String,
     pub(super) arrived: Instant,
@@ -56,15 +56,15 @@ pub(super) struct Request {
     pub(super) client: Option<GeoPoint>,
     pub(super) tenant: Arc<Tenant>,
     pub(super) deployment: DeploymentName,
-    /// The lane that it travels in.
-    pub(super) lane: Lane,
+    /// The priority that it travels in.
+    pub(super) priority: Priority,
     /// It asked for another.
-    pub(super) lane_changed: bool,
+    pub(super) priority_changed: bool,
     pub(super) cost: Cost,
-    /// The law it travels under: the deployment's, narrowed by its own header.
+    /// The residency policy it travels under: the deployment's, narrowed by its own header.
     pub(super) residency: Residency,
     /// The regions that may see it. Nothing is sent to any other.
-    pub(super) allowed: Law,
+    pub(super) allowed: AllowedRegions,
     /// Both, and of which route table they are: what it was admitted under.
     pub(super) policy: Arc<PolicyVersion>,
     /// Policy of the request's own header, to be applied to a newer table as well.
@@ -117,7 +117,7 @@ impl Request {
         first: RegionIndex,
         required: Option<ModelRevision>,
     ) -> Request {
-        assert!(self.allowed.contains(first), "a piece goes where the whole may go (invariant 1, Lawful)");
+        assert!(self.allowed.contains(first), "a piece goes where the whole may go (invariant 1, Residency)");
         Request {
             id: self.id.clone(),
             arrived: self.arrived,
@@ -125,8 +125,8 @@ impl Request {
             client: self.client,
             tenant: self.tenant.clone(),
             deployment: self.deployment.clone(),
-            lane: self.lane,
-            lane_changed: self.lane_changed,
+            priority: self.priority,
+            priority_changed: self.priority_changed,
             cost,
             residency: self.residency.clone(),
             allowed: self.allowed,
@@ -164,7 +164,7 @@ impl Request {
         let (size, chance) = (Size::of(self.cost.tokens), self.chance);
         About {
             deployment: &self.deployment,
-            lane: self.lane,
+            priority: self.priority,
             size,
             chance,
             uses_engine: endpoint::uses_engine(self.path),
@@ -209,15 +209,16 @@ impl Edge {
         let reading = self.body_of(target, &body, &tenant).await;
         let reading = reading.map_err(|refusal| refusal.having_processed(body.bytes.len()))?;
         let cost = Cost { inputs: reading.inputs, tokens: reading.tokens.max(least_tokens(&body)) };
-        let lane = tenant.lanes.lane(ask.lane, cost.inputs).map_err(|NoBulk| no_bulk(&tenant))?;
-        let lawful = asked_for(target, reading.model, view, &tenant)?;
-        let Lawful { deployment, revision, registered, .. } = lawful;
-        let terms = lawful.terms(&tenant, &ask.residency, &self.config.catalogue);
+        let priority =
+            tenant.priorities.priority(ask.priority, cost.inputs).map_err(|NoBulk| no_bulk(&tenant))?;
+        let routed = asked_for(target, reading.model, view, &tenant)?;
+        let RoutedDeployment { deployment, revision, registered, .. } = routed;
+        let terms = routed.terms(&tenant, &ask.residency, &self.config.catalogue);
         let terms = terms.map_err(|error| residency_too_long(&deployment.name, &tenant, &error))?;
         let Terms { policy, allowed } = &terms;
         let residency = &policy.residency;
         if allowed.is_empty() {
-            let of_deployment = *lawful.allowed;
+            let of_deployment = *routed.allowed;
             return Err(no_region_permitted(
                 &tenant,
                 deployment,
@@ -231,7 +232,7 @@ impl Edge {
         let planned = self.planned.borrow().clone();
         let way = Way {
             view,
-            lawful,
+            routed,
             allowed: **allowed,
             client: ask.client,
             chance,
@@ -239,7 +240,7 @@ impl Edge {
             place: self.place,
             weights: planned.as_deref(),
         };
-        let wants = Wants { tenant: &tenant, residency, lane, tokens: cost.tokens, left, chance: leaves };
+        let wants = Wants { tenant: &tenant, residency, priority, tokens: cost.tokens, left, chance: leaves };
         let room = self.room(&way, &wants)?;
         let Terms { policy, allowed } = terms;
         Ok(Request {
@@ -249,8 +250,8 @@ impl Edge {
             client: ask.client,
             tenant,
             deployment: deployment.name.clone(),
-            lane,
-            lane_changed: ask.lane.is_some_and(|asked| asked != lane),
+            priority,
+            priority_changed: ask.priority.is_some_and(|asked| asked != priority),
             cost,
             residency: policy.residency.clone(),
             allowed,
@@ -264,7 +265,7 @@ impl Edge {
             required: None,
             may_sleep: deployment.scaling.min == 0,
             path: target.path,
-            crossing: Crossing::of(session, &[(headers::LANE, lane.as_str())]),
+            crossing: Crossing::of(session, &[(headers::PRIORITY, priority.as_str())]),
             body,
             chance,
             origin: room.origin,
@@ -300,7 +301,7 @@ impl Edge {
         let asked = Headers {
             timeout_ms: single(session, headers::TIMEOUT_MS)?,
             residency: single(session, headers::RESIDENCY)?,
-            lane: single(session, headers::LANE)?,
+            priority: single(session, headers::PRIORITY)?,
             client_geo: single(session, headers::CLIENT_GEO)?.filter(|_| trusted),
         };
         Ask::read(asked, &self.config.catalogue).map_err(unreadable_ask)
@@ -323,7 +324,7 @@ fn asked_for<'a>(
     in_body: Option<String>,
     view: &'a View,
     tenant: &Tenant,
-) -> Result<&'a Lawful, Refusal> {
+) -> Result<&'a RoutedDeployment, Refusal> {
     let named = target.deployment.map(str::to_owned).or(in_body);
     match (named, target.model) {
         (Some(name), _) => view.deployment(&name, tenant).ok_or_else(|| unknown_model(&name, view, tenant)),

@@ -13,9 +13,9 @@ use crate::names;
 use crate::receipts::{Before, NoReceipt, Recorder, Sending};
 use crate::respond::Refusal;
 use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
-use gateway_core::lane::Lane;
 use gateway_core::outcome::Failure;
 use gateway_core::plan::{RequestPlan, Step};
+use gateway_core::priority::Priority;
 use gateway_core::trail::{Cause, End, Trail};
 use regions::selection::{self, Candidate, Query, Selection};
 use regions::set::{RegionIndex, RegionSet};
@@ -163,7 +163,7 @@ impl Edge {
         let selection = &chosen.0;
         trail.chosen(selection.clone());
         let order = selection.order.iter().map(|candidate| candidate.region).collect();
-        let hedges = self.config.hedge && request.lane == Lane::Interactive;
+        let hedges = self.config.hedge && request.priority == Priority::Interactive;
         let mut plan = RequestPlan::new(order, hedges, request.arrived + request.timeout);
         let mut next = self.watch.start(&mut plan, &about);
         // A piece of a larger request may have been turned away before.
@@ -266,7 +266,7 @@ impl Edge {
         let Permit { view, allowed, policy } = permit;
         let address = view.address(region).ok_or(Failure::Unreachable)?;
         let to = allowed.open(region, address);
-        let to = to.expect("a plan goes only where it is allowed (invariant 1, Lawful)");
+        let to = to.expect("a plan goes only where it is allowed (invariant 1, Residency)");
         let locked = policy.residency.is_locked();
         if let Some(recorder) = self.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
             let sending = Sending {

@@ -248,8 +248,8 @@ impl Edge {
             (headers::ATTEMPTS, &attempts),
             (headers::SERVER_TIMING, &timing),
         ];
-        if request.lane_changed {
-            extra.push((headers::LANE, request.lane.as_str()));
+        if request.priority_changed {
+            extra.push((headers::PRIORITY, request.priority.as_str()));
         }
         extra.extend(receipt.as_deref().map(|id| (headers::RECEIPT, id)));
         let cors = self.cors(session);

@@ -5,9 +5,9 @@
 
 use super::operations::Operations;
 use super::shedding::{Way, is_calm};
-use super::view::{Lawful, View};
+use super::view::{RoutedDeployment, View};
 use super::watch::chances;
-use gateway_core::lane::Lane;
+use gateway_core::priority::Priority;
 use std::time::Instant;
 
 /// Deployments for which a check decides: enough to meet a defect, and too few to keep requests waiting for the lock.
@@ -52,15 +52,15 @@ impl Operations {
     fn decision(&self, view: &View) {
         let planned = self.planned.borrow().clone();
         let [chance, _, draw] = chances();
-        for lawful in view.all().take(DECIDED_MAX) {
+        for routed in view.all().take(DECIDED_MAX) {
             let known = self.watch.known();
-            let Lawful { deployment, allowed, .. } = lawful;
+            let RoutedDeployment { deployment, allowed, .. } = routed;
             let allowed = **allowed;
             let place = self.place;
             let weights = planned.as_deref();
-            let way = Way { view, lawful, allowed, client: None, chance, draw, place, weights };
+            let way = Way { view, routed, allowed, client: None, chance, draw, place, weights };
             let lookups = |origin| self.demands.lookups(&deployment.name, allowed, origin);
-            way.home(&known, Lane::Interactive, lookups, Instant::now());
+            way.home(&known, Priority::Interactive, lookups, Instant::now());
         }
     }
 }

@@ -6,10 +6,10 @@ use gateway_core::circuit::Permille;
 use gateway_core::cold;
 use gateway_core::health::Fleet;
 use gateway_core::hedge::is_calm;
-use gateway_core::lane::Lane;
 use gateway_core::outlier::Evidence;
 use gateway_core::pace::{Patience, Size};
 use gateway_core::plan::{Budgets, Load, Sight, Waits};
+use gateway_core::priority::Priority;
 use gateway_core::queue::Queue;
 use gateway_core::spill::Spill;
 use gateway_core::targets::{Targets, Yardstick};
@@ -62,11 +62,11 @@ impl Work {
         }
     }
 
-    /// How long what goes before a request of this lane takes.
-    fn wait(&self, lane: Lane) -> Duration {
-        match lane {
-            Lane::Interactive => self.lookups.wait(),
-            Lane::Bulk => self.queue.wait(),
+    /// How long what goes before a request of this priority takes.
+    fn wait(&self, priority: Priority) -> Duration {
+        match priority {
+            Priority::Interactive => self.lookups.wait(),
+            Priority::Bulk => self.queue.wait(),
         }
     }
 }
@@ -75,7 +75,7 @@ impl Work {
 #[derive(Clone, Copy)]
 pub(crate) struct About<'a> {
     pub(crate) deployment: &'a DeploymentName,
-    pub(crate) lane: Lane,
+    pub(crate) priority: Priority,
     pub(crate) size: Size,
     /// The request's own, drawn once.
     pub(crate) chance: Permille,
@@ -160,7 +160,7 @@ impl Known {
         let holds = |region| holding.has(region, about.deployment);
         let waits = |region| {
             let first_byte = targets.first_byte(region, about.deployment, about.size);
-            let queue = work(region).map(|work| work.wait(about.lane)).unwrap_or_default();
+            let queue = work(region).map(|work| work.wait(about.priority)).unwrap_or_default();
             let waits = Waits {
                 late: first_byte.map(|first_byte| first_byte + queue),
                 hedge: targets.hedge_after(region, about.deployment, about.size),
@@ -194,7 +194,7 @@ impl Known {
 
     /// How long what goes before a request in `region` already will take it.
     pub(super) fn queue(&self, region: RegionIndex, about: &About<'_>) -> Duration {
-        self.work(region, about.deployment).map(|work| work.wait(about.lane)).unwrap_or_default()
+        self.work(region, about.deployment).map(|work| work.wait(about.priority)).unwrap_or_default()
     }
 
     /// Counts what an attempt says about `region`; if it is ejected for it, what is in flight there may leave.
@@ -248,10 +248,10 @@ mod tests {
             let deployments = BTreeMap::from([(deployment.clone(), load)]);
             let report = Report { region: id.clone(), boot_id: 1, sequence: 1, deployments, draining: false };
             known.loaded(region, &report, now, now);
-            [Lane::Interactive, Lane::Bulk].map(|lane| {
+            [Priority::Interactive, Priority::Bulk].map(|priority| {
                 let about = About {
                     deployment: &deployment,
-                    lane,
+                    priority,
                     size: Size::of(10),
                     chance: Permille::ALL,
                     uses_engine: true,

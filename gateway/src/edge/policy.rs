@@ -15,7 +15,7 @@ use super::forward::Edge;
 use super::refusals::{no_longer_known, no_region, policy_too_old, residency_too_long, unknown_model};
 use super::view::{Terms, View};
 use crate::respond::Refusal;
-use gateway_core::lawful::Law;
+use gateway_core::residency::AllowedRegions;
 use gateway_core::trail::PolicyVersion;
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(super) struct Permit {
     /// The newest route table.
     pub(super) view: Arc<View>,
     /// The regions that may see the request under it, and may under the one by which it was admitted.
-    pub(super) allowed: Law,
+    pub(super) allowed: AllowedRegions,
     pub(super) policy: Arc<PolicyVersion>,
 }
 
@@ -54,10 +54,10 @@ impl Edge {
             Some(_) | None => return Ok(()),
         };
         let tenant = view.keys.still(&request.tenant, request.key.as_ref()).ok_or_else(no_longer_known)?;
-        let lawful = view
+        let routed = view
             .deployment(request.deployment.as_str(), tenant)
             .ok_or_else(|| unknown_model(request.deployment.as_str(), &view, tenant))?;
-        let Terms { policy, allowed } = lawful
+        let Terms { policy, allowed } = routed
             .terms(tenant, &request.asked, &self.config.catalogue)
             .map_err(|error| residency_too_long(&request.deployment, tenant, &error))?;
         let both = allowed.and(request.allowed);

@@ -5,7 +5,7 @@
 //! older than it is, never younger.
 
 use super::snapshot::beside;
-use gateway_core::lawful::Residency;
+use gateway_core::residency::Residency;
 use scheduler_core::policy_age::Moment;
 use std::fs;
 use std::io::{self, Write};

@@ -10,7 +10,7 @@ use gateway_core::bucket::Short;
 use gateway_core::endpoint::{Endpoint, NotServed};
 use gateway_core::jwt::{TOKEN_BYTES_MAX, TokenProblem};
 use gateway_core::keys::KeyProblem;
-use gateway_core::lawful::Residency;
+use gateway_core::residency::Residency;
 use gateway_core::scatter::INPUTS_MAX;
 use gateway_core::scatter::cut::TooManyInputs;
 use gateway_core::shed::{Reason, Shed};
@@ -155,8 +155,8 @@ pub(super) fn unreadable_ask(problem: AskProblem) -> Refusal {
         AskProblem::Residency(why) => {
             (headers::RESIDENCY, format!("{} cannot be read: {why}.", headers::RESIDENCY))
         }
-        AskProblem::Lane => {
-            (headers::LANE, format!("{} is neither 'interactive' nor 'bulk'.", headers::LANE))
+        AskProblem::Priority => {
+            (headers::PRIORITY, format!("{} is neither 'interactive' nor 'bulk'.", headers::PRIORITY))
         }
         AskProblem::ClientGeo(why) => {
             (headers::CLIENT_GEO, format!("{} cannot be read: {why}.", headers::CLIENT_GEO))
@@ -181,11 +181,11 @@ pub(super) fn residency_too_long(
 
 pub(super) fn no_bulk(tenant: &Tenant) -> Refusal {
     let message = format!(
-        "The tenant '{}' has no bulk lane; leave out {}, or ask whoever runs this gateway for one.",
+        "The tenant '{}' has no bulk priority; leave out {}, or ask whoever runs this gateway for one.",
         tenant.id,
-        headers::LANE
+        headers::PRIORITY
     );
-    Refusal::new(ErrorCode::LaneNotPermitted, message).of(headers::LANE)
+    Refusal::new(ErrorCode::PriorityNotPermitted, message).of(headers::PRIORITY)
 }
 
 /// No region is permitted to this request. Of the policies that meet in it, the message names those that together leave

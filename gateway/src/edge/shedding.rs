@@ -12,15 +12,15 @@
 use super::forward::Edge;
 use super::known::{About, Known};
 use super::refusals::shed;
-use super::view::{Lawful, View};
+use super::view::{RoutedDeployment, View};
 use super::watch::{Watch, chances};
 use crate::respond::Refusal;
 use gateway_core::ask::Ask;
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint::Target;
-use gateway_core::lane::Lane;
-use gateway_core::lawful::Residency;
 use gateway_core::pace::Size;
+use gateway_core::priority::Priority;
+use gateway_core::residency::Residency;
 use gateway_core::shed::{self, Entered, Pools, Shed, Waits};
 use gateway_core::spill;
 use gateway_core::tenant::{Cost, Tenant};
@@ -99,7 +99,7 @@ pub(super) fn is_calm(watch: &Watch) -> bool {
 /// Where a request may go, and what that is measured from.
 pub(super) struct Way<'a> {
     pub(super) view: &'a View,
-    pub(super) lawful: &'a Lawful,
+    pub(super) routed: &'a RoutedDeployment,
     /// The regions that may see it.
     pub(super) allowed: RegionSet,
     pub(super) client: Option<GeoPoint>,
@@ -116,9 +116,9 @@ pub(super) struct Way<'a> {
 /// What of a request its room hangs on.
 pub(super) struct Wants<'a> {
     pub(super) tenant: &'a Tenant,
-    /// The law that it travels under, in the words in which it is told of.
+    /// The residency policy that it travels under, in the words in which it is told of.
     pub(super) residency: &'a Residency,
-    pub(super) lane: Lane,
+    pub(super) priority: Priority,
     pub(super) tokens: u64,
     /// How long its caller will still wait.
     pub(super) left: Duration,
@@ -141,34 +141,34 @@ impl Edge {
             return Ok(());
         }
         let named = target.deployment.and_then(|name| view.deployment(name, tenant));
-        let usable: Vec<&Lawful> = match named {
-            Some(lawful) => vec![lawful],
-            None => view.lawful_for(tenant).take(LOOKED_AT_MAX + 1).collect(),
+        let usable: Vec<&RoutedDeployment> = match named {
+            Some(routed) => vec![routed],
+            None => view.usable_by(tenant).take(LOOKED_AT_MAX + 1).collect(),
         };
         if usable.len() > LOOKED_AT_MAX {
             return Ok(());
         }
         let permitted = tenant.residency.narrow(&ask.residency).permitted(&self.config.catalogue);
         // Of no size, so that it is no more bulk than it can be: who is taken for a lookup now may turn out to be bulk.
-        let Ok(lane) = tenant.lanes.lane(ask.lane, 0) else { return Ok(()) };
+        let Ok(priority) = tenant.priorities.priority(ask.priority, 0) else { return Ok(()) };
         let (now, chances, planned) = (Instant::now(), chances(), self.planned.borrow().clone());
-        let home = |known: &Known, lawful: &Lawful| {
-            let (allowed, weights) = (lawful.allowed.intersect(permitted), planned.as_deref());
+        let home = |known: &Known, routed: &RoutedDeployment| {
+            let (allowed, weights) = (routed.allowed.intersect(permitted), planned.as_deref());
             let [chance, _, draw] = chances;
             let (client, place) = (ask.client, self.place);
-            let lookups = |origin| self.demands.lookups(&lawful.deployment.name, allowed, origin);
-            let way = Way { view, lawful, allowed, client, chance, draw, place, weights };
-            way.home(known, lane, lookups, now)
+            let lookups = |origin| self.demands.lookups(&routed.deployment.name, allowed, origin);
+            let way = Way { view, routed, allowed, client, chance, draw, place, weights };
+            way.home(known, priority, lookups, now)
         };
         let pools: Option<Vec<_>> = {
             let known = &*self.watch.known();
-            let pool = |lawful: &&'_ Lawful| home(known, lawful).map(|home| home.region);
-            usable.iter().map(|lawful| Some((pool(lawful)?, &lawful.deployment.name))).collect()
+            let pool = |routed: &&'_ RoutedDeployment| home(known, routed).map(|home| home.region);
+            usable.iter().map(|routed| Some((pool(routed)?, &routed.deployment.name))).collect()
         };
         // Where nobody can serve it at all, another refusal has more to say.
         let Some(pools) = pools else { return Ok(()) };
         let tokens = Cost::at_least(body_bytes).tokens;
-        let asked = asked(tenant, lane, tokens, left(ask.timeout, arrived));
+        let asked = asked(tenant, priority, tokens, left(ask.timeout, arrived));
         let room = self.watch.shedding.pools().at_the_head(pools.iter().copied(), &asked, now);
         let Err(why) = room else { return Ok(()) };
         let known = self.watch.known();
@@ -178,23 +178,23 @@ impl Edge {
         if self.config.spill && pools.iter().any(offered) {
             return Ok(());
         }
-        self.metrics.shed.count(lane, why.reason);
+        self.metrics.shed.count(priority, why.reason);
         Err(shed(tenant, why))
     }
 
     /// Room for a request in the pool that it would go to first, or in one that has offered it; nothing if there is no such
     /// pool, of which it will hear.
     pub(super) fn room(&self, way: &Way<'_>, wants: &Wants<'_>) -> Result<Room, Refusal> {
-        let Wants { tenant, residency, lane, tokens, left, chance } = *wants;
-        let name = &way.lawful.deployment.name;
-        let asked = asked(tenant, lane, tokens, left);
-        let overflow = spill::Ask { deployment: name, lane, tokens, left, turned_away: false, chance };
+        let Wants { tenant, residency, priority, tokens, left, chance } = *wants;
+        let name = &way.routed.deployment.name;
+        let asked = asked(tenant, priority, tokens, left);
+        let overflow = spill::Ask { deployment: name, priority, tokens, left, turned_away: false, chance };
         let (spills, now) = (self.config.spill, Instant::now());
         let (home, past) = {
             let known = &mut *self.watch.known();
-            let law = (residency, way.allowed);
-            let asked = |origin| self.demands.asked(name, law, origin, (lane, tokens), now);
-            let Some(home) = way.home(known, lane, asked, now) else {
+            let policy = (residency, way.allowed);
+            let asked = |origin| self.demands.asked(name, policy, origin, (priority, tokens), now);
+            let Some(home) = way.home(known, priority, asked, now) else {
                 return Ok(Room { origin: self.place, drawn: None, place: None, overflow: None });
             };
             (home, if spills { way.past(known, home.region, &overflow, now) } else { None })
@@ -216,7 +216,7 @@ impl Edge {
                 let overflow = spill::Ask { turned_away: true, ..overflow };
                 let past = || way.past(&mut self.watch.known(), nearest, &overflow, Instant::now());
                 spills.then(past).flatten().and_then(offered).ok_or_else(|| {
-                    self.metrics.shed.count(lane, why.reason);
+                    self.metrics.shed.count(priority, why.reason);
                     shed(tenant, why)
                 })
             }
@@ -235,11 +235,11 @@ impl Way<'_> {
     pub(super) fn home(
         &self,
         known: &Known,
-        lane: Lane,
+        priority: Priority,
         lookups: impl FnOnce(RegionIndex) -> Option<Permille>,
         now: Instant,
     ) -> Option<Home> {
-        let name = &self.lawful.deployment.name;
+        let name = &self.routed.deployment.name;
         let holds = |region| known.held_for(region, name);
         // The best to go to, and the nearest to come from: one that is drained is near all the same.
         let (mut to, mut from) = (None, None);
@@ -262,7 +262,7 @@ impl Way<'_> {
                 && self.health(known, region, now) == best
                 && (region == nearest || holds(region).is_none())
         };
-        let drawn = weights::draw(shares, usable, throw(lane, lookups(origin), self.draw));
+        let drawn = weights::draw(shares, usable, throw(priority, lookups(origin), self.draw));
         Some(Home { region: drawn.unwrap_or(nearest), origin, drawn: drawn.is_some() })
     }
 
@@ -276,10 +276,10 @@ impl Way<'_> {
     ) -> Option<RegionIndex> {
         let place = |known: &Known, region| {
             let Waits { interactive, bulk } = waits(&known.load(region, overflow.deployment));
-            let wait = match overflow.lane {
+            let wait = match overflow.priority {
                 // A region that does not know them apart has one queue for both.
-                Lane::Interactive => interactive.or(bulk),
-                Lane::Bulk => bulk,
+                Priority::Interactive => interactive.or(bulk),
+                Priority::Bulk => bulk,
             };
             spill::Place { region, rtt: rtt(known, self.client, region, now), wait }
         };
@@ -297,9 +297,9 @@ impl Way<'_> {
 
     /// The health of a region for it: whoever is left alone for a while is a suspect, whatever it offers.
     fn health(&self, known: &Known, region: RegionIndex, now: Instant) -> Health {
-        // Of no size and of any lane: health hangs on neither.
-        let (deployment, lane, size) = (&self.lawful.deployment.name, Lane::Interactive, Size::of(0));
-        let about = About { deployment, lane, size, chance: self.chance, uses_engine: true };
+        // Of no size and of any priority: health hangs on neither.
+        let (deployment, priority, size) = (&self.routed.deployment.name, Priority::Interactive, Size::of(0));
+        let about = About { deployment, priority, size, chance: self.chance, uses_engine: true };
         known.health(region, &about, now)
     }
 
@@ -309,7 +309,7 @@ impl Way<'_> {
     }
 
     fn serving_set(&self, known: &Known) -> RegionSet {
-        let Lawful { deployment, registered, .. } = self.lawful;
+        let RoutedDeployment { deployment, registered, .. } = self.routed;
         known.fleet.serving(&deployment.name, *registered).intersect(self.allowed).intersect(self.view.routed)
     }
 }
@@ -325,8 +325,8 @@ fn waits(load: &Load) -> Waits {
     Waits::of(load.lookup_tokens, load.pending_tokens, load.tokens_per_second)
 }
 
-fn asked(tenant: &Tenant, lane: Lane, tokens: u64, left: Duration) -> shed::Ask {
-    shed::Ask { tenant: tenant.place, weight: tenant.weight.get().into(), lane, tokens, left }
+fn asked(tenant: &Tenant, priority: Priority, tokens: u64, left: Duration) -> shed::Ask {
+    shed::Ask { tenant: tenant.place, weight: tenant.weight.get().into(), priority, tokens, left }
 }
 
 pub(super) fn left(timeout: Duration, arrived: Instant) -> Duration {

@@ -14,11 +14,11 @@
 use super::allowances::Allowances;
 use crate::metrics::EdgeMetrics;
 use gateway_core::keys::KeyRing;
-use gateway_core::lane::{Lane, Lanes};
+use gateway_core::priority::{Priorities, Priority};
 use gateway_core::tenant::{Limits, Tenant};
 use regions::id::TenantId;
 use regions::route::{self, RouteTable};
-use regions::tenant::{TenantLane, TenantLimits, TenantRules};
+use regions::tenant::{TenantLimits, TenantPriority, TenantRules};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl Known {
 }
 
 fn tenant(rules: &TenantRules, place: usize) -> Tenant {
-    let TenantRules { id, keys: _, issuer, deployments, residency, lane, weight, limits } = rules;
+    let TenantRules { id, keys: _, issuer, deployments, residency, priority, weight, limits } = rules;
     let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
     Tenant {
         id: id.clone(),
@@ -117,10 +117,10 @@ fn tenant(rules: &TenantRules, place: usize) -> Tenant {
         issuer: issuer.clone(),
         deployments: deployments.clone(),
         residency: residency.clone(),
-        lanes: match lane {
-            None => Lanes::Both,
-            Some(TenantLane::Interactive) => Lanes::Only(Lane::Interactive),
-            Some(TenantLane::Bulk) => Lanes::Only(Lane::Bulk),
+        priorities: match priority {
+            None => Priorities::Both,
+            Some(TenantPriority::Interactive) => Priorities::Only(Priority::Interactive),
+            Some(TenantPriority::Bulk) => Priorities::Only(Priority::Bulk),
         },
         weight: NonZeroU32::new(*weight).unwrap_or(NonZeroU32::MIN),
         limits: Limits { requests_per_second, inputs_per_second, tokens_per_minute },

@@ -1,7 +1,7 @@
-//! The route table as requests need it: names resolved, law worked out, once per table instead of once per request.
+//! The route table as requests need it: names resolved, policy worked out, once per table instead of once per request.
 
 use gateway_core::keys::KeyRing;
-use gateway_core::lawful::{Law, Residency};
+use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::Tenant;
 use gateway_core::trail::PolicyVersion;
 use regions::ModelRevision;
@@ -26,33 +26,33 @@ pub(crate) struct View {
     /// Of these, those that their operators empty.
     pub(crate) draining: RegionSet,
     regions: BTreeMap<RegionIndex, SocketAddr>,
-    deployments: BTreeMap<DeploymentName, Lawful>,
+    deployments: BTreeMap<DeploymentName, RoutedDeployment>,
 }
 
 /// Where a deployment may be served and where it is.
-pub(crate) struct Lawful {
+pub(crate) struct RoutedDeployment {
     generation: Generation,
     pub(crate) deployment: Deployment,
     /// The model revision that it is served with, by the table.
     pub(crate) revision: Option<ModelRevision>,
     /// The regions that its residency permits and that its list, if it has one, names.
-    pub(crate) allowed: Law,
+    pub(crate) allowed: AllowedRegions,
     /// The regions that had registered for it when the table was made: a replica is ready there, or would be for whoever asks.
     pub(crate) registered: RegionSet,
     /// For requests that ask for nothing narrower, by their tenant's place; worked out when the first one comes.
     terms: Mutex<BTreeMap<usize, Terms>>,
 }
 
-/// The law that a request travels under, and how it is written.
+/// The residency policy that a request travels under, and how it is written.
 #[derive(Clone)]
 pub(crate) struct Terms {
     /// As it is written, and of which table it is.
     pub(crate) policy: Arc<PolicyVersion>,
     /// The regions that may see it. Nothing is sent to any other.
-    pub(crate) allowed: Law,
+    pub(crate) allowed: AllowedRegions,
 }
 
-impl Lawful {
+impl RoutedDeployment {
     /// Those of a request of `tenant` that asks for `asked`: the deployment's, narrowed by both.
     ///
     /// # Errors
@@ -88,8 +88,8 @@ impl Lawful {
 }
 
 impl View {
-    /// Works out `table`. A region that the catalogue does not know is left out: without its jurisdictions nothing could
-    /// lawfully be sent there.
+    /// Works out `table`. A region that the catalogue does not know is left out: without its jurisdictions no residency policy can
+    /// be checked for it.
     pub(crate) fn new(table: &RouteTable, catalogue: &Catalogue, keys: Arc<KeyRing>) -> View {
         let mut regions = BTreeMap::new();
         for (id, route) in &table.regions {
@@ -100,65 +100,65 @@ impl View {
                 }
             }
         }
-        let lawful = |deployment: &Deployment| Lawful {
+        let routed = |deployment: &Deployment| RoutedDeployment {
             generation: table.generation,
-            allowed: Law::of(deployment, catalogue),
+            allowed: AllowedRegions::of(deployment, catalogue),
             revision: table.revision(&deployment.name).map(|served| served.current),
             registered: table.serving(&deployment.name, catalogue),
             terms: Mutex::independent(BTreeMap::new()),
             deployment: deployment.clone(),
         };
         let deployments =
-            table.deployments.iter().map(|(name, entry)| (name.clone(), lawful(entry))).collect();
+            table.deployments.iter().map(|(name, entry)| (name.clone(), routed(entry))).collect();
         let (routed, draining) = (table.routed(catalogue), table.draining(catalogue));
         View { generation: table.generation, keys, routed, draining, regions, deployments }
     }
 
     /// The same routes for other tenants.
     pub(crate) fn for_tenants(&self, keys: Arc<KeyRing>) -> View {
-        let lawful = |lawful: &Lawful| Lawful {
-            generation: lawful.generation,
-            allowed: lawful.allowed,
-            revision: lawful.revision,
-            registered: lawful.registered,
+        let routed = |routed: &RoutedDeployment| RoutedDeployment {
+            generation: routed.generation,
+            allowed: routed.allowed,
+            revision: routed.revision,
+            registered: routed.registered,
             // What was worked out for a tenant's residency may be out of date.
             terms: Mutex::independent(BTreeMap::new()),
-            deployment: lawful.deployment.clone(),
+            deployment: routed.deployment.clone(),
         };
-        let deployments = self.deployments.iter().map(|(name, it)| (name.clone(), lawful(it))).collect();
+        let deployments = self.deployments.iter().map(|(name, it)| (name.clone(), routed(it))).collect();
         let View { generation, keys: _, routed, draining, ref regions, deployments: _ } = *self;
         View { generation, keys, routed, draining, regions: regions.clone(), deployments }
     }
 
     /// The deployment of this name, if there is one for this tenant.
-    pub(crate) fn deployment(&self, name: &str, tenant: &Tenant) -> Option<&Lawful> {
-        self.deployments.get(name).filter(|lawful| lawful.is_for(tenant))
+    pub(crate) fn deployment(&self, name: &str, tenant: &Tenant) -> Option<&RoutedDeployment> {
+        self.deployments.get(name).filter(|routed| routed.is_for(tenant))
     }
 
     /// The deployment that this tenant may use, if there is one and no other.
-    pub(crate) fn only_deployment(&self, tenant: &Tenant) -> Option<&Lawful> {
-        let mut usable = self.deployments.values().filter(|lawful| lawful.is_for(tenant));
+    pub(crate) fn only_deployment(&self, tenant: &Tenant) -> Option<&RoutedDeployment> {
+        let mut usable = self.deployments.values().filter(|routed| routed.is_for(tenant));
         usable.next().filter(|_| usable.next().is_none())
     }
 
     /// All of them, for whoever looks at the table itself.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Lawful> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &RoutedDeployment> {
         self.deployments.values()
     }
 
     /// Those that this tenant may use.
     pub(crate) fn deployments_for(&self, tenant: &Tenant) -> impl Iterator<Item = &Deployment> {
-        self.lawful_for(tenant).map(|lawful| &lawful.deployment)
+        self.usable_by(tenant).map(|routed| &routed.deployment)
     }
 
     /// The same, with where they may be served.
-    pub(crate) fn lawful_for(&self, tenant: &Tenant) -> impl Iterator<Item = &Lawful> {
-        self.deployments.values().filter(|lawful| lawful.is_for(tenant))
+    pub(crate) fn usable_by(&self, tenant: &Tenant) -> impl Iterator<Item = &RoutedDeployment> {
+        self.deployments.values().filter(|routed| routed.is_for(tenant))
     }
 
     /// All of them; for operators.
     pub(crate) fn deployments(&self) -> impl Iterator<Item = &Deployment> {
-        self.deployments.values().map(|lawful| &lawful.deployment)
+        self.deployments.values().map(|routed| &routed.deployment)
     }
 
     pub(crate) fn address(&self, region: RegionIndex) -> Option<SocketAddr> {

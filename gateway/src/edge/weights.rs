@@ -12,8 +12,8 @@ use crate::config::EdgeConfig;
 use crate::metrics::Count;
 use gateway_core::circuit::Permille;
 use gateway_core::demand::{self, Asked, Demand};
-use gateway_core::lane::Lane;
-use gateway_core::lawful::Residency;
+use gateway_core::priority::Priority;
+use gateway_core::residency::Residency;
 use gateway_core::weights::{Told, Weights};
 use regions::catalogue::Catalogue;
 use regions::id::DeploymentName;
@@ -63,12 +63,12 @@ impl Demands {
     pub(crate) fn asked(
         &self,
         deployment: &DeploymentName,
-        law: (&Residency, RegionSet),
+        policy: (&Residency, RegionSet),
         origin: RegionIndex,
-        asked: (Lane, u64),
+        asked: (Priority, u64),
         now: Instant,
     ) -> Option<Permille> {
-        self.demand().asked(deployment, law, origin, asked, now)
+        self.demand().asked(deployment, policy, origin, asked, now)
     }
 
     /// What part of what is asked are lookups.
@@ -164,7 +164,7 @@ pub(crate) async fn follow(
     }
 }
 
-/// What is asked for, as it is told, and who is heard. One law may be written in several ways; it is one class.
+/// What is asked for, as it is told, and who is heard. One policy may be written in several ways; it is one class.
 fn in_words(config: &EdgeConfig, boot_id: u64, told: Vec<Asked>, heard: Vec<RegionIndex>) -> DemandV1 {
     let mut classes = BTreeMap::new();
     for Asked { deployment, residency, origin, tokens_per_second } in told {

@@ -35,7 +35,7 @@ pub(crate) struct Finished {
     pub(crate) receipt: Option<(u64, ReceiptId)>,
 }
 
-/// What a request was for, and the law that it travelled under.
+/// What a request was for, and the residency policy that it travelled under.
 pub(crate) struct Understood {
     pub(crate) deployment: DeploymentName,
     pub(crate) cost: Cost,

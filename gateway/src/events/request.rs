@@ -1,7 +1,7 @@
 //! A request at the edge is over, however it ended.
 
 use super::{ACCESS, millis};
-use crate::metrics::{Asked, EdgeMetrics, Ending, Lane, Protocol, Stage};
+use crate::metrics::{Asked, EdgeMetrics, Ending, Priority, Protocol, Stage};
 use gateway_core::decimal;
 use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
@@ -17,7 +17,7 @@ pub(crate) struct RequestEnded<'a> {
     pub(crate) id: &'a str,
     pub(crate) asked: Asked,
     pub(crate) protocol: Protocol,
-    pub(crate) lane: Lane,
+    pub(crate) priority: Priority,
     pub(crate) ending: Ending,
     /// Absent when nobody could be recognised.
     pub(crate) tenant: Option<&'a TenantId>,
@@ -66,7 +66,7 @@ impl RequestEnded<'_> {
             metrics.answered_by(region, self.ending);
         }
         self.trail.attempts().for_each(|attempt| metrics.attempted(attempt));
-        metrics.took(self.lane, self.total);
+        metrics.took(self.priority, self.total);
         for stage in Stage::ALL {
             if let Some(took) = self.stage(stage) {
                 metrics.stage(stage, took);
@@ -89,7 +89,7 @@ impl RequestEnded<'_> {
     }
 
     fn log(&self) {
-        let RequestEnded { id, asked, protocol, lane, ending, tenant, deployment, region, .. } = *self;
+        let RequestEnded { id, asked, protocol, priority, ending, tenant, deployment, region, .. } = *self;
         let RequestEnded { trail, catalogue, cost, tokens, bytes_in, bytes_out, total, .. } = *self;
         let stage_ms = |stage| self.stage(stage).map(millis);
         tracing::info!(
@@ -99,7 +99,7 @@ impl RequestEnded<'_> {
             endpoint = asked.as_str(),
             tenant = tenant.map(TenantId::as_str),
             deployment = deployment.map(DeploymentName::as_str),
-            lane = lane.as_str(),
+            priority = priority.as_str(),
             outcome = Ending::name(ending.at()),
             status = ending.status(),
             region = region.map(|region| catalogue.region(region).id.as_str()),

@@ -11,8 +11,8 @@
 //!  edge                                          region's door
 //!  Outward  ── TCP ── TLS 1.3 handshake ──────▶  Doorkeeper
 //!     region_ca: is it a region of ours?            client_ca: is it a gateway of ours?
-//!     the one that was meant? under whose law?
-//!  lawful::send  ── request ──────────────────▶  Ingress
+//!     the one that was meant? under which residency policy?
+//!  residency::send  ── request ──────────────────▶  Ingress
 //! ```
 //!
 //! TLS is done by rustls and below the exchange ([`crate::plain`]), which does not know of it. Connections are kept, and

@@ -129,7 +129,7 @@ async fn two_that_are_who_they_are_meet_and_keep_their_connection() {
     let served = door(End::door().with(&authority, &Subject::named(FRANKFURT), &authority)).await;
     let edge = edge(End::gateway().with(&authority, &Subject::named(GATEWAY), &authority));
     let first = edge.open(way(served.address), PATIENCE).await.unwrap();
-    assert_ne!(first.peer(), gateway_core::lawful::Peer::UNPROVEN);
+    assert_ne!(first.peer(), gateway_core::residency::Peer::UNPROVEN);
     drop(first);
     for _ in 0..3 {
         assert_eq!(ask(&edge, served.address).await, Ok(204));

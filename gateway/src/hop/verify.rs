@@ -2,7 +2,7 @@
 
 use super::Credentials;
 use super::cause::wrong_peer;
-use gateway_core::lawful::Peer;
+use gateway_core::residency::Peer;
 use gateway_core::spiffe::{Role, SpiffeId, WrongPeer};
 use regions::set::RegionIndex;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};

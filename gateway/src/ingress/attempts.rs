@@ -15,9 +15,9 @@ use crate::respond::Refusal;
 use crate::upstream::{Answer, WHOLE_ANSWER_MAX};
 use bytes::Bytes;
 use gateway_core::circuit::Permille;
-use gateway_core::lawful::Law;
 use gateway_core::outcome::Failure;
 use gateway_core::pace::Size;
+use gateway_core::residency::AllowedRegions;
 use regions::ModelRevision;
 use regions::id::DeploymentName;
 use replica_core::wire::error::ErrorCode;
@@ -38,7 +38,7 @@ pub(super) struct Passing {
     /// As a replica serves it.
     pub(super) path: &'static str,
     pub(super) deployment: DeploymentName,
-    pub(super) law: Law,
+    pub(super) policy: AllowedRegions,
     pub(super) body: Bytes,
     /// What its gateway says of the model revision of its answer.
     pub(super) revision: RevisionAsked,
@@ -168,7 +168,7 @@ impl Ingress {
             };
             let ended = waits.wait(request.deadline).await;
             held.lasted = Some(held.lasted.unwrap_or_default() + waits.held_for());
-            // What was narrowed while it waited holds for it as well (invariant 1, Lawful).
+            // What was narrowed while it waited holds for it as well (invariant 1, Residency).
             self.permitted(&request.deployment)?;
             match ended {
                 Waited::Called { cold_start } => held.cold_start = cold_start,
@@ -267,8 +267,10 @@ impl Ingress {
         replica: SocketAddr,
         revision: Option<ModelRevision>,
     ) -> Result<Answer, Failure> {
-        let Passing { id, tenant, crossing, path, law, body, deadline, .. } = request;
-        let to = law.open(self.here, replica).expect("the law was asked at the door (invariant 1, Lawful)");
+        let Passing { id, tenant, crossing, path, policy, body, deadline, .. } = request;
+        let to = policy
+            .open(self.here, replica)
+            .expect("the residency policy was asked at the door (invariant 1, Residency)");
         let left = deadline.saturating_duration_since(Instant::now());
         let left_ms = left.as_millis().max(1).to_string();
         let mut extra = vec![(headers::REQUEST_ID, id.as_str()), (headers::TIMEOUT_MS, &left_ms)];
@@ -279,7 +281,7 @@ impl Ingress {
         // A pooled connection that the replica has closed has not brought it the request: once more, on another.
         for _ in 0..2 {
             let left = deadline.saturating_duration_since(Instant::now());
-            let body = law.seal(body.clone());
+            let body = policy.seal(body.clone());
             let asked = self.upstream.ask(to, CONNECT_TIMEOUT, head.clone(), body, WHOLE_ANSWER_MAX);
             match tokio::time::timeout(left, asked).await {
                 Ok(Err(Failure::StaleConnection)) => {}

@@ -143,6 +143,6 @@ impl Drop for Place<'_> {
 }
 
 /// How urgent a request is, as its edge has decided.
-pub(super) fn band(lane: Option<&str>) -> Band {
-    if lane == Some("bulk") { Band::Bulk } else { Band::Interactive }
+pub(super) fn band(priority: Option<&str>) -> Band {
+    if priority == Some("bulk") { Band::Bulk } else { Band::Interactive }
 }

@@ -1,6 +1,6 @@
 //! The regional ingress: the door of a region, and the only way to its replicas.
 //!
-//! It holds the law a second time: a request carries the residency under which it travels, and a region that is not part
+//! It holds the residency policy a second time: a request carries the residency under which it travels, and a region that is not part
 //! of it refuses before it has read the body. It asks [`Spoke`] which replica, passes the request on ([`attempts`]), and
 //! answers each edge's question for a report. `Spoke` is shared with the agent that speaks to the hub; neither waits for
 //! the other. What the ingress's own requests have seen of each replica it keeps beside it ([`replicas`]), and shows at
@@ -27,9 +27,9 @@ use crate::upstream::Upstream;
 use arrival::Arrival;
 use attempts::Passing;
 use gateway_core::endpoint;
-use gateway_core::lawful::Law;
 use gateway_core::memory::Owner;
 use gateway_core::receipt::entry::Role;
+use gateway_core::residency::AllowedRegions;
 use gateway_core::timing;
 use hold::Hold;
 use operations::Operators;
@@ -102,7 +102,7 @@ pub struct Signals {
 #[derive(Debug, thiserror::Error)]
 pub enum IngressError {
     /// The region is in no catalogue.
-    #[error("region \"{0}\" is not in the catalogue, so nothing is known of its law")]
+    #[error("region \"{0}\" is not in the catalogue, so nothing is known of its policy")]
     UnknownRegion(RegionId),
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {source}; choose another port or stop whoever has it")]
@@ -317,7 +317,7 @@ impl Ingress {
         arrived: Instant,
         arrival: &mut Arrival<'_>,
     ) -> Result<AfterAnswer, Ended> {
-        let law = self.lawful(session)?;
+        let policy = self.allowed_here(session)?;
         let deployment = deployment(session)?;
         self.permitted(&deployment)?;
         if arrival.is_locked() {
@@ -337,7 +337,7 @@ impl Ingress {
             path,
             deployment,
             body: body.bytes.clone(),
-            law,
+            policy,
             revision: RevisionAsked {
                 required: revision(session, headers::REQUIRED_REVISION)?,
                 known: revision(session, headers::MODEL_REVISION)?,
@@ -345,7 +345,7 @@ impl Ingress {
             tokens: (body.bytes.len() as u64 / BYTES_PER_TOKEN).max(1),
             deadline,
             chance: chance(),
-            band: hold::band(text(session, headers::LANE)?),
+            band: hold::band(text(session, headers::PRIORITY)?),
             elsewhere: milliseconds(session, headers::ELSEWHERE_MS)?,
         };
         arrival.commit().await.map_err(|NoReceipt| self.no_receipt())?;
@@ -366,15 +366,15 @@ impl Ingress {
         Ok(after)
     }
 
-    /// Invariant 1 (Lawful), at the receiving end: what must not be seen here is refused before its body is read.
-    fn lawful(&self, session: &ServerSession) -> Result<Law, Refusal> {
+    /// Invariant 1 (Residency), at the receiving end: what must not be seen here is refused before its body is read.
+    fn allowed_here(&self, session: &ServerSession) -> Result<AllowedRegions, Refusal> {
         let policy = match text(session, headers::RESIDENCY)? {
             Some(policy) => policy.parse().map_err(|error| unreadable(headers::RESIDENCY, &error))?,
             None => ResidencyPolicy::Anywhere,
         };
-        let law = Law::of_policy(&policy, &self.catalogue);
-        if law.contains(self.here) {
-            return Ok(law);
+        let policy = AllowedRegions::of_policy(&policy, &self.catalogue);
+        if policy.contains(self.here) {
+            return Ok(policy);
         }
         tracing::error!(region = %self.region, %policy, "a request came here that must not be seen here");
         let message =
@@ -408,7 +408,7 @@ impl Ingress {
         Err(Refusal::new(ErrorCode::PolicyTooOld, message))
     }
 
-    /// Another region that the law permits may be able to write one.
+    /// Another region that the residency policy permits may be able to write one.
     fn no_receipt(&self) -> Refusal {
         let message = format!(
             "Every request of a locked deployment must leave a receipt, which region {} cannot write at the moment.",

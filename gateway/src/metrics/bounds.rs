@@ -4,7 +4,7 @@
 //! error code, an outcome) is counted with the requests; here is what no request tells, because there was none, or because
 //! one code stands for several limits.
 
-use super::{Count, Kind, Lane, Text};
+use super::{Count, Kind, Priority, Text};
 use gateway_core::flood::Idle;
 use gateway_core::shed::Reason;
 
@@ -235,13 +235,13 @@ impl Names {
     }
 }
 
-/// Requests that were turned away because there was too much for all, by lane and by why.
+/// Requests that were turned away because there was too much for all, by priority and by why.
 #[derive(Debug, Default)]
 pub(crate) struct ShedMetrics([[Count; Reason::ALL.len()]; 2]);
 
 impl ShedMetrics {
-    pub(crate) fn count(&self, lane: gateway_core::lane::Lane, reason: Reason) {
-        self.0[lane as usize][reason as usize].add(1);
+    pub(crate) fn count(&self, priority: gateway_core::priority::Priority, reason: Reason) {
+        self.0[priority as usize][reason as usize].add(1);
     }
 
     pub(crate) fn render(&self, text: &mut Text) {
@@ -249,12 +249,18 @@ impl ShedMetrics {
         text.head(
             name,
             Kind::Counter,
-            "Requests that were turned away for want of room, by lane and by why.",
+            "Requests that were turned away for want of room, by priority and by why.",
         );
-        for lane in [gateway_core::lane::Lane::Interactive, gateway_core::lane::Lane::Bulk] {
+        for priority in
+            [gateway_core::priority::Priority::Interactive, gateway_core::priority::Priority::Bulk]
+        {
             for reason in Reason::ALL {
-                let n = self.0[lane as usize][reason as usize].get();
-                text.sample(name, &[("lane", Lane::from(lane).as_str()), ("reason", reason.as_str())], n);
+                let n = self.0[priority as usize][reason as usize].get();
+                text.sample(
+                    name,
+                    &[("priority", Priority::from(priority).as_str()), ("reason", reason.as_str())],
+                    n,
+                );
             }
         }
     }

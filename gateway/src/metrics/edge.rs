@@ -3,7 +3,7 @@
 use super::bounds::{Piece, ShedMetrics, Tally, Turn};
 use super::label::Outcome;
 use super::tenants::TenantMetrics;
-use super::{Asked, Count, Ending, Histogram, Kind, Lane, Lazily, Protocol, Stage, Text};
+use super::{Asked, Count, Ending, Histogram, Kind, Lazily, Priority, Protocol, Stage, Text};
 use gateway_core::endpoint::Endpoint;
 use gateway_core::keys::KeyRing;
 use gateway_core::trail::{Attempted, Cause};
@@ -22,7 +22,7 @@ pub(crate) struct EdgeMetrics {
     /// Of each tenant.
     pub(crate) tenants: TenantMetrics,
     regions: Lazily<ByRegion>,
-    seconds: [Histogram; Lane::ALL.len()],
+    seconds: [Histogram; Priority::ALL.len()],
     stages: [Histogram; Stage::ALL.len()],
     /// Route tables that could not be read, or were no newer than the one in hand.
     pub(crate) tables_refused: Count,
@@ -93,8 +93,8 @@ impl EdgeMetrics {
         by.seconds.observe(attempt.took);
     }
 
-    pub(crate) fn took(&self, lane: Lane, total: Duration) {
-        self.seconds[lane as usize].observe(total);
+    pub(crate) fn took(&self, priority: Priority, total: Duration) {
+        self.seconds[priority as usize].observe(total);
     }
 
     pub(crate) fn stage(&self, stage: Stage, took: Duration) {
@@ -108,8 +108,8 @@ impl EdgeMetrics {
         self.render_regions(text, catalogue);
         let name = "meridian_gateway_request_seconds";
         text.head(name, Kind::Histogram, "From a request's head to the last byte of its answer.");
-        for lane in Lane::ALL {
-            text.histogram(name, &[("lane", lane.as_str())], &self.seconds[lane as usize]);
+        for priority in Priority::ALL {
+            text.histogram(name, &[("priority", priority.as_str())], &self.seconds[priority as usize]);
         }
         let name = "meridian_gateway_stage_seconds";
         text.head(name, Kind::Histogram, "Where forwarded requests spent their time.");

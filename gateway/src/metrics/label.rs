@@ -2,7 +2,7 @@
 
 use crate::names;
 use gateway_core::endpoint::Endpoint;
-use gateway_core::lane;
+use gateway_core::priority;
 use pingora::protocols::http::ServerSession;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::headers;
@@ -142,9 +142,9 @@ impl Protocol {
     }
 }
 
-/// The lane in which a request travels.
+/// The priority in which a request travels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum Priority {
     Interactive,
     Bulk,
     /// It was answered or refused before that was known.
@@ -152,23 +152,23 @@ pub(crate) enum Lane {
     Unknown,
 }
 
-impl Lane {
-    pub(crate) const ALL: [Lane; 3] = [Lane::Interactive, Lane::Bulk, Lane::Unknown];
+impl Priority {
+    pub(crate) const ALL: [Priority; 3] = [Priority::Interactive, Priority::Bulk, Priority::Unknown];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Lane::Interactive => "interactive",
-            Lane::Bulk => "bulk",
-            Lane::Unknown => "unknown",
+            Priority::Interactive => "interactive",
+            Priority::Bulk => "bulk",
+            Priority::Unknown => "unknown",
         }
     }
 }
 
-impl From<lane::Lane> for Lane {
-    fn from(lane: lane::Lane) -> Lane {
-        match lane {
-            lane::Lane::Interactive => Lane::Interactive,
-            lane::Lane::Bulk => Lane::Bulk,
+impl From<priority::Priority> for Priority {
+    fn from(priority: priority::Priority) -> Priority {
+        match priority {
+            priority::Priority::Interactive => Priority::Interactive,
+            priority::Priority::Bulk => Priority::Bulk,
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) use bounds::{Closed, HopEvent, ListenerMetrics, Names, NotHeldBy, Not
 pub(crate) use edge::EdgeMetrics;
 pub(crate) use histogram::Histogram;
 pub(crate) use ingress::{HoldMetrics, IngressMetrics};
-pub(crate) use label::{Asked, Ending, Lane, Protocol, Stage};
+pub(crate) use label::{Asked, Ending, Priority, Protocol, Stage};
 pub(crate) use panics::render as render_panics;
 pub(crate) use text::{CONTENT_TYPE, Kind, Text};
 

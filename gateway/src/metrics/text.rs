@@ -85,13 +85,13 @@ mod tests {
     fn what_is_written_is_the_format_that_prometheus_reads() {
         let mut text = Text::default();
         text.head("a_total", Kind::Counter, "What.");
-        text.sample("a_total", &[("lane", "bulk"), ("code", "ok")], 3);
+        text.sample("a_total", &[("priority", "bulk"), ("code", "ok")], 3);
         text.single("b", Kind::Gauge, "Else.", 0.5);
         let histogram = Histogram::default();
         [150, 250_000].iter().for_each(|us| histogram.observe(Duration::from_micros(*us)));
         text.histogram("c_seconds", &[("x", "y")], &histogram);
         let text = text.finish();
-        let expected = "# HELP a_total What.\n# TYPE a_total counter\na_total{lane=\"bulk\",code=\"ok\"} 3\n\
+        let expected = "# HELP a_total What.\n# TYPE a_total counter\na_total{priority=\"bulk\",code=\"ok\"} 3\n\
              # HELP b Else.\n# TYPE b gauge\nb 0.5\n\
              c_seconds_bucket{x=\"y\",le=\"0.0001\"} 0\nc_seconds_bucket{x=\"y\",le=\"0.0002\"} 1\n";
         assert!(text.starts_with(expected), "{text}");

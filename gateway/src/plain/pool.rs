@@ -8,7 +8,7 @@
 use super::Stream;
 use crate::hop::Greeted;
 use bytes::BytesMut;
-use gateway_core::lawful::Peer;
+use gateway_core::residency::Peer;
 use regions::set::RegionIndex;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;

@@ -17,9 +17,9 @@ use super::batch::{Batch, Pseudonyms, received};
 use super::before::Before;
 use super::file::{Name, Standing, list, lock, standing};
 use super::{ReceiptsConfig, Shared, Told, now_ms};
-use gateway_core::lawful::Residency;
 use gateway_core::receipt::chain::Head;
 use gateway_core::receipt::entry::{Entry, Role, VERSION, Why};
+use gateway_core::residency::Residency;
 use rand::Rng;
 use regions::id::RegionId;
 use regions::set::RegionSet;
@@ -69,11 +69,11 @@ pub(super) struct Writer {
     len: u64,
     /// There may be more than that.
     dirty: bool,
-    /// Laws of the current file with their numbers.
-    laws: HashMap<RegionSet, Vec<(Residency, u32)>>,
+    /// Policies of the current file with their numbers.
+    policies: HashMap<RegionSet, Vec<(Residency, u32)>>,
     pseudonyms: Pseudonyms,
-    laws_known: usize,
-    next_law: u32,
+    policies_known: usize,
+    next_policy: u32,
     /// Receipts that are missing and since when.
     gaps: BTreeMap<Why, (u64, u64)>,
     /// Receipts that are written and may not be durable, and since when.
@@ -129,10 +129,10 @@ impl Writer {
             head,
             len: 0,
             dirty: false,
-            laws: HashMap::new(),
+            policies: HashMap::new(),
             pseudonyms: Pseudonyms::new(key.clone()),
-            laws_known: 0,
-            next_law: 1,
+            policies_known: 0,
+            next_policy: 1,
             gaps: BTreeMap::new(),
             unsynced: 0,
             unsynced_since: None,
@@ -251,7 +251,7 @@ impl Writer {
                 self.shared.lost(Why::Disk).add(receipts);
                 self.miss(Why::Disk, receipts, now_ms());
                 // They may stand in what is cut off.
-                self.forget_laws();
+                self.forget_policies();
                 if !was_failing {
                     tracing::error!(chain = self.chain, %error, "receipts cannot be written; they are counted as missing");
                 }
@@ -357,14 +357,14 @@ impl Writer {
         (self.file, self.number, self.head) = (Some(file), number, head);
         (self.len, self.dirty) = (lines.len() as u64, false);
         self.unsynced_since.get_or_insert_with(Instant::now);
-        self.forget_laws();
-        self.next_law = 1;
+        self.forget_policies();
+        self.next_policy = 1;
         Ok(())
     }
 
-    fn forget_laws(&mut self) {
-        self.laws.clear();
-        self.laws_known = 0;
+    fn forget_policies(&mut self) {
+        self.policies.clear();
+        self.policies_known = 0;
     }
 
     /// Makes what was written durable. After a failure nobody knows what of it is: the file is left, and they count as

@@ -39,7 +39,7 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
     scene.ask("no-model", SECRET, "x").await;
     let stranger = scene.client.post(format!("{}/v1/embeddings", scene.url)).bearer_auth(SECRET);
     stranger.header("x-request-id", "no-key").body(SECRET).send().await.unwrap();
-    let locked_out = scene.asking("unlawful", "locked", "x").header("x-meridian-residency", "us");
+    let locked_out = scene.asking("residency_violation", "locked", "x").header("x-meridian-residency", "us");
     locked_out.send().await.unwrap();
     let url = format!("{}/{SECRET}?{SECRET}", scene.url);
     scene.client.get(url).header("x-request-id", "no-path").send().await.unwrap();
@@ -51,7 +51,7 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
     has(
         &served,
         json!({"protocol": "http/1.1", "endpoint": "/v1/embeddings", "tenant": "test", "deployment": "anywhere",
-               "lane": "interactive", "outcome": "ok", "status": 200, "region": AMERICA, "attempts": 1, "inputs": 1,
+               "priority": "interactive", "outcome": "ok", "status": 200, "region": AMERICA, "attempts": 1, "inputs": 1,
                "tokens": 7, "queue_ms": 1.0, "tokenize_ms": 2.0, "engine_ms": 3.0, "bytes_out": 11}),
     );
     assert!(served["trail"].as_str().unwrap().starts_with("aws/us-east-1:first:ok:"), "{served}");
@@ -65,7 +65,10 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
         json!({"outcome": "model_not_found", "status": 404, "attempts": 0, "tenant": "test", "deployment": null}),
     );
     has(&line_of("no-key").await, json!({"outcome": "invalid_api_key", "status": 401, "tenant": null}));
-    has(&line_of("unlawful").await, json!({"outcome": "region_not_permitted", "status": 403, "attempts": 0}));
+    has(
+        &line_of("residency_violation").await,
+        json!({"outcome": "region_not_permitted", "status": 403, "attempts": 0}),
+    );
     has(&line_of("no-path").await, json!({"outcome": "not_found", "status": 404, "endpoint": "other"}));
     has(&line_of("models").await, json!({"outcome": "ok", "status": 200, "endpoint": "/v1/models"}));
 
@@ -83,8 +86,8 @@ async fn every_request_is_told_once_in_the_log_and_counted_once_whatever_became_
     check(&requests("/v1/models", "ok"), 1.0);
     assert_eq!(scrape.sum("meridian_gateway_requests_total", ""), 6.0);
     assert_eq!(scrape.sum("meridian_gateway_protocol_requests_total", "http/1.1"), 6.0);
-    check("meridian_gateway_request_seconds_count{lane=\"interactive\"}", 1.0);
-    check("meridian_gateway_request_seconds_count{lane=\"unknown\"}", 5.0);
+    check("meridian_gateway_request_seconds_count{priority=\"interactive\"}", 1.0);
+    check("meridian_gateway_request_seconds_count{priority=\"unknown\"}", 5.0);
     check("meridian_gateway_stage_seconds_count{stage=\"engine\"}", 1.0);
     check("meridian_gateway_stage_seconds_sum{stage=\"engine\"}", 0.003);
     check("meridian_gateway_tenant_requests_total{tenant=\"test\",outcome=\"ok\"}", 2.0);

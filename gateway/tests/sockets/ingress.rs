@@ -270,7 +270,7 @@ async fn whoever_has_nowhere_else_to_go_waits() {
     assert_eq!(answer.status(), 200, "it was late, and it came");
 }
 
-/// Invariant 1 (Lawful), at the receiving end.
+/// Invariant 1 (Residency), at the receiving end.
 #[tokio::test]
 async fn what_must_not_be_seen_here_is_refused_at_the_door() {
     let scene = Scene::with([Takes(USUAL), Takes(USUAL)]).await;

@@ -1,7 +1,7 @@
 //! The world that a surge comes to: events in the order of their time, and nothing that is not drawn from the seed.
 
 use gateway_core::circuit::Permille;
-use gateway_core::lane::Lane;
+use gateway_core::priority::Priority;
 use gateway_core::spill::{Ask, Place, Spill};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -296,7 +296,7 @@ impl Running {
                 places.sort_by_key(|place| place.rtt);
                 let ask = Ask {
                     deployment: &self.name,
-                    lane: Lane::Interactive,
+                    priority: Priority::Interactive,
                     tokens,
                     left: DEADLINE,
                     turned_away: false,

@@ -194,9 +194,9 @@ class Scores(unittest.TestCase):
         with Server() as server:
             client = PerformanceClient(server.url, "k")
             payloads = [{"n": place} for place in range(20)]
-            response = client.batch_post("/x?y=z", payloads, custom_headers={"x-lane": "bulk"})
+            response = client.batch_post("/x?y=z", payloads, custom_headers={"x-priority": "bulk"})
             self.assertEqual([one["body"]["n"] for one in response.data], list(range(20)))
-            self.assertEqual(server.seen[0][2]["x-lane"], "bulk")
+            self.assertEqual(server.seen[0][2]["x-priority"], "bulk")
             self.assertEqual(len(response.response_headers), 20)
             response = asyncio.run(client.async_batch_post("x", [None], method="GET"))
             self.assertEqual((server.seen[-1][0], response.data[0]["path"]), ("GET", "/x"))

@@ -129,13 +129,13 @@ impl Court<'_> {
             self.catalogue.index_of(region).is_some_and(|index| permitted.contains(index))
         };
         // Who is not named may have been anywhere.
-        let lawful =
+        let allowed =
             |served: &Served| !served.regions().is_empty() && served.regions().iter().all(lies_there);
         let answered = window.by_region.iter().filter(|(_, second)| second.ok > 0);
         let by: BTreeMap<&Served, u64> = answered.map(|(served, second)| (served, second.ok)).collect();
         let told: Vec<_> = by.iter().map(|(served, count)| format!("{served} {count}")).collect();
         let told = if told.is_empty() { "nothing was answered".to_owned() } else { told.join(", ") };
-        held(!by.is_empty() && by.keys().all(|served| lawful(served)), told)
+        held(!by.is_empty() && by.keys().all(|served| allowed(served)), told)
     }
 
     fn evacuated(&self, region: &RegionId, window: &Window, span: Span) -> Outcome {
@@ -224,7 +224,7 @@ mod tests {
     use super::super::{Surroundings, read};
     use super::*;
     use crate::exchange::Sample;
-    use crate::lane::Lane;
+    use crate::priority::Priority;
 
     const NEAR: &str = "aws/us-east-1";
     const FAR: &str = "gcp/europe-west4";
@@ -248,7 +248,7 @@ mod tests {
     fn sample(task: usize, second: u64, region: &str, latency_ms: u64) -> Sample {
         Sample {
             task,
-            lane: Lane::Interactive,
+            priority: Priority::Interactive,
             intended: Duration::from_secs(second),
             lag: Duration::ZERO,
             latency: Some(Duration::from_millis(latency_ms)),

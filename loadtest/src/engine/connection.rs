@@ -10,8 +10,8 @@ use super::http1::{Reader, Unreadable, Whole};
 use super::stream::Stream;
 use crate::answer::Rubbish;
 use crate::exchange::{Failure, Sample};
-use crate::lane::Lane;
 use crate::pace::IntendedStart;
+use crate::priority::Priority;
 use crate::record::Served;
 
 /// How often one connection is read before the others get their turn. What is left is told again by the kernel.
@@ -48,13 +48,13 @@ impl Answered {
     }
 
     /// How the request went that ended at `now`, unless somebody else will say.
-    pub(super) fn sample(self, in_flight: InFlight, lane: Lane, now: Instant) -> Option<Sample> {
+    pub(super) fn sample(self, in_flight: InFlight, priority: Priority, now: Instant) -> Option<Sample> {
         let Answered { served, retried, at, outcome } = self;
         let InFlight { intended, lag, .. } = in_flight;
         let latency = Some(at.unwrap_or(now).saturating_duration_since(intended.at));
         Some(Sample {
             task: intended.task,
-            lane,
+            priority,
             intended: intended.offset,
             lag,
             latency,
@@ -250,8 +250,9 @@ mod tests {
             at: Some(at + late + took),
             outcome: Some(Ok(())),
         };
-        let sample =
-            answered.sample(in_flight, Lane::Interactive, at + late + 2 * took).expect("it has an outcome");
+        let sample = answered
+            .sample(in_flight, Priority::Interactive, at + late + 2 * took)
+            .expect("it has an outcome");
         assert_eq!((sample.latency, sample.lag, sample.outcome), (Some(late + took), late, Ok(())));
     }
 }

@@ -39,7 +39,7 @@ impl Inspector {
             while let Ok(Large { in_flight, at, head, body }) = waiting.recv() {
                 let requests = &shared.requests[in_flight.intended.task];
                 let answered = look(requests, in_flight, Whole { head, body: &body }, at);
-                if let Some(sample) = answered.sample(in_flight, requests.lane(), at) {
+                if let Some(sample) = answered.sample(in_flight, requests.priority(), at) {
                     shared.record().add(sample);
                 }
             }

@@ -207,7 +207,7 @@ impl Engine {
         let now = Instant::now();
         let requests = &self.shared.requests[intended.task];
         if self.in_flight >= self.in_flight_max {
-            let sample = Sample::not_sent(intended, requests.lane(), now);
+            let sample = Sample::not_sent(intended, requests.priority(), now);
             self.shared.record().add(sample);
             if by_caller {
                 self.resting.push_back((now + CALLER_RESTS, intended.task));
@@ -328,8 +328,8 @@ impl Engine {
         self.in_flight -= 1;
         let InFlight { intended, by_caller, .. } = in_flight;
         let (at, failed) = (Instant::now(), answered.is_failure());
-        let lane = self.shared.requests[intended.task].lane();
-        if let Some(sample) = answered.sample(in_flight, lane, at) {
+        let priority = self.shared.requests[intended.task].priority();
+        if let Some(sample) = answered.sample(in_flight, priority, at) {
             self.shared.record().add(sample);
         }
         if by_caller && failed {

@@ -8,8 +8,8 @@ use replica_core::wire::headers;
 use super::http1::Whole;
 use crate::answer::{self, Rubbish};
 use crate::exchange::Failure;
-use crate::lane::Lane;
 use crate::options::Options;
+use crate::priority::Priority;
 use crate::workload::{Kind, Workload};
 
 /// What every request of one task has.
@@ -44,14 +44,14 @@ impl Requests {
         if let Some(geo) = geo {
             line(&format!("{}: ", headers::CLIENT_GEO), format!("{},{}", geo.lat(), geo.lon()).as_bytes());
         }
-        line(&format!("{}: ", headers::LANE), workload.kind.lane().as_str().as_bytes());
+        line(&format!("{}: ", headers::PRIORITY), workload.kind.priority().as_str().as_bytes());
         head.extend_from_slice(b"content-length: ");
         let model = serde_json::Value::from(model.as_str()).to_string();
         Requests { head, model, workload, dimensions: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn lane(&self) -> Lane {
-        self.workload.kind.lane()
+    pub(crate) fn priority(&self) -> Priority {
+        self.workload.kind.priority()
     }
 
     /// Writes request `number`, with `body` to put it together in.

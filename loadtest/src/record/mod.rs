@@ -1,4 +1,4 @@
-//! What is kept of a run: per region, lane and outcome a histogram, per task and stage others, and per second, region and
+//! What is kept of a run: per region, priority and outcome a histogram, per task and stage others, and per second, region and
 //! task counts and a small distribution.
 //!
 //! Latencies of failures are kept apart from those of successes: a refusal within a millisecond must not flatter the
@@ -27,7 +27,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::exchange::Sample;
-use crate::lane::Lane;
+use crate::priority::Priority;
 
 /// Seconds of a run by their number, and who served in them.
 pub type Seconds = BTreeMap<u64, BTreeMap<Served, Second>>;
@@ -67,7 +67,7 @@ impl TaskRecord {
 #[derive(Clone, Debug, Default)]
 pub struct Record {
     tasks: Vec<TaskRecord>,
-    lanes: BTreeMap<(Served, Lane), Group>,
+    priorities: BTreeMap<(Served, Priority), Group>,
     lag: Latencies,
 }
 
@@ -82,17 +82,19 @@ impl Record {
     /// Runs that went on beside each other as one: the tasks of the first, then those of the next.
     pub fn join(records: impl IntoIterator<Item = Record>) -> Record {
         let mut all = Record::default();
-        for Record { tasks, lanes, lag } in records {
+        for Record { tasks, priorities, lag } in records {
             all.tasks.extend(tasks);
             all.lag.add(&lag);
-            lanes.iter().for_each(|(lane, group)| all.lanes.entry(lane.clone()).or_default().add(group));
+            priorities
+                .iter()
+                .for_each(|(priority, group)| all.priorities.entry(priority.clone()).or_default().add(group));
         }
         all
     }
 
     /// Takes in how one request went.
     pub fn add(&mut self, sample: Sample) {
-        let Sample { task, lane, intended, lag, latency, served, retried, outcome } = sample;
+        let Sample { task, priority, intended, lag, latency, served, retried, outcome } = sample;
         let there_is_room = |max| self.knows(&served) || self.alike(&served) < max;
         let served = if served.alike_max().is_none_or(there_is_room) { served } else { Served::ByAnother };
         self.lag.record(lag);
@@ -113,7 +115,7 @@ impl Record {
             stage.count(outcome, latency, retried);
         }
         regions.entry(served.clone()).or_default().count(outcome, latency, retried);
-        self.lanes.entry((served, lane)).or_default().count(outcome, latency, retried);
+        self.priorities.entry((served, priority)).or_default().count(outcome, latency, retried);
     }
 
     /// By task, in the order in which they were asked for.
@@ -129,15 +131,15 @@ impl Record {
     /// By region, in the order of their names.
     pub fn regions(&self) -> BTreeMap<Served, Group> {
         let mut regions: BTreeMap<Served, Group> = BTreeMap::new();
-        for ((served, _), group) in &self.lanes {
+        for ((served, _), group) in &self.priorities {
             regions.entry(served.clone()).or_default().add(group);
         }
         regions
     }
 
-    /// By region and lane.
-    pub fn lanes(&self) -> &BTreeMap<(Served, Lane), Group> {
-        &self.lanes
+    /// By region and priority.
+    pub fn priorities(&self) -> &BTreeMap<(Served, Priority), Group> {
+        &self.priorities
     }
 
     /// By second of the intended start and region, all tasks together.
@@ -176,17 +178,17 @@ impl Record {
 
     /// All regions together.
     pub fn total(&self) -> Group {
-        sum(self.lanes.values())
+        sum(self.priorities.values())
     }
 
     fn knows(&self, served: &Served) -> bool {
-        let lanes = [Lane::Interactive, Lane::Bulk];
-        lanes.into_iter().any(|lane| self.lanes.contains_key(&(served.clone(), lane)))
+        let priorities = [Priority::Interactive, Priority::Bulk];
+        priorities.into_iter().any(|priority| self.priorities.contains_key(&(served.clone(), priority)))
     }
 
     /// How many are told apart already of regions, or of sets of them.
     fn alike(&self, served: &Served) -> usize {
-        let mut alike: Vec<&Served> = self.lanes.keys().map(|(served, _)| served).collect();
+        let mut alike: Vec<&Served> = self.priorities.keys().map(|(served, _)| served).collect();
         alike.dedup();
         alike.into_iter().filter(|other| other.alike_max() == served.alike_max()).count()
     }
@@ -213,7 +215,7 @@ pub(crate) mod tests {
     pub(crate) fn sample(region: Option<&str>, intended_ms: u64, latency_ms: u64) -> Sample {
         Sample {
             task: 0,
-            lane: Lane::Interactive,
+            priority: Priority::Interactive,
             intended: Duration::from_millis(intended_ms),
             lag: Duration::from_micros(80),
             latency: Some(Duration::from_millis(latency_ms)),
@@ -292,14 +294,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn lanes_are_told_apart_within_a_region() {
+    fn priorities_are_told_apart_within_a_region() {
         let mut record = Record::default();
         record.add(sample(Some("a/b"), 0, 10));
-        record.add(Sample { lane: Lane::Bulk, task: 1, ..sample(Some("a/b"), 0, 900) });
+        record.add(Sample { priority: Priority::Bulk, task: 1, ..sample(Some("a/b"), 0, 900) });
         let here = Served::By("a/b".parse().unwrap());
-        let p50 = |lane| record.lanes()[&(here.clone(), lane)].latencies().quantile(0.5);
-        assert!(p50(Lane::Interactive) < Some(Duration::from_millis(11)));
-        assert!(p50(Lane::Bulk) > Some(Duration::from_millis(899)));
+        let p50 = |priority| record.priorities()[&(here.clone(), priority)].latencies().quantile(0.5);
+        assert!(p50(Priority::Interactive) < Some(Duration::from_millis(11)));
+        assert!(p50(Priority::Bulk) > Some(Duration::from_millis(899)));
         assert_eq!(record.regions()[&here].requests(), 2);
         let tasks: Vec<_> = record.tasks().iter().map(|task| task.total().requests()).collect();
         assert_eq!(tasks, [1, 1]);

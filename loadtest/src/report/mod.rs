@@ -12,8 +12,8 @@ mod logs;
 
 use std::time::Duration;
 
-use crate::lane::Lane;
 use crate::options::Options;
+use crate::priority::Priority;
 use crate::record::{Group, Latencies, Mark, Record};
 use crate::task::{Pacing, Task};
 use crate::workload::{Kind, Workload};
@@ -89,10 +89,11 @@ impl Report {
 
     /// The requests about which something was promised: those of people who wait, where there are some.
     pub fn promised(&self) -> Group {
-        let lanes = self.record.lanes();
-        let interactive = lanes.keys().any(|(_, lane)| *lane == Lane::Interactive);
+        let priorities = self.record.priorities();
+        let interactive = priorities.keys().any(|(_, priority)| *priority == Priority::Interactive);
         let mut promised = Group::default();
-        let counted = lanes.iter().filter(|((_, lane), _)| !interactive || *lane == Lane::Interactive);
+        let counted =
+            priorities.iter().filter(|((_, priority), _)| !interactive || *priority == Priority::Interactive);
         counted.for_each(|(_, group)| promised.add(group));
         promised
     }
@@ -161,7 +162,7 @@ impl Report {
                 None => format!("{inputs} of {} {unit} per request ({})", texts.count(), texts.source()),
                 Some(_) => "texts of the recorded lengths".to_owned(),
             };
-            format!("{name}, {}: {pacing}; {carried}", kind.lane())
+            format!("{name}, {}: {pacing}; {carried}", kind.priority())
         });
         let tasks: Vec<String> = tasks.collect();
         format!("{base}, model {model}{early}\n{}", tasks.join("\n"))

@@ -202,7 +202,7 @@ for (const task of report.tasks) {
   const pace = task.pacing === "open" ? `requests per second ${task.rate} (${task.arrival})`
     : task.pacing === "closed" ? `${task.callers} ${task.callers === 1 ? "caller" : "callers"} in a closed loop for ${short(task.duration_ms / 1000)} s` : "recorded requests";
   const unit = task.workload === "rerank" ? "documents" : "texts";
-  page.append(element("p", { class: "soft" }, `${task.name}, ${task.lane}: ${pace}; ${task.inputs_per_request} of ${task.texts} ${unit} per request (${task.texts_source})`));
+  page.append(element("p", { class: "soft" }, `${task.name}, ${task.priority}: ${pace}; ${task.inputs_per_request} of ${task.texts} ${unit} per request (${task.texts_source})`));
 }
 page.append(element("div", { class: "figures" },
   figure(String(total.requests), "requests"),

@@ -2,7 +2,7 @@
 //!
 //! People look things up in a few words, programs index passages, backfills send hundreds of texts at a time for hours,
 //! and a reranker gets a question with the documents that may answer it. Each is a [`Kind`] with its own lengths, batch and
-//! lane. What they carry comes from a file, or is made up from the seed of the run; never from chance.
+//! priority. What they carry comes from a file, or is made up from the seed of the run; never from chance.
 //!
 //! Request bodies are put together by copying texts that were encoded before the run ([`texts`]).
 
@@ -15,7 +15,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::lane::Lane;
+use crate::priority::Priority;
 use expected::Vectors;
 use texts::Texts;
 use trace::Trace;
@@ -35,7 +35,7 @@ pub enum Kind {
     Passages,
     /// Texts of all lengths, log-normal, one a request.
     Mixed,
-    /// A backfill: passages in large batches, in the bulk lane.
+    /// A backfill: passages in large batches, in the bulk priority.
     Bulk,
     /// A query and the documents to be put in order for it.
     Rerank,
@@ -64,11 +64,11 @@ impl Kind {
         }
     }
 
-    /// The lane that it asks for.
-    pub fn lane(self) -> Lane {
+    /// The priority that it asks for.
+    pub fn priority(self) -> Priority {
         match self {
-            Kind::Bulk => Lane::Bulk,
-            Kind::Lookups | Kind::Passages | Kind::Mixed | Kind::Rerank => Lane::Interactive,
+            Kind::Bulk => Priority::Bulk,
+            Kind::Lookups | Kind::Passages | Kind::Mixed | Kind::Rerank => Priority::Interactive,
         }
     }
 

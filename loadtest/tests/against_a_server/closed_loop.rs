@@ -88,13 +88,13 @@ async fn so_many_callers_are_in_flight_and_no_more() {
     assert!(report.record.total().failed() >= 7, "{}", report.table());
 }
 
-/// The dual profile: a backfill in the bulk lane does not hold up the timetable of lookups, and each has its own rows.
+/// The dual profile: a backfill in the bulk priority does not hold up the timetable of lookups, and each has its own rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_run_beside_each_other_and_are_told_apart() {
     let address = serve(|arrived| {
         let inputs = arrived.body["input"].as_array().map_or(0, Vec::len);
-        let lane = if inputs > 1 { "bulk" } else { "interactive" };
-        assert_eq!(arrived.headers["x-meridian-lane"], lane);
+        let priority = if inputs > 1 { "bulk" } else { "interactive" };
+        assert_eq!(arrived.headers["x-meridian-priority"], priority);
         std::future::ready(answer(200, "aws/us-east-1", rows(&vec![&[0.25_f32; 384][..]; inputs])))
     })
     .await;

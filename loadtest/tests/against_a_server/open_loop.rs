@@ -148,7 +148,7 @@ async fn requests_carry_what_was_asked_for_over_connections_that_are_kept() {
         assert_eq!(arrived.path, "/v1/embeddings");
         assert_eq!(arrived.headers["authorization"], "Bearer local");
         assert_eq!(arrived.headers["content-type"], "application/json");
-        assert_eq!(arrived.headers["x-meridian-lane"], "interactive");
+        assert_eq!(arrived.headers["x-meridian-priority"], "interactive");
         assert_eq!(arrived.headers["x-meridian-client-geo"], "50.11,8.68");
         assert_eq!(arrived.body["model"], "m");
         assert_eq!(arrived.body["input"].as_array().map(Vec::len), Some(3));

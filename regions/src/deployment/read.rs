@@ -91,16 +91,16 @@ fn read_deployment(
         scaling: scaling?,
     };
     let permitted = deployment.residency.permitted(catalogue);
-    let lawful = deployment.placed(catalogue).intersect(permitted);
+    let allowed = deployment.placed(catalogue).intersect(permitted);
     let kind = deployment.engine.kind;
-    if lawful.is_empty() {
+    if allowed.is_empty() {
         let message = format!(
             "{}: its residency `{}` permits none of its regions: add a region that lies there, or permit one of these",
             table.what, deployment.residency
         );
         let at = table.entries.get("regions").map_or(table.span.clone(), Spanned::span);
         problems.note(at, message);
-    } else if !lawful.iter().any(|region| catalogue.region(region).engines.contains(&kind)) {
+    } else if !allowed.iter().any(|region| catalogue.region(region).engines.contains(&kind)) {
         let message = format!(
             "{}: none of the regions in which it may run has the engine `{kind}`: permit or add one whose row in the catalogue \
              has it among its `engines`",

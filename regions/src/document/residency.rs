@@ -1,4 +1,4 @@
-//! The law as a file says it: `residency = { allow = ["eu"] }`, in the table of whatever it is the law of.
+//! The residency policy as a file says it: `residency = { allow = ["eu"] }`, in the table of whatever it is the residency policy of.
 
 use std::ops::Range;
 

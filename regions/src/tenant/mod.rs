@@ -40,8 +40,8 @@ pub struct TenantRules {
     pub deployments: Option<BTreeSet<DeploymentName>>,
     /// Where its requests may go, whatever a deployment permits beyond.
     pub residency: ResidencyPolicy,
-    /// The only lane that it has; without one, both.
-    pub lane: Option<TenantLane>,
+    /// The only priority that it has; without one, both.
+    pub priority: Option<TenantPriority>,
     /// Its share beside others, from 1 to [`MAX_WEIGHT`].
     pub weight: u32,
     /// How much it may use.
@@ -50,7 +50,7 @@ pub struct TenantRules {
 
 /// How urgent a request may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TenantLane {
+pub enum TenantPriority {
     /// Somebody waits for it.
     Interactive,
     /// It wants throughput.
@@ -68,28 +68,29 @@ pub struct TenantLimits {
     pub tokens_per_minute: Option<NonZeroU64>,
 }
 
-impl TenantLane {
+impl TenantPriority {
     /// As files and messages have it.
     pub fn as_str(self) -> &'static str {
         match self {
-            TenantLane::Interactive => "interactive",
-            TenantLane::Bulk => "bulk",
+            TenantPriority::Interactive => "interactive",
+            TenantPriority::Bulk => "bulk",
         }
     }
 }
 
-/// A text that is no lane.
+/// A text that is no priority.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no lane: there are interactive and bulk")]
-pub struct UnknownLane(String);
+#[error("`{0}` is no priority: there are interactive and bulk")]
+pub struct UnknownPriority(String);
 
-impl FromStr for TenantLane {
-    type Err = UnknownLane;
+impl FromStr for TenantPriority {
+    type Err = UnknownPriority;
 
-    fn from_str(text: &str) -> Result<TenantLane, UnknownLane> {
-        let known =
-            [TenantLane::Interactive, TenantLane::Bulk].into_iter().find(|lane| lane.as_str() == text);
-        known.ok_or_else(|| UnknownLane(text.chars().take(64).collect()))
+    fn from_str(text: &str) -> Result<TenantPriority, UnknownPriority> {
+        let known = [TenantPriority::Interactive, TenantPriority::Bulk]
+            .into_iter()
+            .find(|priority| priority.as_str() == text);
+        known.ok_or_else(|| UnknownPriority(text.chars().take(64).collect()))
     }
 }
 

@@ -7,14 +7,15 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{
-    KeyDigest, MAX_KEYS, MAX_RESIDENCY_LEN, MAX_TENANTS, MAX_WEIGHT, TenantLane, TenantLimits, TenantRules,
+    KeyDigest, MAX_KEYS, MAX_RESIDENCY_LEN, MAX_TENANTS, MAX_WEIGHT, TenantLimits, TenantPriority,
+    TenantRules,
 };
 use crate::catalogue::Catalogue;
 use crate::document::{self, Problem, Problems, Table, residency};
 use crate::id::{DeploymentName, TenantId};
 
 const KEYS: [&str; 8] =
-    ["name", "key_sha256", "issuer", "deployments", "residency", "lanes", "weight", "limits"];
+    ["name", "key_sha256", "issuer", "deployments", "residency", "priorities", "weight", "limits"];
 /// What stands in a gateway's own file and never in a store.
 const SECRETS: [&str; 2] = ["key_file", "key_env"];
 const LIMITS: [&str; 3] = ["requests_per_second", "inputs_per_second", "tokens_per_minute"];
@@ -92,7 +93,7 @@ fn read_tenant(table: &Table<'_>, catalogue: &Catalogue, problems: &mut Problems
     let issuer = table.if_there("issuer", Table::text, problems);
     let deployments = read_deployments(table, problems);
     let residency = residency::read(table, MAX_RESIDENCY_LEN, catalogue, problems);
-    let lane = read_lane(table, problems);
+    let priority = read_priority(table, problems);
     let weight = table.if_there("weight", Table::number, problems);
     if let Some(Some(given)) =
         weight.filter(|weight| weight.is_some_and(|it| !(1..=MAX_WEIGHT).contains(&it)))
@@ -112,7 +113,7 @@ fn read_tenant(table: &Table<'_>, catalogue: &Catalogue, problems: &mut Problems
         issuer,
         deployments: deployments?,
         residency: residency?,
-        lane: lane?,
+        priority: priority?,
         weight: weight?.unwrap_or(1),
         limits: limits?,
     })
@@ -154,23 +155,23 @@ fn read_deployments(
     Some(Some(names))
 }
 
-fn read_lane(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Option<TenantLane>> {
-    let Some(list) = table.if_there("lanes", Table::texts, problems)? else {
+fn read_priority(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<Option<TenantPriority>> {
+    let Some(list) = table.if_there("priorities", Table::texts, problems)? else {
         return Some(None);
     };
     if list.is_empty() {
-        let at = table.entries.get("lanes").map_or(table.span.clone(), Spanned::span);
-        let message = "`lanes` is empty: name one, or leave it out for both";
+        let at = table.entries.get("priorities").map_or(table.span.clone(), Spanned::span);
+        let message = "`priorities` is empty: name one, or leave it out for both";
         problems.note(at, format!("{}: {message}", table.what));
     }
-    let mut lanes = BTreeSet::new();
+    let mut priorities = BTreeSet::new();
     for (text, at) in list {
-        match text.parse::<TenantLane>() {
-            Ok(lane) => drop(lanes.insert(lane)),
-            Err(error) => problems.note(at, format!("{}: `lanes`: {error}", table.what)),
+        match text.parse::<TenantPriority>() {
+            Ok(priority) => drop(priorities.insert(priority)),
+            Err(error) => problems.note(at, format!("{}: `priorities`: {error}", table.what)),
         }
     }
-    Some(lanes.pop_first().filter(|_| lanes.is_empty()))
+    Some(priorities.pop_first().filter(|_| priorities.is_empty()))
 }
 
 fn read_limits(table: &Table<'_>, problems: &mut Problems<'_>) -> Option<TenantLimits> {
@@ -220,7 +221,7 @@ mod tests {
     fn what_is_written_is_read_and_written_again_as_it_was() {
         let tenants = read(&sound()).unwrap();
         let acme = tenants.values().next().unwrap();
-        assert_eq!((acme.keys.len(), acme.lane, acme.weight), (1, Some(TenantLane::Bulk), 2));
+        assert_eq!((acme.keys.len(), acme.priority, acme.weight), (1, Some(TenantPriority::Bulk), 2));
         assert_eq!(acme.residency.to_string(), "eu");
         assert_eq!(acme.limits.tokens_per_minute, NonZeroU64::new(3));
         assert_eq!(read(&write_tenants(tenants.values()).unwrap()), Ok(tenants));
@@ -229,7 +230,7 @@ mod tests {
         );
         let tenants = read(&least).unwrap();
         let a = tenants.values().next().unwrap();
-        assert_eq!((a.deployments.as_ref(), a.lane, a.weight), (None, None, 1));
+        assert_eq!((a.deployments.as_ref(), a.priority, a.weight), (None, None, 1));
         assert_eq!(read(&write_tenants(tenants.values()).unwrap()), Ok(tenants));
         assert_eq!(read("tenant = []"), Ok(BTreeMap::new()));
         assert_eq!(write_tenants([]).unwrap(), "tenant = []\n");
@@ -239,14 +240,14 @@ mod tests {
     fn everything_that_is_wrong_is_told_at_once_with_its_line() {
         let text = "issuer = []\n[[tenant]]\nname = \"a b\"\nkey_sha256 = [\"s3cret\"]\nweight = 1001\nlanes = []\n\
                     [[tenant]]\nname = \"b\"\nkey_file = \"key\"\ndeployments = [\"a/b\"]\nresidency = { allow = [\"atlantis\"] }\n\
-                    lanes = [\"fast\"]\nlimits = { inputs_per_second = 0 }\nwieght = 1\n[[tenant]]\nname = \"c\"\n";
+                    priorities = [\"fast\"]\nlimits = { inputs_per_second = 0 }\nwieght = 1\n[[tenant]]\nname = \"c\"\n";
         let problems = read(text).unwrap_err();
         for (line, part) in [
             (1, "[[issuer]] is not applied"),
             (3, "`name`"),
             (4, "64 hexadecimal digits"),
             (5, "`weight` is 1001: write 1 to 1000"),
-            (6, "`lanes` is empty"),
+            (6, "`priorities` is empty"),
             (9, "no secret goes to a hub"),
             (10, "`deployments`"),
             (11, "atlantis"),

@@ -41,7 +41,7 @@ impl TenantRules {
     ///
     /// When its residency has several conditions, for which a file has no words.
     pub fn fields(&self) -> Result<Vec<(&'static str, String)>, NoWordsForTenant> {
-        let TenantRules { id, keys, issuer, deployments, residency, lane, weight, limits } = self;
+        let TenantRules { id, keys, issuer, deployments, residency, priority, weight, limits } = self;
         let mut fields = Vec::new();
         if !keys.is_empty() {
             fields.push(("key_sha256", list(keys)));
@@ -58,7 +58,7 @@ impl TenantRules {
                 fields.push(("residency", format!("{{ allow = {} }}", list(areas))));
             }
         }
-        fields.extend(lane.map(|lane| ("lanes", list([lane.as_str()]))));
+        fields.extend(priority.map(|priority| ("priorities", list([priority.as_str()]))));
         if *weight != 1 {
             fields.push(("weight", weight.to_string()));
         }

@@ -7,7 +7,7 @@
 //! 2. [`limits`] — what is too many, too long, too big; each limit has a name, a value and a reason.
 //! 3. [`prompt`] — what stands before a text; [`input`] — whether the model can read it, and how it is cut.
 //! 4. [`turns`] — whose texts are tokenised next.
-//! 5. [`lane`] — who is waited for, and who wants throughput.
+//! 5. [`priority`] — who is waited for, and who wants throughput.
 //! 6. [`batch`] — whose tokens are computed next, and whom nobody waits for any more; with [`window`], whether waiting
 //!    for company pays, and what [`cost`] and [`rate`] have learnt of the engine.
 //! 7. [`scores`] — from what the model computes to what an API promises.
@@ -18,8 +18,8 @@
 pub mod batch;
 pub mod cost;
 pub mod input;
-pub mod lane;
 pub mod limits;
+pub mod priority;
 pub mod prompt;
 pub mod rate;
 pub mod refusal;

@@ -96,8 +96,8 @@ pub enum Reason {
     WaitedEnough,
     /// A deadline is near.
     DeadlineNear,
-    /// The other lane has work, for which the engine is not kept idle.
-    OtherLane,
+    /// The other priority has work, for which the engine is not kept idle.
+    OtherPriority,
     /// It goes between the steps of a batch of bulk.
     Between,
 }
@@ -111,7 +111,7 @@ impl Reason {
         Reason::DoesNotPay,
         Reason::WaitedEnough,
         Reason::DeadlineNear,
-        Reason::OtherLane,
+        Reason::OtherPriority,
         Reason::Between,
     ];
 
@@ -124,7 +124,7 @@ impl Reason {
             Reason::DoesNotPay => "does_not_pay",
             Reason::WaitedEnough => "waited_enough",
             Reason::DeadlineNear => "deadline_near",
-            Reason::OtherLane => "other_lane",
+            Reason::OtherPriority => "other_priority",
             Reason::Between => "between",
         }
     }

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use supervision::{Condvar, Mutex, MutexGuard, task};
 
 use replica_core::batch::{Admitted, Backlog, BatchPlanner, BatchSettings, QueueFull, RequestId};
-use replica_core::lane::Lane;
+use replica_core::priority::Priority;
 use tokio::sync::oneshot;
 
 use self::replies::{Replies, Reply};
@@ -52,7 +52,7 @@ pub struct Work {
     /// What is wanted of each.
     pub output: Output,
     /// Who goes first.
-    pub lane: Lane,
+    pub priority: Priority,
     /// After this nobody wants it any more.
     pub deadline: Option<Instant>,
     /// Whose it is: equal inputs share work and cached rows within a tenant only.
@@ -163,7 +163,7 @@ impl Batcher {
 
     /// Takes in one request, all of it or nothing.
     pub fn submit(&self, work: Work) -> Result<Ticket, QueueFull> {
-        let Work { inputs, output, lane, deadline, tenant } = work;
+        let Work { inputs, output, priority, deadline, tenant } = work;
         let shared = &self.shared;
         let cached = shared.cache.is_some();
         let sequences = inputs.into_iter().map(|input| Sequence::new(input, output, tenant, cached));
@@ -190,13 +190,13 @@ impl Batcher {
             return Ok(Ticket { request: None, shared: Arc::clone(shared), answered });
         }
         let mut state = shared.lock();
-        let admitted = state.planner.push(lane, missing, deadline, taken_in);
+        let admitted = state.planner.push(priority, missing, deadline, taken_in);
         let Admitted { request, joined } = admitted.inspect_err(|full| {
-            RequestShed { lane: full.lane }.record(&shared.metrics);
+            RequestShed { priority: full.priority }.record(&shared.metrics);
         })?;
         // Under the lock, or the engine could be done with it before it is there.
         shared.replies.insert(request, reply);
-        if lane == Lane::Interactive {
+        if priority == Priority::Interactive {
             shared.lookups.store(true, Ordering::Relaxed);
         }
         shared.publish(&state.planner);

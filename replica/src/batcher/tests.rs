@@ -116,7 +116,7 @@ impl Play {
         Work {
             inputs: inputs.iter().map(input).collect(),
             output: Output::Pooled,
-            lane: Lane::Interactive,
+            priority: Priority::Interactive,
             deadline: None,
             tenant: None,
         }
@@ -261,8 +261,8 @@ fn a_full_queue_refuses_and_computes_what_it_has() {
     let waiting = play.submit(&[(2, 10), (3, 90)]).expect("exactly full");
     let full = play.submit(&[(4, 1)]).err().expect("one token past it");
     assert_eq!((full.pending_tokens, full.max_queue_tokens), (101, 100));
-    assert!(play.counted("meridian_replica_requests_shed_total{lane=\"interactive\"} 1"));
-    assert!(play.counted("meridian_replica_queue_tokens{lane=\"interactive\"} 100"));
+    assert!(play.counted("meridian_replica_requests_shed_total{priority=\"interactive\"} 1"));
+    assert!(play.counted("meridian_replica_queue_tokens{priority=\"interactive\"} 100"));
     play.let_go();
     assert!(wait(running).is_ok() && wait(waiting).is_ok());
 }
@@ -272,7 +272,7 @@ fn a_lookup_goes_before_a_backfill() {
     let mut play = Play::new(None);
     let running = play.submit(&[(1, 1)]).expect("room");
     assert_eq!(play.begins(), [1]);
-    let bulk = Work { lane: Lane::Bulk, ..Play::work(&[(2, 9), (3, 9), (4, 9)]) };
+    let bulk = Work { priority: Priority::Bulk, ..Play::work(&[(2, 9), (3, 9), (4, 9)]) };
     let bulk = play.batcher.submit(bulk).expect("room");
     let lookup = play.submit(&[(5, 1)]).expect("room");
     play.let_go();
@@ -288,7 +288,7 @@ fn a_lookup_comes_in_between_and_one_that_fails_costs_only_itself() {
         (PANICS, Err(Unanswered::EngineFailed)),
     ] {
         let mut play = Play::new(None);
-        let bulk = Work { lane: Lane::Bulk, ..Play::work(&[(1, 9)]) };
+        let bulk = Work { priority: Priority::Bulk, ..Play::work(&[(1, 9)]) };
         let bulk = play.batcher.submit(bulk).expect("room");
         assert_eq!(play.begins(), [1]);
         let lookup = play.submit(&[(token, 1)]).expect("room");
@@ -298,7 +298,7 @@ fn a_lookup_comes_in_between_and_one_that_fails_costs_only_itself() {
         play.let_go();
         assert_eq!((wait(lookup), wait(bulk)), (row, Ok(vec![1.0, 9.0])));
         assert_eq!(play.batcher.backlog(), Backlog::default());
-        let between = "meridian_replica_batches_total{lane=\"interactive\",reason=\"between\"} 1";
+        let between = "meridian_replica_batches_total{priority=\"interactive\",reason=\"between\"} 1";
         assert_eq!(play.counted(between), token == 5, "{}", play.metrics.render());
     }
 }
@@ -361,7 +361,7 @@ fn padding_that_was_not_computed_is_counted() {
     play.let_go();
     assert!(wait(running).is_ok() && wait(mixed).is_ok());
     assert!(play.counted("meridian_replica_padding_saved_tokens_total 9"), "three times six, less nine");
-    assert!(play.counted("meridian_replica_batch_tokens_sum{lane=\"interactive\"} 10"));
+    assert!(play.counted("meridian_replica_batch_tokens_sum{priority=\"interactive\"} 10"));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use supervision::Mutex;
 use supervision::request::{Panicked, contain_work};
 
 use replica_core::batch::{Backlog, Batch, Finished, Next, Owner, Plan, RequestId};
-use replica_core::lane::Lane;
+use replica_core::priority::Priority;
 
 use super::sequence::Sequence;
 use super::{Shared, State, Unanswered};
@@ -56,7 +56,7 @@ impl Meanwhile for AtHand<'_> {
     }
 
     fn is_urgent(&self) -> bool {
-        self.batch.lane == Lane::Bulk && self.shared.lookups.load(Ordering::Relaxed)
+        self.batch.priority == Priority::Bulk && self.shared.lookups.load(Ordering::Relaxed)
     }
 
     fn let_in(&self, beside: &mut Beside<'_>) {
@@ -275,7 +275,7 @@ impl Shared {
         BatchComputed {
             size: batch.size(),
             longest,
-            lane: batch.lane,
+            priority: batch.priority,
             reason: batch.reason,
             waited: batch.waited,
             busy,

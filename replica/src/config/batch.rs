@@ -14,7 +14,7 @@ pub struct BatchChoice {
     pub batch_tokens: Option<u64>,
     /// Tokens of a batch while there are.
     pub interactive_batch_tokens: Option<u64>,
-    /// The part of the tokens that bulk has while both lanes wait.
+    /// The part of the tokens that bulk has while both priorities wait.
     pub bulk_share_percent: Option<u8>,
     /// The longest that anybody waits for company.
     pub window_max: Option<Duration>,

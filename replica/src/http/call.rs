@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Response};
 use replica_core::input::{Input, Named, Overlong, Sequence, Truncation};
-use replica_core::lane::Lane;
+use replica_core::priority::Priority;
 use replica_core::prompt::PromptChoice;
 use replica_core::refusal::Refusal;
 use replica_core::wire::error::Dialect;
@@ -39,7 +39,7 @@ pub(super) struct Call {
     pub(super) app: Arc<App>,
     pub(super) id: RequestId,
     pub(super) received: Instant,
-    lane: Option<HeaderValue>,
+    priority: Option<HeaderValue>,
     tenant: Option<TenantKey>,
     deadline: Option<Instant>,
 }
@@ -70,7 +70,7 @@ impl Tokens {
 /// What a request cost, and where the time went.
 #[derive(Clone, Copy)]
 pub(super) struct Spent {
-    pub(super) lane: Lane,
+    pub(super) priority: Priority,
     pub(super) inputs: u64,
     pub(super) tokens: u64,
     pub(super) tokenize: Duration,
@@ -107,12 +107,12 @@ where
     let request_id = request_id.as_str();
     match within_time(&app, id, received, request, handle).await {
         Ok(Answer { json, spent }) => {
-            let Spent { lane, inputs, tokens, tokenize, queue, engine } = spent;
+            let Spent { priority, inputs, tokens, tokenize, queue, engine } = spent;
             let mut response = respond::json(json);
             response.headers_mut().insert(headers::SERVER_TIMING, server_timing(queue, tokenize, engine));
             response.headers_mut().insert(headers::TOKENS, HeaderValue::from(tokens));
             let total = received.elapsed();
-            RequestAnswered { route, lane, request_id, inputs, tokens, tokenize, queue, engine, total }
+            RequestAnswered { route, priority, request_id, inputs, tokens, tokenize, queue, engine, total }
                 .record(&app.metrics);
             response
         }
@@ -141,9 +141,9 @@ where
     }
     let timeout = timeout_of(request.headers())?;
     let deadline = timeout.map(|timeout| received + timeout);
-    let lane = request.headers().get(headers::LANE).cloned();
+    let priority = request.headers().get(headers::PRIORITY).cloned();
     let tenant = request.headers().get(headers::TENANT).map(|tenant| TenantKey::new(tenant.as_bytes()));
-    let call = Arc::new(Call { app: Arc::clone(app), id, received, lane, tenant, deadline });
+    let call = Arc::new(Call { app: Arc::clone(app), id, received, priority, tenant, deadline });
     let answer = async {
         let (head, body) = request.into_parts();
         let body = app.bodies.read(&head.headers, body).await?;
@@ -277,18 +277,18 @@ impl Call {
         }
     }
 
-    /// The lane of a request of so many inputs.
-    pub(super) fn lane(&self, inputs: usize) -> Result<Lane, Refusal> {
-        Lane::of(self.lane.as_ref().map(|lane| lane.to_str().unwrap_or("not text")), inputs)
+    /// The priority of a request of so many inputs.
+    pub(super) fn priority(&self, inputs: usize) -> Result<Priority, Refusal> {
+        Priority::of(self.priority.as_ref().map(|priority| priority.to_str().unwrap_or("not text")), inputs)
     }
 
     /// What the model makes of the tokens.
     pub(super) async fn compute(&self, tokens: Tokens, output: Output) -> Result<Done, Refusal> {
         let Tokens { inputs, took, listed } = tokens;
         self.app.limits.check_request_tokens(inputs.iter().map(|input| input.ids.len() as u64).sum())?;
-        let lane = self.lane(listed)?;
+        let priority = self.priority(listed)?;
         let count = inputs.len() as u64;
-        let work = Work { inputs, output, lane, deadline: self.deadline, tenant: self.tenant };
+        let work = Work { inputs, output, priority, deadline: self.deadline, tenant: self.tenant };
         let ticket = self.service().batcher.submit(work).map_err(|full| {
             let pending = format!("{} tokens are waiting", full.pending_tokens);
             Refusal::overloaded(&pending, full.max_queue_tokens, full.wait)
@@ -300,7 +300,7 @@ impl Call {
             Unanswered::Stopped => Refusal::draining(),
         })?;
         let Computed { rows, width, counts, tokens, cached_inputs: _, queue, engine } = computed;
-        let spent = Spent { lane, inputs: count, tokens, tokenize: took, queue, engine };
+        let spent = Spent { priority, inputs: count, tokens, tokenize: took, queue, engine };
         Ok(Done { rows, width, counts, spent })
     }
 

@@ -229,6 +229,6 @@ pub(super) async fn decode(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Ref
 /// What a request cost that did not come to the engine.
 fn tokenized(call: &Call, inputs: usize, tokens: usize, tokenize: Duration) -> Result<Spent, Refusal> {
     let (queue, engine) = (Duration::ZERO, Duration::ZERO);
-    let lane = call.lane(inputs)?;
-    Ok(Spent { lane, inputs: inputs as u64, tokens: tokens as u64, tokenize, queue, engine })
+    let priority = call.priority(inputs)?;
+    Ok(Spent { priority, inputs: inputs as u64, tokens: tokens as u64, tokenize, queue, engine })
 }

@@ -4,7 +4,7 @@
 //! an event (the queue, the learnt cost of a batch) is stored here by the batcher whenever it changes, so that to
 //! [`Metrics::render`] is to read and never waits for a lock that the engine wants.
 //!
-//! Labels are closed sets: routes, error codes, lanes, stages, reasons. TEI's names stand beside ours where they mean
+//! Labels are closed sets: routes, error codes, priorities, stages, reasons. TEI's names stand beside ours where they mean
 //! the same, so that its dashboards work.
 
 mod histogram;
@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use supervision::{Mutex, MutexGuard};
 
-use replica_core::batch::LaneLoad;
+use replica_core::batch::PriorityLoad;
 use replica_core::cost::BatchCost;
-use replica_core::lane::{Lane, PerLane};
+use replica_core::priority::{PerPriority, Priority};
 use replica_core::window::Reason;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::info::{CountersV1, EngineInfoV1};
@@ -106,9 +106,9 @@ impl Stage {
     }
 }
 
-/// The distributions of one lane.
+/// The distributions of one priority.
 #[derive(Debug)]
-pub(crate) struct LaneMetrics {
+pub(crate) struct PriorityMetrics {
     stages: [Histogram; 4],
     pub(crate) batch_inputs: Distribution,
     pub(crate) batch_tokens: Distribution,
@@ -125,10 +125,10 @@ impl Distribution {
     }
 }
 
-impl LaneMetrics {
-    fn new() -> LaneMetrics {
+impl PriorityMetrics {
+    fn new() -> PriorityMetrics {
         let sizes = || Distribution(Histogram::new(SIZES));
-        LaneMetrics {
+        PriorityMetrics {
             stages: Stage::ALL.map(|_| Histogram::new(SECONDS)),
             batch_inputs: sizes(),
             batch_tokens: sizes(),
@@ -144,7 +144,7 @@ impl LaneMetrics {
 /// What is now.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Now {
-    pub(crate) loads: PerLane<LaneLoad>,
+    pub(crate) loads: PerPriority<PriorityLoad>,
     pub(crate) cost: Option<BatchCost>,
     pub(crate) tokens_per_second: f64,
     /// Bytes and rows in the cache of rows.
@@ -162,16 +162,16 @@ pub struct Metrics {
     pub(crate) outcomes: Family<(Route, Option<ErrorCode>)>,
     pub(crate) inputs: Counter,
     pub(crate) tokens: Counter,
-    pub(crate) lanes: PerLane<LaneMetrics>,
-    /// By lane, and why they were not made larger.
-    pub(crate) batches: Family<(Lane, Reason)>,
+    pub(crate) priorities: PerPriority<PriorityMetrics>,
+    /// By priority, and why they were not made larger.
+    pub(crate) batches: Family<(Priority, Reason)>,
     pub(crate) padding_saved: Counter,
     pub(crate) engine_micros: Counter,
     pub(crate) engine_failures: Counter,
     pub(crate) dropped_inputs: Counter,
     /// Inputs that shared the work of equal ones.
     pub(crate) joined_inputs: Counter,
-    pub(crate) shed: Family<Lane>,
+    pub(crate) shed: Family<Priority>,
     /// Times that the engine waited for peers.
     pub(crate) window_waits: Counter,
     pub(crate) window_micros: Counter,
@@ -191,7 +191,7 @@ impl Default for Metrics {
             outcomes: Family::new(),
             inputs: Counter::default(),
             tokens: Counter::default(),
-            lanes: PerLane { interactive: LaneMetrics::new(), bulk: LaneMetrics::new() },
+            priorities: PerPriority { interactive: PriorityMetrics::new(), bulk: PriorityMetrics::new() },
             batches: Family::new(),
             padding_saved: Counter::default(),
             engine_micros: Counter::default(),

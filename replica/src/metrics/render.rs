@@ -1,20 +1,20 @@
 //! What [`Metrics`] holds, as `/metrics` says it: our names first, then TEI's.
 
-use replica_core::batch::LaneLoad;
+use replica_core::batch::PriorityLoad;
 use replica_core::cost::BatchCost;
-use replica_core::lane::Lane;
+use replica_core::priority::Priority;
 use replica_core::wire::error::ErrorCode;
 
 use super::text::Text;
 use crate::engine::Statistics;
 use supervision::panics::{self, Scope};
 
-use super::{Counter, Distribution, LaneMetrics, Metrics, Now, Stage};
+use super::{Counter, Distribution, Metrics, Now, PriorityMetrics, Stage};
 
-/// A part of what a lane holds.
-type Depth = fn(&LaneLoad) -> u64;
-/// One of the distributions of a lane.
-type Part = fn(&LaneMetrics) -> &Distribution;
+/// A part of what a priority holds.
+type Depth = fn(&PriorityLoad) -> u64;
+/// One of the distributions of a priority.
+type Part = fn(&PriorityMetrics) -> &Distribution;
 
 impl Metrics {
     /// Everything, in Prometheus' text format.
@@ -52,15 +52,15 @@ impl Metrics {
         }
         let name = "meridian_replica_requests_shed_total";
         text.head(name, "counter", "Requests for which the queue had no room.");
-        for (lane, n) in self.shed.read() {
-            text.sample(name, &[("lane", lane.as_str())], n);
+        for (priority, n) in self.shed.read() {
+            text.sample(name, &[("priority", priority.as_str())], n);
         }
         let name = "meridian_replica_stage_seconds";
         text.head(name, "histogram", "Where answered requests spent their time.");
         for stage in Stage::ALL {
-            for lane in Lane::ALL {
-                let reading = self.lanes.of(lane).stages[stage as usize].read();
-                text.histogram(name, &[("stage", stage.as_str()), ("lane", lane.as_str())], &reading);
+            for priority in Priority::ALL {
+                let reading = self.priorities.of(priority).stages[stage as usize].read();
+                text.histogram(name, &[("stage", stage.as_str()), ("priority", priority.as_str())], &reading);
             }
         }
     }
@@ -75,8 +75,8 @@ impl Metrics {
         for (name, help, depth) in depths {
             let name = format!("meridian_replica_{name}");
             text.head(&name, "gauge", help);
-            for lane in Lane::ALL {
-                text.sample(&name, &[("lane", lane.as_str())], depth(loads.of(lane)));
+            for priority in Priority::ALL {
+                text.sample(&name, &[("priority", priority.as_str())], depth(loads.of(priority)));
             }
         }
         let BatchCost { fixed, per_token } = cost.unwrap_or(BatchCost { fixed: 0.0, per_token: 0.0 });
@@ -92,21 +92,21 @@ impl Metrics {
 
     fn render_batches(&self, text: &mut Text) {
         let name = "meridian_replica_batches_total";
-        text.head(name, "counter", "Batches, by lane and by why no more was waited for.");
-        for ((lane, reason), n) in self.batches.read() {
-            text.sample(name, &[("lane", lane.as_str()), ("reason", reason.as_str())], n);
+        text.head(name, "counter", "Batches, by priority and by why no more was waited for.");
+        for ((priority, reason), n) in self.batches.read() {
+            text.sample(name, &[("priority", priority.as_str()), ("reason", reason.as_str())], n);
         }
         let distributions: [(&str, &str, Part); 3] = [
-            ("batch_inputs", "Inputs of a batch.", |lane| &lane.batch_inputs),
-            ("batch_tokens", "Tokens of a batch.", |lane| &lane.batch_tokens),
-            ("batch_seconds", "What the engine took for a batch.", |lane| &lane.batch_seconds),
+            ("batch_inputs", "Inputs of a batch.", |priority| &priority.batch_inputs),
+            ("batch_tokens", "Tokens of a batch.", |priority| &priority.batch_tokens),
+            ("batch_seconds", "What the engine took for a batch.", |priority| &priority.batch_seconds),
         ];
         for (name, help, distribution) in distributions {
             let name = format!("meridian_replica_{name}");
             text.head(&name, "histogram", help);
-            for lane in Lane::ALL {
-                let reading = distribution(self.lanes.of(lane)).0.read();
-                text.histogram(&name, &[("lane", lane.as_str())], &reading);
+            for priority in Priority::ALL {
+                let reading = distribution(self.priorities.of(priority)).0.read();
+                text.histogram(&name, &[("priority", priority.as_str())], &reading);
             }
         }
         let micros = |counter: &Counter| counter.get() as f64 / 1e6;
@@ -208,21 +208,21 @@ impl Metrics {
         text.single("te_request_count", "counter", "Requests.", self.requests.get());
         text.single("te_request_success", "counter", "Requests answered.", answered);
         for stage in Stage::ALL {
-            let reading = |lane: Lane| self.lanes.of(lane).stages[stage as usize].read();
+            let reading = |priority: Priority| self.priorities.of(priority).stages[stage as usize].read();
             text.head(stage.tei(), "histogram", "As in meridian_replica_stage_seconds, in seconds.");
-            text.histogram(stage.tei(), &[], &reading(Lane::Interactive).plus(&reading(Lane::Bulk)));
+            text.histogram(stage.tei(), &[], &reading(Priority::Interactive).plus(&reading(Priority::Bulk)));
         }
         let sizes: [(&str, Part); 2] = [
-            ("te_batch_next_size", |lane| &lane.batch_inputs),
-            ("te_batch_next_tokens", |lane| &lane.batch_tokens),
+            ("te_batch_next_size", |priority| &priority.batch_inputs),
+            ("te_batch_next_tokens", |priority| &priority.batch_tokens),
         ];
         for (name, distribution) in sizes {
-            let reading = |lane: Lane| distribution(self.lanes.of(lane)).0.read();
+            let reading = |priority: Priority| distribution(self.priorities.of(priority)).0.read();
             text.head(name, "histogram", "Of each batch.");
-            text.histogram(name, &[], &reading(Lane::Interactive).plus(&reading(Lane::Bulk)));
+            text.histogram(name, &[], &reading(Priority::Interactive).plus(&reading(Priority::Bulk)));
         }
         let loads = self.now().loads;
-        let waiting: u64 = Lane::ALL.iter().map(|lane| loads.of(*lane).queued.inputs).sum();
+        let waiting: u64 = Priority::ALL.iter().map(|priority| loads.of(*priority).queued.inputs).sum();
         text.single("te_queue_size", "gauge", "Inputs that wait.", waiting);
     }
 }

@@ -71,12 +71,12 @@ mod tests {
     fn what_is_written_is_the_format_that_prometheus_reads() {
         let mut text = Text::default();
         text.head("a_total", "counter", "What.");
-        text.sample("a_total", &[("lane", "bulk"), ("code", "ok")], 3);
+        text.sample("a_total", &[("priority", "bulk"), ("code", "ok")], 3);
         text.single("b", "gauge", "Else.", 0.5);
         let histogram = Histogram::new(&[1.0, 2.5]);
         [0.5, 2.0, 9.0].iter().for_each(|value| histogram.observe(*value));
         text.histogram("c", &[("x", "y")], &histogram.read());
-        let expected = "# HELP a_total What.\n# TYPE a_total counter\na_total{lane=\"bulk\",code=\"ok\"} 3\n\
+        let expected = "# HELP a_total What.\n# TYPE a_total counter\na_total{priority=\"bulk\",code=\"ok\"} 3\n\
              # HELP b Else.\n# TYPE b gauge\nb 0.5\n\
              c_bucket{x=\"y\",le=\"1\"} 1\nc_bucket{x=\"y\",le=\"2.5\"} 2\nc_bucket{x=\"y\",le=\"+Inf\"} 3\n\
              c_sum{x=\"y\"} 11.5\nc_count{x=\"y\"} 3\n";

@@ -380,7 +380,7 @@ fn a_full_queue_refuses_and_says_when_to_come_back() {
     replica.vectors(&texts(10));
     let stream = send_backfill(&replica);
     let lookup = json!({"model": "small", "input": "w1"});
-    let headers = [("x-meridian-lane", "bulk")];
+    let headers = [("x-meridian-priority", "bulk")];
     let answer = replica.call("POST", "/v1/embeddings", &headers, lookup.to_string().as_bytes());
     check_refused(&answer, ErrorCode::Overloaded, None, "tokens are waiting, the limit is ");
     let millis: u64 = answer.header("retry-after-ms").and_then(|wait| wait.parse().ok()).expect("a wait");

@@ -223,13 +223,15 @@ fn info_and_metrics_have_what_clients_of_tei_look_for() {
 }
 
 #[test]
-fn a_lane_is_taken_from_its_header_and_one_that_does_not_exist_is_refused() {
+fn a_priority_is_taken_from_its_header_and_one_that_does_not_exist_is_refused() {
     let replica = Served::start("");
     let body = json!({"inputs": "w1"}).to_string();
-    let call = |lane: &str| replica.call("POST", "/embed", &[("x-meridian-lane", lane)], body.as_bytes());
+    let call = |priority: &str| {
+        replica.call("POST", "/embed", &[("x-meridian-priority", priority)], body.as_bytes())
+    };
     assert_eq!((call("bulk").status, call("interactive").status), (200, 200));
     let refused = call("express");
     assert_eq!(refused.status, 400);
     let message = refused.json()["error"].as_str().expect("a sentence").to_owned();
-    assert!(message.contains("x-meridian-lane") && message.contains("express"), "{message}");
+    assert!(message.contains("x-meridian-priority") && message.contains("express"), "{message}");
 }

@@ -27,7 +27,7 @@ fn problem(catalogue: &Catalogue, asked: u64) -> Problem {
     let all: Vec<RegionIndex> = catalogue.iter().map(|(region, _)| region).collect();
     let routed: Vec<_> = all.iter().copied().step_by(all.len() / REGIONS).take(REGIONS).collect();
     assert_eq!(routed.len(), REGIONS);
-    let laws: Vec<ResidencyPolicy> =
+    let policies: Vec<ResidencyPolicy> =
         ["eu", "us", "eu,us", "de,fr,nl,ie", "eea"].iter().map(|text| text.parse().unwrap()).collect();
     let set: RegionSet = routed.iter().copied().collect();
     let gateways: Vec<Source> = routed
@@ -52,7 +52,7 @@ fn problem(catalogue: &Catalogue, asked: u64) -> Problem {
             places.insert(*region, Place { pool: problem.pools.len() - 1, ready, max: 16, each: EACH });
         }
         problem.places.insert(name.clone(), places);
-        let residency = laws.get(number % 8).cloned().unwrap_or(ResidencyPolicy::Anywhere);
+        let residency = policies.get(number % 8).cloned().unwrap_or(ResidencyPolicy::Anywhere);
         let allowed = residency.permitted(catalogue).intersect(set);
         let uneven = |at: usize| asked / 2 + asked * ((at * 5 + number) % 11) as u64 / 10;
         let by_source: BTreeMap<_, _> =

@@ -2,7 +2,7 @@
 //! own patience and its own disk.
 //!
 //! Whoever asks names the table that it has, and so says that it runs it ([`crate::rollout`]). Whoever has none says nothing of
-//! itself: it runs none yet. Whoever ends in order says so, and a change of the law need not wait until it has been silent
+//! itself: it runs none yet. Whoever ends in order says so, and a change of a residency policy need not wait until it has been silent
 //! for long enough.
 
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! What somebody shows to the hub to be known by it: an operator, who changes what it keeps, or a gateway or spoke, for which
-//! a change of the law waits ([`crate::rollout`]).
+//! a change of a residency policy waits ([`crate::rollout`]).
 //!
 //! A token is shown as `authorization: Bearer TOKEN`. It is read from a file or a variable, it cannot be guessed, and it is
 //! never written anywhere: what prints one prints a word for it.

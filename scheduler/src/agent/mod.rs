@@ -66,7 +66,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
     let client = Client::new(&config.hub, config.fleet.as_ref())?;
-    let law = Source {
+    let policy = Source {
         hub: config.hub.clone(),
         fleet: config.fleet.clone(),
         snapshot: None,
@@ -79,7 +79,7 @@ pub async fn run(
         if followed_elsewhere {
             std::future::pending::<()>().await;
         }
-        law.follow(&follower, &watch::Sender::default()).await;
+        policy.follow(&follower, &watch::Sender::default()).await;
     };
     let mut agent = Agent { config, client, spoke, lease: None, lost: false, not_deployed: Vec::new() };
     tokio::select! {
@@ -88,7 +88,7 @@ pub async fn run(
         () = shutdown => {}
     }
     if !followed_elsewhere {
-        law.farewell(&follower).await;
+        policy.farewell(&follower).await;
     }
     agent.leave().await;
     Ok(())

@@ -2,10 +2,10 @@
 //!
 //! As a gateway does: by long poll, taking a table only when its generation is higher than that of the one in hand
 //! (invariant 5, Monotone plans), and writing it to disk with a checksum before it is used. A spoke that starts while the hub
-//! is away scales by the last table that it had. A region that scales nothing keeps none: it has the law that requests bring.
+//! is away scales by the last table that it had. A region that scales nothing keeps none: it has the residency policy that requests bring.
 //!
 //! Each question names the table in hand, and who asks: the hub widens a residency only when everybody has heard of it
-//! ([`scheduler_core::rollout`]). So the law of a table is in force here before the next question.
+//! ([`scheduler_core::rollout`]). So the residency policy of a table is in force here before the next question.
 //!
 //! The polls are shorter than a gateway's, because each answer is also the hub's sign of life: while it is silent no replica
 //! is let go.
@@ -88,7 +88,7 @@ fn since_1970() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Where the table is followed from and kept, and whose law it is.
+/// Where the table is followed from and kept, and which residency policy it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     /// The hubs that may be asked.
@@ -97,9 +97,9 @@ pub(crate) struct Source {
     pub(crate) fleet: Option<Token>,
     /// The file.
     pub(crate) snapshot: Option<PathBuf>,
-    /// By which the table's law is read.
+    /// By which the table's policy is read.
     pub(crate) catalogue: Arc<Catalogue>,
-    /// The region whose law it is.
+    /// The region which residency policy it is.
     pub(crate) spoke: Arc<Mutex<Spoke>>,
 }
 
@@ -122,7 +122,7 @@ impl Source {
         }
     }
 
-    /// The region goes by the law of this table from now on.
+    /// The region goes by the residency policy of this table from now on.
     fn heed(&self, table: &RouteTable) {
         self.spoke.lock().heed(table, &self.catalogue);
     }

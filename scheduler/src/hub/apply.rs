@@ -11,7 +11,7 @@ use regions::{Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules
 use scheduler_core::revisions::Orders;
 use scheduler_core::rollout::{Wanted, candidate, diff};
 use scheduler_core::wire::apply::{
-    AppliedV1, ApplyV1, ChangeV1, Kind, LawChange, ProblemsV1, ReaderV1, RolloutV1, WaitingV1, WantedV1,
+    AppliedV1, ApplyV1, ChangeV1, Kind, ProblemsV1, ReaderV1, ResidencyChange, RolloutV1, WaitingV1, WantedV1,
 };
 use scheduler_core::wire::deployment::{DeploymentV1, DeploymentsV1};
 use scheduler_core::wire::tenant::TenantsV1;
@@ -205,12 +205,12 @@ fn not_deployed(tenants: &Tenants, served: &Deployments) -> Option<String> {
 
 /// What an operator has to know of a change that does not come about at once.
 fn waits(ChangeV1 { kind, name, fields, change: _ }: &ChangeV1) -> Option<String> {
-    let widens = |law| matches!(law, LawChange::Widens | LawChange::NarrowsAndWidens);
+    let widens = |change| matches!(change, ResidencyChange::Widens | ResidencyChange::NarrowsAndWidens);
     let whose = match kind {
         Kind::Deployment => name.clone(),
         Kind::Tenant => format!("tenant {name}"),
     };
-    fields.iter().find_map(|field| field.law).filter(|law| widens(*law)).map(|_| {
+    fields.iter().find_map(|field| field.residency_change).filter(|change| widens(*change)).map(|_| {
         format!(
             "the wider residency of {whose} comes when every gateway and spoke has heard of it: `meridian get rollout` says who is missing"
         )

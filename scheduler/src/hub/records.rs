@@ -324,7 +324,7 @@ mod tests {
             issuer: None,
             deployments: None,
             residency: "eu".parse().unwrap(),
-            lane: None,
+            priority: None,
             weight: 1,
             limits: TenantLimits::default(),
         };

@@ -88,8 +88,8 @@ impl Region {
         let table = self.hub.table.clone();
         let all = table.iter().flat_map(|table| table.deployments.values());
         let here = |deployment: &&Deployment| {
-            let lawful = deployment.residency.permitted(&self.catalogue);
-            lawful.intersect(deployment.placed(&self.catalogue)).contains(index)
+            let allowed = deployment.residency.permitted(&self.catalogue);
+            allowed.intersect(deployment.placed(&self.catalogue)).contains(index)
         };
         self.deployed.values_mut().for_each(|deployed| deployed.retired = true);
         for deployment in all.filter(here) {

@@ -13,8 +13,8 @@ fn deployment(name: &str, more: &str) -> String {
     )
 }
 
-fn locked(name: &str, law: &str) -> String {
-    deployment(name, &format!("residency = {{ allow = [\"{law}\"] }}"))
+fn locked(name: &str, policy: &str) -> String {
+    deployment(name, &format!("residency = {{ allow = [\"{policy}\"] }}"))
 }
 
 /// One file, applied upon `base` if that is said.
@@ -45,7 +45,7 @@ async fn wanted(hub: &Hub) -> (u64, Vec<String>) {
     (body["revision"].as_u64().unwrap(), names.collect())
 }
 
-fn law(table: &RouteTable, name: &str) -> (String, Option<String>) {
+fn policy(table: &RouteTable, name: &str) -> (String, Option<String>) {
     let name: DeploymentName = name.parse().unwrap();
     let to = table.widening.get(&name).map(|widening| widening.to.to_string());
     (table.deployments[&name].residency.to_string(), to)
@@ -79,7 +79,7 @@ async fn what_is_applied_is_published_read_back_and_outlives_the_hub_and_its_fil
 
     assert_eq!(apply(&hub, &text).await["applied"], true);
     let table = hub.until_routes("it is published", |table| table.deployments.contains_key("new")).await;
-    assert_eq!((table.deployments.len(), law(&table, "new").0.as_str()), (2, "eu"));
+    assert_eq!((table.deployments.len(), policy(&table, "new").0.as_str()), (2, "eu"));
     let applied = wanted(&hub).await;
     let again = apply(&hub, &text).await;
     assert_eq!((&again["applied"], &again["changes"]), (&json!(false), &json!([])));
@@ -190,10 +190,10 @@ async fn a_wider_residency_waits_until_every_reader_has_heard_of_it() {
     has(&first).await;
 
     let told = apply(&hub, &locked("m", "eea")).await;
-    assert_eq!(told["changes"][0]["fields"][0]["law"], "widens");
+    assert_eq!(told["changes"][0]["fields"][0]["residency_change"], "widens");
     assert!(told["notes"][0].as_str().unwrap().contains("meridian get rollout"), "{told}");
     let second = hub.until_routes("it is announced", |table| !table.widening.is_empty()).await;
-    assert_eq!(law(&second, "m"), ("eu".to_owned(), Some("eea".to_owned())));
+    assert_eq!(policy(&second, "m"), ("eu".to_owned(), Some("eea".to_owned())));
     let (_, _, rollout) = hub.get("/v1/rollout").await;
     assert_eq!(
         (&rollout["waiting"][0]["to"], &rollout["waiting"][0]["missing"]),
@@ -202,15 +202,15 @@ async fn a_wider_residency_waits_until_every_reader_has_heard_of_it() {
     // Something else is published meanwhile, and widens nothing.
     apply(&hub, &(locked("m", "eea") + &deployment("other", ""))).await;
     let third = hub.until_routes("the other is there", |table| table.deployments.len() == 2).await;
-    assert_eq!(law(&third, "m"), ("eu".to_owned(), Some("eea".to_owned())));
+    assert_eq!(policy(&third, "m"), ("eu".to_owned(), Some("eea".to_owned())));
 
     has(&second).await;
     let fourth = hub.until_routes("it is wider", |table| table.widening.is_empty()).await;
-    assert_eq!(law(&fourth, "m"), ("eea".to_owned(), None));
+    assert_eq!(policy(&fourth, "m"), ("eea".to_owned(), None));
 
     apply(&hub, &(locked("m", "de") + &deployment("other", ""))).await;
     let narrower = hub.until_routes("it is narrower", |table| table.generation > fourth.generation).await;
-    assert_eq!(law(&narrower, "m"), ("de".to_owned(), None), "at once");
+    assert_eq!(policy(&narrower, "m"), ("de".to_owned(), None), "at once");
     hub.stop().await;
 }
 
@@ -255,7 +255,7 @@ async fn a_stranger_neither_holds_up_a_wider_residency_nor_hastens_it() {
 
     apply(&hub, &locked("m", "eea")).await;
     let second = hub.until_routes("it is announced", |table| !table.widening.is_empty()).await;
-    assert_eq!(law(&second, "m"), ("eu".to_owned(), Some("eea".to_owned())));
+    assert_eq!(policy(&second, "m"), ("eu".to_owned(), Some("eea".to_owned())));
     // The one has it; for the other a stranger says so, before it does.
     says(None, &other, second.generation).await;
     says(Some("neither-of-the-two-"), &other, second.generation).await;
@@ -263,11 +263,11 @@ async fn a_stranger_neither_holds_up_a_wider_residency_nor_hastens_it() {
     until("the one has it", async || readers().await == known(second.generation, first)).await;
     apply(&hub, &(locked("m", "eea") + &deployment("another", ""))).await;
     let third = hub.until_routes("the next table is there", |table| table.deployments.len() == 2).await;
-    assert_eq!(law(&third, "m"), ("eu".to_owned(), Some("eea".to_owned())), "no stranger has hastened it");
+    assert_eq!(policy(&third, "m"), ("eu".to_owned(), Some("eea".to_owned())), "no stranger has hastened it");
 
     says(Some("new-token-of-the-fleet"), &other, second.generation).await;
     let wider = hub.until_routes("it is wider", |table| table.widening.is_empty()).await;
-    assert_eq!(law(&wider, "m"), ("eea".to_owned(), None), "and no stranger holds it up");
+    assert_eq!(policy(&wider, "m"), ("eea".to_owned(), None), "and no stranger holds it up");
 
     // Who goes and says so is waited for no longer; a stranger does not send it away.
     apply(&hub, &(deployment("m", "") + &deployment("another", ""))).await;
@@ -280,10 +280,10 @@ async fn a_stranger_neither_holds_up_a_wider_residency_nor_hastens_it() {
     says(Some("old-token-of-the-fleet"), &one, fourth.generation).await;
     assert_eq!(goes("neither-of-the-two-", &other).await, (401, true));
     assert_eq!(goes("old-token-of-the-fleet", "gateway/nowhere").await, (400, true));
-    assert_eq!(law(&hub.routes().await, "m"), ("eea".to_owned(), Some("anywhere".to_owned())));
+    assert_eq!(policy(&hub.routes().await, "m"), ("eea".to_owned(), Some("anywhere".to_owned())));
     assert_eq!(goes("new-token-of-the-fleet", &other).await, (202, false));
     let wider = hub.until_routes("nobody waits for who has gone", |table| table.widening.is_empty()).await;
-    assert_eq!(law(&wider, "m"), ("anywhere".to_owned(), None));
+    assert_eq!(policy(&wider, "m"), ("anywhere".to_owned(), None));
     hub.stop().await;
 }
 

@@ -24,7 +24,7 @@ async fn apply(hub: &Hub, parts: &[(&str, &str)], base: Option<u64>) -> (u16, Va
     (answer.status().as_u16(), answer.json().await.unwrap())
 }
 
-fn law(table: &RouteTable) -> Option<(String, Option<String>)> {
+fn policy(table: &RouteTable) -> Option<(String, Option<String>)> {
     let (tenants, acme) = (table.tenants.as_ref()?, "acme".parse::<TenantId>().unwrap());
     let to = tenants.widening.get(&acme).map(|widening| widening.to.to_string());
     Some((tenants.all.get(&acme)?.residency.to_string(), to))
@@ -49,8 +49,8 @@ async fn tenants_are_applied_beside_deployments_published_read_back_and_outlive_
         notes.contains("of every gateway") && notes.contains("use later, which is not deployed"),
         "{notes}"
     );
-    let table = hub.until_routes("it is published", |table| law(table).is_some()).await;
-    assert_eq!(law(&table), Some(("eu".to_owned(), None)));
+    let table = hub.until_routes("it is published", |table| policy(table).is_some()).await;
+    assert_eq!(policy(&table), Some(("eu".to_owned(), None)));
     assert_eq!(table.deployments.len(), 2, "of deployments nothing was said");
     let (status, told) = apply(&hub, &[("tenants", &text)], None).await;
     assert_eq!((status, &told["applied"], &told["changes"]), (200, &json!(false), &json!([])));
@@ -92,7 +92,7 @@ async fn a_tenant_is_wider_when_every_reader_has_heard_of_it() {
     };
     let only = |area: &str| tenant("acme", &format!("residency = {{ allow = [\"{area}\"] }}"));
     apply(&hub, &[("tenants", &only("eu"))], None).await;
-    has(&hub.until_routes("it is there", |table| law(table).is_some()).await).await;
+    has(&hub.until_routes("it is there", |table| policy(table).is_some()).await).await;
     until("the reader is known", async || {
         !hub.get("/v1/rollout").await.2["readers"].as_array().unwrap().is_empty()
     })
@@ -100,14 +100,14 @@ async fn a_tenant_is_wider_when_every_reader_has_heard_of_it() {
     let (_, told) = apply(&hub, &[("tenants", &only("eea"))], None).await;
     assert!(told["notes"][0].as_str().unwrap().contains("tenant acme comes when"), "{told}");
     let announced = ("eu".to_owned(), Some("eea".to_owned()));
-    let second = hub.until_routes("it is announced", |table| law(table) == Some(announced.clone())).await;
+    let second = hub.until_routes("it is announced", |table| policy(table) == Some(announced.clone())).await;
     let (_, _, rollout) = hub.get("/v1/rollout").await;
     let waiting = &rollout["waiting"][0];
     assert_eq!((&waiting["kind"], &waiting["missing"]), (&json!("tenant"), &json!([reader])));
     has(&second).await;
-    hub.until_routes("it is wider", |table| law(table) == Some(("eea".to_owned(), None))).await;
+    hub.until_routes("it is wider", |table| policy(table) == Some(("eea".to_owned(), None))).await;
     apply(&hub, &[("tenants", &only("de"))], None).await;
-    hub.until_routes("it is narrower, at once", |table| law(table) == Some(("de".to_owned(), None))).await;
+    hub.until_routes("it is narrower, at once", |table| policy(table) == Some(("de".to_owned(), None))).await;
     hub.stop().await;
 }
 
@@ -117,7 +117,7 @@ async fn tenants_that_cannot_be_read_change_nothing_until_somebody_mends_them() 
     let hub = Hub::start(config(dir.path())).await;
     let text = tenant("acme", "");
     apply(&hub, &[("tenants", &text)], None).await;
-    let good = hub.until_routes("it is there", |table| law(table).is_some()).await;
+    let good = hub.until_routes("it is there", |table| policy(table).is_some()).await;
     hub.stop().await;
 
     let store = Embedded::open(&dir.path().join("hub/hub.redb"), Instant::now()).await.unwrap();

@@ -73,7 +73,7 @@ pub(super) fn cases() -> Vec<Case> {
         ("Interactive", &[200, 400]),
         ("\u{e9}", NO),
     ] {
-        cases.push(("x-meridian-lane", value.to_owned(), answers));
+        cases.push(("x-meridian-priority", value.to_owned(), answers));
     }
     // Nobody believes the attackers where they are; what they say may be passed over.
     for value in ["91,0", "0,181", "NaN,NaN", "inf,0", "1e400,0", "", "0", "0,0,0", "a,b", "0;0", "\u{e9},0"]
@@ -112,7 +112,7 @@ pub(super) fn cases() -> Vec<Case> {
     for (name, one, other) in [
         ("x-meridian-residency", "us", "eu"),
         ("x-meridian-timeout-ms", "5000", "1"),
-        ("x-meridian-lane", "bulk", "interactive"),
+        ("x-meridian-priority", "bulk", "interactive"),
         ("content-encoding", "identity", "gzip"),
     ] {
         for (one, other) in [(one, other), (other, one), (one, one)] {

@@ -333,7 +333,7 @@ fn any_failure() -> impl Strategy<Value = Failure> {
 }
 
 proptest! {
-    /// Invariants 1 (Lawful), 2 (One fate) and 6 (Bounded): whatever happens on the way, only regions of the list are
+    /// Invariants 1 (Residency), 2 (One fate) and 6 (Bounded): whatever happens on the way, only regions of the list are
     /// asked, no two at once are the same, no more than each thing once, nothing at or after the deadline, and the way
     /// has one end.
     #[test]

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 use std::str::FromStr;
 
-/// The longest line that is read: a law that names every region that fits into a set, twice over.
+/// The longest line that is read: a policy that names every region that fits into a set, twice over.
 pub const LINE_BYTES_MAX: usize = 64 << 10;
 
 /// The hash of an entry and everything before it.

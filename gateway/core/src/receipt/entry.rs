@@ -6,7 +6,7 @@
 //! key of an attempt; files of version 1 are read as before.
 //!
 //! Each file stands for itself: its first entry names the chain, the number of the file in it and the head before it, and
-//! a law is written out in the file that refers to it. So files can be rotated, archived and audited one by one.
+//! a policy is written out in the file that refers to it. So files can be rotated, archived and audited one by one.
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -49,10 +49,12 @@ pub enum Entry<'a> {
         /// Bytes of a half-written last line, which were cut off.
         torn_bytes: u64,
     },
-    /// A law that attempts of the same file refer to, so that it is not written out with each.
-    Law {
+    /// A policy that attempts of the same file refer to, so that it is not written out with each.
+    #[serde(rename = "policy", alias = "law")]
+    Policy {
         /// Its number in this file.
-        law: u32,
+        #[serde(alias = "law")]
+        policy: u32,
         /// The policy: the deployment's, narrowed by the tenant's and the request's.
         #[serde(borrow)]
         residency: Cow<'a, str>,
@@ -78,8 +80,9 @@ pub enum Entry<'a> {
         /// Of the route table by which it was decided.
         #[serde(borrow)]
         generation: Cow<'a, str>,
-        /// The law under which it travelled.
-        law: u32,
+        /// The policy under which it travelled.
+        #[serde(alias = "law")]
+        policy: u32,
         /// The place in which TLS ended; absent if that was not this process.
         #[serde(borrow)]
         tls: Option<Cow<'a, str>>,
@@ -123,7 +126,8 @@ pub enum Entry<'a> {
         #[serde(borrow)]
         generation: Cow<'a, str>,
         /// The number of the residency policy under which it is sent.
-        law: u32,
+        #[serde(alias = "law")]
+        policy: u32,
         /// The place in which TLS ended; absent if that was not this process.
         #[serde(borrow)]
         tls: Option<Cow<'a, str>>,

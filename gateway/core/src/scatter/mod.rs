@@ -21,7 +21,7 @@
 //! written again may come out as another.
 //!
 //! A piece is a request like any other: the same allowed set, the same deadline, a plan of its own. So whatever holds for
-//! requests holds for pieces, the law first.
+//! requests holds for pieces, the residency policy first.
 
 pub mod cut;
 pub mod join;

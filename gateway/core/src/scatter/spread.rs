@@ -11,7 +11,7 @@
 //! used as soon as waiting for the near one would take longer; one that is lost is not asked again. Dealing by the
 //! reported speeds would be the obvious other way, and the whole would then wait for whoever had reported wrongly.
 //!
-//! This is no way around what protects a region from others: a piece waits in the bulk lane there, and a request has few
+//! This is no way around what protects a region from others: a piece waits in the bulk priority there, and a request has few
 //! pieces under way in a region, whatever it has left. A region that turns a piece away gets none until it has said that
 //! there is room again: the piece goes to another meanwhile, or waits.
 
@@ -22,7 +22,7 @@ use regions::set::RegionIndex;
 use std::time::{Duration, Instant};
 
 /// A request of fewer inputs, and of fewer tokens than [`CUT_TOKENS_MIN`], is never looked at: it is what lookups and
-/// rerankers send (`replica_core::lane`: at most some 100), and would be over before a cut had paid for itself.
+/// rerankers send (`replica_core::priority`: at most some 100), and would be over before a cut had paid for itself.
 pub const CUT_INPUTS_MIN: u64 = 256;
 /// As [`CUT_INPUTS_MIN`], for few inputs that are long: two pieces that are worth it.
 pub const CUT_TOKENS_MIN: u64 = 2 * PIECE_TOKENS_MIN;
@@ -378,7 +378,7 @@ mod tests {
     }
 
     proptest! {
-        /// Invariant 1, Lawful, and no piece is left lying: whatever happens, only the given places are asked, and as
+        /// Invariant 1, Residency, and no piece is left lying: whatever happens, only the given places are asked, and as
         /// long as nothing is under way somebody is, or will be when somebody opens again.
         #[test]
         fn pieces_go_only_to_the_places_that_were_given_and_never_get_stuck(

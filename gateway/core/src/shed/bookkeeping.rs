@@ -13,7 +13,7 @@ enum Event {
         region: usize,
         deployment: usize,
         tenant: usize,
-        lane: Lane,
+        priority: Priority,
         tokens: u64,
     },
     Leave(usize),
@@ -26,12 +26,12 @@ enum Event {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let lane = prop_oneof![Just(Lane::Interactive), Just(Lane::Bulk)];
+    let priority = prop_oneof![Just(Priority::Interactive), Just(Priority::Bulk)];
     // Half of the requests cost nothing, and some cost more than can be summed.
     let tokens = prop_oneof![4 => Just(0u64), 3 => 1u64..2_000, 1 => Just(u64::MAX)];
     prop_oneof![
-        4 => (0usize..2, 0usize..2, 0usize..3, lane, tokens).prop_map(|(region, deployment, tenant, lane, tokens)| {
-            Event::Enter { region, deployment, tenant, lane, tokens }
+        4 => (0usize..2, 0usize..2, 0usize..3, priority, tokens).prop_map(|(region, deployment, tenant, priority, tokens)| {
+            Event::Enter { region, deployment, tenant, priority, tokens }
         }),
         3 => (0usize..64).prop_map(Event::Leave),
         3 => (0usize..2, any::<[bool; 2]>(), 0u32..5_000)
@@ -60,8 +60,8 @@ proptest! {
         for (event, pause_ms) in events {
             now += pause_ms * MS;
             match event {
-                Event::Enter { region: at, deployment, tenant, lane, tokens } => {
-                    let ask = Ask { tenant, weight: 1, lane, tokens, left: Duration::from_secs(600) };
+                Event::Enter { region: at, deployment, tenant, priority, tokens } => {
+                    let ask = Ask { tenant, weight: 1, priority, tokens, left: Duration::from_secs(600) };
                     in_flight.extend(pools.enter(region(at), &names()[deployment], &ask, now).ok());
                 }
                 Event::Leave(which) if !in_flight.is_empty() => {
@@ -89,7 +89,13 @@ proptest! {
 #[test]
 fn a_request_that_costs_nothing_leaves_after_its_tenant_was_found_idle() {
     let (mut now, mut pools) = (some_instant(), Pools::default());
-    let ask = Ask { tenant: 7, weight: 1, lane: Lane::Interactive, tokens: 0, left: Duration::from_secs(30) };
+    let ask = Ask {
+        tenant: 7,
+        weight: 1,
+        priority: Priority::Interactive,
+        tokens: 0,
+        left: Duration::from_secs(30),
+    };
     let [name, _] = names();
     let entered = pools.enter(region(0), &name, &ask, now).expect("an empty pool takes it");
     now += Duration::from_millis(1_500);

@@ -1,4 +1,4 @@
-//! How much of one lane this gateway may have in flight to one pool, when there is too much.
+//! How much of one priority this gateway may have in flight to one pool, when there is too much.
 //!
 //! As long as the wait that the region reports is short there is no limit. When it was too long in [`TRIP_AFTER`] reports
 //! in a row (one long wait is a burst, and a queue that swallows bursts is a good queue: CoDel's lesson), the limit is
@@ -24,7 +24,7 @@ const OPEN_AFTER: u32 = 10;
 /// What a limit grows by at least, so that one of a few tokens is not one for ever: a lookup or two.
 const GROWTH_MIN: u64 = 64;
 
-/// The limit of one lane.
+/// The limit of one priority.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limit {
     tokens: Option<u64>,
@@ -34,7 +34,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// The region has said how long a request of this lane waits there; nothing, if it does not know.
+    /// The region has said how long a request of this priority waits there; nothing, if it does not know.
     pub(super) fn heard(&mut self, wait: Option<Duration>, target: Duration, in_flight: u64) {
         self.wait = wait;
         let Some(wait) = wait else {
@@ -69,7 +69,7 @@ impl Limit {
         self.tokens
     }
 
-    /// How long a request of this lane waits, by the last report.
+    /// How long a request of this priority waits, by the last report.
     pub(super) fn wait(&self) -> Option<Duration> {
         self.wait
     }

@@ -1,6 +1,6 @@
 //! Who is turned away when there is too much for all, before a body is read and again when it is known what is in it.
 //!
-//! A *pool* is one deployment in one region. Each region reports how long a request would wait in its queues, by lane;
+//! A *pool* is one deployment in one region. Each region reports how long a request would wait in its queues, by priority;
 //! this gateway knows what it has in flight there, and of whom. From the two comes a limit on what may be in
 //! flight (see `limit`), and when it is reached, in this order:
 //!
@@ -20,7 +20,7 @@ mod pool;
 
 pub use pool::BULK_PAUSE;
 
-use crate::lane::Lane;
+use crate::priority::Priority;
 use pool::Pool;
 use regions::id::DeploymentName;
 use regions::set::RegionIndex;
@@ -55,8 +55,8 @@ pub struct Ask {
     pub tenant: usize,
     /// Its tenant's weight.
     pub weight: u64,
-    /// The lane that it travels in.
-    pub lane: Lane,
+    /// The priority that it travels in.
+    pub priority: Priority,
     /// What it has, or the least that it can have.
     pub tokens: u64,
     /// How long its caller will still wait.
@@ -109,7 +109,7 @@ pub struct Entered {
     region: RegionIndex,
     deployment: DeploymentName,
     tenant: usize,
-    lane: Lane,
+    priority: Priority,
     tokens: u64,
 }
 
@@ -185,15 +185,15 @@ impl Pools {
             return Err(shed);
         }
         pool.enter(ask, now);
-        let Ask { tenant, weight: _, lane, tokens, left: _ } = *ask;
-        Ok(Entered { region, deployment: deployment.clone(), tenant, lane, tokens })
+        let Ask { tenant, weight: _, priority, tokens, left: _ } = *ask;
+        Ok(Entered { region, deployment: deployment.clone(), tenant, priority, tokens })
     }
 
     /// A request that was let in is over, however it ended. Takes what [`Pools::enter`] gave, so that no request leaves twice.
     pub fn leave(&mut self, entered: Entered) {
-        let Entered { region, deployment, tenant, lane, tokens } = entered;
+        let Entered { region, deployment, tenant, priority, tokens } = entered;
         match self.regions.get_mut(&region).and_then(|pools| pools.get_mut(&deployment)) {
-            Some(pool) => pool.leave(tenant, lane, tokens),
+            Some(pool) => pool.leave(tenant, priority, tokens),
             None => debug_assert!(false, "the pool of {deployment} is gone while a request is in flight"),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::limit::Limit;
 use super::{Ask, Reason, Shed, Waits};
-use crate::lane::Lane;
+use crate::priority::Priority;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const INTERACTIVE_WAIT: Duration = Duration::from_secs(1);
 /// How long a backfill may: a third of the time that a request has by default, so that what is taken in is finished.
 const BULK_WAIT: Duration = Duration::from_secs(10);
-/// When several tenants share a lane, a queue is what one of them does to the others, and may be this part of it only.
+/// When several tenants share a priority, a queue is what one of them does to the others, and may be this part of it only.
 const CONTENDED: u32 = 4;
 /// How long bulk stays out after a lookup was shed: the slack within which the two count as one moment (invariant 8).
 pub const BULK_PAUSE: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ impl Held {
     }
 }
 
-/// What of one lane is in flight.
+/// What of one priority is in flight.
 #[derive(Clone, Debug, Default)]
 struct Side {
     limit: Limit,
@@ -60,10 +60,10 @@ impl Side {
         self.tenants.values().filter(|held| held.is_active(now)).count() > 1
     }
 
-    fn target(&self, lane: Lane, now: Instant) -> Duration {
-        let alone = match lane {
-            Lane::Interactive => INTERACTIVE_WAIT,
-            Lane::Bulk => BULK_WAIT,
+    fn target(&self, priority: Priority, now: Instant) -> Duration {
+        let alone = match priority {
+            Priority::Interactive => INTERACTIVE_WAIT,
+            Priority::Bulk => BULK_WAIT,
         };
         if self.contended(now) { alone / CONTENDED } else { alone }
     }
@@ -90,25 +90,25 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    fn side(&self, lane: Lane) -> &Side {
-        match lane {
-            Lane::Interactive => &self.interactive,
-            Lane::Bulk => &self.bulk,
+    fn side(&self, priority: Priority) -> &Side {
+        match priority {
+            Priority::Interactive => &self.interactive,
+            Priority::Bulk => &self.bulk,
         }
     }
 
-    fn side_mut(&mut self, lane: Lane) -> &mut Side {
-        match lane {
-            Lane::Interactive => &mut self.interactive,
-            Lane::Bulk => &mut self.bulk,
+    fn side_mut(&mut self, priority: Priority) -> &mut Side {
+        match priority {
+            Priority::Interactive => &mut self.interactive,
+            Priority::Bulk => &mut self.bulk,
         }
     }
 
     pub(super) fn heard(&mut self, waits: Waits, now: Instant) {
-        for (lane, wait) in [(Lane::Interactive, waits.interactive), (Lane::Bulk, waits.bulk)] {
-            let side = self.side_mut(lane);
+        for (priority, wait) in [(Priority::Interactive, waits.interactive), (Priority::Bulk, waits.bulk)] {
+            let side = self.side_mut(priority);
             side.tenants.retain(|_, held| held.is_needed(now));
-            let target = side.target(lane, now);
+            let target = side.target(priority, now);
             side.limit.heard(wait, target, side.in_flight);
         }
         self.bulk_closed_until = self.bulk_closed_until.filter(|until| now < *until);
@@ -135,9 +135,9 @@ impl Pool {
 
     /// Whether a request would be turned away, and why.
     pub(super) fn would_shed(&self, ask: &Ask, now: Instant) -> Option<Shed> {
-        let side = self.side(ask.lane);
+        let side = self.side(ask.priority);
         let wait = side.limit.wait().unwrap_or_default();
-        let closed = self.bulk_closed_until.filter(|until| ask.lane == Lane::Bulk && now < *until);
+        let closed = self.bulk_closed_until.filter(|until| ask.priority == Priority::Bulk && now < *until);
         let limit = side.limit.tokens().unwrap_or(u64::MAX);
         let over = side.in_flight > 0 && side.in_flight.saturating_add(ask.tokens) > limit;
         let (reason, helps_in) = if let Some(until) = closed {
@@ -146,7 +146,7 @@ impl Pool {
             (Reason::TooLate, wait - ask.left)
         } else if over && side.over_share(ask, limit, now) {
             let reason = if side.contended(now) { Reason::OverShare } else { Reason::NoRoom };
-            (reason, wait.saturating_sub(side.target(ask.lane, now)))
+            (reason, wait.saturating_sub(side.target(ask.priority, now)))
         } else {
             return None;
         };
@@ -156,7 +156,7 @@ impl Pool {
     /// A request was turned away.
     pub(super) fn shed(&mut self, ask: &Ask, now: Instant) {
         self.asked(ask, now);
-        if ask.lane == Lane::Interactive {
+        if ask.priority == Priority::Interactive {
             self.bulk_closed_until = Some(now + BULK_PAUSE);
         }
     }
@@ -166,14 +166,14 @@ impl Pool {
         let held = self.asked(ask, now);
         held.requests += 1;
         held.tokens = held.tokens.saturating_add(ask.tokens);
-        let side = self.side_mut(ask.lane);
+        let side = self.side_mut(ask.priority);
         side.in_flight = side.in_flight.saturating_add(ask.tokens);
     }
 
     /// One that was let in is over, however it ended. Nothing here can fail: this runs where a request is dropped, under the
     /// lock of all pools.
-    pub(super) fn leave(&mut self, tenant: usize, lane: Lane, tokens: u64) {
-        let side = self.side_mut(lane);
+    pub(super) fn leave(&mut self, tenant: usize, priority: Priority, tokens: u64) {
+        let side = self.side_mut(priority);
         let Some(held) = side.tenants.get_mut(&tenant).filter(|held| held.requests > 0) else {
             debug_assert!(false, "the entry of tenant {tenant} is gone while a request is in flight");
             return;
@@ -184,8 +184,8 @@ impl Pool {
     }
 
     fn asked(&mut self, ask: &Ask, now: Instant) -> &mut Held {
-        let Ask { tenant, weight, lane, tokens: _, left: _ } = *ask;
-        let held = self.side_mut(lane).tenants.entry(tenant).or_insert(Held {
+        let Ask { tenant, weight, priority, tokens: _, left: _ } = *ask;
+        let held = self.side_mut(priority).tenants.entry(tenant).or_insert(Held {
             requests: 0,
             tokens: 0,
             weight,

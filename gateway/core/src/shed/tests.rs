@@ -17,22 +17,22 @@ fn name() -> DeploymentName {
     "m".parse().unwrap()
 }
 
-fn ask(tenant: usize, lane: Lane, tokens: u64) -> Ask {
-    Ask { tenant, weight: 1, lane, tokens, left: Duration::from_secs(30) }
+fn ask(tenant: usize, priority: Priority, tokens: u64) -> Ask {
+    Ask { tenant, weight: 1, priority, tokens, left: Duration::from_secs(30) }
 }
 
 fn waits(interactive_ms: u32, bulk_ms: u32) -> Waits {
     Waits { interactive: Some(interactive_ms * MS), bulk: Some(bulk_ms * MS) }
 }
 
-/// A pool in which the lane was found too slow, with a limit of half of what tenant 0 has in flight.
-fn pressed(lane: Lane, tokens: u64, now: Instant) -> (Pools, Entered) {
+/// A pool in which the priority was found too slow, with a limit of half of what tenant 0 has in flight.
+fn pressed(priority: Priority, tokens: u64, now: Instant) -> (Pools, Entered) {
     let mut pools = Pools::default();
-    let entered = pools.enter(region(), &name(), &ask(0, lane, tokens), now).unwrap();
+    let entered = pools.enter(region(), &name(), &ask(0, priority, tokens), now).unwrap();
     for _ in 0..limit::TRIP_AFTER {
-        let waits = match lane {
-            Lane::Interactive => waits(4_000, 4_000),
-            Lane::Bulk => waits(0, 25_000),
+        let waits = match priority {
+            Priority::Interactive => waits(4_000, 4_000),
+            Priority::Bulk => waits(0, 25_000),
         };
         pools.heard(region(), [(name(), waits)], now);
     }
@@ -42,11 +42,11 @@ fn pressed(lane: Lane, tokens: u64, now: Instant) -> (Pools, Entered) {
 #[test]
 fn whoever_has_its_share_is_turned_away_and_whoever_has_not_is_let_in() {
     let now = some_instant();
-    let (pools, _entered) = pressed(Lane::Interactive, 1_000, now);
+    let (pools, _entered) = pressed(Priority::Interactive, 1_000, now);
     let check = |asked: &[(usize, u64, Result<(), Reason>)]| {
         let mut pools = pools.clone();
         for (tenant, tokens, expected) in asked {
-            let entered = pools.enter(region(), &name(), &ask(*tenant, Lane::Interactive, *tokens), now);
+            let entered = pools.enter(region(), &name(), &ask(*tenant, Priority::Interactive, *tokens), now);
             assert_eq!(entered.map(drop).map_err(|shed| shed.reason), *expected, "{tenant} in {asked:?}");
         }
     };
@@ -61,8 +61,8 @@ fn whoever_has_its_share_is_turned_away_and_whoever_has_not_is_let_in() {
 #[test]
 fn a_weight_is_a_larger_share() {
     let now = some_instant();
-    let (pools, _entered) = pressed(Lane::Bulk, 1_000, now);
-    let heavy = |tokens| Ask { weight: 4, ..ask(1, Lane::Bulk, tokens) };
+    let (pools, _entered) = pressed(Priority::Bulk, 1_000, now);
+    let heavy = |tokens| Ask { weight: 4, ..ask(1, Priority::Bulk, tokens) };
     let enters = |tokens| {
         let mut pools = pools.clone();
         let first = pools.enter(region(), &name(), &heavy(200), now);
@@ -75,13 +75,13 @@ fn a_weight_is_a_larger_share() {
 #[test]
 fn a_lookup_is_shed_only_while_bulk_is_out() {
     let now = some_instant();
-    let (mut pools, _entered) = pressed(Lane::Interactive, 1_000, now);
-    let mut enter = |lane, now| pools.enter(region(), &name(), &ask(0, lane, 1), now).map(drop);
-    assert_eq!(enter(Lane::Bulk, now), Ok(()));
-    assert!(enter(Lane::Interactive, now).is_err());
-    let shed = enter(Lane::Bulk, now + BULK_PAUSE - MS).expect_err("too soon");
+    let (mut pools, _entered) = pressed(Priority::Interactive, 1_000, now);
+    let mut enter = |priority, now| pools.enter(region(), &name(), &ask(0, priority, 1), now).map(drop);
+    assert_eq!(enter(Priority::Bulk, now), Ok(()));
+    assert!(enter(Priority::Interactive, now).is_err());
+    let shed = enter(Priority::Bulk, now + BULK_PAUSE - MS).expect_err("too soon");
     assert_eq!(shed.reason, Reason::LookupsFirst);
-    assert_eq!(enter(Lane::Bulk, now + BULK_PAUSE), Ok(()));
+    assert_eq!(enter(Priority::Bulk, now + BULK_PAUSE), Ok(()));
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn what_would_come_too_late_is_told_so_and_when_it_would_not() {
     let mut pools = Pools::default();
     pools.heard(region(), [(name(), waits(700, 700))], now);
     let mut check = |left_ms: u32, expected: Option<u32>| {
-        let ask = Ask { left: left_ms * MS, ..ask(0, Lane::Interactive, 1) };
+        let ask = Ask { left: left_ms * MS, ..ask(0, Priority::Interactive, 1) };
         let shed = pools.enter(region(), &name(), &ask, now).err();
         let shed = shed.inspect(|shed| assert_eq!((shed.reason, shed.wait), (Reason::TooLate, 700 * MS)));
         assert_eq!(shed.map(|shed| shed.retry_after), expected.map(|ms| ms * MS), "{left_ms}");
@@ -103,11 +103,11 @@ fn what_would_come_too_late_is_told_so_and_when_it_would_not() {
 #[test]
 fn the_wait_that_is_told_is_what_has_to_flow_off() {
     let now = some_instant();
-    let (mut pools, _entered) = pressed(Lane::Interactive, 1_000, now);
-    let shed = pools.enter(region(), &name(), &ask(0, Lane::Interactive, 1), now).expect_err("no room");
+    let (mut pools, _entered) = pressed(Priority::Interactive, 1_000, now);
+    let shed = pools.enter(region(), &name(), &ask(0, Priority::Interactive, 1), now).expect_err("no room");
     assert_eq!((shed.wait, shed.retry_after), (4_000 * MS, 3_000 * MS), "a second of it may stay");
     pools.heard(region(), [(name(), waits(3_600_000, 3_600_000))], now);
-    let patient = Ask { left: Duration::from_secs(7200), ..ask(0, Lane::Interactive, 1) };
+    let patient = Ask { left: Duration::from_secs(7200), ..ask(0, Priority::Interactive, 1) };
     let shed = pools.enter(region(), &name(), &patient, now).expect_err("no room");
     assert_eq!(shed.retry_after, Duration::from_secs(60), "nobody is told to wait for longer");
 }
@@ -115,13 +115,13 @@ fn the_wait_that_is_told_is_what_has_to_flow_off() {
 #[test]
 fn at_the_head_only_what_no_pool_would_take_is_turned_away() {
     let now = some_instant();
-    let (mut pools, _entered) = pressed(Lane::Interactive, 1_000, now);
+    let (mut pools, _entered) = pressed(Priority::Interactive, 1_000, now);
     let (here, other) = (name(), "other".parse::<DeploymentName>().unwrap());
-    let ask = ask(0, Lane::Interactive, 1);
+    let ask = ask(0, Priority::Interactive, 1);
     assert!(!pools.are_calm());
     assert_eq!(pools.at_the_head([(region(), &here), (region(), &other)], &ask, now), Ok(()));
     assert_eq!(pools.at_the_head([], &ask, now), Ok(()));
-    let bulk = Ask { lane: Lane::Bulk, ..ask };
+    let bulk = Ask { priority: Priority::Bulk, ..ask };
     assert_eq!(pools.at_the_head([(region(), &here)], &bulk, now), Ok(()), "nobody was shed yet");
     assert!(pools.at_the_head([(region(), &here)], &ask, now).is_err());
     assert!(pools.at_the_head([(region(), &here)], &bulk, now).is_err(), "and bulk with it");
@@ -179,9 +179,9 @@ proptest! {
                 }
                 Event::Leave(_) => {}
                 Event::Ask { tenant, bulk, tokens, left_ms } => {
-                    let lane = if bulk { Lane::Bulk } else { Lane::Interactive };
-                    let ask = Ask { left: left_ms * MS, ..ask(tenant, lane, tokens) };
-                    let holds = under_way.iter().any(|entered| entered.tenant == tenant && entered.lane == lane);
+                    let priority = if bulk { Priority::Bulk } else { Priority::Interactive };
+                    let ask = Ask { left: left_ms * MS, ..ask(tenant, priority, tokens) };
+                    let holds = under_way.iter().any(|entered| entered.tenant == tenant && entered.priority == priority);
                     match pools.enter(region(), &name(), &ask, now) {
                         Ok(entered) => {
                             let paused = lookup_shed.is_some_and(|shed| now < shed + BULK_PAUSE);
@@ -237,7 +237,8 @@ impl World {
     }
 
     fn sends(&mut self, tenant: usize, tokens: u64) -> bool {
-        let entered = self.pools.enter(region(), &name(), &ask(tenant, Lane::Interactive, tokens), self.now);
+        let entered =
+            self.pools.enter(region(), &name(), &ask(tenant, Priority::Interactive, tokens), self.now);
         entered.map(|entered| self.queue.push_back((entered, self.now))).is_ok()
     }
 
@@ -310,7 +311,7 @@ fn an_aggressor_without_a_limit_sheds_itself_and_not_its_neighbour() {
     // Five times what the replica can do.
     let (beside, shed, computed) = two_tenants(5 * SPEED / TOKENS, None);
     assert_eq!(shed, 0, "the neighbour is within its share");
-    // The queue of a lane that is shared may be 250 ms, and a tenth more is tried again and again.
+    // The queue of a priority that is shared may be 250 ms, and a tenth more is tried again and again.
     assert!(beside <= AROUND + 300 * MS, "{beside:?}");
     assert!(computed >= 120 * SPEED * 97 / 100, "{computed}: and the replica is kept busy");
 }

@@ -202,7 +202,7 @@ impl Edge {
         let region = spread.next(tokens, health, now)?;
         assert!(
             request.allowed.contains(region),
-            "a piece is sent only where its request is allowed (invariant 1, Lawful)"
+            "a piece is sent only where its request is allowed (invariant 1, Residency)"
         );
         Some(region)
     }

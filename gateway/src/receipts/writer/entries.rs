@@ -5,16 +5,16 @@ use crate::events::{Finished, Understood, began_ms};
 use crate::receipts::Received;
 use crate::receipts::batch::{Batch, arrival, micros};
 use crate::receipts::before::Sending;
-use gateway_core::lawful::Residency;
 use gateway_core::receipt::entry::Entry;
 use gateway_core::receipt::{AttemptKey, Essence};
+use gateway_core::residency::Residency;
 use gateway_core::trail::{Attempted, PolicyVersion};
 use gateway_core::words::Ended;
 use regions::set::RegionSet;
 
-/// Laws that a file remembers having written. A client may narrow its law in many ways; beyond this they are forgotten
+/// Policies that a file remembers having written. A client may narrow its policy in many ways; beyond this they are forgotten
 /// and written again.
-pub(super) const LAWS_MAX: usize = 1024;
+pub(super) const POLICIES_MAX: usize = 1024;
 
 impl Writer {
     /// A request of a gateway is over.
@@ -38,7 +38,7 @@ impl Writer {
                 continue;
             }
             let PolicyVersion { generation, residency, allowed } = policy.as_deref().unwrap_or(admitted);
-            let law = self.law(residency, allowed, batch);
+            let policy = self.policy(residency, allowed, batch);
             let tenant = self.pseudonyms.of(tenant.as_str());
             let at_ms = began_ms(attempt, *arrived, *at_ms);
             let told = receipt.filter(|(told, _)| told == key).map(|(_, id)| id);
@@ -60,7 +60,7 @@ impl Writer {
                 tenant: tenant.into(),
                 deployment: deployment.as_str().into(),
                 generation: generation.to_string().into(),
-                law,
+                policy,
                 tls: tls_ended_here.then(|| self.place.as_str().into()),
                 region: region.into(),
                 at_ms,
@@ -77,7 +77,7 @@ impl Writer {
         let Sending { number, request, attempt, tenant, deployment, policy, .. } = sending;
         let Sending { tls_ended_here, region, at_ms, cause, .. } = sending;
         let PolicyVersion { generation, residency, allowed } = &**policy;
-        let law = self.law(residency, allowed, batch);
+        let policy = self.policy(residency, allowed, batch);
         let tenant = self.pseudonyms.of(tenant.as_str());
         let region = self.regions[region.as_usize()].as_str();
         let key = AttemptKey { gateway: self.process, number: *number };
@@ -98,7 +98,7 @@ impl Writer {
             tenant: tenant.into(),
             deployment: deployment.as_str().into(),
             generation: generation.to_string().into(),
-            law,
+            policy,
             tls: tls_ended_here.then(|| self.place.as_str().into()),
             region: region.into(),
             at_ms: *at_ms,
@@ -117,23 +117,27 @@ impl Writer {
         }
     }
 
-    /// The number of a law in the current file, in which it is written out when it is new there.
-    fn law(&mut self, residency: &Residency, allowed: &RegionSet, batch: &mut Batch) -> u32 {
-        let same = |laws: &Vec<(Residency, u32)>| {
-            laws.iter().find(|(known, _)| known == residency).map(|(_, number)| *number)
+    /// The number of a policy in the current file, in which it is written out when it is new there.
+    fn policy(&mut self, residency: &Residency, allowed: &RegionSet, batch: &mut Batch) -> u32 {
+        let same = |policies: &Vec<(Residency, u32)>| {
+            policies.iter().find(|(known, _)| known == residency).map(|(_, number)| *number)
         };
-        if let Some(number) = self.laws.get(allowed).and_then(same) {
+        if let Some(number) = self.policies.get(allowed).and_then(same) {
             return number;
         }
-        if self.laws_known == LAWS_MAX {
-            self.forget_laws();
+        if self.policies_known == POLICIES_MAX {
+            self.forget_policies();
         }
-        let law = self.next_law;
-        self.next_law += 1;
-        self.laws_known += 1;
-        self.laws.entry(*allowed).or_default().push((residency.clone(), law));
+        let policy = self.next_policy;
+        self.next_policy += 1;
+        self.policies_known += 1;
+        self.policies.entry(*allowed).or_default().push((residency.clone(), policy));
         let allowed = allowed.iter().map(|region| self.regions[region.as_usize()].as_str().into());
-        batch.put(&Entry::Law { law, residency: residency.as_str().into(), allowed: allowed.collect() });
-        law
+        batch.put(&Entry::Policy {
+            policy,
+            residency: residency.as_str().into(),
+            allowed: allowed.collect(),
+        });
+        policy
     }
 }

@@ -2,7 +2,7 @@
 
 mod commits;
 
-use super::entries::LAWS_MAX;
+use super::entries::POLICIES_MAX;
 use super::*;
 use crate::events::{Finished, Understood};
 use crate::metrics::{Asked, Ending};
@@ -264,20 +264,20 @@ async fn a_queue_that_is_full_costs_receipts_and_not_time_and_says_so() {
 }
 
 #[test]
-fn a_law_is_written_once_in_a_file_and_again_when_too_many_were_forgotten() {
+fn a_policy_is_written_once_in_a_file_and_again_when_too_many_were_forgotten() {
     let scene = Scene::new(1 << 20);
     let mut writer = scene.open();
     for _ in 0..3 {
         writer.write(&mut vec![scene.told("a", 1, "eu"), scene.told("b", 1, "anywhere")]);
     }
-    let laws = |scene: &Scene| {
+    let policies = |scene: &Scene| {
         let text = fs::read_to_string(scene.files().pop().unwrap()).unwrap();
-        text.lines().filter(|line| line.contains("\"kind\":\"law\"")).count()
+        text.lines().filter(|line| line.contains("\"kind\":\"policy\"")).count()
     };
-    assert_eq!(laws(&scene), 2);
-    writer.laws_known = LAWS_MAX;
+    assert_eq!(policies(&scene), 2);
+    writer.policies_known = POLICIES_MAX;
     writer.write(&mut vec![scene.told("c", 1, "eu"), scene.told("d", 1, "de"), scene.told("e", 1, "eu")]);
-    assert_eq!(laws(&scene), 4, "the first was remembered until the second was new");
+    assert_eq!(policies(&scene), 4, "the first was remembered until the second was new");
     writer.close();
     scene.check(9, &[]);
 }

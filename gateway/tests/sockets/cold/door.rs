@@ -110,11 +110,11 @@ async fn lookups_go_before_bulk_and_the_hurried_before_the_patient() {
         ("bulk", "9000"),
         ("", "20000"),
     ];
-    for (number, (lane, timeout)) in order.into_iter().enumerate() {
+    for (number, (priority, timeout)) in order.into_iter().enumerate() {
         let (shared, body) = (region.clone(), body.clone());
         asking.spawn(async move {
             let mut headers = vec![("x-meridian-timeout-ms", timeout)];
-            headers.extend((!lane.is_empty()).then_some(("x-meridian-lane", lane)));
+            headers.extend((!priority.is_empty()).then_some(("x-meridian-priority", priority)));
             shared.ask(&number.to_string(), &headers, &body).await
         });
         region.until_held(number + 1).await;
@@ -242,7 +242,7 @@ async fn a_replica_that_comes_and_breaks_off_costs_those_who_waited_nothing_but_
     until("nobody is left", async || region.spoke().held_in_all() == (0, 0)).await;
 }
 
-/// Invariant 1 (Lawful): what waits is not yet at a replica, and the law that holds is the newest.
+/// Invariant 1 (Residency): what waits is not yet at a replica, and the residency policy that holds is the newest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_narrowed_while_a_request_waits_holds_for_it_too() {
     let region = Arc::new(Region::cold(NEAR, 5 * S).await);

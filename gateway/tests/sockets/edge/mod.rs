@@ -150,7 +150,7 @@ async fn every_path_of_a_replica_is_reached_by_the_name_of_a_deployment_in_the_b
     check("POST", "/v1/embeddings", nameless, Err((400, "'model' is missing"))).await;
     check("POST", "/", nameless, Err((404, "POST /v1/rerank"))).await;
     assert_eq!(scene.requests(), [5, 0, 0]);
-    // The law is that of the deployment in the path.
+    // The residency policy is that of the deployment in the path.
     check("POST", "/deployments/locked/embed", named, Ok("/embed")).await;
     assert_eq!(scene.requests(), [5, 1, 0]);
 }
@@ -233,7 +233,7 @@ async fn no_fault_of_one_region_is_seen_by_a_client_over_tls_and_http_2() {
     }
 }
 
-/// Invariant 1, Lawful: no failure of the only allowed region sends a byte to another.
+/// Invariant 1, Residency: no failure of the only allowed region sends a byte to another.
 async fn check_locked(front: Front, hop: Hop, fault: Fault) {
     let mut served = Served::well(front, hop, "locked", WELL_TAKES, ENOUGH).await;
     let seen = served.meets(fault, EUROPE, "locked", &[("x-meridian-timeout-ms", "4000")]).await;
@@ -344,11 +344,11 @@ async fn a_region_is_waited_for_as_long_as_its_queue_takes_and_no_longer() {
     region.has_waiting(600).await;
     region.script.send_replace(Takes(Duration::from_millis(400)));
     for _ in 0..3 {
-        assert_eq!(answered(&scene, &[("x-meridian-lane", "bulk")]).await, from(AMERICA, 1));
+        assert_eq!(answered(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
     }
     assert_eq!(circuit(&scene, AMERICA).await, "closed");
     region.script.send_replace(Waits);
-    assert_eq!(answered(&scene, &[("x-meridian-lane", "bulk")]).await, from(EUROPE, 2));
+    assert_eq!(answered(&scene, &[("x-meridian-priority", "bulk")]).await, from(EUROPE, 2));
 }
 
 #[tokio::test]
@@ -362,7 +362,7 @@ async fn a_region_that_was_never_quicker_is_not_late() {
     assert_eq!(scene.requests(), [3, 0, 0]);
 }
 
-/// Invariant 1, Lawful: neither lateness nor a race sends a byte of a locked request to another region.
+/// Invariant 1, Residency: neither lateness nor a race sends a byte of a locked request to another region.
 #[tokio::test]
 async fn a_locked_request_waits_for_its_only_region_however_late_it_is() {
     let scene = Scene::with(WELL).await;
@@ -387,7 +387,7 @@ async fn somebody_who_waits_is_raced_and_a_backfill_is_not() {
     // Slower than nearly all, and not late.
     let region = &scene.regions[AMERICA];
     region.script.send_replace(Takes(Duration::from_millis(60)));
-    assert_eq!(answered(&scene, &[("x-meridian-lane", "bulk")]).await, from(AMERICA, 1));
+    assert_eq!(answered(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
     assert!(!*region.given_up.borrow());
     assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(EUROPE, 2));
     region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
@@ -424,7 +424,7 @@ async fn an_answer_that_has_begun_is_never_begun_again() {
     }
 }
 
-/// Invariant 1, Lawful: no failure of the only allowed region sends a byte to another.
+/// Invariant 1, Residency: no failure of the only allowed region sends a byte to another.
 #[tokio::test]
 async fn no_answer_that_breaks_off_widens_where_a_locked_request_may_go() {
     for europe in [HangsUp, BreaksOffInTheHead, BreaksOffInASmallBody] {
@@ -468,7 +468,7 @@ async fn a_deadline_is_an_answer_too() {
     assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
 }
 
-/// The scripted hub's law is the one that the tests speak of.
+/// The scripted hub's policy is the one that the tests speak of.
 #[test]
 fn the_lock_of_the_scene_permits_europe_alone() {
     let catalogue = regions::catalogue::Catalogue::builtin();

@@ -47,7 +47,7 @@ fn contains(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
-/// Invariant 1 (Lawful), broken on purpose: whoever routes the network, or the hub, leads an address of Europe to America.
+/// Invariant 1 (Residency), broken on purpose: whoever routes the network, or the hub, leads an address of Europe to America.
 #[tokio::test]
 async fn a_region_that_answers_under_the_address_of_another_gets_not_a_byte() {
     for http2 in [false, true] {

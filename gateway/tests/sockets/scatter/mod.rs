@@ -232,7 +232,7 @@ async fn the_limit_of_inputs_holds_at_it_and_one_past_it() {
     assert_eq!(scene.requests(), before, "nobody was asked");
 }
 
-/// Invariant 1, Lawful: no piece leaves the allowed set, however much room there is elsewhere and whoever dies.
+/// Invariant 1, Residency: no piece leaves the allowed set, however much room there is elsewhere and whoever dies.
 #[tokio::test]
 async fn no_piece_goes_where_its_request_may_not() {
     let scene = Scene::healthy().await;

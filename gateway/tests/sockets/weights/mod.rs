@@ -47,7 +47,7 @@ async fn what_a_plan_sends_away_of_a_backfill_and_lookups_is_the_backfill() {
     edge.until_planned("1.1", 2).await;
     let both = async || {
         let lookup = edge.asks("m", &[]).await;
-        let bulk = edge.asks("m", &[("x-meridian-lane", "bulk")]).await;
+        let bulk = edge.asks("m", &[("x-meridian-priority", "bulk")]).await;
         [lookup, bulk]
     };
     // Until there is an average of both.
@@ -67,9 +67,9 @@ async fn what_a_plan_sends_away_of_a_backfill_and_lookups_is_the_backfill() {
     assert!(lookups <= 30 && bulk >= 170, "{lookups} lookups and {bulk} of the backfill of 200 each");
 }
 
-/// Invariant 1, Lawful: whatever a plan says.
+/// Invariant 1, Residency: whatever a plan says.
 #[tokio::test]
-async fn a_weight_sends_nothing_where_the_law_forbids_it_or_where_nobody_answers() {
+async fn a_weight_sends_nothing_where_the_policy_forbids_it_or_where_nobody_answers() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 1000)]), row("m-us", json!("us"), &[(FAR, 1000)])]));

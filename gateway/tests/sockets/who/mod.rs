@@ -25,12 +25,12 @@ limits = { requests_per_second = 2, inputs_per_second = 3, tokens_per_minute = 1
 [[tenant]]
 name = 'backfill'
 key_env = 'BACKFILL'
-lanes = ['bulk']
+priorities = ['bulk']
 
 [[tenant]]
 name = 'lookups'
 key_env = 'LOOKUPS'
-lanes = ['interactive']
+priorities = ['interactive']
 ";
 
 #[tokio::test]
@@ -100,22 +100,24 @@ async fn more_inputs_than_may_ever_pass_at_once_are_refused_with_the_number_that
 }
 
 #[tokio::test]
-async fn the_lane_that_the_tenant_may_use_is_the_one_that_the_region_is_told() {
+async fn the_priority_that_the_tenant_may_use_is_the_one_that_the_region_is_told() {
     let scene = Scene::start(TENANTS).await;
-    let check =
-        async |key: &str, asked: Option<&str>, inputs: usize, expected: Result<(&str, &str), &str>| {
-            let body = json!({"model": "m", "input": vec!["x"; inputs]}).to_string();
-            let headers: Vec<_> = asked.map(|lane| ("x-meridian-lane", lane)).into_iter().collect();
-            let answer = scene.post(key, &headers, body).await;
-            let told = header(&answer, "x-meridian-lane").to_owned();
-            let seen = match answer.status().as_u16() {
-                200 => Ok((scene.region.lane(), told)),
-                _ => Err(header(&answer, "x-meridian-error").to_owned()),
-            };
-            let seen =
-                seen.as_ref().map(|(lane, told)| (lane.as_str(), told.as_str())).map_err(String::as_str);
-            assert_eq!(seen, expected, "{key} asks for {asked:?} with {inputs}");
+    let check = async |key: &str,
+                       asked: Option<&str>,
+                       inputs: usize,
+                       expected: Result<(&str, &str), &str>| {
+        let body = json!({"model": "m", "input": vec!["x"; inputs]}).to_string();
+        let headers: Vec<_> = asked.map(|priority| ("x-meridian-priority", priority)).into_iter().collect();
+        let answer = scene.post(key, &headers, body).await;
+        let told = header(&answer, "x-meridian-priority").to_owned();
+        let seen = match answer.status().as_u16() {
+            200 => Ok((scene.region.priority(), told)),
+            _ => Err(header(&answer, "x-meridian-error").to_owned()),
         };
+        let seen =
+            seen.as_ref().map(|(priority, told)| (priority.as_str(), told.as_str())).map_err(String::as_str);
+        assert_eq!(seen, expected, "{key} asks for {asked:?} with {inputs}");
+    };
     check("BOTH", Some("interactive"), 101, Ok(("interactive", ""))).await;
     check("BOTH", Some("bulk"), 1, Ok(("bulk", ""))).await;
     check("BOTH", None, 100, Ok(("interactive", ""))).await;
@@ -123,7 +125,7 @@ async fn the_lane_that_the_tenant_may_use_is_the_one_that_the_region_is_told() {
     check("BACKFILL", Some("interactive"), 1, Ok(("bulk", "bulk"))).await;
     check("BACKFILL", None, 1, Ok(("bulk", ""))).await;
     check("LOOKUPS", None, 101, Ok(("interactive", ""))).await;
-    check("LOOKUPS", Some("bulk"), 1, Err("lane_not_permitted")).await;
+    check("LOOKUPS", Some("bulk"), 1, Err("priority_not_permitted")).await;
     check("BOTH", Some("fast"), 1, Err("invalid_header")).await;
 }
 
@@ -161,7 +163,9 @@ async fn the_bearer_of_a_token_is_whoever_its_issuer_says_and_nobody_else() {
         let challenge = header(&answer, "www-authenticate").to_owned();
         let text = answer.text().await.unwrap();
         match expected {
-            Ok(lane) => assert_eq!((status, scene.region.lane()), (200, lane.to_owned()), "{text}"),
+            Ok(priority) => {
+                assert_eq!((status, scene.region.priority()), (200, priority.to_owned()), "{text}")
+            }
             Err(word) => {
                 assert_eq!((status, code.as_str()), (401, "invalid_token"), "{text}");
                 assert!(challenge.contains("invalid_token") && text.contains(word), "{word} in {text}");
@@ -237,7 +241,7 @@ async fn when_there_is_too_much_for_all_whoever_has_more_than_its_share_is_refus
             async move { scene.post("AGGRESSOR", &[], of_tokens(SPEED / 10)).await.status().as_u16() },
         );
     }
-    let interactive = "x-meridian-lane: interactive\r\n";
+    let interactive = "x-meridian-priority: interactive\r\n";
     // The reports tell of it, and the aggressor, alone as yet, is told that there is no room.
     let refused = loop {
         let before = scene.region.waiting();
@@ -255,7 +259,7 @@ async fn when_there_is_too_much_for_all_whoever_has_more_than_its_share_is_refus
         refused.1.split("retry-after-ms: ").nth(1).unwrap().split('\r').next().unwrap().parse().unwrap();
     assert!((2_900..=3_300).contains(&wait_ms), "{wait_ms}: of four seconds one may stay");
     // Bulk is refused together with the lookup.
-    let bulk = scene.head_only("NEIGHBOUR", "x-meridian-lane: bulk\r\n", 100).await;
+    let bulk = scene.head_only("NEIGHBOUR", "x-meridian-priority: bulk\r\n", 100).await;
     assert!(bulk.0 == 503 && bulk.1.contains("no room for bulk"), "{bulk:?}");
     // The neighbour is let in, and from then on the aggressor is told whose fault it is.
     let neighbour = scene.clone();

@@ -29,7 +29,7 @@ const AROUND: Duration = Duration::from_millis(20);
 /// The region.
 pub(crate) struct Region {
     requests: AtomicU64,
-    lane: Mutex<String>,
+    priority: Mutex<String>,
     /// Tokens a second.
     speed: u64,
     queues: Mutex<Queues>,
@@ -54,7 +54,7 @@ impl Region {
     fn new(speed: u64) -> Region {
         Region {
             requests: AtomicU64::new(0),
-            lane: Mutex::default(),
+            priority: Mutex::default(),
             speed,
             queues: Mutex::default(),
             work: Notify::new(),
@@ -67,9 +67,9 @@ impl Region {
         self.requests.load(Ordering::SeqCst)
     }
 
-    /// The lane of the last one.
-    pub(crate) fn lane(&self) -> String {
-        self.lane.lock().unwrap().clone()
+    /// The priority of the last one.
+    pub(crate) fn priority(&self) -> String {
+        self.priority.lock().unwrap().clone()
     }
 
     /// Tokens that wait.
@@ -115,13 +115,13 @@ async fn exchange(State(region): State<Arc<Region>>, body: Bytes) -> impl IntoRe
 
 async fn compute(State(region): State<Arc<Region>>, headers: HeaderMap, body: Bytes) -> impl IntoResponse {
     region.requests.fetch_add(1, Ordering::SeqCst);
-    let lane = headers.get("x-meridian-lane").map_or("", |lane| lane.to_str().unwrap());
-    *region.lane.lock().unwrap() = lane.to_owned();
+    let priority = headers.get("x-meridian-priority").map_or("", |priority| priority.to_str().unwrap());
+    *region.priority.lock().unwrap() = priority.to_owned();
     let tokens = gateway_core::body::read(&body).unwrap().tokens;
     let (done, computed) = oneshot::channel();
     {
         let mut queues = region.queues.lock().unwrap();
-        let queue = if lane == "bulk" { &mut queues.bulk } else { &mut queues.lookups };
+        let queue = if priority == "bulk" { &mut queues.bulk } else { &mut queues.lookups };
         queue.push_back((tokens, done));
     }
     region.work.notify_one();

@@ -62,9 +62,9 @@ impl From<&Report> for ReportV2 {
             goodput_per_s: report.goodput_per_s().unwrap_or_default(),
             holds: report.holds(),
         });
-        let mut lanes: BTreeMap<String, BTreeMap<String, GroupV2>> = BTreeMap::new();
-        for ((served, lane), group) in record.lanes() {
-            lanes.entry(lane.to_string()).or_default().insert(served.to_string(), group.into());
+        let mut priorities: BTreeMap<String, BTreeMap<String, GroupV2>> = BTreeMap::new();
+        for ((served, priority), group) in record.priorities() {
+            priorities.entry(priority.to_string()).or_default().insert(served.to_string(), group.into());
         }
         ReportV2 {
             version: 2,
@@ -85,7 +85,7 @@ impl From<&Report> for ReportV2 {
                 .collect(),
             total: (&record.total()).into(),
             regions: by_name(&record.regions()),
-            lanes,
+            priorities,
             tasks: tasks.iter().zip(record.tasks()).map(TaskV2::from).collect(),
             stages: tasks.iter().zip(record.tasks()).next().map(stages).unwrap_or_default(),
             seconds: seconds(&record.seconds()),
@@ -109,7 +109,7 @@ impl From<(&Task, &TaskRecord)> for TaskV2 {
         TaskV2 {
             name: name.clone(),
             workload: workload.kind.to_string(),
-            lane: workload.kind.lane().to_string(),
+            priority: workload.kind.priority().to_string(),
             pacing: kind,
             rate: profile.map(ToString::to_string),
             rate_per_s: profile.map(|profile| profile.mean_per_second()),
@@ -242,12 +242,12 @@ mod tests {
         assert_eq!(value["seconds"], seconds);
         let task = &value["tasks"][0];
         assert_eq!(
-            (&task["name"], &task["lane"], &task["pacing"]),
+            (&task["name"], &task["priority"], &task["pacing"]),
             (&json!("lookups"), &json!("interactive"), &json!("open"))
         );
         assert_eq!((&task["rate"], &task["requests"]), (&json!("100 for 1s, 150 for 1s"), &json!(250)));
         assert_eq!(task["seconds"], seconds);
-        assert_eq!(value["lanes"]["interactive"]["gcp/europe-west4"]["ok"], 100);
+        assert_eq!(value["priorities"]["interactive"]["gcp/europe-west4"]["ok"], 100);
         let stage = &task["stages"][1];
         assert_eq!((&stage["start_ms"], &stage["duration_ms"]), (&json!(1000.0), &json!(1000.0)));
         assert_eq!((&stage["rate_from_per_s"], &stage["rate_to_per_s"]), (&json!(150.0), &json!(150.0)));

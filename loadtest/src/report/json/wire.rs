@@ -21,7 +21,7 @@ pub(super) struct ReportV2 {
     pub(super) marks: Vec<MarkV2>,
     pub(super) total: GroupV2,
     pub(super) regions: BTreeMap<String, GroupV2>,
-    pub(super) lanes: BTreeMap<String, BTreeMap<String, GroupV2>>,
+    pub(super) priorities: BTreeMap<String, BTreeMap<String, GroupV2>>,
     pub(super) tasks: Vec<TaskV2>,
     /// Of the first task, which is the only one of most runs.
     pub(super) stages: Vec<StageV2>,
@@ -49,7 +49,7 @@ pub(super) struct MarkV2 {
 pub(super) struct TaskV2 {
     pub(super) name: String,
     pub(super) workload: String,
-    pub(super) lane: String,
+    pub(super) priority: String,
     /// `open`, `closed` or `replayed`.
     pub(super) pacing: &'static str,
     /// Of an open loop as it was asked for, and its mean over the run.

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use super::queue::Pressing;
 use super::{Backlog, BatchPlanner, Input, Item, RequestId};
 use crate::cost::BatchCost;
-use crate::lane::Lane;
+use crate::priority::Priority;
 
 /// Requests that are looked at in vain for one batch: enough to find a short input among long ones, few enough to cost
 /// nothing beside the batch.
 const PASSED_OVER: usize = 32;
 /// How much longer than everything that waits is thought to take a deadline may lie away and still press: the speed is
-/// an estimate, and the other lane wants some of it.
+/// an estimate, and the other priority wants some of it.
 const CAUTION: u32 = 2;
 
 /// A batch in the making.
@@ -46,21 +46,21 @@ impl<T: Input> Filling<T> {
 }
 
 impl<T: Input> BatchPlanner<T> {
-    /// Takes a batch of at most `budget` tokens out of a lane that is not empty.
-    pub(super) fn fill(&mut self, lane: Lane, budget: u64, now: Instant) -> Vec<Item<T>> {
+    /// Takes a batch of at most `budget` tokens out of a priority that is not empty.
+    pub(super) fn fill(&mut self, priority: Priority, budget: u64, now: Instant) -> Vec<Item<T>> {
         let mut filling = Filling { items: Vec::new(), class: None, room: budget, passes: PASSED_OVER };
-        self.fill_pressing(&mut filling, lane, now);
+        self.fill_pressing(&mut filling, priority, now);
         let mut last = None;
         while !filling.is_over()
-            && let Some(turn) = self.queues.of(lane).next_turn(last)
+            && let Some(turn) = self.queues.of(priority).next_turn(last)
         {
             last = Some(turn);
-            self.take(&mut filling, lane, turn.1, now);
+            self.take(&mut filling, priority, turn.1, now);
         }
         filling.items
     }
 
-    fn fill_pressing(&mut self, filling: &mut Filling<T>, lane: Lane, now: Instant) {
+    fn fill_pressing(&mut self, filling: &mut Filling<T>, priority: Priority, now: Instant) {
         let rate = self.rate;
         // Without a speed every deadline may be near.
         let horizon = rate
@@ -72,10 +72,10 @@ impl<T: Input> BatchPlanner<T> {
         };
         let mut last = None;
         while !filling.is_over()
-            && let Some((due, pressing)) = self.queues.of(lane).next_pressing(last, now, horizon, makes)
+            && let Some((due, pressing)) = self.queues.of(priority).next_pressing(last, now, horizon, makes)
         {
             last = Some(due);
-            while self.take(filling, lane, due.1, now) {
+            while self.take(filling, priority, due.1, now) {
                 match pressing {
                     Pressing::Deadline => filling.end_by(due.0, self.cost.cost(), now),
                     Pressing::Patience => break,
@@ -85,14 +85,21 @@ impl<T: Input> BatchPlanner<T> {
     }
 
     /// Takes the next input of `request`, if it is of the batch's class and fits, and says whether it did.
-    fn take(&mut self, filling: &mut Filling<T>, lane: Lane, request: RequestId, now: Instant) -> bool {
+    fn take(
+        &mut self,
+        filling: &mut Filling<T>,
+        priority: Priority,
+        request: RequestId,
+        now: Instant,
+    ) -> bool {
         let jobs = &self.jobs;
-        let Some((id, class)) = self.queues.of_mut(lane).front(request, |job| jobs.waiting(job).is_some())
+        let Some((id, class)) =
+            self.queues.of_mut(priority).front(request, |job| jobs.waiting(job).is_some())
         else {
             return false;
         };
         let job = self.jobs.get(id).expect("a job that waits");
-        let (input, tokens, job_lane) = (Arc::clone(&job.input), job.input.tokens(), job.lane());
+        let (input, tokens, job_priority) = (Arc::clone(&job.input), job.input.tokens(), job.priority());
         let fits = tokens <= filling.room || filling.items.is_empty();
         if filling.class.is_some_and(|batch| batch != class) || !fits {
             filling.passes -= 1;
@@ -100,8 +107,8 @@ impl<T: Input> BatchPlanner<T> {
         }
         let owners: Vec<RequestId> = job.owners.iter().map(|owner| owner.request).collect();
         self.jobs.begin(id);
-        self.loads.of_mut(job_lane).queued.sub(tokens, 1);
-        self.queues.of_mut(lane).had_turn(request, now);
+        self.loads.of_mut(job_priority).queued.sub(tokens, 1);
+        self.queues.of_mut(priority).had_turn(request, now);
         for owner in owners {
             self.begun(owner, tokens);
         }
@@ -113,11 +120,11 @@ impl<T: Input> BatchPlanner<T> {
 
     /// An input of `request` was begun.
     fn begun(&mut self, request: RequestId, tokens: u64) {
-        let Some(lane) = self.requests.get(&request).map(|request| request.lane) else { return };
-        let queue = self.queues.of_mut(lane);
+        let Some(priority) = self.requests.get(&request).map(|request| request.priority) else { return };
+        let queue = self.queues.of_mut(priority);
         let before = queue.len();
         queue.begun(request, tokens);
-        let load = self.loads.of_mut(lane);
+        let load = self.loads.of_mut(priority);
         load.asked.sub(tokens, 1);
         load.requests -= (before - queue.len()) as u64;
     }

@@ -4,13 +4,13 @@
 //! owner of its job: equal inputs are computed once. A job leaves when it is done, or when its last owner goes away
 //! before it was begun; so what one owner does (cancel, expire) never costs another his row.
 //!
-//! A job is on the lane of its most urgent owner.
+//! A job is on the priority of its most urgent owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Input, RequestId};
-use crate::lane::{Lane, PerLane};
+use crate::priority::{PerPriority, Priority};
 
 /// Names a job within one planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,15 +29,15 @@ pub struct Owner {
 pub(super) struct Job<T> {
     pub(super) input: Arc<T>,
     pub(super) owners: BTreeSet<Owner>,
-    /// How many of the owners are on which lane.
-    lanes: PerLane<usize>,
+    /// How many of the owners are on which priority.
+    priorities: PerPriority<usize>,
     pub(super) running: bool,
 }
 
 impl<T> Job<T> {
     /// That of the most urgent owner.
-    pub(super) fn lane(&self) -> Lane {
-        if self.lanes.interactive > 0 { Lane::Interactive } else { Lane::Bulk }
+    pub(super) fn priority(&self) -> Priority {
+        if self.priorities.interactive > 0 { Priority::Interactive } else { Priority::Bulk }
     }
 }
 
@@ -45,8 +45,8 @@ impl<T> Job<T> {
 pub(super) enum Joined {
     /// There is a new job for it.
     New,
-    /// It is part of a job that waits; on which lane that was before.
-    Waiting(Lane),
+    /// It is part of a job that waits; on which priority that was before.
+    Waiting(Priority),
     /// It is part of a job that is being computed.
     Running,
 }
@@ -63,30 +63,30 @@ impl<T: Input> Jobs<T> {
         Jobs { jobs: BTreeMap::new(), by_input: BTreeMap::new(), last_id: 0 }
     }
 
-    /// One more owner on `lane`, of a job that is there or is made.
-    pub(super) fn join(&mut self, input: T, owner: Owner, lane: Lane) -> (JobId, Joined) {
+    /// One more owner on `priority`, of a job that is there or is made.
+    pub(super) fn join(&mut self, input: T, owner: Owner, priority: Priority) -> (JobId, Joined) {
         let (id, joined) = match self.by_input.get(&input) {
             Some(id) => {
                 let job = &self.jobs[id];
-                (*id, if job.running { Joined::Running } else { Joined::Waiting(job.lane()) })
+                (*id, if job.running { Joined::Running } else { Joined::Waiting(job.priority()) })
             }
             None => {
                 self.last_id += 1;
                 let (id, input) = (JobId(self.last_id), Arc::new(input));
                 self.by_input.insert(Arc::clone(&input), id);
-                let (owners, lanes) = (BTreeSet::new(), PerLane::default());
-                self.jobs.insert(id, Job { input, owners, lanes, running: false });
+                let (owners, priorities) = (BTreeSet::new(), PerPriority::default());
+                self.jobs.insert(id, Job { input, owners, priorities, running: false });
                 (id, Joined::New)
             }
         };
         let job = self.jobs.get_mut(&id).expect("a job that was found or made");
         job.owners.insert(owner);
-        *job.lanes.of_mut(lane) += 1;
+        *job.priorities.of_mut(priority) += 1;
         (id, joined)
     }
 
-    /// Takes all inputs of `request`, which is on `lane`, from a job that waits; the job itself, if nobody else wants it.
-    pub(super) fn leave(&mut self, id: JobId, request: RequestId, lane: Lane) -> Option<Job<T>> {
+    /// Takes all inputs of `request`, which is on `priority`, from a job that waits; the job itself, if nobody else wants it.
+    pub(super) fn leave(&mut self, id: JobId, request: RequestId, priority: Priority) -> Option<Job<T>> {
         let job = self.jobs.get_mut(&id)?;
         assert!(!job.running, "who leaves a job that runs is forgotten when it is done");
         let before = job.owners.len();
@@ -95,7 +95,7 @@ impl<T: Input> Jobs<T> {
             job.owners.remove(&owner);
         }
         let left = before - job.owners.len();
-        *job.lanes.of_mut(lane) -= left;
+        *job.priorities.of_mut(priority) -= left;
         if job.owners.is_empty() { self.remove(id) } else { None }
     }
 

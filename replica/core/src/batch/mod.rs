@@ -1,12 +1,12 @@
 //! Whose tokens are computed next, and whom nobody waits for any more.
 //!
-//! The model: a *request* is a list of inputs on one lane, with at most one deadline. Each input is a *job*, which equal
+//! The model: a *request* is a list of inputs on one priority, with at most one deadline. Each input is a *job*, which equal
 //! inputs share ([`jobs`](self::JobId)). Batches are ragged: their cost is the sum of their tokens, and there is no
 //! padding to save by sorting. Four questions are answered apart, each in a file of its own:
 //!
-//! 1. `share` — which lane is next, and how long may its batch be?
+//! 1. `share` — which priority is next, and how long may its batch be?
 //! 2. [`crate::window`] — should it begin now, or does waiting for company pay?
-//! 3. `queue` — within the lane, whose input is next?
+//! 3. `queue` — within the priority, whose input is next?
 //! 4. `fill` — which of these make up the batch?
 //!
 //! Admission is by what was asked for, in tokens: [`BatchPlanner::push`] takes a request whole or refuses it with the
@@ -14,7 +14,7 @@
 //! interactive request that was refused would be refused again, no bulk is taken in.
 //!
 //! Named invariants. *One fate*: each input that was taken in comes out exactly once: computed, expired, or cancelled.
-//! *Bounded*: what waits never exceeds the queue, but for one request that came when its lane was empty. *Bands*: no
+//! *Bounded*: what waits never exceeds the queue, but for one request that came when its priority was empty. *Bands*: no
 //! interactive request is shed while bulk is admitted.
 
 mod fill;
@@ -32,19 +32,19 @@ pub use plan::{Batch, Finished, Item, Next, Plan};
 pub use settings::{BULK_SHARE_PERCENT, BatchSettings, INTERACTIVE_BATCH_TOKENS, WINDOW_MAX};
 
 use self::jobs::{Jobs, Joined};
-use self::queue::LaneQueue;
+use self::queue::FairQueue;
 use self::share::Share;
 use crate::cost::{BatchCost, CostModel};
-use crate::lane::{Lane, PerLane};
+use crate::priority::{PerPriority, Priority};
 use crate::rate::TokenRate;
 use crate::window::{Reason, Situation, Verdict, Window};
 
 /// Of the queue, how much bulk may fill: the rest is room for lookups, whatever is being backfilled.
 pub const BULK_QUEUE_PERCENT: u64 = 75;
-/// How long a request may go without a turn before its next input presses, by lane: for somebody who waits a second is
+/// How long a request may go without a turn before its next input presses, by priority: for somebody who waits a second is
 /// long; a backfill that moves every half minute is not starved.
-const PATIENCE: PerLane<Duration> =
-    PerLane { interactive: Duration::from_secs(1), bulk: Duration::from_secs(30) };
+const PATIENCE: PerPriority<Duration> =
+    PerPriority { interactive: Duration::from_secs(1), bulk: Duration::from_secs(30) };
 
 /// One input, as the planner sees it. Equal inputs are the same work.
 pub trait Input: Ord {
@@ -72,11 +72,11 @@ pub struct Admitted {
 /// The queue has no room for this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFull {
-    /// Its lane.
-    pub lane: Lane,
+    /// Its priority.
+    pub priority: Priority,
     /// Tokens that wait or are being computed.
     pub pending_tokens: u64,
-    /// The limit for this lane.
+    /// The limit for this priority.
     pub max_queue_tokens: u64,
     /// After this there should be room, at the measured speed; `None` while no speed is known.
     pub wait: Option<Duration>,
@@ -103,12 +103,12 @@ impl Backlog {
     }
 }
 
-/// What one lane holds.
+/// What one priority holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneLoad {
+pub struct PriorityLoad {
     /// Requests with inputs that wait.
     pub requests: u64,
-    /// The work that waits, each job once, on the lane of its most urgent owner.
+    /// The work that waits, each job once, on the priority of its most urgent owner.
     pub queued: Backlog,
     /// What was asked for and waits, equal inputs as often as they were asked for.
     pub asked: Backlog,
@@ -116,7 +116,7 @@ pub struct LaneLoad {
 
 /// A request that has not got all its rows.
 struct Request {
-    lane: Lane,
+    priority: Priority,
     /// Inputs without a row.
     left: usize,
 }
@@ -126,8 +126,8 @@ pub struct BatchPlanner<T: Input> {
     max_queue_tokens: u64,
     requests: BTreeMap<RequestId, Request>,
     jobs: Jobs<T>,
-    queues: PerLane<LaneQueue<T::Class>>,
-    loads: PerLane<LaneLoad>,
+    queues: PerPriority<FairQueue<T::Class>>,
+    loads: PerPriority<PriorityLoad>,
     running: Backlog,
     last_id: u64,
     /// The tokens of an interactive request that was refused, until there is room for as many.
@@ -145,11 +145,11 @@ impl<T: Input> BatchPlanner<T> {
             max_queue_tokens,
             requests: BTreeMap::new(),
             jobs: Jobs::new(),
-            queues: PerLane {
-                interactive: LaneQueue::new(PATIENCE.interactive),
-                bulk: LaneQueue::new(PATIENCE.bulk),
+            queues: PerPriority {
+                interactive: FairQueue::new(PATIENCE.interactive),
+                bulk: FairQueue::new(PATIENCE.bulk),
             },
-            loads: PerLane::default(),
+            loads: PerPriority::default(),
             running: Backlog::default(),
             last_id: 0,
             shed: None,
@@ -162,31 +162,31 @@ impl<T: Input> BatchPlanner<T> {
 
     /// Takes in a request, all of it or nothing.
     ///
-    /// A request that is larger than its lane's part of the queue is taken when its lane is empty; otherwise it could
+    /// A request that is larger than its priority's part of the queue is taken when its priority is empty; otherwise it could
     /// never be served.
     pub fn push(
         &mut self,
-        lane: Lane,
+        priority: Priority,
         inputs: Vec<T>,
         deadline: Option<Instant>,
         now: Instant,
     ) -> Result<Admitted, QueueFull> {
         let tokens: u64 = inputs.iter().map(Input::tokens).sum();
-        self.admit(lane, tokens)?;
+        self.admit(priority, tokens)?;
         self.last_id += 1;
         let request = RequestId(self.last_id);
         let Some(class) = inputs.first().map(Input::class) else {
             return Ok(Admitted { request, joined: 0 });
         };
         self.window.arrived(now);
-        self.share.arrived(lane, now);
-        self.requests.insert(request, Request { lane, left: inputs.len() });
+        self.share.arrived(priority, now);
+        self.requests.insert(request, Request { priority, left: inputs.len() });
         let (mut waits, mut left, mut joined) = (VecDeque::new(), Backlog::default(), 0);
         for (index, input) in inputs.into_iter().enumerate() {
             let tokens = input.tokens();
-            let (job, how) = self.jobs.join(input, Owner { request, index }, lane);
+            let (job, how) = self.jobs.join(input, Owner { request, index }, priority);
             match how {
-                Joined::New => self.loads.of_mut(lane).queued.add(tokens, 1),
+                Joined::New => self.loads.of_mut(priority).queued.add(tokens, 1),
                 Joined::Waiting(before) => {
                     joined += 1;
                     self.moved(job, before);
@@ -200,50 +200,50 @@ impl<T: Input> BatchPlanner<T> {
             left.add(tokens, 1);
         }
         if left.inputs > 0 {
-            let load = self.loads.of_mut(lane);
+            let load = self.loads.of_mut(priority);
             load.asked.add(left.tokens, left.inputs);
             load.requests += 1;
-            self.queues.of_mut(lane).push(request, class, deadline, (waits, left), now);
+            self.queues.of_mut(priority).push(request, class, deadline, (waits, left), now);
         }
         Ok(Admitted { request, joined })
     }
 
-    /// Whether there is room for so many tokens on this lane.
-    fn admit(&mut self, lane: Lane, tokens: u64) -> Result<(), QueueFull> {
+    /// Whether there is room for so many tokens on this priority.
+    fn admit(&mut self, priority: Priority, tokens: u64) -> Result<(), QueueFull> {
         let asked = self.loads.interactive.asked.tokens + self.loads.bulk.asked.tokens;
         let excess = |tokens: u64, limit: u64| (asked + tokens).saturating_sub(limit);
         self.shed = self.shed.filter(|shed| excess(*shed, self.max_queue_tokens) > 0);
-        let (limit, excess) = match lane {
-            Lane::Interactive => (self.max_queue_tokens, excess(tokens, self.max_queue_tokens)),
-            Lane::Bulk => {
+        let (limit, excess) = match priority {
+            Priority::Interactive => (self.max_queue_tokens, excess(tokens, self.max_queue_tokens)),
+            Priority::Bulk => {
                 let limit = percent(self.max_queue_tokens, BULK_QUEUE_PERCENT);
                 let shed = self.shed.map_or(0, |shed| excess(shed, self.max_queue_tokens));
                 (limit, excess(tokens, limit).max(shed))
             }
         };
-        let shedding = lane == Lane::Bulk && self.shed.is_some();
-        let alone = self.queues.of(lane).is_empty() && !shedding;
+        let shedding = priority == Priority::Bulk && self.shed.is_some();
+        let alone = self.queues.of(priority).is_empty() && !shedding;
         if excess == 0 || alone {
             return Ok(());
         }
-        if lane == Lane::Interactive {
+        if priority == Priority::Interactive {
             self.shed = Some(self.shed.map_or(tokens, |shed| shed.min(tokens)));
         }
         let pending_tokens = self.backlog().tokens;
         let wait = self.rate.time_for(excess.min(pending_tokens));
-        Err(QueueFull { lane, pending_tokens, max_queue_tokens: limit, wait })
+        Err(QueueFull { priority, pending_tokens, max_queue_tokens: limit, wait })
     }
 
     /// Nobody waits for `request` any more; how many of its inputs will not be computed for it.
     pub fn cancel(&mut self, request: RequestId) -> u64 {
-        let Some(Request { lane, .. }) = self.requests.remove(&request) else { return 0 };
-        let Some(waiting) = self.queues.of_mut(lane).remove(request) else { return 0 };
-        let load = self.loads.of_mut(lane);
+        let Some(Request { priority, .. }) = self.requests.remove(&request) else { return 0 };
+        let Some(waiting) = self.queues.of_mut(priority).remove(request) else { return 0 };
+        let load = self.loads.of_mut(priority);
         load.requests -= 1;
         load.asked.sub(waiting.left.tokens, waiting.left.inputs);
         for job in waiting.jobs() {
-            let Some(before) = self.jobs.waiting(job).map(jobs::Job::lane) else { continue };
-            match self.jobs.leave(job, request, lane) {
+            let Some(before) = self.jobs.waiting(job).map(jobs::Job::priority) else { continue };
+            match self.jobs.leave(job, request, priority) {
                 Some(abandoned) => self.loads.of_mut(before).queued.sub(abandoned.input.tokens(), 1),
                 None => self.moved(job, before),
             }
@@ -255,22 +255,24 @@ impl<T: Input> BatchPlanner<T> {
     pub fn next(&mut self, now: Instant) -> Plan<T> {
         let expired = self.expire(now);
         let budget = self.share.budget(self.cost.cost(), now);
-        let waits =
-            PerLane { interactive: !self.queues.interactive.is_empty(), bulk: !self.queues.bulk.is_empty() };
-        let queued = PerLane {
+        let waits = PerPriority {
+            interactive: !self.queues.interactive.is_empty(),
+            bulk: !self.queues.bulk.is_empty(),
+        };
+        let queued = PerPriority {
             interactive: self.loads.interactive.queued.tokens,
             bulk: self.loads.bulk.queued.tokens,
         };
-        let Some(lane) = self.share.choose(waits, queued, budget) else {
+        let Some(priority) = self.share.choose(waits, queued, budget) else {
             self.window.close();
             return Plan { next: Next::Idle, expired };
         };
         let opened = self.window.opened();
-        let verdict = if *waits.of(lane.other()) {
+        let verdict = if *waits.of(priority.other()) {
             self.window.close();
-            Verdict::Now(Reason::OtherLane)
+            Verdict::Now(Reason::OtherPriority)
         } else {
-            let situation = self.situation(lane, budget, now);
+            let situation = self.situation(priority, budget, now);
             self.window.ask(situation)
         };
         let reason = match verdict {
@@ -278,8 +280,8 @@ impl<T: Input> BatchPlanner<T> {
             Verdict::Wait(until) => return Plan { next: Next::Wait(until), expired },
         };
         let waited = opened.map_or(Duration::ZERO, |opened| now.saturating_duration_since(opened));
-        let batch = Batch { items: self.begin(lane, budget, now), lane, reason, waited };
-        self.share.served(lane, batch.size().tokens, !self.queues.bulk.is_empty());
+        let batch = Batch { items: self.begin(priority, budget, now), priority, reason, waited };
+        self.share.served(priority, batch.size().tokens, !self.queues.bulk.is_empty());
         Plan { next: Next::Compute(batch), expired }
     }
 
@@ -289,19 +291,23 @@ impl<T: Input> BatchPlanner<T> {
         let expired = self.expire(now);
         let interactive = !self.queues.interactive.is_empty();
         // What is at hand is the bulk that waits: its turn comes when lookups have had theirs.
-        let queued = PerLane { interactive: self.loads.interactive.queued.tokens, bulk: self.running.tokens };
-        if self.share.choose(PerLane { interactive, bulk: true }, queued, queued.bulk) == Some(Lane::Bulk) {
+        let queued =
+            PerPriority { interactive: self.loads.interactive.queued.tokens, bulk: self.running.tokens };
+        if self.share.choose(PerPriority { interactive, bulk: true }, queued, queued.bulk)
+            == Some(Priority::Bulk)
+        {
             return Plan { next: Next::Idle, expired };
         }
-        let items = self.begin(Lane::Interactive, self.budget(now), now);
-        let batch = Batch { items, lane: Lane::Interactive, reason: Reason::Between, waited: Duration::ZERO };
-        self.share.served(Lane::Interactive, batch.size().tokens, true);
+        let items = self.begin(Priority::Interactive, self.budget(now), now);
+        let batch =
+            Batch { items, priority: Priority::Interactive, reason: Reason::Between, waited: Duration::ZERO };
+        self.share.served(Priority::Interactive, batch.size().tokens, true);
         Plan { next: Next::Compute(batch), expired }
     }
 
-    /// Takes a batch out of a lane that is not empty.
-    fn begin(&mut self, lane: Lane, budget: u64, now: Instant) -> Vec<Item<T>> {
-        let items = self.fill(lane, budget, now);
+    /// Takes a batch out of a priority that is not empty.
+    fn begin(&mut self, priority: Priority, budget: u64, now: Instant) -> Vec<Item<T>> {
+        let items = self.fill(priority, budget, now);
         let (tokens, inputs) = (items.iter().map(|item| item.tokens).sum(), items.len() as u64);
         assert!(inputs > 0, "something waits and nothing was taken");
         assert!(tokens <= budget || inputs == 1, "over budget");
@@ -354,15 +360,15 @@ impl<T: Input> BatchPlanner<T> {
     /// What waits and what is being computed, each job once.
     pub fn backlog(&self) -> Backlog {
         let mut backlog = self.running;
-        for lane in Lane::ALL {
-            let queued = self.loads.of(lane).queued;
+        for priority in Priority::ALL {
+            let queued = self.loads.of(priority).queued;
             backlog.add(queued.tokens, queued.inputs);
         }
         backlog
     }
 
-    /// What each lane holds.
-    pub fn loads(&self) -> PerLane<LaneLoad> {
+    /// What each priority holds.
+    pub fn loads(&self) -> PerPriority<PriorityLoad> {
         self.loads
     }
 
@@ -381,10 +387,10 @@ impl<T: Input> BatchPlanner<T> {
         self.rate.tokens_per_second()
     }
 
-    fn situation(&mut self, lane: Lane, budget: u64, now: Instant) -> Situation {
-        let queued = self.loads.of(lane).queued;
+    fn situation(&mut self, priority: Priority, budget: u64, now: Instant) -> Situation {
+        let queued = self.loads.of(priority).queued;
         let cost = self.cost.cost();
-        let latest_start = self.queues.of(lane).first_deadline().map(|(deadline, _)| {
+        let latest_start = self.queues.of(priority).first_deadline().map(|(deadline, _)| {
             let takes = cost.map_or(Duration::ZERO, |cost| cost.time(queued.tokens.min(budget)));
             deadline.checked_sub(takes).unwrap_or(now)
         });
@@ -402,8 +408,8 @@ impl<T: Input> BatchPlanner<T> {
 
     fn expire(&mut self, now: Instant) -> Vec<(RequestId, u64)> {
         let mut expired = Vec::new();
-        for lane in Lane::ALL {
-            while let Some((deadline, request)) = self.queues.of(lane).first_deadline()
+        for priority in Priority::ALL {
+            while let Some((deadline, request)) = self.queues.of(priority).first_deadline()
                 && deadline <= now
             {
                 expired.push((request, self.cancel(request)));
@@ -412,13 +418,13 @@ impl<T: Input> BatchPlanner<T> {
         expired
     }
 
-    /// The owners of a job that waits have changed, and with them perhaps its lane.
-    fn moved(&mut self, job: JobId, before: Lane) {
+    /// The owners of a job that waits have changed, and with them perhaps its priority.
+    fn moved(&mut self, job: JobId, before: Priority) {
         let Some(job) = self.jobs.waiting(job) else { return };
-        if job.lane() != before {
+        if job.priority() != before {
             let tokens = job.input.tokens();
             self.loads.of_mut(before).queued.sub(tokens, 1);
-            self.loads.of_mut(job.lane()).queued.add(tokens, 1);
+            self.loads.of_mut(job.priority()).queued.add(tokens, 1);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Backlog, JobId, Owner, RequestId};
-use crate::lane::Lane;
+use crate::priority::Priority;
 use crate::window::Reason;
 
 /// One job of a batch.
@@ -24,8 +24,8 @@ pub struct Item<T> {
 pub struct Batch<T> {
     /// At least one, all of one class.
     pub items: Vec<Item<T>>,
-    /// The lane from which they are.
-    pub lane: Lane,
+    /// The priority from which they are.
+    pub priority: Priority,
     /// Why nobody else was waited for.
     pub reason: Reason,
     /// How long company was waited for.

@@ -1,4 +1,4 @@
-//! Who is next within one lane: deadlines where they decide, rounds where they do not.
+//! Who is next within one priority: deadlines where they decide, rounds where they do not.
 //!
 //! **Rounds.** In each round every waiting request gives one input. Requests stand in the order of their *turns*: how many
 //! they have had, then their age. Whoever is passed over (its input does not fit into what is left of the batch, or wants
@@ -11,7 +11,7 @@
 //! request that cannot make its deadline even if the engine did nothing else is not pressing; to press on with it would
 //! only make others late as well.
 //!
-//! **Patience.** A request that has had no turn for its lane's patience has its next input pressing, as of the moment at
+//! **Patience.** A request that has had no turn for its priority's patience has its next input pressing, as of the moment at
 //! which its patience ended. So a stream of pressing newcomers overtakes nobody for ever, and a large request without a
 //! deadline still cannot press with more than one input per patience.
 
@@ -47,8 +47,8 @@ pub(super) enum Pressing {
     Patience,
 }
 
-/// The requests of one lane.
-pub(super) struct LaneQueue<C> {
+/// The requests of one priority.
+pub(super) struct FairQueue<C> {
     patience: Duration,
     waiting: BTreeMap<RequestId, Waiting<C>>,
     turns: BTreeSet<Turn>,
@@ -56,9 +56,9 @@ pub(super) struct LaneQueue<C> {
     patience_ends: BTreeSet<Due>,
 }
 
-impl<C: Copy> LaneQueue<C> {
-    pub(super) fn new(patience: Duration) -> LaneQueue<C> {
-        LaneQueue {
+impl<C: Copy> FairQueue<C> {
+    pub(super) fn new(patience: Duration) -> FairQueue<C> {
+        FairQueue {
             patience,
             waiting: BTreeMap::new(),
             turns: BTreeSet::new(),

@@ -1,9 +1,9 @@
-//! Which lane the next batch is from, and how long it may be.
+//! Which priority the next batch is from, and how long it may be.
 //!
-//! Interactive goes before bulk. A batch is of one lane only: bulk that rode along in the batch of a lookup would make the
+//! Interactive goes before bulk. A batch is of one priority only: bulk that rode along in the batch of a lookup would make the
 //! lookup as slow as itself.
 //!
-//! **Bulk's share.** While both lanes wait, each interactive batch earns bulk a credit, such that spending all of it gives
+//! **Bulk's share.** While both priorities wait, each interactive batch earns bulk a credit, such that spending all of it gives
 //! bulk its share of the tokens; when the credit pays for bulk's next batch, that one is next. Whatever bulk is served
 //! besides, while no lookup waits, is charged to the credit too. So a replica with few lookups never makes one wait
 //! for bulk's sake, and one that is overrun by them still works off its backfills.
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::BatchSettings;
 use crate::cost::BatchCost;
-use crate::lane::{Lane, PerLane};
+use crate::priority::{PerPriority, Priority};
 
 /// After the last lookup batches stay short for this long. Somebody who reads results asks again within seconds; and short
 /// batches cost so little that remembering too long is the smaller mistake.
@@ -39,7 +39,7 @@ const SHORT_TIME: Duration = Duration::from_millis(100);
 /// Below this it is not cut at all, for a fixed part of zero is an error of measurement.
 const LEAST_TOKENS: u64 = 32;
 
-/// Whose turn it is among the lanes.
+/// Whose turn it is among the priorities.
 #[derive(Debug)]
 pub(super) struct Share {
     settings: BatchSettings,
@@ -53,7 +53,7 @@ impl Share {
         Share { settings, credit: 0, last_lookup: None }
     }
 
-    /// At least one, and at most 99: a lane without any share would starve.
+    /// At least one, and at most 99: a priority without any share would starve.
     fn bulk_percent(&self) -> u64 {
         u64::from(self.settings.bulk_share_percent).clamp(1, 99)
     }
@@ -63,33 +63,38 @@ impl Share {
     }
 
     /// A request came in.
-    pub(super) fn arrived(&mut self, lane: Lane, now: Instant) {
-        if lane == Lane::Interactive {
+    pub(super) fn arrived(&mut self, priority: Priority, now: Instant) {
+        if priority == Priority::Interactive {
             self.last_lookup = Some(now);
         }
     }
 
-    /// The lane of the next batch, of at most `budget` tokens; `queued` are the tokens that wait.
-    pub(super) fn choose(&self, waits: PerLane<bool>, queued: PerLane<u64>, budget: u64) -> Option<Lane> {
+    /// The priority of the next batch, of at most `budget` tokens; `queued` are the tokens that wait.
+    pub(super) fn choose(
+        &self,
+        waits: PerPriority<bool>,
+        queued: PerPriority<u64>,
+        budget: u64,
+    ) -> Option<Priority> {
         let due = || self.credit >= queued.bulk.min(budget) * self.interactive_percent();
         match (waits.interactive, waits.bulk) {
-            (true, true) => Some(if due() { Lane::Bulk } else { Lane::Interactive }),
-            (true, false) => Some(Lane::Interactive),
-            (false, true) => Some(Lane::Bulk),
+            (true, true) => Some(if due() { Priority::Bulk } else { Priority::Interactive }),
+            (true, false) => Some(Priority::Interactive),
+            (false, true) => Some(Priority::Bulk),
             (false, false) => None,
         }
     }
 
-    /// A batch was taken from `lane`; `bulk_waits` besides it.
-    pub(super) fn served(&mut self, lane: Lane, tokens: u64, bulk_waits: bool) {
-        match lane {
-            Lane::Interactive if bulk_waits => {
+    /// A batch was taken from `priority`; `bulk_waits` besides it.
+    pub(super) fn served(&mut self, priority: Priority, tokens: u64, bulk_waits: bool) {
+        match priority {
+            Priority::Interactive if bulk_waits => {
                 // No more than one full batch's worth: the share is one of now, not of all times.
                 let most = self.settings.batch_tokens.max(tokens) * self.interactive_percent();
                 self.credit = (self.credit + tokens * self.bulk_percent()).min(most);
             }
-            Lane::Interactive => self.credit = 0,
-            Lane::Bulk => self.credit = self.credit.saturating_sub(tokens * self.interactive_percent()),
+            Priority::Interactive => self.credit = 0,
+            Priority::Bulk => self.credit = self.credit.saturating_sub(tokens * self.interactive_percent()),
         }
     }
 
@@ -125,7 +130,7 @@ mod tests {
     #[track_caller]
     fn check(fixed: f64, per_token: f64, tokens: u64) {
         let (mut share, now) = (Share::new(SETTINGS), origin());
-        share.arrived(Lane::Interactive, now);
+        share.arrived(Priority::Interactive, now);
         let budget = share.budget(Some(BatchCost { fixed, per_token }), now);
         assert!(budget.abs_diff(tokens) <= 1, "{budget} instead of {tokens}, but for rounding");
     }
@@ -146,9 +151,9 @@ mod tests {
         let (mut share, now) = (Share::new(SETTINGS), origin());
         let cost = Some(BatchCost { fixed: 2e-3, per_token: 1e-4 });
         assert_eq!(share.budget(cost, now), 4096);
-        share.arrived(Lane::Bulk, now);
+        share.arrived(Priority::Bulk, now);
         assert_eq!(share.budget(cost, now), 4096);
-        share.arrived(Lane::Interactive, now);
+        share.arrived(Priority::Interactive, now);
         assert_eq!(share.budget(None, now), 1024, "before anything is learnt");
         let almost = now + MEMORY - Duration::from_millis(1);
         assert_eq!((share.budget(cost, almost), share.budget(cost, now + MEMORY)), (647, 4096));
@@ -156,22 +161,22 @@ mod tests {
 
     #[test]
     fn bulk_is_due_when_its_credit_pays_for_its_next_batch_and_not_after_it_has_had_its_own() {
-        let both = PerLane { interactive: true, bulk: true };
-        let queued = PerLane { interactive: 1000, bulk: 1000 };
+        let both = PerPriority { interactive: true, bulk: true };
+        let queued = PerPriority { interactive: 1000, bulk: 1000 };
         let mut share = Share::new(SETTINGS);
         for _ in 0..3 {
-            assert_eq!(share.choose(both, queued, 100), Some(Lane::Interactive));
-            share.served(Lane::Interactive, 100, true);
+            assert_eq!(share.choose(both, queued, 100), Some(Priority::Interactive));
+            share.served(Priority::Interactive, 100, true);
         }
-        assert_eq!(share.choose(both, queued, 100), Some(Lane::Bulk), "100 of 400 are a quarter");
-        share.served(Lane::Bulk, 100, true);
-        assert_eq!(share.choose(both, queued, 100), Some(Lane::Interactive));
-        share.served(Lane::Interactive, 200, true);
-        share.served(Lane::Bulk, 4000, true);
-        share.served(Lane::Interactive, 200, true);
+        assert_eq!(share.choose(both, queued, 100), Some(Priority::Bulk), "100 of 400 are a quarter");
+        share.served(Priority::Bulk, 100, true);
+        assert_eq!(share.choose(both, queued, 100), Some(Priority::Interactive));
+        share.served(Priority::Interactive, 200, true);
+        share.served(Priority::Bulk, 4000, true);
+        share.served(Priority::Interactive, 200, true);
         assert_eq!(
             share.choose(both, queued, 100),
-            Some(Lane::Interactive),
+            Some(Priority::Interactive),
             "what it had without asking counts"
         );
     }

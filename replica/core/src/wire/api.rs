@@ -258,7 +258,7 @@ pub const REQUEST_HEADERS: &[Header] = &[
         "The request's identifier: 1 to 128 printable ASCII characters. Without it one is made.",
     ),
     (headers::TIMEOUT_MS, "How long the client waits, in milliseconds from 1 to 600000."),
-    (headers::LANE, "`interactive` or `bulk`; without it the number of inputs decides."),
+    (headers::PRIORITY, "`interactive` or `bulk`; without it the number of inputs decides."),
     (
         headers::RESIDENCY,
         "Narrows the regions that may see the request, as `eu` or `eu,us`; it never widens them.",
@@ -283,7 +283,7 @@ pub const RESPONSE_HEADERS: &[Header] = &[
     ),
     (headers::ERROR, "The error's code (docs/errors.md)."),
     (headers::TOKENS, "Tokens that were computed."),
-    (headers::LANE, "The lane that the request had, where it asked for another."),
+    (headers::PRIORITY, "The priority that the request had, where it asked for another."),
     (headers::HELD_MS, "For how long the request was held because no replica was ready."),
     (headers::COLD_START_MS, "How long the replica took to be ready."),
     (headers::RECEIPT, "The receipt of a request to a deployment with a residency."),

@@ -125,8 +125,8 @@ error_codes! {
     MethodNotAllowed = "method_not_allowed", 405, Caller, Nothing;
     /// The residency rules of the deployment and of the request together permit no region at all.
     RegionNotPermitted = "region_not_permitted", 403, Policy, Nothing;
-    /// The tenant may not use the lane that the request asks for.
-    LaneNotPermitted = "lane_not_permitted", 403, Policy, Nothing;
+    /// The tenant may not use the priority that the request asks for.
+    PriorityNotPermitted = "priority_not_permitted", 403, Policy, Nothing;
     /// A region was asked to see a request that it is not allowed to see, and refused.
     NotResidentHere = "not_resident_here", 403, Policy, Elsewhere;
     /// Every region that is allowed to see the request is out of reach; the others were not asked.
@@ -334,7 +334,7 @@ impl ErrorCode {
                 (TeiErrorType::Validation, self.status())
             }
             InvalidHeader | BodyTimeout | InvalidApiKey | InvalidToken | ModelNotFound | NotFound
-            | MethodNotAllowed | RegionNotPermitted | LaneNotPermitted | NotResidentHere => {
+            | MethodNotAllowed | RegionNotPermitted | PriorityNotPermitted | NotResidentHere => {
                 (TeiErrorType::Validation, self.status())
             }
             NoCapacityInAllowedRegions

@@ -4,12 +4,12 @@
 pub const REQUEST_ID: &str = "x-request-id";
 /// In: how long the client is willing to wait, in milliseconds. Between processes: what is left of it.
 pub const TIMEOUT_MS: &str = "x-meridian-timeout-ms";
-/// In: `interactive` or `bulk`; without it the number of inputs decides. Between processes: the lane that the edge has
+/// In: `interactive` or `bulk`; without it the number of inputs decides. Between processes: the priority that the edge has
 /// decided on. Out: the same, where it is not the one that was asked for.
-pub const LANE: &str = "x-meridian-lane";
+pub const PRIORITY: &str = "x-meridian-priority";
 /// In: narrows where the request may go. Between processes: the whole policy that the request travels under.
 pub const RESIDENCY: &str = "x-meridian-residency";
-/// In, from trusted peers only: `lat,lon` of the client; used for choosing, never for law.
+/// In, from trusted peers only: `lat,lon` of the client; used for choosing, never for policy.
 pub const CLIENT_GEO: &str = "x-meridian-client-geo";
 /// In: the API key, in the place of `authorization: Bearer`.
 pub const API_KEY: &str = "api-key";

@@ -185,7 +185,7 @@ pub struct BatchV1 {
     pub batch_tokens: u64,
     /// Tokens of a batch while there are.
     pub interactive_batch_tokens: u64,
-    /// The part of the tokens that bulk has while both lanes wait.
+    /// The part of the tokens that bulk has while both priorities wait.
     pub bulk_share_percent: u8,
     /// The longest wait for company, in milliseconds.
     pub window_max_ms: f64,

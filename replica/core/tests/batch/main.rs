@@ -15,7 +15,7 @@ pub(crate) fn origin() -> Instant {
     Instant::now()
 }
 
-/// Batches of a hundred tokens, on either lane.
+/// Batches of a hundred tokens, on either priority.
 pub(crate) fn settings() -> BatchSettings {
     BatchSettings {
         batch_tokens: 100,

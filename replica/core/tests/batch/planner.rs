@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use replica_core::batch::{Backlog, Batch, BatchPlanner, BatchSettings, Finished, Next, Plan, RequestId};
-use replica_core::lane::Lane;
+use replica_core::priority::Priority;
 use replica_core::window::Reason;
 
 use crate::{Text, origin, settings};
@@ -18,7 +18,7 @@ const BULK_QUEUE: u64 = 750;
 #[derive(Clone, Debug)]
 enum Step {
     /// A request comes: inputs by what they say (equal ones are equal), with so many milliseconds to live.
-    Push(Lane, u8, Vec<u64>, Option<u64>),
+    Push(Priority, u8, Vec<u64>, Option<u64>),
     /// The caller of one of the requests goes away.
     Cancel(prop::sample::Index),
     /// So many milliseconds pass, then the engine asks for work; it has at most one more batch under way.
@@ -29,16 +29,16 @@ enum Step {
     Finish,
 }
 
-fn lane() -> impl Strategy<Value = Lane> {
-    prop_oneof![Just(Lane::Interactive), Just(Lane::Bulk)]
+fn priority() -> impl Strategy<Value = Priority> {
+    prop_oneof![Just(Priority::Interactive), Just(Priority::Bulk)]
 }
 
 fn step() -> impl Strategy<Value = Step> {
     // A text of the number n has n tokens, so of a hundred and fifty texts many are equal.
     let texts = prop::collection::vec(1u64..150, 1..12);
     prop_oneof![
-        3 => (lane(), 0u8..2, texts, prop::option::of(0u64..40))
-            .prop_map(|(lane, class, texts, life)| Step::Push(lane, class, texts, life)),
+        3 => (priority(), 0u8..2, texts, prop::option::of(0u64..40))
+            .prop_map(|(priority, class, texts, life)| Step::Push(priority, class, texts, life)),
         1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
         3 => (0u64..10).prop_map(Step::Next),
         2 => Just(Step::Between),
@@ -94,7 +94,7 @@ impl World {
 
     fn apply(&mut self, step: Step) {
         match step {
-            Step::Push(lane, class, texts, life) => self.push(lane, class, texts, life),
+            Step::Push(priority, class, texts, life) => self.push(priority, class, texts, life),
             Step::Cancel(which) => {
                 let waits = |pushed: &&Pushed| pushed.fates.iter().any(Option::is_none);
                 let waiting: Vec<RequestId> =
@@ -112,7 +112,7 @@ impl World {
                 }
             }
             Step::Between => {
-                if self.running.last().is_some_and(|batch| batch.lane == Lane::Bulk) {
+                if self.running.last().is_some_and(|batch| batch.priority == Priority::Bulk) {
                     self.between();
                 }
             }
@@ -153,27 +153,27 @@ impl World {
         }
     }
 
-    fn push(&mut self, lane: Lane, class: u8, texts: Vec<u64>, life: Option<u64>) {
+    fn push(&mut self, priority: Priority, class: u8, texts: Vec<u64>, life: Option<u64>) {
         let loads = self.planner.loads();
         let asked = loads.interactive.asked.tokens + loads.bulk.asked.tokens;
         let tokens: u64 = texts.iter().sum();
         let deadline = life.map(|millis| self.now + Duration::from_millis(millis));
         let inputs = texts.iter().map(|text| Text::new(*text, *text).of_class(class)).collect();
-        match self.planner.push(lane, inputs, deadline, self.now) {
+        match self.planner.push(priority, inputs, deadline, self.now) {
             Ok(admitted) => {
                 let fates = vec![None; texts.len()];
                 let pushed = Pushed { class, deadline, texts, fates };
                 assert!(self.requests.insert(admitted.request, pushed).is_none(), "an id twice");
             }
             Err(full) => {
-                assert_eq!(full.lane, lane);
-                let limit = if lane == Lane::Bulk { BULK_QUEUE } else { QUEUE };
+                assert_eq!(full.priority, priority);
+                let limit = if priority == Priority::Bulk { BULK_QUEUE } else { QUEUE };
                 assert_eq!(full.max_queue_tokens, limit);
                 assert!(
-                    loads.of(lane).requests > 0 || lane == Lane::Bulk,
-                    "refused though its lane is empty"
+                    loads.of(priority).requests > 0 || priority == Priority::Bulk,
+                    "refused though its priority is empty"
                 );
-                assert!(asked + tokens > limit || lane == Lane::Bulk, "refused though there is room");
+                assert!(asked + tokens > limit || priority == Priority::Bulk, "refused though there is room");
             }
         }
     }
@@ -197,7 +197,7 @@ impl World {
             Next::Idle => {}
             Next::Wait(_) => panic!("nobody is waited for while a batch is at hand"),
             Next::Compute(batch) => {
-                assert_eq!(batch.lane, Lane::Interactive, "bulk does not go before bulk");
+                assert_eq!(batch.priority, Priority::Interactive, "bulk does not go before bulk");
                 self.begin(batch);
             }
         }
@@ -280,7 +280,7 @@ proptest! {
     }
 
     #[test]
-    fn what_waits_is_bounded_but_for_one_request_per_lane(steps in prop::collection::vec(step(), 1..80)) {
+    fn what_waits_is_bounded_but_for_one_request_per_priority(steps in prop::collection::vec(step(), 1..80)) {
         let mut world = World::new();
         let largest = 12 * 150;
         for step in steps {
@@ -297,12 +297,12 @@ proptest! {
         for step in steps {
             world.apply(step);
             // Not equal to anything that waits, or they would share its work.
-            let mut ask = |lane: Lane, tokens: u64| {
-                let pushed = world.planner.push(lane, vec![Text::new(1_000_000, tokens)], None, world.now);
+            let mut ask = |priority: Priority, tokens: u64| {
+                let pushed = world.planner.push(priority, vec![Text::new(1_000_000, tokens)], None, world.now);
                 pushed.map(|admitted| world.planner.cancel(admitted.request)).is_ok()
             };
-            if !ask(Lane::Interactive, 300) {
-                prop_assert!(!ask(Lane::Bulk, 300) && !ask(Lane::Bulk, 1), "bulk is admitted where a lookup is shed");
+            if !ask(Priority::Interactive, 300) {
+                prop_assert!(!ask(Priority::Bulk, 300) && !ask(Priority::Bulk, 1), "bulk is admitted where a lookup is shed");
             }
         }
     }
@@ -336,17 +336,21 @@ fn a_lookup_that_was_shed_keeps_bulk_out_until_there_is_room_for_it() {
         planner.finished(&batch, Duration::from_millis(10), now);
         planner.backlog().tokens
     };
-    planner.push(Lane::Bulk, texts(0..70), None, now).expect("700 of 750");
-    planner.push(Lane::Interactive, texts(100..122), None, now).expect("920 of 1000");
-    let full = planner.push(Lane::Interactive, texts(200..230), None, now).expect_err("1220");
-    assert_eq!((full.lane, full.max_queue_tokens, full.pending_tokens), (Lane::Interactive, QUEUE, 920));
+    planner.push(Priority::Bulk, texts(0..70), None, now).expect("700 of 750");
+    planner.push(Priority::Interactive, texts(100..122), None, now).expect("920 of 1000");
+    let full = planner.push(Priority::Interactive, texts(200..230), None, now).expect_err("1220");
+    assert_eq!(
+        (full.priority, full.max_queue_tokens, full.pending_tokens),
+        (Priority::Interactive, QUEUE, 920)
+    );
     assert_eq!((one_batch(&mut planner), one_batch(&mut planner)), (820, 720));
-    let full =
-        planner.push(Lane::Bulk, texts(400..401), None, now).expect_err("the lookup would be refused again");
+    let full = planner
+        .push(Priority::Bulk, texts(400..401), None, now)
+        .expect_err("the lookup would be refused again");
     assert_eq!(full.wait, Some(Duration::from_millis(2)), "20 tokens too many at 10 000 a second");
     assert_eq!(one_batch(&mut planner), 700);
-    planner.push(Lane::Bulk, texts(400..401), None, now).expect("the lookup would fit now");
-    planner.push(Lane::Interactive, texts(200..229), None, now).expect("exactly full");
+    planner.push(Priority::Bulk, texts(400..401), None, now).expect("the lookup would fit now");
+    planner.push(Priority::Interactive, texts(200..229), None, now).expect("exactly full");
 }
 
 /// A quarter of the tokens is bulk's: after three hundred of lookups its batch of a hundred goes on, and is not interrupted
@@ -354,39 +358,39 @@ fn a_lookup_that_was_shed_keeps_bulk_out_until_there_is_room_for_it() {
 #[test]
 fn lookups_go_between_the_steps_of_bulk_until_it_is_owed_its_share() {
     let (mut planner, now) = (planner(QUEUE), origin());
-    planner.push(Lane::Bulk, texts(0..30), None, now).expect("room");
+    planner.push(Priority::Bulk, texts(0..30), None, now).expect("room");
     let bulk = compute(&mut planner, now);
-    assert_eq!((bulk.lane, bulk.size().tokens), (Lane::Bulk, 100));
+    assert_eq!((bulk.priority, bulk.size().tokens), (Priority::Bulk, 100));
     assert_eq!(planner.between(now).next, Next::Idle, "nobody looks anything up");
-    planner.push(Lane::Interactive, texts(100..160), None, now).expect("room");
+    planner.push(Priority::Interactive, texts(100..160), None, now).expect("room");
     for _ in 0..3 {
         let Next::Compute(lookups) = planner.between(now).next else { panic!("lookups wait") };
         assert_eq!(
-            (lookups.lane, lookups.reason, lookups.size().tokens),
-            (Lane::Interactive, Reason::Between, 100)
+            (lookups.priority, lookups.reason, lookups.size().tokens),
+            (Priority::Interactive, Reason::Between, 100)
         );
         planner.finished(&lookups, Duration::from_millis(10), now);
     }
     assert_eq!(planner.between(now).next, Next::Idle, "the batch at hand goes on");
     planner.finished(&bulk, Duration::from_millis(10), now);
-    assert_eq!(compute(&mut planner, now).lane, Lane::Bulk, "and is the one that was owed");
+    assert_eq!(compute(&mut planner, now).priority, Priority::Bulk, "and is the one that was owed");
 }
 
 #[test]
 fn bulk_leaves_room_for_lookups() {
     let (mut planner, now) = (planner(QUEUE), origin());
-    planner.push(Lane::Bulk, texts(0..75), None, now).expect("exactly three quarters");
-    let full = planner.push(Lane::Bulk, texts(100..101), None, now).expect_err("one past it");
-    assert_eq!((full.lane, full.max_queue_tokens), (Lane::Bulk, BULK_QUEUE));
-    planner.push(Lane::Interactive, texts(200..225), None, now).expect("exactly full");
-    planner.push(Lane::Interactive, texts(300..301), None, now).expect_err("one past it");
+    planner.push(Priority::Bulk, texts(0..75), None, now).expect("exactly three quarters");
+    let full = planner.push(Priority::Bulk, texts(100..101), None, now).expect_err("one past it");
+    assert_eq!((full.priority, full.max_queue_tokens), (Priority::Bulk, BULK_QUEUE));
+    planner.push(Priority::Interactive, texts(200..225), None, now).expect("exactly full");
+    planner.push(Priority::Interactive, texts(300..301), None, now).expect_err("one past it");
 }
 
 #[test]
 fn a_full_queue_says_after_which_time_there_is_room() {
     let (mut planner, now) = (planner(QUEUE), origin());
-    planner.push(Lane::Interactive, texts(0..100), None, now).expect("exactly full");
-    let full = planner.push(Lane::Interactive, texts(100..110), None, now).expect_err("ten past it");
+    planner.push(Priority::Interactive, texts(0..100), None, now).expect("exactly full");
+    let full = planner.push(Priority::Interactive, texts(100..110), None, now).expect_err("ten past it");
     assert_eq!(
         (full.pending_tokens, full.max_queue_tokens, full.wait),
         (QUEUE, QUEUE, None),
@@ -395,17 +399,17 @@ fn a_full_queue_says_after_which_time_there_is_room() {
     let batch = compute(&mut planner, now);
     planner.finished(&batch, Duration::from_millis(200), now); // 500 tokens/s
     let full =
-        planner.push(Lane::Interactive, texts(100..135), None, now).expect_err("900 wait and 350 come");
+        planner.push(Priority::Interactive, texts(100..135), None, now).expect_err("900 wait and 350 come");
     assert_eq!(full.wait, Some(Duration::from_millis(500)), "250 tokens too many");
-    planner.push(Lane::Interactive, texts(100..110), None, now).expect("at the limit");
+    planner.push(Priority::Interactive, texts(100..110), None, now).expect("at the limit");
 }
 
 #[test]
-fn a_request_larger_than_its_queue_is_taken_when_its_lane_is_empty() {
-    for lane in Lane::ALL {
+fn a_request_larger_than_its_queue_is_taken_when_its_priority_is_empty() {
+    for priority in Priority::ALL {
         let (mut planner, now) = (planner(QUEUE), origin());
-        planner.push(lane, texts(0..600), None, now).expect("alone");
-        planner.push(lane, texts(1000..1001), None, now).expect_err("not alone");
+        planner.push(priority, texts(0..600), None, now).expect("alone");
+        planner.push(priority, texts(1000..1001), None, now).expect_err("not alone");
     }
 }
 
@@ -413,14 +417,14 @@ fn a_request_larger_than_its_queue_is_taken_when_its_lane_is_empty() {
 fn equal_texts_are_computed_once_whoever_asks_for_them() {
     let (mut planner, now) = (planner(QUEUE), origin());
     let first =
-        planner.push(Lane::Bulk, vec![Text::new(1, 10), Text::new(2, 10), Text::new(1, 10)], None, now);
+        planner.push(Priority::Bulk, vec![Text::new(1, 10), Text::new(2, 10), Text::new(1, 10)], None, now);
     let first = first.expect("room");
     assert_eq!(first.joined, 1, "within the request");
-    let second = planner.push(Lane::Interactive, vec![Text::new(2, 10)], None, now).expect("room");
+    let second = planner.push(Priority::Interactive, vec![Text::new(2, 10)], None, now).expect("room");
     assert_eq!(second.joined, 1, "with another request");
     let batch = compute(&mut planner, now);
-    assert_eq!(numbers(&batch), [2], "on the lane of the more urgent one");
-    let third = planner.push(Lane::Interactive, vec![Text::new(2, 10)], None, now).expect("room");
+    assert_eq!(numbers(&batch), [2], "on the priority of the more urgent one");
+    let third = planner.push(Priority::Interactive, vec![Text::new(2, 10)], None, now).expect("room");
     assert_eq!(third.joined, 1, "with what is being computed");
     let done = planner.finished(&batch, Duration::from_millis(1), now);
     let owners: Vec<_> = done.owners[0].iter().map(|owner| (owner.request, owner.index)).collect();
@@ -430,27 +434,27 @@ fn equal_texts_are_computed_once_whoever_asks_for_them() {
     let done = planner.finished(&batch, Duration::from_millis(1), now);
     assert_eq!(done.owners[0].len(), 2, "both places of the first request");
     assert!(done.complete.contains(&first.request));
-    let again = planner.push(Lane::Bulk, vec![Text::new(1, 10)], None, now).expect("room");
+    let again = planner.push(Priority::Bulk, vec![Text::new(1, 10)], None, now).expect("room");
     assert_eq!(again.joined, 0, "what is done is not remembered here");
 }
 
 #[test]
 fn what_is_being_computed_for_nobody_may_be_given_up_and_is_joined_by_nobody() {
     let (mut planner, now) = (planner(QUEUE), origin());
-    let one = planner.push(Lane::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
-    let other = planner.push(Lane::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
+    let one = planner.push(Priority::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
+    let other = planner.push(Priority::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
     let given_up = compute(&mut planner, now);
     let job = given_up.items[0].job;
     planner.cancel(one.request);
     assert!(planner.is_wanted(job), "the other one waits");
     planner.cancel(other.request);
     assert!(!planner.is_wanted(job));
-    let third = planner.push(Lane::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
+    let third = planner.push(Priority::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
     assert_eq!(third.joined, 0, "the engine may have let go of it");
     let again = compute(&mut planner, now);
     let done = planner.finished(&given_up, Duration::from_millis(1), now);
     assert!(done.owners[0].is_empty() && done.complete.is_empty());
-    let fourth = planner.push(Lane::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
+    let fourth = planner.push(Priority::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
     assert_eq!(fourth.joined, 1, "with the one that is being computed for the third");
     let done = planner.finished(&again, Duration::from_millis(1), now);
     assert_eq!(done.complete.into_iter().collect::<Vec<_>>(), [third.request, fourth.request]);
@@ -461,14 +465,18 @@ fn what_is_being_computed_for_nobody_may_be_given_up_and_is_joined_by_nobody() {
 fn an_equal_text_is_still_computed_when_its_first_owner_goes_away() {
     let (mut planner, now) = (planner(QUEUE), origin());
     let soon = now + Duration::from_millis(1);
-    let cancelled = planner.push(Lane::Interactive, texts(1..2), None, now).expect("room");
-    let expired = planner.push(Lane::Interactive, texts(1..2), Some(soon), now).expect("room");
-    let stays = planner.push(Lane::Bulk, texts(1..2), None, now).expect("room");
+    let cancelled = planner.push(Priority::Interactive, texts(1..2), None, now).expect("room");
+    let expired = planner.push(Priority::Interactive, texts(1..2), Some(soon), now).expect("room");
+    let stays = planner.push(Priority::Bulk, texts(1..2), None, now).expect("room");
     assert_eq!(planner.cancel(cancelled.request), 1);
     let Plan { next, expired: gone } = planner.next(soon);
     assert_eq!(gone, [(expired.request, 1)]);
     let Next::Compute(batch) = next else { panic!("{next:?}") };
-    assert_eq!((numbers(&batch), batch.lane), (vec![1], Lane::Bulk), "and on the lane of who is left");
+    assert_eq!(
+        (numbers(&batch), batch.priority),
+        (vec![1], Priority::Bulk),
+        "and on the priority of who is left"
+    );
     let done = planner.finished(&batch, Duration::from_millis(1), soon);
     assert_eq!(done.owners[0].iter().map(|owner| owner.request).collect::<Vec<_>>(), [stays.request]);
 }
@@ -481,7 +489,7 @@ fn texts_of_different_classes_are_not_in_one_batch_and_neither_waits_for_ever() 
     };
     for request in 0..6u64 {
         let numbers = request * 100..request * 100 + 30;
-        planner.push(Lane::Bulk, class(numbers, (request % 3 == 0).into()), None, now).expect("room");
+        planner.push(Priority::Bulk, class(numbers, (request % 3 == 0).into()), None, now).expect("room");
     }
     let classes: Vec<u8> = (0..9).map(|_| compute(&mut planner, now).items[0].input.class).collect();
     let alike = classes.chunk_by(|a, b| a == b).map(<[u8]>::len).max();
@@ -491,9 +499,9 @@ fn texts_of_different_classes_are_not_in_one_batch_and_neither_waits_for_ever() 
 #[test]
 fn a_text_that_does_not_fit_is_passed_over_once() {
     let (mut planner, now) = (planner(u64::MAX), origin());
-    planner.push(Lane::Bulk, texts(0..5), None, now).expect("room"); // 50 tokens
-    planner.push(Lane::Bulk, vec![Text::new(100, 95)], None, now).expect("room");
-    planner.push(Lane::Bulk, texts(200..220), None, now).expect("room");
+    planner.push(Priority::Bulk, texts(0..5), None, now).expect("room"); // 50 tokens
+    planner.push(Priority::Bulk, vec![Text::new(100, 95)], None, now).expect("room");
+    planner.push(Priority::Bulk, texts(200..220), None, now).expect("room");
     let batch = compute(&mut planner, now);
     assert_eq!(batch.size().tokens, 100, "what fits behind it fills the batch: {:?}", numbers(&batch));
     assert_eq!(numbers(&batch)[0], 0);

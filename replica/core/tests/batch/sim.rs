@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use replica_core::batch::{Batch, BatchPlanner, BatchSettings, Next, QueueFull, RequestId};
 use replica_core::cost::BatchCost;
-use replica_core::lane::{Lane, PerLane};
+use replica_core::priority::{PerPriority, Priority};
 
 use crate::{Text, origin};
 
@@ -49,7 +49,7 @@ pub(crate) enum Coming {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     pub(crate) coming: Coming,
-    pub(crate) lane: Lane,
+    pub(crate) priority: Priority,
     pub(crate) inputs: u64,
     /// Tokens of an input, from and to.
     pub(crate) tokens: (u64, u64),
@@ -59,12 +59,12 @@ pub(crate) struct Source {
 
 impl Source {
     pub(crate) fn lookups(coming: Coming) -> Source {
-        Source { coming, lane: Lane::Interactive, inputs: 1, tokens: (8, 16), life: None }
+        Source { coming, priority: Priority::Interactive, inputs: 1, tokens: (8, 16), life: None }
     }
 
     pub(crate) fn backfill(callers: usize) -> Source {
         let coming = Coming::Closed { callers, back_after: 0.005 };
-        Source { coming, lane: Lane::Bulk, inputs: 64, tokens: (20, 128), life: None }
+        Source { coming, priority: Priority::Bulk, inputs: 64, tokens: (20, 128), life: None }
     }
 }
 
@@ -72,8 +72,8 @@ impl Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
     No,
-    /// There is one lane.
-    OneLane,
+    /// There is one priority.
+    OnePriority,
     /// Nobody's deadline is told.
     NoDeadlines,
     /// Every batch waits for a timer first.
@@ -92,7 +92,7 @@ pub(crate) struct Outcome {
 /// A batch that ran, or a step of one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ran {
-    pub(crate) lane: Lane,
+    pub(crate) priority: Priority,
     pub(crate) began: f64,
     pub(crate) took: f64,
     pub(crate) tokens: u64,
@@ -233,7 +233,7 @@ impl Sim {
     }
 
     fn comes(&mut self, number: usize) {
-        let Source { coming, lane, inputs, tokens, life } = self.sources[number];
+        let Source { coming, priority, inputs, tokens, life } = self.sources[number];
         if let Coming::Open { per_second } = coming {
             let next = self.now + self.gap(per_second);
             self.at(next, Event::Comes { source: number });
@@ -248,8 +248,8 @@ impl Sim {
         let deadline = life
             .filter(|_| self.broken != Broken::NoDeadlines)
             .map(|life| self.instant() + Duration::from_secs_f64(life));
-        let lane = if self.broken == Broken::OneLane { Lane::Bulk } else { lane };
-        match self.planner.push(lane, inputs, deadline, self.instant()) {
+        let priority = if self.broken == Broken::OnePriority { Priority::Bulk } else { priority };
+        match self.planner.push(priority, inputs, deadline, self.instant()) {
             Ok(admitted) => {
                 self.open.insert(admitted.request, (number, self.now));
             }
@@ -261,7 +261,7 @@ impl Sim {
                 }
             }
         }
-        let PerLane { interactive, bulk } = self.planner.loads();
+        let PerPriority { interactive, bulk } = self.planner.loads();
         self.report.most_asked = self.report.most_asked.max(interactive.asked.tokens + bulk.asked.tokens);
     }
 
@@ -286,7 +286,7 @@ impl Sim {
             Next::Compute(batch) => {
                 let tokens = batch.size().tokens;
                 let took = self.engine.time(tokens).as_secs_f64();
-                self.begins(batch.lane, tokens, took, Event::StepEnds);
+                self.begins(batch.priority, tokens, took, Event::StepEnds);
                 self.beside = Some(batch);
             }
             Next::Wait(_) | Next::Idle => self.step_begins(),
@@ -298,12 +298,12 @@ impl Sim {
         let tokens = self.running.as_ref().expect("a batch with steps").size().tokens;
         let until = |done: u32| tokens * u64::from(done) / u64::from(self.steps);
         let done = self.steps - to_come;
-        self.begins(Lane::Bulk, until(done + 1) - until(done), took, Event::StepEnds);
+        self.begins(Priority::Bulk, until(done + 1) - until(done), took, Event::StepEnds);
     }
 
     /// The engine is busy with this from now on.
-    fn begins(&mut self, lane: Lane, tokens: u64, took: f64, ends: Event) {
-        self.report.ran.push(Ran { lane, began: self.now, took, tokens });
+    fn begins(&mut self, priority: Priority, tokens: u64, took: f64, ends: Event) {
+        self.report.ran.push(Ran { priority, began: self.now, took, tokens });
         self.at(self.now + took, ends);
     }
 
@@ -352,14 +352,14 @@ impl Sim {
             Next::Compute(batch) => {
                 let could = self.could_begin.take().unwrap_or(self.now);
                 self.report.idle_while_waiting += self.now - could;
-                let (lane, tokens) = (batch.lane, batch.size().tokens);
+                let (priority, tokens) = (batch.priority, batch.size().tokens);
                 let took = self.engine.time(tokens).as_secs_f64();
                 self.running = Some(batch);
-                if lane == Lane::Bulk && self.steps > 1 {
+                if priority == Priority::Bulk && self.steps > 1 {
                     self.to_come = (self.steps, took / f64::from(self.steps));
                     self.step_begins();
                 } else {
-                    self.begins(lane, tokens, took, Event::EngineDone);
+                    self.begins(priority, tokens, took, Event::EngineDone);
                 }
             }
         }
@@ -387,9 +387,10 @@ impl Report {
     }
 
     /// Tokens that began to be computed between these seconds.
-    pub(crate) fn tokens(&self, lane: Lane, from: f64, to: f64) -> u64 {
-        let of_lane = self.ran.iter().filter(|ran| ran.lane == lane && (from..to).contains(&ran.began));
-        of_lane.map(|ran| ran.tokens).sum()
+    pub(crate) fn tokens(&self, priority: Priority, from: f64, to: f64) -> u64 {
+        let of_priority =
+            self.ran.iter().filter(|ran| ran.priority == priority && (from..to).contains(&ran.began));
+        of_priority.map(|ran| ran.tokens).sum()
     }
 
     /// Requests of a source that were not answered in time.

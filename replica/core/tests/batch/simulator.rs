@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use replica_core::batch::BatchSettings;
 use replica_core::cost::BatchCost;
-use replica_core::lane::Lane;
+use replica_core::priority::Priority;
 
 use crate::settings;
 use crate::sim::{Broken, Coming, Outcome, Report, Sim, Source};
@@ -39,12 +39,12 @@ fn peers(callers: usize, back_after: f64) -> Source {
 
 /// By how many tokens bulk had less than its part in any two seconds in a row, and its part of all.
 fn share(report: &Report, percent: u8, seconds: u32) -> (f64, f64) {
-    let of = |lane: Lane, from: u32, to: u32| report.tokens(lane, from.into(), to.into()) as f64;
-    let both = |from: u32, to: u32| of(Lane::Bulk, from, to) + of(Lane::Interactive, from, to);
+    let of = |priority: Priority, from: u32, to: u32| report.tokens(priority, from.into(), to.into()) as f64;
+    let both = |from: u32, to: u32| of(Priority::Bulk, from, to) + of(Priority::Interactive, from, to);
     let missing =
-        |from: u32| both(from, from + 2) * f64::from(percent) / 100.0 - of(Lane::Bulk, from, from + 2);
+        |from: u32| both(from, from + 2) * f64::from(percent) / 100.0 - of(Priority::Bulk, from, from + 2);
     let worst = (1..seconds - 2).map(missing).fold(0.0, f64::max);
-    (worst, of(Lane::Bulk, 1, seconds) / both(1, seconds))
+    (worst, of(Priority::Bulk, 1, seconds) / both(1, seconds))
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_lookup_beside_a_backfill_waits_for_one_short_batch_and_the_backfill_keeps_i
             sim.with(lookups(20.0)).with(Source::backfill(4)).run(60.0)
         };
         let bound = |report: &Report| {
-            let bulk = report.ran.iter().filter(|ran| ran.lane == Lane::Bulk && ran.began > 1.0);
+            let bulk = report.ran.iter().filter(|ran| ran.priority == Priority::Bulk && ran.began > 1.0);
             let batch = bulk.map(|ran| ran.took * 1e3).fold(0.0, f64::max);
             (report.p99(0), 2.0 * idle.p99(0) + batch)
         };
@@ -94,11 +94,12 @@ fn a_lookup_beside_a_backfill_waits_for_one_short_batch_and_the_backfill_keeps_i
         assert!(p99 <= most, "seed {seed}: {p99:.1} ms and {most:.1} are allowed");
         let longest = report.ran.iter().filter(|ran| ran.began > 1.0).map(|ran| ran.tokens).max();
         assert!(longest <= Some(512), "seed {seed}: and one batch is short: {longest:?} tokens");
-        let pace = report.tokens(Lane::Bulk, 1.0, 60.0) as f64 / alone.tokens(Lane::Bulk, 1.0, 60.0) as f64;
+        let pace =
+            report.tokens(Priority::Bulk, 1.0, 60.0) as f64 / alone.tokens(Priority::Bulk, 1.0, 60.0) as f64;
         assert!(pace >= 0.9, "seed {seed}: {pace:.3} of its pace");
 
-        let (p99, most) = bound(&both(Broken::OneLane));
-        assert!(p99 > most, "seed {seed}: in one lane a lookup waits for more: {p99:.1} and {most:.1}");
+        let (p99, most) = bound(&both(Broken::OnePriority));
+        assert!(p99 > most, "seed {seed}: in one priority a lookup waits for more: {p99:.1} and {most:.1}");
     }
 }
 
@@ -114,7 +115,8 @@ fn where_an_engine_lets_lookups_in_they_wait_for_one_of_its_steps() {
         let most = 2.0 * idle.p99(0) + batch / f64::from(STEPS);
         let p99 = report.p99(0);
         assert!(p99 <= most, "seed {seed}: {p99:.1} ms and {most:.1} are allowed");
-        let pace = report.tokens(Lane::Bulk, 1.0, 60.0) as f64 / alone.tokens(Lane::Bulk, 1.0, 60.0) as f64;
+        let pace =
+            report.tokens(Priority::Bulk, 1.0, 60.0) as f64 / alone.tokens(Priority::Bulk, 1.0, 60.0) as f64;
         assert!(pace >= 0.9, "seed {seed}: {pace:.3} of its pace");
 
         let p99 = both(1).p99(0);
@@ -255,15 +257,15 @@ fn lookups_are_not_shed_for_the_sake_of_bulk() {
     let run = |broken| {
         let sim = Sim::new(machine(), CPU, limit).seed(7).broken(broken);
         let report = sim.with(lookups(100.0)).with(bulk).run(20.0);
-        let shed = report.refused.iter().filter(|(_, full)| full.lane == Lane::Interactive).count();
+        let shed = report.refused.iter().filter(|(_, full)| full.priority == Priority::Interactive).count();
         (shed, report.refused.len(), report.latencies(0).len())
     };
     let (shed, refused, answered) = run(Broken::No);
     assert!(refused > 1000, "bulk wants three times what fits: {refused}");
     assert_eq!(shed, 0, "and no lookup is shed");
-    let (.., answered_in_one_lane) = run(Broken::OneLane);
+    let (.., answered_in_one_priority) = run(Broken::OnePriority);
     assert!(
-        answered_in_one_lane * 10 < answered * 9,
-        "in one lane they are: {answered_in_one_lane} of {answered}"
+        answered_in_one_priority * 10 < answered * 9,
+        "in one priority they are: {answered_in_one_priority} of {answered}"
     );
 }

@@ -2,7 +2,7 @@
 //!
 //! A batch is cut into *parts* that the engine was built for, and a part is with it while its rows are waited for. The
 //! batcher asks from as many threads as [`Engine::batches_ahead`] says, and each has one part there: so one is computed, one waits behind
-//! it, and everything else is in the batcher's own queue, where lanes, deadlines and cancellation are.
+//! it, and everything else is in the batcher's own queue, where priorities, deadlines and cancellation are.
 //!
 //! Rows are waited for on the batcher's threads, which have nothing else to do; no thread of a runtime comes here. Whoever
 //! goes away meanwhile is noticed within [`LOOK`], and his sequence is given up by dropping its `Pending`.

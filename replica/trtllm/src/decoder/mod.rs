@@ -25,7 +25,7 @@ use crate::numbers::Rows;
 const POLL: Duration = Duration::from_millis(20);
 
 /// Batches that the executor is given at once: the one that it computes and one that waits, so that it never runs dry, and no
-/// more, so that lanes, deadlines and cancellation stay with who has the queue. Cancelling something that waits in the
+/// more, so that priorities, deadlines and cancellation stay with who has the queue. Cancelling something that waits in the
 /// executor's own queue only helps once it has become active.
 pub const BATCHES_AHEAD: u32 = 2;
 

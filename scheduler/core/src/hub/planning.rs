@@ -332,9 +332,9 @@ impl Planner {
                     Some(demand) => demand,
                     None => {
                         let Some(deployment) = deployments.get(&class.deployment) else { continue };
-                        let law = class.residency.narrow(&deployment.residency);
+                        let policy = class.residency.narrow(&deployment.residency);
                         let placed = deployment.placed(&self.catalogue);
-                        let allowed = law.permitted(&self.catalogue).intersect(placed);
+                        let allowed = policy.permitted(&self.catalogue).intersect(placed);
                         let empty = Demand { allowed, peak: 0, by_source: BTreeMap::new() };
                         classes.entry(class.clone()).or_insert(empty)
                     }

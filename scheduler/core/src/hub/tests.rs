@@ -222,7 +222,7 @@ fn a_hub_that_cannot_read_what_is_wanted_goes_on_with_what_was_published() {
 
 #[test]
 fn what_a_hub_has_announced_its_successor_carries_out() {
-    let law = |law: &str| Deployment { residency: law.parse().unwrap(), ..deployment("minilm") };
+    let policy = |policy: &str| Deployment { residency: policy.parse().unwrap(), ..deployment("minilm") };
     let gateway = Reader { role: Role::Gateway, place: AMERICA.parse().unwrap(), boot_id: 1 };
     let said = |world: &World| {
         let table = world.published.last().unwrap();
@@ -230,10 +230,10 @@ fn what_a_hub_has_announced_its_successor_carries_out() {
         (table.generation.to_string(), table.deployments["minilm"].residency.to_string(), to)
     };
     let mut first = World::start(None, 1, Vec::new());
-    first.tell(Event::Wanted(wanted([law("eu")])));
+    first.tell(Event::Wanted(wanted([policy("eu")])));
     first.settle();
     first.tell(Event::Acknowledged(gateway.clone(), "1.1".parse().unwrap()));
-    first.tell(Event::Wanted(wanted([law("eu,us")])));
+    first.tell(Event::Wanted(wanted([policy("eu,us")])));
     first.settle();
     assert_eq!(said(&first), ("1.2".into(), "eu".into(), Some("eu,us".into())));
     first.tell(Event::Acknowledged(gateway.clone(), "1.2".parse().unwrap()));
@@ -241,7 +241,7 @@ fn what_a_hub_has_announced_its_successor_carries_out() {
     assert_eq!(first.published.len(), 2, "not while a term is young");
 
     let all = Everything {
-        deployments: Some(wanted([law("eu,us")])),
+        deployments: Some(wanted([policy("eu,us")])),
         readers: BTreeMap::from([(gateway.clone(), "1.1".parse().unwrap())]),
         ..Everything::default()
     };

@@ -4,7 +4,7 @@
 //! by beat. That answers a surge within a second and knows nothing of tomorrow: that two gateways share one region, that
 //! a class which may go nowhere else needs the room that another takes there. The plan knows, because it looks at
 //! everything at once, and is slow for the same reason: once a second, from numbers that are seconds old. So it says in
-//! what *proportion* requests go, and everything quicker stands above it: law, health, credits.
+//! what *proportion* requests go, and everything quicker stands above it: policy, health, credits.
 //!
 //! ```text
 //! capacity, by region ─┐    most constrained classes first,      nearest first      ┌▶ rows: shares by source and class
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! - **Capacity** is what a pool of replicas computes at its service objective: [`OBJECTIVE_PERCENT`] of its speed.
-//! - A **class** is a deployment and the law of a request, and so the regions that may see it. Those with the fewest are
+//! - A **class** is a deployment and the residency policy of a request, and so the regions that may see it. Those with the fewest are
 //!   served first, since the others can go elsewhere.
 //! - A **source** is a gateway and the place that its requests come from: its own, or that of clients who have said
 //!   theirs. Among the sources of equally constrained classes whoever is nearest to a region has it first.
@@ -60,7 +60,7 @@ pub struct Source {
 pub struct Class {
     /// What they ask for.
     pub deployment: DeploymentName,
-    /// The law they travel under, as gateways write it.
+    /// The residency policy they travel under, as gateways write it.
     pub residency: ResidencyPolicy,
 }
 

@@ -8,7 +8,7 @@ use regions::weights::Why;
 
 const REGIONS: usize = 5;
 const DEPLOYMENTS: [&str; 2] = ["d", "e"];
-const LAWS: [&str; 3] = ["anywhere", "de", "eu"];
+const POLICIES: [&str; 3] = ["anywhere", "de", "eu"];
 
 prop_compose! {
     /// Worlds of the same regions and classes, so that one can follow another.
@@ -18,8 +18,8 @@ prop_compose! {
         ready in vec(0..3u32, REGIONS * DEPLOYMENTS.len()),
         away in vec(1..300u64, REGIONS * REGIONS),
         draining in vec(prop::bool::weighted(0.2), REGIONS),
-        allowed in vec(vec(prop::bool::weighted(0.6), REGIONS), DEPLOYMENTS.len() * LAWS.len()),
-        asked in vec(vec(prop::option::of(0..400u64), REGIONS), DEPLOYMENTS.len() * LAWS.len()),
+        allowed in vec(vec(prop::bool::weighted(0.6), REGIONS), DEPLOYMENTS.len() * POLICIES.len()),
+        asked in vec(vec(prop::option::of(0..400u64), REGIONS), DEPLOYMENTS.len() * POLICIES.len()),
         cost in vec(1..9u64, REGIONS),
         max in 1..9u32,
     ) -> Problem {
@@ -42,7 +42,7 @@ prop_compose! {
             }
         }
         for (number, (allowed, asked)) in allowed.iter().zip(&asked).enumerate() {
-            let class = class(DEPLOYMENTS[number % DEPLOYMENTS.len()], LAWS[number / DEPLOYMENTS.len()]);
+            let class = class(DEPLOYMENTS[number % DEPLOYMENTS.len()], POLICIES[number / DEPLOYMENTS.len()]);
             let by_source: BTreeMap<_, _> = asked.iter().enumerate()
                 .filter_map(|(place, tokens)| Some((source(place), (*tokens)?)))
                 .collect();
@@ -103,7 +103,7 @@ fn rest(problem: &Problem, mut plan: Plan) -> Plan {
 }
 
 proptest! {
-    /// Lawful, and whole: whatever was before, every request has somewhere to go, and may go there.
+    /// Residency, and completeness: whatever was before, every request has somewhere to go, and may go there.
     #[test]
     fn every_row_is_divided_among_regions_that_serve_it_and_may(first in any_problem(), then in any_problem()) {
         let plan = super::plan(&then, &super::plan(&first, &Plan::default()));

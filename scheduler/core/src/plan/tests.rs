@@ -15,9 +15,9 @@ pub(super) fn source(place: usize) -> Source {
     Source { gateway: at(place), origin: at(place) }
 }
 
-/// A class of a deployment; `law` tells those of one deployment apart.
-pub(super) fn class(deployment: &str, law: &str) -> Class {
-    Class { deployment: deployment.parse().unwrap(), residency: law.parse().unwrap() }
+/// A class of a deployment; `policy` tells those of one deployment apart.
+pub(super) fn class(deployment: &str, policy: &str) -> Class {
+    Class { deployment: deployment.parse().unwrap(), residency: policy.parse().unwrap() }
 }
 
 /// A world in the making. Regions `a` and `b` are `10 |a - b| + 10` ms apart.

@@ -7,7 +7,7 @@ use regions::{
     Catalogue, Deployment, DeploymentName, EngineSpec, ResidencyPolicy, Scaling, TenantId, TenantRules,
 };
 
-use crate::wire::apply::{ChangeV1, FieldV1, Kind, LawChange, What};
+use crate::wire::apply::{ChangeV1, FieldV1, Kind, ResidencyChange, What};
 
 /// The fields beside the name, as they are called in the file; without a value they are left out there.
 type Fields = Vec<(String, Option<String>)>;
@@ -18,8 +18,9 @@ pub fn deployments(
     after: &BTreeMap<DeploymentName, Deployment>,
     catalogue: &Catalogue,
 ) -> Vec<ChangeV1> {
-    let law = |was: &Deployment, is: &Deployment| law(&was.residency, &is.residency, catalogue);
-    changes(Kind::Deployment, before, after, fields, law)
+    let residency_change =
+        |was: &Deployment, is: &Deployment| residency_change(&was.residency, &is.residency, catalogue);
+    changes(Kind::Deployment, before, after, fields, residency_change)
 }
 
 /// What becomes of each tenant that is not the same before and after.
@@ -28,8 +29,9 @@ pub fn tenants(
     after: &BTreeMap<TenantId, TenantRules>,
     catalogue: &Catalogue,
 ) -> Vec<ChangeV1> {
-    let law = |was: &TenantRules, is: &TenantRules| law(&was.residency, &is.residency, catalogue);
-    changes(Kind::Tenant, before, after, tenant_fields, law)
+    let residency_change =
+        |was: &TenantRules, is: &TenantRules| residency_change(&was.residency, &is.residency, catalogue);
+    changes(Kind::Tenant, before, after, tenant_fields, residency_change)
 }
 
 fn changes<Name: Ord + ToString, T: PartialEq>(
@@ -37,7 +39,7 @@ fn changes<Name: Ord + ToString, T: PartialEq>(
     before: &BTreeMap<Name, T>,
     after: &BTreeMap<Name, T>,
     fields: impl Fn(&T) -> Fields,
-    law: impl Fn(&T, &T) -> LawChange,
+    residency_change: impl Fn(&T, &T) -> ResidencyChange,
 ) -> Vec<ChangeV1> {
     let names: BTreeSet<_> = before.keys().chain(after.keys()).collect();
     let change = |name: &Name| {
@@ -48,22 +50,22 @@ fn changes<Name: Ord + ToString, T: PartialEq>(
             (Some(before), Some(after)) if before == after => return None,
             (Some(_), Some(_)) => What::Changed,
         };
-        let law = before.zip(after).map(|(before, after)| law(before, after));
+        let residency_change = before.zip(after).map(|(before, after)| residency_change(before, after));
         let (was, is) = (before.map(&fields).unwrap_or_default(), after.map(&fields).unwrap_or_default());
-        Some(ChangeV1 { kind, name: name.to_string(), change, fields: changed(&was, &is, law) })
+        Some(ChangeV1 { kind, name: name.to_string(), change, fields: changed(&was, &is, residency_change) })
     };
     names.into_iter().filter_map(change).collect()
 }
 
 /// The fields that are others.
-fn changed(was: &Fields, is: &Fields, law: Option<LawChange>) -> Vec<FieldV1> {
+fn changed(was: &Fields, is: &Fields, residency_change: Option<ResidencyChange>) -> Vec<FieldV1> {
     let gone = was.iter().filter(|(field, _)| !is.iter().any(|(there, _)| there == field));
     let names = is.iter().chain(gone).map(|(field, _)| field.as_str());
     let field = |name: &str| FieldV1 {
         field: name.to_owned(),
         before: value(was, name),
         after: value(is, name),
-        law: law.filter(|_| name == "residency"),
+        residency_change: residency_change.filter(|_| name == "residency"),
     };
     names.map(field).filter(|field| field.before != field.after).collect()
 }
@@ -90,7 +92,7 @@ fn fields(deployment: &Deployment) -> Fields {
 }
 
 fn tenant_fields(tenant: &TenantRules) -> Fields {
-    let TenantRules { id: _, keys, issuer, deployments, residency, lane, weight, limits } = tenant;
+    let TenantRules { id: _, keys, issuer, deployments, residency, priority, weight, limits } = tenant;
     let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
     // Enough of each to tell one from the other.
     let key = |key: &KeyDigest| key.to_string().chars().take(12).collect();
@@ -102,7 +104,7 @@ fn tenant_fields(tenant: &TenantRules) -> Fields {
         ("issuer", issuer.clone()),
         ("deployments", Some(list.map_or_else(|| "all".to_owned(), |names| names.join(", ")))),
         ("residency", Some(residency.to_string())),
-        ("lanes", lane.map(|lane| lane.as_str().to_owned())),
+        ("priorities", priority.map(|priority| priority.as_str().to_owned())),
         ("weight", Some(weight.to_string())),
         ("limits.requests_per_second", requests_per_second.map(|limit| limit.to_string())),
         ("limits.inputs_per_second", inputs_per_second.map(|limit| limit.to_string())),
@@ -113,13 +115,17 @@ fn tenant_fields(tenant: &TenantRules) -> Fields {
 }
 
 /// What it means for where requests may go that `before` becomes `after`.
-pub fn law(before: &ResidencyPolicy, after: &ResidencyPolicy, catalogue: &Catalogue) -> LawChange {
+pub fn residency_change(
+    before: &ResidencyPolicy,
+    after: &ResidencyPolicy,
+    catalogue: &Catalogue,
+) -> ResidencyChange {
     let (was, is) = (before.permitted(catalogue), after.permitted(catalogue));
     match (is.is_subset(&was), was.is_subset(&is)) {
-        (true, true) => LawChange::Rewords,
-        (true, false) => LawChange::Narrows,
-        (false, true) => LawChange::Widens,
-        (false, false) => LawChange::NarrowsAndWidens,
+        (true, true) => ResidencyChange::Rewords,
+        (true, false) => ResidencyChange::Narrows,
+        (false, true) => ResidencyChange::Widens,
+        (false, false) => ResidencyChange::NarrowsAndWidens,
     }
 }
 
@@ -152,11 +158,16 @@ mod tests {
         let told: Vec<_> = changes.iter().map(|change| (change.name.as_str(), change.change)).collect();
         assert_eq!(told, [("a", What::Removed), ("b", What::Changed), ("d", What::Added)]);
         let text = |text: &str| Some(text.to_owned());
-        let field = |field: &str, before, after, law| FieldV1 { field: field.to_owned(), before, after, law };
+        let field = |field: &str, before, after, residency_change| FieldV1 {
+            field: field.to_owned(),
+            before,
+            after,
+            residency_change,
+        };
         assert_eq!(
             changes[1].fields,
             [
-                field("residency", text("eu"), text("de"), Some(LawChange::Narrows)),
+                field("residency", text("eu"), text("de"), Some(ResidencyChange::Narrows)),
                 field("regions", None, text("aws/eu-central-1"), None),
             ]
         );
@@ -177,27 +188,36 @@ mod tests {
         let changes = tenants(&before, &after, &catalogue);
         assert_eq!((changes[0].kind, changes[0].change), (Kind::Tenant, What::Changed));
         let text = |text: &str| Some(text.to_owned());
-        let field = |field: &str, before, after, law| FieldV1 { field: field.to_owned(), before, after, law };
+        let field = |field: &str, before, after, residency_change| FieldV1 {
+            field: field.to_owned(),
+            before,
+            after,
+            residency_change,
+        };
         assert_eq!(
             changes[0].fields,
             [
                 field("key_sha256", text("aaaaaaaaaaaa"), text("bbbbbbbbbbbb"), None),
                 field("deployments", text("all"), text("minilm"), None),
-                field("residency", text("eu"), text("anywhere"), Some(LawChange::Widens)),
+                field("residency", text("eu"), text("anywhere"), Some(ResidencyChange::Widens)),
             ]
         );
         assert_eq!(tenants(&after, &after, &catalogue), []);
     }
 
     #[test]
-    fn a_change_of_law_is_called_what_it_is() {
-        let check = |before: &str, after: &str, expected: LawChange| {
+    fn a_change_of_policy_is_called_what_it_is() {
+        let check = |before: &str, after: &str, expected: ResidencyChange| {
             let (before, after) = (before.parse().unwrap(), after.parse().unwrap());
-            assert_eq!(law(&before, &after, &Catalogue::builtin()), expected, "{before} {after}");
+            assert_eq!(
+                residency_change(&before, &after, &Catalogue::builtin()),
+                expected,
+                "{before} {after}"
+            );
         };
-        check("anywhere", "eu", LawChange::Narrows);
-        check("eu", "anywhere", LawChange::Widens);
-        check("eu,us", "eu,jp", LawChange::NarrowsAndWidens);
-        check("eu", "eu,de", LawChange::Rewords);
+        check("anywhere", "eu", ResidencyChange::Narrows);
+        check("eu", "anywhere", ResidencyChange::Widens);
+        check("eu,us", "eu,jp", ResidencyChange::NarrowsAndWidens);
+        check("eu", "eu,de", ResidencyChange::Rewords);
     }
 }

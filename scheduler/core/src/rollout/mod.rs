@@ -1,8 +1,8 @@
 //! From what an operator wants to what is published: what is narrower at once, what is wider when everybody knows.
 //!
-//! Two sorts of processes hold the law of a deployment, and each runs the newest table that it has heard of. A gateway
+//! Two sorts of processes hold the residency policy of a deployment, and each runs the newest table that it has heard of. A gateway
 //! *sends* a request to the regions that its table permits, and a spoke *takes* what its own permits. They hear of a
-//! change one after another, so for a while there are two laws at once; what must not be is that one is sent what another
+//! change one after another, so for a while there are two policies at once; what must not be is that one is sent what another
 //! has not heard of being permitted.
 //!
 //! ```text
@@ -19,7 +19,7 @@
 //! which may be nothing.
 //!
 //! A reader that ends in order takes its leave, and one that has not been heard of for [`READER_KEEP`] is not waited for
-//! either: it may be switched off, and one process that nobody remembers would hold every later change. That is lawful, because such a reader does *less* than it may: as a
+//! either: it may be switched off, and one process that nobody remembers would hold every later change. The residency policy permits that, because such a reader does *less* than it may: as a
 //! gateway it sends to the narrower residency, as a spoke it refuses at its door what others send it under the wider one,
 //! and that goes elsewhere. It never does more, since a table that permits less waits for nobody. For the same reason
 //! nothing is widened while a hub's term is younger than [`SETTLE`]: who could not reach a hub may not have come back yet.

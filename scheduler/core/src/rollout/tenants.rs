@@ -4,7 +4,7 @@
 //! residency that is narrower) but for one thing: a residency that is wider waits, as that of a deployment does, until every
 //! reader runs a table that announces it. Until then a tenant's requests go where both its old and its new residency permit.
 //!
-//! A tenant that was taken away and comes back is a new one. No region refuses what a tenant may not (regions go by the law
+//! A tenant that was taken away and comes back is a new one. No region refuses what a tenant may not (regions go by the residency policy
 //! that travels with a request), so whoever has not heard of it does less than it may, and nobody more.
 
 use std::borrow::Cow;

@@ -10,14 +10,14 @@ use std::sync::LazyLock;
 static CATALOGUE: LazyLock<Arc<Catalogue>> = LazyLock::new(|| Arc::new(Catalogue::builtin()));
 
 /// Residencies of which some lie in others, some overlap, and some have nothing in common.
-const LAWS: &[&str] = &["anywhere", "eu", "de", "de,fr", "us", "eu,us", "jp", "us-va,jp", "eea"];
+const POLICIES: &[&str] = &["anywhere", "eu", "de", "de,fr", "us", "eu,us", "jp", "us-va,jp", "eea"];
 
-fn deployment(name: &str, law: &str) -> Deployment {
+fn deployment(name: &str, policy: &str) -> Deployment {
     let text = format!(
         "[[deployment]]\nname = \"{name}\"\ntask = \"embed\"\nmodel = \"pypi://m\"\nengine = {{ kind = \"cpu\", precision = \"f32\" }}\n"
     );
     let mut parsed = parse_deployments(&text, &CATALOGUE).unwrap().remove(0);
-    parsed.residency = law.parse().unwrap();
+    parsed.residency = policy.parse().unwrap();
     parsed
 }
 
@@ -45,8 +45,8 @@ impl World {
         World { catalogue, rollout, wanted, tables: vec![RouteTable::empty()], running }
     }
 
-    fn apply(&mut self, name: &str, law: &str) {
-        let deployment = deployment(name, law);
+    fn apply(&mut self, name: &str, policy: &str) {
+        let deployment = deployment(name, policy);
         self.wanted.insert(deployment.name.clone(), deployment);
     }
 
@@ -198,8 +198,8 @@ fn a_residency_that_has_changed_often_meanwhile_still_fits_into_a_table() {
     for step in 0..40 {
         // Each leaves out others than the one before, so that all of them have to be met.
         let some: Vec<_> = all.iter().enumerate().filter(|(at, _)| (at + step) % 7 != 0).collect();
-        let law: Vec<_> = some.iter().map(|(_, id)| id.as_str()).take(60).collect();
-        world.apply("m", &law.join(","));
+        let policy: Vec<_> = some.iter().map(|(_, id)| id.as_str()).take(60).collect();
+        world.apply("m", &policy.join(","));
         world.publish(false);
         let (said, _) = world.says("m");
         assert!(said.len() <= DEPLOYMENT_LEN_MAX, "{} bytes", said.len());
@@ -217,7 +217,7 @@ fn a_residency_that_has_changed_often_meanwhile_still_fits_into_a_table() {
 enum Step {
     Apply {
         name: usize,
-        law: usize,
+        policy: usize,
     },
     Remove {
         name: usize,
@@ -242,7 +242,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        3 => (0..2usize, 0..LAWS.len()).prop_map(|(name, law)| Step::Apply { name, law }),
+        3 => (0..2usize, 0..POLICIES.len()).prop_map(|(name, policy)| Step::Apply { name, policy }),
         1 => (0..2usize).prop_map(|name| Step::Remove { name }),
         4 => any::<bool>().prop_map(|doubt| Step::Publish { doubt }),
         4 => (0..4u64, 0..4usize).prop_map(|(reader, newer)| Step::Hears { reader, newer }),
@@ -264,7 +264,7 @@ proptest! {
         for step in steps {
             let tables = world.tables.len();
             match step {
-                Step::Apply { name, law } => world.apply(NAMES[name], LAWS[law]),
+                Step::Apply { name, policy } => world.apply(NAMES[name], POLICIES[policy]),
                 Step::Remove { name } => drop(world.wanted.remove(NAMES[name])),
                 Step::Publish { doubt } => world.publish(doubt),
                 Step::Hears { reader, newer } => {

@@ -26,11 +26,11 @@ mod demand;
 mod fleet;
 mod grants;
 pub mod hold;
-mod law;
 mod model;
 mod offer;
 mod replica;
 mod report;
+mod residency;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -47,7 +47,6 @@ pub use fleet::{Member, Standing};
 use grants::Grants;
 pub use grants::{GATEWAYS_MAX, GRANT_FOR, GRANT_PERIOD, Gateway};
 use hold::Line;
-use law::Law;
 use model::Models;
 pub use model::{Mismatch, RevisionAsked};
 pub use offer::Question;
@@ -55,6 +54,7 @@ use regions::{Catalogue, DeploymentName, RegionId, ReportedModel, RouteTable};
 use replica::Replica;
 pub use replica::{AHEAD, RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 pub use report::{Load, Report};
+use residency::ResidencyState;
 
 /// What a replica says of itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,7 +97,7 @@ pub struct Spoke {
     grants: Grants,
     coming: Coming,
     line: Line,
-    law: Law,
+    policy: ResidencyState,
     models: Models,
     capacity: capacity::Fleet,
 }
@@ -108,7 +108,8 @@ impl Spoke {
         let replicas = Fleet::of(replicas);
         let (arrivals, counted, grants) = (Arrivals::default(), Counted::default(), Grants::default());
         let (coming, line, decided) = (Coming::default(), Line::default(), BTreeMap::new());
-        let (law, models, capacity) = (Law::default(), Models::default(), capacity::Fleet::default());
+        let (policy, models, capacity) =
+            (ResidencyState::default(), Models::default(), capacity::Fleet::default());
         Spoke {
             region,
             boot_id,
@@ -120,7 +121,7 @@ impl Spoke {
             grants,
             coming,
             line,
-            law,
+            policy,
             models,
             capacity,
         }
@@ -195,19 +196,19 @@ impl Spoke {
 
     /// From now on this table says what may be seen here, and which model revision each deployment is served with.
     pub fn heed(&mut self, table: &RouteTable, catalogue: &Catalogue) {
-        self.law.heed(table, &self.region, catalogue);
+        self.policy.heed(table, &self.region, catalogue);
         self.models.heed(table);
         self.choose_revisions();
     }
 
     /// From now on the residency policies of the table count as too old when no hub has confirmed it for longer than this.
     pub fn limit_policy_age(&mut self, max: Duration, now: Instant) {
-        self.law.confirmed = Some((now, max));
+        self.policy.confirmed = Some((now, max));
     }
 
     /// A hub has confirmed the table, or given a newer one.
     pub fn confirm_policy(&mut self, now: Instant) {
-        if let Some((confirmed, _)) = &mut self.law.confirmed {
+        if let Some((confirmed, _)) = &mut self.policy.confirmed {
             *confirmed = now;
         }
     }
@@ -215,22 +216,22 @@ impl Spoke {
     /// The time since a hub confirmed the table, or since the spoke started, and the most that it may be; absent where there
     /// is no limit.
     pub fn policy_age(&self, now: Instant) -> Option<(Duration, Duration)> {
-        self.law.confirmed.map(|(confirmed, max)| (now.saturating_duration_since(confirmed), max))
+        self.policy.confirmed.map(|(confirmed, max)| (now.saturating_duration_since(confirmed), max))
     }
 
-    /// A table was not taken; the law of the one before stays.
+    /// A table was not taken; the residency policy of the one before stays.
     pub fn refuse_table(&mut self) {
-        self.law.refused += 1;
+        self.policy.refused += 1;
     }
 
     /// How many were not.
     pub fn tables_refused(&self) -> u64 {
-        self.law.refused
+        self.policy.refused
     }
 
     /// Whether requests for `deployment` must not be seen here, whatever they say of it themselves.
     pub fn forbids(&self, deployment: &DeploymentName) -> bool {
-        self.law.forbids(deployment)
+        self.policy.forbids(deployment)
     }
 
     /// From now on the region says that it takes nothing new. It still serves what comes, from gateways that have not

@@ -134,14 +134,14 @@ pub struct FieldV1 {
     pub before: Option<String>,
     /// What it will be.
     pub after: Option<String>,
-    /// What that means for where requests may go, where it is the law that changes.
-    pub law: Option<LawChange>,
+    /// What that means for where requests may go, where it is the residency policy that changes.
+    pub residency_change: Option<ResidencyChange>,
 }
 
 /// What a change of residency means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum LawChange {
+pub enum ResidencyChange {
     /// Fewer regions: at once.
     Narrows,
     /// More regions: when everybody has heard of it.

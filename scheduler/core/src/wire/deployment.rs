@@ -137,7 +137,7 @@ pub(super) fn written(residency: &ResidencyPolicy) -> Option<String> {
 }
 
 /// A policy that has crossed one.
-pub(super) fn law(field: &str, residency: Option<String>) -> Result<ResidencyPolicy, WireError> {
+pub(super) fn policy(field: &str, residency: Option<String>) -> Result<ResidencyPolicy, WireError> {
     match residency {
         None => Ok(ResidencyPolicy::Anywhere),
         Some(text) => parsed(field, &text),
@@ -249,7 +249,7 @@ fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireErr
             kind: parsed(at("engine.kind"), &kind)?,
             precision: parsed(at("engine.precision"), &precision)?,
         },
-        residency: law(&at("residency"), residency)?,
+        residency: policy(&at("residency"), residency)?,
         regions: regions.iter().enumerate().map(region).collect::<Result<_, _>>()?,
         scaling: scaling.map_or(Ok(Scaling::default()), |scaling| read_scaling(&at("scaling"), scaling))?,
     })

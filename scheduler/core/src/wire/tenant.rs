@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use super::deployment::{law, present, written};
+use super::deployment::{policy, present, written};
 use super::{
     VERSION, WireError, known_version, names, parsed, refuse_other_versions, refuse_too_many, texts,
 };
@@ -31,9 +31,9 @@ pub struct TenantV1 {
     /// Where its requests may go; `null` is wherever a deployment permits.
     #[serde(deserialize_with = "present")]
     pub residency: Option<String>,
-    /// The only lane that it has; absent is both.
+    /// The only priority that it has; absent is both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lane: Option<String>,
+    pub priority: Option<String>,
     /// Its share beside others.
     pub weight: u32,
     /// How much it may use, each absent where there is no limit.
@@ -66,7 +66,7 @@ pub struct TenantsV1 {
 
 impl From<&TenantRules> for TenantV1 {
     fn from(rules: &TenantRules) -> TenantV1 {
-        let TenantRules { id, keys, issuer, deployments, residency, lane, weight, limits } = rules;
+        let TenantRules { id, keys, issuer, deployments, residency, priority, weight, limits } = rules;
         let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
         TenantV1 {
             name: id.to_string(),
@@ -74,7 +74,7 @@ impl From<&TenantRules> for TenantV1 {
             issuer: issuer.clone(),
             deployments: deployments.as_ref().map(texts),
             residency: written(residency),
-            lane: lane.map(|lane| lane.as_str().to_owned()),
+            priority: priority.map(|priority| priority.as_str().to_owned()),
             weight: *weight,
             limits: TenantLimitsV1 { requests_per_second, inputs_per_second, tokens_per_minute },
         }
@@ -82,7 +82,7 @@ impl From<&TenantRules> for TenantV1 {
 }
 
 fn read_tenant(what: &str, wire: TenantV1) -> Result<TenantRules, WireError> {
-    let TenantV1 { name, key_sha256, issuer, deployments, residency, lane, weight, limits } = wire;
+    let TenantV1 { name, key_sha256, issuer, deployments, residency, priority, weight, limits } = wire;
     let TenantLimitsV1 { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
     let at = |field: &str| format!("{what}.{field}");
     refuse_too_many(&at("key_sha256"), key_sha256.len(), MAX_KEYS)?;
@@ -98,8 +98,8 @@ fn read_tenant(what: &str, wire: TenantV1) -> Result<TenantRules, WireError> {
         keys: key_sha256.iter().enumerate().map(key).collect::<Result<BTreeSet<KeyDigest>, _>>()?,
         issuer,
         deployments: deployments.map(|given| names(&at("deployments"), &given)).transpose()?,
-        residency: law(&at("residency"), residency)?,
-        lane: lane.map(|lane| parsed(at("lane"), &lane)).transpose()?,
+        residency: policy(&at("residency"), residency)?,
+        priority: priority.map(|priority| parsed(at("priority"), &priority)).transpose()?,
         weight,
         limits: TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute },
     })
@@ -147,7 +147,7 @@ pub(super) mod tests {
     use proptest::option;
     use proptest::prelude::*;
     use proptest::sample::select;
-    use regions::tenant::TenantLane;
+    use regions::tenant::TenantPriority;
     use serde_json::{Value, json};
 
     prop_compose! {
@@ -157,14 +157,14 @@ pub(super) mod tests {
             issuer in option::of("https://[a-z]{1,8}/"),
             deployments in option::of(any::names()),
             residency in select(vec!["anywhere", "eu", "de,fr & eu"]),
-            lane in option::of(select(vec![TenantLane::Interactive, TenantLane::Bulk])),
+            priority in option::of(select(vec![TenantPriority::Interactive, TenantPriority::Bulk])),
             weight in 1..=MAX_WEIGHT,
             tokens in any::<u64>(),
         ) -> TenantRules {
             let limits = TenantLimits { tokens_per_minute: NonZeroU64::new(tokens), ..TenantLimits::default() };
             let keys = keys.into_iter().map(KeyDigest).collect();
             let (id, residency) = (id.parse().unwrap(), residency.parse().unwrap());
-            TenantRules { id, keys, issuer, deployments, residency, lane, weight, limits }
+            TenantRules { id, keys, issuer, deployments, residency, priority, weight, limits }
         }
     }
 
@@ -181,7 +181,7 @@ pub(super) mod tests {
     fn message() -> Value {
         let tenant = |name: &str, key: char| {
             json!({"name": name, "key_sha256": [key.to_string().repeat(64)], "deployments": ["minilm"],
-                   "residency": "eu", "lane": "bulk", "weight": 2, "limits": {"tokens_per_minute": 3}})
+                   "residency": "eu", "priority": "bulk", "weight": 2, "limits": {"tokens_per_minute": 3}})
         };
         json!({"version": 1, "tenants": [tenant("a", 'a'), tenant("b", 'b')]})
     }
@@ -201,7 +201,7 @@ pub(super) mod tests {
         check("/tenants/0/key_sha256", json!(vec!["c".repeat(64); MAX_KEYS + 1]), "tenants[0].key_sha256");
         check("/tenants/0/deployments/0", json!("a/b"), "tenants[0].deployments[0]");
         check("/tenants/0/residency", json!(""), "tenants[0].residency");
-        check("/tenants/0/lane", json!("fast"), "tenants[0].lane");
+        check("/tenants/0/priority", json!("fast"), "tenants[0].priority");
         check("/tenants/0/weight", json!(0), "tenants[0].weight");
         check("/tenants/0/weight", json!(MAX_WEIGHT + 1), "tenants[0].weight");
         let one = message()["tenants"][0].clone();

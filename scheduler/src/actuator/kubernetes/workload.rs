@@ -154,7 +154,7 @@ impl Workload {
     /// Brings the number of pods to what it should be.
     async fn bring(&mut self, state: &State) -> Result<(), ApiError> {
         let target = self.target.borrow_and_update().clone();
-        let wanted = state.lawful(&target, self.config.kind);
+        let wanted = state.replica_count(&target, self.config.kind);
         for _ in 0..CONFLICTS_MAX {
             let Scale { metadata, spec, .. } = self.scale().await?;
             if spec.replicas == wanted {
@@ -264,7 +264,7 @@ impl State {
     }
 
     /// As many as should be, but none less than those that have not been drained.
-    fn lawful(&self, target: &Target, kind: WorkloadKind) -> u32 {
+    fn replica_count(&self, target: &Target, kind: WorkloadKind) -> u32 {
         let kept = self.seen.iter().filter(|(id, seen)| seen.pod.stays() && !target.stop.contains(*id));
         let least = match kind {
             WorkloadKind::Deployment => kept.count() as u32,

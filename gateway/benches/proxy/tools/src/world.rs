@@ -241,7 +241,7 @@ const STATUS: &str = "{\"version\":1,\"names\":[\"bench\"],\"model\":\"bench\",\
 const MODELS: &str = "{\"object\":\"list\",\"data\":[{\"id\":\"bench\",\"object\":\"model\",\"created\":0,\
                       \"owned_by\":\"bench\"}]}";
 
-/// One deployment, locked to two jurisdictions so that the law has something to say.
+/// One deployment, locked to two jurisdictions so that the residency policy has something to say.
 fn table(regions: &[&str]) -> String {
     let rows: Vec<String> = regions
         .iter()

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 /// A residency policy of a file, with the regions that could see requests under it.
-pub(super) struct Law {
+pub(super) struct Policy {
     residency: String,
     allowed: BTreeSet<String>,
     /// Whether the allowed set was compared with the policy.
@@ -23,20 +23,20 @@ pub(super) struct Law {
 const REFUSED: [&str; 2] = [NOT_RESIDENT_HERE, INVALID_HEADER];
 
 impl Audit<'_> {
-    pub(super) fn law(&mut self, number: u32, residency: &str, allowed: &[Cow<'_, str>], at: &mut At<'_>) {
+    pub(super) fn policy(&mut self, number: u32, residency: &str, allowed: &[Cow<'_, str>], at: &mut At<'_>) {
         let allowed = allowed.iter().map(|region| region.to_string()).collect();
-        at.laws.insert(number, Law { residency: residency.to_owned(), allowed, judged: false });
+        at.policies.insert(number, Policy { residency: residency.to_owned(), allowed, judged: false });
         // Where only some receipts are judged, it is when the first of them refers to it.
         if self.demands.filter.is_empty() {
-            self.judge_law(number, at);
+            self.judge_policy(number, at);
         }
     }
 
     /// Does the allowed set follow from the policy and the catalogue? Asked once.
-    fn judge_law(&mut self, number: u32, at: &mut At<'_>) {
-        let Some(law) = at.laws.get_mut(&number).filter(|law| !law.judged) else { return };
-        law.judged = true;
-        let (residency, allowed) = (law.residency.clone(), law.allowed.clone());
+    fn judge_policy(&mut self, number: u32, at: &mut At<'_>) {
+        let Some(policy) = at.policies.get_mut(&number).filter(|policy| !policy.judged) else { return };
+        policy.judged = true;
+        let (residency, allowed) = (policy.residency.clone(), policy.allowed.clone());
         let Some(permitted) = self.permitted(&residency) else {
             let message = format!("'{residency}' is no residency policy");
             return self.note(Kind::Unreadable, at, message);
@@ -59,7 +59,7 @@ impl Audit<'_> {
                 attempt,
                 tenant,
                 deployment,
-                law,
+                policy,
                 region,
                 at_ms,
                 took_us,
@@ -67,25 +67,39 @@ impl Audit<'_> {
                 key,
                 ..
             } => (
-                (id, request, attempt, tenant, deployment, law, region, at_ms, key.as_deref()),
+                (id, request, attempt, tenant, deployment, policy, region, at_ms, key.as_deref()),
                 None,
                 Some((*took_us, &**end)),
             ),
             Entry::Sent {
-                id, number, request, attempt, tenant, deployment, law, region, at_ms, key, ..
+                id,
+                number,
+                request,
+                attempt,
+                tenant,
+                deployment,
+                policy,
+                region,
+                at_ms,
+                key,
+                ..
             } => (
-                (id, request, attempt, tenant, deployment, law, region, at_ms, Some(&**key)),
+                (id, request, attempt, tenant, deployment, policy, region, at_ms, Some(&**key)),
                 Some(*number),
                 None,
             ),
             other => unreachable!("called with an attempt, not {other:?}"),
         };
-        let (id, request, attempt, tenant, deployment, law, region, at_ms, key) = common;
+        let (id, request, attempt, tenant, deployment, policy, region, at_ms, key) = common;
         let Ok(key) = key.map(str::parse::<AttemptKey>).transpose() else {
             return self.note(Kind::Unreadable, at, "its key is none of an attempt".to_owned());
         };
-        if !at.laws.contains_key(law) {
-            return self.note(Kind::Unreadable, at, format!("there is no law {law} before it in this file"));
+        if !at.policies.contains_key(policy) {
+            return self.note(
+                Kind::Unreadable,
+                at,
+                format!("there is no policy {policy} before it in this file"),
+            );
         }
         let (took_us, side) = match over.map(|(took_us, end)| (took_us, Ended::parse(end), end)) {
             None => (0, Side::Unanswered),
@@ -97,14 +111,14 @@ impl Audit<'_> {
         };
         let selected = self.demands.filter.selects(Some(tenant), Some(deployment), *at_ms);
         if selected {
-            self.judge_law(*law, at);
+            self.judge_policy(*policy, at);
         }
-        let Law { residency, allowed, .. } = &at.laws[law];
+        let Policy { residency, allowed, .. } = &at.policies[policy];
         if selected && !allowed.contains(&**region) {
             let message = format!(
                 "request {request}, attempt {attempt}, was sent to {region}, which '{residency}' does not allow"
             );
-            self.findings.add(Kind::Unlawful, at.file, at.line, message);
+            self.findings.add(Kind::ResidencyViolation, at.file, at.line, message);
         }
         let essence =
             Essence { chain: &at.chain, request, attempt: *attempt, region, residency, at_ms: *at_ms, key };
@@ -190,7 +204,7 @@ impl Audit<'_> {
             let message = format!(
                 "request {request}, attempt {attempt}, was taken in {place}, which '{residency}' does not allow"
             );
-            self.note(Kind::Unlawful, at, message);
+            self.note(Kind::ResidencyViolation, at, message);
         }
         let record = Record {
             request: (&**request).into(),

@@ -23,7 +23,7 @@ use super::chain::{Head, LineProblem};
 use super::checkpoint::{ChainHead, Checkpoint};
 use super::entry::{Entry, Role, VERSION, VERSION_MIN};
 use join::{Expect, Join};
-use judge::Law;
+use judge::Policy;
 use regions::catalogue::Catalogue;
 use regions::set::RegionSet;
 use report::Findings;
@@ -84,7 +84,7 @@ struct At<'a> {
     number: u32,
     line: u64,
     chain: String,
-    laws: BTreeMap<u32, Law>,
+    policies: BTreeMap<u32, Policy>,
 }
 
 impl<'a> Audit<'a> {
@@ -186,7 +186,7 @@ impl<'a> Audit<'a> {
         };
         let chain = chain.into_owned();
         self.chains.entry(chain.clone()).or_insert(fresh).summary.file = number;
-        Some((head, At { file: name, number, line: 1, chain, laws: BTreeMap::new() }))
+        Some((head, At { file: name, number, line: 1, chain, policies: BTreeMap::new() }))
     }
 
     /// This head stands at this line of a chain: is it one that must be there?
@@ -252,7 +252,7 @@ impl<'a> Audit<'a> {
                     self.rejected += requests;
                 }
             }
-            Entry::Law { law, residency, allowed } => self.law(law, &residency, &allowed, at),
+            Entry::Policy { policy, residency, allowed } => self.policy(policy, &residency, &allowed, at),
             Entry::Attempt { .. } | Entry::Sent { .. } => self.attempt(&entry, at),
             Entry::Arrival { .. } | Entry::Received { .. } => self.arrival(&entry, at),
             Entry::Outcome { number, took_us, end } => self.outcome(number, took_us, &end, at),

@@ -16,7 +16,7 @@ pub const REFUSALS_TOLD_MAX: usize = 100;
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// A request was sent to a region outside its allowed set.
-    Unlawful,
+    ResidencyViolation,
     /// An allowed set has a region that its policy does not permit.
     AllowedTooWide,
     /// A region has received a request that no edge has a receipt for.
@@ -52,7 +52,7 @@ impl Kind {
     /// kinds say that the receipts do not prove where requests went.
     pub fn is_violation(self) -> bool {
         match self {
-            Kind::Unlawful | Kind::AllowedTooWide => true,
+            Kind::ResidencyViolation | Kind::AllowedTooWide => true,
             Kind::ArrivalWithoutAttempt
             | Kind::AttemptWithoutArrival
             | Kind::PoliciesDiffer

@@ -27,9 +27,9 @@ fn file(chain: &'static str, role: Role, place: &'static str, number: u32, befor
     }
 }
 
-fn law(residency: &'static str, allowed: &[&'static str]) -> Entry<'static> {
+fn policy(residency: &'static str, allowed: &[&'static str]) -> Entry<'static> {
     let allowed = allowed.iter().map(|region| Cow::from(*region)).collect();
-    Entry::Law { law: 1, residency: residency.into(), allowed }
+    Entry::Policy { policy: 1, residency: residency.into(), allowed }
 }
 
 fn attempt(request: &'static str, number: u32, region: &'static str, end: Ended) -> Entry<'static> {
@@ -42,7 +42,7 @@ fn attempt(request: &'static str, number: u32, region: &'static str, end: Ended)
         tenant: "a1".into(),
         deployment: "docs".into(),
         generation: "1.1".into(),
-        law: 1,
+        policy: 1,
         tls: None,
         region: region.into(),
         at_ms: 2_000,
@@ -79,7 +79,7 @@ impl Scene {
         Scene {
             edge: vec![
                 file(EDGE, Role::Edge, AMERICA, 1, Head::default()),
-                law("eu", &[EUROPE, "aws/eu-central-1"]),
+                policy("eu", &[EUROPE, "aws/eu-central-1"]),
                 attempt("a", 1, EUROPE, Ended::Ok),
                 attempt("b", 1, EUROPE, Ended::Unreachable),
                 attempt("b", 2, EUROPE, Ended::Elsewhere),
@@ -147,24 +147,24 @@ fn each_property_that_is_broken_is_found_and_named() {
     check(
         "a request is sent outside of its allowed set",
         &|scene| scene.edge[3] = attempt("b", 1, AMERICA, Ended::Unreachable),
-        &[(Kind::Unlawful, 1)],
+        &[(Kind::ResidencyViolation, 1)],
     );
     check(
         "the allowed set is made wider than the policy",
         &|scene| {
-            scene.edge[1] = law("eu", &[EUROPE, AMERICA]);
+            scene.edge[1] = policy("eu", &[EUROPE, AMERICA]);
             scene.edge[3] = attempt("b", 1, AMERICA, Ended::Unreachable);
         },
         &[(Kind::AllowedTooWide, 1)],
     );
     check(
         "a region that nobody knows is allowed",
-        &|scene| scene.edge[1] = law("eu", &[EUROPE, "aws/atlantis"]),
+        &|scene| scene.edge[1] = policy("eu", &[EUROPE, "aws/atlantis"]),
         &[(Kind::AllowedTooWide, 1)],
     );
-    check("a policy is no policy", &|scene| scene.edge.insert(1, law("", &[])), &[(Kind::Unreadable, 1)]);
+    check("a policy is no policy", &|scene| scene.edge.insert(1, policy("", &[])), &[(Kind::Unreadable, 1)]);
     check(
-        "an attempt names no law",
+        "an attempt names no policy",
         &|scene| drop(scene.edge.remove(1)),
         &[(Kind::ArrivalWithoutAttempt, 3), (Kind::Unreadable, 4)],
     );
@@ -186,7 +186,7 @@ fn each_property_that_is_broken_is_found_and_named() {
     check(
         "a region takes what it must not see",
         &|scene| scene.spoke[0] = file(SPOKE, Role::Spoke, AMERICA, 1, Head::default()),
-        &[(Kind::Unlawful, 3), (Kind::ArrivalWithoutAttempt, 3), (Kind::AttemptWithoutArrival, 2)],
+        &[(Kind::ResidencyViolation, 3), (Kind::ArrivalWithoutAttempt, 3), (Kind::AttemptWithoutArrival, 2)],
     );
     check(
         "the two ends name different policies",

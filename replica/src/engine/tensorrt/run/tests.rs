@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use replica_core::batch::BatchSettings;
-use replica_core::lane::Lane;
+use replica_core::priority::Priority;
 
 use super::*;
 use crate::batcher::{Batcher, Options, Work};
@@ -223,8 +223,8 @@ fn two_batches_are_with_the_engine_and_the_third_is_in_the_queue() {
     let batcher = Batcher::start(Arc::new(engine), options).expect("threads");
     let submit = |tokens: [u32; 4]| {
         let inputs = vec![Tokenized { ids: tokens.into(), types: None }];
-        let (output, lane) = (Output::Pooled, Lane::Interactive);
-        batcher.submit(Work { inputs, output, lane, deadline: None, tenant: None }).expect("room")
+        let (output, priority) = (Output::Pooled, Priority::Interactive);
+        batcher.submit(Work { inputs, output, priority, deadline: None, tenant: None }).expect("room")
     };
     let until = |what: &str, so: &dyn Fn() -> bool| {
         let end = Instant::now() + PATIENCE;

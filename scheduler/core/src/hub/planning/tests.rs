@@ -48,8 +48,8 @@ fn spoke(name: &str, tokens_per_second: u64) -> Standing {
 
 /// The gateway in America is asked for so much.
 fn asked(classes: &[(&str, &str, u64)]) -> GatewayDemand {
-    let class = |(name, law, tokens): &(&str, &str, u64)| {
-        let residency: ResidencyPolicy = law.parse().unwrap();
+    let class = |(name, policy, tokens): &(&str, &str, u64)| {
+        let residency: ResidencyPolicy = policy.parse().unwrap();
         ((Class { deployment: name.parse().unwrap(), residency }, region(AMERICA)), *tokens)
     };
     let gateway = GatewayBoot { place: region(AMERICA), boot_id: 1 };
@@ -132,11 +132,11 @@ impl World {
     }
 
     /// The shares of a class at the gateway in America.
-    fn shares(&self, name: &str, law: &str) -> Vec<(String, u16)> {
+    fn shares(&self, name: &str, policy: &str) -> Vec<(String, u16)> {
         let Some(Part::Weights(weights)) = self.published.get(&format!("rows {AMERICA}")) else {
             panic!("no rows: {:?}", self.published)
         };
-        let class = Class { deployment: name.parse().unwrap(), residency: law.parse().unwrap() };
+        let class = Class { deployment: name.parse().unwrap(), residency: policy.parse().unwrap() };
         let row = weights.rows.get(&(class, region(AMERICA)));
         row.into_iter().flatten().map(|share| (share.region.to_string(), share.permille)).collect()
     }
@@ -171,12 +171,16 @@ fn there_is_a_plan_each_second_and_nothing_is_written_that_stands_there_already(
 }
 
 #[test]
-fn a_class_that_may_go_nowhere_else_is_given_the_room_and_the_law_is_the_deployments_own() {
+fn a_class_that_may_go_nowhere_else_is_given_the_room_and_the_policy_is_the_deployments_own() {
     let mut world = World::with_three(4000);
     world.tell(Event::Asked(asked(&[("m", "de,nl", 2900), ("m-eu", "anywhere", 50), ("gone", "eu", 9)])));
     world.passes(2 * SECOND);
     assert_eq!(world.shares("m", "de,nl"), [share(EUROPE, 1000)]);
-    assert_eq!(world.shares("m-eu", "anywhere"), [share(EUROPE, 1000)], "whatever a gateway says of its law");
+    assert_eq!(
+        world.shares("m-eu", "anywhere"),
+        [share(EUROPE, 1000)],
+        "whatever a gateway says of its policy"
+    );
     assert_eq!(world.shares("gone", "eu"), []);
 }
 

@@ -301,7 +301,7 @@ impl Spoke {
 
     fn is_lost(&self, deployment: &DeploymentName, now: Instant) -> bool {
         let nobody = || self.serving(deployment, now).next().is_none();
-        // Or what they wait for is no longer lawful here.
+        // Or what they wait for is not allowed here any longer.
         self.forbids(deployment) || (nobody() && self.ready_in(deployment, now).is_none())
     }
 

@@ -36,7 +36,7 @@ pub struct DemandV1 {
 pub struct ClassDemandV1 {
     /// What is asked for.
     pub deployment: String,
-    /// The law that it travels under; `null` is anywhere.
+    /// The residency policy that it travels under; `null` is anywhere.
     #[serde(deserialize_with = "present")]
     pub residency: Option<String>,
     /// Where it comes from.

@@ -20,11 +20,11 @@ pub use weights::{NamedShare, RowV1, ShareV1, Weights, WeightsV1};
 use regions::RegionId;
 use serde::{Deserialize, Serialize};
 
-use super::deployment::law;
+use super::deployment::policy;
 use super::{WireError, known_version, parsed, refuse_other_versions};
 use crate::plan::Class;
 
-/// Rows of one gateway: a thousand deployments from eight origins, or under eight laws.
+/// Rows of one gateway: a thousand deployments from eight origins, or under eight policies.
 pub const ROWS_MAX: usize = 8192;
 
 /// `GET /v1/plan`: all of it, for operators.
@@ -66,7 +66,7 @@ fn class_from(
     origin: &str,
 ) -> Result<(Class, RegionId), WireError> {
     let deployment = parsed(format!("{what}.deployment"), deployment)?;
-    let residency = law(&format!("{what}.residency"), residency)?;
+    let residency = policy(&format!("{what}.residency"), residency)?;
     Ok((Class { deployment, residency }, parsed(format!("{what}.origin"), origin)?))
 }
 

@@ -33,7 +33,7 @@ pub struct WeightsV1 {
 pub struct RowV1 {
     /// What is asked for.
     pub deployment: String,
-    /// The law that it travels under; `null` is anywhere.
+    /// The residency policy that it travels under; `null` is anywhere.
     #[serde(deserialize_with = "present")]
     pub residency: Option<String>,
     /// Where it comes from.

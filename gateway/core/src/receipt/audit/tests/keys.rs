@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Gives an attempt its key and its policy, by the number of its law.
+/// Gives an attempt its key and its policy, by the number of its policy.
 fn keyed(entry: Entry<'static>, number: u64, policy: &'static str) -> Entry<'static> {
     let key = AttemptKey { gateway: 0xab, number };
     match entry {
@@ -20,7 +20,7 @@ fn keyed(entry: Entry<'static>, number: u64, policy: &'static str) -> Entry<'sta
             end,
             ..
         } => {
-            let law = if policy == "eu" { 1 } else { 2 };
+            let policy = if policy == "eu" { 1 } else { 2 };
             let essence = Essence {
                 chain: EDGE,
                 request: &request,
@@ -39,7 +39,7 @@ fn keyed(entry: Entry<'static>, number: u64, policy: &'static str) -> Entry<'sta
                 tenant,
                 deployment,
                 generation,
-                law,
+                policy,
                 tls,
                 region,
                 at_ms,
@@ -57,8 +57,8 @@ fn keyed(entry: Entry<'static>, number: u64, policy: &'static str) -> Entry<'sta
     }
 }
 
-fn second_law() -> Entry<'static> {
-    Entry::Law { law: 2, residency: "nl".into(), allowed: vec![EUROPE.into()] }
+fn second_policy() -> Entry<'static> {
+    Entry::Policy { policy: 2, residency: "nl".into(), allowed: vec![EUROPE.into()] }
 }
 
 /// Two requests with one identifier under two policies, both permitted, which arrive in the other order.
@@ -72,7 +72,7 @@ fn two_of_one_name(with_keys: bool) -> Scene {
             tenant,
             deployment,
             generation,
-            law,
+            policy,
             tls,
             region,
             at_ms,
@@ -81,7 +81,7 @@ fn two_of_one_name(with_keys: bool) -> Scene {
             end,
             key: _,
         } => {
-            let residency = if law == 1 { "eu" } else { "nl" };
+            let residency = if policy == 1 { "eu" } else { "nl" };
             let essence = Essence {
                 chain: EDGE,
                 request: &request,
@@ -99,7 +99,7 @@ fn two_of_one_name(with_keys: bool) -> Scene {
                 tenant,
                 deployment,
                 generation,
-                law,
+                policy,
                 tls,
                 region,
                 at_ms,
@@ -136,7 +136,7 @@ fn two_of_one_name(with_keys: bool) -> Scene {
     scene.edge.splice(
         2..6,
         [
-            second_law(),
+            second_policy(),
             strip(keyed(attempt("a", 1, EUROPE, Ended::Ok), 1, "eu")),
             strip(keyed(attempt("a", 1, EUROPE, Ended::Ok), 2, "nl")),
         ],

@@ -14,7 +14,7 @@ fn sent(request: &'static str, number: u64, region: &'static str) -> Entry<'stat
         tenant: "a1".into(),
         deployment: "docs".into(),
         generation: "1.1".into(),
-        law: 1,
+        policy: 1,
         tls: None,
         region: region.into(),
         at_ms: 2_000,
@@ -85,7 +85,8 @@ fn an_outcome_of_nothing_and_a_missing_arrival_are_found() {
     let mut scene = required();
     scene.edge[2] = sent("a", 1, AMERICA);
     let report = scene.report();
-    let expected = [(Kind::Unlawful, 1), (Kind::ArrivalWithoutAttempt, 1), (Kind::AttemptWithoutArrival, 1)];
+    let expected =
+        [(Kind::ResidencyViolation, 1), (Kind::ArrivalWithoutAttempt, 1), (Kind::AttemptWithoutArrival, 1)];
     assert_eq!((kinds(&report), report.verdict), (expected.to_vec(), Verdict::Violated));
 }
 
@@ -101,7 +102,7 @@ fn an_attempt_that_is_written_again_when_it_is_over_counts_once() {
         tenant,
         deployment,
         generation,
-        law,
+        policy,
         tls,
         region,
         at_ms,
@@ -117,7 +118,7 @@ fn an_attempt_that_is_written_again_when_it_is_over_counts_once() {
             tenant,
             deployment,
             generation,
-            law,
+            policy,
             tls,
             region,
             at_ms,
@@ -199,8 +200,8 @@ fn a_filter_judges_what_it_selects_and_checks_every_chain() {
     let report = with(window(2_000, 2_001), &keep);
     assert_eq!((report.attempts, report.arrivals, report.confirmed), (4, 0, 3), "{report:#?}");
     assert!(report.holds);
-    // A law that is too wide concerns those who were sent under it.
-    let wide = |scene: &mut Scene| scene.edge[1] = law("eu", &[EUROPE, AMERICA]);
+    // A policy that is too wide concerns those who were sent under it.
+    let wide = |scene: &mut Scene| scene.edge[1] = policy("eu", &[EUROPE, AMERICA]);
     assert_eq!(kinds(&with(of(Some("a1"), None), &wide)), [(Kind::AllowedTooWide, 1)]);
     assert!(with(of(Some("a2"), None), &wide).holds);
     // A gap concerns everybody whose time it is.

@@ -16,7 +16,7 @@ use crate::rollout::taken;
 
 /// Deployments whose requests must not be seen here.
 #[derive(Debug, Default)]
-pub(super) struct Law {
+pub(super) struct ResidencyState {
     forbidden: BTreeSet<DeploymentName>,
     /// When a hub last confirmed the table, and for how long that is good.
     pub(super) confirmed: Option<(Instant, Duration)>,
@@ -24,7 +24,7 @@ pub(super) struct Law {
     pub(super) refused: u64,
 }
 
-impl Law {
+impl ResidencyState {
     /// Takes that of `table` for `region`. A catalogue that does not know the region permits nothing there.
     pub(super) fn heed(&mut self, table: &RouteTable, region: &RegionId, catalogue: &Catalogue) {
         let here = catalogue.index_of(region);
@@ -54,14 +54,14 @@ mod tests {
         let mut table = RouteTable::empty();
         table.deployments.insert(deployment.name.clone(), deployment.clone());
         let forbids = |table: &RouteTable, region: &str, name: &str| {
-            let mut law = Law::default();
-            law.heed(table, &region.parse().unwrap(), &catalogue);
-            law.forbids(&name.parse().unwrap())
+            let mut policy = ResidencyState::default();
+            policy.heed(table, &region.parse().unwrap(), &catalogue);
+            policy.forbids(&name.parse().unwrap())
         };
-        assert!(!Law::default().forbids(&deployment.name), "before the first table");
+        assert!(!ResidencyState::default().forbids(&deployment.name), "before the first table");
         assert!(!forbids(&table, "gcp/europe-west4", "m") && forbids(&table, "aws/us-east-1", "m"));
         assert!(!forbids(&table, "aws/us-east-1", "unheard-of"));
-        assert!(forbids(&table, "mars/base-1", "m"), "nothing is known of its law");
+        assert!(forbids(&table, "mars/base-1", "m"), "nothing is known of its policy");
         let announced = Widening { to: "eu,us".parse().unwrap(), since: Generation { epoch: 1, number: 1 } };
         table.widening.insert(deployment.name, announced);
         assert!(!forbids(&table, "aws/us-east-1", "m") && forbids(&table, "oci/ap-tokyo-1", "m"));

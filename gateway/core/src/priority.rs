@@ -1,6 +1,6 @@
 //! Two kinds of traffic: lookups that somebody waits for, and backfills that want throughput.
 //!
-//! A client says which it sends (`x-meridian-lane`). Where it says nothing, size does: whoever sends more than some dozen
+//! A client says which it sends (`x-meridian-priority`). Where it says nothing, size does: whoever sends more than some dozen
 //! inputs at once is filling an index. What a tenant may is the operator's word, and the two meet so:
 //!
 //! | asked for | the tenant may do both | interactive only | bulk only |
@@ -16,7 +16,7 @@
 
 /// Who goes first. The order of the variants is the preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Lane {
+pub enum Priority {
     /// Somebody waits for it.
     Interactive,
     /// It wants throughput.
@@ -27,51 +27,51 @@ pub enum Lane {
 /// lookups that stock clients send by themselves are those of rerankers, some 25 to 100 documents; backfills begin at 128.
 pub const INTERACTIVE_INPUTS_MAX: u64 = 100;
 
-impl Lane {
+impl Priority {
     /// As headers and configuration have it.
     pub fn as_str(self) -> &'static str {
         match self {
-            Lane::Interactive => "interactive",
-            Lane::Bulk => "bulk",
+            Priority::Interactive => "interactive",
+            Priority::Bulk => "bulk",
         }
     }
 
-    /// The lane of this name.
-    pub fn parse(name: &[u8]) -> Option<Lane> {
+    /// The priority of this name.
+    pub fn parse(name: &[u8]) -> Option<Priority> {
         match name.trim_ascii() {
-            b"interactive" => Some(Lane::Interactive),
-            b"bulk" => Some(Lane::Bulk),
+            b"interactive" => Some(Priority::Interactive),
+            b"bulk" => Some(Priority::Bulk),
             _ => None,
         }
     }
 
-    fn of_size(inputs: u64) -> Lane {
-        if inputs > INTERACTIVE_INPUTS_MAX { Lane::Bulk } else { Lane::Interactive }
+    fn of_size(inputs: u64) -> Priority {
+        if inputs > INTERACTIVE_INPUTS_MAX { Priority::Bulk } else { Priority::Interactive }
     }
 }
 
-/// The lanes that a tenant may use: at least one.
+/// The priorities that a tenant may use: at least one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lanes {
+pub enum Priorities {
     /// Both.
     #[default]
     Both,
     /// This one.
-    Only(Lane),
+    Only(Priority),
 }
 
-/// A tenant without the bulk lane asked for it.
+/// A tenant without the bulk priority asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoBulk;
 
-impl Lanes {
-    /// The lane of a request that asks for `asked` and has so many `inputs`.
-    pub fn lane(self, asked: Option<Lane>, inputs: u64) -> Result<Lane, NoBulk> {
+impl Priorities {
+    /// The priority of a request that asks for `asked` and has so many `inputs`.
+    pub fn priority(self, asked: Option<Priority>, inputs: u64) -> Result<Priority, NoBulk> {
         match (self, asked) {
-            (Lanes::Both, Some(asked)) => Ok(asked),
-            (Lanes::Both, None) => Ok(Lane::of_size(inputs)),
-            (Lanes::Only(Lane::Interactive), Some(Lane::Bulk)) => Err(NoBulk),
-            (Lanes::Only(only), Some(_) | None) => Ok(only),
+            (Priorities::Both, Some(asked)) => Ok(asked),
+            (Priorities::Both, None) => Ok(Priority::of_size(inputs)),
+            (Priorities::Only(Priority::Interactive), Some(Priority::Bulk)) => Err(NoBulk),
+            (Priorities::Only(only), Some(_) | None) => Ok(only),
         }
     }
 }
@@ -79,13 +79,17 @@ impl Lanes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Lane::{Bulk, Interactive};
+    use Priority::{Bulk, Interactive};
 
     #[test]
-    fn a_tenant_travels_in_a_lane_that_it_has() {
-        let check = |asked: Option<Lane>, inputs: u64, expected: [Result<Lane, NoBulk>; 3]| {
-            let lanes = [Lanes::Both, Lanes::Only(Interactive), Lanes::Only(Bulk)];
-            assert_eq!(lanes.map(|lanes| lanes.lane(asked, inputs)), expected, "{asked:?}, {inputs}");
+    fn a_tenant_travels_in_a_priority_that_it_has() {
+        let check = |asked: Option<Priority>, inputs: u64, expected: [Result<Priority, NoBulk>; 3]| {
+            let priorities = [Priorities::Both, Priorities::Only(Interactive), Priorities::Only(Bulk)];
+            assert_eq!(
+                priorities.map(|priorities| priorities.priority(asked, inputs)),
+                expected,
+                "{asked:?}, {inputs}"
+            );
         };
         let many = INTERACTIVE_INPUTS_MAX + 1;
         check(Some(Interactive), many, [Ok(Interactive), Ok(Interactive), Ok(Bulk)]);
@@ -95,12 +99,12 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_has_one_name() {
-        for lane in [Interactive, Bulk] {
-            assert_eq!(Lane::parse(lane.as_str().as_bytes()), Some(lane));
+    fn a_priority_has_one_name() {
+        for priority in [Interactive, Bulk] {
+            assert_eq!(Priority::parse(priority.as_str().as_bytes()), Some(priority));
         }
-        assert_eq!(Lane::parse(b" bulk "), Some(Bulk));
-        assert_eq!(Lane::parse(b"Bulk"), None);
-        assert_eq!(Lane::parse(b""), None);
+        assert_eq!(Priority::parse(b" bulk "), Some(Bulk));
+        assert_eq!(Priority::parse(b"Bulk"), None);
+        assert_eq!(Priority::parse(b""), None);
     }
 }

@@ -1,9 +1,9 @@
-//! The law of one request, as a type without which nothing is sent.
+//! The residency policy of one request, as a type without which nothing is sent.
 //!
-//! A [`Law`] is the set of regions that may see a request. It is made from policies, never from a set of regions, and can
+//! A [`AllowedRegions`] is the set of regions that may see a request. It is made from policies, never from a set of regions, and can
 //! only be narrowed. A body is sealed under it, a connection is opened under it, and [`send`] is the only way to get at
 //! either's inside: it takes a sealed body and an open connection and nothing else. So whoever writes a new exit (a retry,
-//! a hedge, a piece of a scattered request) cannot write one that the law was not asked about.
+//! a hedge, a piece of a scattered request) cannot write one that the residency policy was not asked about.
 //!
 //! The third thing that [`send`] takes is what the one at the other end has proven of itself: a [`Peer`]. A region is named
 //! by an address, and an address can lead anywhere; so what was opened to one region is not sent to another that answers
@@ -11,42 +11,42 @@
 //! outside; that it never gets as far as here is what is asserted.
 //!
 //! ```
-//! use gateway_core::lawful::{Law, Peer, send};
+//! use gateway_core::residency::{AllowedRegions, Peer, send};
 //! use regions::catalogue::Catalogue;
 //!
 //! let catalogue = Catalogue::builtin();
-//! let law = Law::of_policy(&"eu".parse().unwrap(), &catalogue);
+//! let policy = AllowedRegions::of_policy(&"eu".parse().unwrap(), &catalogue);
 //! let europe = catalogue.index_of(&"gcp/europe-west4".parse().unwrap()).unwrap();
 //! let america = catalogue.index_of(&"aws/us-east-1".parse().unwrap()).unwrap();
-//! let connection = law.open(europe, "10.0.0.7:7100").unwrap();
-//! assert_eq!(send(law.seal("{}"), connection, Peer::UNPROVEN), ("{}", "10.0.0.7:7100"));
-//! assert!(law.open(america, "10.0.0.8:7100").is_err());
+//! let connection = policy.open(europe, "10.0.0.7:7100").unwrap();
+//! assert_eq!(send(policy.seal("{}"), connection, Peer::UNPROVEN), ("{}", "10.0.0.7:7100"));
+//! assert!(policy.open(america, "10.0.0.8:7100").is_err());
 //! ```
 //!
 //! A body that was not sealed is not sent, nor one to a mere address:
 //!
 //! ```compile_fail,E0308
-//! use gateway_core::lawful::{Law, Peer, send};
+//! use gateway_core::residency::{AllowedRegions, Peer, send};
 //! # use regions::set::RegionIndex;
 //!
-//! fn wrong(law: Law, region: RegionIndex) {
-//!     let connection = law.open(region, "10.0.0.7:7100").unwrap();
+//! fn wrong(policy: AllowedRegions, region: RegionIndex) {
+//!     let connection = policy.open(region, "10.0.0.7:7100").unwrap();
 //!     send("{}", connection, Peer::UNPROVEN);
 //! }
 //! ```
 //!
 //! ```compile_fail,E0308
-//! use gateway_core::lawful::{Law, Peer, send};
+//! use gateway_core::residency::{AllowedRegions, Peer, send};
 //!
-//! fn wrong(law: Law) {
-//!     send(law.seal("{}"), "10.0.0.7:7100", Peer::UNPROVEN);
+//! fn wrong(policy: AllowedRegions) {
+//!     send(policy.seal("{}"), "10.0.0.7:7100", Peer::UNPROVEN);
 //! }
 //! ```
 //!
-//! A connection is not made up, nor is a law, nor what a peer has proven, nor is a body taken out of its seal:
+//! A connection is not made up, nor is a policy, nor what a peer has proven, nor is a body taken out of its seal:
 //!
 //! ```compile_fail,E0423
-//! use gateway_core::lawful::Peer;
+//! use gateway_core::residency::Peer;
 //! # use regions::set::RegionIndex;
 //!
 //! fn wrong(region: RegionIndex) -> Peer {
@@ -55,7 +55,7 @@
 //! ```
 //!
 //! ```compile_fail,E0451
-//! use gateway_core::lawful::Conn;
+//! use gateway_core::residency::Conn;
 //! # use regions::set::RegionIndex;
 //!
 //! fn wrong(region: RegionIndex) -> Conn<&'static str> {
@@ -64,23 +64,23 @@
 //! ```
 //!
 //! ```compile_fail,E0451
-//! use gateway_core::lawful::Law;
+//! use gateway_core::residency::AllowedRegions;
 //! # use regions::set::RegionSet;
 //!
-//! fn wrong() -> Law {
-//!     Law { allowed: RegionSet::all(8) }
+//! fn wrong() -> AllowedRegions {
+//!     AllowedRegions { allowed: RegionSet::all(8) }
 //! }
 //! ```
 //!
 //! ```compile_fail,E0616
-//! use gateway_core::lawful::Body;
+//! use gateway_core::residency::Body;
 //!
 //! fn wrong(sealed: Body<Vec<u8>>) -> Vec<u8> {
 //!     sealed.body
 //! }
 //! ```
 //!
-//! Two requests have two laws of one type, and the compiler does not see a body of one meet a connection of the other;
+//! Two requests have two policies of one type, and the compiler does not see a body of one meet a connection of the other;
 //! that is what the assertion in [`send`] is for.
 
 use crate::spiffe::{Role, SpiffeId, WrongPeer};
@@ -91,13 +91,13 @@ use regions::set::{RegionIndex, RegionSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// The regions that may see one request. What it permits is read as the set that it is; no set becomes a law.
+/// The regions that may see one request. What it permits is read as the set that it is; no set becomes a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Law {
+pub struct AllowedRegions {
     allowed: RegionSet,
 }
 
-/// The policy that a request travels under, as it is written: all that is told of it once its law is worked out.
+/// The policy that a request travels under, as it is written: all that is told of it once its policy is worked out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Residency {
     text: Arc<str>,
@@ -111,7 +111,7 @@ pub struct Body<B> {
     body: B,
 }
 
-/// A way to a region that a law permits.
+/// A way to a region that a policy permits.
 #[derive(Clone, Copy, Debug)]
 pub struct Conn<A> {
     region: RegionIndex,
@@ -122,39 +122,41 @@ pub struct Conn<A> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(Option<RegionIndex>);
 
-/// The law does not permit this region.
+/// The residency policy does not permit this region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forbidden;
 
-impl Law {
+impl AllowedRegions {
     /// That of a deployment: where its residency permits it and where its list, if it has one, places it.
-    pub fn of(deployment: &Deployment, catalogue: &Catalogue) -> Law {
-        Law { allowed: deployment.residency.permitted(catalogue).intersect(deployment.placed(catalogue)) }
+    pub fn of(deployment: &Deployment, catalogue: &Catalogue) -> AllowedRegions {
+        AllowedRegions {
+            allowed: deployment.residency.permitted(catalogue).intersect(deployment.placed(catalogue)),
+        }
     }
 
     /// That of a policy alone, under which a request arrives at a region's door.
-    pub fn of_policy(policy: &ResidencyPolicy, catalogue: &Catalogue) -> Law {
-        Law { allowed: policy.permitted(catalogue) }
+    pub fn of_policy(policy: &ResidencyPolicy, catalogue: &Catalogue) -> AllowedRegions {
+        AllowedRegions { allowed: policy.permitted(catalogue) }
     }
 
     /// Both this and a policy.
     #[must_use]
-    pub fn narrowed(self, policy: &ResidencyPolicy, catalogue: &Catalogue) -> Law {
-        Law { allowed: self.allowed.intersect(policy.permitted(catalogue)) }
+    pub fn narrowed(self, policy: &ResidencyPolicy, catalogue: &Catalogue) -> AllowedRegions {
+        AllowedRegions { allowed: self.allowed.intersect(policy.permitted(catalogue)) }
     }
 
     /// Both this and another.
     #[must_use]
-    pub fn and(self, other: Law) -> Law {
-        Law { allowed: self.allowed.intersect(other.allowed) }
+    pub fn and(self, other: AllowedRegions) -> AllowedRegions {
+        AllowedRegions { allowed: self.allowed.intersect(other.allowed) }
     }
 
-    /// Puts a body under this law.
+    /// Puts a body under this policy.
     pub fn seal<B>(&self, body: B) -> Body<B> {
         Body { allowed: self.allowed, body }
     }
 
-    /// The way to `region` at `address`, if the law permits it.
+    /// The way to `region` at `address`, if the residency policy permits it.
     ///
     /// # Errors
     ///
@@ -184,7 +186,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// When it is no region of this fleet, or under another law than the catalogue has.
+    /// When it is no region of this fleet, or under another policy than the catalogue has.
     pub fn proven(shown: &SpiffeId, own: &SpiffeId, catalogue: &Catalogue) -> Result<Peer, WrongPeer> {
         shown.stands(Role::Region, own, catalogue).map(|region| Peer(Some(region)))
     }
@@ -207,7 +209,7 @@ impl Residency {
     }
 }
 
-impl Deref for Law {
+impl Deref for AllowedRegions {
     type Target = RegionSet;
 
     fn deref(&self) -> &RegionSet {
@@ -215,20 +217,20 @@ impl Deref for Law {
     }
 }
 
-/// What goes to the wire, and where to: invariant 1 (Lawful), where it is used.
+/// What goes to the wire, and where to: invariant 1 (Residency), where it is used.
 ///
 /// # Panics
 ///
-/// When the body's law does not permit the region of the connection, which was opened under another one; or when the peer
+/// When the body's policy does not permit the region of the connection, which was opened under another one; or when the peer
 /// has proven to be another region.
 pub fn send<B, A>(body: Body<B>, connection: Conn<A>, peer: Peer) -> (B, A) {
     assert!(
         body.allowed.contains(connection.region),
-        "a request is sent only where it is allowed (invariant 1, Lawful)"
+        "a request is sent only where it is allowed (invariant 1, Residency)"
     );
     assert!(
         peer.0.is_none_or(|proven| proven == connection.region),
-        "a request is sent only to the region that it was opened to (invariant 1, Lawful)"
+        "a request is sent only to the region that it was opened to (invariant 1, Residency)"
     );
     (body.body, connection.address)
 }
@@ -238,8 +240,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn law(policy: &str) -> Law {
-        Law::of_policy(&policy.parse().unwrap(), &Catalogue::builtin())
+    fn allowed(policy: &str) -> AllowedRegions {
+        AllowedRegions::of_policy(&policy.parse().unwrap(), &Catalogue::builtin())
     }
 
     fn region(id: &str) -> RegionIndex {
@@ -247,21 +249,21 @@ mod tests {
     }
 
     #[test]
-    fn a_way_is_open_where_the_law_permits_and_nowhere_else() {
-        let open = |policy: &str, id: &str| law(policy).open(region(id), ()).is_ok();
+    fn a_way_is_open_where_the_policy_permits_and_nowhere_else() {
+        let open = |policy: &str, id: &str| allowed(policy).open(region(id), ()).is_ok();
         assert!(open("eu", "gcp/europe-west4"));
         assert!(!open("eu", "aws/us-east-1"));
         assert!(open("eu,us", "aws/us-east-1"));
-        let both = law("eu,us").narrowed(&"us".parse().unwrap(), &Catalogue::builtin());
+        let both = allowed("eu,us").narrowed(&"us".parse().unwrap(), &Catalogue::builtin());
         assert!(both.open(region("aws/us-east-1"), ()).is_ok());
         assert_eq!(both.open(region("gcp/europe-west4"), ()).err(), Some(Forbidden));
     }
 
     #[test]
-    #[should_panic(expected = "invariant 1, Lawful")]
+    #[should_panic(expected = "invariant 1, Residency")]
     fn a_body_of_one_request_does_not_leave_over_the_connection_of_another() {
-        let american = law("us").open(region("aws/us-east-1"), ()).unwrap();
-        send(law("eu").seal(()), american, Peer::UNPROVEN);
+        let american = allowed("us").open(region("aws/us-east-1"), ()).unwrap();
+        send(allowed("eu").seal(()), american, Peer::UNPROVEN);
     }
 
     fn peer(name: &str) -> Peer {
@@ -271,32 +273,32 @@ mod tests {
 
     #[test]
     fn a_body_leaves_to_the_region_that_proved_to_be_the_one_that_was_meant() {
-        let european = law("eu").open(region("gcp/europe-west4"), "there").unwrap();
+        let european = allowed("eu").open(region("gcp/europe-west4"), "there").unwrap();
         let met = peer("spiffe://m/region/gcp/europe-west4/in/nl");
-        assert_eq!(send(law("eu").seal("body"), european, met), ("body", "there"));
+        assert_eq!(send(allowed("eu").seal("body"), european, met), ("body", "there"));
     }
 
     #[test]
-    #[should_panic(expected = "opened to (invariant 1, Lawful)")]
+    #[should_panic(expected = "opened to (invariant 1, Residency)")]
     fn a_body_does_not_leave_to_a_region_that_answers_under_the_address_of_another() {
-        let european = law("eu").open(region("gcp/europe-west4"), ()).unwrap();
-        send(law("eu").seal(()), european, peer("spiffe://m/region/aws/us-east-1/in/us-va"));
+        let european = allowed("eu").open(region("gcp/europe-west4"), ()).unwrap();
+        send(allowed("eu").seal(()), european, peer("spiffe://m/region/aws/us-east-1/in/us-va"));
     }
 
     proptest! {
         #[test]
-        fn a_law_only_ever_narrows(policies in prop::collection::vec(
+        fn a_policy_only_ever_narrows(policies in prop::collection::vec(
             prop::sample::select(vec!["eu", "us", "jp", "eu,us", "gcp/europe-west4", "us,jp"]), 1..6,
         )) {
             let catalogue = Catalogue::builtin();
-            let mut law = law(policies[0]);
+            let mut regions = allowed(policies[0]);
             for policy in &policies {
-                let narrower = law.narrowed(&policy.parse().unwrap(), &catalogue);
-                prop_assert!(narrower.is_subset(&law));
-                law = narrower;
+                let narrower = regions.narrowed(&policy.parse().unwrap(), &catalogue);
+                prop_assert!(narrower.is_subset(&regions));
+                regions = narrower;
             }
             for region in catalogue.all().iter() {
-                prop_assert_eq!(law.open(region, ()).is_ok(), law.contains(region));
+                prop_assert_eq!(regions.open(region, ()).is_ok(), regions.contains(region));
             }
         }
     }

@@ -1,6 +1,0 @@
-//! Laws that change while gateways and regions run: a hub with tables that the test writes, a real edge, and a real door.
-
-mod age;
-mod door;
-mod edge;
-mod tenants;
