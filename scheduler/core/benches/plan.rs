@@ -9,7 +9,7 @@
 
 use regions::latency::prior_rtt;
 use regions::{Catalogue, DeploymentName, RegionIndex, RegionSet, ResidencyPolicy};
-use scheduler_core::plan::{Class, Demand, Place, Plan, Pool, Problem, Source, plan};
+use scheduler_core::plan::{TrafficClass, ClassDemand, DeploymentCapacity, TrafficPlan, CapacityPool, PlanInput, Source, plan};
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -22,8 +22,8 @@ const CALLS: usize = 25;
 /// What one replica takes, in tokens per second.
 const EACH: u64 = 7_500;
 
-/// A fleet in which every gateway asks for so much of each deployment, in tokens per second.
-fn problem(catalogue: &Catalogue, asked: u64) -> Problem {
+/// A fleet in which every gateway asks for so much of tokens_per_replica deployment, in tokens per second.
+fn problem(catalogue: &Catalogue, asked: u64) -> PlanInput {
     let all: Vec<RegionIndex> = catalogue.iter().map(|(region, _)| region).collect();
     let routed: Vec<_> = all.iter().copied().step_by(all.len() / REGIONS).take(REGIONS).collect();
     assert_eq!(routed.len(), REGIONS);
@@ -35,30 +35,30 @@ fn problem(catalogue: &Catalogue, asked: u64) -> Problem {
         .step_by(REGIONS / GATEWAYS)
         .map(|place| Source { gateway: *place, origin: *place })
         .collect();
-    let mut problem = Problem::default();
+    let mut problem = PlanInput::default();
     for source in &gateways {
         for region in &routed {
             let (from, to) = (catalogue.region(source.origin).point, catalogue.region(*region).point);
-            problem.away.insert((source.origin, *region), prior_rtt(from.distance_km(to)));
+            problem.rtt.insert((source.origin, *region), prior_rtt(from.distance_km(to)));
         }
     }
     for number in 0..DEPLOYMENTS {
         let name: DeploymentName = format!("team-{}-embed-{number}", number % 37).parse().unwrap();
-        // Three quarters of the regions have it ready, each with some replicas.
-        let mut places = BTreeMap::new();
+        // Three quarters of the regions have it ready, tokens_per_replica with some replicas.
+        let mut deployments = BTreeMap::new();
         for (at, region) in routed.iter().enumerate().filter(|(at, _)| (at + number) % 4 != 0) {
             let ready = 1 + ((at * 7 + number * 3) % 4) as u32;
-            problem.pools.push(Pool { region: *region, tokens_per_second: u64::from(ready) * EACH });
-            places.insert(*region, Place { pool: problem.pools.len() - 1, ready, max: 16, each: EACH });
+            problem.pools.push(CapacityPool { region: *region, tokens_per_second: u64::from(ready) * EACH });
+            deployments.insert(*region, DeploymentCapacity { pool: problem.pools.len() - 1, ready, max: 16, tokens_per_replica: EACH });
         }
-        problem.places.insert(name.clone(), places);
+        problem.deployments.insert(name.clone(), deployments);
         let residency = policies.get(number % 8).cloned().unwrap_or(ResidencyPolicy::Anywhere);
         let allowed = residency.permitted(catalogue).intersect(set);
         let uneven = |at: usize| asked / 2 + asked * ((at * 5 + number) % 11) as u64 / 10;
         let by_source: BTreeMap<_, _> =
             gateways.iter().enumerate().map(|(at, source)| (*source, uneven(at))).collect();
         let peak = by_source.values().sum();
-        problem.demand.insert(Class { deployment: name, residency }, Demand { allowed, peak, by_source });
+        problem.demand.insert(TrafficClass { deployment: name, residency }, ClassDemand { allowed, peak, by_source });
     }
     for (at, region) in routed.iter().enumerate() {
         problem.cost.insert(*region, 1_000_000 + (at as u64 * 37 % 11) * 100_000);
@@ -74,10 +74,10 @@ fn main() {
     for pool in lost.pools.iter_mut().filter(|pool| pool.region == busy.pools[1].region) {
         pool.tokens_per_second = 0;
     }
-    println!("{REGIONS} regions x {DEPLOYMENTS} deployments x {GATEWAYS} gateways, {CALLS} calls each");
+    println!("{REGIONS} regions x {DEPLOYMENTS} deployments x {GATEWAYS} gateways, {CALLS} calls tokens_per_replica");
     println!("{:<44}{:>10}{:>10}{:>10}{:>12}", "", "p50 ms", "p99 ms", "most ms", "shares");
-    let at_rest = |problem: &Problem| (0..20).fold(Plan::default(), |before, _| plan(problem, &before));
-    measure("the first", &calm, &Plan::default());
+    let at_rest = |problem: &PlanInput| (0..20).fold(TrafficPlan::default(), |before, _| plan(problem, &before));
+    measure("the first", &calm, &TrafficPlan::default());
     let in_calm = at_rest(&calm);
     measure("in calm", &calm, &in_calm);
     measure("in a surge, when rows begin to move", &busy, &in_calm);
@@ -86,7 +86,7 @@ fn main() {
     measure("when a region is lost in it", &lost, &in_surge);
 }
 
-fn measure(what: &str, problem: &Problem, before: &Plan) {
+fn measure(what: &str, problem: &PlanInput, before: &TrafficPlan) {
     let mut took: Vec<Duration> = Vec::with_capacity(CALLS);
     let mut shares = 0;
     for _ in 0..CALLS {

@@ -1,4 +1,4 @@
-//! Plans, told as small worlds: regions on a line, a gateway beside each that is named, one or two deployments.
+//! Plans, told as small worlds: regions on a line, a gateway beside tokens_per_replica that is named, one or two deployments.
 
 use super::*;
 use regions::weights::Why;
@@ -16,36 +16,36 @@ pub(super) fn source(place: usize) -> Source {
 }
 
 /// A class of a deployment; `policy` tells those of one deployment apart.
-pub(super) fn class(deployment: &str, policy: &str) -> Class {
-    Class { deployment: deployment.parse().unwrap(), residency: policy.parse().unwrap() }
+pub(super) fn class(deployment: &str, policy: &str) -> TrafficClass {
+    TrafficClass { deployment: deployment.parse().unwrap(), residency: policy.parse().unwrap() }
 }
 
 /// A world in the making. Regions `a` and `b` are `10 |a - b| + 10` ms apart.
 #[derive(Clone, Default)]
-struct World(Problem);
+struct World(PlanInput);
 
 impl World {
-    /// Region `n` has replicas of `d` that take `capacities[n]` tokens a second, in one replica each.
+    /// Region `n` has replicas of `d` that take `capacities[n]` tokens a second, in one replica tokens_per_replica.
     fn of(capacities: &[u64]) -> World {
         World::default().serving("d", capacities)
     }
 
     fn serving(mut self, deployment: &str, capacities: &[u64]) -> World {
         for (region, capacity) in capacities.iter().enumerate() {
-            self.0.pools.push(Pool { region: at(region), tokens_per_second: *capacity });
-            let place = Place { pool: self.0.pools.len() - 1, ready: 1, max: 8, each: *capacity };
-            self.0.places.entry(deployment.parse().unwrap()).or_default().insert(at(region), place);
+            self.0.pools.push(CapacityPool { region: at(region), tokens_per_second: *capacity });
+            let place = DeploymentCapacity { pool: self.0.pools.len() - 1, ready: 1, max: 8, tokens_per_replica: *capacity };
+            self.0.deployments.entry(deployment.parse().unwrap()).or_default().insert(at(region), place);
             for other in 0..capacities.len() {
-                let away = Duration::from_millis(10 * region.abs_diff(other) as u64 + 10);
-                self.0.away.insert((at(other), at(region)), away);
+                let rtt = Duration::from_millis(10 * region.abs_diff(other) as u64 + 10);
+                self.0.rtt.insert((at(other), at(region)), rtt);
             }
         }
         self
     }
 
     /// So much is asked for at `place`.
-    fn asked(mut self, class: Class, allowed: &[usize], place: usize, tokens: u64) -> World {
-        let empty = Demand { allowed: set(allowed), peak: 0, by_source: BTreeMap::new() };
+    fn asked(mut self, class: TrafficClass, allowed: &[usize], place: usize, tokens: u64) -> World {
+        let empty = ClassDemand { allowed: set(allowed), peak: 0, by_source: BTreeMap::new() };
         let demand = self.0.demand.entry(class).or_insert(empty);
         demand.peak += tokens;
         demand.by_source.insert(source(place), tokens);
@@ -63,32 +63,32 @@ impl World {
     }
 
     fn max(mut self, max: u32) -> World {
-        self.0.places.values_mut().flat_map(BTreeMap::values_mut).for_each(|place| place.max = max);
+        self.0.deployments.values_mut().flat_map(BTreeMap::values_mut).for_each(|place| place.max = max);
         self
     }
 
-    fn after(&self, previous: &Plan) -> Plan {
+    fn after(&self, previous: &TrafficPlan) -> TrafficPlan {
         plan(&self.0, previous)
     }
 
-    fn first(&self) -> Plan {
-        self.after(&Plan::default())
+    fn first(&self) -> TrafficPlan {
+        self.after(&TrafficPlan::default())
     }
 
     /// The plan at which it comes to rest.
-    fn rest(&self) -> Plan {
+    fn rest(&self) -> TrafficPlan {
         (0..40).fold(self.first(), |plan, _| self.after(&plan))
     }
 
     fn floors(&self) -> Vec<(usize, u32)> {
         let floors = self.rest().floors.replicas;
-        let each = floors.get("d").into_iter().flatten();
-        each.map(|(region, floor)| (region.as_usize(), floor.replicas)).collect()
+        let tokens_per_replica = floors.get("d").into_iter().flatten();
+        tokens_per_replica.map(|(region, floor)| (region.as_usize(), floor.replicas)).collect()
     }
 }
 
 /// The shares of a row, by region.
-fn row(plan: &Plan, class: &Class, place: usize) -> Vec<(usize, u16, Why)> {
+fn row(plan: &TrafficPlan, class: &TrafficClass, place: usize) -> Vec<(usize, u16, Why)> {
     let row = &plan.rows[class][&source(place)];
     row.iter().map(|share| (share.region.as_usize(), share.permille, share.why)).collect()
 }
@@ -135,8 +135,8 @@ fn deployments_on_the_same_replicas_share_their_room() {
     let (d, e) = (class("d", "anywhere"), class("e", "anywhere"));
     let mut world = World::of(&[100, 100]).asked(d.clone(), &[0, 1], 0, 60);
     world = world.asked(e.clone(), &[0, 1], 0, 60);
-    let shared = world.0.places["d"].clone();
-    world.0.places.insert("e".parse().unwrap(), shared);
+    let shared = world.0.deployments["d"].clone();
+    world.0.deployments.insert("e".parse().unwrap(), shared);
     assert_eq!(row(&world.rest(), &d, 0), [(0, 1000, Nearest)]);
     assert_eq!(row(&world.rest(), &e, 0), [(0, 667, Nearest), (1, 333, NearerFull)]);
 }

@@ -7,16 +7,16 @@ const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
 
 /// The spoke of `region` that is reached at `port`, which is its boot identifier too.
-fn spoke(region: &str, port: u16, created: u64) -> Standing {
+fn spoke(region: &str, port: u16, created: u64) -> RegisteredSpoke {
     let registration = Registration {
         region: region.parse().unwrap(),
         endpoint: ([10, 0, 0, 1], port).into(),
         boot_id: port.into(),
         deployments: BTreeSet::new(),
-        capacity: Capacity::default(),
+        capacity: RegionCapacity::default(),
         models: BTreeMap::new(),
     };
-    Standing { registration, created }
+    RegisteredSpoke { registration, created }
 }
 
 fn empty(now: Instant) -> Registry {
@@ -115,29 +115,29 @@ fn ten_lose(lost: usize, apart: Duration) -> (Registry, Instant) {
     ];
     let mut now = some_instant();
     let mut registry = empty(now);
-    for (place, region) in CLOUD.iter().enumerate() {
-        let place = u16::try_from(place).unwrap();
-        registry.put(spoke(region, place + 1, u64::from(place)), now);
+    for (region, region) in CLOUD.iter().enumerate() {
+        let region = u16::try_from(region).unwrap();
+        registry.put(spoke(region, region + 1, u64::from(region)), now);
     }
-    for (place, region) in CLOUD.iter().take(lost).enumerate() {
-        if place > 0 {
+    for (region, region) in CLOUD.iter().take(lost).enumerate() {
+        if region > 0 {
             now += apart;
         }
-        registry.remove(&region.parse().unwrap(), place as u64 + 1, now);
+        registry.remove(&region.parse().unwrap(), region as u64 + 1, now);
     }
     (registry, now)
 }
 
 #[test]
 fn when_more_than_three_of_ten_leases_end_within_two_seconds_their_regions_are_held() {
-    let check = |lost: usize, apart_ms: u64, held: bool| {
+    let check = |lost: usize, apart_ms: u64, hold: bool| {
         let (mut registry, now) = ten_lose(lost, Duration::from_millis(apart_ms));
-        assert_eq!(registry.holds(), held, "{lost} lost, {apart_ms} ms apart");
+        assert_eq!(registry.is_holding(), hold, "{lost} lost, {apart_ms} ms apart");
         registry.expire(now + LAPSED_KEEP);
         let routed = registry.routes().len();
-        assert_eq!(routed, if held { 10 } else { 10 - lost }, "{lost} lost, {apart_ms} ms apart");
-        registry.expire(now + HELD_MAX);
-        assert_eq!((registry.routes().len(), registry.holds()), (10 - lost, false), "not for ever");
+        assert_eq!(routed, if hold { 10 } else { 10 - lost }, "{lost} lost, {apart_ms} ms apart");
+        registry.expire(now + HOLD_MAX);
+        assert_eq!((registry.routes().len(), registry.is_holding()), (10 - lost, false), "not for ever");
     };
     check(3, 0, false);
     check(4, 0, true);
@@ -148,24 +148,24 @@ fn when_more_than_three_of_ten_leases_end_within_two_seconds_their_regions_are_h
 
 #[test]
 fn what_gateways_hear_is_weighed_and_who_hears_nobody_is_no_witness() {
-    let check = |witnesses: &[Option<&[&str]>], expected: Evidence| {
-        let named = |heard: &&[&str]| heard.iter().map(|region| region.parse().unwrap()).collect();
+    let check = |gateways: &[Option<&[&str]>], expected: Reachability| {
+        let named = |gateway_reported: &&[&str]| gateway_reported.iter().map(|region| region.parse().unwrap()).collect();
         let all: Vec<Option<BTreeSet<RegionId>>> =
-            witnesses.iter().map(|heard| heard.as_ref().map(named)).collect();
-        assert_eq!(evidence(&all, &EUROPE.parse().unwrap()), expected, "{witnesses:?}");
+            gateways.iter().map(|gateway_reported| gateway_reported.as_ref().map(named)).collect();
+        assert_eq!(reachability(&all, &EUROPE.parse().unwrap()), expected, "{gateways:?}");
     };
-    check(&[], Evidence::None);
-    check(&[None], Evidence::None);
-    check(&[Some(&[])], Evidence::None);
-    check(&[Some(&[AMERICA])], Evidence::Unheard);
-    check(&[Some(&[AMERICA]), None], Evidence::None);
-    check(&[Some(&[AMERICA]), Some(&[])], Evidence::None);
-    check(&[Some(&[AMERICA]), Some(&[AMERICA, EUROPE])], Evidence::Heard);
-    check(&[None, Some(&[EUROPE])], Evidence::Heard);
+    check(&[], Reachability::Unknown);
+    check(&[None], Reachability::Unknown);
+    check(&[Some(&[])], Reachability::Unknown);
+    check(&[Some(&[AMERICA])], Reachability::Unreachable);
+    check(&[Some(&[AMERICA]), None], Reachability::Unknown);
+    check(&[Some(&[AMERICA]), Some(&[])], Reachability::Unknown);
+    check(&[Some(&[AMERICA]), Some(&[AMERICA, EUROPE])], Reachability::Reachable);
+    check(&[None, Some(&[EUROPE])], Reachability::Reachable);
 }
 
 fn gateway(boot_id: u64) -> GatewayBoot {
-    GatewayBoot { place: AMERICA.parse().unwrap(), boot_id }
+    GatewayBoot { region: AMERICA.parse().unwrap(), boot_id }
 }
 
 #[test]
@@ -173,18 +173,18 @@ fn of_regions_whose_leases_ended_those_that_gateways_hear_stay_and_those_that_no
     let some: BTreeSet<RegionId> = ["aws/us-east-1", "aws/us-west-2"].map(|it| it.parse().unwrap()).into();
     for lost in [2, 10] {
         let (mut registry, now) = ten_lose(lost, Duration::ZERO);
-        registry.heard(gateway(1), Some(some.clone()), now);
+        registry.gateway_reported(gateway(1), Some(some.clone()), now);
         let dead = lost - registry.lapsed.keys().filter(|region| some.contains(*region)).count();
         registry.expire(now + LAPSED_KEEP - Duration::from_nanos(1));
         assert_eq!(registry.routes().len(), 10, "{lost}: each has its time");
         registry.expire(now + LAPSED_KEEP);
-        assert_eq!(registry.routes().len(), 10 - dead, "{lost}: held or not");
+        assert_eq!(registry.routes().len(), 10 - dead, "{lost}: hold or not");
         assert_eq!(registry.next_expiry(), None);
-        let far = now + 10 * HELD_MAX;
+        let far = now + 10 * HOLD_MAX;
         registry.expire(far);
         assert_eq!(registry.routes().len(), 10 - dead, "{lost}: for as long as somebody hears it");
         // Then that gateway hears one of them no longer.
-        registry.heard(gateway(1), Some(["aws/us-west-2".parse().unwrap()].into()), far);
+        registry.gateway_reported(gateway(1), Some(["aws/us-west-2".parse().unwrap()].into()), far);
         let there = |registry: &Registry| registry.routes().contains_key("aws/us-east-1");
         registry.expire(far + LAPSED_KEEP - Duration::from_nanos(1));
         assert!(there(&registry), "{lost}: it has its time again");
@@ -197,17 +197,17 @@ fn of_regions_whose_leases_ended_those_that_gateways_hear_stay_and_those_that_no
 fn the_word_of_a_gateway_that_is_gone_or_does_not_say_changes_nothing() {
     for said in [None, Some(BTreeSet::new())] {
         let (mut registry, now) = ten_lose(10, Duration::ZERO);
-        registry.heard(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
-        registry.heard(gateway(2), said, now);
+        registry.gateway_reported(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
+        registry.gateway_reported(gateway(2), said, now);
         registry.expire(now + 2 * LAPSED_KEEP);
-        assert_eq!(registry.routes().len(), 10, "held, as without any");
-        registry.silent(&gateway(2), now + 2 * LAPSED_KEEP);
+        assert_eq!(registry.routes().len(), 10, "hold, as without any");
+        registry.gateway_expired(&gateway(2), now + 2 * LAPSED_KEEP);
         registry.expire(now + 2 * LAPSED_KEEP);
         assert_eq!(registry.routes().len(), 0, "all who speak hear none of them");
     }
     let (mut registry, now) = ten_lose(10, Duration::ZERO);
-    registry.heard(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
-    registry.hear_only([], now);
+    registry.gateway_reported(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
+    registry.replace_gateways([], now);
     registry.expire(now + 2 * LAPSED_KEEP);
     assert_eq!(registry.routes().len(), 10, "their leases end with those of the regions");
 }
@@ -221,7 +221,7 @@ fn of_few_regions_one_or_two_that_die_are_no_fault_of_the_store() {
     registry.remove(&EUROPE.parse().unwrap(), 1, now);
     registry.remove(&AMERICA.parse().unwrap(), 2, now);
     registry.expire(now + LAPSED_KEEP);
-    assert_eq!((routed(&registry), registry.holds()), (vec![], false));
+    assert_eq!((routed(&registry), registry.is_holding()), (vec![], false));
 }
 
 #[test]
@@ -232,9 +232,9 @@ fn held_regions_are_let_go_when_so_many_are_back_that_the_rest_is_believed() {
     for region in &back[..6] {
         registry.put(spoke(region.as_str(), 99, 99), later);
     }
-    assert!(registry.holds(), "four of ten are still missing");
+    assert!(registry.is_holding(), "four of ten are still missing");
     registry.put(spoke(back[6].as_str(), 99, 99), later);
-    assert!(!registry.holds(), "three of ten may be");
+    assert!(!registry.is_holding(), "three of ten may be");
     registry.expire(later + LAPSED_KEEP - Duration::from_nanos(1));
     assert_eq!(registry.routes().len(), 10);
     registry.expire(later + LAPSED_KEEP);

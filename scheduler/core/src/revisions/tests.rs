@@ -31,14 +31,14 @@ fn deployment(model: &str, precision: Precision) -> Deployment {
 }
 
 /// So many ready replicas of a revision.
-fn ready(text: &str, source: &str, precision: Precision, count: u32) -> Counted {
+fn ready(text: &str, source: &str, precision: Precision, count: u32) -> RevisionReplicas {
     let model = ReportedModel {
         revision: revision(text),
         source: source.to_owned(),
         task: Task::Embed,
         engine: engine(precision),
     };
-    Counted { model, replicas: count, ready: count }
+    RevisionReplicas { model, replicas: count, ready: count }
 }
 
 const F32: Precision = Precision::F32;
@@ -50,30 +50,30 @@ type Published = (Precision, Option<ModelRevision>, Option<(Option<ModelRevision
 
 /// A hub that publishes what is staged.
 struct World {
-    wanted: Deployments,
+    desired: Deployments,
     orders: Orders,
     table: RouteTable,
-    regions: BTreeMap<RegionId, BTreeMap<DeploymentName, Reported>>,
+    regions: BTreeMap<RegionId, BTreeMap<DeploymentName, ReplicaRevisions>>,
 }
 
 impl World {
     fn of(deployment: Deployment) -> World {
-        let wanted = Deployments::from([(name(), deployment)]);
-        World { wanted, orders: Orders::default(), table: RouteTable::empty(), regions: BTreeMap::new() }
+        let desired = Deployments::from([(name(), deployment)]);
+        World { desired, orders: Orders::default(), table: RouteTable::empty(), regions: BTreeMap::new() }
     }
 
     fn wants(&mut self, deployment: Deployment) {
-        self.wanted = Deployments::from([(name(), deployment)]);
+        self.desired = Deployments::from([(name(), deployment)]);
     }
 
-    fn report(&mut self, region: &str, target: Option<u32>, models: &[Counted]) {
-        let reported = Reported { target, models: models.to_vec() };
+    fn report(&mut self, region: &str, target: Option<u32>, models: &[RevisionReplicas]) {
+        let reported = ReplicaRevisions { target, models: models.to_vec() };
         self.regions.insert(region.parse().unwrap(), BTreeMap::from([(name(), reported)]));
     }
 
     fn publish(&mut self) -> Published {
         let reports = self.regions.iter().collect();
-        let (deployments, revisions) = stage(&self.wanted, &self.orders, &self.table, &reports, false);
+        let (deployments, revisions) = stage(&self.desired, &self.orders, &self.table, &reports, false);
         let deployments = deployments.into_owned();
         self.table = RouteTable { deployments, revisions: Some(revisions), ..RouteTable::empty() };
         let served = self.table.revision(&name());
@@ -183,9 +183,9 @@ fn while_the_store_is_in_doubt_nothing_replaces_another() {
     let mut world = World::of(deployment(M, F32));
     world.report(EUROPE, None, &[ready("a", M, F32, 1), ready("b", M, INT8, 1)]);
     world.publish();
-    let wanted = Deployments::from([(name(), deployment(M, INT8))]);
+    let desired = Deployments::from([(name(), deployment(M, INT8))]);
     let reports = world.regions.iter().collect();
-    let (deployments, revisions) = stage(&wanted, &Orders::default(), &world.table, &reports, true);
+    let (deployments, revisions) = stage(&desired, &Orders::default(), &world.table, &reports, true);
     assert_eq!(deployments[&name()].engine.precision, F32);
     assert_eq!(revisions[&name()].current, revision("a"));
 }

@@ -23,14 +23,14 @@ fn deployment(name: &str, policy: &str) -> Deployment {
 
 fn reader(boot_id: u64) -> Reader {
     let role = if boot_id.is_multiple_of(2) { Role::Gateway } else { Role::Spoke };
-    Reader { role, place: "aws/us-east-1".parse().unwrap(), boot_id }
+    Reader { role, region: "aws/us-east-1".parse().unwrap(), boot_id }
 }
 
 /// A hub that publishes, and readers that hear of it when a test says so.
 struct World {
     catalogue: Arc<Catalogue>,
     rollout: Rollout,
-    wanted: BTreeMap<DeploymentName, Deployment>,
+    desired: BTreeMap<DeploymentName, Deployment>,
     /// Every table that was published; the first is empty.
     tables: Vec<RouteTable>,
     /// Which of them each reader that is known runs.
@@ -41,13 +41,13 @@ impl World {
     fn new(settle: Duration) -> World {
         let catalogue = CATALOGUE.clone();
         let rollout = Rollout::new(catalogue.clone(), settle, some_instant());
-        let (wanted, running) = (BTreeMap::new(), BTreeMap::new());
-        World { catalogue, rollout, wanted, tables: vec![RouteTable::empty()], running }
+        let (desired, running) = (BTreeMap::new(), BTreeMap::new());
+        World { catalogue, rollout, desired, tables: vec![RouteTable::empty()], running }
     }
 
     fn apply(&mut self, name: &str, policy: &str) {
         let deployment = deployment(name, policy);
-        self.wanted.insert(deployment.name.clone(), deployment);
+        self.desired.insert(deployment.name.clone(), deployment);
     }
 
     /// Publishes the next table, if it says anything new.
@@ -55,7 +55,7 @@ impl World {
         let last = self.tables.last().unwrap();
         let generation = Generation { epoch: 1, number: last.generation.number + 1 };
         let Staged { deployments, widening, revisions: _, tenants: _ } =
-            self.rollout.stage(&self.wanted, last, generation, doubt);
+            self.rollout.stage(&self.desired, last, generation, doubt);
         if *deployments == last.deployments && widening == last.widening {
             return;
         }
@@ -146,19 +146,19 @@ fn what_moves_is_nowhere_until_everybody_knows_where_to() {
 #[test]
 fn whoever_is_gone_is_not_waited_for_and_a_new_term_waits_for_whoever_may_come_back() {
     let now = some_instant();
-    let mut world = World::new(SETTLE);
-    world.rollout = Rollout::new(world.catalogue.clone(), SETTLE, now);
+    let mut world = World::new(SETTLE_TIME);
+    world.rollout = Rollout::new(world.catalogue.clone(), SETTLE_TIME, now);
     world.apply("m", "eu");
     world.publish(false);
     assert_eq!(world.rollout.next_wakeup(&world.tables[1]), None, "nothing waits");
     world.apply("m", "anywhere");
     world.publish(false);
     says(&world, "eu", Some("anywhere"));
-    assert_eq!(world.rollout.next_wakeup(&world.tables[2]), Some(now + SETTLE));
-    world.rollout.tick(now + SETTLE - Duration::from_nanos(1));
+    assert_eq!(world.rollout.next_wakeup(&world.tables[2]), Some(now + SETTLE_TIME));
+    world.rollout.tick(now + SETTLE_TIME - Duration::from_nanos(1));
     world.publish(false);
     says(&world, "eu", Some("anywhere"));
-    world.rollout.tick(now + SETTLE);
+    world.rollout.tick(now + SETTLE_TIME);
     world.hears(1, 1);
     world.publish(false);
     says(&world, "eu", Some("anywhere"));
@@ -174,7 +174,7 @@ fn a_name_that_comes_back_is_no_new_one_to_whoever_has_not_heard_that_it_was_gon
         world.apply("m", "eu");
         world.publish(false);
         world.hears(1, 1);
-        world.wanted.clear();
+        world.desired.clear();
         world.publish(false);
         world.hears(1, heard);
         // What readers say reaches the hub between two tables.
@@ -204,9 +204,9 @@ fn a_residency_that_has_changed_often_meanwhile_still_fits_into_a_table() {
         let (said, _) = world.says("m");
         assert!(said.len() <= DEPLOYMENT_LEN_MAX, "{} bytes", said.len());
         let newest = world.tables.len() - 1;
-        let wanted = world.wanted.values().next().unwrap().residency.permitted(&world.catalogue);
+        let desired = world.desired.values().next().unwrap().residency.permitted(&world.catalogue);
         let before = world.sent(newest - 1, "m").unwrap();
-        assert!(world.sent(newest, "m").unwrap().is_subset(&wanted.intersect(before)));
+        assert!(world.sent(newest, "m").unwrap().is_subset(&desired.intersect(before)));
     }
     world.hear_all();
     world.publish(false);
@@ -265,7 +265,7 @@ proptest! {
             let tables = world.tables.len();
             match step {
                 Step::Apply { name, policy } => world.apply(NAMES[name], POLICIES[policy]),
-                Step::Remove { name } => drop(world.wanted.remove(NAMES[name])),
+                Step::Remove { name } => drop(world.desired.remove(NAMES[name])),
                 Step::Publish { doubt } => world.publish(doubt),
                 Step::Hears { reader, newer } => {
                     if let Some(table) = world.running.get(&reader).copied() {
@@ -288,8 +288,8 @@ proptest! {
             let newest = world.tables.len() - 1;
             for name in NAMES {
                 let Some(sent) = world.sent(newest, name) else { continue };
-                let wanted = world.wanted[&name.parse::<DeploymentName>().unwrap()].residency.permitted(&world.catalogue);
-                prop_assert!(sent.is_subset(&wanted), "never more than the operator wants");
+                let desired = world.desired[&name.parse::<DeploymentName>().unwrap()].residency.permitted(&world.catalogue);
+                prop_assert!(sent.is_subset(&desired), "never more than the operator wants");
                 let grew = world.sent(newest - 1, name).is_some_and(|before| !sent.is_subset(&before));
                 for (reader, table) in world.running.iter().filter(|_| grew) {
                     let Some(taken) = world.taken(*table, name) else { continue };
@@ -297,12 +297,12 @@ proptest! {
                 }
             }
         }
-        // And what is wanted comes about once everybody has heard.
+        // And what is desired comes about once everybody has heard.
         for _ in 0..3 {
             world.publish(false);
             world.hear_all();
         }
-        prop_assert_eq!(&world.tables.last().unwrap().deployments, &world.wanted);
+        prop_assert_eq!(&world.tables.last().unwrap().deployments, &world.desired);
         prop_assert!(world.tables.last().unwrap().widening.is_empty());
     }
 }

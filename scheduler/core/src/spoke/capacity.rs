@@ -8,21 +8,21 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::Spoke;
-use crate::plan::capacity::{Capacity, Count, Replicas};
+use crate::plan::capacity::{RegionCapacity, ReplicaCount, ReplicaPool};
 use regions::DeploymentName;
 
 /// What the hub wants, and how many replicas somebody could start.
 #[derive(Debug, Default)]
-pub(super) struct Fleet {
+pub(super) struct ReplicaTargets {
     floors: BTreeMap<DeploymentName, u32>,
     most: BTreeMap<DeploymentName, u32>,
 }
 
 impl Spoke {
     /// What the region can do: nothing while it drains.
-    pub fn capacity(&self, now: Instant) -> Capacity {
+    pub fn capacity(&self, now: Instant) -> RegionCapacity {
         if self.draining {
-            return Capacity::default();
+            return RegionCapacity::default();
         }
         let known = self.replicas.each().flat_map(|(_, replica)| replica.names());
         let known = known.chain(self.capacity.most.keys());
@@ -30,17 +30,17 @@ impl Spoke {
         let pools = self.shared(names.into_iter(), now).into_iter().map(|(names, replicas)| {
             let count = |name: &DeploymentName| {
                 let ready = u32::try_from(self.serving(name, now).count()).unwrap_or(u32::MAX);
-                Count { ready, max: self.capacity.most.get(name).copied().unwrap_or(ready).max(ready) }
+                ReplicaCount { ready, max: self.capacity.most.get(name).copied().unwrap_or(ready).max(ready) }
             };
             let deployments = names.into_iter().map(|name| (name.clone(), count(name))).collect();
             let speed: f64 = replicas.iter().filter_map(|number| self.replicas.get(*number)?.speed()).sum();
-            Replicas {
+            ReplicaPool {
                 ready: u32::try_from(replicas.len()).unwrap_or(u32::MAX),
                 tokens_per_second: speed as u64,
                 deployments,
             }
         });
-        Capacity { pools: pools.collect() }
+        RegionCapacity { pools: pools.collect() }
     }
 
     /// As many replicas of each deployment as can be started here; of one that is not named, as many as there are.
@@ -61,7 +61,7 @@ impl Spoke {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ReplicaObserved;
+    use super::super::ReplicaStatus;
     use super::*;
     use crate::some_instant;
 
@@ -69,16 +69,16 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn says(names: &[&str], tokens_per_second: f64) -> ReplicaObserved {
+    fn says(names: &[&str], tokens_per_second: f64) -> ReplicaStatus {
         let names = names.iter().map(|text| name(text)).collect();
-        let (pending_tokens, lookup_tokens) = (0, None);
-        ReplicaObserved {
+        let (pending_tokens, interactive_tokens) = (0, None);
+        ReplicaStatus {
             model: None,
             names,
             ready: true,
             draining: false,
             pending_tokens,
-            lookup_tokens,
+            interactive_tokens,
             tokens_per_second,
         }
     }
@@ -99,14 +99,14 @@ mod tests {
         let mut spoke = region(now);
         let pools = spoke.capacity(now).pools;
         assert_eq!(pools.len(), 2);
-        let told = |pool: &Replicas| (pool.ready, pool.tokens_per_second, pool.deployments.clone());
-        let two = Count { ready: 2, max: 2 };
+        let told = |pool: &ReplicaPool| (pool.ready, pool.tokens_per_second, pool.deployments.clone());
+        let two = ReplicaCount { ready: 2, max: 2 };
         assert_eq!(told(&pools[0]), (2, 1500, [(name("a"), two), (name("b"), two)].into()));
-        assert_eq!(told(&pools[1]), (1, 0, [(name("c"), Count { ready: 1, max: 1 })].into()));
+        assert_eq!(told(&pools[1]), (1, 0, [(name("c"), ReplicaCount { ready: 1, max: 1 })].into()));
         spoke.replica_failed(1, now);
         assert_eq!(spoke.capacity(now).pools[0].tokens_per_second, 1000);
         spoke.set_draining();
-        assert_eq!(spoke.capacity(now), Capacity::default());
+        assert_eq!(spoke.capacity(now), RegionCapacity::default());
     }
 
     #[test]
@@ -116,9 +116,9 @@ mod tests {
         spoke.set_replicas_max([(name("c"), 8), (name("d"), 4), (name("a"), 1)].into());
         let counts: BTreeMap<_, _> =
             spoke.capacity(now).pools.into_iter().flat_map(|pool| pool.deployments).collect();
-        assert_eq!(counts[&name("c")], Count { ready: 1, max: 8 });
-        assert_eq!(counts[&name("d")], Count { ready: 0, max: 4 });
-        assert_eq!(counts[&name("a")], Count { ready: 2, max: 2 }, "those that there are, there may be");
+        assert_eq!(counts[&name("c")], ReplicaCount { ready: 1, max: 8 });
+        assert_eq!(counts[&name("d")], ReplicaCount { ready: 0, max: 4 });
+        assert_eq!(counts[&name("a")], ReplicaCount { ready: 2, max: 2 }, "those that there are, there may be");
     }
 
     #[test]

@@ -4,9 +4,9 @@
 //! scaler that lets it go. A number is given once, so that whatever still speaks of a replica that has gone, the end of a
 //! request or a late status, can never be taken for a word about another.
 //!
-//! A replica goes in two steps. From [`Spoke::let_go`] on nothing new is sent there, and what it has it finishes; when
+//! A replica goes in two steps. From [`Spoke::drain_replica`] on nothing new is sent there, and what it has it finishes; when
 //! [`Spoke::members`] shows it with nothing in flight, whoever started it stops it, and it is [forgotten](Spoke::remove_replica).
-//! In between it can be [kept](Spoke::keep): traffic that comes back finds it warm.
+//! In between it can be [kept](Spoke::undrain_replica): traffic that comes back finds it warm.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,37 +17,37 @@ use super::replica::Replica;
 
 /// One replica, for whoever starts and stops them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct ReplicaMember {
     /// Requests that were sent to it and have not ended.
     pub in_flight: u32,
     /// How it stands.
-    pub standing: Standing,
+    pub state: MemberState,
 }
 
 /// How a replica stands, for whoever starts and stops them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum MemberState {
     /// Nobody has heard of it yet.
-    Unheard,
+    Pending,
     /// It takes work.
     Serving,
     /// It was heard, and takes no work now: it is frozen, gone, or says that it is not ready.
     Lost,
     /// It was let go.
-    Leaving,
+    Draining,
 }
 
 /// All of them.
 #[derive(Debug, Default)]
-pub(super) struct Fleet {
+pub(super) struct ReplicaSet {
     replicas: BTreeMap<usize, Replica>,
     /// The number of the next.
     next: usize,
 }
 
-impl Fleet {
-    pub(super) fn of(endpoints: Vec<SocketAddr>) -> Fleet {
-        let mut fleet = Fleet::default();
+impl ReplicaSet {
+    pub(super) fn of(endpoints: Vec<SocketAddr>) -> ReplicaSet {
+        let mut fleet = ReplicaSet::default();
         for endpoint in endpoints {
             fleet.add(endpoint);
         }
@@ -94,13 +94,13 @@ impl Spoke {
     }
 
     /// Nothing new is sent there from now on.
-    pub fn let_go(&mut self, number: usize) {
+    pub fn drain_replica(&mut self, number: usize) {
         self.replicas.with(number, |replica| replica.set_leaving(true));
         self.choose_revisions();
     }
 
     /// It stays after all.
-    pub fn keep(&mut self, number: usize) {
+    pub fn undrain_replica(&mut self, number: usize) {
         self.replicas.with(number, |replica| replica.set_leaving(false));
     }
 
@@ -110,22 +110,22 @@ impl Spoke {
     }
 
     /// How each of these stands; those that are not there any longer are left out.
-    pub fn members(&self, numbers: impl IntoIterator<Item = usize>, now: Instant) -> BTreeMap<usize, Member> {
-        let deaf = self.is_deaf(now);
-        let standing = |replica: &Replica| {
-            if replica.leaving() {
-                Standing::Leaving
-            } else if replica.takes_work() && (deaf || replica.heard_lately(now)) {
-                Standing::Serving
+    pub fn members(&self, numbers: impl IntoIterator<Item = usize>, now: Instant) -> BTreeMap<usize, ReplicaMember> {
+        let all_silent = self.all_silent(now);
+        let state = |replica: &Replica| {
+            if replica.draining() {
+                MemberState::Draining
+            } else if replica.takes_work() && (all_silent || replica.is_fresh(now)) {
+                MemberState::Serving
             } else if replica.unheard() {
-                Standing::Unheard
+                MemberState::Pending
             } else {
-                Standing::Lost
+                MemberState::Lost
             }
         };
         let each = numbers.into_iter().filter_map(|number| Some((number, self.replicas.get(number)?)));
         each.map(|(number, replica)| {
-            (number, Member { in_flight: replica.in_flight(), standing: standing(replica) })
+            (number, ReplicaMember { in_flight: replica.in_flight(), state: state(replica) })
         })
         .collect()
     }
@@ -133,7 +133,7 @@ impl Spoke {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Outcome, Refusal, ReplicaObserved, SILENCE_MAX, Seen};
+    use super::super::{ReplicaOutcome, NoReplica, ReplicaStatus, SILENCE_MAX, PassiveHealth};
     use super::*;
     use crate::some_instant;
     use regions::DeploymentName;
@@ -144,14 +144,14 @@ mod tests {
         "minilm".parse().unwrap()
     }
 
-    fn well() -> ReplicaObserved {
-        ReplicaObserved {
+    fn well() -> ReplicaStatus {
+        ReplicaStatus {
             model: None,
             names: BTreeSet::from([name()]),
             ready: true,
             draining: false,
             pending_tokens: 0,
-            lookup_tokens: None,
+            interactive_tokens: None,
             tokens_per_second: 1000.0,
         }
     }
@@ -164,8 +164,8 @@ mod tests {
         Spoke::new("aws/us-east-1".parse().unwrap(), 7, replicas)
     }
 
-    fn standing(spoke: &Spoke, number: usize, now: Instant) -> Option<Standing> {
-        spoke.members([number], now).get(&number).map(|member| member.standing)
+    fn state(spoke: &Spoke, number: usize, now: Instant) -> Option<MemberState> {
+        spoke.members([number], now).get(&number).map(|member| member.state)
     }
 
     #[test]
@@ -173,20 +173,20 @@ mod tests {
         let (mut spoke, now) = (spoke(vec![at(1)]), some_instant());
         let added = spoke.add_replica(at(2));
         assert_eq!(spoke.endpoints(), BTreeMap::from([(0, at(1)), (added, at(2))]));
-        assert_eq!(standing(&spoke, added, now), Some(Standing::Unheard));
+        assert_eq!(state(&spoke, added, now), Some(MemberState::Pending));
         spoke.observe_replica(added, well(), now);
-        let choice = spoke.choose(&name(), 10, |_| Seen::FINE, now).unwrap();
-        assert_eq!((choice.index, standing(&spoke, added, now)), (added, Some(Standing::Serving)));
+        let choice = spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).unwrap();
+        assert_eq!((choice.index, state(&spoke, added, now)), (added, Some(MemberState::Serving)));
 
-        spoke.let_go(added);
-        assert!(matches!(spoke.choose(&name(), 10, |_| Seen::FINE, now), Err(Refusal::NoneReady { .. })));
-        let leaving = Member { in_flight: 1, standing: Standing::Leaving };
-        assert_eq!(spoke.members([added], now)[&added], leaving);
-        spoke.finished(&choice, Outcome::Answered, now);
+        spoke.drain_replica(added);
+        assert!(matches!(spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now), Err(NoReplica::NoneReady { .. })));
+        let draining = ReplicaMember { in_flight: 1, state: MemberState::Draining };
+        assert_eq!(spoke.members([added], now)[&added], draining);
+        spoke.finished(&choice, ReplicaOutcome::Responded, now);
         assert_eq!(spoke.members([added], now)[&added].in_flight, 0);
 
-        spoke.keep(added);
-        assert!(spoke.choose(&name(), 10, |_| Seen::FINE, now).is_ok(), "it is warm");
+        spoke.undrain_replica(added);
+        assert!(spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).is_ok(), "it is warm");
     }
 
     #[test]
@@ -194,16 +194,16 @@ mod tests {
         let (mut spoke, now) = (spoke(Vec::new()), some_instant());
         let first = spoke.add_replica(at(1));
         spoke.observe_replica(first, well(), now);
-        let choice = spoke.choose(&name(), 10, |_| Seen::FINE, now).unwrap();
+        let choice = spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).unwrap();
         spoke.remove_replica(first);
         let second = spoke.add_replica(at(1));
         assert_ne!(first, second);
         spoke.observe_replica(first, well(), now);
         spoke.replica_late(first, now);
         spoke.replica_failed(first, now);
-        spoke.finished(&choice, Outcome::Failed, now);
+        spoke.finished(&choice, ReplicaOutcome::Failed, now);
         assert_eq!(spoke.members([first, second], now).len(), 1);
-        assert_eq!(standing(&spoke, second, now), Some(Standing::Unheard));
+        assert_eq!(state(&spoke, second, now), Some(MemberState::Pending));
         assert_eq!(spoke.replicas(), 1);
     }
 
@@ -213,11 +213,11 @@ mod tests {
         spoke.observe_replica(0, well(), now);
         spoke.observe_replica(1, well(), now);
         spoke.replica_failed(1, now);
-        assert_eq!(standing(&spoke, 1, now), Some(Standing::Lost));
+        assert_eq!(state(&spoke, 1, now), Some(MemberState::Lost));
         let later = now + SILENCE_MAX + Duration::from_millis(1);
-        spoke.observe_replica(1, ReplicaObserved { ready: false, ..well() }, later);
-        assert_eq!(standing(&spoke, 1, later), Some(Standing::Lost));
-        assert_eq!(standing(&spoke, 0, later), Some(Standing::Lost), "it has fallen silent, alone");
-        assert_eq!(standing(&spoke, 9, later), None);
+        spoke.observe_replica(1, ReplicaStatus { ready: false, ..well() }, later);
+        assert_eq!(state(&spoke, 1, later), Some(MemberState::Lost));
+        assert_eq!(state(&spoke, 0, later), Some(MemberState::Lost), "it has fallen silent, alone");
+        assert_eq!(state(&spoke, 9, later), None);
     }
 }

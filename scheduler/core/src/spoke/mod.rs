@@ -8,20 +8,20 @@
 //! speed. What it has before it is reckoned forward from its last word (see `replica`), so that a hundred requests
 //! which arrive between two words do not all go to whoever was idle at the first.
 //!
-//! A replica's own word is not all: one that is frozen says nothing, and one whose machine is throttled says that it is
-//! well. So the caller says what its own requests have seen of each ([`Seen`]): whether to ask it now, and how much slower
+//! A replica's own word is not all: one that is frozen says nothing, and one origin machine is throttled says that it is
+//! well. So the caller says what its own requests have seen of each ([`PassiveHealth`]): whether to ask it now, and how much slower
 //! than the best of them it is, by which its estimated finish is multiplied.
 //!
 //! The obvious other way, fewest requests in flight, counts a request of one word like one of two thousand texts.
 //!
-//! What the region could take beyond what comes by itself it offers to gateways whose own region is full (see `grants`).
-//! Where no replica is ready and one is on its way (see `coming`), requests wait for it (see [`hold`]).
+//! What the region could take beyond what comes by itself it offers to gateways origin own region is full (see `grants`).
+//! Where no replica is ready and one is on its way (see `provisioning`), requests wait for it (see [`hold`]).
 
 mod arrivals;
 mod capacity;
-mod choice;
-mod coming;
-mod decided;
+mod selection;
+mod provisioning;
+mod scaling_status;
 mod demand;
 mod fleet;
 mod grants;
@@ -37,28 +37,28 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use arrivals::Arrivals;
-pub use choice::{Outcome, RETRY_AFTER, Refusal, ReplicaChoice, Seen, Turn};
-use coming::Coming;
-pub use decided::Decided;
-use demand::Counted;
-pub use demand::Demand;
-use fleet::Fleet;
-pub use fleet::{Member, Standing};
+pub use selection::{ReplicaOutcome, RETRY_AFTER, NoReplica, SelectedReplica, PassiveHealth, Eligibility};
+use provisioning::Provisioning;
+pub use scaling_status::ScalingStatus;
+use demand::DemandCounters;
+pub use demand::DeploymentDemand;
+use fleet::ReplicaSet;
+pub use fleet::{ReplicaMember, MemberState};
 use grants::Grants;
-pub use grants::{GATEWAYS_MAX, GRANT_FOR, GRANT_PERIOD, Gateway};
-use hold::Line;
-use model::Models;
-pub use model::{Mismatch, RevisionAsked};
-pub use offer::Question;
+pub use grants::{GATEWAYS_MAX, GRANT_TTL, GRANT_PERIOD, Gateway};
+use hold::HoldQueue;
+use model::ServedModels;
+pub use model::{RevisionMismatch, RequestedRevision};
+pub use offer::ExchangeRequest;
 use regions::{Catalogue, DeploymentName, RegionId, ReportedModel, RouteTable};
 use replica::Replica;
 pub use replica::{AHEAD, RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
-pub use report::{Load, Report};
+pub use report::{DeploymentLoad, Report};
 use residency::ResidencyState;
 
 /// What a replica says of itself.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ReplicaObserved {
+pub struct ReplicaStatus {
     /// What it runs, if it reports that.
     pub model: Option<ReportedModel>,
     /// The deployments that it answers to.
@@ -70,18 +70,18 @@ pub struct ReplicaObserved {
     /// Tokens that wait or are being computed.
     pub pending_tokens: u64,
     /// Of those, lookups that wait, if it says.
-    pub lookup_tokens: Option<u64>,
+    pub interactive_tokens: Option<u64>,
     /// Its measured speed; 0 until it is known.
     pub tokens_per_second: f64,
 }
 
-/// Whose request it is that comes to a region.
+/// TrafficOrigin request it is that comes to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum TrafficOrigin {
     /// It comes by itself: no region is nearer to it.
-    Own,
+    Local,
     /// It is another region's overflow, and pays with what was granted.
-    Overflow,
+    Spillover,
 }
 
 /// A region's view of itself.
@@ -90,44 +90,44 @@ pub struct Spoke {
     region: RegionId,
     boot_id: u64,
     draining: bool,
-    replicas: Fleet,
+    replicas: ReplicaSet,
     arrivals: Arrivals,
-    counted: Counted,
-    decided: BTreeMap<DeploymentName, Decided>,
+    demand_counters: DemandCounters,
+    scaling_status: BTreeMap<DeploymentName, ScalingStatus>,
     grants: Grants,
-    coming: Coming,
-    line: Line,
+    provisioning: Provisioning,
+    held: HoldQueue,
     policy: ResidencyState,
-    models: Models,
-    capacity: capacity::Fleet,
+    models: ServedModels,
+    capacity: capacity::ReplicaTargets,
 }
 
 impl Spoke {
-    /// A region whose replicas are reached at `replicas` and have not been heard yet.
+    /// A region origin replicas are reached at `replicas` and have not been heard yet.
     pub fn new(region: RegionId, boot_id: u64, replicas: Vec<SocketAddr>) -> Spoke {
-        let replicas = Fleet::of(replicas);
-        let (arrivals, counted, grants) = (Arrivals::default(), Counted::default(), Grants::default());
-        let (coming, line, decided) = (Coming::default(), Line::default(), BTreeMap::new());
+        let replicas = ReplicaSet::of(replicas);
+        let (arrivals, demand_counters, grants) = (Arrivals::default(), DemandCounters::default(), Grants::default());
+        let (provisioning, held, scaling_status) = (Provisioning::default(), HoldQueue::default(), BTreeMap::new());
         let (policy, models, capacity) =
-            (ResidencyState::default(), Models::default(), capacity::Fleet::default());
+            (ResidencyState::default(), ServedModels::default(), capacity::ReplicaTargets::default());
         Spoke {
             region,
             boot_id,
             draining: false,
             replicas,
             arrivals,
-            counted,
-            decided,
+            demand_counters,
+            scaling_status,
             grants,
-            coming,
-            line,
+            provisioning,
+            held,
             policy,
             models,
             capacity,
         }
     }
 
-    /// Whose spoke it is.
+    /// TrafficOrigin spoke it is.
     pub fn region(&self) -> &RegionId {
         &self.region
     }
@@ -142,13 +142,13 @@ impl Spoke {
     pub fn observe_replica(
         &mut self,
         index: usize,
-        observed: ReplicaObserved,
+        observed: ReplicaStatus,
         now: Instant,
-    ) -> Vec<Mismatch> {
+    ) -> Vec<RevisionMismatch> {
         self.replicas.with(index, |replica| {
             replica.observe(observed, now);
             if let Some(speed) = replica.speed() {
-                replica.names().for_each(|name| self.coming.saw(name, speed));
+                replica.names().for_each(|name| self.provisioning.record_speed(name, speed));
             }
         });
         self.choose_revisions();
@@ -169,14 +169,14 @@ impl Spoke {
     }
 
     /// A request of about so many tokens came for a deployment.
-    pub fn arrived(&mut self, deployment: &DeploymentName, tokens: u64, whose: Whose, now: Instant) {
-        self.counted.came(deployment, tokens, whose);
-        match whose {
+    pub fn arrived(&mut self, deployment: &DeploymentName, tokens: u64, origin: TrafficOrigin, now: Instant) {
+        self.demand_counters.record(deployment, tokens, origin);
+        match origin {
             // What a name that nobody here answers to asks for is refused, and takes no room in memory.
-            Whose::Own if self.replicas.each().any(|(_, replica)| replica.serves(deployment)) => {
-                self.arrivals.came(deployment, tokens, now);
+            TrafficOrigin::Local if self.replicas.each().any(|(_, replica)| replica.serves(deployment)) => {
+                self.arrivals.record(deployment, tokens, now);
             }
-            Whose::Own | Whose::Overflow => {}
+            TrafficOrigin::Local | TrafficOrigin::Spillover => {}
         }
     }
 
@@ -195,9 +195,9 @@ impl Spoke {
     }
 
     /// From now on this table says what may be seen here, and which model revision each deployment is served with.
-    pub fn heed(&mut self, table: &RouteTable, catalogue: &Catalogue) {
-        self.policy.heed(table, &self.region, catalogue);
-        self.models.heed(table);
+    pub fn apply_route_table(&mut self, table: &RouteTable, catalogue: &Catalogue) {
+        self.policy.apply_route_table(table, &self.region, catalogue);
+        self.models.apply_route_table(table);
         self.choose_revisions();
     }
 
@@ -220,12 +220,12 @@ impl Spoke {
     }
 
     /// A table was not taken; the residency policy of the one before stays.
-    pub fn refuse_table(&mut self) {
+    pub fn count_rejected_table(&mut self) {
         self.policy.refused += 1;
     }
 
     /// How many were not.
-    pub fn tables_refused(&self) -> u64 {
+    pub fn tables_rejected(&self) -> u64 {
         self.policy.refused
     }
 
@@ -256,15 +256,15 @@ impl Spoke {
         deployment: &'a DeploymentName,
         now: Instant,
     ) -> impl Iterator<Item = (usize, &'a Replica)> {
-        let deaf = self.is_deaf(now);
+        let all_silent = self.all_silent(now);
         self.replicas
             .each()
-            .filter(move |(_, replica)| replica.serves(deployment) && (deaf || replica.heard_lately(now)))
+            .filter(move |(_, replica)| replica.serves(deployment) && (all_silent || replica.is_fresh(now)))
     }
 
     /// When nobody was heard lately the likelier cause is this process (stopped, starved): the last state stands.
-    fn is_deaf(&self, now: Instant) -> bool {
-        !self.replicas.each().any(|(_, replica)| replica.heard_lately(now))
+    fn all_silent(&self, now: Instant) -> bool {
+        !self.replicas.each().any(|(_, replica)| replica.is_fresh(now))
     }
 }
 

@@ -21,11 +21,11 @@ use regions::{
 
 use super::Spoke;
 use super::replica::Replica;
-use crate::revisions::{Counted, Reported};
+use crate::revisions::{RevisionReplicas, ReplicaRevisions};
 
 /// Model revision that a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RevisionAsked {
+pub struct RequestedRevision {
     /// Only this one will do: other parts of the answer are of it.
     pub required: Option<ModelRevision>,
     /// The one that the route table of its gateway pins.
@@ -34,7 +34,7 @@ pub struct RevisionAsked {
 
 /// A replica that has another model than its deployment is served with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mismatch {
+pub struct RevisionMismatch {
     /// The replica's number.
     pub replica: usize,
     /// Where it is reached.
@@ -49,7 +49,7 @@ pub struct Mismatch {
 
 /// Known revisions.
 #[derive(Debug, Default)]
-pub(super) struct Models {
+pub(super) struct ServedModels {
     /// By the newest table; `None` without one, or with one of a hub that does not know of revisions.
     table: Option<BTreeMap<DeploymentName, ServedRevision>>,
     /// Chosen here, while there is no table.
@@ -60,8 +60,8 @@ pub(super) struct Models {
     seen: BTreeMap<DeploymentName, u64>,
 }
 
-impl Models {
-    pub(super) fn heed(&mut self, table: &RouteTable) {
+impl ServedModels {
+    pub(super) fn apply_route_table(&mut self, table: &RouteTable) {
         self.table.clone_from(&table.revisions);
         if self.table.is_some() {
             self.chosen.clear();
@@ -101,12 +101,12 @@ impl Spoke {
     pub(super) fn revision_for(
         &self,
         deployment: &DeploymentName,
-        asked: RevisionAsked,
+        requested: RequestedRevision,
     ) -> Option<ModelRevision> {
         // What was chosen here for want of a table is no reason against what a gateway's table says.
         let by_table = self.models.table.as_ref().and_then(|table| table.get(deployment));
         let by_table = by_table.map(|served| served.current);
-        asked.required.or(by_table).or(asked.known).or_else(|| self.revision(deployment))
+        requested.required.or(by_table).or(requested.known).or_else(|| self.revision(deployment))
     }
 
     /// Whether a replica has the model that the deployment is served with.
@@ -151,7 +151,7 @@ impl Spoke {
     }
 
     /// Notes whether a replica has the models that its deployments are served with, and returns where it has begun not to.
-    pub(super) fn note_mismatches(&mut self, number: usize) -> Vec<Mismatch> {
+    pub(super) fn note_mismatches(&mut self, number: usize) -> Vec<RevisionMismatch> {
         let Some(replica) = self.replicas.get(number) else { return Vec::new() };
         let mut found = Vec::new();
         for name in replica.names() {
@@ -162,7 +162,7 @@ impl Spoke {
             if model.is_some_and(|model| self.models.next(name).is_some_and(|next| is_next(model, next))) {
                 continue;
             }
-            found.push(Mismatch {
+            found.push(RevisionMismatch {
                 replica: number,
                 endpoint: replica.endpoint(),
                 deployment: name.clone(),
@@ -170,7 +170,7 @@ impl Spoke {
                 found: model.cloned(),
             });
         }
-        let Models { mismatched, seen, .. } = &mut self.models;
+        let ServedModels { mismatched, seen, .. } = &mut self.models;
         let before: BTreeMap<_, _> = mismatched.extract_if(.., |(other, _), _| *other == number).collect();
         found.retain(|mismatch| {
             let key = (number, mismatch.deployment.clone());
@@ -196,12 +196,12 @@ impl Spoke {
     }
 
     /// What the replicas of each deployment run; those that were let go, and those that do not report it, are left out.
-    pub fn models(&self, now: Instant) -> BTreeMap<DeploymentName, Reported> {
-        let deaf = self.is_deaf(now);
+    pub fn models(&self, now: Instant) -> BTreeMap<DeploymentName, ReplicaRevisions> {
+        let all_silent = self.all_silent(now);
         let mut each: BTreeMap<DeploymentName, BTreeMap<&ReportedModel, (u32, u32)>> = BTreeMap::new();
         for (_, replica) in self.replicas.each().filter(|(_, replica)| !replica.leaving()) {
             let Some(model) = replica.model() else { continue };
-            let ready = replica.takes_work() && (deaf || replica.heard_lately(now));
+            let ready = replica.takes_work() && (all_silent || replica.is_fresh(now));
             for name in replica.names() {
                 let (count, of_these) = each.entry(name.clone()).or_default().entry(model).or_default();
                 *count += 1;
@@ -209,14 +209,14 @@ impl Spoke {
             }
         }
         let reported = each.into_iter().map(|(name, models)| {
-            let target = self.decided().get(&name).map(|decided| decided.wanted.replicas);
-            let counted = |(model, (replicas, ready)): (&ReportedModel, (u32, u32))| Counted {
+            let target = self.scaling_status().get(&name).map(|status| status.decision.replicas);
+            let counted = |(model, (replicas, ready)): (&ReportedModel, (u32, u32))| RevisionReplicas {
                 model: model.clone(),
                 replicas,
                 ready,
             };
             let models = models.into_iter().map(counted).collect();
-            (name, Reported { target, models })
+            (name, ReplicaRevisions { target, models })
         });
         reported.collect()
     }

@@ -5,19 +5,19 @@ use std::time::Instant;
 
 use regions::DeploymentName;
 
-use super::grants::{GRANT_PERIOD, Gateway, Pool};
+use super::grants::{GRANT_PERIOD, Gateway, SparePool};
 use super::replica::Replica;
-use super::{Load, Report, Spoke};
+use super::{DeploymentLoad, Report, Spoke};
 
 /// What a gateway asks a region, five times a second.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct ExchangeRequest {
     /// Who asks.
     pub gateway: Gateway,
     /// Counts the questions of this gateway to this region.
     pub sequence: u64,
     /// What it would have liked to send elsewhere in the last period, in tokens; what is not named it does not want.
-    pub wanted: BTreeMap<DeploymentName, u64>,
+    pub requested: BTreeMap<DeploymentName, u64>,
 }
 
 /// Of a region's speed so much is offered: the rest is for what nobody can foresee (an estimate of tokens that is off, the
@@ -28,10 +28,10 @@ const OFFERED_BUSY_PERCENT: u64 = 30;
 
 impl Spoke {
     /// What the region says of itself to a gateway, and how much of others' overflow that one may send it.
-    pub fn answer(&mut self, question: &Question, now: Instant) -> Report {
-        let mut report = self.report(question.sequence, now);
+    pub fn exchange(&mut self, request: &ExchangeRequest, now: Instant) -> Report {
+        let mut report = self.report(request.sequence, now);
         let pools = self.pools(&report.deployments, now);
-        let granted = self.grants.grant(&question.gateway, &question.wanted, &pools, now);
+        let granted = self.grants.grant(&request.gateway, &request.requested, &pools, now);
         for (name, tokens) in granted {
             report.deployments.entry(name).or_default().granted_tokens = tokens;
         }
@@ -44,10 +44,10 @@ impl Spoke {
     }
 
     /// Deployments that share replicas, with their spare room.
-    fn pools<'a>(&self, loads: &'a BTreeMap<DeploymentName, Load>, now: Instant) -> Vec<Pool<'a>> {
+    fn pools<'a>(&self, loads: &'a BTreeMap<DeploymentName, DeploymentLoad>, now: Instant) -> Vec<SparePool<'a>> {
         let pools = self.shared(loads.keys(), now).into_iter().map(|(deployments, replicas)| {
             let spare = self.spare(&deployments, &replicas, now);
-            Pool { deployments, spare }
+            SparePool { deployments, spare }
         });
         pools.collect()
     }
@@ -82,9 +82,9 @@ impl Spoke {
         let speed: f64 = replicas.iter().filter_map(|index| self.replicas.get(*index)?.speed()).sum();
         let backlog = |index: &usize| self.replicas.get(*index).map_or(0, Replica::backlog_tokens);
         let backlog: u64 = replicas.iter().map(backlog).sum();
-        let in_a_period = (speed * GRANT_PERIOD.as_secs_f64()) as u64;
-        let own: u64 = deployments.iter().map(|name| self.arrivals.in_a_period(name, now)).sum();
-        let spare = (in_a_period / 100 * OFFERED_PERCENT).saturating_sub(own);
-        if backlog > in_a_period { spare / 100 * OFFERED_BUSY_PERCENT } else { spare }
+        let per_period = (speed * GRANT_PERIOD.as_secs_f64()) as u64;
+        let own: u64 = deployments.iter().map(|name| self.arrivals.per_period(name, now)).sum();
+        let spare = (per_period / 100 * OFFERED_PERCENT).saturating_sub(own);
+        if backlog > per_period { spare / 100 * OFFERED_BUSY_PERCENT } else { spare }
     }
 }

@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::ReplicaObserved;
+use super::ReplicaStatus;
 use regions::{DeploymentName, ReportedModel};
 
 /// How old a replica's last word may be: five that were due.
@@ -25,7 +25,7 @@ pub const AHEAD: Duration = Duration::from_millis(500);
 /// And one that has just become ready so much, in tokens: a batch or two. Its first answers come from cold caches.
 pub const RAMP_TOKENS: u64 = 1024;
 
-/// Whose speed is not known by then is given no more than this, in tokens at a time: far from the million that a replica
+/// TrafficOrigin speed is not known by then is given no more than this, in tokens at a time: far from the million that a replica
 /// queues by default before it turns requests away.
 const UNMEASURED_TOKENS_MAX: u64 = 32 << 10;
 
@@ -34,7 +34,7 @@ const UNMEASURED_TOKENS_MAX: u64 = 32 << 10;
 pub(super) struct Replica {
     endpoint: SocketAddr,
     /// The last fix.
-    observed: Option<ReplicaObserved>,
+    observed: Option<ReplicaStatus>,
     /// When it last gave a sign, good or bad.
     heard: Option<Instant>,
     /// It failed and has not been observed since.
@@ -70,7 +70,7 @@ impl Replica {
         self.endpoint
     }
 
-    pub(super) fn observe(&mut self, observed: ReplicaObserved, now: Instant) {
+    pub(super) fn observe(&mut self, observed: ReplicaStatus, now: Instant) {
         if !self.is_ready() {
             self.answered = 0;
         }
@@ -162,7 +162,7 @@ impl Replica {
         self.observed.as_ref().is_none_or(|observed| observed.names.contains(deployment))
     }
 
-    pub(super) fn heard_lately(&self, now: Instant) -> bool {
+    pub(super) fn is_fresh(&self, now: Instant) -> bool {
         self.heard.is_some_and(|heard| now.saturating_duration_since(heard) <= STATUS_AGE_MAX)
     }
 
@@ -174,8 +174,8 @@ impl Replica {
 
     /// Lookups of it that waited, by its last word. They are not reckoned forward: the words come as often as the reports
     /// that this is for.
-    pub(super) fn lookup_tokens(&self) -> Option<u64> {
-        self.observed.as_ref()?.lookup_tokens
+    pub(super) fn interactive_tokens(&self) -> Option<u64> {
+        self.observed.as_ref()?.interactive_tokens
     }
 
     /// Tokens per second, once they were measured.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use regions::{Catalogue, DeploymentName, RegionId, RouteTable};
 
-use crate::rollout::taken;
+use crate::rollout::accepted_residency;
 
 /// Deployments whose requests must not be seen here.
 #[derive(Debug, Default)]
@@ -26,11 +26,11 @@ pub(super) struct ResidencyState {
 
 impl ResidencyState {
     /// Takes that of `table` for `region`. A catalogue that does not know the region permits nothing there.
-    pub(super) fn heed(&mut self, table: &RouteTable, region: &RegionId, catalogue: &Catalogue) {
+    pub(super) fn apply_route_table(&mut self, table: &RouteTable, region: &RegionId, catalogue: &Catalogue) {
         let here = catalogue.index_of(region);
         let permitted = |name: &DeploymentName| {
-            let taken = taken(table, name).map(|taken| taken.permitted(catalogue));
-            taken.zip(here).is_some_and(|(taken, here)| taken.contains(here))
+            let accepted_residency = accepted_residency(table, name).map(|accepted_residency| accepted_residency.permitted(catalogue));
+            accepted_residency.zip(here).is_some_and(|(accepted_residency, here)| accepted_residency.contains(here))
         };
         self.forbidden = table.deployments.keys().filter(|name| !permitted(name)).cloned().collect();
     }
@@ -55,7 +55,7 @@ mod tests {
         table.deployments.insert(deployment.name.clone(), deployment.clone());
         let forbids = |table: &RouteTable, region: &str, name: &str| {
             let mut policy = ResidencyState::default();
-            policy.heed(table, &region.parse().unwrap(), &catalogue);
+            policy.apply_route_table(table, &region.parse().unwrap(), &catalogue);
             policy.forbids(&name.parse().unwrap())
         };
         assert!(!ResidencyState::default().forbids(&deployment.name), "before the first table");

@@ -16,15 +16,15 @@ fn name(text: &str) -> DeploymentName {
     text.parse().unwrap()
 }
 
-fn well(pending_tokens: u64, tokens_per_second: f64) -> ReplicaObserved {
+fn well(pending_tokens: u64, tokens_per_second: f64) -> ReplicaStatus {
     let names = BTreeSet::from([name("minilm")]);
-    ReplicaObserved {
+    ReplicaStatus {
         model: None,
         names,
         ready: true,
         draining: false,
         pending_tokens,
-        lookup_tokens: None,
+        interactive_tokens: None,
         tokens_per_second,
     }
 }
@@ -45,28 +45,28 @@ impl Region {
         region
     }
 
-    fn says(&mut self, index: usize, observed: ReplicaObserved) {
+    fn says(&mut self, index: usize, observed: ReplicaStatus) {
         self.spoke.observe_replica(index, observed, self.now);
     }
 
-    fn choose(&mut self, tokens: u64) -> Result<ReplicaChoice, Refusal> {
+    fn select_replica(&mut self, tokens: u64) -> Result<SelectedReplica, NoReplica> {
         self.choose_seeing(tokens, &[])
     }
 
     /// Whoever is not in `seen` is fine.
-    fn choose_seeing(&mut self, tokens: u64, seen: &[(Turn, u64)]) -> Result<ReplicaChoice, Refusal> {
+    fn choose_seeing(&mut self, tokens: u64, seen: &[(Eligibility, u64)]) -> Result<SelectedReplica, NoReplica> {
         let of = |index| {
             let seen = seen.get(index).copied();
-            seen.map_or(Seen::FINE, |(turn, slowness_permille)| Seen { turn, slowness_permille })
+            seen.map_or(PassiveHealth::HEALTHY, |(turn, slowness_permille)| PassiveHealth { turn, slowness_permille })
         };
-        self.spoke.choose(&name("minilm"), tokens, of, self.now)
+        self.spoke.select_replica(&name("minilm"), tokens, of, self.now)
     }
 
     fn chosen(&mut self, tokens: u64) -> usize {
-        self.choose(tokens).expect("somebody is ready").index
+        self.select_replica(tokens).expect("somebody is ready").index
     }
 
-    fn finished(&mut self, choice: &ReplicaChoice, outcome: Outcome) {
+    fn finished(&mut self, choice: &SelectedReplica, outcome: ReplicaOutcome) {
         self.spoke.finished(choice, outcome, self.now);
     }
 
@@ -75,7 +75,7 @@ impl Region {
     }
 }
 
-const NONE_READY: Refusal = Refusal::NoneReady { retry_after: RETRY_AFTER };
+const NONE_READY: NoReplica = NoReplica::NoneReady { retry_after: RETRY_AFTER };
 
 #[test]
 fn a_request_goes_to_the_replica_that_would_be_done_first() {
@@ -95,9 +95,9 @@ fn a_request_goes_to_the_replica_that_would_be_done_first() {
 
 #[test]
 fn what_requests_have_seen_of_a_replica_weighs_more_than_its_word() {
-    use Turn::*;
-    let full = Err(Refusal::Full { retry_after: RETRY_AFTER });
-    let check = |seen: [(Turn, u64); 2], expected: Result<usize, Refusal>| {
+    use Eligibility::*;
+    let full = Err(NoReplica::Full { retry_after: RETRY_AFTER });
+    let check = |seen: [(Eligibility, u64); 2], expected: Result<usize, NoReplica>| {
         let mut region = Region::with(&[(0, 1000.0), (1900, 1000.0)]);
         let chosen = region.choose_seeing(100, &seen).map(|choice| choice.index);
         assert_eq!(chosen, expected, "{seen:?}");
@@ -119,8 +119,8 @@ fn what_requests_have_seen_of_a_replica_weighs_more_than_its_word() {
 #[test]
 fn a_replica_that_was_late_is_not_taken_for_dead() {
     let mut region = Region::with(&[(0, 1000.0)]);
-    let choice = region.choose(100).unwrap();
-    region.finished(&choice, Outcome::Late);
+    let choice = region.select_replica(100).unwrap();
+    region.finished(&choice, ReplicaOutcome::TimedOut);
     assert_eq!((region.chosen(1), region.ready()), (0, 1));
 }
 
@@ -137,16 +137,16 @@ fn a_burst_between_two_words_of_the_replicas_is_spread() {
 #[test]
 fn what_has_ended_no_longer_counts() {
     let mut region = Region::with(&[(0, 1000.0), (50, 1000.0)]);
-    let first = region.choose(100).unwrap();
-    assert_eq!((first.index, region.choose(100).unwrap().index), (0, 1));
-    region.finished(&first, Outcome::Answered);
+    let first = region.select_replica(100).unwrap();
+    assert_eq!((first.index, region.select_replica(100).unwrap().index), (0, 1));
+    region.finished(&first, ReplicaOutcome::Responded);
     assert_eq!(region.chosen(100), 0);
 }
 
 #[test]
 fn a_request_whose_end_nobody_told_is_forgotten_at_the_next_word() {
     let mut region = Region::with(&[(0, 1000.0), (50, 1000.0)]);
-    drop(region.choose(1_000_000));
+    drop(region.select_replica(1_000_000));
     assert_eq!(region.chosen(1), 1);
     region.says(0, well(0, 1000.0));
     assert_eq!(region.chosen(1), 0);
@@ -155,12 +155,12 @@ fn a_request_whose_end_nobody_told_is_forgotten_at_the_next_word() {
 #[test]
 fn a_replicas_word_and_our_own_count_are_not_added_up() {
     let mut region = Region::with(&[(0, 1000.0)]);
-    let ours = region.choose(100).unwrap();
+    let ours = region.select_replica(100).unwrap();
     region.says(0, well(120, 1000.0)); // the same request, in real tokens
     let pending =
         |region: &Region| region.spoke.report(1, region.now).deployments[&name("minilm")].pending_tokens;
     assert_eq!(pending(&region), 120);
-    region.finished(&ours, Outcome::Answered);
+    region.finished(&ours, ReplicaOutcome::Responded);
     assert_eq!(pending(&region), 20, "reckoned forward from 120, by our estimate");
     region.says(0, well(0, 1000.0));
     assert_eq!(pending(&region), 0);
@@ -169,11 +169,11 @@ fn a_replicas_word_and_our_own_count_are_not_added_up() {
 #[test]
 fn a_replica_that_failed_is_left_alone_until_it_is_heard_again() {
     let mut region = Region::with(&[(0, 1000.0), (500, 1000.0)]);
-    let first = region.choose(100).unwrap();
-    region.finished(&first, Outcome::Failed);
+    let first = region.select_replica(100).unwrap();
+    region.finished(&first, ReplicaOutcome::Failed);
     assert_eq!((region.chosen(1), region.ready()), (1, 1));
     region.spoke.replica_failed(1, region.now);
-    assert_eq!((region.choose(1), region.ready()), (Err(NONE_READY), 0));
+    assert_eq!((region.select_replica(1), region.ready()), (Err(NONE_READY), 0));
     region.says(0, well(0, 1000.0));
     assert_eq!((region.chosen(1), region.ready()), (0, 1));
 }
@@ -181,8 +181,8 @@ fn a_replica_that_failed_is_left_alone_until_it_is_heard_again() {
 #[test]
 fn a_caller_who_gives_up_does_not_take_the_replica_from_others() {
     let mut region = Region::with(&[(0, 1000.0)]);
-    let choice = region.choose(100).unwrap();
-    region.finished(&choice, Outcome::GivenUp);
+    let choice = region.select_replica(100).unwrap();
+    region.finished(&choice, ReplicaOutcome::Canceled);
     assert_eq!((region.chosen(1), region.ready()), (0, 1));
 }
 
@@ -203,40 +203,40 @@ fn when_nobody_was_heard_the_last_state_stands() {
     region.spoke.replica_failed(0, region.now);
     region.now += 3600 * 1000 * MS;
     assert_eq!((region.chosen(1), region.ready()), (1, 1));
-    // One bad sign is a sign: whoever gives it was heard, and so this process is not deaf.
+    // One bad sign is a sign: whoever gives it was heard, and so this process is not all_silent.
     region.spoke.replica_failed(0, region.now);
-    assert_eq!((region.choose(1), region.ready()), (Err(NONE_READY), 0));
+    assert_eq!((region.select_replica(1), region.ready()), (Err(NONE_READY), 0));
 }
 
 #[test]
 fn only_a_replica_that_takes_work_is_ready() {
-    let starting = ReplicaObserved { ready: false, ..well(0, 0.0) };
-    let leaving = ReplicaObserved { draining: true, ..well(0, 1000.0) };
-    let other = ReplicaObserved { names: BTreeSet::from([name("other")]), ..well(0, 1000.0) };
-    for (observed, refusal) in [(starting, NONE_READY), (leaving, NONE_READY), (other, Refusal::UnknownHere)]
+    let starting = ReplicaStatus { ready: false, ..well(0, 0.0) };
+    let leaving = ReplicaStatus { draining: true, ..well(0, 1000.0) };
+    let other = ReplicaStatus { names: BTreeSet::from([name("other")]), ..well(0, 1000.0) };
+    for (observed, refusal) in [(starting, NONE_READY), (leaving, NONE_READY), (other, NoReplica::UnknownDeployment)]
     {
         let mut region = Region::of(1);
         region.says(0, observed.clone());
-        assert_eq!(region.choose(1), Err(refusal), "{observed:?}");
+        assert_eq!(region.select_replica(1), Err(refusal), "{observed:?}");
     }
     let mut unheard = Region::of(1);
-    assert_eq!(unheard.choose(1), Err(NONE_READY), "nobody knows yet what it answers to");
-    assert_eq!(Region::of(0).choose(1), Err(Refusal::UnknownHere));
+    assert_eq!(unheard.select_replica(1), Err(NONE_READY), "nobody knows yet what it answers to");
+    assert_eq!(Region::of(0).select_replica(1), Err(NoReplica::UnknownDeployment));
 }
 
 #[test]
 fn a_report_names_everything_that_the_region_answers_to() {
     let mut region = Region::with(&[(30, 1000.0), (12, 500.0), (0, 0.0)]);
     let both = BTreeSet::from([name("minilm"), name("minilm-eu")]);
-    region.says(1, ReplicaObserved { names: both, lookup_tokens: Some(5), ..well(12, 500.0) });
-    let starting = ReplicaObserved { names: BTreeSet::from([name("later")]), ready: false, ..well(0, 0.0) };
+    region.says(1, ReplicaStatus { names: both, interactive_tokens: Some(5), ..well(12, 500.0) });
+    let starting = ReplicaStatus { names: BTreeSet::from([name("later")]), ready: false, ..well(0, 0.0) };
     region.says(2, starting);
 
-    let load = |ready, pending_tokens, lookup_tokens, tokens_per_second| Load {
+    let load = |ready, pending_tokens, interactive_tokens, tokens_per_second| DeploymentLoad {
         ready,
         ready_in: None,
         pending_tokens,
-        lookup_tokens,
+        interactive_tokens,
         tokens_per_second,
         granted_tokens: 0,
     };
@@ -271,7 +271,7 @@ fn a_replica_that_is_late_is_left_only_for_one_that_is_not_until_it_must_be_froz
             region.says(index, well(1_000_000, 1000.0));
         }
         region.spoke.replica_late(0, region.now);
-        region.choose(1).map(|choice| choice.index)
+        region.select_replica(1).map(|choice| choice.index)
     };
     assert_eq!(late(SILENCE_MAX, &[(0, 1000.0)]), Ok(0));
     assert_eq!(late(SILENCE_MAX + MS, &[(0, 1000.0)]), Err(NONE_READY));
@@ -279,20 +279,20 @@ fn a_replica_that_is_late_is_left_only_for_one_that_is_not_until_it_must_be_froz
     assert_eq!(late(STATUS_AGE_MAX + MS, &[(0, 1000.0), (0, 1000.0)]), Ok(1));
     let mut never = Region::of(1);
     never.spoke.replica_late(0, never.now);
-    assert_eq!(never.choose(1), Err(NONE_READY));
+    assert_eq!(never.select_replica(1), Err(NONE_READY));
 }
 
 /// What a gateway that wants all it can get is granted of `deployment`, at a region to which `own` tokens come a period.
 fn granted(region: &mut Region, own: u64, deployment: &str) -> u64 {
     for _ in 0..5 {
-        region.spoke.arrived(&name(deployment), own, Whose::Own, region.now);
-        region.spoke.arrived(&name(deployment), 1_000_000, Whose::Overflow, region.now);
+        region.spoke.arrived(&name(deployment), own, TrafficOrigin::Local, region.now);
+        region.spoke.arrived(&name(deployment), 1_000_000, TrafficOrigin::Spillover, region.now);
         region.now += GRANT_PERIOD;
     }
     let names = region.spoke.deployments_ready(region.now);
     let wanted = names.into_iter().map(|name| (name, 1_000_000)).collect();
     let gateway = Gateway { place: "50.1,8.7".to_owned(), boot_id: 1 };
-    let report = region.spoke.answer(&Question { gateway, sequence: 1, wanted }, region.now);
+    let report = region.spoke.answer(&ExchangeRequest { gateway, sequence: 1, wanted }, region.now);
     let granted = report.deployments[&name(deployment)].granted_tokens;
     assert_eq!(region.spoke.granted(&name(deployment)), granted);
     granted
@@ -325,9 +325,9 @@ fn a_region_offers_what_it_can_take_beyond_what_comes_by_itself() {
 fn deployments_on_the_same_replicas_share_what_is_spare() {
     let mut region = Region::with(&[(0, 10_000.0), (0, 10_000.0)]);
     let both = BTreeSet::from([name("minilm"), name("minilm-eu")]);
-    region.says(1, ReplicaObserved { names: both.clone(), ..well(0, 10_000.0) });
+    region.says(1, ReplicaStatus { names: both.clone(), ..well(0, 10_000.0) });
     assert_eq!(granted(&mut region, 0, "minilm-eu"), 1800, "half of what both replicas can take");
     let mut region = Region::with(&[(0, 10_000.0)]);
-    region.says(0, ReplicaObserved { names: both, ..well(0, 10_000.0) });
+    region.says(0, ReplicaStatus { names: both, ..well(0, 10_000.0) });
     assert_eq!(granted(&mut region, 1000, "minilm-eu"), 400, "what comes for one is not there for the other");
 }

@@ -1,13 +1,13 @@
-//! What an operator says to the hub and hears from it: `meridian apply` and `meridian get`.
+//! ChangeKind an operator says to the hub and hears from it: `meridian apply` and `meridian get`.
 //!
-//! An operator sends files as they are, and the hub reads them: it has the catalogue that counts. What goes back is for a
+//! An operator sends files as they are, and the hub reads them: it has the catalogue that counts. ChangeKind goes back is for a
 //! person, so a value is a text here and not a number.
 
 use serde::{Deserialize, Serialize};
 
 use super::deployment::{DeploymentV1, EngineV1};
 use super::known_version;
-use super::revision::{CountedV1, NextRevisionV1};
+use super::revision::{RevisionReplicasV1, NextRevisionV1};
 
 /// `POST /v1/apply`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,19 +25,19 @@ pub struct ApplyV1 {
     pub hold: bool,
     /// All deployments that there shall be, in one file or more; absent, they stay as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deployments: Option<Vec<FileV1>>,
+    pub deployments: Option<Vec<ApplyFileV1>>,
     /// All tenants, likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tenants: Option<Vec<FileV1>>,
+    pub tenants: Option<Vec<ApplyFileV1>>,
 }
 
 /// A file, as it stands on the operator's machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct FileV1 {
-    /// What it is called in a complaint.
+pub struct ApplyFileV1 {
+    /// ChangeKind it is called in a complaint.
     pub name: String,
-    /// What is in it.
+    /// ChangeKind is in it.
     pub text: String,
 }
 
@@ -51,9 +51,9 @@ pub struct AppliedV1 {
     pub applied: bool,
     /// The revision of what stood there before, to which this is the difference; 0 if nothing did.
     pub base: u64,
-    /// What changes: deployments and then tenants, each in the order of names.
+    /// ChangeKind changes: deployments and then tenants, each in the order of names.
     pub changes: Vec<ChangeV1>,
-    /// What else there is to know.
+    /// ChangeKind else there is to know.
     pub notes: Vec<String>,
 }
 
@@ -74,11 +74,11 @@ pub struct ProblemV1 {
     pub file: String,
     /// The line in it, counted from one.
     pub line: usize,
-    /// What is wrong there.
+    /// ChangeKind is wrong there.
     pub message: String,
 }
 
-/// What becomes of one deployment or tenant.
+/// ChangeKind becomes of one deployment or tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeV1 {
     /// Which of the two it is.
@@ -86,13 +86,13 @@ pub struct ChangeV1 {
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// What happens to it.
-    pub change: What,
+    /// ChangeKind happens to it.
+    pub change: ChangeKind,
     /// Its fields: those that change, or all.
     pub fields: Vec<FieldV1>,
 }
 
-/// What something is.
+/// ChangeKind something is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -113,10 +113,10 @@ impl Kind {
     }
 }
 
-/// What happens to something.
+/// ChangeKind happens to something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum What {
+pub enum ChangeKind {
     /// It is new.
     Added,
     /// Some of its fields are others.
@@ -130,15 +130,15 @@ pub enum What {
 pub struct FieldV1 {
     /// As it is called in the file.
     pub field: String,
-    /// What it was.
+    /// ChangeKind it was.
     pub before: Option<String>,
-    /// What it will be.
+    /// ChangeKind it will be.
     pub after: Option<String>,
-    /// What that means for where requests may go, where it is the residency policy that changes.
+    /// ChangeKind that means for where requests may go, where it is the residency policy that changes.
     pub residency_change: Option<ResidencyChange>,
 }
 
-/// What a change of residency means.
+/// ChangeKind a change of residency means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResidencyChange {
@@ -154,7 +154,7 @@ pub enum ResidencyChange {
 
 /// `GET /v1/deployments`: what was applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WantedV1 {
+pub struct AppliedDeploymentsV1 {
     /// 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
@@ -173,7 +173,7 @@ pub struct RolloutV1 {
     /// The generation of the table that is published.
     pub generation: String,
     /// Deployments and tenants whose residency will be wider.
-    pub waiting: Vec<WaitingV1>,
+    pub pending: Vec<PendingWideningV1>,
     /// Everybody who has lately said which table it runs.
     pub readers: Vec<ReaderV1>,
     /// The replicas of each deployment.
@@ -192,7 +192,7 @@ pub struct DeploymentReplicasV1 {
     pub engine: EngineV1,
     /// The model revision that is served; `None` until the first replica has reported one.
     pub revision: Option<String>,
-    /// What is to replace it.
+    /// ChangeKind is to replace it.
     pub next: Option<NextRevisionV1>,
     /// Where it has replicas, or would have.
     pub regions: Vec<RegionReplicasV1>,
@@ -206,25 +206,25 @@ pub struct RegionReplicasV1 {
     /// How many there should be, where the region starts and stops them itself.
     pub target: Option<u32>,
     /// Those that are there, by what they run.
-    pub models: Vec<CountedV1>,
+    pub models: Vec<RevisionReplicasV1>,
 }
 
 /// A deployment or a tenant whose residency will be wider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WaitingV1 {
+pub struct PendingWideningV1 {
     /// Which of the two it is.
     #[serde(default)]
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// What its residency is.
+    /// ChangeKind its residency is.
     pub residency: String,
-    /// What it will be.
+    /// ChangeKind it will be.
     pub to: String,
     /// The first table that said so.
     pub since: String,
     /// Who runs an older one.
-    pub missing: Vec<String>,
+    pub outdated_readers: Vec<String>,
 }
 
 /// A reader and the table that it runs; also what the store keeps of it.

@@ -11,7 +11,7 @@ use super::{
     VERSION, WireError, known_version, names, parsed, refuse_other_versions, refuse_too_many, texts,
 };
 use crate::revisions::Orders;
-use crate::rollout::Wanted;
+use crate::rollout::DesiredDeployments;
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::deployment::timetable::{SHIFTS_MAX, Shift};
 use regions::set::MAX_REGIONS;
@@ -212,9 +212,9 @@ fn read_scaling(at: &str, wire: ScalingV1) -> Result<Scaling, WireError> {
         timetable,
     } = wire;
     refuse_too_many(&format!("{at}.timetable"), timetable.len(), SHIFTS_MAX)?;
-    let shift = |(place, wire): (usize, ShiftV1)| {
+    let shift = |(index, wire): (usize, ShiftV1)| {
         let ShiftV1 { days, from, to, min } = wire;
-        let field = |field: &str| format!("{at}.timetable[{place}].{field}");
+        let field = |field: &str| format!("{at}.timetable[{index}].{field}");
         let (days, from) = (parsed(field("days"), &days)?, parsed(field("from"), &from)?);
         Ok(Shift { days, from, to: parsed(field("to"), &to)?, min })
     };
@@ -240,7 +240,7 @@ fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireErr
     let EngineV1 { kind, precision } = engine;
     let at = |field: &str| format!("{what}.{field}");
     refuse_too_many(&at("regions"), regions.len(), MAX_REGIONS)?;
-    let region = |(place, id): (usize, &String)| parsed(format!("{what}.regions[{place}]"), id);
+    let region = |(index, id): (usize, &String)| parsed(format!("{what}.regions[{index}]"), id);
     Ok(Deployment {
         name: parsed(at("name"), &name)?,
         task: parsed(at("task"), &task)?,
@@ -271,9 +271,9 @@ impl TryFrom<StoredDeploymentV1> for Deployment {
     }
 }
 
-impl From<&Wanted> for DeploymentsV1 {
-    fn from(wanted: &Wanted) -> DeploymentsV1 {
-        let Wanted { applied, deployments, orders: Orders { held, promoted } } = wanted;
+impl From<&DesiredDeployments> for DeploymentsV1 {
+    fn from(desired: &DesiredDeployments) -> DeploymentsV1 {
+        let DesiredDeployments { applied, deployments, orders: Orders { held, promoted } } = desired;
         let deployments = deployments.values().map(DeploymentV1::from).collect();
         let promoted = promoted
             .iter()
@@ -288,20 +288,20 @@ impl From<&Wanted> for DeploymentsV1 {
     }
 }
 
-impl TryFrom<DeploymentsV1> for Wanted {
+impl TryFrom<DeploymentsV1> for DesiredDeployments {
     type Error = WireError;
 
-    fn try_from(wire: DeploymentsV1) -> Result<Wanted, WireError> {
+    fn try_from(wire: DeploymentsV1) -> Result<DesiredDeployments, WireError> {
         let DeploymentsV1 { version, applied, deployments, held, promoted } = wire;
         refuse_other_versions(version)?;
         refuse_too_many("promoted", promoted.len(), MAX_DEPLOYMENTS)?;
-        let read = |(place, PromotedV1 { name, revision }): (usize, &PromotedV1)| {
-            let at = |field: &str| format!("promoted[{place}].{field}");
+        let read = |(index, PromotedV1 { name, revision }): (usize, &PromotedV1)| {
+            let at = |field: &str| format!("promoted[{index}].{field}");
             Ok::<_, WireError>((parsed(at("name"), name)?, parsed(at("revision"), revision)?))
         };
         let promoted = promoted.iter().enumerate().map(read).collect::<Result<_, _>>()?;
         let orders = Orders { held: names("held", &held)?, promoted };
-        Ok(Wanted { applied, deployments: read_deployments(deployments)?, orders })
+        Ok(DesiredDeployments { applied, deployments: read_deployments(deployments)?, orders })
     }
 }
 
@@ -309,12 +309,12 @@ impl TryFrom<DeploymentsV1> for Wanted {
 pub fn read_deployments(wire: Vec<DeploymentV1>) -> Result<BTreeMap<DeploymentName, Deployment>, WireError> {
     refuse_too_many("deployments", wire.len(), MAX_DEPLOYMENTS)?;
     let mut deployed = BTreeMap::new();
-    for (place, deployment) in wire.into_iter().enumerate() {
-        let deployment = read_deployment(&format!("deployments[{place}]"), deployment)?;
+    for (index, deployment) in wire.into_iter().enumerate() {
+        let deployment = read_deployment(&format!("deployments[{index}]"), deployment)?;
         let name = deployment.name.clone();
         if deployed.insert(name.clone(), deployment).is_some() {
             let problem = format!("`{name}` stands here twice");
-            return Err(WireError::new(format!("deployments[{place}].name"), problem));
+            return Err(WireError::new(format!("deployments[{index}].name"), problem));
         }
     }
     Ok(deployed)
@@ -384,10 +384,10 @@ pub(super) mod tests {
         #[test]
         fn what_is_wanted_comes_back_as_it_went(applied: bool, deployments in vec(deployment(), 0..4)) {
             let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
-            let wanted = Wanted { applied, deployments: named.collect(), orders: Orders::default() };
-            let text = serde_json::to_string(&DeploymentsV1::from(&wanted)).unwrap();
+            let desired = DesiredDeployments { applied, deployments: named.collect(), orders: Orders::default() };
+            let text = serde_json::to_string(&DeploymentsV1::from(&desired)).unwrap();
             let wire: DeploymentsV1 = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(Wanted::try_from(wire), Ok(wanted));
+            prop_assert_eq!(DesiredDeployments::try_from(wire), Ok(desired));
         }
     }
 

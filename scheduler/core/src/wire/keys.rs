@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! meta/epoch                    decimal digits       raised when the store is replaced or restored
-//! wanted/deployments            DeploymentsV1        what there is to serve, compressed where it is long
-//! wanted/tenants                TenantsV1            who may come in, if that was ever applied
+//! desired/deployments            DeploymentsV1        what there is to serve, compressed where it is long
+//! desired/tenants                TenantsV1            who may come in, if that was ever applied
 //! spokes/{region}/{boot id}     RegisterV1           under the spoke's lease
 //! leases/{region}/{boot id}     32 hex digits        the identifier of the spoke's lease, under that lease
 //! readers/{reader}              ReaderV1             which table a gateway or a spoke runs, under a lease of its own
 //! routes                        RouteTableV1         what was published last, compressed where it is long
-//! demand/{place}/{boot id}      DemandV1             what a gateway is asked for, under a lease of its own
+//! demand/{region}/{boot id}      DemandV1             what a gateway is asked for, under a lease of its own
 //! drains/{region}               DrainV1              a region that its operator wants emptied
-//! plan/weights/{place}          WeightsV1            the rows of the gateways there, compressed where they are long
+//! plan/weights/{region}          WeightsV1            the rows of the gateways there, compressed where they are long
 //! plan/floors/{region}          RegionFloorsV1       how many replicas that region keeps
 //! leader                        a hub's address      of the hub that writes `routes`, under its lease
 //! ```
@@ -20,15 +20,15 @@
 
 use regions::RegionId;
 
-use crate::lease::Holder;
+use crate::lease::LeaseHolder;
 use crate::rollout::Reader;
 
 /// Counts the stores that have followed one another.
 pub const EPOCH: &str = "meta/epoch";
 /// The deployments that there shall be.
-pub const DEPLOYMENTS: &str = "wanted/deployments";
+pub const DEPLOYMENTS: &str = "desired/deployments";
 /// The tenants that there shall be.
-pub const TENANTS: &str = "wanted/tenants";
+pub const TENANTS: &str = "desired/tenants";
 /// Everything under which a reader is kept.
 pub const READERS: &str = "readers/";
 /// Everything under which a spoke is kept.
@@ -59,7 +59,7 @@ pub fn reader(reader: &Reader) -> String {
 }
 
 /// Where a spoke is kept. Each start of a spoke has a key of its own, so that an old one that is still draining and the
-/// new one in its place do not overwrite each other.
+/// new one in its region do not overwrite each other.
 pub fn spoke(region: &RegionId, boot_id: u64) -> String {
     format!("{}{boot_id:016x}", spokes_of(region))
 }
@@ -70,13 +70,13 @@ pub fn spokes_of(region: &RegionId) -> String {
 }
 
 /// Where the identifier of a spoke's lease is kept ([`crate::lease`]).
-pub fn lease(Holder { region, boot_id }: &Holder) -> String {
+pub fn lease(LeaseHolder { region, boot_id }: &LeaseHolder) -> String {
     format!("{LEASES}{region}/{boot_id:016x}")
 }
 
 /// Where a gateway's demand is kept. Each start has a key of its own, as a spoke's.
-pub fn demand(place: &RegionId, boot_id: u64) -> String {
-    format!("{DEMAND}{place}/{boot_id:016x}")
+pub fn demand(region: &RegionId, boot_id: u64) -> String {
+    format!("{DEMAND}{region}/{boot_id:016x}")
 }
 
 /// Where a drain is kept.
@@ -84,9 +84,9 @@ pub fn drain(region: &RegionId) -> String {
     format!("{DRAINS}{region}")
 }
 
-/// Where the rows of the gateways at a place are kept.
-pub fn weights(place: &RegionId) -> String {
-    format!("{WEIGHTS}{place}")
+/// Where the rows of the gateways at a region are kept.
+pub fn weights(region: &RegionId) -> String {
+    format!("{WEIGHTS}{region}")
 }
 
 /// Where the floors of a region are kept.
@@ -134,7 +134,7 @@ mod tests {
             prop_assert_eq!(spoke_of(&key), Some((region.clone(), boot_id)));
             prop_assert_eq!(demand_of(&demand(&region, boot_id)), Some((region.clone(), boot_id)));
             prop_assert_eq!(drain_of(&drain(&region)), Some(region.clone()));
-            let gateway = Reader { role: Role::Gateway, place: region, boot_id };
+            let gateway = Reader { role: Role::Gateway, region: region, boot_id };
             prop_assert_eq!(reader_of(&reader(&gateway)), Some(gateway));
         }
     }

@@ -90,10 +90,10 @@ fn endpoint(field: impl Into<String>, text: &str) -> Result<SocketAddr, WireErro
 fn names(field: &str, given: &[String]) -> Result<BTreeSet<DeploymentName>, WireError> {
     refuse_too_many(field, given.len(), MAX_DEPLOYMENTS)?;
     let mut names = BTreeSet::new();
-    for (place, text) in given.iter().enumerate() {
-        let name: DeploymentName = parsed(format!("{field}[{place}]"), text)?;
+    for (index, text) in given.iter().enumerate() {
+        let name: DeploymentName = parsed(format!("{field}[{index}]"), text)?;
         if !names.insert(name) {
-            return Err(WireError::new(format!("{field}[{place}]"), format!("`{text}` stands here twice")));
+            return Err(WireError::new(format!("{field}[{index}]"), format!("`{text}` stands here twice")));
         }
     }
     Ok(names)

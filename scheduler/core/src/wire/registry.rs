@@ -6,11 +6,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::plan::{FloorV1, PoolV1};
-use super::revision::{ReportedV1, read_reported, reported_v1};
+use super::revision::{ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
 use super::{VERSION, WireError, endpoint, known_version, names, parsed, refuse_other_versions, texts};
-use crate::plan::capacity::Capacity;
+use crate::plan::capacity::RegionCapacity;
 use crate::registry::Registration;
-use crate::revisions::Reported;
+use crate::revisions::ReplicaRevisions;
 use regions::DeploymentName;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,7 @@ pub struct RegisterV1 {
     pub capacity: Vec<PoolV1>,
     /// What its replicas run. Absent from spokes that do not say.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub models: Vec<ReportedV1>,
+    pub models: Vec<ReplicaRevisionsV1>,
 }
 
 /// `POST /v1/leases/{lease}/keepalive?holder={holder}`.
@@ -49,7 +49,7 @@ pub struct KeepAliveV1 {
     pub capacity: Vec<PoolV1>,
     /// What its replicas run, as in the registration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub models: Vec<ReportedV1>,
+    pub models: Vec<ReplicaRevisionsV1>,
 }
 
 /// What a spoke says of its region again and again.
@@ -58,9 +58,9 @@ pub struct RegionState {
     /// The deployments that have a replica ready, or would have one for whoever asks.
     pub deployments: BTreeSet<DeploymentName>,
     /// What the region can do.
-    pub capacity: Capacity,
+    pub capacity: RegionCapacity,
     /// What its replicas run.
-    pub models: BTreeMap<DeploymentName, Reported>,
+    pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
 }
 
 /// The answer to both: the registration stands.
@@ -91,7 +91,7 @@ impl From<&Registration> for RegisterV1 {
             boot_id: *boot_id,
             deployments: texts(deployments),
             capacity: capacity.into(),
-            models: reported_v1(models),
+            models: replica_revisions_v1(models),
         }
     }
 }
@@ -108,7 +108,7 @@ impl TryFrom<RegisterV1> for Registration {
             boot_id,
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
-            models: read_reported("models", models)?,
+            models: read_replica_revisions("models", models)?,
         })
     }
 }
@@ -121,7 +121,7 @@ impl KeepAliveV1 {
             version: VERSION,
             deployments: texts(deployments),
             capacity: capacity.into(),
-            models: reported_v1(models),
+            models: replica_revisions_v1(models),
         }
     }
 
@@ -130,13 +130,13 @@ impl KeepAliveV1 {
     /// # Errors
     ///
     /// The first field that cannot be right.
-    pub fn said(self) -> Result<RegionState, WireError> {
+    pub fn into_state(self) -> Result<RegionState, WireError> {
         let KeepAliveV1 { version, deployments, capacity, models } = self;
         refuse_other_versions(version)?;
         Ok(RegionState {
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
-            models: read_reported("models", models)?,
+            models: read_replica_revisions("models", models)?,
         })
     }
 }
@@ -145,8 +145,8 @@ impl KeepAliveV1 {
 mod tests {
     use super::super::any;
     use super::*;
-    use crate::plan::capacity::{Count, Replicas};
-    use crate::revisions::Counted;
+    use crate::plan::capacity::{ReplicaCount, ReplicaPool};
+    use crate::revisions::RevisionReplicas;
     use proptest::prelude::*;
     use regions::{EngineKind, EngineSpec, Precision, ReportedModel, Task};
     use serde_json::{Value, json};
@@ -174,13 +174,13 @@ mod tests {
             let state = RegionState { capacity: capacity(&ready, speed), models: models(&ready), deployments: ready };
             let text = serde_json::to_string(&KeepAliveV1::new(&state)).unwrap();
             let wire: KeepAliveV1 = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(wire.said(), Ok(state));
+            prop_assert_eq!(wire.into_state(), Ok(state));
         }
     }
 
     /// Two revisions of each of these.
-    fn models(names: &BTreeSet<DeploymentName>) -> BTreeMap<DeploymentName, Reported> {
-        let counted = |revision: &str, ready| Counted {
+    fn models(names: &BTreeSet<DeploymentName>) -> BTreeMap<DeploymentName, ReplicaRevisions> {
+        let counted = |revision: &str, ready| RevisionReplicas {
             model: ReportedModel {
                 revision: revision.parse().unwrap(),
                 source: "pypi://m".to_owned(),
@@ -193,20 +193,20 @@ mod tests {
         let models = vec![counted("00000000000000aa", 2), counted("00000000000000bb", 0)];
         names
             .iter()
-            .map(|name| (name.clone(), Reported { target: Some(3), models: models.clone() }))
+            .map(|name| (name.clone(), ReplicaRevisions { target: Some(3), models: models.clone() }))
             .collect()
     }
 
     /// One pool for all of these.
-    fn capacity(names: &BTreeSet<DeploymentName>, tokens_per_second: u64) -> Capacity {
-        let deployments = names.iter().map(|name| (name.clone(), Count { ready: 1, max: 4 })).collect();
-        Capacity { pools: vec![Replicas { ready: 1, tokens_per_second, deployments }] }
+    fn capacity(names: &BTreeSet<DeploymentName>, tokens_per_second: u64) -> RegionCapacity {
+        let deployments = names.iter().map(|name| (name.clone(), ReplicaCount { ready: 1, max: 4 })).collect();
+        RegionCapacity { pools: vec![ReplicaPool { ready: 1, tokens_per_second, deployments }] }
     }
 
     #[test]
     fn a_spoke_that_does_not_say_what_it_can_do_is_read_as_one_that_can_do_nothing_known() {
         let wire: KeepAliveV1 = serde_json::from_value(json!({"version": 1, "deployments": ["a"]})).unwrap();
-        assert_eq!(wire.said().unwrap().capacity, Capacity::default());
+        assert_eq!(wire.into_state().unwrap().capacity, RegionCapacity::default());
         let lease = json!({"version": 1, "lease": "00", "ttl_ms": 5000, "unknown": []});
         assert_eq!(serde_json::from_value::<LeaseV1>(lease).unwrap().floors, None);
     }

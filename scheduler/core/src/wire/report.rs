@@ -1,7 +1,7 @@
 //! What a region tells a gateway, five times a second, when the gateway asks.
 //!
 //! The exchange is direct: neither hub nor store is asked or told. The answer has the same size in calm and in crisis,
-//! and repeats the number of its question, by which a gateway knows which answers are old.
+//! and repeats the number of its request, by which a gateway knows which answers are old.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{WireError, known_version, parsed, refuse_other_versions, refuse_too_many};
-use crate::spoke::{Gateway, Load, Question, Report};
+use crate::spoke::{Gateway, DeploymentLoad, ExchangeRequest, Report};
 use regions::deployment::MAX_DEPLOYMENTS;
 
 /// The longest name of a gateway that is taken.
@@ -17,13 +17,13 @@ const GATEWAY_BYTES_MAX: usize = 128;
 /// The longest that a replica may take to start, a day: whoever says more has said nothing, and times are added to.
 const READY_IN_MS_MAX: u64 = 24 * 3600 * 1000;
 
-/// The question, `POST /spoke/v1/exchange`.
+/// The request, `POST /spoke/v1/exchange`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeRequestV1 {
     /// 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// Who asks: the place of the gateway.
+    /// Who asks: the index of the gateway.
     pub gateway: String,
     /// Drawn anew whenever the gateway starts.
     #[serde(default)]
@@ -32,12 +32,12 @@ pub struct ExchangeRequestV1 {
     pub sequence: u64,
     /// What it would have liked to send elsewhere, for every deployment of the last report: as many in calm as in crisis.
     #[serde(default)]
-    pub wanted: Vec<WantedV1>,
+    pub requested: Vec<OverflowV1>,
 }
 
 /// One deployment's overflow at a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WantedV1 {
+pub struct OverflowV1 {
     /// Which.
     pub name: String,
     /// In the last period.
@@ -54,7 +54,7 @@ pub struct ReportV1 {
     pub region: String,
     /// Drawn anew whenever the spoke starts.
     pub boot_id: u64,
-    /// That of the question.
+    /// That of the request.
     pub sequence: u64,
     /// What the region's replicas answer to, or would.
     pub deployments: Vec<DeploymentReportV1>,
@@ -77,7 +77,7 @@ pub struct DeploymentReportV1 {
     pub pending_tokens: u64,
     /// Of those, lookups that wait: what a new lookup waits for. Absent from regions that do not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lookup_tokens: Option<u64>,
+    pub interactive_tokens: Option<u64>,
     /// What they compute together; 0 until it is known.
     pub tokens_per_second: f64,
     /// Tokens of others' overflow that the asker may send until it asks again. Absent from regions that take none.
@@ -85,39 +85,39 @@ pub struct DeploymentReportV1 {
     pub granted_tokens: u64,
 }
 
-impl From<Question> for ExchangeRequestV1 {
-    fn from(question: Question) -> ExchangeRequestV1 {
-        let Question { gateway: Gateway { place, boot_id }, sequence, wanted } = question;
-        let wanted = wanted.into_iter().map(|(name, tokens)| WantedV1 { name: name.to_string(), tokens });
+impl From<ExchangeRequest> for ExchangeRequestV1 {
+    fn from(request: ExchangeRequest) -> ExchangeRequestV1 {
+        let ExchangeRequest { gateway: Gateway { location, boot_id }, sequence, requested } = request;
+        let requested = requested.into_iter().map(|(name, tokens)| OverflowV1 { name: name.to_string(), tokens });
         ExchangeRequestV1 {
             version: super::VERSION,
-            gateway: place,
+            gateway: location,
             boot_id,
             sequence,
-            wanted: wanted.collect(),
+            requested: requested.collect(),
         }
     }
 }
 
-impl TryFrom<ExchangeRequestV1> for Question {
+impl TryFrom<ExchangeRequestV1> for ExchangeRequest {
     type Error = WireError;
 
-    fn try_from(wire: ExchangeRequestV1) -> Result<Question, WireError> {
-        let ExchangeRequestV1 { version, gateway, boot_id, sequence, wanted } = wire;
+    fn try_from(wire: ExchangeRequestV1) -> Result<ExchangeRequest, WireError> {
+        let ExchangeRequestV1 { version, gateway, boot_id, sequence, requested } = wire;
         refuse_other_versions(version)?;
         if gateway.len() > GATEWAY_BYTES_MAX {
             let problem = format!("it has {} bytes, {GATEWAY_BYTES_MAX} are the most", gateway.len());
             return Err(WireError::new("gateway".to_owned(), problem));
         }
-        refuse_too_many("wanted", wanted.len(), MAX_DEPLOYMENTS)?;
+        refuse_too_many("requested", requested.len(), MAX_DEPLOYMENTS)?;
         let mut each = BTreeMap::new();
-        for (place, WantedV1 { name, tokens }) in wanted.into_iter().enumerate() {
-            let at = format!("wanted[{place}].name");
+        for (index, OverflowV1 { name, tokens }) in requested.into_iter().enumerate() {
+            let at = format!("requested[{index}].name");
             if each.insert(parsed(at.clone(), &name)?, tokens).is_some() {
-                return Err(WireError::new(at, format!("`{name}` is wanted twice")));
+                return Err(WireError::new(at, format!("`{name}` is requested twice")));
             }
         }
-        Ok(Question { gateway: Gateway { place: gateway, boot_id }, sequence, wanted: each })
+        Ok(ExchangeRequest { gateway: Gateway { location: gateway, boot_id }, sequence, requested: each })
     }
 }
 
@@ -125,7 +125,7 @@ impl From<Report> for ReportV1 {
     fn from(report: Report) -> ReportV1 {
         let Report { region, boot_id, sequence, deployments, draining } = report;
         let each = deployments.into_iter().map(|(name, load)| {
-            let Load { ready, ready_in, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens } =
+            let DeploymentLoad { ready, ready_in, pending_tokens, interactive_tokens, tokens_per_second, granted_tokens } =
                 load;
             let name = name.to_string();
             let ready_in_ms =
@@ -135,7 +135,7 @@ impl From<Report> for ReportV1 {
                 ready,
                 ready_in_ms,
                 pending_tokens,
-                lookup_tokens,
+                interactive_tokens,
                 tokens_per_second,
                 granted_tokens,
             }
@@ -153,19 +153,19 @@ impl TryFrom<ReportV1> for Report {
         refuse_other_versions(version)?;
         refuse_too_many("deployments", deployments.len(), MAX_DEPLOYMENTS)?;
         let mut loads = BTreeMap::new();
-        for (place, deployment) in deployments.into_iter().enumerate() {
+        for (index, deployment) in deployments.into_iter().enumerate() {
             let DeploymentReportV1 {
                 name,
                 ready,
                 ready_in_ms,
                 pending_tokens,
-                lookup_tokens,
+                interactive_tokens,
                 tokens_per_second,
                 granted_tokens,
             } = deployment;
-            let at = |field: &str| format!("deployments[{place}].{field}");
+            let at = |field: &str| format!("deployments[{index}].{field}");
             if !(tokens_per_second.is_finite() && tokens_per_second >= 0.0) {
-                let problem = format!("{tokens_per_second} is no speed: a number from 0 is wanted");
+                let problem = format!("{tokens_per_second} is no speed: a number from 0 is requested");
                 return Err(WireError::new(at("tokens_per_second"), problem));
             }
             if let Some(given) = ready_in_ms.filter(|given| *given > READY_IN_MS_MAX) {
@@ -175,7 +175,7 @@ impl TryFrom<ReportV1> for Report {
             }
             let ready_in = ready_in_ms.map(Duration::from_millis);
             let load =
-                Load { ready, ready_in, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens };
+                DeploymentLoad { ready, ready_in, pending_tokens, interactive_tokens, tokens_per_second, granted_tokens };
             if loads.insert(parsed(at("name"), &name)?, load).is_some() {
                 return Err(WireError::new(at("name"), format!("`{name}` is reported twice")));
             }
@@ -192,14 +192,14 @@ mod tests {
     use serde_json::{Value, json};
 
     prop_compose! {
-        // Quarters, because serde_json reads a longer fraction to within one unit in the last place.
+        // Quarters, because serde_json reads a longer fraction to within one unit in the last index.
         fn load()(
             ready: u32, ready_in in proptest::option::of(0..=READY_IN_MS_MAX), pending_tokens: u64,
-            lookup_tokens: Option<u64>, quarters: u32, granted_tokens: u64,
-        ) -> Load {
+            interactive_tokens: Option<u64>, quarters: u32, granted_tokens: u64,
+        ) -> DeploymentLoad {
             let tokens_per_second = f64::from(quarters) / 4.0;
             let ready_in = ready_in.map(Duration::from_millis);
-            Load { ready, ready_in, pending_tokens, lookup_tokens, tokens_per_second, granted_tokens }
+            DeploymentLoad { ready, ready_in, pending_tokens, interactive_tokens, tokens_per_second, granted_tokens }
         }
     }
 
@@ -220,13 +220,13 @@ mod tests {
         fn a_question_comes_back_as_it_went(
             boot_id: u64,
             sequence: u64,
-            wanted in proptest::collection::btree_map(any::name(), proptest::num::u64::ANY, 0..4),
+            requested in proptest::collection::btree_map(any::name(), proptest::num::u64::ANY, 0..4),
         ) {
-            let gateway = Gateway { place: "50.1,8.7".to_owned(), boot_id };
-            let question = Question { gateway, sequence, wanted };
-            let text = serde_json::to_string(&ExchangeRequestV1::from(question.clone())).unwrap();
+            let gateway = Gateway { location: "50.1,8.7".to_owned(), boot_id };
+            let request = ExchangeRequest { gateway, sequence, requested };
+            let text = serde_json::to_string(&ExchangeRequestV1::from(request.clone())).unwrap();
             let wire: ExchangeRequestV1 = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(Question::try_from(wire), Ok(question));
+            prop_assert_eq!(ExchangeRequest::try_from(wire), Ok(request));
         }
 
         #[test]
@@ -271,26 +271,26 @@ mod tests {
     #[test]
     fn a_question_that_cannot_be_right_is_refused_by_its_field() {
         let check = |change: &dyn Fn(&mut ExchangeRequestV1), field: &str| {
-            let one = WantedV1 { name: "a".to_owned(), tokens: 1 };
+            let one = OverflowV1 { name: "a".to_owned(), tokens: 1 };
             let gateway = "50.1,8.7".to_owned();
             let mut wire =
-                ExchangeRequestV1 { version: 1, gateway, boot_id: 1, sequence: 1, wanted: vec![one] };
-            assert!(Question::try_from(wire.clone()).is_ok());
+                ExchangeRequestV1 { version: 1, gateway, boot_id: 1, sequence: 1, requested: vec![one] };
+            assert!(ExchangeRequest::try_from(wire.clone()).is_ok());
             change(&mut wire);
-            assert_eq!(Question::try_from(wire).unwrap_err().field, field);
+            assert_eq!(ExchangeRequest::try_from(wire).unwrap_err().field, field);
         };
-        let one = |name: &str| WantedV1 { name: name.to_owned(), tokens: 1 };
-        check(&|wire| wire.wanted.push(one("a")), "wanted[1].name");
-        check(&|wire| wire.wanted.push(one("b c")), "wanted[1].name");
-        check(&|wire| wire.wanted = vec![one("a"); MAX_DEPLOYMENTS + 1], "wanted");
+        let one = |name: &str| OverflowV1 { name: name.to_owned(), tokens: 1 };
+        check(&|wire| wire.requested.push(one("a")), "requested[1].name");
+        check(&|wire| wire.requested.push(one("b c")), "requested[1].name");
+        check(&|wire| wire.requested = vec![one("a"); MAX_DEPLOYMENTS + 1], "requested");
         check(&|wire| wire.gateway = "x".repeat(GATEWAY_BYTES_MAX + 1), "gateway");
     }
 
     #[test]
     fn a_message_of_another_version_is_refused_by_name() {
-        let question: Result<ExchangeRequestV1, _> =
-            serde_json::from_value(json!({"version": 2, "question": "?"}));
-        assert!(question.unwrap_err().to_string().starts_with("version 2 is not known here"));
+        let request: Result<ExchangeRequestV1, _> =
+            serde_json::from_value(json!({"version": 2, "request": "?"}));
+        assert!(request.unwrap_err().to_string().starts_with("version 2 is not known here"));
         let report: ReportV1 = serde_json::from_value(message()).unwrap();
         let error = Report::try_from(ReportV1 { version: 3, ..report }).unwrap_err();
         assert!(error.to_string().contains("version 3 is not known here"), "{error}");

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::deployment::EngineV1;
 use super::{WireError, parsed, refuse_too_many};
-use crate::revisions::{Counted, Reported};
+use crate::revisions::{RevisionReplicas, ReplicaRevisions};
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::{
     Deployment, DeploymentName, EngineSpec, ModelSpec, NextRevision, ReportedModel, ServedRevision,
@@ -17,19 +17,19 @@ pub const REVISIONS_MAX: usize = 16;
 
 /// The replicas of one deployment in one region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReportedV1 {
+pub struct ReplicaRevisionsV1 {
     /// The deployment.
     pub name: String,
     /// Desired number of replicas, where the region starts and stops them itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<u32>,
     /// Those that are there, by what they run.
-    pub models: Vec<CountedV1>,
+    pub models: Vec<RevisionReplicasV1>,
 }
 
 /// The replicas of one deployment in one region that run the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CountedV1 {
+pub struct RevisionReplicasV1 {
     /// The revision of their model.
     pub revision: String,
     /// Their model reference.
@@ -88,9 +88,9 @@ fn read_engine(at: &str, wire: &EngineV1) -> Result<EngineSpec, WireError> {
 }
 
 /// Replicas that run the same, as they cross a process.
-pub fn counted_v1(counted: &Counted) -> CountedV1 {
-    let Counted { model: ReportedModel { revision, source, task, engine }, replicas, ready } = counted;
-    CountedV1 {
+pub fn revision_replicas_v1(counted: &RevisionReplicas) -> RevisionReplicasV1 {
+    let RevisionReplicas { model: ReportedModel { revision, source, task, engine }, replicas, ready } = counted;
+    RevisionReplicasV1 {
         revision: revision.to_string(),
         source: source.clone(),
         task: task.to_string(),
@@ -112,38 +112,38 @@ pub fn next_v1(next: &NextRevision) -> NextRevisionV1 {
     }
 }
 
-pub(super) fn reported_v1(reported: &BTreeMap<DeploymentName, Reported>) -> Vec<ReportedV1> {
-    let each = reported.iter().map(|(name, Reported { target, models })| ReportedV1 {
+pub(super) fn replica_revisions_v1(reported: &BTreeMap<DeploymentName, ReplicaRevisions>) -> Vec<ReplicaRevisionsV1> {
+    let each = reported.iter().map(|(name, ReplicaRevisions { target, models })| ReplicaRevisionsV1 {
         name: name.to_string(),
         target: *target,
-        models: models.iter().take(REVISIONS_MAX).map(counted_v1).collect(),
+        models: models.iter().take(REVISIONS_MAX).map(revision_replicas_v1).collect(),
     });
     each.collect()
 }
 
-pub(super) fn read_reported(
+pub(super) fn read_replica_revisions(
     field: &str,
-    wire: Vec<ReportedV1>,
-) -> Result<BTreeMap<DeploymentName, Reported>, WireError> {
+    wire: Vec<ReplicaRevisionsV1>,
+) -> Result<BTreeMap<DeploymentName, ReplicaRevisions>, WireError> {
     refuse_too_many(field, wire.len(), MAX_DEPLOYMENTS)?;
     let mut reported = BTreeMap::new();
-    for (place, ReportedV1 { name, target, models }) in wire.into_iter().enumerate() {
-        let at = format!("{field}[{place}]");
+    for (index, ReplicaRevisionsV1 { name, target, models }) in wire.into_iter().enumerate() {
+        let at = format!("{field}[{index}]");
         refuse_too_many(&format!("{at}.models"), models.len(), REVISIONS_MAX)?;
-        let counted = |(place, wire): (usize, CountedV1)| {
-            let CountedV1 { revision, source, task, engine, replicas, ready } = wire;
-            let at = format!("{at}.models[{place}]");
+        let counted = |(index, wire): (usize, RevisionReplicasV1)| {
+            let RevisionReplicasV1 { revision, source, task, engine, replicas, ready } = wire;
+            let at = format!("{at}.models[{index}]");
             let model = ReportedModel {
                 revision: parsed(format!("{at}.revision"), &revision)?,
                 source,
                 task: parsed(format!("{at}.task"), &task)?,
                 engine: read_engine(&format!("{at}.engine"), &engine)?,
             };
-            Ok(Counted { model, replicas, ready })
+            Ok(RevisionReplicas { model, replicas, ready })
         };
         let models = models.into_iter().enumerate().map(counted).collect::<Result<_, WireError>>()?;
         let key: DeploymentName = parsed(format!("{at}.name"), &name)?;
-        if reported.insert(key, Reported { target, models }).is_some() {
+        if reported.insert(key, ReplicaRevisions { target, models }).is_some() {
             return Err(WireError::new(format!("{at}.name"), format!("`{name}` stands here twice")));
         }
     }
@@ -167,8 +167,8 @@ pub(super) fn read_served(
 ) -> Result<BTreeMap<DeploymentName, ServedRevision>, WireError> {
     refuse_too_many(field, wire.len(), MAX_DEPLOYMENTS)?;
     let mut served = BTreeMap::new();
-    for (place, ServedRevisionV1 { name, current, next }) in wire.into_iter().enumerate() {
-        let at = |what: &str| format!("{field}[{place}].{what}");
+    for (index, ServedRevisionV1 { name, current, next }) in wire.into_iter().enumerate() {
+        let at = |what: &str| format!("{field}[{index}].{what}");
         let key: DeploymentName = parsed(at("name"), &name)?;
         if !deployed.contains_key(&key) {
             return Err(WireError::new(at("name"), format!("`{name}` is not in this table")));

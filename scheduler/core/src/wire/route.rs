@@ -111,8 +111,8 @@ fn read_widening<Name: FromStr<Err: std::fmt::Display> + Ord + Clone, Known>(
 ) -> Result<BTreeMap<Name, Widening>, WireError> {
     refuse_too_many(field, announced.len(), known.len())?;
     let mut widening = BTreeMap::new();
-    for (place, WideningV1 { name: text, to, since }) in announced.iter().enumerate() {
-        let at = |what: &str| format!("{field}[{place}].{what}");
+    for (index, WideningV1 { name: text, to, since }) in announced.iter().enumerate() {
+        let at = |what: &str| format!("{field}[{index}].{what}");
         let name: Name = parsed(at("name"), text)?;
         if !known.contains_key(&name) {
             return Err(WireError::new(at("name"), format!("`{text}` is not in this table")));
@@ -143,9 +143,9 @@ impl TryFrom<RouteTableV1> for RouteTable {
         refuse_other_versions(version)?;
         refuse_too_many("regions", regions.len(), MAX_REGIONS)?;
         let mut routes = BTreeMap::new();
-        for (place, region) in regions.into_iter().enumerate() {
+        for (index, region) in regions.into_iter().enumerate() {
             let RegionRouteV1 { id, endpoint: reached, deployments, draining } = region;
-            let at = |field: &str| format!("regions[{place}].{field}");
+            let at = |field: &str| format!("regions[{index}].{field}");
             let route = RegionRoute {
                 endpoint: endpoint(at("endpoint"), &reached)?,
                 deployments: names(&at("deployments"), &deployments)?,

@@ -86,7 +86,7 @@ fn read_tenant(what: &str, wire: TenantV1) -> Result<TenantRules, WireError> {
     let TenantLimitsV1 { requests_per_second, inputs_per_second, tokens_per_minute } = limits;
     let at = |field: &str| format!("{what}.{field}");
     refuse_too_many(&at("key_sha256"), key_sha256.len(), MAX_KEYS)?;
-    let key = |(place, text): (usize, &String)| parsed(format!("{what}.key_sha256[{place}]"), text);
+    let key = |(index, text): (usize, &String)| parsed(format!("{what}.key_sha256[{index}]"), text);
     if !(1..=MAX_WEIGHT).contains(&weight) {
         return Err(WireError::new(at("weight"), format!("{weight} is not from 1 to {MAX_WEIGHT}")));
     }
@@ -109,8 +109,8 @@ fn read_tenant(what: &str, wire: TenantV1) -> Result<TenantRules, WireError> {
 pub(super) fn read_tenants(wire: Vec<TenantV1>) -> Result<BTreeMap<TenantId, TenantRules>, WireError> {
     refuse_too_many("tenants", wire.len(), MAX_TENANTS)?;
     let (mut tenants, mut keys) = (BTreeMap::new(), BTreeSet::new());
-    for (place, tenant) in wire.into_iter().enumerate() {
-        let what = format!("tenants[{place}]");
+    for (index, tenant) in wire.into_iter().enumerate() {
+        let what = format!("tenants[{index}]");
         let tenant = read_tenant(&what, tenant)?;
         if !tenant.keys.iter().all(|key| keys.insert(*key)) {
             return Err(WireError::new(format!("{what}.key_sha256"), "another tenant has this key"));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::some_instant;
-use crate::spoke::{Outcome, RAMP_TOKENS, ReplicaObserved, Seen};
+use crate::spoke::{ReplicaOutcome, RAMP_TOKENS, ReplicaStatus, PassiveHealth};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -24,53 +24,53 @@ impl Region {
     fn cold(replicas: u16) -> Region {
         let at = |port| std::net::SocketAddr::from(([10, 0, 0, 1], port));
         let mut spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 7, (1..=replicas).map(at).collect());
-        spoke.set_start(&name("d"), Some(S));
+        spoke.set_start_time(&name("d"), Some(S));
         Region { spoke, now: some_instant(), d: name("d") }
     }
 
-    fn within(bounds: Bounds) -> Region {
+    fn within(limits: HoldLimits) -> Region {
         let mut region = Region::cold(1);
-        region.spoke.line = Line::within(bounds);
+        region.spoke.line = HoldQueue::within(limits);
         region
     }
 
     fn says(&mut self, index: usize, ready: bool, tokens_per_second: f64) {
-        let observed = ReplicaObserved {
+        let observed = ReplicaStatus {
             model: None,
             names: [self.d.clone()].into(),
             ready,
             draining: false,
             pending_tokens: 0,
-            lookup_tokens: None,
+            interactive_tokens: None,
             tokens_per_second,
         };
         self.spoke.observe_replica(index, observed, self.now);
     }
 
-    fn comes(&mut self, ask: Ask) -> Result<Fate, NotHeld> {
-        let Ask { tenant, band, bytes, tokens, left, elsewhere } = ask;
+    fn comes(&mut self, ask: Ask) -> Result<HoldDecision, HoldRejection> {
+        let Ask { tenant, priority, bytes, tokens, left, other_region_in } = ask;
         let (d, deadline) = (self.d.clone(), self.now + left);
-        let comes = Comes { deployment: &d, tenant, band, bytes, tokens, deadline, elsewhere };
+        let comes = HoldRequest { deployment: &d, tenant, priority, bytes, tokens, deadline, other_region_in };
         self.spoke.comes(&comes, self.now)
     }
 
-    fn held(&mut self, ask: Ask) -> Ticket {
+    fn held(&mut self, ask: Ask) -> HoldTicket {
         match self.comes(ask) {
-            Ok(Fate::Held { ticket, .. }) => ticket,
+            Ok(HoldDecision::Held { ticket, .. }) => ticket,
             other => panic!("{ask:?} is not held: {other:?}"),
         }
     }
 
-    /// The numbers of those who are called now.
-    fn called(&mut self) -> Vec<u64> {
-        self.spoke.call(self.now).into_iter().map(|call| call.number).collect()
+    /// The numbers of those who are released now.
+    fn released(&mut self) -> Vec<u64> {
+        self.spoke.release(self.now).into_iter().map(|release| release.number).collect()
     }
 
-    /// Whoever has this ticket, and was called, goes to a replica and is answered there.
-    fn answered(&mut self, ticket: Ticket, tokens: u64) {
-        let choice = self.spoke.choose(&self.d, tokens, |_| Seen::FINE, self.now).expect("it was called");
-        self.spoke.left(ticket);
-        self.spoke.finished(&choice, Outcome::Answered, self.now);
+    /// Whoever has this ticket, and was released, goes to a replica and is answered there.
+    fn answered(&mut self, ticket: HoldTicket, tokens: u64) {
+        let choice = self.spoke.select_replica(&self.d, tokens, |_| PassiveHealth::HEALTHY, self.now).expect("it was released");
+        self.spoke.return_ticket(ticket);
+        self.spoke.finished(&choice, ReplicaOutcome::Responded, self.now);
     }
 }
 
@@ -78,36 +78,36 @@ impl Region {
 #[derive(Clone, Copy, Debug)]
 struct Ask {
     tenant: &'static str,
-    band: Band,
+    priority: HoldPriority,
     bytes: u64,
     tokens: u64,
     left: Duration,
-    elsewhere: Option<Duration>,
+    other_region_in: Option<Duration>,
 }
 
 const LOOKUP: Ask = Ask {
     tenant: "t",
-    band: Band::Interactive,
+    priority: HoldPriority::Interactive,
     bytes: 40,
     tokens: 10,
     left: Duration::from_secs(30),
-    elsewhere: None,
+    other_region_in: None,
 };
 
 #[test]
 fn whoever_finds_nobody_goes_elsewhere_if_that_is_sooner_waits_if_that_is_in_time_and_else_is_told_when() {
-    let fate = |left: Duration, elsewhere: Option<Duration>| {
-        let fate = Region::cold(1).comes(Ask { left, elsewhere, ..LOOKUP });
-        fate.map(|fate| assert!(matches!(fate, Fate::Held { wakes: true, .. }), "{fate:?}"))
+    let fate = |left: Duration, other_region_in: Option<Duration>| {
+        let fate = Region::cold(1).comes(Ask { left, other_region_in, ..LOOKUP });
+        fate.map(|fate| assert!(matches!(fate, HoldDecision::Held { needs_start: true, .. }), "{fate:?}"))
     };
-    let elsewhere = Err(NotHeld::Elsewhere { ready_in: S });
-    let too_late = Err(NotHeld::TooLate { ready_in: S });
+    let other_region_in = Err(HoldRejection::OtherRegion { ready_in: S });
+    let too_late = Err(HoldRejection::PastDeadline { ready_in: S });
     assert_eq!(fate(30 * S, None), Ok(()));
-    assert_eq!(fate(30 * S, Some(S - MS)), elsewhere);
+    assert_eq!(fate(30 * S, Some(S - MS)), other_region_in);
     assert_eq!(fate(30 * S, Some(S)), Ok(()), "no sooner there");
     assert_eq!(fate(S + MS, None), Ok(()));
     assert_eq!(fate(S, None), too_late);
-    assert_eq!(fate(S, Some(999 * MS)), elsewhere);
+    assert_eq!(fate(S, Some(999 * MS)), other_region_in);
     assert_eq!(fate(S, Some(S)), too_late, "nobody is in time");
     assert_eq!(fate(S, Some(2 * S)), too_late);
 }
@@ -116,51 +116,51 @@ fn whoever_finds_nobody_goes_elsewhere_if_that_is_sooner_waits_if_that_is_in_tim
 fn where_a_replica_is_ready_nobody_waits_and_where_nobody_starts_one_neither() {
     let mut region = Region::cold(1);
     region.says(0, true, 1000.0);
-    assert_eq!(region.comes(LOOKUP), Ok(Fate::Now));
+    assert_eq!(region.comes(LOOKUP), Ok(HoldDecision::Forward));
     let mut region = Region::cold(1);
-    region.spoke.set_start(&name("d"), None);
-    assert_eq!(region.comes(LOOKUP), Err(NotHeld::NobodyStarts));
+    region.spoke.set_start_time(&name("d"), None);
+    assert_eq!(region.comes(LOOKUP), Err(HoldRejection::NotProvisioned));
 }
 
 #[test]
 fn the_first_who_waits_wakes_whoever_starts_replicas_and_no_other() {
     let mut region = Region::cold(1);
-    let wakes = |region: &mut Region| match region.comes(LOOKUP) {
-        Ok(Fate::Held { ticket, wakes }) => (ticket, wakes),
+    let needs_start = |region: &mut Region| match region.comes(LOOKUP) {
+        Ok(HoldDecision::Held { ticket, needs_start }) => (ticket, needs_start),
         other => panic!("{other:?}"),
     };
-    let (first, woke) = wakes(&mut region);
+    let (first, woke) = needs_start(&mut region);
     assert!(woke);
-    assert!(!wakes(&mut region).1 && !wakes(&mut region).1);
+    assert!(!needs_start(&mut region).1 && !needs_start(&mut region).1);
     region.says(0, true, 0.0);
-    assert_eq!(region.called(), [1, 2, 3]);
+    assert_eq!(region.released(), [1, 2, 3]);
     region.answered(first, 10);
     region.spoke.replica_failed(0, region.now);
-    assert!(wakes(&mut region).1, "it has come and gone");
+    assert!(needs_start(&mut region).1, "it has come and gone");
     let mut region = Region::cold(1);
-    let (first, _) = wakes(&mut region);
+    let (first, _) = needs_start(&mut region);
     region.spoke.left(first);
-    assert!(wakes(&mut region).1, "all had left");
+    assert!(needs_start(&mut region).1, "all had left");
 }
 
 #[test]
 fn lookups_go_first_and_of_those_the_one_that_has_the_least_time() {
     let mut region = Region::cold(1);
-    let mut enters = |band, left| region.held(Ask { band, left, tokens: RAMP_TOKENS, ..LOOKUP });
+    let mut enters = |priority, left| region.held(Ask { priority, left, tokens: RAMP_TOKENS, ..LOOKUP });
     let tickets = [
-        enters(Band::Bulk, 2 * S),
-        enters(Band::Interactive, 9 * S),
-        enters(Band::Interactive, 3 * S),
-        enters(Band::Bulk, 20 * S),
-        enters(Band::Interactive, 3 * S),
+        enters(HoldPriority::Bulk, 2 * S),
+        enters(HoldPriority::Interactive, 9 * S),
+        enters(HoldPriority::Interactive, 3 * S),
+        enters(HoldPriority::Bulk, 20 * S),
+        enters(HoldPriority::Interactive, 3 * S),
     ];
     region.says(0, true, 0.0);
-    let mut tickets: BTreeMap<u64, Ticket> =
+    let mut tickets: BTreeMap<u64, HoldTicket> =
         tickets.into_iter().map(|ticket| (ticket.number(), ticket)).collect();
     let mut order = Vec::new();
-    while let [next] = region.called()[..] {
+    while let [next] = region.released()[..] {
         order.push(next);
-        let ticket = tickets.remove(&next).expect("it is called once");
+        let ticket = tickets.remove(&next).expect("it is released once");
         region.answered(ticket, RAMP_TOKENS);
         region.says(0, true, 1.0);
     }
@@ -178,11 +178,11 @@ fn a_replica_that_has_just_become_ready_is_given_a_little_and_then_twice_as_much
     region.says(0, true, 0.0);
     let mut rounds = Vec::new();
     while !tickets.is_empty() {
-        let called = region.called();
-        rounds.push(called.len());
-        assert!(region.called().is_empty(), "there is room for so many and no more");
-        for number in called {
-            let ticket = tickets.remove(&number).expect("it is called once");
+        let released = region.released();
+        rounds.push(released.len());
+        assert!(region.released().is_empty(), "there is room for so many and no more");
+        for number in released {
+            let ticket = tickets.remove(&number).expect("it is released once");
             region.answered(ticket, 10);
         }
     }
@@ -191,22 +191,22 @@ fn a_replica_that_has_just_become_ready_is_given_a_little_and_then_twice_as_much
 
 #[test]
 fn a_replica_is_given_what_it_does_in_half_a_second() {
-    let calls = |replicas: u16, tokens_per_second: f64| {
+    let releases = |replicas: u16, tokens_per_second: f64| {
         let mut region = Region::cold(replicas);
         let _tickets: Vec<_> = (0..1000).map(|_| region.held(LOOKUP)).collect();
         for index in 0..usize::from(replicas) {
             region.says(index, true, tokens_per_second);
             region.spoke.replicas.with(index, |replica| replica.answered(1 << 40));
         }
-        region.called().len()
+        region.released().len()
     };
-    assert_eq!(calls(1, 4000.0), 200);
-    assert_eq!(calls(2, 4000.0), 400);
-    assert_eq!(calls(1, 1.0), 102, "a batch or two in any case");
+    assert_eq!(releases(1, 4000.0), 200);
+    assert_eq!(releases(2, 4000.0), 400);
+    assert_eq!(releases(1, 1.0), 102, "a batch or two in any case");
     let mut region = Region::cold(1);
     let _large = [region.held(Ask { tokens: 1 << 30, ..LOOKUP }), region.held(LOOKUP)];
     region.says(0, true, 0.0);
-    assert_eq!(region.called(), [1], "whoever has nothing to do takes the largest");
+    assert_eq!(region.released(), [1], "whoever has nothing to do takes the largest");
 }
 
 #[test]
@@ -215,12 +215,12 @@ fn nobody_who_comes_goes_before_those_who_wait() {
     let first = region.held(Ask { tokens: RAMP_TOKENS, ..LOOKUP });
     let second = region.held(Ask { tokens: RAMP_TOKENS, left: 29 * S, ..LOOKUP });
     region.says(0, true, 0.0);
-    assert_eq!(region.called(), [2]);
-    assert!(region.spoke.has_a_line(&region.d));
+    assert_eq!(region.released(), [2]);
+    assert!(region.spoke.has_held_requests(&region.d));
     let third = region.held(LOOKUP);
     region.answered(second, RAMP_TOKENS);
-    assert_eq!(region.called(), [1, 3]);
-    assert_eq!(region.comes(LOOKUP), Ok(Fate::Now), "the line is gone");
+    assert_eq!(region.released(), [1, 3]);
+    assert_eq!(region.comes(LOOKUP), Ok(HoldDecision::Forward), "the line is gone");
     region.spoke.left(first);
     region.spoke.left(third);
     assert_eq!(region.spoke.line.queues(), 0);
@@ -234,21 +234,21 @@ fn a_line_counts_against_a_region_that_is_warm_and_is_no_reason_to_refuse() {
     let ask = Ask { tokens: 2000, left: 10 * S, ..LOOKUP };
     let _first = region.held(ask);
     let ready_in = 3 * S;
-    let there = |there: Duration| Ask { elsewhere: Some(there), ..ask };
-    assert_eq!(region.comes(there(3 * S - MS)), Err(NotHeld::Elsewhere { ready_in }));
+    let there = |there: Duration| Ask { other_region_in: Some(there), ..ask };
+    assert_eq!(region.comes(there(3 * S - MS)), Err(HoldRejection::OtherRegion { ready_in }));
     assert_eq!(region.comes(Ask { left: 2 * S, ..there(S + MS) }).map(drop), Ok(()), "it would be the first");
     let _second = region.held(Ask { left: 10 * S, ..there(5 * S) });
     let _third = region.held(Ask { left: S + MS, ..ask });
-    assert_eq!(region.comes(Ask { left: S, ..ask }), Err(NotHeld::TooLate { ready_in: S }));
+    assert_eq!(region.comes(Ask { left: S, ..ask }), Err(HoldRejection::PastDeadline { ready_in: S }));
 }
 
 #[test]
 fn each_bound_holds_at_it_and_one_past_it() {
-    let full = |region: &mut Region, ask: Ask, bound: Bound| {
+    let full = |region: &mut Region, ask: Ask, limit: HoldLimit| {
         let refused = region.comes(ask);
-        assert_eq!(refused, Err(NotHeld::Full { bound, ready_in: S }));
-        let there = Ask { elsewhere: Some(2 * S), ..ask };
-        assert_eq!(region.comes(there), Err(NotHeld::Elsewhere { ready_in: S }), "late, and not refused");
+        assert_eq!(refused, Err(HoldRejection::Full { limit, ready_in: S }));
+        let there = Ask { other_region_in: Some(2 * S), ..ask };
+        assert_eq!(region.comes(there), Err(HoldRejection::OtherRegion { ready_in: S }), "late, and not refused");
     };
     const TENANTS: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
     let mut region = Region::cold(1);
@@ -256,50 +256,50 @@ fn each_bound_holds_at_it_and_one_past_it() {
     for tenant in TENANTS {
         let ask = Ask { tenant, bytes: 1, ..LOOKUP };
         tickets.extend((0..HELD_MAX / 10).map(|_| region.held(ask)));
-        full(&mut region, ask, Bound::TenantRequests);
+        full(&mut region, ask, HoldLimit::TenantRequests);
     }
-    assert_eq!(region.spoke.held_in_all(), (HELD_MAX, HELD_MAX as u64));
-    full(&mut region, Ask { tenant: "k", ..LOOKUP }, Bound::Requests);
-    region.spoke.left(tickets.pop().expect("ten thousand of them"));
+    assert_eq!(region.spoke.held_totals(), (HELD_MAX, HELD_MAX as u64));
+    full(&mut region, Ask { tenant: "k", ..LOOKUP }, HoldLimit::Requests);
+    region.spoke.return_ticket(tickets.pop().expect("ten thousand of them"));
     tickets.push(region.held(Ask { tenant: "k", ..LOOKUP }));
-    full(&mut region, Ask { tenant: "j", ..LOOKUP }, Bound::Requests);
+    full(&mut region, Ask { tenant: "j", ..LOOKUP }, HoldLimit::Requests);
 
     let mut region = Region::cold(1);
     let whole = Ask { bytes: LARGEST_BODY_BYTES, ..LOOKUP };
     let _tickets: Vec<_> = TENANTS[..8].iter().map(|tenant| region.held(Ask { tenant, ..whole })).collect();
-    full(&mut region, Ask { tenant: "a", bytes: 1, ..LOOKUP }, Bound::TenantBytes);
-    assert_eq!(region.spoke.held_in_all(), (8, HELD_BYTES_MAX));
+    full(&mut region, Ask { tenant: "a", bytes: 1, ..LOOKUP }, HoldLimit::TenantBytes);
+    assert_eq!(region.spoke.held_totals(), (8, HELD_BYTES_MAX));
     assert_eq!(region.comes(Ask { tenant: "i", bytes: 0, ..LOOKUP }).map(drop), Ok(()));
-    full(&mut region, Ask { tenant: "i", bytes: 1, ..LOOKUP }, Bound::Bytes);
+    full(&mut region, Ask { tenant: "i", bytes: 1, ..LOOKUP }, HoldLimit::Bytes);
 }
 
 #[test]
 fn whoever_leaves_is_forgotten_at_once() {
     let mut region = Region::cold(1);
     let tickets = [region.held(LOOKUP), region.held(Ask { tenant: "u", ..LOOKUP }), region.held(LOOKUP)];
-    assert_eq!(region.spoke.held(&region.d), Held { requests: 3, tokens: 30 });
+    assert_eq!(region.spoke.held(&region.d), HeldTotals { requests: 3, tokens: 30 });
     let [first, second, third] = tickets;
     region.spoke.left(second);
-    assert_eq!(region.spoke.held(&region.d), Held { requests: 2, tokens: 20 });
-    assert_eq!(region.spoke.held_in_all(), (2, 80));
+    assert_eq!(region.spoke.held(&region.d), HeldTotals { requests: 2, tokens: 20 });
+    assert_eq!(region.spoke.held_totals(), (2, 80));
     region.says(0, true, 0.0);
-    assert_eq!(region.called(), [1, 3]);
+    assert_eq!(region.released(), [1, 3]);
     region.spoke.left(first);
     region.spoke.left(third);
-    assert_eq!((region.spoke.held(&region.d), region.spoke.held_in_all()), (Held::default(), (0, 0)));
-    assert_eq!(region.comes(LOOKUP), Ok(Fate::Now));
+    assert_eq!((region.spoke.held(&region.d), region.spoke.held_totals()), (HeldTotals::default(), (0, 0)));
+    assert_eq!(region.comes(LOOKUP), Ok(HoldDecision::Forward));
 }
 
 #[test]
 fn those_for_whom_nobody_starts_a_replica_any_more_are_told() {
     let mut region = Region::cold(1);
     let tickets = [region.held(LOOKUP), region.held(LOOKUP)];
-    assert!(region.spoke.call(region.now).is_empty());
-    region.spoke.set_start(&name("d"), None);
-    let nothing = |number| Call { number, to: CalledTo::Nothing };
-    assert_eq!(region.spoke.call(region.now), [nothing(1), nothing(2)]);
-    assert_eq!(region.spoke.held_in_all(), (0, 0));
-    tickets.into_iter().for_each(|ticket| region.spoke.left(ticket));
+    assert!(region.spoke.release(region.now).is_empty());
+    region.spoke.set_start_time(&name("d"), None);
+    let nothing = |number| Release { number, to: ReleaseReason::Unservable };
+    assert_eq!(region.spoke.release(region.now), [nothing(1), nothing(2)]);
+    assert_eq!(region.spoke.held_totals(), (0, 0));
+    tickets.into_iter().for_each(|ticket| region.spoke.return_ticket(ticket));
 }
 
 #[test]
@@ -310,8 +310,8 @@ fn whoever_is_called_knows_how_long_the_replica_took() {
     let _second = region.held(LOOKUP);
     region.now += 100 * MS;
     region.says(0, true, 0.0);
-    let to = CalledTo::Replica { cold_start: Some(800 * MS) };
-    assert_eq!(region.spoke.call(region.now), [Call { number: 1, to }, Call { number: 2, to }]);
+    let to = ReleaseReason::Replica { cold_start: Some(800 * MS) };
+    assert_eq!(region.spoke.release(region.now), [Release { number: 1, to }, Release { number: 2, to }]);
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn a_report_says_when_a_replica_will_be_ready_until_one_is() {
     let mut region = Region::cold(1);
     let ready_in = |region: &Region| region.spoke.report(1, region.now).deployments[&region.d].ready_in;
     assert_eq!(ready_in(&region), Some(S));
-    region.spoke.set_ordered(&name("d"), vec![300 * MS], region.now);
+    region.spoke.set_provisioning(&name("d"), vec![300 * MS], region.now);
     region.now += 100 * MS;
     region.says(0, false, 0.0);
     assert_eq!(ready_in(&region), Some(200 * MS));
@@ -334,11 +334,11 @@ fn a_report_says_how_long_the_line_is_while_there_is_one() {
     region.spoke.replica_failed(0, region.now);
     let waits = |region: &Region| region.spoke.report(1, region.now).deployments[&region.d].ready_in;
     let _tickets = [region.held(Ask { tokens: 2000, ..LOOKUP }), region.held(Ask { tokens: 3000, ..LOOKUP })];
-    assert_eq!(waits(&region), Some(6 * S), "a start, and what waits");
+    assert_eq!(has_waiting(&region), Some(6 * S), "a start, and what waits");
     region.says(0, true, 1000.0);
-    assert_eq!(waits(&region), Some(5 * S));
-    assert_eq!(region.called(), [1]);
-    assert_eq!(waits(&region), Some(3 * S));
+    assert_eq!(has_waiting(&region), Some(5 * S));
+    assert_eq!(region.released(), [1]);
+    assert_eq!(has_waiting(&region), Some(3 * S));
 }
 
 #[test]
@@ -352,26 +352,26 @@ fn ten_thousand_starts_from_nothing_lose_nobody() {
             region.now += MS;
         }
         region.says(0, false, 0.0);
-        assert!(region.called().is_empty(), "nobody is ready");
+        assert!(region.released().is_empty(), "nobody is ready");
         region.says(0, true, 0.0);
-        while let called = region.called()
-            && !called.is_empty()
+        while let released = region.released()
+            && !released.is_empty()
         {
-            for number in called {
-                region.answered(tickets.remove(&number).expect("it is called once"), 10);
+            for number in released {
+                region.answered(tickets.remove(&number).expect("it is released once"), 10);
             }
         }
-        assert!(tickets.is_empty(), "everybody is called at start {start}");
-        assert_eq!(region.comes(LOOKUP), Ok(Fate::Now));
+        assert!(tickets.is_empty(), "everybody is released at start {start}");
+        assert_eq!(region.comes(LOOKUP), Ok(HoldDecision::Forward));
         region.spoke.replica_failed(0, region.now);
     }
-    assert_eq!((region.spoke.held_in_all(), region.spoke.line.queues()), ((0, 0), 0));
+    assert_eq!((region.spoke.held_totals(), region.spoke.line.queues()), ((0, 0), 0));
 }
 
 /// What can happen to a region in which requests wait.
 #[derive(Clone, Debug)]
 enum Event {
-    Comes { tenant: usize, bulk: bool, bytes: u64, tokens: u64, left_ms: u64 },
+    HoldRequest { tenant: usize, bulk: bool, bytes: u64, tokens: u64, left_ms: u64 },
     Leaves(usize),
     Ready(bool),
     Answers(usize),
@@ -381,7 +381,7 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         6 => (0..3usize, any::<bool>(), 0..60u64, 1..3000u64, 0..5000u64).prop_map(
-            |(tenant, bulk, bytes, tokens, left_ms)| Event::Comes { tenant, bulk, bytes, tokens, left_ms }
+            |(tenant, bulk, bytes, tokens, left_ms)| Event::HoldRequest { tenant, bulk, bytes, tokens, left_ms }
         ),
         1 => any::<usize>().prop_map(Event::Leaves),
         1 => any::<bool>().prop_map(Event::Ready),
@@ -391,70 +391,70 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Invariants 2 and 6, and the order: whatever comes in whatever order, whoever is held is called once or leaves, all
-    /// bounds hold after every step, nobody is called before somebody more urgent, and in the end there is room for all.
+    /// Invariants 2 and 6, and the order: whatever comes in whatever order, whoever is held is released once or leaves, all
+    /// limits hold after every step, nobody is released before somebody more urgent, and in the end there is room for all.
     #[test]
     fn every_ticket_ends_once_within_the_bounds_and_in_its_order(
         events in prop::collection::vec(event(), 1..200)
     ) {
-        let bounds = Bounds { requests: 12, bytes: 200, tenant_requests: 6, tenant_bytes: 120 };
-        let mut region = Region::within(bounds);
-        let mut waiting: BTreeMap<u64, (Ticket, usize, u64, u64)> = BTreeMap::new();
-        let mut called: Vec<(Ticket, u64)> = Vec::new();
+        let limits = HoldLimits { requests: 12, bytes: 200, tenant_requests: 6, tenant_bytes: 120 };
+        let mut region = Region::within(limits);
+        let mut waiting: BTreeMap<u64, (HoldTicket, usize, u64, u64)> = BTreeMap::new();
+        let mut released: Vec<(HoldTicket, u64)> = Vec::new();
         for event in events {
             match event {
-                Event::Comes { tenant, bulk, bytes, tokens, left_ms } => {
-                    let band = if bulk { Band::Bulk } else { Band::Interactive };
+                Event::HoldRequest { tenant, bulk, bytes, tokens, left_ms } => {
+                    let priority = if bulk { HoldPriority::Bulk } else { HoldPriority::Interactive };
                     let (names, left) = (["a", "b", "c"], Duration::from_millis(left_ms));
-                    let ask = Ask { tenant: names[tenant], band, bytes, tokens, left, elsewhere: None };
-                    if let Ok(Fate::Held { ticket, .. }) = region.comes(ask) {
+                    let ask = Ask { tenant: names[tenant], priority, bytes, tokens, left, other_region_in: None };
+                    if let Ok(HoldDecision::Held { ticket, .. }) = region.comes(ask) {
                         waiting.insert(ticket.number(), (ticket, tenant, bytes, tokens));
                     }
                 }
                 Event::Leaves(which) => {
                     let number = waiting.keys().nth(which % waiting.len().max(1)).copied();
                     if let Some((ticket, ..)) = number.and_then(|number| waiting.remove(&number)) {
-                        region.spoke.left(ticket);
+                        region.spoke.return_ticket(ticket);
                     }
                 }
                 Event::Ready(true) => region.says(0, true, 0.0),
                 Event::Ready(false) => region.spoke.replica_failed(0, region.now),
-                Event::Answers(which) if !called.is_empty() => {
-                    let (ticket, tokens) = called.swap_remove(which % called.len());
-                    match region.spoke.choose(&region.d, tokens, |_| Seen::FINE, region.now) {
+                Event::Answers(which) if !released.is_empty() => {
+                    let (ticket, tokens) = released.swap_remove(which % released.len());
+                    match region.spoke.select_replica(&region.d, tokens, |_| PassiveHealth::HEALTHY, region.now) {
                         Ok(choice) => {
-                            region.spoke.left(ticket);
-                            region.spoke.finished(&choice, Outcome::Answered, region.now);
+                            region.spoke.return_ticket(ticket);
+                            region.spoke.finished(&choice, ReplicaOutcome::Responded, region.now);
                         }
-                        Err(_) => region.spoke.left(ticket),
+                        Err(_) => region.spoke.return_ticket(ticket),
                     }
                 }
                 Event::Answers(_) => {}
                 Event::Passes(ms) => region.now += Duration::from_millis(ms),
             }
-            for call in region.spoke.call(region.now) {
-                let (ticket, _, _, tokens) = waiting.remove(&call.number).expect("who is called waits, and is called once");
-                let more_urgent = waiting.values().find(|(other, ..)| other.turn < ticket.turn);
+            for release in region.spoke.release(region.now) {
+                let (ticket, _, _, tokens) = waiting.remove(&release.number).expect("who is released waits, and is released once");
+                let more_urgent = waiting.values().find(|(other, ..)| other.position < ticket.position);
                 prop_assert!(more_urgent.is_none(), "{:?} goes before {more_urgent:?}", ticket);
-                called.push((ticket, tokens));
+                released.push((ticket, tokens));
             }
             let bytes = |whose: Option<usize>| {
                 let of = waiting.values().filter(|(_, tenant, ..)| whose.is_none_or(|whose| whose == *tenant));
                 of.fold((0, 0), |(requests, sum), (_, _, bytes, _)| (requests + 1, sum + bytes))
             };
-            prop_assert_eq!(region.spoke.held_in_all(), bytes(None));
+            prop_assert_eq!(region.spoke.held_totals(), bytes(None));
             let tokens = waiting.values().map(|(.., tokens)| *tokens).sum();
-            prop_assert_eq!(region.spoke.held(&region.d), Held { requests: waiting.len(), tokens });
-            prop_assert!(bytes(None).0 <= bounds.requests && bytes(None).1 <= bounds.bytes);
+            prop_assert_eq!(region.spoke.held(&region.d), HeldTotals { requests: waiting.len(), tokens });
+            prop_assert!(bytes(None).0 <= limits.requests && bytes(None).1 <= limits.bytes);
             for tenant in 0..3 {
                 let (requests, bytes) = bytes(Some(tenant));
-                prop_assert!(requests <= bounds.tenant_requests && bytes <= bounds.tenant_bytes);
+                prop_assert!(requests <= limits.tenant_requests && bytes <= limits.tenant_bytes);
             }
         }
-        waiting.into_values().for_each(|(ticket, ..)| region.spoke.left(ticket));
-        called.into_iter().for_each(|(ticket, _)| region.spoke.left(ticket));
-        prop_assert_eq!(region.spoke.held_in_all(), (0, 0));
-        prop_assert_eq!(region.spoke.line.called_tokens(), 0);
+        waiting.into_values().for_each(|(ticket, ..)| region.spoke.return_ticket(ticket));
+        released.into_iter().for_each(|(ticket, _)| region.spoke.return_ticket(ticket));
+        prop_assert_eq!(region.spoke.held_totals(), (0, 0));
+        prop_assert_eq!(region.spoke.line.released_tokens(), 0);
         prop_assert_eq!(region.spoke.line.queues(), 0);
     }
 }

@@ -1,6 +1,6 @@
 //! Which replica a region routes to, by what the table pins and by what replicas report.
 
-use super::super::{Outcome, Refusal, ReplicaObserved, Seen};
+use super::super::{ReplicaOutcome, NoReplica, ReplicaStatus, PassiveHealth};
 use super::*;
 use crate::some_instant;
 use regions::{Catalogue, EngineKind, EngineSpec, Generation, ModelSpec, Precision, Task};
@@ -18,20 +18,20 @@ fn engine() -> EngineSpec {
     EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 }
 }
 
-fn observed(model: Option<&str>) -> ReplicaObserved {
+fn observed(model: Option<&str>) -> ReplicaStatus {
     let model = model.map(|text| ReportedModel {
         revision: revision(text),
         source: "pypi://m".to_owned(),
         task: Task::Embed,
         engine: engine(),
     });
-    ReplicaObserved {
+    ReplicaStatus {
         model,
         names: BTreeSet::from([name()]),
         ready: true,
         draining: false,
         pending_tokens: 0,
-        lookup_tokens: None,
+        interactive_tokens: None,
         tokens_per_second: 1000.0,
     }
 }
@@ -56,31 +56,31 @@ fn table(served: Option<(&str, Option<&str>)>) -> RouteTable {
     RouteTable { generation, revisions: Some(served.into_iter().collect()), ..RouteTable::empty() }
 }
 
-fn heed(spoke: &mut Spoke, served: Option<(&str, Option<&str>)>) {
-    spoke.heed(&table(served), &Catalogue::builtin());
+fn apply_route_table(spoke: &mut Spoke, served: Option<(&str, Option<&str>)>) {
+    spoke.apply_route_table(&table(served), &Catalogue::builtin());
 }
 
 /// The number of the replica that takes a request.
-fn chosen(spoke: &mut Spoke, asked: RevisionAsked, now: Instant) -> Result<usize, Refusal> {
-    let choice = spoke.choose_for(&name(), asked, 1, |_| Seen::FINE, now)?;
-    spoke.finished(&choice, Outcome::Answered, now);
+fn chosen(spoke: &mut Spoke, requested: RequestedRevision, now: Instant) -> Result<usize, NoReplica> {
+    let choice = spoke.select_replica_for(&name(), requested, 1, |_| PassiveHealth::HEALTHY, now)?;
+    spoke.finished(&choice, ReplicaOutcome::Responded, now);
     Ok(choice.index)
 }
 
-const NOTHING: RevisionAsked = RevisionAsked { required: None, known: None };
+const NOTHING: RequestedRevision = RequestedRevision { required: None, known: None };
 
 #[test]
 fn only_replicas_of_the_pinned_revision_get_requests() {
     let now = some_instant();
     let mut spoke = region(&[Some("a"), Some("b"), None, Some("b")], now);
-    heed(&mut spoke, Some(("b", None)));
+    apply_route_table(&mut spoke, Some(("b", None)));
     for _ in 0..10 {
         assert!(matches!(chosen(&mut spoke, NOTHING, now), Ok(1 | 3)));
     }
     assert_eq!(spoke.report(0, now).deployments[&name()].ready, 2);
     let counts = |spoke: &Spoke| spoke.capacity(now).pools.iter().map(|pool| pool.ready).sum::<u32>();
     assert_eq!(counts(&spoke), 2);
-    heed(&mut spoke, Some(("a", None)));
+    apply_route_table(&mut spoke, Some(("a", None)));
     assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(0), "all traffic switches with the table");
     assert_eq!(counts(&spoke), 1);
 }
@@ -89,9 +89,9 @@ fn only_replicas_of_the_pinned_revision_get_requests() {
 fn a_replica_that_restarts_with_another_model_gets_nothing_more() {
     let now = some_instant();
     let mut spoke = region(&[Some("a"), Some("a")], now);
-    heed(&mut spoke, Some(("a", None)));
+    apply_route_table(&mut spoke, Some(("a", None)));
     let mismatches = spoke.observe_replica(0, observed(Some("b")), now);
-    let [Mismatch { replica: 0, expected, found: Some(found), .. }] = &mismatches[..] else {
+    let [RevisionMismatch { replica: 0, expected, found: Some(found), .. }] = &mismatches[..] else {
         panic!("{mismatches:?}")
     };
     assert_eq!((*expected, found.revision), (revision("a"), revision("b")));
@@ -102,7 +102,7 @@ fn a_replica_that_restarts_with_another_model_gets_nothing_more() {
     }
     spoke.replica_failed(1, now);
     assert!(
-        matches!(chosen(&mut spoke, NOTHING, now), Err(Refusal::NoneReady { .. })),
+        matches!(chosen(&mut spoke, NOTHING, now), Err(NoReplica::NoneReady { .. })),
         "not even the last one"
     );
     assert!(spoke.deployments_ready(now).is_empty());
@@ -114,7 +114,7 @@ fn a_replica_that_restarts_with_another_model_gets_nothing_more() {
 fn replicas_of_the_next_model_are_no_mismatch_and_get_nothing_yet() {
     let now = some_instant();
     let mut spoke = region(&[Some("a"), Some("a")], now);
-    heed(&mut spoke, Some(("a", Some("b"))));
+    apply_route_table(&mut spoke, Some(("a", Some("b"))));
     assert_eq!(spoke.observe_replica(1, observed(Some("b")), now), []);
     assert_eq!((chosen(&mut spoke, NOTHING, now), spoke.mismatches().len()), (Ok(0), 0));
     assert_eq!(spoke.observe_replica(1, observed(Some("c")), now).len(), 1, "this is neither");
@@ -124,9 +124,9 @@ fn replicas_of_the_next_model_are_no_mismatch_and_get_nothing_yet() {
 fn nothing_is_served_until_the_hub_has_pinned_a_revision() {
     let now = some_instant();
     let mut spoke = region(&[Some("a"), Some("b")], now);
-    heed(&mut spoke, None);
+    apply_route_table(&mut spoke, None);
     assert!(chosen(&mut spoke, NOTHING, now).is_err() && spoke.deployments_ready(now).is_empty());
-    let known = RevisionAsked { known: Some(revision("b")), ..NOTHING };
+    let known = RequestedRevision { known: Some(revision("b")), ..NOTHING };
     assert_eq!(chosen(&mut spoke, known, now), Ok(1), "a gateway has a newer table");
     let reported = &spoke.models(now)[&name()];
     assert_eq!((reported.ready(revision("a")), reported.ready(revision("b")), reported.target), (1, 1, None));
@@ -137,17 +137,17 @@ fn without_a_table_a_region_serves_one_revision_or_the_one_of_the_gateways_table
     let now = some_instant();
     let mut spoke = region(&[Some("a"), Some("b")], now);
     assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(0));
-    let asks = |known: Option<&str>, required: Option<&str>| RevisionAsked {
+    let asks = |known: Option<&str>, required: Option<&str>| RequestedRevision {
         known: known.map(revision),
         required: required.map(revision),
     };
     assert_eq!(chosen(&mut spoke, asks(Some("b"), None), now), Ok(1));
-    assert_eq!(chosen(&mut spoke, asks(Some("c"), None), now), Err(Refusal::OtherRevision));
+    assert_eq!(chosen(&mut spoke, asks(Some("c"), None), now), Err(NoReplica::RevisionNotServed));
     spoke.replica_failed(0, now);
     assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(1));
     spoke.observe_replica(0, observed(Some("a")), now);
     assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(1), "it stays with the one that it has");
-    heed(&mut spoke, Some(("a", None)));
+    apply_route_table(&mut spoke, Some(("a", None)));
     assert_eq!(
         chosen(&mut spoke, asks(Some("b"), None), now),
         Ok(0),
@@ -158,7 +158,7 @@ fn without_a_table_a_region_serves_one_revision_or_the_one_of_the_gateways_table
         Ok(1),
         "a part of an answer has to fit the others"
     );
-    assert_eq!(chosen(&mut spoke, asks(None, Some("c")), now), Err(Refusal::OtherRevision));
+    assert_eq!(chosen(&mut spoke, asks(None, Some("c")), now), Err(NoReplica::RevisionNotServed));
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn replicas_that_report_no_model_are_served_where_nothing_is_pinned() {
     let now = some_instant();
     let mut spoke = region(&[None], now);
     assert_eq!(chosen(&mut spoke, NOTHING, now), Ok(0));
-    heed(&mut spoke, Some(("a", None)));
+    apply_route_table(&mut spoke, Some(("a", None)));
     assert!(chosen(&mut spoke, NOTHING, now).is_err());
     let mismatch = spoke.observe_replica(0, observed(None), now);
     assert_eq!(mismatch[0].found, None);

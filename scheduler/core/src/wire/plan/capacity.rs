@@ -7,9 +7,9 @@ use regions::deployment::MAX_DEPLOYMENTS;
 use serde::{Deserialize, Serialize};
 
 use super::super::{WireError, parsed, refuse_too_many};
-use crate::plan::capacity::{Capacity, Count, Replicas};
+use crate::plan::capacity::{RegionCapacity, ReplicaCount, ReplicaPool};
 
-/// Replicas that work for the same deployments, as a spoke tells of them.
+/// ReplicaPool that work for the same deployments, as a spoke tells of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolV1 {
     /// How many take work.
@@ -31,15 +31,15 @@ pub struct CountV1 {
     pub max: u32,
 }
 
-impl From<&Capacity> for Vec<PoolV1> {
-    fn from(capacity: &Capacity) -> Vec<PoolV1> {
-        let Capacity { pools } = capacity;
-        let pools = pools.iter().map(|Replicas { ready, tokens_per_second, deployments }| PoolV1 {
+impl From<&RegionCapacity> for Vec<PoolV1> {
+    fn from(capacity: &RegionCapacity) -> Vec<PoolV1> {
+        let RegionCapacity { pools } = capacity;
+        let pools = pools.iter().map(|ReplicaPool { ready, tokens_per_second, deployments }| PoolV1 {
             ready: *ready,
             tokens_per_second: *tokens_per_second,
             deployments: deployments
                 .iter()
-                .map(|(name, Count { ready, max })| CountV1 {
+                .map(|(name, ReplicaCount { ready, max })| CountV1 {
                     name: name.to_string(),
                     ready: *ready,
                     max: *max,
@@ -50,15 +50,15 @@ impl From<&Capacity> for Vec<PoolV1> {
     }
 }
 
-impl TryFrom<Vec<PoolV1>> for Capacity {
+impl TryFrom<Vec<PoolV1>> for RegionCapacity {
     type Error = WireError;
 
-    fn try_from(wire: Vec<PoolV1>) -> Result<Capacity, WireError> {
+    fn try_from(wire: Vec<PoolV1>) -> Result<RegionCapacity, WireError> {
         refuse_too_many("capacity", wire.len(), MAX_DEPLOYMENTS)?;
         let mut known = BTreeSet::new();
         let mut pools = Vec::with_capacity(wire.len());
-        for (place, PoolV1 { ready, tokens_per_second, deployments }) in wire.into_iter().enumerate() {
-            let what = format!("capacity[{place}].deployments");
+        for (index, PoolV1 { ready, tokens_per_second, deployments }) in wire.into_iter().enumerate() {
+            let what = format!("capacity[{index}].deployments");
             refuse_too_many(&what, deployments.len(), MAX_DEPLOYMENTS)?;
             let mut counts = BTreeMap::new();
             for (at, CountV1 { name, ready, max }) in deployments.into_iter().enumerate() {
@@ -67,10 +67,10 @@ impl TryFrom<Vec<PoolV1>> for Capacity {
                 if !known.insert(parsed.clone()) {
                     return Err(WireError::new(field, format!("`{name}` stands in the capacity twice")));
                 }
-                counts.insert(parsed, Count { ready, max });
+                counts.insert(parsed, ReplicaCount { ready, max });
             }
-            pools.push(Replicas { ready, tokens_per_second, deployments: counts });
+            pools.push(ReplicaPool { ready, tokens_per_second, deployments: counts });
         }
-        Ok(Capacity { pools })
+        Ok(RegionCapacity { pools })
     }
 }

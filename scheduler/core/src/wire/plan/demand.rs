@@ -11,7 +11,7 @@ use super::super::{
     VERSION, WireError, known_version, parsed, refuse_other_versions, refuse_too_many, texts,
 };
 use super::{ROWS_MAX, class_from};
-use crate::plan::Class;
+use crate::plan::TrafficClass;
 
 /// `POST /v1/demand`, and what the store keeps of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct DemandV1 {
     /// 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// The place of the gateway.
+    /// The index of the gateway.
     pub gateway: String,
     /// Drawn anew whenever it starts.
     pub boot_id: u64,
@@ -28,7 +28,7 @@ pub struct DemandV1 {
     pub classes: Vec<ClassDemandV1>,
     /// The regions whose reports it hears. Absent from gateways that do not say, or hear none, which may be their own fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reaches: Option<Vec<String>>,
+    pub reachable_regions: Option<Vec<String>>,
 }
 
 /// One class from one origin.
@@ -49,7 +49,7 @@ pub struct ClassDemandV1 {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GatewayBoot {
     /// Where it stands.
-    pub place: RegionId,
+    pub region: RegionId,
     /// Which of its starts.
     pub boot_id: u64,
 }
@@ -60,16 +60,16 @@ pub struct GatewayDemand {
     /// Which.
     pub gateway: GatewayBoot,
     /// By class and origin, in tokens per second.
-    pub classes: BTreeMap<(Class, RegionId), u64>,
+    pub classes: BTreeMap<(TrafficClass, RegionId), u64>,
     /// The regions whose reports it hears, if it says.
-    pub reaches: Option<BTreeSet<RegionId>>,
+    pub reachable_regions: Option<BTreeSet<RegionId>>,
 }
 
 impl From<&GatewayDemand> for DemandV1 {
     fn from(demand: &GatewayDemand) -> DemandV1 {
-        let GatewayDemand { gateway: GatewayBoot { place, boot_id }, classes, reaches } = demand;
+        let GatewayDemand { gateway: GatewayBoot { region, boot_id }, classes, reachable_regions } = demand;
         let classes =
-            classes.iter().map(|((Class { deployment, residency }, origin), tokens)| ClassDemandV1 {
+            classes.iter().map(|((TrafficClass { deployment, residency }, origin), tokens)| ClassDemandV1 {
                 deployment: deployment.to_string(),
                 residency: written(residency),
                 origin: origin.to_string(),
@@ -77,10 +77,10 @@ impl From<&GatewayDemand> for DemandV1 {
             });
         DemandV1 {
             version: VERSION,
-            gateway: place.to_string(),
+            gateway: region.to_string(),
             boot_id: *boot_id,
             classes: classes.collect(),
-            reaches: reaches.as_ref().map(texts),
+            reachable_regions: reachable_regions.as_ref().map(texts),
         }
     }
 }
@@ -89,22 +89,22 @@ impl TryFrom<DemandV1> for GatewayDemand {
     type Error = WireError;
 
     fn try_from(wire: DemandV1) -> Result<GatewayDemand, WireError> {
-        let DemandV1 { version, gateway, boot_id, classes, reaches } = wire;
+        let DemandV1 { version, gateway, boot_id, classes, reachable_regions } = wire;
         refuse_other_versions(version)?;
         refuse_too_many("classes", classes.len(), ROWS_MAX)?;
-        refuse_too_many("reaches", reaches.as_ref().map_or(0, Vec::len), MAX_REGIONS)?;
-        let region = |(place, id): (usize, &String)| parsed(format!("reaches[{place}]"), id);
-        let reaches = reaches.map(|given| given.iter().enumerate().map(region).collect()).transpose()?;
-        let gateway = GatewayBoot { place: parsed("gateway", &gateway)?, boot_id };
+        refuse_too_many("reachable_regions", reachable_regions.as_ref().map_or(0, Vec::len), MAX_REGIONS)?;
+        let region = |(index, id): (usize, &String)| parsed(format!("reachable_regions[{index}]"), id);
+        let reachable_regions = reachable_regions.map(|given| given.iter().enumerate().map(region).collect()).transpose()?;
+        let gateway = GatewayBoot { region: parsed("gateway", &gateway)?, boot_id };
         let mut each = BTreeMap::new();
-        for (place, class) in classes.into_iter().enumerate() {
+        for (index, class) in classes.into_iter().enumerate() {
             let ClassDemandV1 { deployment, residency, origin, tokens_per_second } = class;
-            let what = format!("classes[{place}]");
+            let what = format!("classes[{index}]");
             let row = class_from(&what, &deployment, residency, &origin)?;
             if each.insert(row, tokens_per_second).is_some() {
                 return Err(WireError::new(what, "this class stands here twice from this origin"));
             }
         }
-        Ok(GatewayDemand { gateway, classes: each, reaches })
+        Ok(GatewayDemand { gateway, classes: each, reachable_regions })
     }
 }

@@ -52,7 +52,7 @@ impl From<&RegionFloors> for RegionFloorsV1 {
             epoch: *epoch,
             generation: *number,
             region: region.to_string(),
-            floors: told(floors),
+            floors: floors_to_wire(floors),
         }
     }
 }
@@ -64,25 +64,25 @@ impl TryFrom<RegionFloorsV1> for RegionFloors {
         let RegionFloorsV1 { version, epoch, generation: number, region, floors } = wire;
         refuse_other_versions(version)?;
         let generation = Generation { epoch, number };
-        Ok(RegionFloors { generation, region: parsed("region", &region)?, floors: heard(&floors)? })
+        Ok(RegionFloors { generation, region: parsed("region", &region)?, floors: floors_from_wire(&floors)? })
     }
 }
 
-/// Floors, as they are told.
-pub fn told(floors: &BTreeMap<DeploymentName, u32>) -> Vec<FloorV1> {
+/// Floors, as they are floors_to_wire.
+pub fn floors_to_wire(floors: &BTreeMap<DeploymentName, u32>) -> Vec<FloorV1> {
     floors.iter().map(|(name, replicas)| FloorV1 { name: name.to_string(), replicas: *replicas }).collect()
 }
 
-/// Floors, as they were told.
+/// Floors, as they were floors_to_wire.
 ///
 /// # Errors
 ///
 /// The first that cannot be right.
-pub fn heard(floors: &[FloorV1]) -> Result<BTreeMap<DeploymentName, u32>, WireError> {
+pub fn floors_from_wire(floors: &[FloorV1]) -> Result<BTreeMap<DeploymentName, u32>, WireError> {
     refuse_too_many("floors", floors.len(), MAX_DEPLOYMENTS)?;
     let mut each = BTreeMap::new();
-    for (place, FloorV1 { name, replicas }) in floors.iter().enumerate() {
-        let at = format!("floors[{place}].name");
+    for (index, FloorV1 { name, replicas }) in floors.iter().enumerate() {
+        let at = format!("floors[{index}].name");
         if each.insert(parsed(at.clone(), name)?, *replicas).is_some() {
             return Err(WireError::new(at, format!("`{name}` stands here twice")));
         }

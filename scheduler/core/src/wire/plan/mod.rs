@@ -14,15 +14,15 @@ mod weights;
 
 pub use capacity::{CountV1, PoolV1};
 pub use demand::{ClassDemandV1, DemandV1, GatewayBoot, GatewayDemand};
-pub use floors::{FloorV1, RegionFloors, RegionFloorsV1, heard, told};
-pub use weights::{NamedShare, RowV1, ShareV1, Weights, WeightsV1};
+pub use floors::{FloorV1, RegionFloors, RegionFloorsV1, floors_from_wire, floors_to_wire};
+pub use weights::{NamedShare, RowV1, ShareV1, GatewayWeights, WeightsV1};
 
 use regions::RegionId;
 use serde::{Deserialize, Serialize};
 
 use super::deployment::policy;
 use super::{WireError, known_version, parsed, refuse_other_versions};
-use crate::plan::Class;
+use crate::plan::TrafficClass;
 
 /// Rows of one gateway: a thousand deployments from eight origins, or under eight policies.
 pub const ROWS_MAX: usize = 8192;
@@ -33,7 +33,7 @@ pub struct PlanV1 {
     /// 1.
     #[serde(deserialize_with = "known_version")]
     pub version: u32,
-    /// The rows of the gateways at each place.
+    /// The rows of the gateways at each index.
     pub weights: Vec<WeightsV1>,
     /// The floors of each region.
     pub floors: Vec<RegionFloorsV1>,
@@ -64,10 +64,10 @@ fn class_from(
     deployment: &str,
     residency: Option<String>,
     origin: &str,
-) -> Result<(Class, RegionId), WireError> {
+) -> Result<(TrafficClass, RegionId), WireError> {
     let deployment = parsed(format!("{what}.deployment"), deployment)?;
     let residency = policy(&format!("{what}.residency"), residency)?;
-    Ok((Class { deployment, residency }, parsed(format!("{what}.origin"), origin)?))
+    Ok((TrafficClass { deployment, residency }, parsed(format!("{what}.origin"), origin)?))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::super::any;
 use super::*;
-use crate::plan::capacity::{Capacity, Count, Replicas};
+use crate::plan::capacity::{RegionCapacity, ReplicaCount, ReplicaPool};
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -15,8 +15,8 @@ prop_compose! {
         deployment in any::name(),
         residency in select(vec!["anywhere", "eu", "de,eu,aws/us-east-1", "de,fr & eu"]),
         origin in any::region(),
-    ) -> (Class, RegionId) {
-        (Class { deployment, residency: residency.parse().unwrap() }, origin)
+    ) -> (TrafficClass, RegionId) {
+        (TrafficClass { deployment, residency: residency.parse().unwrap() }, origin)
     }
 }
 
@@ -38,10 +38,10 @@ prop_compose! {
 proptest! {
     #[test]
     fn demand_comes_back_as_it_went(
-        place in any::region(), boot_id: u64, classes in btree_map(row(), any::<u64>(), 0..4),
-        reaches in proptest::option::of(proptest::collection::btree_set(any::region(), 0..4)),
+        index in any::region(), boot_id: u64, classes in btree_map(row(), any::<u64>(), 0..4),
+        reachable_regions in proptest::option::of(proptest::collection::btree_set(any::region(), 0..4)),
     ) {
-        let demand = GatewayDemand { gateway: GatewayBoot { place, boot_id }, classes, reaches };
+        let demand = GatewayDemand { gateway: GatewayBoot { index, boot_id }, classes, reachable_regions };
         let text = serde_json::to_string(&DemandV1::from(&demand)).unwrap();
         let wire: DemandV1 = serde_json::from_str(&text).unwrap();
         prop_assert_eq!(GatewayDemand::try_from(wire), Ok(demand));
@@ -51,10 +51,10 @@ proptest! {
     fn rows_come_back_as_they_went(
         epoch: u64, number: u64, gateway in any::region(), rows in btree_map(row(), shares(), 0..4),
     ) {
-        let weights = Weights { generation: Generation { epoch, number }, gateway, rows };
+        let weights = GatewayWeights { generation: Generation { epoch, number }, gateway, rows };
         let text = serde_json::to_string(&WeightsV1::from(&weights)).unwrap();
         let wire: WeightsV1 = serde_json::from_str(&text).unwrap();
-        prop_assert_eq!(Weights::try_from(wire), Ok(weights));
+        prop_assert_eq!(GatewayWeights::try_from(wire), Ok(weights));
     }
 
     #[test]
@@ -75,13 +75,13 @@ proptest! {
             format!("d{number}").parse().unwrap()
         };
         let pools = pools.into_iter().map(|(ready, tokens_per_second, counts)| {
-            let deployments = counts.into_iter().map(|(ready, max)| (name(), Count { ready, max })).collect();
-            Replicas { ready, tokens_per_second, deployments }
+            let deployments = counts.into_iter().map(|(ready, max)| (name(), ReplicaCount { ready, max })).collect();
+            ReplicaPool { ready, tokens_per_second, deployments }
         });
-        let capacity = Capacity { pools: pools.collect() };
+        let capacity = RegionCapacity { pools: pools.collect() };
         let text = serde_json::to_string(&Vec::<PoolV1>::from(&capacity)).unwrap();
         let wire: Vec<PoolV1> = serde_json::from_str(&text).unwrap();
-        prop_assert_eq!(Capacity::try_from(wire), Ok(capacity));
+        prop_assert_eq!(RegionCapacity::try_from(wire), Ok(capacity));
     }
 }
 
@@ -101,7 +101,7 @@ fn rows_of_which_one_cannot_be_read_are_refused_whole() {
         let mut message = weights();
         *message.pointer_mut(pointer).unwrap() = value;
         let wire: WeightsV1 = serde_json::from_value(message).unwrap();
-        assert_eq!(Weights::try_from(wire).unwrap_err().field, field);
+        assert_eq!(GatewayWeights::try_from(wire).unwrap_err().field, field);
     };
     check("/gateway", json!("here"), "gateway");
     check("/rows/1/deployment", json!("a"), "rows[1]");
@@ -129,7 +129,7 @@ fn as_many_rows_as_there_may_be_are_read_and_one_more_is_not() {
             tokens_per_second: 1,
         };
         let gateway = "aws/us-east-1".to_owned();
-        DemandV1 { version: 1, gateway, boot_id: 1, classes: (0..count).map(class).collect(), reaches: None }
+        DemandV1 { version: 1, gateway, boot_id: 1, classes: (0..count).map(class).collect(), reachable_regions: None }
     };
     assert_eq!(GatewayDemand::try_from(rows(ROWS_MAX)).map(|demand| demand.classes.len()), Ok(ROWS_MAX));
     assert_eq!(GatewayDemand::try_from(rows(ROWS_MAX + 1)).unwrap_err().field, "classes");
@@ -139,6 +139,6 @@ fn as_many_rows_as_there_may_be_are_read_and_one_more_is_not() {
 fn a_deployment_has_one_capacity() {
     let count = || CountV1 { name: "a".to_owned(), ready: 1, max: 1 };
     let pool = |deployments| PoolV1 { ready: 1, tokens_per_second: 1, deployments };
-    let twice = Capacity::try_from(vec![pool(vec![count()]), pool(vec![count()])]);
+    let twice = RegionCapacity::try_from(vec![pool(vec![count()]), pool(vec![count()])]);
     assert_eq!(twice.unwrap_err().field, "capacity[1].deployments[0].name");
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::super::deployment::{present, written};
 use super::super::{VERSION, WireError, known_version, parsed, refuse_other_versions, refuse_too_many};
 use super::{ROWS_MAX, class_from};
-use crate::plan::Class;
+use crate::plan::TrafficClass;
 
 /// The rows of one gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub struct ShareV1 {
     /// So many thousandths.
     pub permille: u16,
     /// For this reason.
-    pub why: String,
+    pub reason: String,
 }
 
 /// One region's share of a row.
@@ -61,28 +61,28 @@ pub struct NamedShare {
     /// So many thousandths.
     pub permille: u16,
     /// For this reason.
-    pub why: Why,
+    pub reason: Why,
 }
 
 /// The rows of one gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Weights {
+pub struct GatewayWeights {
     /// How new they are.
     pub generation: Generation,
-    /// Whose they are, by its place.
+    /// Whose they are, by its index.
     pub gateway: RegionId,
     /// By class and origin.
-    pub rows: BTreeMap<(Class, RegionId), Vec<NamedShare>>,
+    pub rows: BTreeMap<(TrafficClass, RegionId), Vec<NamedShare>>,
 }
 
-impl From<&Weights> for WeightsV1 {
-    fn from(weights: &Weights) -> WeightsV1 {
-        let Weights { generation: Generation { epoch, number }, gateway, rows } = weights;
+impl From<&GatewayWeights> for WeightsV1 {
+    fn from(weights: &GatewayWeights) -> WeightsV1 {
+        let GatewayWeights { generation: Generation { epoch, number }, gateway, rows } = weights;
         let share = |share: &NamedShare| {
-            let NamedShare { region, permille, why } = share;
-            ShareV1 { region: region.to_string(), permille: *permille, why: why.as_str().to_owned() }
+            let NamedShare { region, permille, reason } = share;
+            ShareV1 { region: region.to_string(), permille: *permille, reason: reason.as_str().to_owned() }
         };
-        let rows = rows.iter().map(|((Class { deployment, residency }, origin), shares)| RowV1 {
+        let rows = rows.iter().map(|((TrafficClass { deployment, residency }, origin), shares)| RowV1 {
             deployment: deployment.to_string(),
             residency: written(residency),
             origin: origin.to_string(),
@@ -98,23 +98,23 @@ impl From<&Weights> for WeightsV1 {
     }
 }
 
-impl TryFrom<WeightsV1> for Weights {
+impl TryFrom<WeightsV1> for GatewayWeights {
     type Error = WireError;
 
-    fn try_from(wire: WeightsV1) -> Result<Weights, WireError> {
+    fn try_from(wire: WeightsV1) -> Result<GatewayWeights, WireError> {
         let WeightsV1 { version, epoch, generation: number, gateway, rows } = wire;
         refuse_other_versions(version)?;
         refuse_too_many("rows", rows.len(), ROWS_MAX)?;
         let mut each = BTreeMap::new();
-        for (place, row) in rows.into_iter().enumerate() {
+        for (index, row) in rows.into_iter().enumerate() {
             let RowV1 { deployment, residency, origin, shares } = row;
-            let what = format!("rows[{place}]");
+            let what = format!("rows[{index}]");
             let class = class_from(&what, &deployment, residency, &origin)?;
             if each.insert(class, whole(&format!("{what}.shares"), shares)?).is_some() {
                 return Err(WireError::new(what, "this class stands here twice from this origin"));
             }
         }
-        Ok(Weights {
+        Ok(GatewayWeights {
             generation: Generation { epoch, number },
             gateway: parsed("gateway", &gateway)?,
             rows: each,
@@ -126,17 +126,17 @@ impl TryFrom<WeightsV1> for Weights {
 fn whole(what: &str, shares: Vec<ShareV1>) -> Result<Vec<NamedShare>, WireError> {
     refuse_too_many(what, shares.len(), MAX_REGIONS)?;
     let mut whole: Vec<NamedShare> = Vec::with_capacity(shares.len());
-    for (place, ShareV1 { region, permille, why }) in shares.into_iter().enumerate() {
-        let region: RegionId = parsed(format!("{what}[{place}].region"), &region)?;
+    for (index, ShareV1 { region, permille, reason }) in shares.into_iter().enumerate() {
+        let region: RegionId = parsed(format!("{what}[{index}].region"), &region)?;
         if whole.iter().any(|share| share.region == region) {
             return Err(WireError::new(
-                format!("{what}[{place}].region"),
+                format!("{what}[{index}].region"),
                 format!("`{region}` has two shares"),
             ));
         }
-        let why = Why::parse(&why)
-            .ok_or_else(|| WireError::new(format!("{what}[{place}].why"), "this reason is not known here"))?;
-        whole.push(NamedShare { region, permille, why });
+        let reason = Why::parse(&reason)
+            .ok_or_else(|| WireError::new(format!("{what}[{index}].reason"), "this reason is not known here"))?;
+        whole.push(NamedShare { region, permille, reason });
     }
     let sum: u32 = whole.iter().map(|share| u32::from(share.permille)).sum();
     if sum != u32::from(WHOLE_PERMILLE) {
