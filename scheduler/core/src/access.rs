@@ -1,8 +1,8 @@
 //! Access control of the hub: which callers may use which path.
 //!
 //! Each path of the hub needs one level of access, and a bearer token grants one. Gateways and spokes share the fleet
-//! token; operators have a token of their own, which also grants what the fleet token does. The tokens travel over plain
-//! HTTP, so they keep out callers that cannot read the network; mutual TLS is to replace them.
+//! token; operators have a token of their own, which also grants the access of the fleet token. The tokens travel over
+//! plain HTTP, so they keep out callers that cannot read the network; mutual TLS is to replace them.
 //!
 //! A hub without a fleet token serves every client that can connect to it. It therefore listens on loopback only
 //! ([`Tokens::may_listen_at`]), which limits its clients to the processes of one machine.
@@ -67,8 +67,8 @@ impl fmt::Display for AcceptedToken {
 /// A hub without a fleet token was configured to listen on an address that other machines can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0} can be reached from other machines, and without a fleet token every client there could register regions and read API \
-     key hashes; set fleet_token_file or fleet_token_env, or listen on 127.0.0.1 or [::1]"
+    "{0} can be reached from other machines, and without a fleet token every client there could register regions and \
+     read API key hashes; set fleet_token_file or fleet_token_env, or listen on 127.0.0.1 or [::1]"
 )]
 pub struct NoFleetToken(pub IpAddr);
 

@@ -45,9 +45,9 @@ pub enum RejectedGeneration {
     },
     /// The epoch lies in the future.
     #[error(
-        "epoch {offered} lies in the future: an epoch begins with the creation time of the hub's store, and by the local \
-         clock the latest possible epoch is {latest}; correct the clock of this machine or of the hub, or look for a proxy \
-         that alters responses"
+        "epoch {offered} lies in the future: an epoch begins with the creation time of the hub's store, and by the \
+         local clock the latest possible epoch is {latest}; correct the clock of this machine or of the hub, or look \
+         for a proxy that alters responses"
     )]
     EpochAhead {
         /// Epoch that was offered.
@@ -57,8 +57,8 @@ pub enum RejectedGeneration {
     },
     /// The number is higher than a hub can have published by now.
     #[error(
-        "generation {offered} is higher than a hub can have published: the highest accepted number is now {highest}; look \
-         for a proxy that alters responses, or delete the file of the last table if this persists"
+        "generation {offered} is higher than a hub can have published: the highest accepted number is now {highest}; \
+         look for a proxy that alters responses, or delete the file of the last table if this persists"
     )]
     TooFarAhead {
         /// Generation that was offered.
@@ -89,7 +89,11 @@ pub fn plausible(offered: Generation, since_1970: Duration) -> Result<(), Reject
 /// # Errors
 ///
 /// The reason for the rejection.
-pub fn accept(offered: Generation, held: Option<AcceptedGeneration>, since_1970: Duration) -> Result<(), RejectedGeneration> {
+pub fn accept(
+    offered: Generation,
+    held: Option<AcceptedGeneration>,
+    since_1970: Duration,
+) -> Result<(), RejectedGeneration> {
     if let Some(AcceptedGeneration { generation, age }) = held {
         if offered <= generation {
             return Err(RejectedGeneration::NotHigher { offered, held: generation });

@@ -45,12 +45,18 @@ pub struct NotAcknowledged {
 
 /// **Acknowledged before widened**: a reader of the previous table accepts requests wherever the new table sends them.
 pub fn acknowledged_before_widened(sent: RegionSet, accepted: RegionSet) -> Result<(), NotAcknowledged> {
-    if sent.is_subset(&accepted) { Ok(()) } else { Err(NotAcknowledged { unacknowledged: sent.minus(accepted) }) }
+    if sent.is_subset(&accepted) {
+        Ok(())
+    } else {
+        Err(NotAcknowledged { unacknowledged: sent.minus(accepted) })
+    }
 }
 
 /// Held requests exceed their limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{requests} requests of {bytes} bytes are held; the limits are {requests_max} requests and {bytes_max} bytes")]
+#[error(
+    "{requests} requests of {bytes} bytes are held; the limits are {requests_max} requests and {bytes_max} bytes"
+)]
 pub struct NotBounded {
     /// Number of held requests.
     pub requests: usize,
@@ -83,7 +89,10 @@ mod tests {
         let set = |ordinals: &[usize]| ordinals.iter().filter_map(|at| RegionIndex::new(*at)).collect();
         assert_eq!(acknowledged_before_widened(set(&[1]), set(&[1, 2])), Ok(()));
         assert_eq!(acknowledged_before_widened(set(&[]), set(&[])), Ok(()));
-        assert_eq!(acknowledged_before_widened(set(&[1, 3]), set(&[1, 2])), Err(NotAcknowledged { unacknowledged: set(&[3]) }));
+        assert_eq!(
+            acknowledged_before_widened(set(&[1, 3]), set(&[1, 2])),
+            Err(NotAcknowledged { unacknowledged: set(&[3]) })
+        );
     }
 
     #[test]

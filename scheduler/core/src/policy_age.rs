@@ -55,8 +55,8 @@ pub fn read_max_age(text: Option<&str>) -> Result<Duration, String> {
     };
     length.filter(|length| (POLICY_MAX_AGE_MIN..=POLICY_MAX_AGE_MAX).contains(length)).ok_or_else(|| {
         format!(
-            "policy_max_age = \"{text}\" is not a duration from 1m to 365d; write one such as \"7d\", \"36h\" or \"90m\", or \
-             leave it out for 7d"
+            "policy_max_age = \"{text}\" is not a duration from 1m to 365d; write one such as \"7d\", \"36h\" or \
+             \"90m\", or leave it out for 7d"
         )
     })
 }

@@ -186,7 +186,12 @@ impl Registry {
     }
 
     /// Stores the regions that a gateway reaches; `None` if it does not report them.
-    pub fn gateway_reported(&mut self, gateway: GatewayBoot, reachable_regions: Option<BTreeSet<RegionId>>, now: Instant) {
+    pub fn gateway_reported(
+        &mut self,
+        gateway: GatewayBoot,
+        reachable_regions: Option<BTreeSet<RegionId>>,
+        now: Instant,
+    ) {
         self.update_reach(now, |gateways| drop(gateways.insert(gateway, reachable_regions)));
     }
 

@@ -85,7 +85,8 @@ pub fn stage<'a>(
     let mut deployments = Cow::Borrowed(desired);
     let mut revisions = Revisions::new();
     for (name, deployment) in desired {
-        let reported: Vec<&ReplicaRevisions> = reports.values().filter_map(|region| region.get(name)).collect();
+        let reported: Vec<&ReplicaRevisions> =
+            reports.values().filter_map(|region| region.get(name)).collect();
         let spec = deployment.model_spec();
         let Some(before) = last.revision(name) else {
             if let Some(current) = preferred(&reported, &spec, |model| model.runs(&spec, Agreement::Engine)) {
@@ -98,7 +99,8 @@ pub fn stage<'a>(
             .regions
             .iter()
             .any(|(region, route)| route.deployments.contains(name) && !reports.contains_key(region));
-        let change = ModelChange { before, served: &served, spec: &spec, reported: &reported, has_silent_region };
+        let change =
+            ModelChange { before, served: &served, spec: &spec, reported: &reported, has_silent_region };
         let promoted = orders.promoted.get(name).copied();
         let next = change.next(promoted, orders.held.contains(name));
         let ready = next.as_ref().and_then(|next| {

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::invariants;
-use crate::plan::{TrafficClass, TrafficPlan, PlanInput};
+use crate::plan::{PlanInput, TrafficClass, TrafficPlan};
 use crate::publish::{next_generation, publish};
-use crate::registry::{Registry, RegisteredSpoke};
+use crate::registry::{RegisteredSpoke, Registry};
 use crate::revisions::{self, Orders};
-use crate::rollout::{Reader, Rollout, DesiredDeployments};
+use crate::rollout::{DesiredDeployments, Reader, Rollout};
 use crate::wire::plan::{GatewayBoot, GatewayDemand};
 use planning::{HubView, PlanPart, Planner};
 use regions::{
@@ -248,7 +248,8 @@ impl HubState {
             Event::DrainCancelled(region) => drop(self.drains.remove(&region)),
             Event::PlanComputed(plan) => {
                 let changes = self.planner.plan_computed(plan);
-                self.plan_write = if changes.is_empty() { PlanWrite::Idle } else { PlanWrite::ToPersist(changes) };
+                self.plan_write =
+                    if changes.is_empty() { PlanWrite::Idle } else { PlanWrite::ToPersist(changes) };
             }
             Event::PlanPersisted(parts) => {
                 self.planner.written(&parts);

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use crate::invariants;
 use crate::plan::capacity::{RegionCapacity, plannable_capacity};
-use crate::plan::{TrafficClass, ClassDemand, TrafficPlan, PlanInput, Source};
+use crate::plan::{ClassDemand, PlanInput, Source, TrafficClass, TrafficPlan};
 use crate::registry::Registry;
-use crate::wire::plan::{GatewayBoot, GatewayDemand, NamedShare, RegionFloors, GatewayWeights};
+use crate::wire::plan::{GatewayBoot, GatewayDemand, GatewayWeights, NamedShare, RegionFloors};
 use regions::latency::prior_rtt;
 use regions::{Catalogue, Deployment, DeploymentName, Generation, RegionId, RegionIndex, Share};
 
@@ -141,7 +141,8 @@ impl Planner {
     /// Replaces all demand reports.
     pub(super) fn replace(&mut self, all: Vec<GatewayDemand>, now: Instant) {
         let named: BTreeSet<_> = all.iter().map(|demand| demand.gateway.clone()).collect();
-        let expired: Vec<_> = self.demand.keys().filter(|gateway| !named.contains(gateway)).cloned().collect();
+        let expired: Vec<_> =
+            self.demand.keys().filter(|gateway| !named.contains(gateway)).cloned().collect();
         expired.iter().for_each(|gateway| self.gateway_expired(gateway, now));
         all.into_iter().for_each(|demand| self.report_demand(demand));
     }
@@ -152,7 +153,11 @@ impl Planner {
     }
 
     /// Returns the input of the next plan and the previous plan, if a plan is due now.
-    pub(super) fn begin(&mut self, view: &HubView<'_>, now: Instant) -> Option<(PlanInput, Arc<TrafficPlan>)> {
+    pub(super) fn begin(
+        &mut self,
+        view: &HubView<'_>,
+        now: Instant,
+    ) -> Option<(PlanInput, Arc<TrafficPlan>)> {
         if self.next_due().is_none_or(|due| due > now) {
             return None;
         }
@@ -274,7 +279,11 @@ impl Planner {
             for ((class, origin), shares) in rows {
                 let Some(origin) = self.catalogue.index_of(origin) else { continue };
                 let known = shares.iter().filter_map(|NamedShare { region, permille, reason }| {
-                    Some(Share { region: self.catalogue.index_of(region)?, permille: *permille, why: *reason })
+                    Some(Share {
+                        region: self.catalogue.index_of(region)?,
+                        permille: *permille,
+                        why: *reason,
+                    })
                 });
                 let mut row: Vec<Share> = known.collect();
                 row.sort_unstable_by_key(|share| share.region);

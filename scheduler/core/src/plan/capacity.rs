@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{TARGET_UTILIZATION_PERCENT, DeploymentCapacity, CapacityPool};
+use super::{CapacityPool, DeploymentCapacity, TARGET_UTILIZATION_PERCENT};
 use regions::{DeploymentName, RegionIndex};
 
 /// Highest accepted speed of a replica: a hundred times the fastest replica observed.
@@ -62,22 +62,33 @@ impl RegionCapacity {
 }
 
 /// All pools, and the capacity of each deployment by region.
-pub type PlannableCapacity = (Vec<CapacityPool>, BTreeMap<DeploymentName, BTreeMap<RegionIndex, DeploymentCapacity>>);
+pub type PlannableCapacity =
+    (Vec<CapacityPool>, BTreeMap<DeploymentName, BTreeMap<RegionIndex, DeploymentCapacity>>);
 
 /// Returns the capacity that a plan may use, from the reports of the regions.
-pub fn plannable_capacity<'a>(capacities: impl Iterator<Item = (RegionIndex, &'a RegionCapacity)> + Clone) -> PlannableCapacity {
+pub fn plannable_capacity<'a>(
+    capacities: impl Iterator<Item = (RegionIndex, &'a RegionCapacity)> + Clone,
+) -> PlannableCapacity {
     let slowest = slowest(capacities.clone().flat_map(|(_, capacity)| &capacity.pools));
     let mut pools = Vec::new();
-    let mut deployments: BTreeMap<DeploymentName, BTreeMap<RegionIndex, DeploymentCapacity>> = BTreeMap::new();
+    let mut deployments: BTreeMap<DeploymentName, BTreeMap<RegionIndex, DeploymentCapacity>> =
+        BTreeMap::new();
     for (region, capacity) in capacities {
         for replicas in &capacity.pools {
             let guess = || replicas.deployments.keys().filter_map(|name| slowest.get(name)).min().copied();
             let tokens_per_replica = tokens_per_replica(replicas).or_else(guess);
-            let speed = tokens_per_replica.map_or(UNLIMITED, |tokens_per_replica| tokens_per_replica.saturating_mul(u64::from(replicas.ready)));
+            let speed = tokens_per_replica.map_or(UNLIMITED, |tokens_per_replica| {
+                tokens_per_replica.saturating_mul(u64::from(replicas.ready))
+            });
             pools.push(CapacityPool { region, tokens_per_second: at_target_utilization(speed) });
             for (name, ReplicaCount { ready, max }) in &replicas.deployments {
                 let tokens_per_replica = at_target_utilization(tokens_per_replica.unwrap_or(0));
-                let entry = DeploymentCapacity { pool: pools.len() - 1, ready: *ready, max: *max, tokens_per_replica };
+                let entry = DeploymentCapacity {
+                    pool: pools.len() - 1,
+                    ready: *ready,
+                    max: *max,
+                    tokens_per_replica,
+                };
                 deployments.entry(name.clone()).or_default().insert(region, entry);
             }
         }
@@ -95,9 +106,14 @@ fn tokens_per_replica(replicas: &ReplicaPool) -> Option<u64> {
 fn slowest<'a>(pools: impl Iterator<Item = &'a ReplicaPool>) -> BTreeMap<&'a DeploymentName, u64> {
     let mut slowest = BTreeMap::new();
     for replicas in pools {
-        for (name, tokens_per_replica) in replicas.deployments.keys().zip(std::iter::repeat(tokens_per_replica(replicas))) {
+        for (name, tokens_per_replica) in
+            replicas.deployments.keys().zip(std::iter::repeat(tokens_per_replica(replicas)))
+        {
             if let Some(tokens_per_replica) = tokens_per_replica {
-                slowest.entry(name).and_modify(|known: &mut u64| *known = tokens_per_replica.min(*known)).or_insert(tokens_per_replica);
+                slowest
+                    .entry(name)
+                    .and_modify(|known: &mut u64| *known = tokens_per_replica.min(*known))
+                    .or_insert(tokens_per_replica);
             }
         }
     }
@@ -128,7 +144,10 @@ mod tests {
         let (pools, deployments) = plannable(&[RegionCapacity { pools: vec![pool(2, 2000, &["d", "e"])] }]);
         assert_eq!(pools, [CapacityPool { region: at(0), tokens_per_second: 1500 }]);
         for name in ["d", "e"] {
-            assert_eq!(deployments[name][&at(0)], DeploymentCapacity { pool: 0, ready: 2, max: 2, tokens_per_replica: 750 });
+            assert_eq!(
+                deployments[name][&at(0)],
+                DeploymentCapacity { pool: 0, ready: 2, max: 2, tokens_per_replica: 750 }
+            );
         }
     }
 
@@ -157,7 +176,9 @@ mod tests {
     #[test]
     fn a_tenth_more_or_less_is_similar_and_a_replica_more_is_not() {
         let one = |ready, speed| RegionCapacity { pools: vec![pool(ready, speed, &["d"])] };
-        let check = |now: RegionCapacity, similar: bool| assert_eq!(now.is_similar_to(&one(2, 1000)), similar, "{now:?}");
+        let check = |now: RegionCapacity, similar: bool| {
+            assert_eq!(now.is_similar_to(&one(2, 1000)), similar, "{now:?}")
+        };
         check(one(2, 1100), true);
         check(one(2, 1101), false);
         check(one(2, 900), true);

@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{TrafficClass, DeploymentCapacity, PlanInput, Row, Source};
+use super::{DeploymentCapacity, PlanInput, Row, Source, TrafficClass};
 use regions::weights::WHOLE_PERMILLE;
 use regions::{DeploymentName, RegionIndex, RegionSet};
 
@@ -26,7 +26,7 @@ pub struct Floors {
     /// Floors by deployment and region; absent where there is none.
     pub replicas: BTreeMap<DeploymentName, BTreeMap<RegionIndex, Floor>>,
     /// Classes that cannot survive the loss of their largest region, even with all replicas that are allowed.
-    pub uncovered: BTreeSet<TrafficClass>,
+    pub uncovered_classes: BTreeSet<TrafficClass>,
 }
 
 /// Floor of one deployment in one region.
@@ -56,7 +56,8 @@ pub(super) fn floors(input: &PlanInput, rows: &BTreeMap<TrafficClass, BTreeMap<S
     // A region without a price counts as the most expensive one.
     let highest_cost = input.cost.values().copied().max().unwrap_or(1);
     for (name, deployments) in &input.deployments {
-        let of_this = TrafficClass { deployment: name.clone(), residency: regions::ResidencyPolicy::Anywhere };
+        let of_this =
+            TrafficClass { deployment: name.clone(), residency: regions::ResidencyPolicy::Anywhere };
         let mut classes: Vec<_> = input
             .demand
             .range(of_this..)
@@ -76,12 +77,20 @@ pub(super) fn floors(input: &PlanInput, rows: &BTreeMap<TrafficClass, BTreeMap<S
             let sites = allowed.iter().map(|region| {
                 let DeploymentCapacity { tokens_per_replica, max, .. } = deployments[&region];
                 let cost = input.cost.get(&region).copied().unwrap_or(highest_cost);
-                let (floors_so_far, load) = (floors_so_far.get(&region).map_or(0, |floor| floor.replicas), loads.get(&region));
-                Site { region, tokens_per_replica, max, floors_so_far, cost, load: load.copied().unwrap_or(0) }
+                let (floors_so_far, load) =
+                    (floors_so_far.get(&region).map_or(0, |floor| floor.replicas), loads.get(&region));
+                Site {
+                    region,
+                    tokens_per_replica,
+                    max,
+                    floors_so_far,
+                    cost,
+                    load: load.copied().unwrap_or(0),
+                }
             });
             match cheapest_spread(sites.collect(), demand) {
                 Some(found) => floors_so_far.extend(found),
-                None => drop(floors.uncovered.insert((*class).clone())),
+                None => drop(floors.uncovered_classes.insert((*class).clone())),
             }
         }
         floors_so_far.retain(|_, floor| floor.replicas > 0);
@@ -93,8 +102,13 @@ pub(super) fn floors(input: &PlanInput, rows: &BTreeMap<TrafficClass, BTreeMap<S
 }
 
 /// Returns the allowed regions that can run replicas and are not draining.
-fn eligible_regions(input: &PlanInput, deployments: &BTreeMap<RegionIndex, DeploymentCapacity>, allowed: RegionSet) -> RegionSet {
-    let capable = deployments.iter().filter(|(_, capacity)| capacity.max > 0 && capacity.tokens_per_replica > 0);
+fn eligible_regions(
+    input: &PlanInput,
+    deployments: &BTreeMap<RegionIndex, DeploymentCapacity>,
+    allowed: RegionSet,
+) -> RegionSet {
+    let capable =
+        deployments.iter().filter(|(_, capacity)| capacity.max > 0 && capacity.tokens_per_replica > 0);
     let capable: RegionSet = capable.map(|(region, _)| *region).collect();
     capable.intersect(allowed).minus(input.draining)
 }
@@ -126,8 +140,12 @@ fn loads(
 fn cheapest_spread(mut sites: Vec<Site>, demand: u64) -> Option<BTreeMap<RegionIndex, Floor>> {
     // Compares the cost per token, without a division.
     sites.sort_by(|a, b| {
-        let cost_per_token = |this: &Site, other: &Site| u128::from(this.cost) * u128::from(other.tokens_per_replica);
-        cost_per_token(a, b).cmp(&cost_per_token(b, a)).then(b.load.cmp(&a.load)).then(a.region.cmp(&b.region))
+        let cost_per_token =
+            |this: &Site, other: &Site| u128::from(this.cost) * u128::from(other.tokens_per_replica);
+        cost_per_token(a, b)
+            .cmp(&cost_per_token(b, a))
+            .then(b.load.cmp(&a.load))
+            .then(a.region.cmp(&b.region))
     });
     let most = MAX_SPREAD.max(sites_needed(&sites, demand));
     // Sites beyond the maximum spread count only with the floors that they already have.
@@ -139,21 +157,14 @@ fn cheapest_spread(mut sites: Vec<Site>, demand: u64) -> Option<BTreeMap<RegionI
     let mut best: Option<(u128, Vec<u32>)> = None;
     for over in 2..=sites.len().min(most) {
         let Some(counts) = even_counts(&sites, over, demand) else { continue };
-        let cost =
-            sites.iter().zip(&counts).map(|(site, count)| u128::from(site.cost) * u128::from(*count));
+        let cost = sites.iter().zip(&counts).map(|(site, count)| u128::from(site.cost) * u128::from(*count));
         let cost: u128 = cost.sum();
         if best.as_ref().is_none_or(|(cheapest, _)| cost <= *cheapest) {
             best = Some((cost, counts));
         }
     }
     let (_, counts) = best?;
-    Some(
-        sites
-            .iter()
-            .zip(counts)
-            .map(|(site, count)| (site.region, Floor { replicas: count }))
-            .collect(),
-    )
+    Some(sites.iter().zip(counts).map(|(site, count)| (site.region, Floor { replicas: count })).collect())
 }
 
 /// Returns how many sites, in this order and at their maximum size, survive the loss of one; all of them if none do.

@@ -8,9 +8,9 @@
 //! faster overrides it: residency policy, health, credits.
 //!
 //! ```text
-//! capacity, by region ─┐    most constrained classes first,      nearest first      ┌▶ rows: shares by source and class
-//! demand, by class ────┼──▶ each source's demand into the  ────▶ by steps from the ──┤
-//! previous plan ───────┘    free capacity of each pool           previous plan       └▶ floors: replicas against a loss
+//! capacity, by region ─┐   most constrained classes first,     nearest first      ┌▶ rows: shares by source and class
+//! demand, by class ────┼─▶ each source's demand into the ────▶ by steps from the ─┤
+//! previous plan ───────┘   free capacity of each pool          previous plan      └▶ floors: replicas against a loss
 //! ```
 //!
 //! - **Capacity** of a pool of replicas is what it computes at its target utilization: [`TARGET_UTILIZATION_PERCENT`]

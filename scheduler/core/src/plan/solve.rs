@@ -11,7 +11,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{TrafficClass, ClassDemand, DeploymentCapacity, PlanInput, Row, MAX_SHIFT_PERMILLE, Source, MIN_SHIFT_PERMILLE};
+use super::{
+    ClassDemand, DeploymentCapacity, MAX_SHIFT_PERMILLE, MIN_SHIFT_PERMILLE, PlanInput, Row, Source,
+    TrafficClass,
+};
 use regions::set::MAX_REGIONS;
 use regions::weights::WHOLE_PERMILLE;
 use regions::weights::{Share, Why};
@@ -139,7 +142,8 @@ pub(super) fn rows(
     let rows = by_class.map(|states| {
         let candidates = &classes[states[0].class];
         let rows = states.iter().map(|state| {
-            let fits = current_shares(candidates, state).all(|share| !overloaded[pools.of(candidates, share.region)]);
+            let fits = current_shares(candidates, state)
+                .all(|share| !overloaded[pools.of(candidates, share.region)]);
             let row = step(candidates, state, targets.of(number), fits);
             number += 1;
             (state.source, row)
@@ -150,7 +154,11 @@ pub(super) fn rows(
 }
 
 /// Returns the candidate regions of a class; `None` if no allowed region serves it.
-fn class_candidates<'a>(pools: &FreeCapacity<'a>, class: &'a TrafficClass, demand: &'a ClassDemand) -> Option<ClassCandidates<'a>> {
+fn class_candidates<'a>(
+    pools: &FreeCapacity<'a>,
+    class: &'a TrafficClass,
+    demand: &'a ClassDemand,
+) -> Option<ClassCandidates<'a>> {
     let deployments = pools.input.deployments.get(&class.deployment)?;
     let serves = |(region, capacity): &(&RegionIndex, &DeploymentCapacity)| {
         demand.allowed.contains(**region) && capacity.ready > 0 && pools.capacity(capacity.pool) > 0
@@ -170,8 +178,12 @@ fn class_candidates<'a>(pools: &FreeCapacity<'a>, class: &'a TrafficClass, deman
     Some(ClassCandidates { class, demand, serving, preferred, only_draining, pools: of })
 }
 
-fn row_states<'a>(classes: &[ClassCandidates<'a>], previous: &'a BTreeMap<TrafficClass, BTreeMap<Source, Row>>) -> Vec<RowState<'a>> {
-    let mut states = Vec::with_capacity(classes.iter().map(|candidates| candidates.demand.by_source.len()).sum());
+fn row_states<'a>(
+    classes: &[ClassCandidates<'a>],
+    previous: &'a BTreeMap<TrafficClass, BTreeMap<Source, Row>>,
+) -> Vec<RowState<'a>> {
+    let mut states =
+        Vec::with_capacity(classes.iter().map(|candidates| candidates.demand.by_source.len()).sum());
     for (number, candidates) in classes.iter().enumerate() {
         let previous = previous.get(candidates.class);
         for (source, tokens) in &candidates.demand.by_source {
@@ -191,7 +203,11 @@ fn row_states<'a>(classes: &[ClassCandidates<'a>], previous: &'a BTreeMap<Traffi
 }
 
 /// Computes the target of every row.
-fn targets(pools: &mut FreeCapacity<'_>, classes: &[ClassCandidates<'_>], states: &mut [RowState<'_>]) -> RowTargets {
+fn targets(
+    pools: &mut FreeCapacity<'_>,
+    classes: &[ClassCandidates<'_>],
+    states: &mut [RowState<'_>],
+) -> RowTargets {
     let mut targets = RowTargets { parts: Vec::with_capacity(states.len()), begin: Vec::new() };
     let mut sources: Vec<Source> = states.iter().map(|state| state.source).collect();
     sources.sort_unstable();
@@ -287,7 +303,11 @@ fn divide_overload(
 }
 
 /// Returns for each pool whether the current shares would overload it.
-fn overloaded(pools: &FreeCapacity<'_>, classes: &[ClassCandidates<'_>], states: &[RowState<'_>]) -> Vec<bool> {
+fn overloaded(
+    pools: &FreeCapacity<'_>,
+    classes: &[ClassCandidates<'_>],
+    states: &[RowState<'_>],
+) -> Vec<bool> {
     let mut loads = vec![0u64; pools.input.pools.len()];
     for state in states {
         let candidates = &classes[state.class];
@@ -305,7 +325,10 @@ fn part(demand: u64, permille: u16) -> u64 {
 }
 
 /// Returns the current shares of a row that are still served. A row without a previous plan went to the nearest region.
-fn current_shares<'a>(candidates: &'a ClassCandidates<'_>, state: &'a RowState<'_>) -> impl Iterator<Item = Share> + 'a {
+fn current_shares<'a>(
+    candidates: &'a ClassCandidates<'_>,
+    state: &'a RowState<'_>,
+) -> impl Iterator<Item = Share> + 'a {
     let planned = state.previous.into_iter().flatten().copied();
     let nearest = state.nearest.filter(|_| state.previous.is_none());
     let unplanned = nearest.map(|region| Share { region, permille: WHOLE, why: Why::Nearest });

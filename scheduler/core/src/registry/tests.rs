@@ -1,4 +1,4 @@
-//! Who keeps its route, and for how long.
+//! Routes of regions whose leases end.
 
 use super::*;
 use crate::some_instant;
@@ -6,7 +6,7 @@ use crate::some_instant;
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
 
-/// The spoke of `region` that is reached at `port`, which is its boot identifier too.
+/// Returns the spoke of `region` at `port`, which is also its boot id.
 fn spoke(region: &str, port: u16, created: u64) -> RegisteredSpoke {
     let registration = Registration {
         region: region.parse().unwrap(),
@@ -23,7 +23,7 @@ fn empty(now: Instant) -> Registry {
     Registry::new(&BTreeMap::new(), LAPSED_KEEP, now)
 }
 
-/// The ports that are routed to, in the order of their regions.
+/// Returns the routed ports, ordered by region.
 fn routed(registry: &Registry) -> Vec<(String, u16)> {
     let routes = registry.routes().into_iter();
     routes.map(|(region, route)| (region.to_string(), route.endpoint.port())).collect()
@@ -34,14 +34,14 @@ fn of(region: &str, port: u16) -> (String, u16) {
 }
 
 #[test]
-fn a_region_is_reached_at_the_spoke_that_registered_last_and_falls_back_on_the_other() {
+fn the_latest_spoke_of_a_region_is_routed_to_and_the_other_is_the_fallback() {
     let now = some_instant();
     let mut registry = empty(now);
     registry.put(spoke(EUROPE, 9, 1), now);
     registry.put(spoke(EUROPE, 3, 2), now);
     assert_eq!(routed(&registry), [of(EUROPE, 3)]);
     registry.put(spoke(EUROPE, 9, 1), now);
-    assert_eq!(routed(&registry), [of(EUROPE, 3)], "the old one said again what is ready");
+    assert_eq!(routed(&registry), [of(EUROPE, 3)], "the old one updated its registration");
     registry.remove(&EUROPE.parse().unwrap(), 3, now);
     assert_eq!(routed(&registry), [of(EUROPE, 9)]);
 }
@@ -54,7 +54,7 @@ fn a_region_without_a_spoke_keeps_its_route_for_a_while_and_not_for_longer() {
     registry.put(spoke(AMERICA, 2, 2), now);
     registry.remove(&EUROPE.parse().unwrap(), 1, now);
     registry.remove(&EUROPE.parse().unwrap(), 1, now + LAPSED_KEEP);
-    assert_eq!(registry.next_expiry(), Some(now + LAPSED_KEEP), "gone once is gone");
+    assert_eq!(registry.next_expiry(), Some(now + LAPSED_KEEP), "removed once");
 
     registry.expire(now + LAPSED_KEEP - Duration::from_nanos(1));
     assert_eq!(routed(&registry), [of(AMERICA, 2), of(EUROPE, 1)]);
@@ -74,7 +74,7 @@ fn a_region_that_comes_back_has_not_lapsed() {
 }
 
 #[test]
-fn a_hub_that_starts_gives_every_published_region_time_to_come_forward() {
+fn a_hub_that_starts_gives_every_published_region_time_to_register() {
     let now = some_instant();
     let mut before = empty(now);
     before.put(spoke(EUROPE, 1, 1), now);
@@ -87,7 +87,7 @@ fn a_hub_that_starts_gives_every_published_region_time_to_come_forward() {
 }
 
 #[test]
-fn a_list_of_all_spokes_takes_away_those_that_it_does_not_name() {
+fn a_list_of_all_spokes_removes_the_others() {
     let now = some_instant();
     let mut registry = empty(now);
     registry.put(spoke(EUROPE, 1, 1), now);
@@ -99,7 +99,7 @@ fn a_list_of_all_spokes_takes_away_those_that_it_does_not_name() {
     assert_eq!(routed(&registry), [of(EUROPE, 4)]);
 }
 
-/// Ten regions with a spoke each, of which `lost` lose their leases one after another, `apart`.
+/// Creates ten regions with a spoke each, of which `lost` lose their leases one after another, `apart`.
 fn ten_lose(lost: usize, apart: Duration) -> (Registry, Instant) {
     const CLOUD: [&str; 10] = [
         "aws/us-east-1",
@@ -115,15 +115,15 @@ fn ten_lose(lost: usize, apart: Duration) -> (Registry, Instant) {
     ];
     let mut now = some_instant();
     let mut registry = empty(now);
-    for (region, region) in CLOUD.iter().enumerate() {
-        let region = u16::try_from(region).unwrap();
-        registry.put(spoke(region, region + 1, u64::from(region)), now);
+    for (index, region) in CLOUD.iter().enumerate() {
+        let index = u16::try_from(index).unwrap();
+        registry.put(spoke(region, index + 1, u64::from(index)), now);
     }
-    for (region, region) in CLOUD.iter().take(lost).enumerate() {
-        if region > 0 {
+    for (index, region) in CLOUD.iter().take(lost).enumerate() {
+        if index > 0 {
             now += apart;
         }
-        registry.remove(&region.parse().unwrap(), region as u64 + 1, now);
+        registry.remove(&region.parse().unwrap(), index as u64 + 1, now);
     }
     (registry, now)
 }
@@ -137,7 +137,7 @@ fn when_more_than_three_of_ten_leases_end_within_two_seconds_their_regions_are_h
         let routed = registry.routes().len();
         assert_eq!(routed, if hold { 10 } else { 10 - lost }, "{lost} lost, {apart_ms} ms apart");
         registry.expire(now + HOLD_MAX);
-        assert_eq!((registry.routes().len(), registry.is_holding()), (10 - lost, false), "not for ever");
+        assert_eq!((registry.routes().len(), registry.is_holding()), (10 - lost, false), "not forever");
     };
     check(3, 0, false);
     check(4, 0, true);
@@ -147,11 +147,11 @@ fn when_more_than_three_of_ten_leases_end_within_two_seconds_their_regions_are_h
 }
 
 #[test]
-fn what_gateways_hear_is_weighed_and_who_hears_nobody_is_no_witness() {
+fn reachability_follows_the_gateways_and_one_that_reaches_no_region_does_not_count() {
     let check = |gateways: &[Option<&[&str]>], expected: Reachability| {
-        let named = |gateway_reported: &&[&str]| gateway_reported.iter().map(|region| region.parse().unwrap()).collect();
+        let named = |reached: &&[&str]| reached.iter().map(|region| region.parse().unwrap()).collect();
         let all: Vec<Option<BTreeSet<RegionId>>> =
-            gateways.iter().map(|gateway_reported| gateway_reported.as_ref().map(named)).collect();
+            gateways.iter().map(|reached| reached.as_ref().map(named)).collect();
         assert_eq!(reachability(&all, &EUROPE.parse().unwrap()), expected, "{gateways:?}");
     };
     check(&[], Reachability::Unknown);
@@ -169,51 +169,51 @@ fn gateway(boot_id: u64) -> GatewayBoot {
 }
 
 #[test]
-fn of_regions_whose_leases_ended_those_that_gateways_hear_stay_and_those_that_none_hears_go() {
+fn lapsed_regions_keep_their_routes_while_a_gateway_reaches_them() {
     let some: BTreeSet<RegionId> = ["aws/us-east-1", "aws/us-west-2"].map(|it| it.parse().unwrap()).into();
     for lost in [2, 10] {
         let (mut registry, now) = ten_lose(lost, Duration::ZERO);
         registry.gateway_reported(gateway(1), Some(some.clone()), now);
         let dead = lost - registry.lapsed.keys().filter(|region| some.contains(*region)).count();
         registry.expire(now + LAPSED_KEEP - Duration::from_nanos(1));
-        assert_eq!(registry.routes().len(), 10, "{lost}: each has its time");
+        assert_eq!(registry.routes().len(), 10, "{lost}: each is kept for a while");
         registry.expire(now + LAPSED_KEEP);
-        assert_eq!(registry.routes().len(), 10 - dead, "{lost}: hold or not");
+        assert_eq!(registry.routes().len(), 10 - dead, "{lost}: held or not");
         assert_eq!(registry.next_expiry(), None);
         let far = now + 10 * HOLD_MAX;
         registry.expire(far);
-        assert_eq!(registry.routes().len(), 10 - dead, "{lost}: for as long as somebody hears it");
-        // Then that gateway hears one of them no longer.
+        assert_eq!(registry.routes().len(), 10 - dead, "{lost}: as long as a gateway reaches it");
+        // From now on the gateway reaches only one of them.
         registry.gateway_reported(gateway(1), Some(["aws/us-west-2".parse().unwrap()].into()), far);
-        let there = |registry: &Registry| registry.routes().contains_key("aws/us-east-1");
+        let is_routed = |registry: &Registry| registry.routes().contains_key("aws/us-east-1");
         registry.expire(far + LAPSED_KEEP - Duration::from_nanos(1));
-        assert!(there(&registry), "{lost}: it has its time again");
+        assert!(is_routed(&registry), "{lost}: it is kept for a while again");
         registry.expire(far + LAPSED_KEEP);
-        assert!(!there(&registry), "{lost}");
+        assert!(!is_routed(&registry), "{lost}");
     }
 }
 
 #[test]
-fn the_word_of_a_gateway_that_is_gone_or_does_not_say_changes_nothing() {
-    for said in [None, Some(BTreeSet::new())] {
+fn an_expired_gateway_or_one_without_a_report_changes_nothing() {
+    for reported in [None, Some(BTreeSet::new())] {
         let (mut registry, now) = ten_lose(10, Duration::ZERO);
         registry.gateway_reported(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
-        registry.gateway_reported(gateway(2), said, now);
+        registry.gateway_reported(gateway(2), reported, now);
         registry.expire(now + 2 * LAPSED_KEEP);
-        assert_eq!(registry.routes().len(), 10, "hold, as without any");
+        assert_eq!(registry.routes().len(), 10, "held, as without gateways");
         registry.gateway_expired(&gateway(2), now + 2 * LAPSED_KEEP);
         registry.expire(now + 2 * LAPSED_KEEP);
-        assert_eq!(registry.routes().len(), 0, "all who speak hear none of them");
+        assert_eq!(registry.routes().len(), 0, "all reporting gateways reach none of them");
     }
     let (mut registry, now) = ten_lose(10, Duration::ZERO);
     registry.gateway_reported(gateway(1), Some([EUROPE.parse().unwrap()].into()), now);
     registry.replace_gateways([], now);
     registry.expire(now + 2 * LAPSED_KEEP);
-    assert_eq!(registry.routes().len(), 10, "their leases end with those of the regions");
+    assert_eq!(registry.routes().len(), 10, "the gateways' leases end with those of the regions");
 }
 
 #[test]
-fn of_few_regions_one_or_two_that_die_are_no_fault_of_the_store() {
+fn the_loss_of_one_or_two_of_few_regions_is_not_blamed_on_the_store() {
     let now = some_instant();
     let mut registry = empty(now);
     registry.put(spoke(EUROPE, 1, 1), now);
@@ -225,7 +225,7 @@ fn of_few_regions_one_or_two_that_die_are_no_fault_of_the_store() {
 }
 
 #[test]
-fn held_regions_are_let_go_when_so_many_are_back_that_the_rest_is_believed() {
+fn held_regions_are_released_when_enough_spokes_are_back() {
     let (mut registry, now) = ten_lose(10, Duration::ZERO);
     let later = now + 2 * LAPSED_KEEP;
     let back: Vec<_> = registry.routes().into_keys().collect();

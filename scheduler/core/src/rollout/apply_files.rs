@@ -30,7 +30,8 @@ fn read<T>(
     parse: impl FnOnce(&str) -> Result<T, Vec<Problem>>,
 ) -> Result<T, Vec<ProblemV1>> {
     if let Some(one_too_many) = files.get(FILES_MAX) {
-        let message = format!("{} files: at most {FILES_MAX} can be applied at once; merge some", files.len());
+        let message =
+            format!("{} files: at most {FILES_MAX} can be applied at once; merge some", files.len());
         return Err(vec![ProblemV1 { file: one_too_many.name.clone(), line: 1, message }]);
     }
     let (mut text, mut starts) = (String::new(), Vec::new());

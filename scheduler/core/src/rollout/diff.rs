@@ -7,7 +7,7 @@ use regions::{
     Catalogue, Deployment, DeploymentName, EngineSpec, ResidencyPolicy, Scaling, TenantId, TenantRules,
 };
 
-use crate::wire::apply::{ChangeV1, FieldV1, Kind, ResidencyChange, ChangeKind};
+use crate::wire::apply::{ChangeKind, ChangeV1, FieldV1, Kind, ResidencyChange};
 
 /// Fields except the name, as they are named in the file; `None` if absent there.
 type Fields = Vec<(String, Option<String>)>;
@@ -156,7 +156,10 @@ mod tests {
         );
         let changes = deployments(&before, &after, &catalogue);
         let summary: Vec<_> = changes.iter().map(|change| (change.name.as_str(), change.change)).collect();
-        assert_eq!(summary, [("a", ChangeKind::Removed), ("b", ChangeKind::Changed), ("d", ChangeKind::Added)]);
+        assert_eq!(
+            summary,
+            [("a", ChangeKind::Removed), ("b", ChangeKind::Changed), ("d", ChangeKind::Added)]
+        );
         let text = |text: &str| Some(text.to_owned());
         let field = |field: &str, before, after, residency_change| FieldV1 {
             field: field.to_owned(),

@@ -22,8 +22,8 @@
 //! A reader that shuts down in order deregisters, and a reader that has not been heard of for [`READER_TIMEOUT`] is not
 //! waited for: it may be switched off, and one forgotten process would block every later change. This is safe, because
 //! such a reader does *less* than it may: a gateway sends by the narrower residency, and a spoke rejects at its ingress
-//! what others send under the wider one, and the sender fails over. It never does more, since narrowing waits for no
-//! reader. For the same reason nothing is widened during the first [`SETTLE_TIME`] of a hub's term: a reader that could
+//! what others send under the wider one, and the sender fails over. It never does more, since narrowing does not
+//! wait. For the same reason nothing is widened during the first [`SETTLE_TIME`] of a hub's term: a reader that could
 //! not reach a hub may not have come back yet.
 //!
 //! All other state is in the last table and the acknowledgements: the announcement and its generation are part of the
@@ -179,8 +179,9 @@ impl Rollout {
         }
         let is_acknowledged = |since| self.readers.values().all(|running| *running >= since);
         let settled = self.settled;
-        self.removed
-            .retain(|name, removed| !(now.deployments.contains_key(name) || settled && is_acknowledged(removed.since)));
+        self.removed.retain(|name, removed| {
+            !(now.deployments.contains_key(name) || settled && is_acknowledged(removed.since))
+        });
     }
 
     /// Returns the deployments of the table of generation `next`, which follows `last`. While the set of readers is
@@ -207,9 +208,13 @@ impl Rollout {
                 continue;
             };
             let announced = last.widening.get(name);
-            let Some((residency, widening)) =
-                self.interim_residency(known, &deployment.residency, announced, DEPLOYMENT_LEN_MAX, (next, in_doubt))
-            else {
+            let Some((residency, widening)) = self.interim_residency(
+                known,
+                &deployment.residency,
+                announced,
+                DEPLOYMENT_LEN_MAX,
+                (next, in_doubt),
+            ) else {
                 continue;
             };
             staged.widening.insert(name.clone(), widening);
@@ -264,7 +269,12 @@ impl Rollout {
     }
 
     /// Returns a policy that allows at most what both policies allow, with a bounded length.
-    fn intersection(&self, known: &ResidencyPolicy, desired: &ResidencyPolicy, len_max: usize) -> ResidencyPolicy {
+    fn intersection(
+        &self,
+        known: &ResidencyPolicy,
+        desired: &ResidencyPolicy,
+        len_max: usize,
+    ) -> ResidencyPolicy {
         let within = known.permitted(&self.catalogue);
         if within.is_subset(&desired.permitted(&self.catalogue)) && known.to_string().len() <= len_max {
             return known.clone();

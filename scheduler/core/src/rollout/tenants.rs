@@ -88,7 +88,10 @@ mod tests {
         let mut rollout = Rollout::new(Arc::new(Catalogue::builtin()), Duration::ZERO, some_instant());
         let reader = Reader { role: Role::Gateway, region: "aws/us-east-1".parse().unwrap(), boot_id: 1 };
         let check = |table: &RouteTable, residency: &str, announced: Option<&str>| {
-            assert_eq!(residency_and_announcement(table), (residency.to_owned(), announced.map(str::to_owned)));
+            assert_eq!(
+                residency_and_announcement(table),
+                (residency.to_owned(), announced.map(str::to_owned))
+            );
         };
         let first = next(&rollout, &tenants("eu"), &RouteTable::empty());
         check(&first, "eu", None);
@@ -105,7 +108,12 @@ mod tests {
         // A change that narrows and widens uses the intersection.
         let both = next(&rollout, &tenants("de,us"), &wider);
         assert_eq!(residency_and_announcement(&both).1.as_deref(), Some("de,us"));
-        assert!(residency_and_announcement(&both).0.contains("eu") && residency_and_announcement(&both).0.contains("de"), "{:?}", residency_and_announcement(&both));
+        assert!(
+            residency_and_announcement(&both).0.contains("eu")
+                && residency_and_announcement(&both).0.contains("de"),
+            "{:?}",
+            residency_and_announcement(&both)
+        );
         assert_eq!(
             next(&rollout, &BTreeMap::new(), &wider).tenants,
             Some(Tenants::default()),

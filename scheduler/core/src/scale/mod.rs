@@ -209,12 +209,14 @@ impl Scaler {
         self.arrived(observed, now);
         let count = observed.ready.saturating_add(observed.provisioning.len() as u32);
         // Averages never reach zero, so their tail is ignored for an idle deployment.
-        let (needs, reason) = if self.is_quiet(now) { (0, ScalingReason::Idle) } else { self.needs(observed) };
+        let (needs, reason) =
+            if self.is_quiet(now) { (0, ScalingReason::Idle) } else { self.needs(observed) };
         self.remember(observed, now);
         let floor = self.config.min.max(observed.floor).min(self.config.max);
         if needs > count {
             let limited = needs.min(scale_up_limit(count));
-            let (replicas, reason) = if limited < needs { (limited, ScalingReason::ScaleUpLimit) } else { (needs, reason) };
+            let (replicas, reason) =
+                if limited < needs { (limited, ScalingReason::ScaleUpLimit) } else { (needs, reason) };
             return self.bounded(replicas, reason, floor);
         }
         if self.is_quiet(now) && observed.blocker.is_none() {
@@ -272,13 +274,20 @@ impl Scaler {
         };
         if observed.speed > 0 {
             let (rate, speed) = (self.rate(), observed.speed as f64);
-            or(round_up(rate * 100.0 / (f64::from(self.config.target_utilization) * speed)), ScalingReason::Rate);
+            or(
+                round_up(rate * 100.0 / (f64::from(self.config.target_utilization) * speed)),
+                ScalingReason::Rate,
+            );
             let start = observed.start.as_secs_f64();
             let ready = f64::from(observed.ready) * start;
-            let provisioning: f64 = observed.provisioning.iter().map(|left| (start - left.as_secs_f64()).max(0.0)).sum();
+            let provisioning: f64 =
+                observed.provisioning.iter().map(|left| (start - left.as_secs_f64()).max(0.0)).sum();
             let then = observed.backlog as f64 + rate * start - (ready + provisioning) * speed;
             if then > BACKLOG_TOLERANCE.as_secs_f64() * rate {
-                or(round_up(rate / speed + then / (BACKLOG_DRAIN_TIME.as_secs_f64() * speed)), ScalingReason::Backlog);
+                or(
+                    round_up(rate / speed + then / (BACKLOG_DRAIN_TIME.as_secs_f64() * speed)),
+                    ScalingReason::Backlog,
+                );
             }
         }
         if let Some(target) = self.config.concurrency_target {

@@ -108,7 +108,8 @@ impl ScalingPolicy for OneWindow {
     fn desired(&mut self, input: &PolicyInput) -> u32 {
         let now = input.now;
         self.observed.0.push_back((now, input.in_flight()));
-        let desired = (self.observed.average(Duration::from_secs(60), now) / (CONCURRENCY * 0.7)).ceil() as u32;
+        let desired =
+            (self.observed.average(Duration::from_secs(60), now) / (CONCURRENCY * 0.7)).ceil() as u32;
         // A waiting request starts the first replica at once.
         let desired = desired.max(u32::from(input.in_flight() > 0.0));
         self.history.push_back((now, desired));
@@ -195,8 +196,8 @@ fn all(name: &str, start: Duration, seconds: u64, rate: impl Fn(u64) -> f64) -> 
     let mut ours = Scaler::new(config, some_instant());
     let mut two = TwoWindows { observed: Window(VecDeque::new()), panics: None };
     let mut one = OneWindow { observed: Window(VecDeque::new()), history: VecDeque::new() };
-    let rows =
-        [&mut ours as &mut dyn ScalingPolicy, &mut two, &mut one].map(|policy| run(policy, start, seconds, &rate));
+    let rows = [&mut ours as &mut dyn ScalingPolicy, &mut two, &mut one]
+        .map(|policy| run(policy, start, seconds, &rate));
     println!("{name}, {} s to start", start.as_secs());
     for (name, row) in ["ours", "in flight, two windows", "in flight, one window"].iter().zip(&rows) {
         println!("  {name:<22} {row}");

@@ -72,7 +72,9 @@ pub fn step<I: Clone + Ord>(own: &[OwnReplica<I>], others: u32, target: u32, now
     let stale = own.iter().filter(present).filter(|it| it.is_stale).count() as u32;
     let fresh = all - stale;
     if target >= fresh {
-        let reusable = |it: &&OwnReplica<I>| it.state == MemberState::Draining && !it.is_stale && it.lost_since.is_none();
+        let reusable = |it: &&OwnReplica<I>| {
+            it.state == MemberState::Draining && !it.is_stale && it.lost_since.is_none()
+        };
         let mut draining: Vec<_> = own.iter().filter(reusable).collect();
         // The lowest rank first: the platform removes the highest.
         draining.sort_by_key(|it| (it.removal_rank, it.ordered_at, it.id.clone()));
@@ -131,7 +133,7 @@ mod tests {
         assert_eq!((&undrain[..], &drain[..], start), expected);
     }
 
-    use MemberState::{Draining, Lost, Serving, Pending};
+    use MemberState::{Draining, Lost, Pending, Serving};
 
     #[test]
     fn a_draining_replica_is_kept_before_another_is_started() {
@@ -169,8 +171,9 @@ mod tests {
     #[test]
     fn the_highest_removal_rank_is_drained_first_even_if_busy() {
         let now = some_instant();
-        let ranked: Vec<_> =
-            (0..3).map(|id| OwnReplica { removal_rank: u64::from(id), ..own(id, Serving, id * 10, now) }).collect();
+        let ranked: Vec<_> = (0..3)
+            .map(|id| OwnReplica { removal_rank: u64::from(id), ..own(id, Serving, id * 10, now) })
+            .collect();
         assert_eq!(step(&ranked, 0, 1, now).drain, BTreeSet::from([1, 2]));
         let draining: Vec<_> = ranked.iter().map(|it| OwnReplica { state: Draining, ..it.clone() }).collect();
         assert_eq!(step(&draining, 0, 2, now).undrain, BTreeSet::from([0, 1]), "the lowest stay");
@@ -181,7 +184,8 @@ mod tests {
     #[track_caller]
     fn rolling_update(stale: u32, target: u32) -> u32 {
         let now = some_instant();
-        let mut all: Vec<_> = (0..stale).map(|id| OwnReplica { is_stale: true, ..own(id, Serving, 0, now) }).collect();
+        let mut all: Vec<_> =
+            (0..stale).map(|id| OwnReplica { is_stale: true, ..own(id, Serving, 0, now) }).collect();
         let (mut next, mut looks) = (stale, 0);
         while all.iter().any(|it| it.is_stale) || all.len() as u32 != target {
             looks += 1;

@@ -41,7 +41,11 @@ impl Story {
     fn runs(&mut self, rate: u64, seconds: u64, mut count: u32) -> u32 {
         for _ in 0..seconds / TICK.as_secs() {
             count = self
-                .tick(ScalingObservation { arrived: rate * TICK.as_secs(), in_flight: rate.min(1) as u32, ..observed(count) })
+                .tick(ScalingObservation {
+                    arrived: rate * TICK.as_secs(),
+                    in_flight: rate.min(1) as u32,
+                    ..observed(count)
+                })
                 .replicas;
         }
         count
@@ -67,11 +71,16 @@ fn steady_traffic_gets_the_replicas_for_its_target_utilization() {
 fn replicas_being_provisioned_are_not_ordered_again() {
     let mut story = Story::of(config(0, 100));
     let first = story.tick(ScalingObservation { backlog: 5000, arrived: 2000, ..observed(0) });
-    assert_eq!(first, ScalingDecision { replicas: 1, reason: ScalingReason::ColdStart }, "the averages need more than one sample");
+    assert_eq!(
+        first,
+        ScalingDecision { replicas: 1, reason: ScalingReason::ColdStart },
+        "the averages need more than one sample"
+    );
     let mut count = first.replicas;
     for second in [8, 6, 4] {
         let provisioning = vec![second * SECOND; count as usize];
-        let next = story.tick(ScalingObservation { backlog: 7000, arrived: 2000, provisioning, ..observed(0) });
+        let next =
+            story.tick(ScalingObservation { backlog: 7000, arrived: 2000, provisioning, ..observed(0) });
         assert!(next.replicas <= 3, "{next:?}");
         count = next.replicas;
     }
@@ -81,7 +90,8 @@ fn replicas_being_provisioned_are_not_ordered_again() {
 fn a_backlog_is_worked_off() {
     let mut story = Story::of(config(0, 100));
     story.runs(7500, 300, 13);
-    let busy = story.tick(ScalingObservation { arrived: 15_000, backlog: 400_000, in_flight: 1, ..observed(13) });
+    let busy =
+        story.tick(ScalingObservation { arrived: 15_000, backlog: 400_000, in_flight: 1, ..observed(13) });
     // 400,000 wait, and 7,500 a second arrive for 10 s, of which 13 replicas compute 13,000 a second.
     assert_eq!(busy, ScalingDecision { replicas: 25, reason: ScalingReason::Backlog });
 }
@@ -90,7 +100,10 @@ fn a_backlog_is_worked_off() {
 fn from_zero_one_replica_is_started_at_once_and_no_more_than_the_limit() {
     let mut story = Story::of(config(0, 100));
     assert_eq!(story.tick(observed(0)), ScalingDecision { replicas: 0, reason: ScalingReason::ColdStart });
-    assert_eq!(story.tick(ScalingObservation { backlog: 1, speed: 0, ..observed(0) }), ScalingDecision { replicas: 1, reason: ScalingReason::ColdStart });
+    assert_eq!(
+        story.tick(ScalingObservation { backlog: 1, speed: 0, ..observed(0) }),
+        ScalingDecision { replicas: 1, reason: ScalingReason::ColdStart }
+    );
     let all = story.tick(ScalingObservation { arrived: 1_000_000, ..observed(0) });
     assert_eq!(all, ScalingDecision { replicas: scale_up_limit(0), reason: ScalingReason::ScaleUpLimit });
     let all = story.tick(ScalingObservation { arrived: 1_000_000, ..observed(4) });
@@ -117,7 +130,12 @@ fn replicas_are_removed_after_the_delay_and_a_quarter_at_a_time() {
 
 #[test]
 fn no_replica_is_removed_while_scaling_down_is_blocked() {
-    for blocker in [ScaleDownBlocker::HubUnreachable, ScaleDownBlocker::ReceivesSpillover, ScaleDownBlocker::RolloutInProgress, ScaleDownBlocker::ReplicaCrashed] {
+    for blocker in [
+        ScaleDownBlocker::HubUnreachable,
+        ScaleDownBlocker::ReceivesSpillover,
+        ScaleDownBlocker::RolloutInProgress,
+        ScaleDownBlocker::ReplicaCrashed,
+    ] {
         let mut story = Story::of(config(0, 100));
         story.now += Duration::from_secs(3600);
         let desired = story.tick(ScalingObservation { blocker: Some(blocker), ..observed(20) });
@@ -146,18 +164,30 @@ fn a_deployment_at_zero_is_not_started_by_its_averages() {
         assert_eq!(story.runs(3000, 600, 1), 4);
         assert_eq!(story.runs(0, 300, 4), 0, "{window:?}");
         assert!((0..1800).all(|_| story.runs(0, 2, 0) == 0), "{window:?}");
-        let mut crashed =
-            (0..1800).map(|_| story.tick(ScalingObservation { blocker: Some(ScaleDownBlocker::ReplicaCrashed), ..observed(0) }).replicas);
+        let mut crashed = (0..1800).map(|_| {
+            story
+                .tick(ScalingObservation { blocker: Some(ScaleDownBlocker::ReplicaCrashed), ..observed(0) })
+                .replicas
+        });
         assert!(crashed.all(|replicas| replicas == 0), "{window:?}: not by a blocker either");
-        assert!(story.tick(ScalingObservation { arrived: 10, backlog: 10, ..observed(0) }).replicas >= 1, "but by a request");
+        assert!(
+            story.tick(ScalingObservation { arrived: 10, backlog: 10, ..observed(0) }).replicas >= 1,
+            "but by a request"
+        );
     }
 }
 
 #[test]
 fn a_floor_is_kept_up_to_the_maximum() {
     let mut story = Story::of(config(0, 5));
-    assert_eq!(story.tick(ScalingObservation { floor: 3, ..observed(0) }), ScalingDecision { replicas: 3, reason: ScalingReason::Floor });
-    assert_eq!(story.tick(ScalingObservation { floor: 9, ..observed(0) }), ScalingDecision { replicas: 5, reason: ScalingReason::Floor });
+    assert_eq!(
+        story.tick(ScalingObservation { floor: 3, ..observed(0) }),
+        ScalingDecision { replicas: 3, reason: ScalingReason::Floor }
+    );
+    assert_eq!(
+        story.tick(ScalingObservation { floor: 9, ..observed(0) }),
+        ScalingDecision { replicas: 5, reason: ScalingReason::Floor }
+    );
 }
 
 #[test]
@@ -179,7 +209,8 @@ fn changed_settings_apply_at_once_and_the_averages_stay() {
 
 #[test]
 fn every_reason_has_a_name_of_its_own() {
-    let names: std::collections::BTreeSet<_> = ScalingReason::ALL.iter().map(|reason| reason.name()).collect();
+    let names: std::collections::BTreeSet<_> =
+        ScalingReason::ALL.iter().map(|reason| reason.name()).collect();
     assert_eq!(names.len(), ScalingReason::ALL.len());
 }
 

@@ -1,7 +1,8 @@
-//! How much comes to a region by itself.
+//! Local arrival rate of a region.
 //!
-//! Counted in periods of a report's length over the last second. What is looked at is the greater of the last whole period
-//! and the second's average: a surge is seen after one period, and one quiet period in heavy traffic is not taken for room.
+//! Arrivals are counted in periods of one report interval, over the last second. The rate is the maximum of the last
+//! complete period and the average over the second: a surge is visible after one period, and one quiet period in heavy
+//! traffic does not count as spare capacity.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -9,18 +10,18 @@ use std::time::Instant;
 use super::grants::GRANT_PERIOD;
 use regions::DeploymentName;
 
-/// Periods that are looked back on.
+/// Number of complete periods in the window.
 const WINDOW_PERIODS: usize = 5;
 
-/// What record, by deployment.
+/// Arrived tokens, by deployment.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals(BTreeMap<DeploymentName, RecentArrivals>);
 
-/// The current period and those before it, the current one first.
+/// Tokens of the current period and of the complete ones, the current one first.
 #[derive(Clone, Copy, Debug)]
 struct RecentArrivals {
     tokens: [u64; 1 + WINDOW_PERIODS],
-    /// When the current one began.
+    /// Start of the current period.
     since: Instant,
 }
 
@@ -36,7 +37,7 @@ impl Arrivals {
         }
     }
 
-    /// What comes in one period.
+    /// Returns the arrival rate, in tokens per period.
     pub(super) fn per_period(&self, deployment: &DeploymentName, now: Instant) -> u64 {
         let Some(recent) = self.0.get(deployment) else { return 0 };
         let [_, last, ..] = recent.at(now).tokens;
@@ -54,7 +55,7 @@ impl RecentArrivals {
         }
         self.tokens.rotate_right(passed);
         self.tokens[..passed].fill(0);
-        self.since += GRANT_PERIOD * u32::try_from(passed).expect("no more than are looked back on");
+        self.since += GRANT_PERIOD * u32::try_from(passed).expect("at most the periods of the window");
         self
     }
 }
@@ -65,19 +66,19 @@ mod tests {
     use crate::some_instant;
 
     #[test]
-    fn a_surge_is_seen_after_a_period_and_a_lull_is_not_believed_at_once() {
+    fn a_surge_counts_after_one_period_and_a_lull_does_not() {
         let (mut arrivals, start) = (Arrivals::default(), some_instant());
         let name: DeploymentName = "d".parse().unwrap();
         let at = |period: u32| start + GRANT_PERIOD * period;
         for period in 0..5 {
             arrivals.record(&name, 100, at(period));
         }
-        assert_eq!(arrivals.per_period(&name, at(4)), 100, "the last whole one");
+        assert_eq!(arrivals.per_period(&name, at(4)), 100, "the last complete period");
         assert_eq!(arrivals.per_period(&name, at(5)), 100);
         arrivals.record(&name, 600, at(5));
-        assert_eq!(arrivals.per_period(&name, at(5)), 100, "the current one is not over");
+        assert_eq!(arrivals.per_period(&name, at(5)), 100, "the current period is not complete");
         assert_eq!(arrivals.per_period(&name, at(6)), 600);
-        assert_eq!(arrivals.per_period(&name, at(7)), 180, "the average of the second");
+        assert_eq!(arrivals.per_period(&name, at(7)), 180, "the average over the second");
         assert_eq!(arrivals.per_period(&name, at(60)), 0);
         assert_eq!(arrivals.per_period(&"other".parse().unwrap(), at(6)), 0);
     }

@@ -1,12 +1,13 @@
-//! The replicas of a region, which come and go.
+//! Replicas of a region, which are added and removed at runtime.
 //!
-//! Each has a number, by which everybody calls it: the ingress that asks how it is, the request that was sent to it, the
-//! scaler that lets it go. A number is given once, so that whatever still speaks of a replica that has gone, the end of a
-//! request or a late status, can never be taken for a word about another.
+//! Each replica has a number, used by the ingress that polls it, the requests sent to it, and the scaler that drains
+//! it. A number is never reused, so that late information about a removed replica (the end of a request, a late status)
+//! is never attributed to another one.
 //!
-//! A replica goes in two steps. From [`Spoke::drain_replica`] on nothing new is sent there, and what it has it finishes; when
-//! [`Spoke::members`] shows it with nothing in flight, whoever started it stops it, and it is [forgotten](Spoke::remove_replica).
-//! In between it can be [kept](Spoke::undrain_replica): traffic that comes back finds it warm.
+//! A replica is removed in two steps. After [`Spoke::drain_replica`] no new requests are sent to it, and it finishes
+//! its requests. When [`Spoke::members`] shows no requests in flight, the actuator stops it, and it is
+//! [removed](Spoke::remove_replica). In between it can be [kept](Spoke::undrain_replica): returning traffic finds it
+//! warm.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,39 +16,39 @@ use std::time::Instant;
 use super::Spoke;
 use super::replica::Replica;
 
-/// One replica, for whoever starts and stops them.
+/// View of one replica for the scaler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaMember {
     /// Requests that were sent to it and have not ended.
     pub in_flight: u32,
-    /// How it stands.
+    /// Its state.
     pub state: MemberState,
 }
 
-/// How a replica stands, for whoever starts and stops them.
+/// State of a replica, for the scaler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberState {
-    /// Nobody has heard of it yet.
+    /// It has not reported a status yet.
     Pending,
-    /// It takes work.
+    /// It accepts requests.
     Serving,
-    /// It was heard, and takes no work now: it is frozen, gone, or says that it is not ready.
+    /// It has reported a status and does not accept requests now: it is frozen, gone, or not ready.
     Lost,
-    /// It was let go.
+    /// It is being drained.
     Draining,
 }
 
-/// All of them.
+/// All replicas of a region.
 #[derive(Debug, Default)]
-pub(super) struct ReplicaSet {
+pub(super) struct ReplicaFleet {
     replicas: BTreeMap<usize, Replica>,
-    /// The number of the next.
+    /// Number of the next replica.
     next: usize,
 }
 
-impl ReplicaSet {
-    pub(super) fn of(endpoints: Vec<SocketAddr>) -> ReplicaSet {
-        let mut fleet = ReplicaSet::default();
+impl ReplicaFleet {
+    pub(super) fn of(endpoints: Vec<SocketAddr>) -> ReplicaFleet {
+        let mut fleet = ReplicaFleet::default();
         for endpoint in endpoints {
             fleet.add(endpoint);
         }
@@ -65,12 +66,12 @@ impl ReplicaSet {
         self.replicas.get(&number)
     }
 
-    /// Does something to a replica, if it is still there.
+    /// Applies `act` to a replica, if it still exists.
     pub(super) fn with<T>(&mut self, number: usize, act: impl FnOnce(&mut Replica) -> T) -> Option<T> {
         self.replicas.get_mut(&number).map(act)
     }
 
-    /// In the order of their numbers.
+    /// Iterates in the order of numbers.
     pub(super) fn each(&self) -> impl Iterator<Item = (usize, &Replica)> {
         self.replicas.iter().map(|(number, replica)| (*number, replica))
     }
@@ -81,43 +82,47 @@ impl ReplicaSet {
 }
 
 impl Spoke {
-    /// There is one more, from which nothing was heard yet. Its number.
+    /// Adds a replica without a status. Returns its number.
     pub fn add_replica(&mut self, endpoint: SocketAddr) -> usize {
         self.replicas.add(endpoint)
     }
 
-    /// It is gone. What was sent there and has not ended ends without it.
+    /// Removes a replica. Its requests end without effect on other replicas.
     pub fn remove_replica(&mut self, number: usize) {
         self.replicas.replicas.remove(&number);
         self.models.forget(number);
-        self.choose_revisions();
+        self.update_chosen_revisions();
     }
 
-    /// Nothing new is sent there from now on.
+    /// Stops sending new requests to a replica.
     pub fn drain_replica(&mut self, number: usize) {
-        self.replicas.with(number, |replica| replica.set_leaving(true));
-        self.choose_revisions();
+        self.replicas.with(number, |replica| replica.set_draining(true));
+        self.update_chosen_revisions();
     }
 
-    /// It stays after all.
+    /// Keeps a draining replica.
     pub fn undrain_replica(&mut self, number: usize) {
-        self.replicas.with(number, |replica| replica.set_leaving(false));
+        self.replicas.with(number, |replica| replica.set_draining(false));
     }
 
-    /// Where each of them is reached, by number.
+    /// Returns the endpoint of each replica, by number.
     pub fn endpoints(&self) -> BTreeMap<usize, SocketAddr> {
         self.replicas.each().map(|(number, replica)| (number, replica.endpoint())).collect()
     }
 
-    /// How each of these stands; those that are not there any longer are left out.
-    pub fn members(&self, numbers: impl IntoIterator<Item = usize>, now: Instant) -> BTreeMap<usize, ReplicaMember> {
+    /// Returns the state of each of these replicas; removed ones are omitted.
+    pub fn members(
+        &self,
+        numbers: impl IntoIterator<Item = usize>,
+        now: Instant,
+    ) -> BTreeMap<usize, ReplicaMember> {
         let all_silent = self.all_silent(now);
         let state = |replica: &Replica| {
-            if replica.draining() {
+            if replica.is_draining() {
                 MemberState::Draining
-            } else if replica.takes_work() && (all_silent || replica.is_fresh(now)) {
+            } else if replica.accepts_requests() && (all_silent || replica.is_fresh(now)) {
                 MemberState::Serving
-            } else if replica.unheard() {
+            } else if replica.is_pending() {
                 MemberState::Pending
             } else {
                 MemberState::Lost
@@ -133,7 +138,7 @@ impl Spoke {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ReplicaOutcome, NoReplica, ReplicaStatus, SILENCE_MAX, PassiveHealth};
+    use super::super::{NoReplica, PassiveHealth, ReplicaOutcome, ReplicaStatus, SILENCE_MAX};
     use super::*;
     use crate::some_instant;
     use regions::DeploymentName;
@@ -144,7 +149,7 @@ mod tests {
         "minilm".parse().unwrap()
     }
 
-    fn well() -> ReplicaStatus {
+    fn status() -> ReplicaStatus {
         ReplicaStatus {
             model: None,
             names: BTreeSet::from([name()]),
@@ -169,20 +174,23 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_is_let_go_finishes_what_it_has_and_gets_nothing_new() {
+    fn a_draining_replica_finishes_its_requests_and_gets_no_new_ones() {
         let (mut spoke, now) = (spoke(vec![at(1)]), some_instant());
         let added = spoke.add_replica(at(2));
         assert_eq!(spoke.endpoints(), BTreeMap::from([(0, at(1)), (added, at(2))]));
         assert_eq!(state(&spoke, added, now), Some(MemberState::Pending));
-        spoke.observe_replica(added, well(), now);
-        let choice = spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).unwrap();
-        assert_eq!((choice.index, state(&spoke, added, now)), (added, Some(MemberState::Serving)));
+        spoke.observe_replica(added, status(), now);
+        let selected = spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).unwrap();
+        assert_eq!((selected.index, state(&spoke, added, now)), (added, Some(MemberState::Serving)));
 
         spoke.drain_replica(added);
-        assert!(matches!(spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now), Err(NoReplica::NoneReady { .. })));
+        assert!(matches!(
+            spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now),
+            Err(NoReplica::NoneReady { .. })
+        ));
         let draining = ReplicaMember { in_flight: 1, state: MemberState::Draining };
         assert_eq!(spoke.members([added], now)[&added], draining);
-        spoke.finished(&choice, ReplicaOutcome::Responded, now);
+        spoke.finished(&selected, ReplicaOutcome::Responded, now);
         assert_eq!(spoke.members([added], now)[&added].in_flight, 0);
 
         spoke.undrain_replica(added);
@@ -190,34 +198,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_a_replica_that_has_gone_says_nothing_of_the_next() {
+    fn late_information_about_a_removed_replica_does_not_affect_the_next() {
         let (mut spoke, now) = (spoke(Vec::new()), some_instant());
         let first = spoke.add_replica(at(1));
-        spoke.observe_replica(first, well(), now);
-        let choice = spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).unwrap();
+        spoke.observe_replica(first, status(), now);
+        let selected = spoke.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).unwrap();
         spoke.remove_replica(first);
         let second = spoke.add_replica(at(1));
         assert_ne!(first, second);
-        spoke.observe_replica(first, well(), now);
+        spoke.observe_replica(first, status(), now);
         spoke.replica_late(first, now);
         spoke.replica_failed(first, now);
-        spoke.finished(&choice, ReplicaOutcome::Failed, now);
+        spoke.finished(&selected, ReplicaOutcome::Failed, now);
         assert_eq!(spoke.members([first, second], now).len(), 1);
         assert_eq!(state(&spoke, second, now), Some(MemberState::Pending));
         assert_eq!(spoke.replicas(), 1);
     }
 
     #[test]
-    fn who_was_heard_and_takes_no_work_is_lost() {
+    fn a_replica_that_reported_and_is_not_ready_is_lost() {
         let (mut spoke, now) = (spoke(vec![at(1), at(2)]), some_instant());
-        spoke.observe_replica(0, well(), now);
-        spoke.observe_replica(1, well(), now);
+        spoke.observe_replica(0, status(), now);
+        spoke.observe_replica(1, status(), now);
         spoke.replica_failed(1, now);
         assert_eq!(state(&spoke, 1, now), Some(MemberState::Lost));
         let later = now + SILENCE_MAX + Duration::from_millis(1);
-        spoke.observe_replica(1, ReplicaStatus { ready: false, ..well() }, later);
+        spoke.observe_replica(1, ReplicaStatus { ready: false, ..status() }, later);
         assert_eq!(state(&spoke, 1, later), Some(MemberState::Lost));
-        assert_eq!(state(&spoke, 0, later), Some(MemberState::Lost), "it has fallen silent, alone");
+        assert_eq!(state(&spoke, 0, later), Some(MemberState::Lost), "it alone is silent");
         assert_eq!(state(&spoke, 9, later), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What the region's scaler has scaling_status last, for whoever looks at the region: operators, by the ingress's metrics.
+//! Last decisions of the region's scaler, for the ingress's metrics.
 
 use std::collections::BTreeMap;
 
@@ -6,30 +6,30 @@ use super::Spoke;
 use crate::scale::ScalingDecision;
 use regions::DeploymentName;
 
-/// One deployment's replicas, as they should be and as they are.
+/// Desired and current replicas of one deployment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScalingStatus {
-    /// How many there should be, and why.
+    /// Last decision of the autoscaler.
     pub decision: ScalingDecision,
-    /// How many take work.
+    /// Number of ready replicas.
     pub ready: u32,
-    /// How many are on their way.
+    /// Number of replicas that are being provisioned.
     pub provisioning: u32,
-    /// How many finish what they have and go.
+    /// Number of draining replicas.
     pub draining: u32,
-    /// How many have died since the spoke started.
-    pub deaths: u64,
-    /// How long nine of ten take at most to start, in milliseconds.
+    /// Number of crashes since the start of the spoke.
+    pub crashes: u64,
+    /// 90th percentile of the start times, in milliseconds.
     pub start_ms: u64,
 }
 
 impl Spoke {
-    /// What was scaling_status, for each deployment that is scaled here.
+    /// Replaces the status of all deployments that are scaled here.
     pub fn set_scaling_status(&mut self, scaling_status: BTreeMap<DeploymentName, ScalingStatus>) {
         self.scaling_status = scaling_status;
     }
 
-    /// What was scaling_status last.
+    /// Returns the last status by deployment.
     pub fn scaling_status(&self) -> &BTreeMap<DeploymentName, ScalingStatus> {
         &self.scaling_status
     }

@@ -1,4 +1,4 @@
-//! Which replica takes a request, and how that ended.
+//! Replica selection, and the outcome of a request at its replica.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -7,98 +7,99 @@ use regions::{DeploymentName, ModelRevision};
 
 use super::{RequestedRevision, Spoke};
 
-/// When to ask again where no replica is ready: by then every replica was asked five times how it is.
+/// Retry delay when no replica is ready: by then the status of every replica has been polled five times.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The replica that takes a request. Its tokens count as pending there until [`Spoke::finished`] is told how it ended.
+/// Selected replica of a request. The request's tokens count as pending there until [`Spoke::finished`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct SelectedReplica {
-    /// Its number, by which [`Spoke::observe_replica`] knows it.
+    /// Number of the replica, as in [`Spoke::observe_replica`].
     pub index: usize,
-    /// Where it is reached.
+    /// Address of the replica.
     pub endpoint: SocketAddr,
-    /// The model revision that its answer must be of; `None` where it does not report one.
+    /// Model revision that the response must have; `None` where replicas report none.
     pub revision: Option<ModelRevision>,
     tokens: u64,
 }
 
-/// What the caller's own requests have health of a replica.
+/// Health of a replica according to the caller's own requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassiveHealth {
-    /// Whether to ask it.
+    /// Whether to use it.
     pub eligibility: Eligibility,
-    /// How many thousandths of the time of the best it takes: 1000 and more.
+    /// Its latency relative to the best replica, in permille: at least 1000.
     pub slowness_permille: u64,
 }
 
-/// Whether to ask a replica. The order is that of preference.
+/// Eligibility of a replica, in the order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Eligibility {
-    /// As any.
+    /// No restriction.
     Normal,
-    /// After all others: it has failed or been late, and is left alone for a while.
+    /// Only after all others: it has failed or timed out and is ejected for a while.
     LastResort,
-    /// Not now: as many requests wait for it as may.
+    /// Not now: its limit of concurrent requests is reached.
     Full,
-    /// Not for this request, which was there.
+    /// Not for this request, which has already been sent there.
     AlreadyTried,
 }
 
 impl PassiveHealth {
-    /// Nothing, or nothing that speaks against it.
-    pub const HEALTHY: PassiveHealth = PassiveHealth { eligibility: Eligibility::Normal, slowness_permille: 1000 };
+    /// No negative evidence.
+    pub const HEALTHY: PassiveHealth =
+        PassiveHealth { eligibility: Eligibility::Normal, slowness_permille: 1000 };
 }
 
-/// Why no replica takes a request.
+/// Reason for not selecting any replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoReplica {
-    /// No replica of this region answers to the deployment.
+    /// No replica of this region serves the deployment.
     UnknownDeployment,
-    /// There are some, or may be, and none takes work now.
+    /// There are replicas, or may be, but none is ready.
     NoneReady {
-        /// When to ask again.
+        /// Time after which to retry.
         retry_after: Duration,
     },
-    /// The answer must be of a model revision that is not served here, and no ready replica has it.
+    /// The response must have a model revision that is not served here, and no ready replica runs it.
     RevisionNotServed,
-    /// Others wait for one who came before (see [`super::hold`]).
+    /// Earlier requests are held for the deployment (see [`super::hold`]).
     QueueNotEmpty,
-    /// As many requests wait for each of them as may.
+    /// All replicas have reached their limit of concurrent requests.
     Full {
-        /// When to ask again.
+        /// Time after which to retry.
         retry_after: Duration,
     },
 }
 
-/// How a request ended at a replica.
+/// Outcome of a request at its replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaOutcome {
-    /// It was answered, whatever the answer was.
+    /// The replica responded, with any status.
     Responded,
-    /// The replica could not be reached or broke off. It is left alone until it is heard again.
+    /// The replica could not be reached or reset the connection. It is not used until its next status.
     Failed,
-    /// Its first byte did not come in time, and the request went to another.
+    /// Its first byte did not arrive in time, and the request was sent to another replica.
     TimedOut,
-    /// Whoever waited gave up first, which says nothing about the replica.
+    /// The client gave up first, which is no evidence about the replica.
     Canceled,
 }
 
-/// How soon a replica would be done; less is better. **The order of the fields is the policy.**
+/// Score of a replica; the lowest wins. **The order of the fields is the policy.**
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct ReplicaScore {
     eligibility: Eligibility,
     finish: Duration,
-    /// Among the equally quick the first, so that the same question has the same answer.
+    /// Tie-break, so that the same state gives the same result.
     index: usize,
 }
 
 impl Spoke {
-    /// The replica that takes a request of about `cost_tokens` for `deployment`, and counts as sent there from now on;
-    /// `health` is what the caller's own requests have health of each.
+    /// Selects a replica for a request of about `cost_tokens` for `deployment`, and counts the request as sent to it.
+    /// `health` returns the evidence of the caller's own requests about each replica.
     ///
     /// # Errors
     ///
-    /// When none does.
+    /// The reason for not selecting any replica.
     pub fn select_replica(
         &mut self,
         deployment: &DeploymentName,
@@ -109,11 +110,11 @@ impl Spoke {
         self.select_replica_for(deployment, RequestedRevision::default(), cost_tokens, health, now)
     }
 
-    /// The same, for a request that says something about the model revision of its answer.
+    /// Like [`Spoke::select_replica`], for a request with requirements on the model revision of its response.
     ///
     /// # Errors
     ///
-    /// When none does.
+    /// The reason for not selecting any replica.
     pub fn select_replica_for(
         &mut self,
         deployment: &DeploymentName,
@@ -124,7 +125,7 @@ impl Spoke {
     ) -> Result<SelectedReplica, NoReplica> {
         let revision = self.revision_for(deployment, requested);
         let serving = || self.serving_revision(deployment, revision, now);
-        // Somebody whose speed nobody knows yet is taken for as fast as the fastest: given work, it will be known.
+        // A replica of unknown speed is assumed to be as fast as the fastest one, so that it gets work and is measured.
         let speeds = serving().filter_map(|(_, replica)| replica.speed());
         let fastest = speeds.fold(None, |fastest: Option<f64>, speed| {
             Some(fastest.map_or(speed, |fastest| fastest.max(speed)))
@@ -134,45 +135,53 @@ impl Spoke {
             let tokens = replica.backlog_tokens().saturating_add(cost_tokens);
             let seconds = tokens as f64 / replica.speed().or(fastest).unwrap_or(1.0);
             let seconds = seconds * slowness_permille as f64 / 1000.0;
-            ReplicaScore { eligibility, finish: Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX), index }
+            ReplicaScore {
+                eligibility,
+                finish: Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX),
+                index,
+            }
         });
         let index = match scores.min() {
-            Some(ReplicaScore { eligibility: Eligibility::Normal | Eligibility::LastResort, index, .. }) => index,
-            Some(ReplicaScore { eligibility: Eligibility::Full, .. }) => return Err(NoReplica::Full { retry_after: RETRY_AFTER }),
+            Some(ReplicaScore {
+                eligibility: Eligibility::Normal | Eligibility::LastResort, index, ..
+            }) => index,
+            Some(ReplicaScore { eligibility: Eligibility::Full, .. }) => {
+                return Err(NoReplica::Full { retry_after: RETRY_AFTER });
+            }
             Some(ReplicaScore { eligibility: Eligibility::AlreadyTried, .. }) => {
                 return Err(NoReplica::NoneReady { retry_after: RETRY_AFTER });
             }
-            None => return Err(self.refusal(deployment, revision)),
+            None => return Err(self.no_replica(deployment, revision)),
         };
         let endpoint = self.replicas.with(index, |replica| {
             replica.sent(cost_tokens);
             replica.endpoint()
         });
-        let endpoint = endpoint.expect("whoever serves is there");
+        let endpoint = endpoint.expect("a serving replica exists");
         Ok(SelectedReplica { index, endpoint, revision, tokens: cost_tokens })
     }
 
-    /// A request ended at the replica that was chosen for it.
-    pub fn finished(&mut self, choice: &SelectedReplica, outcome: ReplicaOutcome, now: Instant) {
-        self.replicas.with(choice.index, |replica| {
-            replica.ended(choice.tokens);
+    /// Records the outcome of a request at its selected replica.
+    pub fn finished(&mut self, selected: &SelectedReplica, outcome: ReplicaOutcome, now: Instant) {
+        self.replicas.with(selected.index, |replica| {
+            replica.ended(selected.tokens);
             match outcome {
-                ReplicaOutcome::Responded => replica.answered(choice.tokens),
-                // Whoever is late is heard of otherwise, or left alone by whoever saw it.
+                ReplicaOutcome::Responded => replica.responded(selected.tokens),
+                // Timeouts are covered by the status polls and by the caller's circuit breaker.
                 ReplicaOutcome::TimedOut | ReplicaOutcome::Canceled => {}
-                ReplicaOutcome::Failed => replica.fail(now),
+                ReplicaOutcome::Failed => replica.failed(now),
             }
         });
         if outcome == ReplicaOutcome::Failed {
-            self.choose_revisions();
+            self.update_chosen_revisions();
         }
     }
 
-    fn refusal(&self, deployment: &DeploymentName, wanted: Option<ModelRevision>) -> NoReplica {
-        if wanted.is_some() && wanted != self.revision(deployment) {
+    fn no_replica(&self, deployment: &DeploymentName, revision: Option<ModelRevision>) -> NoReplica {
+        if revision.is_some() && revision != self.revision(deployment) {
             return NoReplica::RevisionNotServed;
         }
-        if self.replicas.each().any(|(_, replica)| replica.may_answer_to(deployment)) {
+        if self.replicas.each().any(|(_, replica)| replica.may_serve(deployment)) {
             NoReplica::NoneReady { retry_after: RETRY_AFTER }
         } else {
             NoReplica::UnknownDeployment

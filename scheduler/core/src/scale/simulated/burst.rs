@@ -8,8 +8,8 @@
 //! All queues have the same size, which favours the others: Knative's activator keeps far fewer requests.
 
 use super::*;
-use crate::spoke::hold::{HoldPriority, ReleaseReason, HoldRequest, HoldDecision, HELD_MAX, HoldTicket};
-use crate::spoke::{ReplicaOutcome, SelectedReplica, ReplicaStatus, PassiveHealth, Spoke};
+use crate::spoke::hold::{HELD_MAX, HoldDecision, HoldPriority, HoldRequest, HoldTicket, ReleaseReason};
+use crate::spoke::{PassiveHealth, ReplicaOutcome, ReplicaStatus, SelectedReplica, Spoke};
 use regions::DeploymentName;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -64,7 +64,8 @@ impl SpokeQueue {
 
     fn select(&mut self, number: usize, now: Instant) -> (usize, usize) {
         let healthy = |_| PassiveHealth::HEALTHY;
-        let selected = self.spoke.select_replica(&self.name, TOKENS as u64, healthy, now).expect("a replica is ready");
+        let selected =
+            self.spoke.select_replica(&self.name, TOKENS as u64, healthy, now).expect("a replica is ready");
         let replica = selected.index;
         self.selections.insert(number, selected);
         (number, replica)
@@ -115,7 +116,10 @@ impl RequestQueue for SpokeQueue {
     fn dispatch(&mut self, _: &BTreeMap<usize, usize>, now: Instant) -> Vec<(usize, usize)> {
         let mut dispatched: Vec<_> = std::mem::take(&mut self.forwarded);
         for release in self.spoke.release(now) {
-            assert!(matches!(release.reason, ReleaseReason::ReplicaReady { .. }), "a replica is always being started");
+            assert!(
+                matches!(release.reason, ReleaseReason::ReplicaReady { .. }),
+                "a replica is always being started"
+            );
             let number = self.holders.remove(&release.number).expect("a released request was waiting");
             let ticket = self.tickets.remove(&number).expect("a waiting request has a ticket");
             self.spoke.return_ticket(ticket);
@@ -280,7 +284,8 @@ impl SimulatedRegion<'_> {
                 if latencies <= CLIENT_TIMEOUT { self.latencies.push(latencies) } else { self.lost += 1 }
             }
         }
-        let ready = self.replicas.iter().filter(|(_, replica)| now >= replica.ready_at && !replica.is_draining);
+        let ready =
+            self.replicas.iter().filter(|(_, replica)| now >= replica.ready_at && !replica.is_draining);
         let queued = ready.map(|(index, replica)| (*index, replica.queue.len())).collect();
         for (number, index) in self.queue.dispatch(&queued, now) {
             self.dispatched.insert(number, now);
@@ -305,8 +310,12 @@ impl SimulatedRegion<'_> {
         let count = ready.len() + provisioning.len();
         let desired = self.policy.desired(&input).min(MAX) as usize;
         for _ in count..desired {
-            let replica =
-                SimulatedReplica { ready_at: now + self.start, is_observed: false, is_draining: false, queue: VecDeque::new() };
+            let replica = SimulatedReplica {
+                ready_at: now + self.start,
+                is_observed: false,
+                is_draining: false,
+                queue: VecDeque::new(),
+            };
             self.replicas.insert(self.started, replica);
             self.started += 1;
         }

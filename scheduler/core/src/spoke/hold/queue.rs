@@ -1,49 +1,51 @@
-//! The line: who waits, in what order, and how much of it there is.
+//! Queue of held requests: order, limits, and totals.
 
 use std::collections::BTreeMap;
-use std::ops::HoldLimit::{Excluded, Unbounded};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
-use super::{HoldLimit, HoldLimits, Release, ReleaseReason, HoldRequest, HeldTotals, HoldTicket, QueuePosition};
+use super::{
+    HeldTotals, HoldLimit, HoldLimits, HoldRequest, HoldTicket, QueuePosition, Release, ReleaseReason,
+};
 use crate::invariants;
 use regions::DeploymentName;
 
-/// Everybody who waits, by deployment.
+/// Held requests, by deployment.
 #[derive(Debug)]
 pub(in crate::spoke) struct HoldQueue {
     limits: HoldLimits,
     queues: BTreeMap<DeploymentName, DeploymentQueue>,
     tenants: BTreeMap<String, HeldUsage>,
     all: HeldUsage,
-    /// Of those who were released and are not at a replica yet.
+    /// Tokens of requests that were released and have not reached a replica yet.
     released_tokens: u64,
     next_number: u64,
 }
 
-/// What somebody has of the room.
+/// Use of the queue's limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HeldUsage {
     pub(super) requests: usize,
     pub(super) bytes: u64,
 }
 
-/// Those who wait for one deployment.
+/// Held requests of one deployment.
 #[derive(Debug, Default)]
 struct DeploymentQueue {
-    waiting: BTreeMap<QueuePosition, HeldRequest>,
-    /// Of those.
+    waiting: BTreeMap<QueuePosition, QueuedRequest>,
+    /// Their tokens.
     tokens: u64,
-    /// Tokens of those who were released and have not left, by number.
+    /// Tokens of released requests whose tickets have not been returned, by number.
     released: BTreeMap<u64, u64>,
-    /// When the first of them found no replica.
+    /// Arrival of the first request without a replica.
     cold_since: Option<Instant>,
-    /// How long it then took until there was one.
+    /// Time from then until a replica was ready.
     cold_start: Option<Duration>,
 }
 
-/// Somebody who waits.
+/// Held request.
 #[derive(Debug)]
-pub(super) struct HeldRequest {
+pub(super) struct QueuedRequest {
     tenant: String,
     bytes: u64,
     tokens: u64,
@@ -66,7 +68,7 @@ impl HeldUsage {
 }
 
 impl HoldQueue {
-    /// Nobody waits.
+    /// Creates an empty queue.
     pub(in crate::spoke) fn within(limits: HoldLimits) -> HoldQueue {
         HoldQueue {
             limits,
@@ -82,10 +84,10 @@ impl HoldQueue {
         self.queues.get(deployment).is_some_and(|queue| !queue.waiting.is_empty())
     }
 
-    /// The bound that one more would be past.
-    pub(super) fn full(&self, comes: &HoldRequest<'_>) -> Option<HoldLimit> {
-        let tenant = self.tenants.get(comes.tenant).copied().unwrap_or_default().with(comes.bytes);
-        let all = self.all.with(comes.bytes);
+    /// Returns the limit that one more request would exceed, if any.
+    pub(super) fn exceeded_limit(&self, request: &HoldRequest<'_>) -> Option<HoldLimit> {
+        let tenant = self.tenants.get(request.tenant).copied().unwrap_or_default().with(request.bytes);
+        let all = self.all.with(request.bytes);
         let HoldLimits { requests, bytes, tenant_requests, tenant_bytes } = self.limits;
         [
             (tenant.requests > tenant_requests, HoldLimit::TenantRequests),
@@ -94,54 +96,62 @@ impl HoldQueue {
             (all.bytes > bytes, HoldLimit::Bytes),
         ]
         .into_iter()
-        .find_map(|(past, bound)| past.then_some(bound))
+        .find_map(|(exceeded, limit)| exceeded.then_some(limit))
     }
 
-    /// Takes a request in, for which there is room; whether somebody has to be told to start a replica.
-    pub(super) fn push(&mut self, comes: &HoldRequest<'_>, ready: bool, now: Instant) -> (HoldTicket, bool) {
-        let HoldRequest { deployment, tenant, priority, bytes, tokens, deadline, other_region_in: _ } = *comes;
+    /// Adds a request within the limits. Returns its ticket, and whether the scaler must be notified to start a
+    /// replica.
+    pub(super) fn push(
+        &mut self,
+        request: &HoldRequest<'_>,
+        ready: bool,
+        now: Instant,
+    ) -> (HoldTicket, bool) {
+        let HoldRequest { deployment, tenant, priority, bytes, tokens, deadline, other_region_in: _ } =
+            *request;
         self.next_number += 1;
         let position = QueuePosition { priority, deadline, number: self.next_number };
         if !self.queues.contains_key(deployment) {
             self.queues.insert(deployment.clone(), DeploymentQueue::default());
         }
-        let queue = self.queues.get_mut(deployment).expect("it has just been put there");
-        // It is cold anew where the replica that some of them waited for has come and gone.
+        let queue = self.queues.get_mut(deployment).expect("it has just been inserted");
+        // It is a new cold start if the replica that earlier requests waited for has been removed again.
         let needs_start = !ready && (queue.cold_since.is_none() || queue.cold_start.is_some());
         if needs_start {
             (queue.cold_since, queue.cold_start) = (Some(now), None);
         }
-        queue.waiting.insert(position, HeldRequest { tenant: tenant.to_owned(), bytes, tokens });
+        queue.waiting.insert(position, QueuedRequest { tenant: tenant.to_owned(), bytes, tokens });
         queue.tokens = queue.tokens.saturating_add(tokens);
         self.all = self.all.with(bytes);
-        let share = self.tenants.entry(tenant.to_owned()).or_default();
-        *share = share.with(bytes);
+        let usage = self.tenants.entry(tenant.to_owned()).or_default();
+        *usage = usage.with(bytes);
         invariants::held_within(self.all.requests, self.all.bytes, self.limits.requests, self.limits.bytes)
-            .expect("there was room, or nobody would have been let in");
+            .expect("the limits were checked before");
         (HoldTicket { deployment: deployment.clone(), position }, needs_start)
     }
 
-    /// Tokens of those before whom a request would not go.
-    pub(super) fn tokens_before(&self, comes: &HoldRequest<'_>) -> u64 {
-        let Some(queue) = self.queues.get(comes.deployment) else { return 0 };
-        let position = QueuePosition { priority: comes.priority, deadline: comes.deadline, number: u64::MAX };
-        // Whoever comes last has as a rule the latest deadline, and then there is nobody behind.
+    /// Returns the tokens of the held requests that precede this one.
+    pub(super) fn tokens_before(&self, request: &HoldRequest<'_>) -> u64 {
+        let Some(queue) = self.queues.get(request.deployment) else { return 0 };
+        let position =
+            QueuePosition { priority: request.priority, deadline: request.deadline, number: u64::MAX };
+        // The latest arrival usually has the latest deadline, so this range is usually empty.
         let behind = queue.waiting.range((Excluded(position), Unbounded)).map(|(_, waiting)| waiting.tokens);
         queue.tokens.saturating_sub(behind.fold(0, u64::saturating_add))
     }
 
-    /// Deployments for which somebody waits, or was released and has not left.
+    /// Returns the number of deployments with held requests or unreturned tickets.
     #[cfg(test)]
     pub(super) fn queues(&self) -> usize {
         self.queues.len()
     }
 
-    /// Whether nobody waits for anything.
+    /// Returns whether no request is held.
     pub(super) fn is_empty(&self) -> bool {
         self.all.requests == 0
     }
 
-    /// The first in line of each deployment, with its tokens.
+    /// Returns the first request of each deployment, with its tokens.
     pub(super) fn heads(&self) -> impl Iterator<Item = (QueuePosition, &DeploymentName, u64)> {
         self.queues.iter().filter_map(|(name, queue)| {
             let (position, waiting) = queue.waiting.first_key_value()?;
@@ -149,7 +159,7 @@ impl HoldQueue {
         })
     }
 
-    /// Deployments for which somebody waits.
+    /// Returns the deployments with held requests.
     pub(super) fn names(&self) -> impl Iterator<Item = &DeploymentName> {
         self.queues.iter().filter(|(_, queue)| !queue.waiting.is_empty()).map(|(name, _)| name)
     }
@@ -158,22 +168,22 @@ impl HoldQueue {
         self.released_tokens
     }
 
-    /// The first in line of a deployment goes to a replica.
+    /// Releases the first request of a deployment to a replica.
     pub(super) fn release(&mut self, deployment: &DeploymentName, now: Instant) -> Release {
-        let queue = self.queues.get_mut(deployment).expect("somebody waits for it");
-        let (position, waiting) = queue.waiting.pop_first().expect("somebody waits for it");
+        let queue = self.queues.get_mut(deployment).expect("a request is held for it");
+        let (position, waiting) = queue.waiting.pop_first().expect("a request is held for it");
         if let (Some(since), None) = (queue.cold_since, queue.cold_start) {
             queue.cold_start = Some(now.saturating_duration_since(since));
         }
-        let to = ReleaseReason::Replica { cold_start: queue.cold_start };
+        let reason = ReleaseReason::ReplicaReady { cold_start: queue.cold_start };
         queue.tokens = queue.tokens.saturating_sub(waiting.tokens);
         queue.released.insert(position.number, waiting.tokens);
         self.released_tokens = self.released_tokens.saturating_add(waiting.tokens);
         self.release_usage(&waiting);
-        Release { number: position.number, to }
+        Release { number: position.number, reason }
     }
 
-    /// Nobody in the line of a deployment has anything to wait for.
+    /// Releases all requests of a deployment that became unservable.
     pub(super) fn release_unservable(&mut self, deployment: &DeploymentName, releases: &mut Vec<Release>) {
         let Some(queue) = self.queues.get_mut(deployment) else { return };
         queue.tokens = 0;
@@ -182,14 +192,14 @@ impl HoldQueue {
         queue.released.extend(waiting.keys().map(|position| (position.number, 0)));
         for (position, waiting) in waiting {
             self.release_usage(&waiting);
-            releases.push(Release { number: position.number, to: ReleaseReason::Unservable });
+            releases.push(Release { number: position.number, reason: ReleaseReason::Unservable });
         }
     }
 
-    /// A place is given back.
-    pub(super) fn leave(&mut self, ticket: &HoldTicket) {
+    /// Removes the request of a returned ticket.
+    pub(super) fn remove(&mut self, ticket: &HoldTicket) {
         let HoldTicket { deployment, position } = ticket;
-        let queue = self.queues.get_mut(deployment).expect("whoever has a ticket is in line");
+        let queue = self.queues.get_mut(deployment).expect("a ticket belongs to a queue");
         match queue.waiting.remove(position) {
             Some(waiting) => {
                 queue.tokens = queue.tokens.saturating_sub(waiting.tokens);
@@ -197,30 +207,33 @@ impl HoldQueue {
             }
             None => {
                 let tokens = queue.released.remove(&position.number);
-                let tokens = tokens.expect("a ticket is given back once (invariant 2, One fate)");
+                let tokens = tokens.expect("a ticket is returned once (invariant 2, One fate)");
                 self.released_tokens = self.released_tokens.saturating_sub(tokens);
             }
         }
-        let over = |queue: &DeploymentQueue| queue.waiting.is_empty() && queue.released.is_empty();
-        if self.queues.get(deployment).is_some_and(over) {
+        let is_empty = |queue: &DeploymentQueue| queue.waiting.is_empty() && queue.released.is_empty();
+        if self.queues.get(deployment).is_some_and(is_empty) {
             self.queues.remove(deployment);
         }
     }
 
     pub(super) fn held(&self, deployment: &DeploymentName) -> HeldTotals {
         let queue = self.queues.get(deployment);
-        queue.map_or(HeldTotals::default(), |queue| HeldTotals { requests: queue.waiting.len(), tokens: queue.tokens })
+        queue.map_or(HeldTotals::default(), |queue| HeldTotals {
+            requests: queue.waiting.len(),
+            tokens: queue.tokens,
+        })
     }
 
     pub(super) fn totals(&self) -> (usize, u64) {
         (self.all.requests, self.all.bytes)
     }
 
-    fn release_usage(&mut self, waiting: &HeldRequest) {
+    fn release_usage(&mut self, waiting: &QueuedRequest) {
         self.all = self.all.without(waiting.bytes);
-        let share = self.tenants.get_mut(&waiting.tenant).expect("whoever waits is counted");
-        *share = share.without(waiting.bytes);
-        if share.requests == 0 {
+        let usage = self.tenants.get_mut(&waiting.tenant).expect("a held request is counted");
+        *usage = usage.without(waiting.bytes);
+        if usage.requests == 0 {
             self.tenants.remove(&waiting.tenant);
         }
     }

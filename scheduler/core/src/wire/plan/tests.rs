@@ -1,4 +1,4 @@
-//! What is said comes back as it went, and what cannot be right is refused.
+//! Round trips of the plan's messages, and rejection of invalid ones.
 
 use super::super::any;
 use super::*;
@@ -37,7 +37,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn demand_comes_back_as_it_went(
+    fn demand_survives_a_round_trip(
         index in any::region(), boot_id: u64, classes in btree_map(row(), any::<u64>(), 0..4),
         reachable_regions in proptest::option::of(proptest::collection::btree_set(any::region(), 0..4)),
     ) {
@@ -48,7 +48,7 @@ proptest! {
     }
 
     #[test]
-    fn rows_come_back_as_they_went(
+    fn rows_survive_a_round_trip(
         epoch: u64, number: u64, gateway in any::region(), rows in btree_map(row(), shares(), 0..4),
     ) {
         let weights = GatewayWeights { generation: Generation { epoch, number }, gateway, rows };
@@ -58,7 +58,7 @@ proptest! {
     }
 
     #[test]
-    fn floors_come_back_as_they_went(
+    fn floors_survive_a_round_trip(
         epoch: u64, number: u64, region in any::region(), floors in btree_map(any::name(), any::<u32>(), 0..4),
     ) {
         let floors = RegionFloors { generation: Generation { epoch, number }, region, floors };
@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn capacity_comes_back_as_it_went(pools in vec(pool(), 0..4)) {
+    fn capacity_survives_a_round_trip(pools in vec(pool(), 0..4)) {
         let mut number = 0;
         let mut name = || {
             number += 1;
@@ -87,7 +87,7 @@ proptest! {
 
 fn weights() -> Value {
     let share =
-        |region: &str, permille: u16| json!({"region": region, "permille": permille, "why": "nearest"});
+        |region: &str, permille: u16| json!({"region": region, "permille": permille, "reason": "nearest"});
     let row = |deployment: &str| {
         json!({"deployment": deployment, "residency": null, "origin": "aws/us-east-1",
                    "shares": [share("aws/us-east-1", 600), share("gcp/europe-west4", 400)]})
@@ -96,7 +96,7 @@ fn weights() -> Value {
 }
 
 #[test]
-fn rows_of_which_one_cannot_be_read_are_refused_whole() {
+fn rows_with_one_invalid_entry_are_rejected_as_a_whole() {
     let check = |pointer: &str, value: Value, field: &str| {
         let mut message = weights();
         *message.pointer_mut(pointer).unwrap() = value;
@@ -112,7 +112,7 @@ fn rows_of_which_one_cannot_be_read_are_refused_whole() {
     check("/rows/0/shares/0/permille", json!(601), "rows[0].shares");
     check("/rows/0/shares", json!([]), "rows[0].shares");
     check("/rows/0/shares/1/region", json!("aws/us-east-1"), "rows[0].shares[1].region");
-    check("/rows/0/shares/1/why", json!("because"), "rows[0].shares[1].why");
+    check("/rows/0/shares/1/reason", json!("because"), "rows[0].shares[1].reason");
     let mut lost = weights();
     lost["rows"][0].as_object_mut().unwrap().remove("residency");
     let error = serde_json::from_value::<WeightsV1>(lost).unwrap_err();
@@ -120,7 +120,7 @@ fn rows_of_which_one_cannot_be_read_are_refused_whole() {
 }
 
 #[test]
-fn as_many_rows_as_there_may_be_are_read_and_one_more_is_not() {
+fn the_maximum_number_of_rows_is_accepted_and_one_more_is_not() {
     let rows = |count: usize| {
         let class = |number: usize| ClassDemandV1 {
             deployment: format!("d{number}"),
@@ -129,7 +129,13 @@ fn as_many_rows_as_there_may_be_are_read_and_one_more_is_not() {
             tokens_per_second: 1,
         };
         let gateway = "aws/us-east-1".to_owned();
-        DemandV1 { version: 1, gateway, boot_id: 1, classes: (0..count).map(class).collect(), reachable_regions: None }
+        DemandV1 {
+            version: 1,
+            gateway,
+            boot_id: 1,
+            classes: (0..count).map(class).collect(),
+            reachable_regions: None,
+        }
     };
     assert_eq!(GatewayDemand::try_from(rows(ROWS_MAX)).map(|demand| demand.classes.len()), Ok(ROWS_MAX));
     assert_eq!(GatewayDemand::try_from(rows(ROWS_MAX + 1)).unwrap_err().field, "classes");
