@@ -30,7 +30,7 @@ use regions::id::DeploymentName;
 use regions::selection::Health;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights;
-use scheduler_core::spoke::{Load, Report};
+use scheduler_core::spoke::{DeploymentLoad, Report};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
@@ -321,8 +321,8 @@ fn rtt(known: &Known, client: Option<GeoPoint>, region: RegionIndex, now: Instan
     }
 }
 
-fn waits(load: &Load) -> Waits {
-    Waits::of(load.lookup_tokens, load.pending_tokens, load.tokens_per_second)
+fn waits(load: &DeploymentLoad) -> Waits {
+    Waits::of(load.interactive_tokens, load.pending_tokens, load.tokens_per_second)
 }
 
 fn asked(tenant: &Tenant, priority: Priority, tokens: u64, left: Duration) -> shed::Ask {

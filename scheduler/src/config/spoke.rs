@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RegionId};
-use scheduler_core::hubs::{Hubs, HubsGiven};
+use scheduler_core::hubs::{Hubs, RawHubs};
 use scheduler_core::policy_age;
 use scheduler_core::spoke::Spoke;
 use scheduler_core::token::Token;
@@ -26,7 +26,7 @@ struct RawConfig {
     region: Option<String>,
     listen: Option<String>,
     advertise: Option<String>,
-    hub: Option<HubsGiven>,
+    hub: Option<RawHubs>,
     fleet_token_file: Option<PathBuf>,
     fleet_token_env: Option<String>,
     policy_max_age: Option<String>,

@@ -20,7 +20,7 @@ pub struct ExchangeRequest {
     pub requested: BTreeMap<DeploymentName, u64>,
 }
 
-/// Share of a region's speed that it offers. The rest absorbs estimation errors and the next burst of its local traffic.
+/// Share of a region's speed that it offers. The rest absorbs estimation errors and bursts of local traffic.
 const OFFERED_PERCENT: u64 = 90;
 /// Share of that while the backlog exceeds the work of one period.
 const OFFERED_BUSY_PERCENT: u64 = 30;

@@ -1,6 +1,6 @@
-//! BurstResult on a deployment that is scaled to zero, request by request: lost requests, waiting times and cost.
+//! Burst on a deployment that is scaled to zero, request by request: lost requests, waiting times and cost.
 //!
-//! The same arrivals meet three policies. *SpokeQueue* is the real [`Spoke`]: its hold queue ([`crate::spoke::hold`]), its
+//! The same arrivals meet three policies. The first is the real [`Spoke`]: its hold queue ([`crate::spoke::hold`]), its
 //! replica selection and its autoscaler. The other two scale as described in the parent module, behind a
 //! first-come-first-served queue that gives each replica as many requests as it has in flight under full load. A
 //! request that has no response when its client disconnects is lost, and so is a rejected one.
