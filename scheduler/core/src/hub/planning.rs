@@ -6,7 +6,7 @@
 //! carries the number of the plan that changed it. Numbers only rise, also across hubs: they continue from the highest
 //! number in the store, or, where a store was set back, in a higher epoch.
 //!
-//! An expired gateway is still planned for during [`DEMAND_KEPT`], because its clients have moved to another gateway
+//! An expired gateway is still planned for during [`DEMAND_RETENTION`], because its clients have moved to another gateway
 //! that will report their demand a moment later. An expired region is not, unless so many expire at once that the store
 //! is suspected.
 
@@ -25,9 +25,9 @@ use regions::{Catalogue, Deployment, DeploymentName, Generation, RegionId, Regio
 /// Interval between plans.
 pub const PLAN_PERIOD: Duration = Duration::from_secs(1);
 /// Time for which the demand of an expired gateway is still planned for: three leases.
-pub const DEMAND_KEPT: Duration = Duration::from_secs(15);
+pub const DEMAND_RETENTION: Duration = Duration::from_secs(15);
 /// Time window of the demand peaks, and the number of its steps.
-const PEAK_KEPT: Duration = Duration::from_secs(3600);
+const PEAK_WINDOW: Duration = Duration::from_secs(3600);
 const PEAK_STEPS: u32 = 12;
 
 /// Part of a plan with its own key in the store.
@@ -82,14 +82,14 @@ struct Peak(VecDeque<(Instant, u64)>);
 
 impl Peak {
     fn record(&mut self, tokens_per_second: u64, now: Instant) -> u64 {
-        let step = PEAK_KEPT / PEAK_STEPS;
+        let step = PEAK_WINDOW / PEAK_STEPS;
         match self.0.back_mut() {
             Some((since, most)) if now.saturating_duration_since(*since) < step => {
                 *most = tokens_per_second.max(*most);
             }
             Some(_) | None => self.0.push_back((now, tokens_per_second)),
         }
-        while self.0.front().is_some_and(|(since, _)| now.saturating_duration_since(*since) >= PEAK_KEPT) {
+        while self.0.front().is_some_and(|(since, _)| now.saturating_duration_since(*since) >= PEAK_WINDOW) {
             self.0.pop_front();
         }
         self.0.iter().map(|(_, most)| *most).max().unwrap_or(0)
@@ -162,7 +162,7 @@ impl Planner {
             return None;
         }
         self.due = now + PLAN_PERIOD;
-        self.demand.retain(|_, state| state.expired_at.is_none_or(|at| at + DEMAND_KEPT > now));
+        self.demand.retain(|_, state| state.expired_at.is_none_or(|at| at + DEMAND_RETENTION > now));
         self.busy = true;
         let input = self.input(view, now);
         Some((input, self.plan.clone()))

@@ -22,15 +22,15 @@ pub(super) fn class(deployment: &str, policy: &str) -> TrafficClass {
 
 /// Builder of a plan input. Regions `a` and `b` are `10 |a - b| + 10` ms apart.
 #[derive(Clone, Default)]
-struct Fleet(PlanInput);
+struct FleetInput(PlanInput);
 
-impl Fleet {
+impl FleetInput {
     /// Region `n` has one replica of `d` with a capacity of `capacities[n]` tokens a second.
-    fn of(capacities: &[u64]) -> Fleet {
-        Fleet::default().serving("d", capacities)
+    fn of(capacities: &[u64]) -> FleetInput {
+        FleetInput::default().serving("d", capacities)
     }
 
-    fn serving(mut self, deployment: &str, capacities: &[u64]) -> Fleet {
+    fn serving(mut self, deployment: &str, capacities: &[u64]) -> FleetInput {
         for (region, tokens) in capacities.iter().enumerate() {
             self.0.pools.push(CapacityPool { region: at(region), tokens_per_second: *tokens });
             let capacity = DeploymentCapacity {
@@ -49,7 +49,7 @@ impl Fleet {
     }
 
     /// Adds a demand of this many tokens a second from the gateway in region `at`.
-    fn demand(mut self, class: TrafficClass, allowed: &[usize], gateway: usize, tokens: u64) -> Fleet {
+    fn demand(mut self, class: TrafficClass, allowed: &[usize], gateway: usize, tokens: u64) -> FleetInput {
         let empty = ClassDemand { allowed: set(allowed), peak: 0, by_source: BTreeMap::new() };
         let demand = self.0.demand.entry(class).or_insert(empty);
         demand.peak += tokens;
@@ -57,17 +57,17 @@ impl Fleet {
         self
     }
 
-    fn draining(mut self, regions: &[usize]) -> Fleet {
+    fn draining(mut self, regions: &[usize]) -> FleetInput {
         self.0.draining = set(regions);
         self
     }
 
-    fn costing(mut self, costs: &[u64]) -> Fleet {
+    fn costing(mut self, costs: &[u64]) -> FleetInput {
         self.0.cost = costs.iter().enumerate().map(|(region, cost)| (at(region), *cost)).collect();
         self
     }
 
-    fn max(mut self, max: u32) -> Fleet {
+    fn max(mut self, max: u32) -> FleetInput {
         self.0
             .deployments
             .values_mut()
@@ -107,16 +107,16 @@ use Why::{AllFull, Kept, Leaving, NearerFull, Nearest, OnlyHere};
 #[test]
 fn demand_that_fits_into_the_nearest_region_goes_there() {
     let d = class("d", "anywhere");
-    let fleet = Fleet::of(&[100, 100, 100]).demand(d.clone(), &[0, 1, 2], 1, 100);
+    let fleet = FleetInput::of(&[100, 100, 100]).demand(d.clone(), &[0, 1, 2], 1, 100);
     assert_eq!(row(&fleet.first(), &d, 1), [(1, 1000, Nearest)]);
-    let idle = Fleet::of(&[100, 100]).demand(d.clone(), &[0, 1], 1, 0);
+    let idle = FleetInput::of(&[100, 100]).demand(d.clone(), &[0, 1], 1, 0);
     assert_eq!(row(&idle.first(), &d, 1), [(1, 1000, Nearest)], "a class without demand is planned too");
 }
 
 #[test]
 fn demand_that_does_not_fit_goes_to_the_next_region_and_the_overload_is_divided() {
     let d = class("d", "anywhere");
-    let fleet = |tokens| Fleet::of(&[100, 100, 200]).demand(d.clone(), &[0, 1, 2], 0, tokens);
+    let fleet = |tokens| FleetInput::of(&[100, 100, 200]).demand(d.clone(), &[0, 1, 2], 0, tokens);
     assert_eq!(row(&fleet(200).rest(), &d, 0), [(0, 500, Nearest), (1, 500, NearerFull)]);
     assert_eq!(row(&fleet(800).rest(), &d, 0), [(0, 250, AllFull), (1, 250, AllFull), (2, 500, AllFull)]);
 }
@@ -124,7 +124,7 @@ fn demand_that_does_not_fit_goes_to_the_next_region_and_the_overload_is_divided(
 #[test]
 fn the_source_nearest_to_a_region_is_placed_there_first() {
     let d = class("d", "anywhere");
-    let fleet = Fleet::of(&[100, 100, 100]).demand(d.clone(), &[0, 1, 2], 0, 150);
+    let fleet = FleetInput::of(&[100, 100, 100]).demand(d.clone(), &[0, 1, 2], 0, 150);
     let fleet = fleet.demand(d.clone(), &[0, 1, 2], 1, 100);
     assert_eq!(row(&fleet.rest(), &d, 1), [(1, 1000, Nearest)]);
     assert_eq!(row(&fleet.rest(), &d, 0), [(0, 667, Nearest), (2, 333, NearerFull)]);
@@ -133,7 +133,7 @@ fn the_source_nearest_to_a_region_is_placed_there_first() {
 #[test]
 fn a_class_without_alternatives_is_placed_first() {
     let (free, locked) = (class("d", "anywhere"), class("d", "eu"));
-    let fleet = Fleet::of(&[100, 100]).demand(free.clone(), &[0, 1], 0, 100);
+    let fleet = FleetInput::of(&[100, 100]).demand(free.clone(), &[0, 1], 0, 100);
     let fleet = fleet.demand(locked.clone(), &[0], 0, 80);
     assert_eq!(row(&fleet.rest(), &locked, 0), [(0, 1000, Nearest)]);
     assert_eq!(row(&fleet.rest(), &free, 0), [(0, 200, Nearest), (1, 800, NearerFull)]);
@@ -142,7 +142,7 @@ fn a_class_without_alternatives_is_placed_first() {
 #[test]
 fn deployments_on_the_same_replicas_share_their_capacity() {
     let (d, e) = (class("d", "anywhere"), class("e", "anywhere"));
-    let mut fleet = Fleet::of(&[100, 100]).demand(d.clone(), &[0, 1], 0, 60);
+    let mut fleet = FleetInput::of(&[100, 100]).demand(d.clone(), &[0, 1], 0, 60);
     fleet = fleet.demand(e.clone(), &[0, 1], 0, 60);
     let shared = fleet.0.deployments["d"].clone();
     fleet.0.deployments.insert("e".parse().unwrap(), shared);
@@ -153,8 +153,8 @@ fn deployments_on_the_same_replicas_share_their_capacity() {
 #[test]
 fn a_row_moves_in_steps_with_the_reason_leaving() {
     let d = class("d", "anywhere");
-    let calm = Fleet::of(&[100, 100]).demand(d.clone(), &[0, 1], 0, 100);
-    let surge = Fleet::of(&[100, 100]).demand(d.clone(), &[0, 1], 0, 200);
+    let calm = FleetInput::of(&[100, 100]).demand(d.clone(), &[0, 1], 0, 100);
+    let surge = FleetInput::of(&[100, 100]).demand(d.clone(), &[0, 1], 0, 200);
     let mut plan = calm.rest();
     for current in [900, 800, 700, 600] {
         plan = surge.after(&plan);
@@ -170,7 +170,7 @@ fn a_row_moves_in_steps_with_the_reason_leaving() {
 #[test]
 fn a_shift_below_the_minimum_is_not_made_while_the_shares_fit() {
     let d = class("d", "anywhere");
-    let fleet = |tokens| Fleet::of(&[100, 100, 100]).demand(d.clone(), &[0, 1, 2], 0, tokens);
+    let fleet = |tokens| FleetInput::of(&[100, 100, 100]).demand(d.clone(), &[0, 1, 2], 0, tokens);
     let plan = fleet(200).rest();
     // 100 of 197 would be 508 permille in the nearest region.
     assert_eq!(row(&fleet(197).after(&plan), &d, 0), [(0, 500, Kept), (1, 500, Kept)]);
@@ -183,7 +183,7 @@ fn a_shift_below_the_minimum_is_not_made_while_the_shares_fit() {
 #[test]
 fn the_shares_of_a_lost_region_move_at_once() {
     let d = class("d", "anywhere");
-    let fleet = |capacities: &[u64]| Fleet::of(capacities).demand(d.clone(), &[0, 1, 2], 0, 150);
+    let fleet = |capacities: &[u64]| FleetInput::of(capacities).demand(d.clone(), &[0, 1, 2], 0, 150);
     let plan = fleet(&[100, 100, 100]).rest();
     assert_eq!(row(&plan, &d, 0), [(0, 667, Nearest), (1, 333, NearerFull)]);
     let plan = fleet(&[0, 100, 100]).after(&plan);
@@ -194,7 +194,7 @@ fn the_shares_of_a_lost_region_move_at_once() {
 fn a_drained_region_loses_its_shares_in_steps_except_classes_without_alternatives() {
     let (free, locked) = (class("d", "anywhere"), class("d", "eu"));
     let fleet =
-        Fleet::of(&[100, 100]).demand(free.clone(), &[0, 1], 0, 50).demand(locked.clone(), &[0], 0, 50);
+        FleetInput::of(&[100, 100]).demand(free.clone(), &[0, 1], 0, 50).demand(locked.clone(), &[0], 0, 50);
     let before = fleet.rest();
     let drained = fleet.draining(&[0]);
     let plan = drained.after(&before);
@@ -210,10 +210,10 @@ fn a_drained_region_loses_its_shares_in_steps_except_classes_without_alternative
 #[test]
 fn a_class_that_is_not_served_has_no_row() {
     let d = class("d", "anywhere");
-    for fleet in [Fleet::of(&[0, 0]), Fleet::of(&[])] {
+    for fleet in [FleetInput::of(&[0, 0]), FleetInput::of(&[])] {
         assert_eq!(fleet.demand(d.clone(), &[0, 1], 0, 5).first().rows, BTreeMap::new());
     }
-    let forbidden = Fleet::of(&[100, 100]).demand(d.clone(), &[], 0, 5);
+    let forbidden = FleetInput::of(&[100, 100]).demand(d.clone(), &[], 0, 5);
     assert_eq!(forbidden.first().rows, BTreeMap::new());
 }
 
@@ -221,20 +221,20 @@ fn a_class_that_is_not_served_has_no_row() {
 fn floors_are_placed_in_the_cheapest_regions() {
     let d = class("d", "anywhere");
     let fleet =
-        |costs: &[u64]| Fleet::of(&[100, 100, 100]).costing(costs).demand(d.clone(), &[0, 1, 2], 0, 400);
+        |costs: &[u64]| FleetInput::of(&[100, 100, 100]).costing(costs).demand(d.clone(), &[0, 1, 2], 0, 400);
     // With two regions, twice the demand is required; with three regions, one and a half times.
     assert_eq!(fleet(&[1, 1, 1]).floors(), [(0, 2), (1, 2), (2, 2)]);
     assert_eq!(fleet(&[10, 10, 19]).floors(), [(0, 2), (1, 2), (2, 2)]);
     assert_eq!(fleet(&[10, 10, 21]).floors(), [(0, 4), (1, 4)]);
     assert_eq!(fleet(&[30, 10, 10]).floors(), [(1, 4), (2, 4)]);
-    let unpriced = Fleet::of(&[100, 100, 100]).costing(&[5, 1]).demand(d.clone(), &[0, 1, 2], 0, 100);
+    let unpriced = FleetInput::of(&[100, 100, 100]).costing(&[5, 1]).demand(d.clone(), &[0, 1, 2], 0, 100);
     assert_eq!(unpriced.floors(), [(0, 1), (1, 1)], "an unknown price counts as the highest");
 }
 
 #[test]
 fn the_floors_of_a_narrow_class_count_for_a_wide_one() {
     let (free, locked) = (class("d", "anywhere"), class("d", "eu"));
-    let fleet = Fleet::of(&[100, 100, 100]).costing(&[5, 5, 1]);
+    let fleet = FleetInput::of(&[100, 100, 100]).costing(&[5, 5, 1]);
     let fleet = fleet.demand(locked.clone(), &[0, 1], 0, 200);
     assert_eq!(fleet.floors(), [(0, 2), (1, 2)]);
     // Two and two serve 200 after the loss of one; the other 100 require one replica more, and the third region is the
@@ -247,7 +247,7 @@ fn the_floors_of_a_narrow_class_count_for_a_wide_one() {
 fn a_class_that_cannot_survive_a_loss_is_reported() {
     let (free, locked) = (class("d", "anywhere"), class("d", "eu"));
     let fleet =
-        Fleet::of(&[100, 100]).demand(free.clone(), &[0, 1], 0, 100).demand(locked.clone(), &[0], 0, 1);
+        FleetInput::of(&[100, 100]).demand(free.clone(), &[0, 1], 0, 100).demand(locked.clone(), &[0], 0, 1);
     assert_eq!(fleet.rest().floors.uncovered_classes, [locked.clone()].into());
     assert_eq!(
         fleet.clone().max(1).rest().floors.uncovered_classes,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Deployment whose replicas compute 1000 tokens a second each and start in 10 s.
-struct Story {
+struct ScalerTest {
     scaler: Scaler,
     now: Instant,
 }
@@ -26,10 +26,10 @@ fn observed(ready: u32) -> ScalingObservation {
     }
 }
 
-impl Story {
-    fn of(config: Scaling) -> Story {
+impl ScalerTest {
+    fn of(config: Scaling) -> ScalerTest {
         let now = some_instant();
-        Story { scaler: Scaler::new(config, now), now }
+        ScalerTest { scaler: Scaler::new(config, now), now }
     }
 
     fn tick(&mut self, observed: ScalingObservation) -> ScalingDecision {
@@ -58,7 +58,7 @@ fn config(min: u32, max: u32) -> Scaling {
 
 #[test]
 fn steady_traffic_gets_the_replicas_for_its_target_utilization() {
-    let steady = |rate, config| Story::of(config).runs(rate, 600, 1);
+    let steady = |rate, config| ScalerTest::of(config).runs(rate, 600, 1);
     assert_eq!(steady(750, config(0, 50)), 1);
     assert_eq!(steady(7500, config(0, 50)), 10);
     assert_eq!(steady(7500, config(0, 5)), 5);
@@ -69,8 +69,8 @@ fn steady_traffic_gets_the_replicas_for_its_target_utilization() {
 
 #[test]
 fn replicas_being_provisioned_are_not_ordered_again() {
-    let mut story = Story::of(config(0, 100));
-    let first = story.tick(ScalingObservation { backlog: 5000, arrived: 2000, ..observed(0) });
+    let mut test = ScalerTest::of(config(0, 100));
+    let first = test.tick(ScalingObservation { backlog: 5000, arrived: 2000, ..observed(0) });
     assert_eq!(
         first,
         ScalingDecision { replicas: 1, reason: ScalingReason::ColdStart },
@@ -80,7 +80,7 @@ fn replicas_being_provisioned_are_not_ordered_again() {
     for second in [8, 6, 4] {
         let provisioning = vec![second * SECOND; count as usize];
         let next =
-            story.tick(ScalingObservation { backlog: 7000, arrived: 2000, provisioning, ..observed(0) });
+            test.tick(ScalingObservation { backlog: 7000, arrived: 2000, provisioning, ..observed(0) });
         assert!(next.replicas <= 3, "{next:?}");
         count = next.replicas;
     }
@@ -88,39 +88,40 @@ fn replicas_being_provisioned_are_not_ordered_again() {
 
 #[test]
 fn a_backlog_is_worked_off() {
-    let mut story = Story::of(config(0, 100));
-    story.runs(7500, 300, 13);
+    let mut test = ScalerTest::of(config(0, 100));
+    test.runs(7500, 300, 13);
     let busy =
-        story.tick(ScalingObservation { arrived: 15_000, backlog: 400_000, in_flight: 1, ..observed(13) });
+        test.tick(ScalingObservation { arrived: 15_000, backlog: 400_000, in_flight: 1, ..observed(13) });
     // 400,000 wait, and 7,500 a second arrive for 10 s, of which 13 replicas compute 13,000 a second.
     assert_eq!(busy, ScalingDecision { replicas: 25, reason: ScalingReason::Backlog });
 }
 
 #[test]
 fn from_zero_one_replica_is_started_at_once_and_no_more_than_the_limit() {
-    let mut story = Story::of(config(0, 100));
-    assert_eq!(story.tick(observed(0)), ScalingDecision { replicas: 0, reason: ScalingReason::ColdStart });
+    let mut test = ScalerTest::of(config(0, 100));
+    assert_eq!(test.tick(observed(0)), ScalingDecision { replicas: 0, reason: ScalingReason::ColdStart });
     assert_eq!(
-        story.tick(ScalingObservation { backlog: 1, speed: 0, ..observed(0) }),
+        test.tick(ScalingObservation { backlog: 1, speed: 0, ..observed(0) }),
         ScalingDecision { replicas: 1, reason: ScalingReason::ColdStart }
     );
-    let all = story.tick(ScalingObservation { arrived: 1_000_000, ..observed(0) });
+    let all = test.tick(ScalingObservation { arrived: 1_000_000, ..observed(0) });
     assert_eq!(all, ScalingDecision { replicas: scale_up_limit(0), reason: ScalingReason::ScaleUpLimit });
-    let all = story.tick(ScalingObservation { arrived: 1_000_000, ..observed(4) });
+    let all = test.tick(ScalingObservation { arrived: 1_000_000, ..observed(4) });
     assert_eq!(all, ScalingDecision { replicas: scale_up_limit(4), reason: ScalingReason::ScaleUpLimit });
 }
 
 #[test]
 fn replicas_are_removed_after_the_delay_and_a_quarter_at_a_time() {
-    let mut story = Story::of(config(0, 100));
-    assert_eq!(story.runs(15_000, 300, 20), 20);
-    let quiet = |story: &mut Story, count| story.tick(ScalingObservation { arrived: 2, ..observed(count) });
+    let mut test = ScalerTest::of(config(0, 100));
+    assert_eq!(test.runs(15_000, 300, 20), 20);
+    let quiet =
+        |test: &mut ScalerTest, count| test.tick(ScalingObservation { arrived: 2, ..observed(count) });
     for _ in 0..85 {
-        assert_eq!(quiet(&mut story, 20).replicas, 20, "within three minutes");
+        assert_eq!(quiet(&mut test, 20).replicas, 20, "within three minutes");
     }
     let mut counts = vec![20];
     for _ in 0..200 {
-        let count = quiet(&mut story, *counts.last().unwrap()).replicas;
+        let count = quiet(&mut test, *counts.last().unwrap()).replicas;
         counts.push(count);
     }
     counts.dedup();
@@ -136,20 +137,20 @@ fn no_replica_is_removed_while_scaling_down_is_blocked() {
         ScaleDownBlocker::RolloutInProgress,
         ScaleDownBlocker::ReplicaCrashed,
     ] {
-        let mut story = Story::of(config(0, 100));
-        story.now += Duration::from_secs(3600);
-        let desired = story.tick(ScalingObservation { blocker: Some(blocker), ..observed(20) });
+        let mut test = ScalerTest::of(config(0, 100));
+        test.now += Duration::from_secs(3600);
+        let desired = test.tick(ScalingObservation { blocker: Some(blocker), ..observed(20) });
         assert_eq!(desired, ScalingDecision { replicas: 20, reason: ScalingReason::Blocked(blocker) });
-        assert_eq!(story.tick(observed(20)), ScalingDecision { replicas: 0, reason: ScalingReason::Idle });
+        assert_eq!(test.tick(observed(20)), ScalingDecision { replicas: 0, reason: ScalingReason::Idle });
     }
 }
 
 #[test]
 fn an_idle_deployment_is_scaled_to_zero_only_if_configured() {
     let after = |config: Scaling, seconds: u64| {
-        let mut story = Story::of(config);
-        story.tick(ScalingObservation { arrived: 10, ..observed(1) });
-        story.runs(0, seconds, 1)
+        let mut test = ScalerTest::of(config);
+        test.tick(ScalingObservation { arrived: 10, ..observed(1) });
+        test.runs(0, seconds, 1)
     };
     assert_eq!((after(config(0, 9), 298), after(config(0, 9), 300)), (1, 0));
     assert_eq!(after(config(1, 9), 3600), 1);
@@ -160,18 +161,17 @@ fn an_idle_deployment_is_scaled_to_zero_only_if_configured() {
 fn a_deployment_at_zero_is_not_started_by_its_averages() {
     for window in [1, 60, 3600] {
         let window = Duration::from_secs(window);
-        let mut story = Story::of(Scaling { autoscaling_window: window, ..config(0, 9) });
-        assert_eq!(story.runs(3000, 600, 1), 4);
-        assert_eq!(story.runs(0, 300, 4), 0, "{window:?}");
-        assert!((0..1800).all(|_| story.runs(0, 2, 0) == 0), "{window:?}");
+        let mut test = ScalerTest::of(Scaling { autoscaling_window: window, ..config(0, 9) });
+        assert_eq!(test.runs(3000, 600, 1), 4);
+        assert_eq!(test.runs(0, 300, 4), 0, "{window:?}");
+        assert!((0..1800).all(|_| test.runs(0, 2, 0) == 0), "{window:?}");
         let mut crashed = (0..1800).map(|_| {
-            story
-                .tick(ScalingObservation { blocker: Some(ScaleDownBlocker::ReplicaCrashed), ..observed(0) })
+            test.tick(ScalingObservation { blocker: Some(ScaleDownBlocker::ReplicaCrashed), ..observed(0) })
                 .replicas
         });
         assert!(crashed.all(|replicas| replicas == 0), "{window:?}: not by a blocker either");
         assert!(
-            story.tick(ScalingObservation { arrived: 10, backlog: 10, ..observed(0) }).replicas >= 1,
+            test.tick(ScalingObservation { arrived: 10, backlog: 10, ..observed(0) }).replicas >= 1,
             "but by a request"
         );
     }
@@ -179,13 +179,13 @@ fn a_deployment_at_zero_is_not_started_by_its_averages() {
 
 #[test]
 fn a_floor_is_kept_up_to_the_maximum() {
-    let mut story = Story::of(config(0, 5));
+    let mut test = ScalerTest::of(config(0, 5));
     assert_eq!(
-        story.tick(ScalingObservation { floor: 3, ..observed(0) }),
+        test.tick(ScalingObservation { floor: 3, ..observed(0) }),
         ScalingDecision { replicas: 3, reason: ScalingReason::Floor }
     );
     assert_eq!(
-        story.tick(ScalingObservation { floor: 9, ..observed(0) }),
+        test.tick(ScalingObservation { floor: 9, ..observed(0) }),
         ScalingDecision { replicas: 5, reason: ScalingReason::Floor }
     );
 }
@@ -193,18 +193,18 @@ fn a_floor_is_kept_up_to_the_maximum() {
 #[test]
 fn a_concurrency_target_determines_the_number_of_replicas() {
     let config = Scaling { concurrency_target: Some(32), ..config(0, 100) };
-    let desired = Story::of(config).tick(ScalingObservation { in_flight: 240, speed: 0, ..observed(5) });
+    let desired = ScalerTest::of(config).tick(ScalingObservation { in_flight: 240, speed: 0, ..observed(5) });
     assert_eq!(desired, ScalingDecision { replicas: 10, reason: ScalingReason::Concurrency });
 }
 
 #[test]
 fn changed_settings_apply_at_once_and_the_averages_stay() {
-    let mut story = Story::of(config(0, 50));
-    assert_eq!(story.runs(7500, 600, 1), 10);
-    story.scaler.set_config(Scaling { autoscaling_window: Duration::from_secs(30), ..config(0, 5) });
-    assert_eq!(story.runs(7500, 2, 10), 5, "the maximum was lowered");
-    story.scaler.set_config(Scaling { target_utilization: 50, ..config(0, 50) });
-    assert_eq!(story.runs(7500, 2, 5), 15, "the arrival rate is still known");
+    let mut test = ScalerTest::of(config(0, 50));
+    assert_eq!(test.runs(7500, 600, 1), 10);
+    test.scaler.set_config(Scaling { autoscaling_window: Duration::from_secs(30), ..config(0, 5) });
+    assert_eq!(test.runs(7500, 2, 10), 5, "the maximum was lowered");
+    test.scaler.set_config(Scaling { target_utilization: 50, ..config(0, 50) });
+    assert_eq!(test.runs(7500, 2, 5), 15, "the arrival rate is still known");
 }
 
 #[test]
@@ -226,7 +226,7 @@ proptest! {
         min in 0u32..5,
         more in 0u32..60,
     ) {
-        let mut story = Story::of(config(min, min + more));
+        let mut test = ScalerTest::of(config(min, min + more));
         for (arrived, backlog, in_flight, ready, provisioning, speed, start, floor, is_blocked) in looks {
             let provisioning = vec![SECOND; provisioning];
             let count = ready + provisioning.len() as u32;
@@ -234,12 +234,12 @@ proptest! {
             let observed = ScalingObservation {
                 arrived, backlog, in_flight, ready, provisioning, speed, start: Duration::from_secs(start), floor, blocker,
             };
-            let desired = story.tick(observed).replicas;
+            let desired = test.tick(observed).replicas;
             prop_assert!((min..=min + more).contains(&desired));
             prop_assert!(desired >= floor.min(min + more));
             prop_assert!(desired <= scale_up_limit(count).max(floor).max(min));
             prop_assert!(!is_blocked || desired >= count.min(min + more), "{desired} of {count}");
-            prop_assert!(story.scaler.recommendations.len() <= RECOMMENDATIONS_MAX);
+            prop_assert!(test.scaler.recommendations.len() <= RECOMMENDATIONS_MAX);
         }
     }
 }

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::replica::Replica;
+use super::replica::ReplicaState;
 use super::{Spoke, TrafficOrigin};
 use regions::DeploymentName;
 
@@ -92,7 +92,7 @@ impl Spoke {
 }
 
 /// Adds a replica's speed, if known.
-fn add_speed((sum, count): &mut (f64, u32), replica: &Replica) {
+fn add_speed((sum, count): &mut (f64, u32), replica: &ReplicaState) {
     if let Some(speed) = replica.speed() {
         *sum += speed;
         *count += 1;

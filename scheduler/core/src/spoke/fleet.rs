@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::Spoke;
-use super::replica::Replica;
+use super::replica::ReplicaState;
 
 /// View of one replica for the scaler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub enum MemberState {
 /// All replicas of a region.
 #[derive(Debug, Default)]
 pub(super) struct ReplicaFleet {
-    replicas: BTreeMap<usize, Replica>,
+    replicas: BTreeMap<usize, ReplicaState>,
     /// Number of the next replica.
     next: usize,
 }
@@ -58,21 +58,21 @@ impl ReplicaFleet {
     fn add(&mut self, endpoint: SocketAddr) -> usize {
         let number = self.next;
         self.next += 1;
-        self.replicas.insert(number, Replica::new(endpoint));
+        self.replicas.insert(number, ReplicaState::new(endpoint));
         number
     }
 
-    pub(super) fn get(&self, number: usize) -> Option<&Replica> {
+    pub(super) fn get(&self, number: usize) -> Option<&ReplicaState> {
         self.replicas.get(&number)
     }
 
     /// Applies `act` to a replica, if it still exists.
-    pub(super) fn with<T>(&mut self, number: usize, act: impl FnOnce(&mut Replica) -> T) -> Option<T> {
+    pub(super) fn with<T>(&mut self, number: usize, act: impl FnOnce(&mut ReplicaState) -> T) -> Option<T> {
         self.replicas.get_mut(&number).map(act)
     }
 
     /// Iterates in the order of numbers.
-    pub(super) fn each(&self) -> impl Iterator<Item = (usize, &Replica)> {
+    pub(super) fn each(&self) -> impl Iterator<Item = (usize, &ReplicaState)> {
         self.replicas.iter().map(|(number, replica)| (*number, replica))
     }
 
@@ -117,7 +117,7 @@ impl Spoke {
         now: Instant,
     ) -> BTreeMap<usize, ReplicaMember> {
         let all_silent = self.all_silent(now);
-        let state = |replica: &Replica| {
+        let state = |replica: &ReplicaState| {
             if replica.is_draining() {
                 MemberState::Draining
             } else if replica.accepts_requests() && (all_silent || replica.is_fresh(now)) {

@@ -49,7 +49,7 @@ pub use model::{RequestedRevision, RevisionMismatch};
 pub use offer::ExchangeRequest;
 use provisioning::Provisioning;
 use regions::{Catalogue, DeploymentName, RegionId, ReportedModel, RouteTable};
-use replica::Replica;
+use replica::ReplicaState;
 pub use replica::{DISPATCH_AHEAD, RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 pub use report::{DeploymentLoad, Report};
 use residency::ResidencyState;
@@ -248,7 +248,7 @@ impl Spoke {
         &'a self,
         deployment: &'a DeploymentName,
         now: Instant,
-    ) -> impl Iterator<Item = (usize, &'a Replica)> {
+    ) -> impl Iterator<Item = (usize, &'a ReplicaState)> {
         self.serving_revision(deployment, self.revision(deployment), now)
     }
 
@@ -257,7 +257,7 @@ impl Spoke {
         &'a self,
         deployment: &'a DeploymentName,
         now: Instant,
-    ) -> impl Iterator<Item = (usize, &'a Replica)> {
+    ) -> impl Iterator<Item = (usize, &'a ReplicaState)> {
         let all_silent = self.all_silent(now);
         self.replicas
             .each()

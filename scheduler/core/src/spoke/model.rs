@@ -20,7 +20,7 @@ use regions::{
 };
 
 use super::Spoke;
-use super::replica::Replica;
+use super::replica::ReplicaState;
 use crate::revisions::{ReplicaRevisions, RevisionReplicas};
 
 /// Requirements of a request on the model revision of its response.
@@ -87,7 +87,7 @@ impl ServedModels {
 }
 
 /// Returns whether a replica runs the revision `pinned`; with `None`, whether it reports no model.
-fn has(replica: &Replica, pinned: Option<ModelRevision>) -> bool {
+fn has(replica: &ReplicaState, pinned: Option<ModelRevision>) -> bool {
     replica.model().map(|model| model.revision) == pinned
 }
 
@@ -110,7 +110,7 @@ impl Spoke {
     }
 
     /// Returns whether a replica runs the served revision of the deployment.
-    pub(super) fn matches(&self, replica: &Replica, deployment: &DeploymentName) -> bool {
+    pub(super) fn matches(&self, replica: &ReplicaState, deployment: &DeploymentName) -> bool {
         has(replica, self.revision(deployment))
     }
 
@@ -120,7 +120,7 @@ impl Spoke {
         deployment: &'a DeploymentName,
         pinned: Option<ModelRevision>,
         now: Instant,
-    ) -> impl Iterator<Item = (usize, &'a Replica)> {
+    ) -> impl Iterator<Item = (usize, &'a ReplicaState)> {
         self.accepting(deployment, now).filter(move |(_, replica)| has(replica, pinned))
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use regions::DeploymentName;
 
 use super::grants::{GRANT_PERIOD, Gateway, SparePool};
-use super::replica::Replica;
+use super::replica::ReplicaState;
 use super::{DeploymentLoad, Report, Spoke};
 
 /// Request of a gateway for a region's report, sent five times a second.
@@ -84,7 +84,7 @@ impl Spoke {
             return 0;
         }
         let speed: f64 = replicas.iter().filter_map(|index| self.replicas.get(*index)?.speed()).sum();
-        let backlog = |index: &usize| self.replicas.get(*index).map_or(0, Replica::backlog_tokens);
+        let backlog = |index: &usize| self.replicas.get(*index).map_or(0, ReplicaState::backlog_tokens);
         let backlog: u64 = replicas.iter().map(backlog).sum();
         let per_period = (speed * GRANT_PERIOD.as_secs_f64()) as u64;
         let local: u64 = deployments.iter().map(|name| self.arrivals.per_period(name, now)).sum();

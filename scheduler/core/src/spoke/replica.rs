@@ -29,9 +29,9 @@ pub const RAMP_TOKENS: u64 = 1024;
 /// default before it rejects requests.
 const UNMEASURED_TOKENS_MAX: u64 = 32 << 10;
 
-/// Replica, as its spoke knows it.
+/// State of one replica, as its spoke knows it.
 #[derive(Debug)]
-pub(super) struct Replica {
+pub(super) struct ReplicaState {
     endpoint: SocketAddr,
     /// Last status.
     status: Option<ReplicaStatus>,
@@ -51,9 +51,9 @@ pub(super) struct Replica {
     responded_tokens: u64,
 }
 
-impl Replica {
-    pub(super) fn new(endpoint: SocketAddr) -> Replica {
-        Replica {
+impl ReplicaState {
+    pub(super) fn new(endpoint: SocketAddr) -> ReplicaState {
+        ReplicaState {
             endpoint,
             status: None,
             last_contact: None,

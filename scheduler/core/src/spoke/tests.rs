@@ -7,7 +7,7 @@ use std::time::Duration;
 const MS: Duration = Duration::from_millis(1);
 
 /// Region with a clock that the test controls.
-struct Region {
+struct SpokeTest {
     spoke: Spoke,
     now: Instant,
 }
@@ -29,16 +29,16 @@ fn status(pending_tokens: u64, tokens_per_second: f64) -> ReplicaStatus {
     }
 }
 
-impl Region {
-    fn of(replicas: u16) -> Region {
+impl SpokeTest {
+    fn of(replicas: u16) -> SpokeTest {
         let at = |port| SocketAddr::from(([10, 0, 0, 1], port));
         let spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 7, (1..=replicas).map(at).collect());
-        Region { spoke, now: some_instant() }
+        SpokeTest { spoke, now: some_instant() }
     }
 
     /// Creates one replica for each pair of pending tokens and tokens per second.
-    fn with(replicas: &[(u64, f64)]) -> Region {
-        let mut region = Region::of(replicas.len() as u16);
+    fn with(replicas: &[(u64, f64)]) -> SpokeTest {
+        let mut region = SpokeTest::of(replicas.len() as u16);
         for (index, (pending, speed)) in replicas.iter().enumerate() {
             region.report_status(index, status(*pending, *speed));
         }
@@ -87,7 +87,7 @@ const NONE_READY: NoReplica = NoReplica::NoneReady { retry_after: RETRY_AFTER };
 #[test]
 fn a_request_goes_to_the_replica_with_the_earliest_finish_time() {
     let check = |replicas: &[(u64, f64)], tokens: u64, expected: usize| {
-        assert_eq!(Region::with(replicas).chosen(tokens), expected, "{replicas:?}, {tokens} tokens");
+        assert_eq!(SpokeTest::with(replicas).chosen(tokens), expected, "{replicas:?}, {tokens} tokens");
     };
     check(&[(500, 1000.0), (400, 1000.0)], 100, 1); // smaller backlog
     check(&[(500, 2000.0), (400, 1000.0)], 100, 0); // larger backlog, and faster
@@ -105,7 +105,7 @@ fn the_evidence_of_requests_outweighs_a_replicas_status() {
     use Eligibility::*;
     let full = Err(NoReplica::Full { retry_after: RETRY_AFTER });
     let check = |health: [(Eligibility, u64); 2], expected: Result<usize, NoReplica>| {
-        let mut region = Region::with(&[(0, 1000.0), (1900, 1000.0)]);
+        let mut region = SpokeTest::with(&[(0, 1000.0), (1900, 1000.0)]);
         let chosen = region.select_with_health(100, &health).map(|selected| selected.index);
         assert_eq!(chosen, expected, "{health:?}");
     };
@@ -125,7 +125,7 @@ fn the_evidence_of_requests_outweighs_a_replicas_status() {
 
 #[test]
 fn a_timeout_does_not_make_a_replica_unready() {
-    let mut region = Region::with(&[(0, 1000.0)]);
+    let mut region = SpokeTest::with(&[(0, 1000.0)]);
     let selected = region.select_replica(100).unwrap();
     region.finished(&selected, ReplicaOutcome::TimedOut);
     assert_eq!((region.chosen(1), region.ready()), (0, 1));
@@ -133,7 +133,7 @@ fn a_timeout_does_not_make_a_replica_unready() {
 
 #[test]
 fn a_burst_between_two_statuses_is_spread() {
-    let mut region = Region::with(&[(0, 1000.0), (0, 1000.0), (0, 2000.0)]);
+    let mut region = SpokeTest::with(&[(0, 1000.0), (0, 1000.0), (0, 2000.0)]);
     let mut sent = [0; 3];
     for _ in 0..40 {
         sent[region.chosen(100)] += 1;
@@ -143,7 +143,7 @@ fn a_burst_between_two_statuses_is_spread() {
 
 #[test]
 fn a_request_that_has_ended_no_longer_counts() {
-    let mut region = Region::with(&[(0, 1000.0), (50, 1000.0)]);
+    let mut region = SpokeTest::with(&[(0, 1000.0), (50, 1000.0)]);
     let first = region.select_replica(100).unwrap();
     assert_eq!((first.index, region.select_replica(100).unwrap().index), (0, 1));
     region.finished(&first, ReplicaOutcome::Responded);
@@ -152,7 +152,7 @@ fn a_request_that_has_ended_no_longer_counts() {
 
 #[test]
 fn a_request_without_a_reported_end_is_forgotten_at_the_next_status() {
-    let mut region = Region::with(&[(0, 1000.0), (50, 1000.0)]);
+    let mut region = SpokeTest::with(&[(0, 1000.0), (50, 1000.0)]);
     drop(region.select_replica(1_000_000));
     assert_eq!(region.chosen(1), 1);
     region.report_status(0, status(0, 1000.0));
@@ -161,11 +161,11 @@ fn a_request_without_a_reported_end_is_forgotten_at_the_next_status() {
 
 #[test]
 fn a_replicas_status_and_the_local_count_are_not_added() {
-    let mut region = Region::with(&[(0, 1000.0)]);
+    let mut region = SpokeTest::with(&[(0, 1000.0)]);
     let ours = region.select_replica(100).unwrap();
     region.report_status(0, status(120, 1000.0)); // the same request, in real tokens
     let pending =
-        |region: &Region| region.spoke.report(1, region.now).deployments[&name("minilm")].pending_tokens;
+        |region: &SpokeTest| region.spoke.report(1, region.now).deployments[&name("minilm")].pending_tokens;
     assert_eq!(pending(&region), 120);
     region.finished(&ours, ReplicaOutcome::Responded);
     assert_eq!(pending(&region), 20, "extrapolated from 120, by the estimate");
@@ -175,7 +175,7 @@ fn a_replicas_status_and_the_local_count_are_not_added() {
 
 #[test]
 fn a_failed_replica_is_not_used_until_its_next_status() {
-    let mut region = Region::with(&[(0, 1000.0), (500, 1000.0)]);
+    let mut region = SpokeTest::with(&[(0, 1000.0), (500, 1000.0)]);
     let first = region.select_replica(100).unwrap();
     region.finished(&first, ReplicaOutcome::Failed);
     assert_eq!((region.chosen(1), region.ready()), (1, 1));
@@ -187,7 +187,7 @@ fn a_failed_replica_is_not_used_until_its_next_status() {
 
 #[test]
 fn a_canceled_request_does_not_make_the_replica_unready() {
-    let mut region = Region::with(&[(0, 1000.0)]);
+    let mut region = SpokeTest::with(&[(0, 1000.0)]);
     let selected = region.select_replica(100).unwrap();
     region.finished(&selected, ReplicaOutcome::Canceled);
     assert_eq!((region.chosen(1), region.ready()), (0, 1));
@@ -196,7 +196,7 @@ fn a_canceled_request_does_not_make_the_replica_unready() {
 #[test]
 fn a_replica_without_a_recent_status_is_not_ready() {
     for (silence, ready) in [(STATUS_AGE_MAX, 2), (STATUS_AGE_MAX + MS, 1)] {
-        let mut region = Region::with(&[(0, 1000.0), (500, 1000.0)]);
+        let mut region = SpokeTest::with(&[(0, 1000.0), (500, 1000.0)]);
         region.now += silence;
         region.report_status(1, status(500, 1000.0));
         assert_eq!(region.ready(), ready, "{silence:?}");
@@ -206,7 +206,7 @@ fn a_replica_without_a_recent_status_is_not_ready() {
 
 #[test]
 fn if_all_replicas_are_silent_the_last_state_stays() {
-    let mut region = Region::with(&[(0, 1000.0), (500, 1000.0)]);
+    let mut region = SpokeTest::with(&[(0, 1000.0), (500, 1000.0)]);
     region.spoke.replica_failed(0, region.now);
     region.now += 3600 * 1000 * MS;
     assert_eq!((region.chosen(1), region.ready()), (1, 1));
@@ -223,18 +223,18 @@ fn only_a_replica_that_accepts_requests_is_ready() {
     for (observed, expected) in
         [(starting, NONE_READY), (draining, NONE_READY), (other, NoReplica::UnknownDeployment)]
     {
-        let mut region = Region::of(1);
+        let mut region = SpokeTest::of(1);
         region.report_status(0, observed.clone());
         assert_eq!(region.select_replica(1), Err(expected), "{observed:?}");
     }
-    let mut pending = Region::of(1);
+    let mut pending = SpokeTest::of(1);
     assert_eq!(pending.select_replica(1), Err(NONE_READY), "its deployments are not known yet");
-    assert_eq!(Region::of(0).select_replica(1), Err(NoReplica::UnknownDeployment));
+    assert_eq!(SpokeTest::of(0).select_replica(1), Err(NoReplica::UnknownDeployment));
 }
 
 #[test]
 fn a_report_contains_every_deployment_of_the_region() {
-    let mut region = Region::with(&[(30, 1000.0), (12, 500.0), (0, 0.0)]);
+    let mut region = SpokeTest::with(&[(30, 1000.0), (12, 500.0), (0, 0.0)]);
     let both = BTreeSet::from([name("minilm"), name("minilm-eu")]);
     region.report_status(1, ReplicaStatus { names: both, interactive_tokens: Some(5), ..status(12, 500.0) });
     let starting = ReplicaStatus { names: BTreeSet::from([name("later")]), ready: false, ..status(0, 0.0) };
@@ -262,7 +262,7 @@ fn a_report_contains_every_deployment_of_the_region() {
 
 #[test]
 fn a_draining_region_reports_it_and_still_serves_requests() {
-    let mut region = Region::with(&[(0, 1000.0)]);
+    let mut region = SpokeTest::with(&[(0, 1000.0)]);
     region.spoke.set_draining();
     assert!(region.spoke.report(1, region.now).draining);
     assert!(region.spoke.deployments_ready(region.now).is_empty());
@@ -274,7 +274,7 @@ fn a_draining_region_reports_it_and_still_serves_requests() {
 #[test]
 fn a_late_replica_is_only_avoided_in_favour_of_others_until_it_counts_as_frozen() {
     let late = |silence: Duration, replicas: &[(u64, f64)]| {
-        let mut region = Region::with(replicas);
+        let mut region = SpokeTest::with(replicas);
         region.now += silence;
         for index in 1..replicas.len() {
             region.report_status(index, status(1_000_000, 1000.0));
@@ -286,14 +286,14 @@ fn a_late_replica_is_only_avoided_in_favour_of_others_until_it_counts_as_frozen(
     assert_eq!(late(SILENCE_MAX + MS, &[(0, 1000.0)]), Err(NONE_READY));
     assert_eq!(late(STATUS_AGE_MAX, &[(0, 1000.0), (0, 1000.0)]), Ok(0));
     assert_eq!(late(STATUS_AGE_MAX + MS, &[(0, 1000.0), (0, 1000.0)]), Ok(1));
-    let mut never = Region::of(1);
+    let mut never = SpokeTest::of(1);
     never.spoke.replica_late(0, never.now);
     assert_eq!(never.select_replica(1), Err(NONE_READY));
 }
 
 /// Returns the tokens of `deployment` granted to a gateway that requests the maximum, with `local` tokens of local
 /// traffic a period.
-fn granted(region: &mut Region, local: u64, deployment: &str) -> u64 {
+fn granted(region: &mut SpokeTest, local: u64, deployment: &str) -> u64 {
     for _ in 0..5 {
         region.spoke.arrived(&name(deployment), local, TrafficOrigin::Local, region.now);
         region.spoke.arrived(&name(deployment), 1_000_000, TrafficOrigin::Spillover, region.now);
@@ -313,7 +313,7 @@ fn a_region_offers_its_capacity_beyond_the_local_traffic() {
     // A period is a fifth of a second.
     let check = |replicas: &[(u64, f64)], local: u64, expected: u64| {
         assert_eq!(
-            granted(&mut Region::with(replicas), local, "minilm"),
+            granted(&mut SpokeTest::with(replicas), local, "minilm"),
             expected,
             "{replicas:?}, {local} a period"
         );
@@ -326,18 +326,18 @@ fn a_region_offers_its_capacity_beyond_the_local_traffic() {
     check(&[(2001, 10_000.0)], 1000, 240);
     check(&[(0, 0.0)], 0, 0); // its speed is unknown
     check(&[(0, f64::INFINITY)], 0, 0);
-    let mut draining = Region::with(&[(0, 10_000.0)]);
+    let mut draining = SpokeTest::with(&[(0, 10_000.0)]);
     draining.spoke.set_draining();
     assert_eq!(granted(&mut draining, 0, "minilm"), 0);
 }
 
 #[test]
 fn deployments_on_the_same_replicas_share_their_spare_capacity() {
-    let mut region = Region::with(&[(0, 10_000.0), (0, 10_000.0)]);
+    let mut region = SpokeTest::with(&[(0, 10_000.0), (0, 10_000.0)]);
     let both = BTreeSet::from([name("minilm"), name("minilm-eu")]);
     region.report_status(1, ReplicaStatus { names: both.clone(), ..status(0, 10_000.0) });
     assert_eq!(granted(&mut region, 0, "minilm-eu"), 1800, "half of the spare capacity of both replicas");
-    let mut region = Region::with(&[(0, 10_000.0)]);
+    let mut region = SpokeTest::with(&[(0, 10_000.0)]);
     region.report_status(0, ReplicaStatus { names: both, ..status(0, 10_000.0) });
     assert_eq!(
         granted(&mut region, 1000, "minilm-eu"),

@@ -57,7 +57,7 @@ fn demand(classes: &[(&str, &str, u64)]) -> GatewayDemand {
 }
 
 /// Hub whose store accepts all writes.
-struct HubTest {
+struct PlanningTest {
     hub: HubState,
     now: Instant,
     /// Written parts of each plan that changed any.
@@ -66,8 +66,8 @@ struct HubTest {
     plans: usize,
 }
 
-impl HubTest {
-    fn start(epoch: u64, parts: Vec<PlanPart>, spokes: Vec<RegisteredSpoke>) -> HubTest {
+impl PlanningTest {
+    fn start(epoch: u64, parts: Vec<PlanPart>, spokes: Vec<RegisteredSpoke>) -> PlanningTest {
         let now = some_instant();
         let deployments = [deployment("m", "anywhere"), deployment("m-eu", "eu")];
         let deployments = deployments.map(|deployment| (deployment.name.clone(), deployment));
@@ -81,14 +81,14 @@ impl HubTest {
         let catalogue = Arc::new(Catalogue::builtin());
         let rollout = Rollout::new(catalogue.clone(), SETTLE_TIME, now);
         let hub = HubState::new(initial, catalogue, LAPSED_KEEP, rollout, now);
-        let mut test = HubTest { hub, now, written: Vec::new(), published: BTreeMap::new(), plans: 0 };
+        let mut test = PlanningTest { hub, now, written: Vec::new(), published: BTreeMap::new(), plans: 0 };
         test.settle();
         test
     }
 
-    fn with_three(tokens_per_second: u64) -> HubTest {
+    fn with_three(tokens_per_second: u64) -> PlanningTest {
         let spokes = [EUROPE, AMERICA, JAPAN].map(|name| spoke(name, tokens_per_second));
-        HubTest::start(4, Vec::new(), spokes.to_vec())
+        PlanningTest::start(4, Vec::new(), spokes.to_vec())
     }
 
     fn handle(&mut self, event: Event) {
@@ -159,7 +159,7 @@ const SECOND: Duration = PLAN_PERIOD;
 
 #[test]
 fn a_plan_is_computed_each_second_and_only_changes_are_written() {
-    let mut test = HubTest::with_three(4000);
+    let mut test = PlanningTest::with_three(4000);
     test.advance(60 * SECOND);
     assert_eq!(test.plans, 0, "there is no demand");
     test.handle(Event::DemandReported(demand(&[("m", "anywhere", 100)])));
@@ -176,7 +176,7 @@ fn a_plan_is_computed_each_second_and_only_changes_are_written() {
 
 #[test]
 fn a_confined_class_gets_the_capacity_and_the_deployments_policy_applies() {
-    let mut test = HubTest::with_three(4000);
+    let mut test = PlanningTest::with_three(4000);
     test.handle(Event::DemandReported(demand(&[
         ("m", "de,nl", 2900),
         ("m-eu", "anywhere", 50),
@@ -190,7 +190,7 @@ fn a_confined_class_gets_the_capacity_and_the_deployments_policy_applies() {
 
 #[test]
 fn the_shares_of_a_region_whose_lease_ended_move_at_once() {
-    let mut test = HubTest::with_three(4000);
+    let mut test = PlanningTest::with_three(4000);
     test.handle(Event::DemandReported(demand(&[("m", "anywhere", 100)])));
     test.advance(2 * SECOND);
     test.handle(Event::SpokeRemoved { region: region(AMERICA), boot_id: 1 });
@@ -200,7 +200,7 @@ fn the_shares_of_a_region_whose_lease_ended_move_at_once() {
 
 #[test]
 fn regions_whose_leases_end_all_at_once_stay_in_the_plan() {
-    let mut test = HubTest::with_three(4000);
+    let mut test = PlanningTest::with_three(4000);
     test.handle(Event::DemandReported(demand(&[("m", "anywhere", 100)])));
     test.advance(2 * SECOND);
     for name in [EUROPE, AMERICA, JAPAN] {
@@ -213,11 +213,11 @@ fn regions_whose_leases_end_all_at_once_stay_in_the_plan() {
 
 #[test]
 fn an_expired_gateway_is_planned_for_a_while_and_then_has_no_rows() {
-    let mut test = HubTest::with_three(4000);
+    let mut test = PlanningTest::with_three(4000);
     test.handle(Event::DemandReported(demand(&[("m", "anywhere", 100)])));
     test.advance(2 * SECOND);
     test.handle(Event::GatewayExpired(GatewayBoot { region: region(AMERICA), boot_id: 1 }));
-    test.advance(DEMAND_KEPT - SECOND);
+    test.advance(DEMAND_RETENTION - SECOND);
     assert_eq!(test.shares("m", "anywhere"), [share(AMERICA, 1000)]);
     test.advance(2 * SECOND);
     assert_eq!(test.shares("m", "anywhere"), []);
@@ -226,7 +226,7 @@ fn an_expired_gateway_is_planned_for_a_while_and_then_has_no_rows() {
 
 #[test]
 fn a_drained_region_loses_its_share_in_ten_steps_and_gets_it_back_when_the_drain_is_cancelled() {
-    let mut test = HubTest::with_three(4000);
+    let mut test = PlanningTest::with_three(4000);
     test.handle(Event::DemandReported(demand(&[("m", "anywhere", 100), ("m", "us", 10)])));
     test.advance(2 * SECOND);
     test.handle(Event::DrainStarted(region(AMERICA)));
@@ -242,7 +242,7 @@ fn a_drained_region_loses_its_share_in_ten_steps_and_gets_it_back_when_the_drain
 
 #[test]
 fn a_region_gets_a_floor_against_the_loss_of_another() {
-    let mut test = HubTest::with_three(4000);
+    let mut test = PlanningTest::with_three(4000);
     // One replica serves 1500. Four in any two of three regions serve the demand when the third region is lost.
     test.handle(Event::DemandReported(demand(&[("m", "anywhere", 6000)])));
     test.advance(2 * SECOND);
@@ -252,10 +252,10 @@ fn a_region_gets_a_floor_against_the_loss_of_another() {
     }
     // The peak of the last hour counts.
     test.handle(Event::DemandReported(demand(&[("m", "anywhere", 10)])));
-    test.advance(PEAK_KEPT / 2);
+    test.advance(PEAK_WINDOW / 2);
     let PlanPart::Floors(floors) = &test.published[&format!("floors {EUROPE}")] else { panic!("floors") };
     assert_eq!(floors.floors.len(), 1);
-    test.advance(PEAK_KEPT);
+    test.advance(PEAK_WINDOW);
     let total: u32 = [EUROPE, AMERICA, JAPAN]
         .iter()
         .filter_map(|name| match &test.published[&format!("floors {name}")] {
@@ -268,21 +268,21 @@ fn a_region_gets_a_floor_against_the_loss_of_another() {
 
 #[test]
 fn the_next_hub_continues_from_the_plan_in_the_store() {
-    let mut before = HubTest::with_three(4000);
+    let mut before = PlanningTest::with_three(4000);
     before.handle(Event::DemandReported(demand(&[("m", "anywhere", 6000)])));
     before.advance(3 * SECOND);
     assert_eq!(before.shares("m", "anywhere"), [share(AMERICA, 700), share(EUROPE, 300)]);
     let stored: Vec<PlanPart> = before.published.values().cloned().collect();
 
     let spokes = [EUROPE, AMERICA, JAPAN].map(|name| spoke(name, 4000));
-    let mut after = HubTest::start(4, stored.clone(), spokes.to_vec());
+    let mut after = PlanningTest::start(4, stored.clone(), spokes.to_vec());
     assert_eq!(after.published.len(), stored.len(), "the stored parts are published at once");
     after.handle(Event::DemandReported(demand(&[("m", "anywhere", 6000)])));
     after.advance(SECOND);
     assert_eq!(after.shares("m", "anywhere"), [share(AMERICA, 600), share(EUROPE, 400)]);
     assert_eq!(after.numbers(), ["4.4"]);
 
-    let mut restored = HubTest::start(5, stored.clone(), spokes.to_vec());
+    let mut restored = PlanningTest::start(5, stored.clone(), spokes.to_vec());
     restored.handle(Event::DemandReported(demand(&[("m", "anywhere", 6000)])));
     restored.advance(SECOND);
     assert_eq!(restored.written[0].len(), stored.len(), "a new epoch writes all parts again");
@@ -291,7 +291,7 @@ fn the_next_hub_continues_from_the_plan_in_the_store() {
 
 #[test]
 fn a_plan_that_was_not_persisted_is_written_by_the_next_one_with_a_higher_number() {
-    let mut test = HubTest::with_three(4000);
+    let mut test = PlanningTest::with_three(4000);
     test.hub.handle(Event::DemandReported(demand(&[("m", "anywhere", 100)])), test.now);
     test.now += SECOND;
     test.hub.handle_timeout(test.now);

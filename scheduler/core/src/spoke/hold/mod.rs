@@ -12,7 +12,7 @@
 //! Held requests are queued: interactive before bulk, then earliest deadline first; later requests for the same
 //! deployment queue behind them. When a replica becomes ready, the queue is released gradually, so that the replica is
 //! not overloaded: it is given the work of half a second at most, less if it has just become ready, and more with each
-//! response (`Replica::window`). The queue therefore advances with responses and needs no timer.
+//! response (`ReplicaState::window`). The queue therefore advances with responses and needs no timer.
 //!
 //! The queue is bounded by requests and by bytes, in total and per tenant, so that a burst of one tenant fills only its
 //! own share. Every ticket ends exactly once, by [`Spoke::return_ticket`], whether its request was released, timed out,

@@ -14,22 +14,22 @@ fn name(text: &str) -> DeploymentName {
 }
 
 /// Region with this many replicas, none of which has reported a status, and a start time of one second.
-struct Region {
+struct HoldTest {
     spoke: Spoke,
     now: Instant,
     d: DeploymentName,
 }
 
-impl Region {
-    fn cold(replicas: u16) -> Region {
+impl HoldTest {
+    fn cold(replicas: u16) -> HoldTest {
         let at = |port| std::net::SocketAddr::from(([10, 0, 0, 1], port));
         let mut spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 7, (1..=replicas).map(at).collect());
         spoke.set_start_time(&name("d"), Some(S));
-        Region { spoke, now: some_instant(), d: name("d") }
+        HoldTest { spoke, now: some_instant(), d: name("d") }
     }
 
-    fn within(limits: HoldLimits) -> Region {
-        let mut region = Region::cold(1);
+    fn within(limits: HoldLimits) -> HoldTest {
+        let mut region = HoldTest::cold(1);
         region.spoke.hold_queue = HoldQueue::within(limits);
         region
     }
@@ -101,7 +101,7 @@ const INTERACTIVE: RequestParams = RequestParams {
 #[test]
 fn a_request_without_a_replica_goes_to_a_faster_region_or_waits_or_is_rejected_with_a_retry_time() {
     let decision = |left: Duration, other_region_in: Option<Duration>| {
-        let decision = Region::cold(1).request(RequestParams { left, other_region_in, ..INTERACTIVE });
+        let decision = HoldTest::cold(1).request(RequestParams { left, other_region_in, ..INTERACTIVE });
         decision.map(|decision| {
             assert!(matches!(decision, HoldDecision::Held { needs_start: true, .. }), "{decision:?}")
         })
@@ -120,18 +120,18 @@ fn a_request_without_a_replica_goes_to_a_faster_region_or_waits_or_is_rejected_w
 
 #[test]
 fn a_request_is_not_held_if_a_replica_is_ready_or_nothing_starts_one() {
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     region.report_status(0, true, 1000.0);
     assert_eq!(region.request(INTERACTIVE), Ok(HoldDecision::Forward));
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     region.spoke.set_start_time(&name("d"), None);
     assert_eq!(region.request(INTERACTIVE), Err(HoldRejection::NotProvisioned));
 }
 
 #[test]
 fn only_the_first_held_request_triggers_a_start() {
-    let mut region = Region::cold(1);
-    let needs_start = |region: &mut Region| match region.request(INTERACTIVE) {
+    let mut region = HoldTest::cold(1);
+    let needs_start = |region: &mut HoldTest| match region.request(INTERACTIVE) {
         Ok(HoldDecision::Held { ticket, needs_start }) => (ticket, needs_start),
         other => panic!("{other:?}"),
     };
@@ -143,7 +143,7 @@ fn only_the_first_held_request_triggers_a_start() {
     region.respond(first, 10);
     region.spoke.replica_failed(0, region.now);
     assert!(needs_start(&mut region).1, "the replica has failed");
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     let (first, _) = needs_start(&mut region);
     region.spoke.return_ticket(first);
     assert!(needs_start(&mut region).1, "the queue was empty");
@@ -151,7 +151,7 @@ fn only_the_first_held_request_triggers_a_start() {
 
 #[test]
 fn interactive_requests_are_released_first_and_the_earliest_deadline_first() {
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     let mut hold =
         |priority, left| region.held(RequestParams { priority, left, tokens: RAMP_TOKENS, ..INTERACTIVE });
     let tickets = [
@@ -176,7 +176,7 @@ fn interactive_requests_are_released_first_and_the_earliest_deadline_first() {
 
 #[test]
 fn a_new_replica_is_given_a_little_and_then_twice_as_much() {
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     let mut tickets = BTreeMap::new();
     for _ in 0..1000 {
         let ticket = region.held(INTERACTIVE);
@@ -199,7 +199,7 @@ fn a_new_replica_is_given_a_little_and_then_twice_as_much() {
 #[test]
 fn a_replica_is_given_the_work_of_half_a_second() {
     let releases = |replicas: u16, tokens_per_second: f64| {
-        let mut region = Region::cold(replicas);
+        let mut region = HoldTest::cold(replicas);
         let _tickets: Vec<_> = (0..1000).map(|_| region.held(INTERACTIVE)).collect();
         for index in 0..usize::from(replicas) {
             region.report_status(index, true, tokens_per_second);
@@ -210,7 +210,7 @@ fn a_replica_is_given_the_work_of_half_a_second() {
     assert_eq!(releases(1, 4000.0), 200);
     assert_eq!(releases(2, 4000.0), 400);
     assert_eq!(releases(1, 1.0), 102, "a batch or two in any case");
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     let _large = [region.held(RequestParams { tokens: 1 << 30, ..INTERACTIVE }), region.held(INTERACTIVE)];
     region.report_status(0, true, 0.0);
     assert_eq!(region.released(), [1], "an idle replica takes a request of any size");
@@ -218,7 +218,7 @@ fn a_replica_is_given_the_work_of_half_a_second() {
 
 #[test]
 fn a_new_request_does_not_overtake_held_ones() {
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     let first = region.held(RequestParams { tokens: RAMP_TOKENS, ..INTERACTIVE });
     let second = region.held(RequestParams { tokens: RAMP_TOKENS, left: 29 * S, ..INTERACTIVE });
     region.report_status(0, true, 0.0);
@@ -235,7 +235,7 @@ fn a_new_request_does_not_overtake_held_ones() {
 
 #[test]
 fn the_queue_counts_in_the_comparison_with_a_warm_region_and_is_no_reason_to_reject() {
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     region.report_status(0, true, 1000.0);
     region.spoke.replica_failed(0, region.now);
     let params = RequestParams { tokens: 2000, left: 10 * S, ..INTERACTIVE };
@@ -258,7 +258,7 @@ fn the_queue_counts_in_the_comparison_with_a_warm_region_and_is_no_reason_to_rej
 
 #[test]
 fn each_limit_is_enforced_exactly() {
-    let full = |region: &mut Region, params: RequestParams, limit: HoldLimit| {
+    let full = |region: &mut HoldTest, params: RequestParams, limit: HoldLimit| {
         let rejected = region.request(params);
         assert_eq!(rejected, Err(HoldRejection::Full { limit, ready_in: S }));
         let elsewhere = RequestParams { other_region_in: Some(2 * S), ..params };
@@ -269,7 +269,7 @@ fn each_limit_is_enforced_exactly() {
         );
     };
     const TENANTS: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     let mut tickets = Vec::new();
     for tenant in TENANTS {
         let params = RequestParams { tenant, bytes: 1, ..INTERACTIVE };
@@ -282,7 +282,7 @@ fn each_limit_is_enforced_exactly() {
     tickets.push(region.held(RequestParams { tenant: "k", ..INTERACTIVE }));
     full(&mut region, RequestParams { tenant: "j", ..INTERACTIVE }, HoldLimit::Requests);
 
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     let whole = RequestParams { bytes: LARGEST_BODY_BYTES, ..INTERACTIVE };
     let _tickets: Vec<_> =
         TENANTS[..8].iter().map(|tenant| region.held(RequestParams { tenant, ..whole })).collect();
@@ -294,7 +294,7 @@ fn each_limit_is_enforced_exactly() {
 
 #[test]
 fn a_returned_ticket_is_removed_at_once() {
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     let tickets = [
         region.held(INTERACTIVE),
         region.held(RequestParams { tenant: "u", ..INTERACTIVE }),
@@ -315,7 +315,7 @@ fn a_returned_ticket_is_removed_at_once() {
 
 #[test]
 fn requests_are_released_when_nothing_starts_a_replica_any_longer() {
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     let tickets = [region.held(INTERACTIVE), region.held(INTERACTIVE)];
     assert!(region.spoke.release(region.now).is_empty());
     region.spoke.set_start_time(&name("d"), None);
@@ -327,7 +327,7 @@ fn requests_are_released_when_nothing_starts_a_replica_any_longer() {
 
 #[test]
 fn a_release_contains_the_cold_start_time() {
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     let _first = region.held(INTERACTIVE);
     region.now += 700 * MS;
     let _second = region.held(INTERACTIVE);
@@ -342,8 +342,8 @@ fn a_release_contains_the_cold_start_time() {
 
 #[test]
 fn a_report_contains_the_time_until_a_replica_is_ready() {
-    let mut region = Region::cold(1);
-    let ready_in = |region: &Region| region.spoke.report(1, region.now).deployments[&region.d].ready_in;
+    let mut region = HoldTest::cold(1);
+    let ready_in = |region: &HoldTest| region.spoke.report(1, region.now).deployments[&region.d].ready_in;
     assert_eq!(ready_in(&region), Some(S));
     region.spoke.set_provisioning(&name("d"), vec![300 * MS], region.now);
     region.now += 100 * MS;
@@ -355,10 +355,10 @@ fn a_report_contains_the_time_until_a_replica_is_ready() {
 
 #[test]
 fn a_report_contains_the_waiting_time_of_the_queue() {
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     region.report_status(0, true, 1000.0);
     region.spoke.replica_failed(0, region.now);
-    let ready_in = |region: &Region| region.spoke.report(1, region.now).deployments[&region.d].ready_in;
+    let ready_in = |region: &HoldTest| region.spoke.report(1, region.now).deployments[&region.d].ready_in;
     let _tickets = [
         region.held(RequestParams { tokens: 2000, ..INTERACTIVE }),
         region.held(RequestParams { tokens: 3000, ..INTERACTIVE }),
@@ -372,7 +372,7 @@ fn a_report_contains_the_waiting_time_of_the_queue() {
 
 #[test]
 fn ten_thousand_cold_starts_lose_no_request() {
-    let mut region = Region::cold(1);
+    let mut region = HoldTest::cold(1);
     for start in 0..10_000u32 {
         let mut tickets = BTreeMap::new();
         for request in 0..start % 7 + 1 {
@@ -429,7 +429,7 @@ proptest! {
         events in prop::collection::vec(event(), 1..200)
     ) {
         let limits = HoldLimits { requests: 12, bytes: 200, tenant_requests: 6, tenant_bytes: 120 };
-        let mut region = Region::within(limits);
+        let mut region = HoldTest::within(limits);
         let mut waiting: BTreeMap<u64, (HoldTicket, usize, u64, u64)> = BTreeMap::new();
         let mut released: Vec<(HoldTicket, u64)> = Vec::new();
         for event in events {
