@@ -12,7 +12,7 @@
 //! - If many leases end at once ([`MASS_LOSS`]), the cause is the store, not the regions. These regions are *held*
 //!   beyond `LAPSED_KEEP`, until so many spokes are back that the remaining losses are credible. Their time then
 //!   starts.
-//! - Gateways exchange reports with regions directly and tell the hub which regions they reach
+//! - Gateways exchange reports with regions directly and report to the hub which regions they reach
 //!   ([`Registry::gateway_reported`]). A region that any gateway reaches keeps its route regardless of its lease. A
 //!   region that no gateway reaches loses its route when its time is over, even if it would be held ([`Reachability`]).
 //!   A gateway that reaches no region may be isolated itself and does not count.

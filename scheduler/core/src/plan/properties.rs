@@ -154,7 +154,7 @@ proptest! {
             let Some(previous) = before.rows.get(class).and_then(|rows| rows.get(source)) else { continue };
             let allowed = serving_regions(&then, class);
             let now = |region| row.iter().find(|share| share.region == region).map_or(0, |share| share.permille);
-            let moved = was.iter().filter(|share| allowed.contains(share.region));
+            let moved = previous.iter().filter(|share| allowed.contains(share.region));
             let moved: u16 = moved.map(|share| share.permille.saturating_sub(now(share.region))).sum();
             prop_assert!(moved <= MAX_SHIFT_PERMILLE, "{moved}: {previous:?} to {row:?}");
         }

@@ -235,7 +235,7 @@ enum Step {
         reader: u64,
         table: usize,
     },
-    Remove {
+    Expire {
         reader: u64,
     },
 }
@@ -247,7 +247,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => any::<bool>().prop_map(|in_doubt| Step::Publish { in_doubt }),
         4 => (0..4u64, 0..4usize).prop_map(|(reader, newer)| Step::Acknowledge { reader, newer }),
         1 => (0..4u64, 0..8usize).prop_map(|(reader, table)| Step::Start { reader, table }),
-        1 => (0..4u64).prop_map(|reader| Step::Remove { reader }),
+        1 => (0..4u64).prop_map(|reader| Step::Expire { reader }),
     ]
 }
 
@@ -277,9 +277,9 @@ proptest! {
                         test.acknowledge(reader, table.min(tables - 1));
                     }
                 }
-                Step::Remove { reader: gone } => {
-                    test.running.remove(&gone);
-                    test.rollout.remove_reader(&reader(gone));
+                Step::Expire { reader: expired } => {
+                    test.running.remove(&expired);
+                    test.rollout.remove_reader(&reader(expired));
                 }
             }
             if test.tables.len() == tables {

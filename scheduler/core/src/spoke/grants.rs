@@ -188,19 +188,15 @@ mod tests {
         Gateway { location: "50.1,8.7".to_owned(), boot_id: number }
     }
 
-    fn requested(tokens: u64) -> BTreeMap<DeploymentName, u64> {
+    fn demand(tokens: u64) -> BTreeMap<DeploymentName, u64> {
         [(name("d"), tokens)].into()
     }
 
     /// Returns the tokens granted to gateway `number` for `requested` tokens of `spare`.
     fn request(grants: &mut Grants, number: u64, requested: u64, spare: u64, now: Instant) -> u64 {
         let d = name("d");
-        grants.grant(
-            &gateway(number),
-            &requested(requested),
-            &[SparePool { deployments: vec![&d], spare }],
-            now,
-        )[&d]
+        grants.grant(&gateway(number), &demand(requested), &[SparePool { deployments: vec![&d], spare }], now)
+            [&d]
     }
 
     #[test]
@@ -253,8 +249,8 @@ mod tests {
         let d = name("d");
         let one_more = gateway(GATEWAYS_MAX as u64);
         let pool = [SparePool { deployments: vec![&d], spare: 1000 }];
-        assert!(grants.grant(&one_more, &requested(1), &pool, now).is_empty());
-        assert!(!grants.grant(&gateway(0), &requested(1), &pool, now).is_empty(), "a known gateway");
+        assert!(grants.grant(&one_more, &demand(1), &pool, now).is_empty());
+        assert!(!grants.grant(&gateway(0), &demand(1), &pool, now).is_empty(), "a known gateway");
     }
 
     proptest! {

@@ -405,7 +405,7 @@ fn all_three(start: Duration, rate: usize, lasts: Duration) -> [BurstResult; 3] 
         Scaling { min: 0, max: MAX, zero_after: Some(Duration::from_secs(300)), ..Scaling::default() };
     let mut ours = Scaler::new(config, some_instant());
     let mut two = TwoWindows { observed: Window(VecDeque::new()), panics: None };
-    let mut one = OneWindow { observed: Window(VecDeque::new()), kept: VecDeque::new() };
+    let mut one = OneWindow { observed: Window(VecDeque::new()), history: VecDeque::new() };
     let bursts = [
         burst(&mut SpokeQueue::new(start), &mut ours, start, rate, lasts),
         burst(&mut FifoQueue::default(), &mut two, start, rate, lasts),

@@ -319,7 +319,7 @@ fn requests_are_released_when_nothing_starts_a_replica_any_longer() {
     let tickets = [region.held(INTERACTIVE), region.held(INTERACTIVE)];
     assert!(region.spoke.release(region.now).is_empty());
     region.spoke.set_start_time(&name("d"), None);
-    let unservable = |number| Release { number, to: ReleaseReason::Unservable };
+    let unservable = |number| Release { number, reason: ReleaseReason::Unservable };
     assert_eq!(region.spoke.release(region.now), [unservable(1), unservable(2)]);
     assert_eq!(region.spoke.held_totals(), (0, 0));
     tickets.into_iter().for_each(|ticket| region.spoke.return_ticket(ticket));

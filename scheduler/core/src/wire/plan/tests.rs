@@ -22,10 +22,10 @@ prop_compose! {
 
 prop_compose! {
     fn shares()(
-        first in 1..1000u16, regions in proptest::collection::btree_set(any::region(), 2), why in select(&Why::ALL[..]),
+        first in 1..1000u16, regions in proptest::collection::btree_set(any::region(), 2), reason in select(&Why::ALL[..]),
     ) -> Vec<NamedShare> {
         let permilles = [first, WHOLE_PERMILLE - first];
-        regions.into_iter().zip(permilles).map(|(region, permille)| NamedShare { region, permille, why }).collect()
+        regions.into_iter().zip(permilles).map(|(region, permille)| NamedShare { region, permille, reason }).collect()
     }
 }
 
@@ -38,10 +38,10 @@ prop_compose! {
 proptest! {
     #[test]
     fn demand_survives_a_round_trip(
-        index in any::region(), boot_id: u64, classes in btree_map(row(), any::<u64>(), 0..4),
+        region in any::region(), boot_id: u64, classes in btree_map(row(), any::<u64>(), 0..4),
         reachable_regions in proptest::option::of(proptest::collection::btree_set(any::region(), 0..4)),
     ) {
-        let demand = GatewayDemand { gateway: GatewayBoot { index, boot_id }, classes, reachable_regions };
+        let demand = GatewayDemand { gateway: GatewayBoot { region, boot_id }, classes, reachable_regions };
         let text = serde_json::to_string(&DemandV1::from(&demand)).unwrap();
         let wire: DemandV1 = serde_json::from_str(&text).unwrap();
         prop_assert_eq!(GatewayDemand::try_from(wire), Ok(demand));
