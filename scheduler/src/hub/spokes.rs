@@ -81,7 +81,7 @@ async fn note<S: Store>(
     let region = registration.region.clone();
     let RegionState { deployments, capacity, models } = state;
     let same = registration.deployments == deployments && registration.models == models;
-    if same && capacity.is_like(&registration.capacity) {
+    if same && capacity.is_similar_to(&registration.capacity) {
         return Ok(region);
     }
     (registration.deployments, registration.capacity) = (deployments, capacity);
