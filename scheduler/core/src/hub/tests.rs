@@ -106,10 +106,10 @@ fn a_region_is_published_when_it_registers_and_for_a_while_after_its_lease_ended
     test.handle(Event::SpokeRemoved { region: EUROPE.parse().unwrap(), boot_id: 5 });
     test.settle();
     assert_eq!(test.generations().len(), 2, "nothing has changed for a gateway");
-    let gone = test.now;
+    let removed_at = test.now;
     test.sleep();
     test.settle();
-    assert_eq!(test.now - gone, LAPSED_KEEP);
+    assert_eq!(test.now - removed_at, LAPSED_KEEP);
     assert_eq!((test.generations().len(), test.routed()), (3, vec![]));
     assert_eq!(test.hub.next_wakeup(), None);
 }

@@ -43,7 +43,7 @@ struct Site {
     tokens_per_replica: u64,
     max: u32,
     /// Floor that narrower classes already require there.
-    floors_so_far: u32,
+    floor: u32,
     cost: u64,
     /// Demand that the plan sends there, in tokens per second. Of equally cheap regions, the one with more demand is
     /// preferred.
@@ -77,16 +77,9 @@ pub(super) fn floors(input: &PlanInput, rows: &BTreeMap<TrafficClass, BTreeMap<S
             let sites = allowed.iter().map(|region| {
                 let DeploymentCapacity { tokens_per_replica, max, .. } = deployments[&region];
                 let cost = input.cost.get(&region).copied().unwrap_or(highest_cost);
-                let (floors_so_far, load) =
+                let (floor, load) =
                     (floors_so_far.get(&region).map_or(0, |floor| floor.replicas), loads.get(&region));
-                Site {
-                    region,
-                    tokens_per_replica,
-                    max,
-                    floors_so_far,
-                    cost,
-                    load: load.copied().unwrap_or(0),
-                }
+                Site { region, tokens_per_replica, max, floor, cost, load: load.copied().unwrap_or(0) }
             });
             match cheapest_spread(sites.collect(), demand) {
                 Some(found) => floors_so_far.extend(found),
@@ -152,7 +145,7 @@ fn cheapest_spread(mut sites: Vec<Site>, demand: u64) -> Option<BTreeMap<RegionI
     let mut at = 0;
     sites.retain(|site| {
         at += 1;
-        at <= most || site.floors_so_far > 0
+        at <= most || site.floor > 0
     });
     let mut best: Option<(u128, Vec<u32>)> = None;
     for over in 2..=sites.len().min(most) {
@@ -184,9 +177,9 @@ fn sites_needed(sites: &[Site], demand: u64) -> usize {
 /// Returns the counts of all sites if the first `over` share evenly; `None` if they do not survive a loss.
 fn even_counts(sites: &[Site], over: usize, demand: u64) -> Option<Vec<u32>> {
     let count = |at: usize, level: u64| {
-        let Site { tokens_per_replica, max, floors_so_far, .. } = sites[at];
+        let Site { tokens_per_replica, max, floor, .. } = sites[at];
         let needed = u32::try_from(level.div_ceil(tokens_per_replica)).unwrap_or(u32::MAX);
-        if at < over { needed.min(max).max(floors_so_far) } else { floors_so_far }
+        if at < over { needed.min(max).max(floor) } else { floor }
     };
     let survives_loss = |level: u64| {
         let (mut sum, mut largest) = (0u64, 0u64);

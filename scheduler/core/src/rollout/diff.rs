@@ -59,8 +59,8 @@ fn changes<Name: Ord + ToString, T: PartialEq>(
 
 /// Returns the fields that differ.
 fn changed(was: &Fields, is: &Fields, residency_change: Option<ResidencyChange>) -> Vec<FieldV1> {
-    let gone = was.iter().filter(|(field, _)| !is.iter().any(|(there, _)| there == field));
-    let names = is.iter().chain(gone).map(|(field, _)| field.as_str());
+    let removed = was.iter().filter(|(field, _)| !is.iter().any(|(there, _)| there == field));
+    let names = is.iter().chain(removed).map(|(field, _)| field.as_str());
     let field = |name: &str| FieldV1 {
         field: name.to_owned(),
         before: value(was, name),

@@ -206,25 +206,25 @@ impl Scaler {
 
     /// Evaluates one observation.
     pub fn tick(&mut self, observed: &ScalingObservation, now: Instant) -> ScalingDecision {
-        self.arrived(observed, now);
+        self.record_arrivals(observed, now);
         let count = observed.ready.saturating_add(observed.provisioning.len() as u32);
         // Averages never reach zero, so their tail is ignored for an idle deployment.
-        let (needs, reason) =
-            if self.is_quiet(now) { (0, ScalingReason::Idle) } else { self.needs(observed) };
-        self.remember(observed, now);
+        let (required, reason) =
+            if self.is_idle(now) { (0, ScalingReason::Idle) } else { self.required_replicas(observed) };
+        self.record_recommendation(observed, now);
         let floor = self.config.min.max(observed.floor).min(self.config.max);
-        if needs > count {
-            let limited = needs.min(scale_up_limit(count));
+        if required > count {
+            let limited = required.min(scale_up_limit(count));
             let (replicas, reason) =
-                if limited < needs { (limited, ScalingReason::ScaleUpLimit) } else { (needs, reason) };
+                if limited < required { (limited, ScalingReason::ScaleUpLimit) } else { (required, reason) };
             return self.bounded(replicas, reason, floor);
         }
-        if self.is_quiet(now) && observed.blocker.is_none() {
+        if self.is_idle(now) && observed.blocker.is_none() {
             return self.bounded(0, ScalingReason::Idle, floor);
         }
-        let peak = self.recommendations.front().map_or(0, |(_, replicas)| *replicas).max(needs).max(1);
+        let peak = self.recommendations.front().map_or(0, |(_, replicas)| *replicas).max(required).max(1);
         if peak >= count {
-            let reason = if needs == count { reason } else { ScalingReason::ScaleDownDelay };
+            let reason = if required == count { reason } else { ScalingReason::ScaleDownDelay };
             return self.bounded(count, reason, floor);
         }
         if let Some(blocker) = observed.blocker {
@@ -244,7 +244,7 @@ impl Scaler {
         ScalingDecision { replicas, reason }
     }
 
-    fn arrived(&mut self, observed: &ScalingObservation, now: Instant) {
+    fn record_arrivals(&mut self, observed: &ScalingObservation, now: Instant) {
         let passed = now.saturating_duration_since(self.last);
         if passed.is_zero() {
             return;
@@ -263,13 +263,13 @@ impl Scaler {
         self.fast.get().max(self.slow.get() * f64::from(SLOW_PERCENT) / 100.0)
     }
 
-    /// Returns the number of replicas that the current load needs, and the deciding factor.
-    fn needs(&self, observed: &ScalingObservation) -> (u32, ScalingReason) {
+    /// Returns the number of replicas that the current load requires, and the deciding factor.
+    fn required_replicas(&self, observed: &ScalingObservation) -> (u32, ScalingReason) {
         let cold_start = u32::from(observed.backlog > 0 || observed.in_flight > 0 || observed.arrived > 0);
-        let mut needs = (cold_start, ScalingReason::ColdStart);
+        let mut required = (cold_start, ScalingReason::ColdStart);
         let mut or = |replicas: u32, reason: ScalingReason| {
-            if replicas > needs.0 {
-                needs = (replicas, reason);
+            if replicas > required.0 {
+                required = (replicas, reason);
             }
         };
         if observed.speed > 0 {
@@ -294,11 +294,11 @@ impl Scaler {
             let full = f64::from(target) * f64::from(self.config.target_utilization) / 100.0;
             or(round_up(f64::from(observed.in_flight) / full), ScalingReason::Concurrency);
         }
-        needs
+        required
     }
 
     /// Records the number of replicas that would suffice now, as a lower bound during the scale-down delay.
-    fn remember(&mut self, observed: &ScalingObservation, now: Instant) {
+    fn record_recommendation(&mut self, observed: &ScalingObservation, now: Instant) {
         let mut enough = u32::from(now == self.last_request);
         if observed.speed > 0 {
             let full = f64::from(DOWN_UTILIZATION_PERCENT) / 100.0 * observed.speed as f64;
@@ -324,7 +324,7 @@ impl Scaler {
     }
 
     /// Returns whether the deployment has been idle for long enough to scale to zero.
-    fn is_quiet(&self, now: Instant) -> bool {
+    fn is_idle(&self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.last_request);
         self.config.zero_after.is_some_and(|after| since >= after)
     }

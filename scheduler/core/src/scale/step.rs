@@ -83,8 +83,8 @@ pub fn step<I: Clone + Ord>(own: &[OwnReplica<I>], others: u32, target: u32, now
         let missing = missing - step.undrain.len() as u32;
         // During a rolling update only the surge may be started.
         let surge = if stale == 0 { missing } else { (target * SURGE_PERCENT).div_ceil(100).max(1) };
-        let room = target.saturating_add(surge).saturating_sub(all + step.undrain.len() as u32);
-        step.start = missing.min(room);
+        let available = target.saturating_add(surge).saturating_sub(all + step.undrain.len() as u32);
+        step.start = missing.min(available);
     }
     let over = if stale == 0 {
         all.saturating_sub(target)
@@ -186,10 +186,10 @@ mod tests {
         let now = some_instant();
         let mut all: Vec<_> =
             (0..stale).map(|id| OwnReplica { is_stale: true, ..own(id, Serving, 0, now) }).collect();
-        let (mut next, mut looks) = (stale, 0);
+        let (mut next, mut evaluations) = (stale, 0);
         while all.iter().any(|it| it.is_stale) || all.len() as u32 != target {
-            looks += 1;
-            assert!(looks < 500, "does not converge: {all:?}");
+            evaluations += 1;
+            assert!(evaluations < 500, "does not converge: {all:?}");
             let Step { undrain, drain, start } = step(&all, 0, target, now);
             assert!(undrain.is_empty());
             all.retain(|it| !drain.contains(&it.id));
@@ -201,14 +201,14 @@ mod tests {
             let most = (target + (target * SURGE_PERCENT).div_ceil(100).max(1)).max(stale);
             assert!(all.len() as u32 <= most, "{} replicas run for a target of {target}", all.len());
         }
-        looks
+        evaluations
     }
 
     #[test]
     fn stale_replicas_are_replaced_without_a_gap() {
         for (stale, target) in [(1, 1), (4, 4), (40, 40), (2, 8), (8, 2), (3, 0)] {
-            let looks = rolling_update(stale, target);
-            assert!(looks <= 20, "{stale} to {target} took {looks} looks");
+            let evaluations = rolling_update(stale, target);
+            assert!(evaluations <= 20, "{stale} to {target} took {evaluations} evaluations");
         }
     }
 

@@ -219,7 +219,7 @@ proptest! {
     /// limit, and removes no replica while there is a blocker.
     #[test]
     fn any_observations_keep_the_bounds(
-        looks in prop::collection::vec(
+        observations in prop::collection::vec(
             (0u64..10_000_000, 0u64..10_000_000, 0u32..5000, 0u32..40, 0usize..10, 0u64..5000, 0u64..300, 0u32..20, any::<bool>()),
             1..60,
         ),
@@ -227,7 +227,7 @@ proptest! {
         more in 0u32..60,
     ) {
         let mut test = ScalerTest::of(config(min, min + more));
-        for (arrived, backlog, in_flight, ready, provisioning, speed, start, floor, is_blocked) in looks {
+        for (arrived, backlog, in_flight, ready, provisioning, speed, start, floor, is_blocked) in observations {
             let provisioning = vec![SECOND; provisioning];
             let count = ready + provisioning.len() as u32;
             let blocker = is_blocked.then_some(ScaleDownBlocker::RolloutInProgress);

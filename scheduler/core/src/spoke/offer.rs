@@ -1,4 +1,4 @@
-//! Spillover capacity that a region offers to gateways whose local region is full.
+//! Spillover capacity that a region offers to gateways whose own region is full.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;

@@ -180,12 +180,12 @@ fn a_confined_class_gets_the_capacity_and_the_deployments_policy_applies() {
     test.handle(Event::DemandReported(demand(&[
         ("m", "de,nl", 2900),
         ("m-eu", "anywhere", 50),
-        ("gone", "eu", 9),
+        ("removed", "eu", 9),
     ])));
     test.advance(2 * SECOND);
     assert_eq!(test.shares("m", "de,nl"), [share(EUROPE, 1000)]);
     assert_eq!(test.shares("m-eu", "anywhere"), [share(EUROPE, 1000)], "whatever policy the gateway reports");
-    assert_eq!(test.shares("gone", "eu"), []);
+    assert_eq!(test.shares("removed", "eu"), []);
 }
 
 #[test]

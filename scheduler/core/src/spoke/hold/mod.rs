@@ -234,7 +234,7 @@ impl Spoke {
     }
 
     /// Returns the time that a new request of the lowest urgency would be held; `None` if it would not wait, or if no
-    /// replica is ready or being started.
+    /// replica is ready and none would be started.
     pub(super) fn wait_estimate(&self, deployment: &DeploymentName, now: Instant) -> Option<Duration> {
         let ready = self.serving(deployment, now).count();
         let replica_in = match ready {
