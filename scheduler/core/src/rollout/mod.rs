@@ -21,10 +21,10 @@
 //!
 //! A reader that shuts down in order deregisters, and a reader that has not been heard of for [`READER_TIMEOUT`] is not
 //! waited for: it may be switched off, and one forgotten process would block every later change. This is safe, because
-//! such a reader does *less* than it may: a gateway sends by the narrower residency, and a spoke rejects at its ingress
-//! what others send under the wider one, and the sender fails over. It never does more, since narrowing does not
-//! wait. For the same reason nothing is widened during the first [`SETTLE_TIME`] of a hub's term: a reader that could
-//! not reach a hub may not have come back yet.
+//! such a reader does *less* than it may: a gateway sends by the narrower residency, and a spoke rejects requests that
+//! arrive under the wider one, so that their senders fail over. It never does more, since narrowing does not wait. For
+//! the same reason nothing is widened during the first [`SETTLE_TIME`] of a hub's term: a reader that could not reach a
+//! hub may not have come back yet.
 //!
 //! All other state is in the last table and the acknowledgements: the announcement and its generation are part of the
 //! table, so a new leader continues where the last one stopped.
