@@ -275,7 +275,10 @@ mod tests {
     #[test]
     fn the_example_that_people_edit_is_a_valid_configuration() {
         let config = parse(EXAMPLE, Some("gcp/europe-west4")).unwrap();
-        assert_eq!((config.region.as_str(), config.hub.current()), ("gcp/europe-west4", "http://127.0.0.1:7000"));
+        assert_eq!(
+            (config.region.as_str(), config.hub.current()),
+            ("gcp/europe-west4", "http://127.0.0.1:7000")
+        );
         assert_eq!((config.advertise.port(), config.replicas.len()), (7100, 1));
         assert_eq!(config.spoke(7).boot_id(), 7);
     }
