@@ -1,5 +1,4 @@
-//! The parts of the plan that are given out, whoever has made it: the leader as it writes them, others as they see them
-//! written.
+//! The published parts of the plan: on the leader as it writes them, on followers as they see them in the store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -13,35 +12,35 @@ use scheduler_core::wire::plan::{FloorV1, PlanV1, RegionFloors, RegionFloorsV1, 
 
 use super::records;
 
-/// What is given out.
+/// Published plan.
 #[derive(Default)]
-pub(super) struct Plans(Mutex<Parts>);
+pub(super) struct PublishedPlan(Mutex<Parts>);
 
 #[derive(Default)]
 struct Parts {
-    weights: BTreeMap<RegionId, Arc<Rows>>,
+    weights: BTreeMap<RegionId, Arc<GatewayWeights>>,
     floors: BTreeMap<RegionId, RegionFloors>,
 }
 
-/// The rows of the gateways at one place.
-pub(super) struct Rows {
+/// Weight rows for the gateways in one region.
+pub(super) struct GatewayWeights {
     weights: Weights,
-    /// `WeightsV1` as JSON, made when somebody asks.
+    /// `WeightsV1` as JSON, serialised at the first request.
     body: OnceLock<Bytes>,
 }
 
-impl Rows {
+impl GatewayWeights {
     pub(super) fn body(&self) -> Bytes {
         self.body.get_or_init(|| records::bytes(&WeightsV1::from(&self.weights)).into()).clone()
     }
 }
 
-impl Plans {
+impl PublishedPlan {
     fn parts(&self) -> MutexGuard<'_, Parts> {
         self.0.lock()
     }
 
-    /// Gives this part out, if it supersedes the one that is: nobody is told an older one, whatever a store says.
+    /// Publishes this part if it is newer than the published one, so that no generation falls, whatever the store holds.
     pub(super) fn publish(&self, part: Part) {
         let (parts, generation) = (&mut *self.parts(), part.generation());
         let newer = |known: Option<Generation>| known.is_none_or(|known| generation > known);
@@ -49,7 +48,7 @@ impl Plans {
             Part::Weights(weights) => {
                 if newer(parts.weights.get(&weights.gateway).map(|rows| rows.weights.generation)) {
                     let place = weights.gateway.clone();
-                    parts.weights.insert(place, Arc::new(Rows { weights, body: OnceLock::new() }));
+                    parts.weights.insert(place, Arc::new(GatewayWeights { weights, body: OnceLock::new() }));
                 }
             }
             Part::Floors(floors) => {
@@ -60,19 +59,19 @@ impl Plans {
         }
     }
 
-    /// For how many places there are rows.
+    /// Returns the number of gateway regions with rows.
     pub(super) fn places(&self) -> usize {
         self.parts().weights.len()
     }
 
-    /// The rows for gateways at this place, if they are newer than these.
-    pub(super) fn rows(&self, place: &RegionId, after: Option<Generation>) -> Option<Arc<Rows>> {
+    /// Returns the rows for gateways in this region, if they are newer than `after`.
+    pub(super) fn rows(&self, place: &RegionId, after: Option<Generation>) -> Option<Arc<GatewayWeights>> {
         let parts = self.parts();
         let rows = parts.weights.get(place)?;
         after.is_none_or(|after| rows.weights.generation > after).then(|| rows.clone())
     }
 
-    /// All of it.
+    /// Returns the whole plan.
     pub(super) fn all(&self) -> PlanV1 {
         let parts = self.parts();
         PlanV1 {
@@ -82,7 +81,7 @@ impl Plans {
         }
     }
 
-    /// The floors of a region; none, where nobody has planned any yet.
+    /// Returns the floors of a region; `None` if no plan has floors for it yet.
     pub(super) fn floors(&self, region: &RegionId) -> Option<Vec<FloorV1>> {
         self.parts().floors.get(region).map(|floors| told(&floors.floors))
     }
@@ -98,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_part_that_does_not_supersede_is_not_given_out_and_is_given_to_whoever_has_an_older_one() {
-        let plans = Plans::default();
+        let plans = PublishedPlan::default();
         let place: RegionId = "aws/us-east-1".parse().unwrap();
         let weights = |text: &str| Weights {
             generation: generation(text),
@@ -117,7 +116,7 @@ mod tests {
 
     #[test]
     fn floors_are_told_once_somebody_has_planned_them() {
-        let plans = Plans::default();
+        let plans = PublishedPlan::default();
         let region: RegionId = "aws/us-east-1".parse().unwrap();
         let floors = |text: &str, replicas: &[(&str, u32)]| {
             let floors = replicas.iter().map(|(name, replicas)| (name.parse().unwrap(), *replicas)).collect();

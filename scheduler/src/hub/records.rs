@@ -51,14 +51,14 @@ pub(super) fn bytes(wire: &impl Serialize) -> Vec<u8> {
 }
 
 /// From so many bytes on a record is compressed; below, a person can read it in the store.
-const PACKED_FROM: usize = 16 << 10;
+const COMPRESSION_THRESHOLD: usize = 16 << 10;
 /// Bytes of a record that is read: six times the largest table that routing is measured with.
 const TABLE_BYTES_MAX: usize = 16 << 20;
 
 /// A record that may be long, as the store keeps it.
 pub(super) fn packed(wire: &impl Serialize) -> Vec<u8> {
     let plain = bytes(wire);
-    if plain.len() < PACKED_FROM {
+    if plain.len() < COMPRESSION_THRESHOLD {
         return plain;
     }
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
@@ -72,9 +72,9 @@ fn unpacked(entry: &KeyValue) -> Result<Cow<'_, [u8]>, RecordError> {
     }
     let mut plain = Vec::new();
     let read = ZlibDecoder::new(&*entry.value).take(TABLE_BYTES_MAX as u64 + 1).read_to_end(&mut plain);
-    read.map_err(|error| wrong(entry, error))?;
+    read.map_err(|error| unreadable(entry, error))?;
     if plain.len() > TABLE_BYTES_MAX {
-        return Err(wrong(entry, format!("it has more than {TABLE_BYTES_MAX} bytes")));
+        return Err(unreadable(entry, format!("it has more than {TABLE_BYTES_MAX} bytes")));
     }
     Ok(Cow::Owned(plain))
 }
@@ -82,33 +82,36 @@ fn unpacked(entry: &KeyValue) -> Result<Cow<'_, [u8]>, RecordError> {
 fn read<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
     entry: &KeyValue,
 ) -> Result<T, RecordError> {
-    meaning::<Wire, T>(entry, &unpacked(entry)?)
+    parse::<Wire, T>(entry, &unpacked(entry)?)
 }
 
-fn meaning<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
+fn parse<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
     entry: &KeyValue,
     bytes: &[u8],
 ) -> Result<T, RecordError> {
-    let wire: Wire = serde_json::from_slice(bytes).map_err(|error| wrong(entry, error))?;
-    T::try_from(wire).map_err(|error| wrong(entry, error))
+    let wire: Wire = serde_json::from_slice(bytes).map_err(|error| unreadable(entry, error))?;
+    T::try_from(wire).map_err(|error| unreadable(entry, error))
 }
 
-fn wrong(entry: &KeyValue, problem: impl ToString) -> RecordError {
+fn unreadable(entry: &KeyValue, problem: impl ToString) -> RecordError {
     RecordError { key: entry.key.clone(), problem: problem.to_string() }
 }
 
 /// The spoke of an entry under `spokes/`.
-pub(super) fn standing(entry: &KeyValue) -> Result<Standing, RecordError> {
+pub(super) fn spoke(entry: &KeyValue) -> Result<Standing, RecordError> {
     let registration = read::<RegisterV1, Registration>(entry)?;
     if entry.key != keys::spoke(&registration.region, registration.boot_id) {
-        return Err(wrong(entry, format!("it is of {} {:x}", registration.region, registration.boot_id)));
+        return Err(unreadable(
+            entry,
+            format!("it is of {} {:x}", registration.region, registration.boot_id),
+        ));
     }
     Ok(Standing { registration, created: entry.create_revision })
 }
 
 /// The deployments of the entry `wanted/deployments`.
 pub(super) fn wanted(entry: &KeyValue) -> Result<Wanted, RecordError> {
-    meaning::<DeploymentsV1, Wanted>(entry, &unpacked(entry)?)
+    parse::<DeploymentsV1, Wanted>(entry, &unpacked(entry)?)
 }
 
 /// The tenants of the entry `wanted/tenants`.
@@ -118,13 +121,13 @@ pub(super) fn tenants(entry: &KeyValue) -> Result<BTreeMap<TenantId, TenantRules
 
 /// The reader of an entry under `readers/`, and the table that it runs.
 pub(super) fn reader(entry: &KeyValue) -> Result<(Reader, Generation), RecordError> {
-    let wire: ReaderV1 = serde_json::from_slice(&entry.value).map_err(|error| wrong(entry, error))?;
+    let wire: ReaderV1 = serde_json::from_slice(&entry.value).map_err(|error| unreadable(entry, error))?;
     let ReaderV1 { version: _, reader, generation } = wire;
-    let reader: Reader = reader.parse().map_err(|error| wrong(entry, error))?;
+    let reader: Reader = reader.parse().map_err(|error| unreadable(entry, error))?;
     if entry.key != keys::reader(&reader) {
-        return Err(wrong(entry, format!("it is of {reader}")));
+        return Err(unreadable(entry, format!("it is of {reader}")));
     }
-    Ok((reader, generation.parse().map_err(|error| wrong(entry, error))?))
+    Ok((reader, generation.parse().map_err(|error| unreadable(entry, error))?))
 }
 
 /// The table of the entry `routes`.
@@ -137,7 +140,7 @@ pub(super) fn demand(entry: &KeyValue) -> Result<GatewayDemand, RecordError> {
     let demand = read::<DemandV1, GatewayDemand>(entry)?;
     let GatewayBoot { place, boot_id } = &demand.gateway;
     if entry.key != keys::demand(place, *boot_id) {
-        return Err(wrong(entry, format!("it is of {place} {boot_id:x}")));
+        return Err(unreadable(entry, format!("it is of {place} {boot_id:x}")));
     }
     Ok(demand)
 }
@@ -146,7 +149,7 @@ pub(super) fn demand(entry: &KeyValue) -> Result<GatewayDemand, RecordError> {
 pub(super) fn drain(entry: &KeyValue) -> Result<RegionId, RecordError> {
     let region = read::<DrainV1, RegionId>(entry)?;
     if entry.key != keys::drain(&region) {
-        return Err(wrong(entry, format!("it is of {region}")));
+        return Err(unreadable(entry, format!("it is of {region}")));
     }
     Ok(region)
 }
@@ -159,7 +162,7 @@ pub(super) fn part(entry: &KeyValue) -> Result<Part, RecordError> {
         read::<RegionFloorsV1, RegionFloors>(entry).map(Part::Floors)
     }?;
     if entry.key != key_of(&part) {
-        return Err(wrong(entry, format!("it is of {}", key_of(&part))));
+        return Err(unreadable(entry, format!("it is of {}", key_of(&part))));
     }
     Ok(part)
 }
@@ -182,8 +185,8 @@ pub(super) fn packed_part(part: &Part) -> Vec<u8> {
 
 /// The number of the entry `meta/epoch`.
 pub(super) fn epoch(entry: &KeyValue) -> Result<u64, RecordError> {
-    let text = std::str::from_utf8(&entry.value).map_err(|error| wrong(entry, error))?;
-    text.parse().map_err(|error| wrong(entry, error))
+    let text = std::str::from_utf8(&entry.value).map_err(|error| unreadable(entry, error))?;
+    text.parse().map_err(|error| unreadable(entry, error))
 }
 
 /// What a change of the store means for the hub: nothing, if it is a change of something else.
@@ -191,7 +194,7 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
     let key = change.key();
     match change {
         store::Event::Put(entry) if key.starts_with(keys::SPOKES) => {
-            Some(standing(entry).map(Event::SpokeStands))
+            Some(spoke(entry).map(Event::SpokeStands))
         }
         store::Event::Put(entry) if key.starts_with(keys::READERS) => {
             Some(reader(entry).map(|(reader, generation)| Event::Acknowledged(reader, generation)))
@@ -202,12 +205,12 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
         store::Event::Put(entry) if key.starts_with(keys::DRAINS) => Some(drain(entry).map(Event::Drained)),
         store::Event::Put(_) => None,
         // A record of deployments or tenants that is gone says nothing; only one that says so takes them away.
-        store::Event::Delete { .. } => gone(key).map(Ok),
+        store::Event::Delete { .. } => deleted(key).map(Ok),
     }
 }
 
 /// What it means that a key is gone.
-fn gone(key: &str) -> Option<Event> {
+fn deleted(key: &str) -> Option<Event> {
     let spoke = || keys::spoke_of(key).map(|(region, boot_id)| Event::SpokeGone { region, boot_id });
     let gateway = || keys::demand_of(key).map(|(place, boot_id)| GatewayBoot { place, boot_id });
     spoke()
@@ -232,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_spoke_is_read_from_its_own_key_only() {
-        let standing = |key| super::standing(&entry(key, SPOKE));
+        let standing = |key| super::spoke(&entry(key, SPOKE));
         assert_eq!(standing("spokes/aws/us-east-1/00000000000000ff").map(|standing| standing.created), Ok(3));
         let error = standing("spokes/aws/us-east-2/00000000000000ff").unwrap_err().to_string();
         assert!(

@@ -1,4 +1,4 @@
-//! The replicas of each deployment for `GET /v1/rollout`: how many are ready of how many, in which region, with which model.
+//! Replicas of each deployment for `GET /v1/rollout`: target and ready count by region and model.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use scheduler_core::revisions::Reported;
 use scheduler_core::wire::apply::{DeploymentReplicasV1, RegionReplicasV1};
 use scheduler_core::wire::revision::{counted_v1, engine_v1, next_v1};
 
-/// The replicas of each deployment of a table, by what the regions said last.
+/// Returns the replicas of each deployment of a table, from the latest reports of the regions.
 pub(super) fn of(table: &RouteTable, spokes: Vec<Standing>) -> Vec<DeploymentReplicasV1> {
     let mut newest: BTreeMap<RegionId, Standing> = BTreeMap::new();
     for standing in spokes {
@@ -37,12 +37,12 @@ pub(super) fn of(table: &RouteTable, spokes: Vec<Standing>) -> Vec<DeploymentRep
 fn in_region(name: &DeploymentName, region: &RegionId, standing: &Standing) -> Option<RegionReplicasV1> {
     let registration = &standing.registration;
     let reported = registration.models.get(name);
-    // A region that could start replicas of it, and has none, is shown as well.
+    // A region that can start replicas of the deployment and has none is listed too.
     if reported.is_none() && !registration.deployments.contains(name) {
         return None;
     }
-    let nothing = Reported::default();
-    let Reported { target, models } = reported.unwrap_or(&nothing);
+    let none = Reported::default();
+    let Reported { target, models } = reported.unwrap_or(&none);
     Some(RegionReplicasV1 {
         region: region.to_string(),
         target: *target,

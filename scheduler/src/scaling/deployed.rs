@@ -1,4 +1,4 @@
-//! One deployment in one region: how many replicas it should have, and what is remembered for that.
+//! Scaling state of one deployment in one region.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -11,43 +11,43 @@ use scheduler_core::scale::step::Own;
 use scheduler_core::scale::{Brake, Scaler, Seen, Wanted, Why};
 use scheduler_core::spoke::{Demand, Standing};
 
-use crate::actuator::{Deaths, ReplicaId};
-use crate::agent::table::Followed;
+use crate::actuator::{Crashes, ReplicaId};
+use crate::agent::table::FollowedTable;
 
-/// For so long after another region's overflow came nobody is let go.
-const OVERFLOW_LASTS: Duration = Duration::from_secs(10);
+/// Time after the last request that spilled over from another region during which no replica is terminated.
+const OVERFLOW_HOLD: Duration = Duration::from_secs(10);
 
-/// One deployment.
-pub(super) struct Deployed {
+/// Deployment in the region, with its replica counts.
+pub(super) struct DeploymentScaler {
     pub(super) deployment: Arc<Deployment>,
-    /// The same with the model that is to replace the one that is served: its replicas are started beside the others.
+    /// The deployment with its next model, whose replicas are started beside the present ones.
     pub(super) next: Option<Arc<Deployment>>,
     pub(super) scaler: Scaler,
-    /// It should not run here any longer.
+    /// The deployment should no longer run in this region.
     pub(super) retired: bool,
-    /// So many should run, beside those that stop and those of `next`.
+    /// Number of replicas that should run, without those that are stopping and those of `next`.
     pub(super) target: u32,
-    /// So many of `next` should run, beside those that stop.
+    /// Number of replicas of `next` that should run, without those that are stopping.
     pub(super) next_target: u32,
     pub(super) wanted: Option<Wanted>,
     pub(super) starts: Starts,
-    /// The last that was measured: with no replica there is nobody to ask.
+    /// Last measured throughput; without a replica there is no present value.
     pub(super) speed: u64,
     pub(super) overflow: Option<Instant>,
-    pub(super) deaths: Deaths,
+    pub(super) deaths: Crashes,
     pub(super) died: Option<Instant>,
 }
 
-/// Who is counted when it is decided who comes and who goes: who was ordered and is not there yet is the first to be let off.
+/// Replica in a scaling decision. An ordered replica that has not been started sorts last and is cancelled first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Id {
-    There(ReplicaId),
+pub(super) enum ReplicaSlot {
+    Existing(ReplicaId),
     Ordered(u32),
 }
 
-impl Deployed {
-    pub(super) fn new(deployment: Arc<Deployment>, now: Instant) -> Deployed {
-        Deployed {
+impl DeploymentScaler {
+    pub(super) fn new(deployment: Arc<Deployment>, now: Instant) -> DeploymentScaler {
+        DeploymentScaler {
             scaler: Scaler::new(deployment.scaling.clone(), now),
             deployment,
             next: None,
@@ -58,27 +58,27 @@ impl Deployed {
             starts: Starts::default(),
             speed: 0,
             overflow: None,
-            deaths: Deaths::default(),
+            deaths: Crashes::default(),
             died: None,
         }
     }
 
-    /// Why none may be let go, if somebody knows better than traffic.
-    fn brake(&self, hub: &Followed, now: Instant) -> Option<Brake> {
+    /// Returns the reason that forbids scaling down, if any.
+    fn brake(&self, hub: &FollowedTable, now: Instant) -> Option<Brake> {
         let lately =
             |at: Option<Instant>, lasts| at.is_some_and(|at| now.saturating_duration_since(at) < lasts);
         if lately(self.died, restarts::BRAKE) {
             Some(Brake::Crashed)
         } else if hub.hub_is_silent(now) {
             Some(Brake::HubSilent)
-        } else if lately(self.overflow, OVERFLOW_LASTS) {
+        } else if lately(self.overflow, OVERFLOW_HOLD) {
             Some(Brake::TakesOverflow)
         } else {
             None
         }
     }
 
-    /// What the timetable says, in time for what it will say when somebody who is ordered now is ready.
+    /// Returns the replicas scheduled by the timetable, both now and at the time when a replica started now becomes ready.
     fn scheduled(&self, now: SystemTime) -> u32 {
         let at = |time: SystemTime| {
             let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -87,18 +87,18 @@ impl Deployed {
         at(now).max(at(now + self.starts.nearly_all()))
     }
 
-    /// Whether what somebody was started for is not what is deployed now.
+    /// Returns whether a replica was started for another model than the deployed one.
     pub(super) fn is_stale(&self, started: &Deployment) -> bool {
         started.model_spec() != self.deployment.model_spec()
     }
 
-    /// Whether somebody was started for the model that is to replace the one that is served.
+    /// Returns whether a replica was started for the next model.
     pub(super) fn is_next(&self, started: &Deployment) -> bool {
         self.next.as_ref().is_some_and(|next| next.model_spec() == started.model_spec())
     }
 
-    /// From now on this is to replace what is served. What was started for another one before counts with the rest: it is
-    /// what is served now, or it is of no use any longer.
+    /// Sets the next model. Replicas that were started for the previous next model count with the others: that model is either
+    /// served now, or no longer needed.
     pub(super) fn set_next(&mut self, next: Option<Arc<Deployment>>) {
         let spec = |it: &Option<Arc<Deployment>>| it.as_ref().map(|it| it.model_spec());
         if spec(&next) != spec(&self.next) {
@@ -107,37 +107,37 @@ impl Deployed {
         self.next = next;
     }
 
-    /// One of those that run, or should, is not counted any longer.
+    /// Lowers the target for a replica that no longer counts.
     pub(super) fn one_less(&mut self, started: &Deployment) {
         let target = if self.is_next(started) { &mut self.next_target } else { &mut self.target };
         *target = target.saturating_sub(1);
     }
 
-    /// So many of the next model should run: as many as of the one that is served, and one at least, by which the hub learns
-    /// its revision.
+    /// Returns the desired number of replicas of the next model: as many as of the served one, and at least one, from which the
+    /// hub learns the revision.
     pub(super) fn next_wanted(&self, wanted: Wanted) -> u32 {
         if self.next.is_some() && !self.retired { wanted.replicas.max(1) } else { 0 }
     }
 
-    /// How long it takes from an order that is not carried out yet.
+    /// Returns the time until a replica ordered now is ready.
     pub(super) fn start_from(&self, now: Instant) -> Duration {
         let pause = self.deaths.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
         pause + self.starts.nearly_all()
     }
 
-    /// Those on their way, each with the time until it is ready.
-    pub(super) fn ordered(&self, own: &[Own<Id>], now: Instant) -> Vec<Duration> {
+    /// Returns the remaining start time of each provisioning replica.
+    pub(super) fn ordered(&self, own: &[Own<ReplicaSlot>], now: Instant) -> Vec<Duration> {
         let on_the_way = own.iter().filter(|it| it.standing == Standing::Unheard);
         let left = on_the_way.map(|it| match it.id {
-            Id::There(_) => self.starts.left(now.saturating_duration_since(it.since)),
-            Id::Ordered(_) => self.start_from(now),
+            ReplicaSlot::Existing(_) => self.starts.left(now.saturating_duration_since(it.since)),
+            ReplicaSlot::Ordered(_) => self.start_from(now),
         });
         left.collect()
     }
 
     pub(super) fn wants(
         &mut self,
-        hub: &Followed,
+        hub: &FollowedTable,
         demand: Demand,
         mut ordered: Vec<Duration>,
         rolls_out: bool,
@@ -155,7 +155,7 @@ impl Deployed {
         }
         let mut ready = demand.ready;
         if rolls_out {
-            // Those who are there twice, coming and going, are no more than are wanted.
+            // Replicas that exist twice during a rollout count once.
             let most = self.wanted.map_or(ready, |wanted| wanted.replicas);
             ready = ready.min(most);
             ordered.truncate(most.saturating_sub(ready) as usize);

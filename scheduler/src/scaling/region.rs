@@ -1,4 +1,4 @@
-//! One region's deployments and replicas, as the scaler sees them, and what is done about them.
+//! Deployments and replicas of one region: inputs of the scaling decisions, and their application.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,73 +11,74 @@ use scheduler_core::spoke::hold::Held;
 use scheduler_core::spoke::{Decided, Demand, Member, Spoke, Standing};
 use tokio::sync::{Notify, watch};
 
-use super::deployed::{Deployed, Id};
-use super::events::{DrainCutShort, ReplicaLeaves, ReplicaReady, WantedChanged};
-use crate::actuator::{Found, ReadyAt, ReplicaId, Running, Target, Targets};
-use crate::agent::table::Followed;
+use super::deployed::{DeploymentScaler, ReplicaSlot};
+use super::events::{DesiredChanged, DrainTimedOut, ReplicaDraining, ReplicaReady};
+use crate::actuator::{ActuatorStatus, DeploymentTarget, ReadyEndpoint, ReplicaId, RunningReplica, Targets};
+use crate::agent::table::FollowedTable;
 use crate::config::SpokeConfig;
 
-/// How long a replica that was let go may take to finish what it has: as long as a request may take that does not say.
-const DRAIN_MAX: Duration = Duration::from_secs(30);
-/// All that runs, or should, in one region.
-pub(super) struct Region {
+/// Drain timeout of a replica: the default timeout of a request.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Scaler of one region.
+pub(super) struct RegionScaler {
     here: RegionId,
     catalogue: Arc<Catalogue>,
     spoke: Arc<Mutex<Spoke>>,
-    /// Told when replicas have come or gone.
+    /// Notified when replicas were added or removed.
     changed: Arc<Notify>,
-    /// The numbers of those that the region's file names.
+    /// Indexes of the replicas in the region's file.
     others: Vec<usize>,
-    hub: Followed,
-    deployed: BTreeMap<DeploymentName, Deployed>,
-    own: BTreeMap<ReplicaId, Replica>,
+    hub: FollowedTable,
+    deployed: BTreeMap<DeploymentName, DeploymentScaler>,
+    own: BTreeMap<ReplicaId, OwnReplica>,
     targets: watch::Sender<Targets>,
 }
 
-/// One replica that was started here.
-struct Replica {
-    found: Found,
-    /// By which the spoke knows it, from when it takes work.
+/// Replica that the actuator has started.
+struct OwnReplica {
+    found: RunningReplica,
+    /// Index of the replica in the spoke, once it is ready.
     number: Option<usize>,
-    /// Since when it is let go.
+    /// Start of its drain.
     leaving: Option<Instant>,
-    /// Since when it is lost.
+    /// Time since which it is lost.
     lost: Option<Instant>,
-    /// It has finished and may be stopped.
+    /// Its drain has ended and it may be terminated.
     stop: bool,
-    /// It was heard of, at the last look.
+    /// It had reported its status at the last iteration.
     heard: bool,
-    /// It has had the model that its deployment is served with, and took requests.
+    /// It has served requests with its deployment's served model.
     served: bool,
 }
 
-impl Region {
+impl RegionScaler {
     pub(super) fn new(
         config: &SpokeConfig,
         spoke: Arc<Mutex<Spoke>>,
         changed: Arc<Notify>,
         others: Vec<usize>,
         targets: watch::Sender<Targets>,
-    ) -> Region {
+    ) -> RegionScaler {
         let (here, catalogue) = (config.region.clone(), config.catalogue.clone());
-        let hub = Followed::default();
+        let hub = FollowedTable::default();
         let (deployed, own) = (BTreeMap::new(), BTreeMap::new());
-        Region { here, catalogue, spoke, changed, others, hub, deployed, own, targets }
+        RegionScaler { here, catalogue, spoke, changed, others, hub, deployed, own, targets }
     }
 
     fn with_spoke<T>(&self, ask: impl FnOnce(&mut Spoke) -> T) -> T {
         ask(&mut self.spoke.lock())
     }
 
-    /// Whether somebody of the region's file was not heard of yet.
+    /// Returns whether a replica in the region's file has not reported its status yet.
     pub(super) fn others_are_unheard(&self, now: Instant) -> bool {
         let members = self.with_spoke(|spoke| spoke.members(self.others.iter().copied(), now));
         members.values().any(|member| member.standing == Standing::Unheard)
     }
 
-    /// The hub has said something; what should run here may be something else.
-    pub(super) fn follow(&mut self, followed: &Followed) {
-        let newer = |table: &Followed| table.table.as_ref().map(|table| table.generation);
+    /// Applies the latest route table.
+    pub(super) fn follow(&mut self, followed: &FollowedTable) {
+        let newer = |table: &FollowedTable| table.table.as_ref().map(|table| table.generation);
         let same = newer(followed) == newer(&self.hub);
         self.hub = followed.clone();
         if same {
@@ -95,7 +96,7 @@ impl Region {
         for deployment in all.filter(here) {
             let shared = Arc::new(deployment.clone());
             let deployed = self.deployed.entry(deployment.name.clone());
-            let deployed = deployed.or_insert_with(|| Deployed::new(shared.clone(), now));
+            let deployed = deployed.or_insert_with(|| DeploymentScaler::new(shared.clone(), now));
             deployed.retired = false;
             if deployed.deployment != shared {
                 deployed.scaler.set_knobs(shared.scaling.clone());
@@ -104,7 +105,7 @@ impl Region {
             let served = table.as_ref().and_then(|table| table.revision(&deployment.name));
             let next =
                 served.and_then(|served| served.next.as_ref()).map(|next| deployment.with_model(&next.spec));
-            // Replicas of another revision of the same spec are started by whoever restarts those that are there.
+            // Replicas of another revision of the same spec replace the present ones at a restart of those.
             let next = next.filter(|next| next.model_spec() != deployment.model_spec());
             deployed.set_next(next.map(Arc::new));
         }
@@ -118,21 +119,21 @@ impl Region {
         });
     }
 
-    /// Whoever acts says who is there.
-    pub(super) fn meet(&mut self, running: &Running, now: Instant) {
+    /// Applies the actuator's observed state.
+    pub(super) fn observe(&mut self, running: &ActuatorStatus, now: Instant) {
         let gone: Vec<_> = self.own.extract_if(.., |id, _| !running.replicas.contains_key(id)).collect();
         let mut changed = !gone.is_empty();
         for (_, replica) in gone {
             if let Some(number) = replica.number {
                 self.with_spoke(|spoke| spoke.remove_replica(number));
             }
-            // One that died on its way out needs nobody in its place.
+            // A replica that crashed while draining needs no replacement.
             if replica.leaving.is_some() && !replica.stop {
                 self.one_less(&replica.found.deployment);
             }
         }
         for (id, found) in &running.replicas {
-            let new = || Replica {
+            let new = || OwnReplica {
                 found: found.clone(),
                 number: None,
                 leaving: None,
@@ -142,7 +143,7 @@ impl Region {
                 served: false,
             };
             let mut replica = self.own.remove(id).unwrap_or_else(new);
-            if let Some(ReadyAt { endpoint, took }) = found.ready
+            if let Some(ReadyEndpoint { endpoint, took }) = found.ready
                 && replica.number.is_none()
             {
                 ReplicaReady { id, deployment: &found.deployment.name, took }.emit();
@@ -154,9 +155,12 @@ impl Region {
             }
             replica.found = found.clone();
             self.own.insert(id.clone(), replica);
-            // It was started by the spoke before this one, for what should not run here any longer.
+            // Started by an earlier spoke process, for a deployment that no longer runs here.
             if self.hub.table.is_some() && !self.deployed.contains_key(&found.deployment.name) {
-                let retired = Deployed { retired: true, ..Deployed::new(found.deployment.clone(), now) };
+                let retired = DeploymentScaler {
+                    retired: true,
+                    ..DeploymentScaler::new(found.deployment.clone(), now)
+                };
                 self.deployed.insert(found.deployment.name.clone(), retired);
             }
         }
@@ -167,7 +171,7 @@ impl Region {
             }
             deployed.deaths = *deaths;
         }
-        // Some run that nobody here has ordered: the spoke before this one has.
+        // Replicas that an earlier spoke process has ordered count as ordered.
         for (name, deployed) in &mut self.deployed {
             let there = self.own.values().filter(|it| it.found.deployment.name == *name && !it.stop);
             let (next, there): (Vec<_>, Vec<_>) =
@@ -180,8 +184,8 @@ impl Region {
         }
     }
 
-    /// Looks at every deployment, decides, and acts.
-    pub(super) fn look(&mut self, now: Instant) {
+    /// Decides and applies the replica counts of all deployments.
+    pub(super) fn scale(&mut self, now: Instant) {
         let numbers: Vec<_> = self.own.values().filter_map(|replica| replica.number).collect();
         let names = self.deployed.keys();
         let (demand, members, floors) = self.with_spoke(|spoke| {
@@ -198,7 +202,7 @@ impl Region {
         let mut own = self.by_deployment(&members, now);
         for (name, deployed) in &mut self.deployed {
             let demand = demand.get(name).copied().unwrap_or_default();
-            let All { served: mut own, next: mut coming } = own.remove(name).unwrap_or_default();
+            let OwnReplicas { served: mut own, next: mut coming } = own.remove(name).unwrap_or_default();
             let serving = own.iter().filter(|it| it.standing == Standing::Serving).count() as u32;
             own.extend(missing(deployed.target, own.len(), now));
             coming.extend(missing(deployed.next_target, coming.len(), now));
@@ -209,10 +213,10 @@ impl Region {
             let before = before.map_or(0, |before| before.replicas);
             if before != wanted.replicas {
                 let (ready, ordered) = (demand.ready, ordered.len());
-                WantedChanged { deployment: name, before, wanted, ready, ordered }.emit();
+                DesiredChanged { deployment: name, before, wanted, ready, ordered }.emit();
             }
             let next_wanted = deployed.next_wanted(wanted);
-            // The rest of those that take work are of the region's file.
+            // The other ready replicas are those of the region's file.
             let others = demand.ready.saturating_sub(serving);
             let steps = [
                 (step(&own, others, wanted.replicas, now), &mut deployed.target),
@@ -221,31 +225,31 @@ impl Region {
             for (Step { keep, let_go, order }, target) in steps {
                 *target += order;
                 for id in keep {
-                    if let Id::There(id) = id {
-                        keep_it(&mut self.own, &self.spoke, &id);
+                    if let ReplicaSlot::Existing(id) = id {
+                        cancel_drain(&mut self.own, &self.spoke, &id);
                     }
                 }
                 for id in let_go {
                     match id {
-                        Id::Ordered(_) => *target -= 1,
-                        Id::There(id) => let_it_go(&mut self.own, &self.spoke, &id, now),
+                        ReplicaSlot::Ordered(_) => *target -= 1,
+                        ReplicaSlot::Existing(id) => drain(&mut self.own, &self.spoke, &id, now),
                     }
                 }
             }
         }
         self.settle(now);
-        self.tell(&demand, now);
+        self.report(&demand, now);
     }
 
-    /// Those that were started here, as the step counts them. Who was told to stop is not counted any longer. One that takes
-    /// work and has another model than its deployment is served with gets no requests: it counts as one that is not ready, or as
-    /// one that is lost if it was served before, and nobody is let go because of it.
+    /// Groups the actuator's replicas by deployment, without those that are being terminated. A ready replica whose model differs
+    /// from the served one gets no requests: it counts as not ready, or as lost if it has served before, and no other replica is
+    /// terminated because of it.
     fn by_deployment(
         &mut self,
         members: &BTreeMap<usize, Member>,
         now: Instant,
-    ) -> BTreeMap<DeploymentName, All> {
-        let mut each: BTreeMap<_, All> = BTreeMap::new();
+    ) -> BTreeMap<DeploymentName, OwnReplicas> {
+        let mut each: BTreeMap<_, OwnReplicas> = BTreeMap::new();
         let spoke = self.spoke.lock();
         for (id, replica) in self.own.iter_mut().filter(|(_, replica)| !replica.stop) {
             let member = replica.number.and_then(|number| members.get(&number));
@@ -261,7 +265,7 @@ impl Region {
             let matches = replica.number.is_some_and(|it| spoke.replica_matches(it, name));
             replica.served |= matches && standing == Standing::Serving;
             let standing = match standing {
-                // The revision of its spec is another one now: one that is started anew has that.
+                // The revision of its spec has changed; a restarted replica has the new one.
                 Standing::Serving if !matches && !is_next && !stale && replica.served => Standing::Lost,
                 Standing::Serving if !matches && !is_next && !stale => Standing::Unheard,
                 standing => standing,
@@ -269,14 +273,14 @@ impl Region {
             replica.heard = standing != Standing::Unheard;
             replica.lost = match standing {
                 Standing::Lost => Some(replica.lost.unwrap_or(now)),
-                // One that goes because it is lost does not come back because it is warm.
+                // A replica that is drained because it is lost is not kept for being warm.
                 Standing::Leaving => replica.lost,
                 Standing::Unheard | Standing::Serving => None,
             };
             let all = each.entry(name.clone()).or_default();
             let all = if is_next { &mut all.next } else { &mut all.served };
             all.push(Own {
-                id: Id::There(id.clone()),
+                id: ReplicaSlot::Existing(id.clone()),
                 rank: replica.found.rank,
                 stale,
                 since: replica.found.since,
@@ -288,13 +292,13 @@ impl Region {
         each
     }
 
-    /// Whether somebody is on the way in or out.
+    /// Returns whether replicas are starting or draining.
     pub(super) fn is_unsettled(&self) -> bool {
-        let leaving = |replica: &Replica| replica.leaving.is_some() && !replica.stop;
+        let leaving = |replica: &OwnReplica| replica.leaving.is_some() && !replica.stop;
         self.own.values().any(|replica| leaving(replica) || replica.number.is_none())
     }
 
-    /// Those who were let go and have finished may be stopped; then whoever acts is told what should be.
+    /// Terminates replicas whose drain has ended, and publishes the targets.
     pub(super) fn settle(&mut self, now: Instant) {
         let leaving = self.own.values().filter(|it| it.leaving.is_some() && !it.stop);
         let numbers: Vec<_> = leaving.filter_map(|it| it.number).collect();
@@ -304,12 +308,12 @@ impl Region {
             let Some(since) = replica.leaving.filter(|_| !replica.stop) else { continue };
             let in_flight =
                 replica.number.and_then(|number| members.get(&number)).map_or(0, |it| it.in_flight);
-            let late = now.saturating_duration_since(since) >= DRAIN_MAX;
+            let late = now.saturating_duration_since(since) >= DRAIN_TIMEOUT;
             if in_flight > 0 && !late {
                 continue;
             }
             if in_flight > 0 {
-                DrainCutShort { id, in_flight, after: DRAIN_MAX }.emit();
+                DrainTimedOut { id, in_flight, after: DRAIN_TIMEOUT }.emit();
             }
             replica.stop = true;
             finished.push(replica.found.deployment.clone());
@@ -321,7 +325,7 @@ impl Region {
             let stop = stop.map(|(id, _)| id.clone()).collect();
             let (deployment, replicas) = (deployed.deployment.clone(), deployed.target);
             let next = deployed.next.clone().map(|next| (next, deployed.next_target));
-            targets.insert(name.clone(), Target { deployment, replicas, next, stop });
+            targets.insert(name.clone(), DeploymentTarget { deployment, replicas, next, stop });
         }
         self.targets.send_if_modified(|before| {
             let changed = *before != targets;
@@ -336,8 +340,8 @@ impl Region {
         }
     }
 
-    /// Tells the spoke, and by it the region's door, what was decided and what is on its way.
-    fn tell(&mut self, demand: &BTreeMap<DeploymentName, Demand>, now: Instant) {
+    /// Reports decisions and provisioning replicas to the spoke, which uses them for its ingress.
+    fn report(&mut self, demand: &BTreeMap<DeploymentName, Demand>, now: Instant) {
         let own = &self.own;
         let used = |name: &DeploymentName| own.values().any(|it| it.found.deployment.name == *name);
         let over: Vec<_> = self.deployed.extract_if(.., |name, it| it.retired && !used(name)).collect();
@@ -345,7 +349,7 @@ impl Region {
         let mut coming = BTreeMap::new();
         for (name, deployed) in &self.deployed {
             let Some(wanted) = deployed.wanted else { continue };
-            let of_it = |it: &&Replica| {
+            let of_it = |it: &&OwnReplica| {
                 let started = &it.found.deployment;
                 started.name == *name && !it.stop && !deployed.is_next(started)
             };
@@ -387,19 +391,19 @@ impl Region {
     }
 }
 
-/// The replicas of one deployment that were started here.
+/// Replicas of one deployment that the actuator has started.
 #[derive(Default)]
-struct All {
-    /// Of the model that is served, or of one that was.
-    served: Vec<Own<Id>>,
-    /// Of the model that is to replace it.
-    next: Vec<Own<Id>>,
+struct OwnReplicas {
+    /// With the served model, or an earlier one.
+    served: Vec<Own<ReplicaSlot>>,
+    /// With the next model.
+    next: Vec<Own<ReplicaSlot>>,
 }
 
-/// Those that should run beside as many as there are.
-fn missing(target: u32, there: usize, now: Instant) -> impl Iterator<Item = Own<Id>> {
+/// Returns entries for replicas that are missing to the target.
+fn missing(target: u32, there: usize, now: Instant) -> impl Iterator<Item = Own<ReplicaSlot>> {
     (0..target.saturating_sub(there as u32)).map(move |number| Own {
-        id: Id::Ordered(number),
+        id: ReplicaSlot::Ordered(number),
         rank: u64::MAX,
         stale: false,
         since: now,
@@ -409,7 +413,7 @@ fn missing(target: u32, there: usize, now: Instant) -> impl Iterator<Item = Own<
     })
 }
 
-fn keep_it(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &ReplicaId) {
+fn cancel_drain(own: &mut BTreeMap<ReplicaId, OwnReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId) {
     let Some(replica) = own.get_mut(id) else { return };
     replica.leaving = None;
     if let Some(number) = replica.number {
@@ -417,7 +421,7 @@ fn keep_it(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &Re
     }
 }
 
-fn let_it_go(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &ReplicaId, now: Instant) {
+fn drain(own: &mut BTreeMap<ReplicaId, OwnReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId, now: Instant) {
     let Some(replica) = own.get_mut(id) else { return };
     replica.leaving.get_or_insert(now);
     let mut in_flight = 0;
@@ -426,5 +430,5 @@ fn let_it_go(own: &mut BTreeMap<ReplicaId, Replica>, spoke: &Mutex<Spoke>, id: &
         spoke.let_go(number);
         in_flight = spoke.members([number], now).get(&number).map_or(0, |member| member.in_flight);
     }
-    ReplicaLeaves { id, deployment: &replica.found.deployment.name, in_flight }.emit();
+    ReplicaDraining { id, deployment: &replica.found.deployment.name, in_flight }.emit();
 }

@@ -39,7 +39,7 @@ pub(super) fn config(api: &str, kind: WorkloadKind) -> KubernetesConfig {
 struct Scene {
     cluster: Cluster,
     targets: watch::Sender<Targets>,
-    running: watch::Receiver<Running>,
+    running: watch::Receiver<ActuatorStatus>,
     acts: JoinHandle<()>,
 }
 
@@ -48,8 +48,8 @@ impl Scene {
         let cluster = Cluster::start(kind).await;
         cluster.has(pods);
         let (targets, wanted) = watch::channel(Targets::new());
-        let (found, running) = watch::channel(Running::default());
-        let kubernetes = Kubernetes::new(config(&cluster.url, kind)).unwrap();
+        let (found, running) = watch::channel(ActuatorStatus::default());
+        let kubernetes = KubernetesActuator::new(config(&cluster.url, kind)).unwrap();
         let scene = Scene { cluster, targets, running, acts: tokio::spawn(kubernetes.run(wanted, found)) };
         scene.wants(0, &[]);
         scene.until("the pods that are there are known", |scene| scene.known() == pods as usize).await;
@@ -59,7 +59,7 @@ impl Scene {
     /// So many should be beside those that stop.
     fn wants(&self, replicas: u32, stop: &[&str]) {
         let stop: BTreeSet<_> = stop.iter().map(|name| self.id(name)).collect();
-        let target = Target { deployment: Arc::new(deployment()), replicas, next: None, stop };
+        let target = DeploymentTarget { deployment: Arc::new(deployment()), replicas, next: None, stop };
         let name: DeploymentName = target.deployment.name.clone();
         self.targets.send_replace([(name, target)].into());
     }
@@ -207,20 +207,23 @@ async fn a_container_that_dies_counts_as_a_death() {
     let scene = Scene::of(WorkloadKind::Deployment, 1).await;
     scene.until("it is watched", |scene| scene.cluster.has_asked("WATCH")).await;
     scene.cluster.restarts(&scene.cluster.names()[0]);
-    let deaths =
-        |scene: &Scene| scene.running.borrow().deaths.values().map(|deaths| deaths.count).sum::<u64>();
-    scene.until("it is counted", |scene| deaths(scene) == 1).await;
+    let crashes =
+        |scene: &Scene| scene.running.borrow().crashes.values().map(|crashes| crashes.count).sum::<u64>();
+    scene.until("it is counted", |scene| crashes(scene) == 1).await;
     scene.over().await;
 }
 
 #[tokio::test]
 async fn two_deployments_never_share_a_workload() {
     let cluster = Cluster::start(WorkloadKind::Deployment).await;
-    let kubernetes = Kubernetes::new(config(&cluster.url, WorkloadKind::Deployment)).unwrap();
+    let kubernetes = KubernetesActuator::new(config(&cluster.url, WorkloadKind::Deployment)).unwrap();
     let named = |name: &str| Arc::new(Deployment { name: name.parse().unwrap(), ..deployment() });
     let target = |name: &str| {
         let deployment = named(name);
-        (deployment.name.clone(), Target { deployment, replicas: 1, next: None, stop: BTreeSet::new() })
+        (
+            deployment.name.clone(),
+            DeploymentTarget { deployment, replicas: 1, next: None, stop: BTreeSet::new() },
+        )
     };
     let wanted: Targets = [target("A"), target("a")].into();
     let (mut scaled, mut tasks, (told, _hears)) = (BTreeMap::new(), JoinSet::new(), mpsc::channel(4));

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-use super::super::api::{Api, Sent};
+use super::super::api::{Api, RequestBody};
 use super::config;
 use crate::config::{KubernetesConfig, WorkloadKind};
 
@@ -69,9 +69,9 @@ async fn only_whom_the_authority_has_named_is_asked_and_shown_the_newest_token()
     let (believed, not) = (api(&ours, "ours.crt"), api(&other, "other.crt"));
     for token in ["first", "second"] {
         std::fs::write(dir.path().join("token"), format!("{token}\n")).unwrap();
-        let answer: Value = believed.ask(Method::GET, "/version", Sent::Nothing).await.unwrap();
+        let answer: Value = believed.ask(Method::GET, "/version", RequestBody::Empty).await.unwrap();
         assert_eq!(answer["token"], format!("Bearer {token}"));
     }
-    let error = not.ask::<Value>(Method::GET, "/version", Sent::Nothing).await.unwrap_err();
+    let error = not.ask::<Value>(Method::GET, "/version", RequestBody::Empty).await.unwrap_err();
     assert!(error.to_string().contains("no TLS with the API server"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Two hubs on one store, in a time of their own.
+//! Tests with two hubs on one simulated store, with paused time.
 
 use regions::RouteTable;
 use scheduler_store::Sim;
@@ -7,27 +7,30 @@ use super::super::Current;
 use super::*;
 
 /// A hub that stands for election.
-struct Standing {
+struct RunningHub {
     current: watch::Receiver<Current>,
     stop: watch::Sender<bool>,
     task: tokio::task::JoinHandle<Result<(), HubError>>,
 }
 
-impl Standing {
-    fn start(store: &Sim, name: &str) -> Standing {
+impl RunningHub {
+    fn start(store: &Sim, name: &str) -> RunningHub {
         let (publish, current) = watch::channel(None);
         let (stop, stopping) = watch::channel(false);
-        let candidate = Candidate {
+        let candidate = ElectionCandidate {
             store: store.clone(),
-            board: Board::new(publish, Arc::default()),
+            publisher: Publisher::new(publish, Arc::default()),
             name: name.to_owned(),
             deployments: Vec::new(),
             epoch_if_new: 4,
-            patience: Patience { lapsed_keep: Duration::from_secs(60), settle: Duration::from_secs(15) },
+            grace_periods: GracePeriods {
+                lapsed_keep: Duration::from_secs(60),
+                settle: Duration::from_secs(15),
+            },
             catalogue: Arc::new(Catalogue::builtin()),
             lease: Mutex::independent(None),
         };
-        Standing { current, stop, task: tokio::spawn(candidate.stand(stopping)) }
+        RunningHub { current, stop, task: tokio::spawn(candidate.run(stopping)) }
     }
 
     async fn until(&mut self, holds: impl Fn(&RouteTable) -> bool) -> RouteTable {
@@ -66,11 +69,11 @@ fn at(table: &RouteTable, port: u16) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_leads_the_other_gives_out_the_same_and_takes_over_when_it_goes() {
+async fn a_follower_publishes_the_leaders_table_and_takes_over_when_it_resigns() {
     let store = Sim::new();
-    let mut one = Standing::start(&store, "one");
+    let mut one = RunningHub::start(&store, "one");
     until_leads(&store, "one").await;
-    let mut other = Standing::start(&store, "other");
+    let mut other = RunningHub::start(&store, "other");
     register(&store, 1).await;
     let led = one.until(|table| at(table, 1)).await;
     assert_eq!(other.until(|table| at(table, 1)).await, led);
@@ -82,13 +85,13 @@ async fn one_leads_the_other_gives_out_the_same_and_takes_over_when_it_goes() {
     let next = other.until(|table| at(table, 2)).await;
     assert!(next.generation > led.generation);
     other.stop().await;
-    assert_eq!(leader(&store).await, None, "who stops resigns");
+    assert_eq!(leader(&store).await, None, "a stopped hub resigns");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_whose_lease_is_gone_follows_and_leads_again_when_nobody_else_does() {
+async fn a_leader_whose_lease_expired_follows_and_is_elected_again() {
     let store = Sim::new();
-    let mut one = Standing::start(&store, "one");
+    let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
     let before = one.until(|table| at(table, 1)).await;
     let entry = store.get(keys::LEADER).await.unwrap().unwrap();
@@ -103,9 +106,9 @@ async fn a_leader_whose_lease_is_gone_follows_and_leads_again_when_nobody_else_d
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_store_is_away_what_was_published_stands_and_it_goes_on_from_there() {
+async fn the_published_table_stays_in_force_while_the_store_is_unavailable() {
     let store = Sim::new();
-    let mut one = Standing::start(&store, "one");
+    let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
     let before = one.until(|table| at(table, 1)).await;
     store.set_away(true);
@@ -118,11 +121,11 @@ async fn while_the_store_is_away_what_was_published_stands_and_it_goes_on_from_t
     one.stop().await;
 }
 
-/// The copy is of the same term, so that neither the lease nor the guard of the term tells anything.
+/// The copy is of the same term, so neither the lease nor the guard of the term reveals the rollback.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_set_back_under_a_hub_begins_an_epoch_and_no_generation_falls() {
+async fn a_rolled_back_store_begins_a_new_epoch_and_no_generation_falls() {
     let store = Sim::new();
-    let mut one = Standing::start(&store, "one");
+    let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
     one.until(|table| at(table, 1)).await;
     let copy = store.snapshot();
@@ -140,10 +143,10 @@ async fn a_store_that_is_set_back_under_a_hub_begins_an_epoch_and_no_generation_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_not_there_is_waited_for() {
+async fn an_unavailable_store_is_waited_for() {
     let store = Sim::new();
     store.set_away(true);
-    let mut one = Standing::start(&store, "one");
+    let mut one = RunningHub::start(&store, "one");
     sleep(Duration::from_secs(30)).await;
     assert!(!one.task.is_finished() && one.current.borrow().is_none());
     store.set_away(false);

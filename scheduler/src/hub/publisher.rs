@@ -1,4 +1,4 @@
-//! What is given out, and what is said of the store: whoever follows and whoever leads write on the same board.
+//! The published route table and plan, and the reported state of the store; shared by the follower and leader roles.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,34 +9,34 @@ use scheduler_core::wire::route::RouteTableV1;
 use scheduler_store::StoreError;
 use tokio::sync::watch;
 
-use super::plans::Plans;
+use super::plans::PublishedPlan;
 use super::{Current, Published, records};
-use crate::events::{StoreFailing, StoreRecovered, TablePublished};
+use crate::events::{StoreFailed, StoreRecovered, TablePublished};
 
-pub(super) struct Board {
+pub(super) struct Publisher {
     publish: watch::Sender<Current>,
-    plans: Arc<Plans>,
+    plans: Arc<PublishedPlan>,
     failing: AtomicBool,
 }
 
-impl Board {
-    pub(super) fn new(publish: watch::Sender<Current>, plans: Arc<Plans>) -> Board {
-        Board { publish, plans, failing: AtomicBool::new(false) }
+impl Publisher {
+    pub(super) fn new(publish: watch::Sender<Current>, plans: Arc<PublishedPlan>) -> Publisher {
+        Publisher { publish, plans, failing: AtomicBool::new(false) }
     }
 
-    /// Gives these parts of a plan out, as far as they supersede those that are.
+    /// Publishes those parts of a plan that are newer than the published ones.
     pub(super) fn publish_plan(&self, parts: impl IntoIterator<Item = Part>) {
         parts.into_iter().for_each(|part| self.plans.publish(part));
     }
 
-    /// Of the table that is given out.
+    /// Returns the generation of the published table.
     pub(super) fn generation(&self) -> Option<Generation> {
         self.publish.borrow().as_ref().map(|published| published.table.generation)
     }
 
-    /// Gives this table out, if it supersedes the one that is: nobody is told an older one, whatever a store says.
+    /// Publishes this table if it is newer than the published one, so that no generation falls, whatever the store holds.
     pub(super) fn publish(&self, table: RouteTable) {
-        if self.generation().is_some_and(|given_out| table.generation <= given_out) {
+        if self.generation().is_some_and(|published_now| table.generation <= published_now) {
             return;
         }
         let (regions, deployments) = (table.regions.len(), table.deployments.len());
@@ -45,11 +45,11 @@ impl Board {
         self.publish.send_replace(Some(Arc::new(Published { table, body })));
     }
 
-    /// Tells when the store begins to fail and when it works again.
-    pub(super) fn note(&self, problem: Option<&StoreError>) {
+    /// Logs when the store becomes unavailable and when it is available again.
+    pub(super) fn report_store(&self, problem: Option<&StoreError>) {
         match problem {
             None if self.failing.swap(false, Ordering::Relaxed) => StoreRecovered.emit(),
-            Some(error) if !self.failing.swap(true, Ordering::Relaxed) => StoreFailing { error }.emit(),
+            Some(error) if !self.failing.swap(true, Ordering::Relaxed) => StoreFailed { error }.emit(),
             None | Some(_) => {}
         }
     }
@@ -62,12 +62,12 @@ mod tests {
     #[test]
     fn a_table_that_does_not_supersede_is_not_given_out() {
         let (publish, current) = watch::channel(None);
-        let board = Board::new(publish, Arc::default());
+        let publisher = Publisher::new(publish, Arc::default());
         let table = |text: &str| RouteTable { generation: text.parse().unwrap(), ..RouteTable::empty() };
-        for (text, given_out) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
-            board.publish(table(text));
+        for (text, published_now) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
+            publisher.publish(table(text));
             let now = current.borrow().as_ref().map(|published| published.table.generation.to_string());
-            assert_eq!(now.as_deref(), Some(given_out));
+            assert_eq!(now.as_deref(), Some(published_now));
         }
     }
 }
