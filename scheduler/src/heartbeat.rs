@@ -2,7 +2,7 @@
 //!
 //! A spoke that is killed leaves its replicas running, so that a spoke that restarts a second later finds them warm. If no
 //! spoke starts again, no process is left to stop them. So the process that starts a replica touches a file for it
-//! ([`touch`]) and passes the file in its environment ([`VARIABLE`]); a replica that has not content the file change for the
+//! ([`touch`]) and passes the file in its environment ([`VARIABLE`]); a replica that has not seen the file change for the
 //! timeout shuts down gracefully ([`until_expired`]).
 //!
 //! The check is that the file *changes*, measured with the replica's own clock, and not how old it is: a wall clock that is

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_that_people_edit_is_a_valid_configuration() {
+    fn example_configuration_is_valid() {
         let config = HubConfig::parse(EXAMPLE, &configs()).map_err(|problems| problems.join("\n")).unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:7000");
         let StoreConfig::Embedded { data } = config.store else { panic!("{:?}", config.store) };
@@ -136,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_nobody_knows_is_refused_by_name() {
+    fn unknown_keys_are_rejected_by_name() {
         let problems =
             HubConfig::parse(&EXAMPLE.replace("data =", "dta ="), &configs()).unwrap_err().join("\n");
         assert!(problems.contains("dta"), "{problems}");
     }
 
     #[test]
-    fn an_operators_token_comes_from_one_place_and_cannot_be_guessed() {
+    fn operator_token_has_one_source_and_a_minimum_length() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
         std::fs::write(dir.path().join("short"), "0123456789abcde").unwrap();
@@ -160,7 +160,7 @@ mod tests {
         check("operator_token_file = \"short\"", "has 15 bytes, not 16");
         check("operator_token_file = \"gone\"", "cannot be read");
         check("operator_token_env = \"NOT_SET_ANYWHERE\"", "not set in the environment");
-        check("operator_token_file = \"token\"\noperator_token_env = \"X\"", "both there");
+        check("operator_token_file = \"token\"\noperator_token_env = \"X\"", "both set");
         check("fleet_token_file = \"short\"", "fleet_token_file = ");
     }
 
@@ -185,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_are_told_at_once() {
-        let check = |text: &str, base: &Path, wanted: &[&str]| {
+    fn all_problems_are_reported_together() {
+        let check = |text: &str, base: &Path, expected: &[&str]| {
             let problems = HubConfig::parse(text, base).expect_err(text);
-            assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
-            for (problem, part) in problems.iter().zip(wanted) {
+            assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+            for (problem, part) in problems.iter().zip(expected) {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };

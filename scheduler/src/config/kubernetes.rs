@@ -81,8 +81,8 @@ impl Problems {
             None | Some("deployment") => Some(WorkloadKind::Deployment),
             Some("statefulset") => Some(WorkloadKind::StatefulSet),
             Some(other) => {
-                let wanted = "write \"deployment\" or \"statefulset\"";
-                self.note(format!("scaling.workload = \"{other}\" is unknown; {wanted}"));
+                let expected = "write \"deployment\" or \"statefulset\"";
+                self.note(format!("scaling.workload = \"{other}\" is unknown; {expected}"));
                 None
             }
         };
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_pod_everything_but_the_namespace_has_its_default() {
+    fn all_keys_but_the_namespace_have_defaults() {
         let config = read(raw()).unwrap();
         assert_eq!((config.kind, config.port), (WorkloadKind::Deployment, 7200));
         assert_eq!(config.api.as_str(), "https://kubernetes.default.svc/");
@@ -175,9 +175,9 @@ mod tests {
             (RawKubernetes { api: text("kubernetes:443"), ..raw() }, "scaling.api = \"kubernetes:443\""),
             (RawKubernetes { api: text("https://host/path"), ..raw() }, "scaling.api"),
         ];
-        for (raw, wanted) in cases {
+        for (raw, expected) in cases {
             let problems = read(raw).unwrap_err();
-            assert!(problems.len() == 1 && problems[0].contains(wanted), "{wanted}: {problems:?}");
+            assert!(problems.len() == 1 && problems[0].contains(expected), "{expected}: {problems:?}");
         }
         assert!(read(RawKubernetes { namespace: Some("x".repeat(63)), ..raw() }).is_ok());
     }

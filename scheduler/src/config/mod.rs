@@ -33,9 +33,9 @@ impl Problems {
     }
 
     /// Returns the value of a required key.
-    fn need<T>(&mut self, key: &str, value: Option<T>, wanted: &str) -> Option<T> {
+    fn need<T>(&mut self, key: &str, value: Option<T>, example: &str) -> Option<T> {
         if value.is_none() {
-            self.note(format!("{key} is missing; write {key} = {wanted}"));
+            self.note(format!("{key} is missing; write {key} = {example}"));
         }
         value
     }

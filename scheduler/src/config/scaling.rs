@@ -228,15 +228,15 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(text: &str, wanted: &[&str]) {
+    fn check(text: &str, expected: &[&str]) {
         let problems = read(text, 1).expect_err(text);
-        assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
-        for (problem, part) in problems.iter().zip(wanted) {
+        assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+        for (problem, part) in problems.iter().zip(expected) {
             assert!(problem.contains(part), "{part} in {problem}");
         }
     }
 
-    const SOUND: &str = "actuator = \"process\"\ndir = \"replicas\"\nports = \"7300-7399\"\n";
+    const VALID: &str = "actuator = \"process\"\ndir = \"replicas\"\nports = \"7300-7399\"\n";
 
     #[test]
     fn omitted_keys_have_defaults() {
@@ -248,7 +248,7 @@ mod tests {
             orphan_timeout: ORPHAN_TIMEOUT_DEFAULT,
         };
         let actuator = ActuatorConfig::Process(process);
-        assert_eq!(read(SOUND, 0), Ok(ScalingConfig { dir: "/etc/meridian/replicas".into(), actuator }));
+        assert_eq!(read(VALID, 0), Ok(ScalingConfig { dir: "/etc/meridian/replicas".into(), actuator }));
     }
 
     #[test]
@@ -266,10 +266,10 @@ mod tests {
             ],
         );
         for ports in ["0-9", "7300", "7300-", "a-b", "1-65536"] {
-            check(&SOUND.replace("7300-7399", ports), &["is not a range of ports"]);
+            check(&VALID.replace("7300-7399", ports), &["is not a range of ports"]);
         }
-        check(&format!("{SOUND}prots = \"1-2\""), &["unknown field"]);
-        let both = format!("{SOUND}port = 1\nnamespace = \"x\"\n");
+        check(&format!("{VALID}prots = \"1-2\""), &["unknown field"]);
+        let both = format!("{VALID}port = 1\nnamespace = \"x\"\n");
         check(&both, &["scaling.namespace has no effect", "scaling.port has no effect"]);
         let other =
             "actuator = \"kubernetes\"\ndir = \"x\"\nports = \"1-2\"\nnamespace = \"x\"\nname = \"a\"\n";
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn limit_of_replicas_is_enforced() {
-        let last = |ports: usize| SOUND.replace("7399", &(7299 + ports).to_string());
+        let last = |ports: usize| VALID.replace("7399", &(7299 + ports).to_string());
         assert!(read(&last(REPLICAS_MAX - 3), 3).is_ok());
         assert!(read(&last(REPLICAS_MAX - 2), 3).unwrap_err()[0].contains("at most 256"));
     }
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn a_template_must_not_have_the_keys_that_the_spoke_writes() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let text = format!("{SOUND}template = {:?}", file.path());
+        let text = format!("{VALID}template = {:?}", file.path());
         std::fs::write(file.path(), "[threads]\nengine = 2\n").unwrap();
         let ActuatorConfig::Process(read_as) = read(&text, 0).unwrap().actuator else { panic!("{text}") };
         assert_eq!(read_as.template, "[threads]\nengine = 2\n");

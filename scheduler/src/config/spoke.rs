@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_that_people_edit_is_a_valid_configuration() {
+    fn example_configuration_is_valid() {
         let config = parse(EXAMPLE, Some("gcp/europe-west4")).unwrap();
         assert_eq!((config.region.as_str(), config.hub.now()), ("gcp/europe-west4", "http://127.0.0.1:7000"));
         assert_eq!((config.advertise.port(), config.replicas.len()), (7100, 1));
@@ -309,10 +309,10 @@ mod tests {
 
     #[test]
     fn all_problems_are_reported_together() {
-        let check = |text: &str, wanted: &[&str]| {
+        let check = |text: &str, expected: &[&str]| {
             let problems = SpokeConfig::parse(text, Path::new("."), None).expect_err(text);
-            assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
-            for (problem, part) in problems.iter().zip(wanted) {
+            assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+            for (problem, part) in problems.iter().zip(expected) {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };

@@ -272,10 +272,10 @@ mod tests {
 
     #[test]
     fn all_problems_are_reported_together() {
-        let check = |text: &str, wanted: &[&str]| {
+        let check = |text: &str, expected: &[&str]| {
             let problems = parse(text, Path::new("/nowhere")).expect_err(text);
-            assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
-            for (problem, part) in problems.iter().zip(wanted) {
+            assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+            for (problem, part) in problems.iter().zip(expected) {
                 assert!(problem.contains(part), "{part} in {problem}");
             }
         };

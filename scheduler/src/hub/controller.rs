@@ -319,7 +319,7 @@ mod tests {
     use scheduler_store::Sim;
     use tokio::sync::watch;
 
-    /// A store with a term on it, and the publisher of whoever has it.
+    /// A store with a term on it, and the publisher of its leader.
     async fn leading() -> (Sim, Term, Publisher, watch::Receiver<Current>) {
         let store = Sim::new();
         let lease = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hub_that_finds_the_table_of_another_publishes_nothing_more_in_its_term() {
+    async fn a_controller_that_finds_another_hubs_table_stops_publishing() {
         let (store, term, publisher, current) = leading().await;
         let controller = controller(&store, &term, &publisher).await;
         write(&store, &table(7)).await;
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_written_after_the_term_is_over_is_refused() {
+    async fn writes_after_the_end_of_the_term_are_rejected() {
         let (store, term, publisher, current) = leading().await;
         let controller = controller(&store, &term, &publisher).await;
         let other = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_table_of_which_the_store_did_not_know_is_taken_for_ours_if_it_is() {
+    async fn an_unconfirmed_table_is_adopted_if_the_store_has_it() {
         let (store, term, publisher, current) = leading().await;
         let mut controller = controller(&store, &term, &publisher).await;
         write(&store, &table(1)).await;
@@ -399,15 +399,15 @@ mod tests {
         let changes = controller.watch.next().await.unwrap();
         controller.apply_changes(changes);
         assert_eq!(controller.execute().await.unwrap(), None);
-        assert_eq!(published(&current), [2], "ours was the first, and what is new is the second");
+        assert_eq!(published(&current), [2], "the first table is this hub's, the second has the change");
         let kept = store.get(keys::ROUTES).await.unwrap().unwrap();
         assert_eq!(records::table(&kept).map(|table| table.generation.number), Ok(2));
         assert_eq!(controller.routes_at, kept.mod_revision);
     }
 
-    /// A store over a network tries twice; the first try may be what made the guard of the second fail.
+    /// A store over a network retries; the first attempt may be the reason why the guard of the second one fails.
     #[tokio::test]
-    async fn a_table_that_was_written_at_the_first_of_two_tries_is_taken_for_written() {
+    async fn a_table_written_by_the_first_of_two_attempts_counts_as_written() {
         let (store, term, publisher, current) = leading().await;
         let mut controller = controller(&store, &term, &publisher).await;
         register(&store, 1).await;
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_written_in_as_few_transactions_as_take_it() {
+    fn a_plan_is_written_in_as_few_transactions_as_possible() {
         let check = |sizes: &[usize], expected: &[usize]| {
             let put = |(number, size): (usize, &usize)| (format!("{number:03}"), vec![0; size - 3]);
             let all = into_transactions(sizes.iter().enumerate().map(put).collect());
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_wanted_and_cannot_be_read_changes_nothing_until_it_can() {
+    async fn unreadable_deployments_change_nothing() {
         let (store, term, publisher, current) = leading().await;
         let mut controller = controller(&store, &term, &publisher).await;
         let one = |name: &str| {
@@ -471,12 +471,12 @@ mod tests {
         assert_eq!(
             current.borrow().as_ref().unwrap().table.deployments.len(),
             1,
-            "nothing says that it shall go"
+            "a deleted record removes nothing"
         );
     }
 
     #[tokio::test]
-    async fn a_spoke_that_cannot_be_read_is_left_out_and_the_others_stay() {
+    async fn an_unreadable_spoke_is_left_out_and_the_others_stay() {
         let (store, term, publisher, current) = leading().await;
         let mut controller = controller(&store, &term, &publisher).await;
         store.put("spokes/aws/us-east-1/01", b"{}".to_vec(), None).await.unwrap();

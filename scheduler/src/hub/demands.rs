@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_more_or_less_is_no_news_nor_are_a_few_tokens_and_another_class_is() {
+    fn small_changes_are_not_written_and_other_classes_are() {
         let check = |before: u64, now: u64, like: bool| {
             assert_eq!(
                 is_like(&demand(1, &[("a", before)]), &demand(1, &[("a", now)])),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_gateways_are_planned_for_as_may_be_and_one_more_when_one_is_forgotten() {
+    fn limit_of_gateways_is_enforced_and_expired_gateways_free_slots() {
         let (demands, now) = (DemandRecords::default(), Instant::now());
         let keep = |boot_id: u64, last_report| {
             let demand = demand(boot_id, &[]);

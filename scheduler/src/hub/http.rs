@@ -344,7 +344,7 @@ mod tests {
     use scheduler_store::Sim;
 
     #[test]
-    fn a_question_is_read_and_its_patience_bounded() {
+    fn poll_queries_are_parsed_and_their_wait_is_limited() {
         let read = |query: &str| PollQuery::read(query).map(|query| (query.after, query.wait)).ok();
         let generation = Generation { epoch: 1, number: 42 };
         assert_eq!(read(""), Some((None, Duration::ZERO)));
@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(read("wait_ms=30000"), Some((None, POLL_WAIT_MAX)));
         assert_eq!(read("wait_ms=30001&else=1"), Some((None, POLL_WAIT_MAX)));
         assert_eq!(read("after=42"), None);
-        assert_eq!(read("after=1.42&reader=somebody"), None);
+        assert_eq!(read("after=1.42&reader=unknown"), None);
         assert_eq!(read("wait_ms=-1"), None);
     }
 
@@ -378,25 +378,25 @@ mod tests {
         (api, stop, publish)
     }
 
-    async fn ask(api: &HubApi<Sim>) -> StatusCode {
+    async fn poll(api: &HubApi<Sim>) -> StatusCode {
         let query = RawQuery(Some("after=0.0&wait_ms=30000".to_owned()));
         routes(State(api.clone()), query).await.into_response().status()
     }
 
     #[tokio::test]
-    async fn a_hub_that_stops_lets_go_of_whoever_waits() {
+    async fn a_hub_that_stops_ends_held_polls() {
         let (api, stop, _publish) = api(1);
-        let (answer, _) = tokio::join!(biased; ask(&api), async { stop.send_replace(true) });
-        assert_eq!(answer, StatusCode::NO_CONTENT);
+        let (status, _) = tokio::join!(biased; poll(&api), async { stop.send_replace(true) });
+        assert_eq!(status, StatusCode::NO_CONTENT);
     }
 
     #[tokio::test]
-    async fn as_many_questions_as_there_may_be_are_held_and_one_more_is_not() {
+    async fn limit_of_held_polls_is_enforced() {
         let (api, stop, _publish) = api(2);
         let (first, second, third, _) =
-            tokio::join!(biased; ask(&api), ask(&api), ask(&api), async { stop.send_replace(true) });
+            tokio::join!(biased; poll(&api), poll(&api), poll(&api), async { stop.send_replace(true) });
         let held = StatusCode::NO_CONTENT;
         assert_eq!((first, second, third), (held, held, StatusCode::TOO_MANY_REQUESTS));
-        assert_eq!(ask(&api).await, held, "who was let go of makes room");
+        assert_eq!(poll(&api).await, held, "an ended poll frees a slot");
     }
 }

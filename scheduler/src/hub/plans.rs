@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_does_not_supersede_is_not_given_out_and_is_given_to_whoever_has_an_older_one() {
+    fn older_parts_are_not_published_and_clients_with_older_ones_get_the_newest() {
         let plans = PublishedPlan::default();
         let place: RegionId = "aws/us-east-1".parse().unwrap();
         let weights = |text: &str| Weights {
@@ -104,10 +104,10 @@ mod tests {
             gateway: place.clone(),
             rows: BTreeMap::new(),
         };
-        for (text, given_out) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
+        for (text, published) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
             plans.publish(Part::Weights(weights(text)));
             let now = plans.rows(&place, None).map(|rows| rows.weights.generation);
-            assert_eq!(now, Some(generation(given_out)));
+            assert_eq!(now, Some(generation(published)));
         }
         assert!(plans.rows(&place, Some(generation("5.0"))).is_some());
         assert!(plans.rows(&place, Some(generation("5.1"))).is_none());
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn floors_are_told_once_somebody_has_planned_them() {
+    fn floors_are_published_once_planned() {
         let plans = PublishedPlan::default();
         let region: RegionId = "aws/us-east-1".parse().unwrap();
         let floors = |text: &str, replicas: &[(&str, u32)]| {
@@ -127,6 +127,6 @@ mod tests {
         plans.publish(floors("1.1", &[("m", 9)]));
         assert_eq!(plans.floors(&region), Some(vec![FloorV1 { name: "m".to_owned(), replicas: 2 }]));
         plans.publish(floors("1.3", &[]));
-        assert_eq!(plans.floors(&region), Some(Vec::new()), "none any longer, and that is told");
+        assert_eq!(plans.floors(&region), Some(Vec::new()), "an empty list is published too");
     }
 }

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_that_does_not_supersede_is_not_given_out() {
+    fn older_tables_are_not_published() {
         let (publish, current) = watch::channel(None);
         let publisher = Publisher::new(publish, Arc::default());
         let table = |text: &str| RouteTable { generation: text.parse().unwrap(), ..RouteTable::empty() };

@@ -96,7 +96,7 @@ pub(super) fn readable<T>(record: Result<T, RecordError>) -> Option<T> {
 /// Gives a store without an epoch the current time as its epoch. Such a store is new, and the tables published from it must
 /// supersede those that a hub published from an earlier store, which gateways still have. With the time as epoch, gateways
 /// accept a hub that has lost its disk at once, without an operator keeping numbers. A restored store keeps its epoch, and
-/// whoever restores it raises the epoch.
+/// the operator who restores it raises the epoch.
 async fn begin_epoch<S: Store>(store: &S, term: &Term, epoch_if_new: u64) -> Result<(), StoreError> {
     let when = vec![term.guard(), Compare::CreateRevision(keys::EPOCH.to_owned(), 0)];
     let value = epoch_if_new.to_string().into_bytes();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_file_says_is_laid_out_until_somebody_applies_something() {
+    async fn the_files_deployments_are_used_until_an_operator_applies_some() {
         let (store, term) = store().await;
         let file = [deployment("a", "pypi://m"), deployment("b", "pypi://m")];
         assert_eq!(names(&begun(&store, &term, &file, 1).await), ["a", "b"]);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_wanted_and_cannot_be_read_is_left_as_it_is() {
+    async fn an_unreadable_record_of_deployments_is_not_overwritten() {
         for poison in ["", "{}", r#"{"version":1,"applied":true,"deployments":[{}]}"#, "[]", "\u{1}\u{2}"] {
             let (store, term) = store().await;
             store.put(keys::DEPLOYMENTS, poison.into(), None).await.unwrap();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hub_does_not_start_on_a_store_whose_table_it_cannot_follow() {
+    async fn a_hub_does_not_start_on_a_store_with_an_unreadable_or_newer_table() {
         let check = async |epoch: &str, routes: &str, wanted: &str| {
             let (store, term) = store().await;
             store.put(keys::EPOCH, epoch.into(), None).await.unwrap();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_term_that_is_over_begins_nothing() {
+    async fn an_expired_term_writes_nothing() {
         let (store, term) = store().await;
         store.lease_revoke(term.lease).await.unwrap();
         let many = [deployment("a", "pypi://m")];
@@ -243,14 +243,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_has_gone_back_behind_what_was_given_out_begins_a_new_epoch() {
+    async fn a_rolled_back_store_begins_a_new_epoch() {
         let (store, term) = store().await;
         let routes = r#"{"version":1,"epoch":5,"generation":7,"regions":[],"deployments":[]}"#;
         store.put(keys::EPOCH, b"5".to_vec(), None).await.unwrap();
         store.put(keys::ROUTES, routes.into(), None).await.unwrap();
-        let epoch = async |known: &str| {
-            let known = Some(known.parse().unwrap());
-            start(&store, &term, &[], 1, known).await.unwrap().unwrap().found.epoch
+        let epoch = async |published: &str| {
+            let published = Some(published.parse().unwrap());
+            start(&store, &term, &[], 1, published).await.unwrap().unwrap().found.epoch
         };
         assert_eq!(epoch("5.7").await, 5);
         assert_eq!(epoch("5.9").await, 6);

@@ -11,9 +11,9 @@
 //! their inputs and applies them. It scales up whether or not the hub is reachable, and down only while it is
 //! ([`Brake::HubSilent`](scheduler_core::scale::Brake)).
 
-mod deployed;
 pub(crate) mod events;
 mod region;
+mod scaler;
 
 use std::future::Future;
 use std::io;
@@ -132,36 +132,38 @@ impl Autoscaler {
         };
         let followed = watch::Sender::new(source.restore());
         let tables = followed.subscribe();
-        let (targets, wanted) = watch::channel(Targets::default());
-        let (found, running) = watch::channel(ActuatorStatus::default());
-        let mut following = JoinSet::new();
+        let (targets, desired) = watch::channel(Targets::default());
+        let (status, running) = watch::channel(ActuatorStatus::default());
+        let mut follower_task = JoinSet::new();
         let (follower, followers_client) = (Arc::new(source.clone()), client.clone());
-        following.spawn(supervise("route table", move || {
+        follower_task.spawn(supervise("route table", move || {
             let (follower, client, followed) = (follower.clone(), followers_client.clone(), followed.clone());
             async move { follower.follow(&client, &followed).await }
         }));
-        let acting = match actuator {
-            AnyActuator::Process(process) => tokio::spawn(essential("actuator", process.run(wanted, found))),
+        let actuator_task = match actuator {
+            AnyActuator::Process(process) => {
+                tokio::spawn(essential("actuator", process.run(desired, status)))
+            }
             AnyActuator::Kubernetes(cluster) => {
-                tokio::spawn(essential("actuator", cluster.run(wanted, found)))
+                tokio::spawn(essential("actuator", cluster.run(desired, status)))
             }
         };
-        let others = spoke.lock().endpoints();
-        let others = others.into_keys().collect();
-        let region = RegionScaler::new(&config, spoke, signals.changed.clone(), others, targets);
+        let static_replicas = spoke.lock().endpoints();
+        let static_replicas = static_replicas.into_keys().collect();
+        let region = RegionScaler::new(&config, spoke, signals.changed.clone(), static_replicas, targets);
         tokio::select! {
-            () = watch_over(region, signals, tables, running) => {}
+            () = run_loop(region, signals, tables, running) => {}
             () = shutdown => {}
         }
         // The sender of the targets is dropped: the actuator stops its replicas and ends.
-        acting.await.ok();
-        following.shutdown().await;
+        actuator_task.await.ok();
+        follower_task.shutdown().await;
         source.deregister(&client).await;
     }
 }
 
 /// Runs the scaling loop; returns only when the actuator has ended.
-async fn watch_over(
+async fn run_loop(
     mut region: RegionScaler,
     signals: ScalingSignals,
     mut tables: watch::Receiver<FollowedTable>,
@@ -178,8 +180,8 @@ async fn watch_over(
     loop {
         let now = Instant::now();
         region.follow(&tables.borrow_and_update().clone());
-        region.meet(&running.borrow_and_update().clone(), now);
-        region.look(now);
+        region.observe(&running.borrow_and_update().clone(), now);
+        region.scale(now);
         loop {
             tokio::select! {
                 _ = tick.tick() => break,
@@ -203,7 +205,7 @@ async fn watch_over(
 /// Waits for the first status of the replicas in the file, whose state is unknown until then.
 async fn first_status(region: &RegionScaler) {
     let all = async {
-        while region.others_are_unheard(Instant::now()) {
+        while region.awaits_first_status(Instant::now()) {
             sleep(SETTLE_PERIOD).await;
         }
     };

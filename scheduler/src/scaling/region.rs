@@ -11,8 +11,8 @@ use scheduler_core::spoke::hold::Held;
 use scheduler_core::spoke::{Decided, Demand, Member, Spoke, Standing};
 use tokio::sync::{Notify, watch};
 
-use super::deployed::{DeploymentScaler, ReplicaSlot};
 use super::events::{DesiredChanged, DrainTimedOut, ReplicaDraining, ReplicaReady};
+use super::scaler::{DeploymentScaler, ReplicaSlot};
 use crate::actuator::{ActuatorStatus, DeploymentTarget, ReadyEndpoint, ReplicaId, RunningReplica, Targets};
 use crate::agent::table::FollowedTable;
 use crate::config::SpokeConfig;
@@ -22,34 +22,34 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Scaler of one region.
 pub(super) struct RegionScaler {
-    here: RegionId,
+    region: RegionId,
     catalogue: Arc<Catalogue>,
     spoke: Arc<Mutex<Spoke>>,
     /// Notified when replicas were added or removed.
     changed: Arc<Notify>,
     /// Indexes of the replicas in the region's file.
-    others: Vec<usize>,
+    static_replicas: Vec<usize>,
     hub: FollowedTable,
-    deployed: BTreeMap<DeploymentName, DeploymentScaler>,
+    scalers: BTreeMap<DeploymentName, DeploymentScaler>,
     own: BTreeMap<ReplicaId, OwnReplica>,
     targets: watch::Sender<Targets>,
 }
 
 /// Replica that the actuator has started.
 struct OwnReplica {
-    found: RunningReplica,
+    running: RunningReplica,
     /// Index of the replica in the spoke, once it is ready.
-    number: Option<usize>,
+    index: Option<usize>,
     /// Start of its drain.
-    leaving: Option<Instant>,
+    draining_since: Option<Instant>,
     /// Time since which it is lost.
-    lost: Option<Instant>,
+    lost_since: Option<Instant>,
     /// Its drain has ended and it may be terminated.
-    stop: bool,
+    may_stop: bool,
     /// It had reported its status at the last iteration.
-    heard: bool,
+    has_reported: bool,
     /// It has served requests with its deployment's served model.
-    served: bool,
+    has_served: bool,
 }
 
 impl RegionScaler {
@@ -57,13 +57,13 @@ impl RegionScaler {
         config: &SpokeConfig,
         spoke: Arc<Mutex<Spoke>>,
         changed: Arc<Notify>,
-        others: Vec<usize>,
+        static_replicas: Vec<usize>,
         targets: watch::Sender<Targets>,
     ) -> RegionScaler {
-        let (here, catalogue) = (config.region.clone(), config.catalogue.clone());
+        let (region, catalogue) = (config.region.clone(), config.catalogue.clone());
         let hub = FollowedTable::default();
-        let (deployed, own) = (BTreeMap::new(), BTreeMap::new());
-        RegionScaler { here, catalogue, spoke, changed, others, hub, deployed, own, targets }
+        let (scalers, own) = (BTreeMap::new(), BTreeMap::new());
+        RegionScaler { region, catalogue, spoke, changed, static_replicas, hub, scalers, own, targets }
     }
 
     fn with_spoke<T>(&self, ask: impl FnOnce(&mut Spoke) -> T) -> T {
@@ -71,8 +71,8 @@ impl RegionScaler {
     }
 
     /// Returns whether a replica in the region's file has not reported its status yet.
-    pub(super) fn others_are_unheard(&self, now: Instant) -> bool {
-        let members = self.with_spoke(|spoke| spoke.members(self.others.iter().copied(), now));
+    pub(super) fn awaits_first_status(&self, now: Instant) -> bool {
+        let members = self.with_spoke(|spoke| spoke.members(self.static_replicas.iter().copied(), now));
         members.values().any(|member| member.standing == Standing::Unheard)
     }
 
@@ -85,99 +85,99 @@ impl RegionScaler {
             return;
         }
         let now = Instant::now();
-        let Some(index) = self.catalogue.index_of(&self.here) else { return };
+        let Some(index) = self.catalogue.index_of(&self.region) else { return };
         let table = self.hub.table.clone();
         let all = table.iter().flat_map(|table| table.deployments.values());
-        let here = |deployment: &&Deployment| {
+        let is_local = |deployment: &&Deployment| {
             let allowed = deployment.residency.permitted(&self.catalogue);
             allowed.intersect(deployment.placed(&self.catalogue)).contains(index)
         };
-        self.deployed.values_mut().for_each(|deployed| deployed.retired = true);
-        for deployment in all.filter(here) {
+        self.scalers.values_mut().for_each(|scaler| scaler.retired = true);
+        for deployment in all.filter(is_local) {
             let shared = Arc::new(deployment.clone());
-            let deployed = self.deployed.entry(deployment.name.clone());
-            let deployed = deployed.or_insert_with(|| DeploymentScaler::new(shared.clone(), now));
-            deployed.retired = false;
-            if deployed.deployment != shared {
-                deployed.scaler.set_knobs(shared.scaling.clone());
-                deployed.deployment = shared;
+            let scaler = self.scalers.entry(deployment.name.clone());
+            let scaler = scaler.or_insert_with(|| DeploymentScaler::new(shared.clone(), now));
+            scaler.retired = false;
+            if scaler.deployment != shared {
+                scaler.scaler.set_knobs(shared.scaling.clone());
+                scaler.deployment = shared;
             }
             let served = table.as_ref().and_then(|table| table.revision(&deployment.name));
             let next =
                 served.and_then(|served| served.next.as_ref()).map(|next| deployment.with_model(&next.spec));
             // Replicas of another revision of the same spec replace the present ones at a restart of those.
             let next = next.filter(|next| next.model_spec() != deployment.model_spec());
-            deployed.set_next(next.map(Arc::new));
+            scaler.set_next(next.map(Arc::new));
         }
-        let counted = self.deployed.iter().filter(|(_, deployed)| !deployed.retired);
-        let most: BTreeMap<_, _> =
-            counted.map(|(name, deployed)| (name.clone(), deployed.deployment.scaling.max)).collect();
-        let counted: BTreeSet<_> = most.keys().cloned().collect();
+        let counted = self.scalers.iter().filter(|(_, scaler)| !scaler.retired);
+        let max_replicas: BTreeMap<_, _> =
+            counted.map(|(name, scaler)| (name.clone(), scaler.deployment.scaling.max)).collect();
+        let counted: BTreeSet<_> = max_replicas.keys().cloned().collect();
         self.with_spoke(|spoke| {
             spoke.count_for(&counted);
-            spoke.set_replicas_max(most);
+            spoke.set_replicas_max(max_replicas);
         });
     }
 
     /// Applies the actuator's observed state.
-    pub(super) fn observe(&mut self, running: &ActuatorStatus, now: Instant) {
-        let gone: Vec<_> = self.own.extract_if(.., |id, _| !running.replicas.contains_key(id)).collect();
+    pub(super) fn observe(&mut self, status: &ActuatorStatus, now: Instant) {
+        let gone: Vec<_> = self.own.extract_if(.., |id, _| !status.replicas.contains_key(id)).collect();
         let mut changed = !gone.is_empty();
         for (_, replica) in gone {
-            if let Some(number) = replica.number {
-                self.with_spoke(|spoke| spoke.remove_replica(number));
+            if let Some(index) = replica.index {
+                self.with_spoke(|spoke| spoke.remove_replica(index));
             }
             // A replica that crashed while draining needs no replacement.
-            if replica.leaving.is_some() && !replica.stop {
-                self.one_less(&replica.found.deployment);
+            if replica.draining_since.is_some() && !replica.may_stop {
+                self.decrement_target(&replica.running.deployment);
             }
         }
-        for (id, found) in &running.replicas {
+        for (id, running) in &status.replicas {
             let new = || OwnReplica {
-                found: found.clone(),
-                number: None,
-                leaving: None,
-                lost: None,
-                stop: false,
-                heard: false,
-                served: false,
+                running: running.clone(),
+                index: None,
+                draining_since: None,
+                lost_since: None,
+                may_stop: false,
+                has_reported: false,
+                has_served: false,
             };
             let mut replica = self.own.remove(id).unwrap_or_else(new);
-            if let Some(ReadyEndpoint { endpoint, took }) = found.ready
-                && replica.number.is_none()
+            if let Some(ReadyEndpoint { endpoint, took }) = running.ready
+                && replica.index.is_none()
             {
-                ReplicaReady { id, deployment: &found.deployment.name, took }.emit();
-                replica.number = Some(self.with_spoke(|spoke| spoke.add_replica(endpoint)));
-                if let (Some(deployed), Some(took)) = (self.deployed.get_mut(&found.deployment.name), took) {
-                    deployed.starts.took(took);
+                ReplicaReady { id, deployment: &running.deployment.name, took }.emit();
+                replica.index = Some(self.with_spoke(|spoke| spoke.add_replica(endpoint)));
+                if let (Some(scaler), Some(took)) = (self.scalers.get_mut(&running.deployment.name), took) {
+                    scaler.starts.took(took);
                 }
                 changed = true;
             }
-            replica.found = found.clone();
+            replica.running = running.clone();
             self.own.insert(id.clone(), replica);
             // Started by an earlier spoke process, for a deployment that no longer runs here.
-            if self.hub.table.is_some() && !self.deployed.contains_key(&found.deployment.name) {
+            if self.hub.table.is_some() && !self.scalers.contains_key(&running.deployment.name) {
                 let retired = DeploymentScaler {
                     retired: true,
-                    ..DeploymentScaler::new(found.deployment.clone(), now)
+                    ..DeploymentScaler::new(running.deployment.clone(), now)
                 };
-                self.deployed.insert(found.deployment.name.clone(), retired);
+                self.scalers.insert(running.deployment.name.clone(), retired);
             }
         }
-        for (name, deaths) in &running.deaths {
-            let Some(deployed) = self.deployed.get_mut(name) else { continue };
-            if deaths.count > deployed.deaths.count {
-                deployed.died = Some(now);
+        for (name, crashes) in &status.crashes {
+            let Some(scaler) = self.scalers.get_mut(name) else { continue };
+            if crashes.count > scaler.crashes.count {
+                scaler.crashed_at = Some(now);
             }
-            deployed.deaths = *deaths;
+            scaler.crashes = *crashes;
         }
         // Replicas that an earlier spoke process has ordered count as ordered.
-        for (name, deployed) in &mut self.deployed {
-            let there = self.own.values().filter(|it| it.found.deployment.name == *name && !it.stop);
-            let (next, there): (Vec<_>, Vec<_>) =
-                there.partition(|it| deployed.is_next(&it.found.deployment));
-            deployed.target = deployed.target.max(there.len() as u32);
-            deployed.next_target = deployed.next_target.max(next.len() as u32);
+        for (name, scaler) in &mut self.scalers {
+            let existing = self.own.values().filter(|it| it.running.deployment.name == *name && !it.may_stop);
+            let (next, existing): (Vec<_>, Vec<_>) =
+                existing.partition(|it| scaler.is_next(&it.running.deployment));
+            scaler.target = scaler.target.max(existing.len() as u32);
+            scaler.next_target = scaler.next_target.max(next.len() as u32);
         }
         if changed {
             self.changed.notify_one();
@@ -186,8 +186,8 @@ impl RegionScaler {
 
     /// Decides and applies the replica counts of all deployments.
     pub(super) fn scale(&mut self, now: Instant) {
-        let numbers: Vec<_> = self.own.values().filter_map(|replica| replica.number).collect();
-        let names = self.deployed.keys();
+        let indexes: Vec<_> = self.own.values().filter_map(|replica| replica.index).collect();
+        let names = self.scalers.keys();
         let (demand, members, floors) = self.with_spoke(|spoke| {
             let mut demand = spoke.demand(now);
             for (name, demand) in &mut demand {
@@ -197,30 +197,31 @@ impl RegionScaler {
                     demand.in_flight.saturating_add(u32::try_from(requests).unwrap_or(u32::MAX));
             }
             let floors: BTreeMap<_, _> = names.map(|name| (name.clone(), spoke.floor(name))).collect();
-            (demand, spoke.members(numbers, now), floors)
+            (demand, spoke.members(indexes, now), floors)
         });
         let mut own = self.by_deployment(&members, now);
-        for (name, deployed) in &mut self.deployed {
+        for (name, scaler) in &mut self.scalers {
             let demand = demand.get(name).copied().unwrap_or_default();
-            let OwnReplicas { served: mut own, next: mut coming } = own.remove(name).unwrap_or_default();
+            let OwnReplicas { served: mut own, next: mut next_own } = own.remove(name).unwrap_or_default();
             let serving = own.iter().filter(|it| it.standing == Standing::Serving).count() as u32;
-            own.extend(missing(deployed.target, own.len(), now));
-            coming.extend(missing(deployed.next_target, coming.len(), now));
-            let ordered = deployed.ordered(&own, now);
+            own.extend(missing(scaler.target, own.len(), now));
+            next_own.extend(missing(scaler.next_target, next_own.len(), now));
+            let provisioning = scaler.provisioning(&own, now);
             let rolls_out = own.iter().any(|it| it.stale);
-            let wanted = deployed.wants(&self.hub, demand, ordered.clone(), rolls_out, floors[name], now);
-            let before = deployed.wanted.replace(wanted);
+            let desired =
+                scaler.decide(&self.hub, demand, provisioning.clone(), rolls_out, floors[name], now);
+            let before = scaler.desired.replace(desired);
             let before = before.map_or(0, |before| before.replicas);
-            if before != wanted.replicas {
-                let (ready, ordered) = (demand.ready, ordered.len());
-                DesiredChanged { deployment: name, before, wanted, ready, ordered }.emit();
+            if before != desired.replicas {
+                let (ready, provisioning) = (demand.ready, provisioning.len());
+                DesiredChanged { deployment: name, before, desired, ready, provisioning }.emit();
             }
-            let next_wanted = deployed.next_wanted(wanted);
+            let next_desired = scaler.next_desired(desired);
             // The other ready replicas are those of the region's file.
             let others = demand.ready.saturating_sub(serving);
             let steps = [
-                (step(&own, others, wanted.replicas, now), &mut deployed.target),
-                (step(&coming, 0, next_wanted, now), &mut deployed.next_target),
+                (step(&own, others, desired.replicas, now), &mut scaler.target),
+                (step(&next_own, 0, next_desired, now), &mut scaler.next_target),
             ];
             for (Step { keep, let_go, order }, target) in steps {
                 *target += order;
@@ -251,41 +252,41 @@ impl RegionScaler {
     ) -> BTreeMap<DeploymentName, OwnReplicas> {
         let mut each: BTreeMap<_, OwnReplicas> = BTreeMap::new();
         let spoke = self.spoke.lock();
-        for (id, replica) in self.own.iter_mut().filter(|(_, replica)| !replica.stop) {
-            let member = replica.number.and_then(|number| members.get(&number));
-            let standing = match (replica.leaving, member) {
+        for (id, replica) in self.own.iter_mut().filter(|(_, replica)| !replica.may_stop) {
+            let member = replica.index.and_then(|index| members.get(&index));
+            let standing = match (replica.draining_since, member) {
                 (Some(_), _) => Standing::Leaving,
                 (None, Some(member)) => member.standing,
                 (None, None) => Standing::Unheard,
             };
-            let name = &replica.found.deployment.name;
-            let deployed = self.deployed.get(name);
-            let is_next = deployed.is_some_and(|it| it.is_next(&replica.found.deployment));
-            let stale = !is_next && deployed.is_some_and(|it| it.is_stale(&replica.found.deployment));
-            let matches = replica.number.is_some_and(|it| spoke.replica_matches(it, name));
-            replica.served |= matches && standing == Standing::Serving;
+            let name = &replica.running.deployment.name;
+            let scaler = self.scalers.get(name);
+            let is_next = scaler.is_some_and(|it| it.is_next(&replica.running.deployment));
+            let stale = !is_next && scaler.is_some_and(|it| it.is_stale(&replica.running.deployment));
+            let matches = replica.index.is_some_and(|it| spoke.replica_matches(it, name));
+            replica.has_served |= matches && standing == Standing::Serving;
             let standing = match standing {
                 // The revision of its spec has changed; a restarted replica has the new one.
-                Standing::Serving if !matches && !is_next && !stale && replica.served => Standing::Lost,
+                Standing::Serving if !matches && !is_next && !stale && replica.has_served => Standing::Lost,
                 Standing::Serving if !matches && !is_next && !stale => Standing::Unheard,
                 standing => standing,
             };
-            replica.heard = standing != Standing::Unheard;
-            replica.lost = match standing {
-                Standing::Lost => Some(replica.lost.unwrap_or(now)),
+            replica.has_reported = standing != Standing::Unheard;
+            replica.lost_since = match standing {
+                Standing::Lost => Some(replica.lost_since.unwrap_or(now)),
                 // A replica that is drained because it is lost is not kept for being warm.
-                Standing::Leaving => replica.lost,
+                Standing::Leaving => replica.lost_since,
                 Standing::Unheard | Standing::Serving => None,
             };
             let all = each.entry(name.clone()).or_default();
             let all = if is_next { &mut all.next } else { &mut all.served };
             all.push(Own {
                 id: ReplicaSlot::Existing(id.clone()),
-                rank: replica.found.rank,
+                rank: replica.running.rank,
                 stale,
-                since: replica.found.since,
+                since: replica.running.since,
                 standing,
-                lost: replica.lost,
+                lost: replica.lost_since,
                 in_flight: member.map_or(0, |member| member.in_flight),
             });
         }
@@ -294,37 +295,36 @@ impl RegionScaler {
 
     /// Returns whether replicas are starting or draining.
     pub(super) fn is_unsettled(&self) -> bool {
-        let leaving = |replica: &OwnReplica| replica.leaving.is_some() && !replica.stop;
-        self.own.values().any(|replica| leaving(replica) || replica.number.is_none())
+        let draining = |replica: &OwnReplica| replica.draining_since.is_some() && !replica.may_stop;
+        self.own.values().any(|replica| draining(replica) || replica.index.is_none())
     }
 
     /// Terminates replicas whose drain has ended, and publishes the targets.
     pub(super) fn settle(&mut self, now: Instant) {
-        let leaving = self.own.values().filter(|it| it.leaving.is_some() && !it.stop);
-        let numbers: Vec<_> = leaving.filter_map(|it| it.number).collect();
-        let members = self.with_spoke(|spoke| spoke.members(numbers, now));
+        let draining = self.own.values().filter(|it| it.draining_since.is_some() && !it.may_stop);
+        let indexes: Vec<_> = draining.filter_map(|it| it.index).collect();
+        let members = self.with_spoke(|spoke| spoke.members(indexes, now));
         let mut finished = Vec::new();
         for (id, replica) in &mut self.own {
-            let Some(since) = replica.leaving.filter(|_| !replica.stop) else { continue };
-            let in_flight =
-                replica.number.and_then(|number| members.get(&number)).map_or(0, |it| it.in_flight);
-            let late = now.saturating_duration_since(since) >= DRAIN_TIMEOUT;
-            if in_flight > 0 && !late {
+            let Some(since) = replica.draining_since.filter(|_| !replica.may_stop) else { continue };
+            let in_flight = replica.index.and_then(|index| members.get(&index)).map_or(0, |it| it.in_flight);
+            let timed_out = now.saturating_duration_since(since) >= DRAIN_TIMEOUT;
+            if in_flight > 0 && !timed_out {
                 continue;
             }
             if in_flight > 0 {
                 DrainTimedOut { id, in_flight, after: DRAIN_TIMEOUT }.emit();
             }
-            replica.stop = true;
-            finished.push(replica.found.deployment.clone());
+            replica.may_stop = true;
+            finished.push(replica.running.deployment.clone());
         }
-        finished.iter().for_each(|started| self.one_less(started));
+        finished.iter().for_each(|started| self.decrement_target(started));
         let mut targets = Targets::new();
-        for (name, deployed) in &self.deployed {
-            let stop = self.own.iter().filter(|(_, it)| it.stop && it.found.deployment.name == *name);
+        for (name, scaler) in &self.scalers {
+            let stop = self.own.iter().filter(|(_, it)| it.may_stop && it.running.deployment.name == *name);
             let stop = stop.map(|(id, _)| id.clone()).collect();
-            let (deployment, replicas) = (deployed.deployment.clone(), deployed.target);
-            let next = deployed.next.clone().map(|next| (next, deployed.next_target));
+            let (deployment, replicas) = (scaler.deployment.clone(), scaler.target);
+            let next = scaler.next.clone().map(|next| (next, scaler.next_target));
             targets.insert(name.clone(), DeploymentTarget { deployment, replicas, next, stop });
         }
         self.targets.send_if_modified(|before| {
@@ -334,50 +334,50 @@ impl RegionScaler {
         });
     }
 
-    fn one_less(&mut self, started: &Deployment) {
-        if let Some(deployed) = self.deployed.get_mut(&started.name) {
-            deployed.one_less(started);
+    fn decrement_target(&mut self, started: &Deployment) {
+        if let Some(scaler) = self.scalers.get_mut(&started.name) {
+            scaler.decrement_target(started);
         }
     }
 
     /// Reports decisions and provisioning replicas to the spoke, which uses them for its ingress.
     fn report(&mut self, demand: &BTreeMap<DeploymentName, Demand>, now: Instant) {
         let own = &self.own;
-        let used = |name: &DeploymentName| own.values().any(|it| it.found.deployment.name == *name);
-        let over: Vec<_> = self.deployed.extract_if(.., |name, it| it.retired && !used(name)).collect();
+        let used = |name: &DeploymentName| own.values().any(|it| it.running.deployment.name == *name);
+        let retired: Vec<_> = self.scalers.extract_if(.., |name, it| it.retired && !used(name)).collect();
         let mut decided = BTreeMap::new();
-        let mut coming = BTreeMap::new();
-        for (name, deployed) in &self.deployed {
-            let Some(wanted) = deployed.wanted else { continue };
-            let of_it = |it: &&OwnReplica| {
-                let started = &it.found.deployment;
-                started.name == *name && !it.stop && !deployed.is_next(started)
+        let mut start_times = BTreeMap::new();
+        for (name, scaler) in &self.scalers {
+            let Some(desired) = scaler.desired else { continue };
+            let is_current = |it: &&OwnReplica| {
+                let started = &it.running.deployment;
+                started.name == *name && !it.may_stop && !scaler.is_next(started)
             };
-            let there: Vec<_> = own.values().filter(of_it).collect();
-            let missing = deployed.target.saturating_sub(there.len() as u32);
-            let starting = there.iter().filter(|it| it.leaving.is_none() && !it.heard);
-            let since = starting.map(|it| now.saturating_duration_since(it.found.since));
-            let mut left: Vec<_> = since.map(|lasted| deployed.starts.left(lasted)).collect();
-            left.extend((0..missing).map(|_| deployed.start_from(now)));
-            let start = (!deployed.retired).then(|| deployed.start_from(now));
-            let start_ms = deployed.starts.nearly_all().as_millis();
+            let existing: Vec<_> = own.values().filter(is_current).collect();
+            let missing = scaler.target.saturating_sub(existing.len() as u32);
+            let starting = existing.iter().filter(|it| it.draining_since.is_none() && !it.has_reported);
+            let since = starting.map(|it| now.saturating_duration_since(it.running.since));
+            let mut left: Vec<_> = since.map(|lasted| scaler.starts.left(lasted)).collect();
+            left.extend((0..missing).map(|_| scaler.start_from(now)));
+            let start = (!scaler.retired).then(|| scaler.start_from(now));
+            let start_ms = scaler.starts.nearly_all().as_millis();
             let one = Decided {
-                wanted,
+                wanted: desired,
                 ready: demand.get(name).map_or(0, |demand| demand.ready),
                 ordered: left.len() as u32,
-                leaving: there.iter().filter(|it| it.leaving.is_some()).count() as u32,
-                deaths: deployed.deaths.count,
+                leaving: existing.iter().filter(|it| it.draining_since.is_some()).count() as u32,
+                deaths: scaler.crashes.count,
                 start_ms: u64::try_from(start_ms).unwrap_or(u64::MAX),
             };
             decided.insert(name.clone(), one);
-            coming.insert(name, (left, start));
+            start_times.insert(name, (left, start));
         }
         let changed = self.with_spoke(|spoke| {
-            for (name, (left, start)) in coming {
+            for (name, (left, start)) in start_times {
                 spoke.set_ordered(name, left, now);
                 spoke.set_start(name, start);
             }
-            for (name, _) in over {
+            for (name, _) in retired {
                 spoke.set_ordered(&name, Vec::new(), now);
                 spoke.set_start(&name, None);
             }
@@ -401,9 +401,9 @@ struct OwnReplicas {
 }
 
 /// Returns entries for replicas that are missing to the target.
-fn missing(target: u32, there: usize, now: Instant) -> impl Iterator<Item = Own<ReplicaSlot>> {
-    (0..target.saturating_sub(there as u32)).map(move |number| Own {
-        id: ReplicaSlot::Ordered(number),
+fn missing(target: u32, existing: usize, now: Instant) -> impl Iterator<Item = Own<ReplicaSlot>> {
+    (0..target.saturating_sub(existing as u32)).map(move |index| Own {
+        id: ReplicaSlot::Ordered(index),
         rank: u64::MAX,
         stale: false,
         since: now,
@@ -415,20 +415,20 @@ fn missing(target: u32, there: usize, now: Instant) -> impl Iterator<Item = Own<
 
 fn cancel_drain(own: &mut BTreeMap<ReplicaId, OwnReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId) {
     let Some(replica) = own.get_mut(id) else { return };
-    replica.leaving = None;
-    if let Some(number) = replica.number {
-        spoke.lock().keep(number);
+    replica.draining_since = None;
+    if let Some(index) = replica.index {
+        spoke.lock().keep(index);
     }
 }
 
 fn drain(own: &mut BTreeMap<ReplicaId, OwnReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId, now: Instant) {
     let Some(replica) = own.get_mut(id) else { return };
-    replica.leaving.get_or_insert(now);
+    replica.draining_since.get_or_insert(now);
     let mut in_flight = 0;
-    if let Some(number) = replica.number {
+    if let Some(index) = replica.index {
         let mut spoke = spoke.lock();
-        spoke.let_go(number);
-        in_flight = spoke.members([number], now).get(&number).map_or(0, |member| member.in_flight);
+        spoke.let_go(index);
+        in_flight = spoke.members([index], now).get(&index).map_or(0, |member| member.in_flight);
     }
-    ReplicaDraining { id, deployment: &replica.found.deployment.name, in_flight }.emit();
+    ReplicaDraining { id, deployment: &replica.running.deployment.name, in_flight }.emit();
 }

@@ -42,7 +42,7 @@ const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 pub(super) enum ApiError {
     /// The API server is unreachable, or its response is malformed HTTP.
     #[error("{operation}: {error}")]
-    Io { what: &'static str, error: io::Error },
+    Io { operation: &'static str, error: io::Error },
     /// The request timed out.
     #[error("no response within {} s", TIMEOUT.as_secs())]
     Timeout,
@@ -67,9 +67,9 @@ impl ApiError {
 }
 
 fn io_error<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
-    what: &'static str,
+    operation: &'static str,
 ) -> impl FnOnce(E) -> ApiError {
-    move |error| ApiError::Io { what, error: io::Error::other(error) }
+    move |error| ApiError::Io { operation, error: io::Error::other(error) }
 }
 
 /// API server.
@@ -86,64 +86,66 @@ pub(super) struct Api {
 /// Body of a request.
 pub(super) enum RequestBody {
     Empty,
-    /// Replaces the whole object.
+    /// Replaces the read_body object.
     Replace(Value),
     /// A merge patch (RFC 7386).
     MergePatch(Value),
 }
 
 impl Api {
+    /// Creates the client.
+    ///
     /// # Errors
     ///
     /// When the CA file is unusable.
     pub(super) fn new(config: &KubernetesConfig) -> io::Result<Api> {
         let KubernetesConfig { api, token_file, ca_file, .. } = config;
-        let shown = api.host_str().unwrap_or_default();
+        let host_and_brackets = api.host_str().unwrap_or_default();
         // Brackets around an IPv6 address belong to the URL only.
-        let host = shown.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let host = host_and_brackets.trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = api.port_or_known_default().unwrap_or(443);
-        let authority = format!("{shown}:{port}");
+        let authority = format!("{host_and_brackets}:{port}");
         let tls = (api.scheme() == "https").then(|| connector(ca_file, &host)).transpose()?;
         Ok(Api { host, port, authority, tls, token_file: token_file.clone() })
     }
 
     /// Sends a request and parses the response.
-    pub(super) async fn ask<T: DeserializeOwned>(
+    pub(super) async fn request<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
-        sent: RequestBody,
+        body: RequestBody,
     ) -> Result<T, ApiError> {
-        let asked = async {
-            let (answer, _connection) = self.send(method, path, sent).await?;
-            let bytes = whole(answer.into_body()).await?;
+        let exchange = async {
+            let (response, _connection) = self.send(method, path, body).await?;
+            let bytes = read_body(response.into_body()).await?;
             Ok(serde_json::from_slice(&bytes)?)
         };
-        timeout(TIMEOUT, asked).await.map_err(|_| ApiError::Timeout)?
+        timeout(TIMEOUT, exchange).await.map_err(|_| ApiError::Timeout)?
     }
 
     /// Starts a watch.
     pub(super) async fn watch(&self, path: &str) -> Result<ApiWatch, ApiError> {
-        let asked = self.send(Method::GET, path, RequestBody::Empty);
-        let (answer, connection) = timeout(TIMEOUT, asked).await.map_err(|_| ApiError::Timeout)??;
-        Ok(ApiWatch { body: answer.into_body(), read: BytesMut::new(), _connection: connection })
+        let exchange = self.send(Method::GET, path, RequestBody::Empty);
+        let (response, connection) = timeout(TIMEOUT, exchange).await.map_err(|_| ApiError::Timeout)??;
+        Ok(ApiWatch { body: response.into_body(), read: BytesMut::new(), _connection: connection })
     }
 
     async fn send(
         &self,
         method: Method,
         path: &str,
-        sent: RequestBody,
+        body: RequestBody,
     ) -> Result<(Response<Incoming>, JoinSet<()>), ApiError> {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
         let stream = stream.map_err(io_error("cannot connect to the API server"))?;
         stream.set_nodelay(true).map_err(io_error("cannot connect to the API server"))?;
         match &self.tls {
-            None => self.exchange(stream, method, path, sent).await,
+            None => self.exchange(stream, method, path, body).await,
             Some((connector, name)) => {
                 let stream = connector.connect(name.clone(), stream).await;
                 let stream = stream.map_err(io_error("TLS handshake with the API server failed"))?;
-                self.exchange(stream, method, path, sent).await
+                self.exchange(stream, method, path, body).await
             }
         }
     }
@@ -153,13 +155,13 @@ impl Api {
         stream: S,
         method: Method,
         path: &str,
-        sent: RequestBody,
+        body: RequestBody,
     ) -> Result<(Response<Incoming>, JoinSet<()>), ApiError> {
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) =
             handshake.map_err(io_error("HTTP handshake with the API server failed"))?;
-        let mut owned = JoinSet::new();
-        owned.spawn(async move {
+        let mut connection_task = JoinSet::new();
+        connection_task.spawn(async move {
             let ended = contained("API server connection", connection).await;
             if let Some(Err(error)) = ended {
                 tracing::debug!(%error, "connection to the API server closed");
@@ -172,7 +174,7 @@ impl Api {
                 tokio::fs::read_to_string(file).await.map_err(io_error("cannot read scaling.token_file"))?;
             request = request.header(AUTHORIZATION, format!("Bearer {}", token.trim()));
         }
-        let (kind, body) = match sent {
+        let (kind, body) = match body {
             RequestBody::Empty => (None, Bytes::new()),
             RequestBody::Replace(value) => (Some("application/json"), value.to_string().into()),
             RequestBody::MergePatch(value) => {
@@ -183,13 +185,13 @@ impl Api {
             request = request.header(CONTENT_TYPE, kind);
         }
         let request = request.body(Full::new(body)).map_err(io_error("cannot build the request"))?;
-        let answer =
+        let response =
             sender.send_request(request).await.map_err(io_error("no response from the API server"))?;
-        let status = answer.status();
+        let status = response.status();
         if status.is_success() {
-            return Ok((answer, owned));
+            return Ok((response, connection_task));
         }
-        let bytes = whole(answer.into_body()).await?;
+        let bytes = read_body(response.into_body()).await?;
         Err(ApiError::Rejected { status, reason: reason(&bytes) })
     }
 }
@@ -201,9 +203,9 @@ fn reason(bytes: &[u8]) -> String {
     message.chars().take(256).collect()
 }
 
-async fn whole(body: Incoming) -> Result<Bytes, ApiError> {
+async fn read_body(body: Incoming) -> Result<Bytes, ApiError> {
     let collected = Limited::new(body, RESPONSE_BYTES_MAX).collect().await;
-    collected.map(|whole| whole.to_bytes()).map_err(io_error("incomplete response"))
+    collected.map(|body| body.to_bytes()).map_err(io_error("incomplete response"))
 }
 
 fn connector(ca_file: &Option<PathBuf>, host: &str) -> io::Result<(TlsConnector, ServerName<'static>)> {

@@ -51,9 +51,11 @@ struct ScaledWorkload {
 }
 
 impl KubernetesActuator {
+    /// Creates the actuator of a cluster.
+    ///
     /// # Errors
+    ///
     /// When the CA file is unreadable.
-    /// When the API server's authority cannot be read.
     pub(crate) fn new(config: KubernetesConfig) -> io::Result<KubernetesActuator> {
         Ok(KubernetesActuator { api: Api::new(&config)?, config })
     }
@@ -61,18 +63,18 @@ impl KubernetesActuator {
     /// Starts a task for each workload, and sends each task its latest target.
     fn follow(
         &self,
-        wanted: &Targets,
-        scaled: &mut BTreeMap<String, ScaledWorkload>,
+        desired: &Targets,
+        workloads: &mut BTreeMap<String, ScaledWorkload>,
         tasks: &mut JoinSet<()>,
         updates: &mpsc::Sender<(String, Pods)>,
     ) {
         // The task of a workload without a target ends with its sender.
-        scaled.retain(|_, scaled| wanted.contains_key(&scaled.deployment));
-        for (deployment, target) in wanted {
+        workloads.retain(|_, workloads| desired.contains_key(&workloads.deployment));
+        for (deployment, target) in desired {
             let name = self.config.workload_of(deployment);
-            match scaled.get(&name) {
-                Some(scaled) if scaled.deployment == *deployment => {
-                    scaled.target.send_if_modified(|before| {
+            match workloads.get(&name) {
+                Some(workloads) if workloads.deployment == *deployment => {
+                    workloads.target.send_if_modified(|before| {
                         let changed = before != target;
                         before.clone_from(target);
                         changed
@@ -93,7 +95,7 @@ impl KubernetesActuator {
                         essential("workload", workload.run()).await;
                     });
                     let (deployment, pods) = (deployment.clone(), Pods::default());
-                    scaled.insert(name, ScaledWorkload { deployment, target: sender, pods });
+                    workloads.insert(name, ScaledWorkload { deployment, target: sender, pods });
                 }
             }
         }
@@ -103,36 +105,36 @@ impl KubernetesActuator {
 impl Actuator for KubernetesActuator {
     async fn run(self, mut targets: watch::Receiver<Targets>, running: watch::Sender<ActuatorStatus>) {
         let (updates, mut received) = mpsc::channel(UPDATES_MAX);
-        let (mut scaled, mut tasks) = (BTreeMap::new(), JoinSet::new());
+        let (mut workloads, mut tasks) = (BTreeMap::new(), JoinSet::new());
         loop {
-            let wanted = targets.borrow_and_update().clone();
-            self.follow(&wanted, &mut scaled, &mut tasks, &updates);
-            running.send_replace(all(&scaled));
+            let desired = targets.borrow_and_update().clone();
+            self.follow(&desired, &mut workloads, &mut tasks, &updates);
+            running.send_replace(status(&workloads));
             tokio::select! {
                 changed = targets.changed() => if changed.is_err() { break },
                 Some((name, pods)) = received.recv() => {
                     // The sender may have ended since.
-                    if let Some(scaled) = scaled.get_mut(&name) {
-                        scaled.pods = pods;
+                    if let Some(workloads) = workloads.get_mut(&name) {
+                        workloads.pods = pods;
                     }
                 }
                 Some(_) = tasks.join_next() => {}
             }
         }
-        drop((scaled, received));
+        drop((workloads, received));
         while tasks.join_next().await.is_some() {}
     }
 }
 
 /// Returns the status over all workloads. It always counts as complete: a workload whose pods are not listed yet deletes none
 /// of them, whatever its target.
-fn all(scaled: &BTreeMap<String, ScaledWorkload>) -> ActuatorStatus {
-    let mut running = ActuatorStatus { is_initialized: true, ..ActuatorStatus::default() };
-    for ScaledWorkload { deployment, pods: Pods { found, crashes }, .. } in scaled.values() {
-        running.replicas.extend(found.clone());
-        running.crashes.insert(deployment.clone(), Crashes { count: *crashes, restart_at: None });
+fn status(workloads: &BTreeMap<String, ScaledWorkload>) -> ActuatorStatus {
+    let mut status = ActuatorStatus { is_initialized: true, ..ActuatorStatus::default() };
+    for ScaledWorkload { deployment, pods: Pods { replicas, crashes }, .. } in workloads.values() {
+        status.replicas.extend(replicas.clone());
+        status.crashes.insert(deployment.clone(), Crashes { count: *crashes, restart_at: None });
     }
-    running
+    status
 }
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ pub(super) struct Status {
 
 impl Pod {
     /// Returns whether the pod is neither being deleted nor completed.
-    pub(super) fn stays(&self) -> bool {
+    pub(super) fn is_active(&self) -> bool {
         self.metadata.deletion_timestamp.is_none()
             && !matches!(self.status.phase.as_str(), "Failed" | "Succeeded")
     }
@@ -112,7 +112,7 @@ impl Pod {
     /// Returns the address of a ready pod.
     pub(super) fn ready_at(&self) -> Option<IpAddr> {
         let ready = |condition: &Condition| condition.kind == "Ready" && condition.status == "True";
-        self.status.pod_ip.filter(|_| self.stays() && self.status.conditions.iter().any(ready))
+        self.status.pod_ip.filter(|_| self.is_active() && self.status.conditions.iter().any(ready))
     }
 
     /// Returns the number of container restarts.

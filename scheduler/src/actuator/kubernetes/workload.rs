@@ -1,14 +1,14 @@
 //! Scale and pods of one deployment's workload in the cluster.
 //!
 //! *Pods* are listed once and then watched. A watch that ends continues at the last received version; if the API server has
-//! forgotten that version (410), the pods are listed again, and the list replaces everything known, so that changes in
+//! forgotten that version (410), the pods are listed again, and the list replaces everything before, so that changes in
 //! between are not missed.
 //!
 //! The *replica count* is written through the scale subresource, with the version that was read: if another client has written
 //! meanwhile (409), it is read and decided again. The count is never lowered below the number of pods that have not been
 //! drained, whatever the target: Kubernetes would choose among them by itself. Before it is lowered, drained pods are marked
 //! as the cheapest to delete (`controller.kubernetes.io/pod-deletion-cost`), so that a Deployment's ReplicaSet deletes
-//! them. A StatefulSet deletes its highest ordinals regardless of the mark, so its count is lowered only as far as its
+//! them. A StatefulSet deletes its highest ordinals regardless of the mark_drained, so its count is lowered only as far as its
 //! highest pods have all been drained.
 
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// Pods of a workload.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pods {
-    pub(super) found: BTreeMap<ReplicaId, RunningReplica>,
+    pub(super) replicas: BTreeMap<ReplicaId, RunningReplica>,
     /// Container restarts and failed pods since the watch started.
     pub(super) crashes: u64,
 }
@@ -79,7 +79,7 @@ impl WorkloadScaler {
                     let pause = BACKOFF_MIN.saturating_mul(1 << failures.min(16)).min(BACKOFF_MAX);
                     tokio::select! {
                         () = sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)) => {}
-                        gone = gone(&mut self.target) => return gone,
+                        () = target_dropped(&mut self.target) => return,
                     }
                 }
             }
@@ -92,7 +92,7 @@ impl WorkloadScaler {
         let selector: String =
             url::form_urlencoded::byte_serialize(scale.status.selector.as_bytes()).collect();
         let pods = format!("/api/v1/namespaces/{}/pods?labelSelector={selector}", self.config.namespace);
-        let list: PodList = self.api.ask(Method::GET, &pods, RequestBody::Empty).await?;
+        let list: PodList = self.api.request(Method::GET, &pods, RequestBody::Empty).await?;
         let mut version = list.metadata.resource_version;
         state.replace(list.items);
         if std::mem::take(failures) > 0 {
@@ -127,18 +127,19 @@ impl WorkloadScaler {
     }
 
     async fn report(&self, state: &State) {
-        let found = state.seen.iter().filter(|(_, seen)| seen.pod.stays()).map(|(id, seen)| {
-            let at = seen.pod.ready_at().map(|ip| SocketAddr::from((ip, self.config.port)));
-            let ready = at.map(|endpoint| ReadyEndpoint { endpoint, took: seen.ready.flatten() });
-            let rank = match self.config.kind {
-                WorkloadKind::Deployment => 0,
-                WorkloadKind::StatefulSet => seen.pod.ordinal().map_or(0, u64::from),
-            };
-            let deployment = self.target.borrow().deployment.clone();
-            (id.clone(), RunningReplica { deployment, since: seen.since, ready, rank })
-        });
-        let pods = Pods { found: found.collect(), crashes: state.crashes };
-        // On failure the receiver is gone, and the target's sender as well.
+        let replicas =
+            state.observed.iter().filter(|(_, observed)| observed.pod.is_active()).map(|(id, observed)| {
+                let at = observed.pod.ready_at().map(|ip| SocketAddr::from((ip, self.config.port)));
+                let ready = at.map(|endpoint| ReadyEndpoint { endpoint, took: observed.ready.flatten() });
+                let rank = match self.config.kind {
+                    WorkloadKind::Deployment => 0,
+                    WorkloadKind::StatefulSet => observed.pod.ordinal().map_or(0, u64::from),
+                };
+                let deployment = self.target.borrow().deployment.clone();
+                (id.clone(), RunningReplica { deployment, since: observed.since, ready, rank })
+            });
+        let pods = Pods { replicas: replicas.collect(), crashes: state.crashes };
+        // On failure the receiver is target_dropped, and the target's sender as well.
         self.updates.send((self.name.clone(), pods)).await.ok();
     }
 
@@ -148,30 +149,30 @@ impl WorkloadScaler {
     }
 
     async fn scale(&self) -> Result<ScaleObject, ApiError> {
-        self.api.ask(Method::GET, &self.scale_path(), RequestBody::Empty).await
+        self.api.request(Method::GET, &self.scale_path(), RequestBody::Empty).await
     }
 
     /// Writes the desired number of pods, if it differs.
     async fn reconcile(&mut self, state: &State) -> Result<(), ApiError> {
         let target = self.target.borrow_and_update().clone();
-        let wanted = state.replica_count(&target, self.config.kind);
+        let desired = state.replica_count(&target, self.config.kind);
         for _ in 0..CONFLICTS_MAX {
             let ScaleObject { metadata, spec, .. } = self.scale().await?;
-            if spec.replicas == wanted {
+            if spec.replicas == desired {
                 return Ok(());
             }
-            if wanted < spec.replicas && self.config.kind == WorkloadKind::Deployment {
-                self.mark(state, &target).await?;
+            if desired < spec.replicas && self.config.kind == WorkloadKind::Deployment {
+                self.mark_drained(state, &target).await?;
             }
             let (namespace, version) = (&self.config.namespace, metadata.resource_version);
             let body = json!({"apiVersion": "autoscaling/v1", "kind": "Scale",
                 "metadata": {"name": self.name, "namespace": namespace, "resourceVersion": version},
-                "spec": {"replicas": wanted}});
+                "spec": {"replicas": desired}});
             let written: Result<Value, _> =
-                self.api.ask(Method::PUT, &self.scale_path(), RequestBody::Replace(body)).await;
+                self.api.request(Method::PUT, &self.scale_path(), RequestBody::Replace(body)).await;
             match written {
                 Ok(_) => {
-                    ScaleWritten { workload: &self.name, before: spec.replicas, replicas: wanted }.emit();
+                    ScaleWritten { workload: &self.name, before: spec.replicas, replicas: desired }.emit();
                     return Ok(());
                 }
                 Err(error) if error.is_conflict() => {}
@@ -185,16 +186,19 @@ impl WorkloadScaler {
     }
 
     /// Marks drained pods as the cheapest to delete.
-    async fn mark(&self, state: &State, target: &DeploymentTarget) -> Result<(), ApiError> {
-        for (_, seen) in state.seen.iter().filter(|(id, seen)| target.stop.contains(*id) && seen.pod.stays())
+    async fn mark_drained(&self, state: &State, target: &DeploymentTarget) -> Result<(), ApiError> {
+        for (_, observed) in state
+            .observed
+            .iter()
+            .filter(|(id, observed)| target.stop.contains(*id) && observed.pod.is_active())
         {
-            let meta = &seen.pod.metadata;
+            let meta = &observed.pod.metadata;
             if meta.annotations.get(COST).is_some_and(|cost| cost == DRAINED_COST) {
                 continue;
             }
             let path = format!("/api/v1/namespaces/{}/pods/{}", self.config.namespace, meta.name);
             let patch = json!({"metadata": {"uid": meta.uid, "annotations": {COST: DRAINED_COST}}});
-            match self.api.ask::<Value>(Method::PATCH, &path, RequestBody::MergePatch(patch)).await {
+            match self.api.request::<Value>(Method::PATCH, &path, RequestBody::MergePatch(patch)).await {
                 Ok(_) => {}
                 // The pod was deleted, or another one has its name now.
                 Err(ApiError::Rejected { status: StatusCode::NOT_FOUND | StatusCode::CONFLICT, .. }) => {}
@@ -206,24 +210,24 @@ impl WorkloadScaler {
 }
 
 /// Returns when the target's sender is dropped.
-async fn gone(target: &mut watch::Receiver<DeploymentTarget>) {
+async fn target_dropped(target: &mut watch::Receiver<DeploymentTarget>) {
     while target.changed().await.is_ok() {}
 }
 
 /// Observed pods of a workload.
 #[derive(Default)]
 struct State {
-    seen: BTreeMap<ReplicaId, ObservedPod>,
+    observed: BTreeMap<ReplicaId, ObservedPod>,
     crashes: u64,
 }
 
 impl State {
     /// Replaces all pods by a list.
     fn replace(&mut self, pods: Vec<Pod>) {
-        let mut before = std::mem::take(&mut self.seen);
+        let mut before = std::mem::take(&mut self.observed);
         for pod in pods {
-            let known = before.remove(&pod.metadata.uid);
-            self.put(pod, known);
+            let before = before.remove(&pod.metadata.uid);
+            self.put(pod, before);
         }
     }
 
@@ -232,12 +236,12 @@ impl State {
         match event {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
                 let version = pod.metadata.resource_version.clone();
-                let known = self.seen.remove(&pod.metadata.uid);
-                self.put(pod, known);
+                let before = self.observed.remove(&pod.metadata.uid);
+                self.put(pod, before);
                 Ok(version)
             }
             WatchEvent::Deleted(pod) => {
-                self.seen.remove(&pod.metadata.uid);
+                self.observed.remove(&pod.metadata.uid);
                 Ok(pod.metadata.resource_version)
             }
             WatchEvent::Bookmark(bookmark) => Ok(bookmark.metadata.resource_version),
@@ -248,30 +252,35 @@ impl State {
         }
     }
 
-    fn put(&mut self, pod: Pod, known: Option<ObservedPod>) {
+    fn put(&mut self, pod: Pod, before: Option<ObservedPod>) {
         let id = pod.metadata.uid.clone();
-        let seen = match known {
+        let observed = match before {
             Some(ObservedPod { pod: before, since, ready }) => {
                 let failed = pod.status.phase == "Failed" && before.status.phase != "Failed";
                 self.crashes += pod.restarts().saturating_sub(before.restarts()) + u64::from(failed);
                 let ready = ready.or_else(|| pod.ready_at().map(|_| Some(since.elapsed())));
                 ObservedPod { pod, since, ready }
             }
-            // A pod that was ready when first observed has no known start time.
+            // A pod that was ready when first observed has no before start time.
             None => ObservedPod { ready: pod.ready_at().map(|_| None), since: Instant::now(), pod },
         };
-        self.seen.insert(id, seen);
+        self.observed.insert(id, observed);
     }
 
-    /// Returns the target count, but at least the number of pods that have not been drained.
+    /// Returns the target count, but at min_replicas the number of pods that have not been drained.
     fn replica_count(&self, target: &DeploymentTarget, kind: WorkloadKind) -> u32 {
-        let kept = self.seen.iter().filter(|(id, seen)| seen.pod.stays() && !target.stop.contains(*id));
-        let least = match kind {
-            WorkloadKind::Deployment => kept.count() as u32,
-            WorkloadKind::StatefulSet => {
-                kept.filter_map(|(_, seen)| seen.pod.ordinal()).map(|ordinal| ordinal + 1).max().unwrap_or(0)
-            }
+        let undrained = self
+            .observed
+            .iter()
+            .filter(|(id, observed)| observed.pod.is_active() && !target.stop.contains(*id));
+        let min_replicas = match kind {
+            WorkloadKind::Deployment => undrained.count() as u32,
+            WorkloadKind::StatefulSet => undrained
+                .filter_map(|(_, observed)| observed.pod.ordinal())
+                .map(|ordinal| ordinal + 1)
+                .max()
+                .unwrap_or(0),
         };
-        target.replicas.max(least)
+        target.replicas.max(min_replicas)
     }
 }

@@ -67,8 +67,8 @@ struct ProcessInfo {
 
 /// All replica processes.
 struct ProcessSet {
-    process: ProcessActuator,
-    replica: BTreeMap<ReplicaId, ReplicaProcess>,
+    actuator: ProcessActuator,
+    replicas: BTreeMap<ReplicaId, ReplicaProcess>,
     monitors: JoinSet<ProcessExit>,
     ready_sender: mpsc::Sender<(ReplicaId, ReadyEndpoint)>,
     /// By deployment and model: a model that cannot be loaded does not delay restarts of the served one.
@@ -106,8 +106,8 @@ impl Actuator for ProcessActuator {
         let period = HeartbeatFile { file: PathBuf::new(), timeout: self.config.orphan_timeout }.period() / 2;
         let last_port = *self.config.ports.end();
         let mut processes = ProcessSet {
-            process: self,
-            replica: BTreeMap::new(),
+            actuator: self,
+            replicas: BTreeMap::new(),
             monitors: JoinSet::new(),
             ready_sender,
             restarts: BTreeMap::new(),
@@ -115,8 +115,8 @@ impl Actuator for ProcessActuator {
             last_port,
         };
         processes.adopt().await;
-        let mut keep = interval(period);
-        keep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heartbeats = interval(period);
+        heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let desired = targets.borrow_and_update().clone();
             let retry_at = processes.reconcile(&desired).await;
@@ -129,11 +129,11 @@ impl Actuator for ProcessActuator {
             };
             tokio::select! {
                 changed = targets.changed() => if changed.is_err() { break },
-                Some(ended) = processes.monitors.join_next() => {
-                    processes.ended(ended.expect("a monitor does not panic and is not aborted")).await;
+                Some(exit) = processes.monitors.join_next() => {
+                    processes.handle_exit(exit.expect("a monitor does not panic and is not aborted")).await;
                 }
-                Some((id, at)) = ready.recv() => processes.ready(&id, at).await,
-                _ = keep.tick() => processes.touch().await,
+                Some((id, at)) = ready.recv() => processes.handle_ready(&id, at).await,
+                _ = heartbeats.tick() => processes.send_heartbeats().await,
                 () = restart => {}
             }
         }
@@ -144,15 +144,16 @@ impl Actuator for ProcessActuator {
 impl ProcessSet {
     /// Adopts the running replicas of an earlier spoke.
     async fn adopt(&mut self) {
-        for port in self.process.config.ports.clone() {
-            let files = ReplicaFiles::of(&self.process.dir, port);
-            let Some(AdoptedProcess { identity, process, deployment, took }) = files.found().await else {
-                files.forget().await;
+        for port in self.actuator.config.ports.clone() {
+            let files = ReplicaFiles::of(&self.actuator.dir, port);
+            let Some(AdoptedProcess { identity, process, deployment, took }) = files.running_process().await
+            else {
+                files.remove().await;
                 continue;
             };
             let id = format!("{port}-{}", identity.name());
             ReplicaAdopted { id: &id, deployment: &deployment.name }.emit();
-            let (deployment, monitor) = (Arc::new(deployment), ProcessMonitor::found(process, identity));
+            let (deployment, monitor) = (Arc::new(deployment), ProcessMonitor::adopted(process, identity));
             self.monitor(id, ProcessInfo { deployment, files, identity }, monitor, StartTime::Took(took));
         }
     }
@@ -168,23 +169,23 @@ impl ProcessSet {
         self.restarts.retain(|key, _| all.contains(key));
         for (name, DeploymentTarget { deployment, replicas, next, stop }) in desired {
             for id in stop {
-                if let Some(stop) = self.replica.get_mut(id).and_then(|replica| replica.stop.take()) {
+                if let Some(stop) = self.replicas.get_mut(id).and_then(|replica| replica.stop.take()) {
                     // On failure, the process has ended meanwhile.
                     stop.send(()).ok();
                 }
             }
             let next_spec = next.as_ref().map(|(next, _)| next.model_spec());
             let is_next = |it: &Deployment| next_spec.as_ref() == Some(&it.model_spec());
-            let (mut of_next, mut served) = (0, 0);
-            for ReplicaProcess { info, stop, .. } in self.replica.values() {
+            let (mut next_count, mut served_count) = (0, 0);
+            for ReplicaProcess { info, stop, .. } in self.replicas.values() {
                 if info.deployment.name == *name && stop.is_some() {
-                    *(if is_next(&info.deployment) { &mut of_next } else { &mut served }) += 1;
+                    *(if is_next(&info.deployment) { &mut next_count } else { &mut served_count }) += 1;
                 }
             }
-            // The served model comes first if existing are not enough ports.
-            let next = next.iter().map(|(next, replicas)| (next, of_next, *replicas));
+            // The served model comes first if there are not enough ports.
+            let next = next.iter().map(|(next, replicas)| (next, next_count, *replicas));
             for (deployment, existing, replicas) in
-                std::iter::once((deployment, served, *replicas)).chain(next)
+                std::iter::once((deployment, served_count, *replicas)).chain(next)
             {
                 if let Some(at) = self.start_missing(deployment, existing, replicas).await {
                     retry_at = Some(retry_at.map_or(at, |retry_at: Instant| retry_at.min(at)));
@@ -222,14 +223,14 @@ impl ProcessSet {
 
     async fn start(&mut self, deployment: &Arc<Deployment>) -> Result<(), ReplicaStartError> {
         let failed = |operation| move |error| ReplicaStartError::System { operation, error };
-        let ProcessActuator { config, dir, region, program, .. } = &self.process;
+        let ProcessActuator { config, dir, region, program, .. } = &self.actuator;
         let endpoint = self.free_port()?;
         let files = ReplicaFiles::of(dir, endpoint.port());
         let text = configuration(deployment, region, endpoint, &config.template);
         tokio::fs::write(files.config(), text).await.map_err(failed("cannot write its configuration"))?;
-        heartbeat::touch(&files.alive()).await.map_err(failed("cannot touch its heartbeat file"))?;
+        heartbeat::touch(&files.heartbeat()).await.map_err(failed("cannot touch its heartbeat file"))?;
         let log = File::create(files.log()).map_err(failed("cannot create its log"))?;
-        let heartbeat = HeartbeatFile { file: files.alive(), timeout: config.orphan_timeout };
+        let heartbeat = HeartbeatFile { file: files.heartbeat(), timeout: config.orphan_timeout };
         let child = Command::new(program)
             .args(["replica", "--region", region.as_str(), "--config"])
             .arg(files.config())
@@ -259,23 +260,23 @@ impl ProcessSet {
 
     fn monitor(&mut self, id: ReplicaId, info: ProcessInfo, monitor: ProcessMonitor, start: StartTime) {
         let (stop, stop_request) = oneshot::channel();
-        let endpoint = SocketAddr::from((self.process.config.address, info.files.port));
+        let endpoint = SocketAddr::from((self.actuator.config.address, info.files.port));
         self.monitors.spawn(monitor.run(MonitorContext {
             id: id.clone(),
             endpoint,
             start,
-            client: self.process.client.clone(),
+            client: self.actuator.client.clone(),
             stop: stop_request,
-            ready_sender: self.ready_sender.clone(),
+            ready: self.ready_sender.clone(),
         }));
-        self.replica
+        self.replicas
             .insert(id, ReplicaProcess { info, since: Instant::now(), ready: None, stop: Some(stop) });
     }
 
     /// Returns a free port, the one longest unused first.
     fn free_port(&self) -> Result<SocketAddr, ReplicaStartError> {
-        let ProcessConfig { address, ports, .. } = &self.process.config;
-        let taken = |port: &u16| self.replica.values().any(|replica| replica.info.files.port == *port);
+        let ProcessConfig { address, ports, .. } = &self.actuator.config;
+        let taken = |port: &u16| self.replicas.values().any(|replica| replica.info.files.port == *port);
         let after = ports.clone().filter(|port| *port > self.last_port);
         let before = ports.clone().filter(|port| *port <= self.last_port);
         let free = |port: &u16| !taken(port) && TcpListener::bind((*address, *port)).is_ok();
@@ -284,8 +285,8 @@ impl ProcessSet {
         Ok(SocketAddr::from((*address, port)))
     }
 
-    async fn ready(&mut self, id: &ReplicaId, at: ReadyEndpoint) {
-        let Some(replica) = self.replica.get_mut(id) else { return };
+    async fn handle_ready(&mut self, id: &ReplicaId, at: ReadyEndpoint) {
+        let Some(replica) = self.replicas.get_mut(id) else { return };
         replica.ready = Some((at, Instant::now()));
         let ProcessInfo { deployment, files, identity } = &replica.info;
         if let Err(error) = files.write(*identity, deployment, at.took).await {
@@ -293,10 +294,10 @@ impl ProcessSet {
         }
     }
 
-    async fn ended(&mut self, ProcessExit { id, requested, status }: ProcessExit) {
-        let Some(replica) = self.replica.remove(&id) else { return };
+    async fn handle_exit(&mut self, ProcessExit { id, requested, status }: ProcessExit) {
+        let Some(replica) = self.replicas.remove(&id) else { return };
         let ProcessInfo { deployment, files, identity: _ } = &replica.info;
-        files.forget().await;
+        files.remove().await;
         let log = files.log();
         ReplicaExited { id: &id, deployment: &deployment.name, requested, status: &status, log: &log }.emit();
         if !requested {
@@ -314,17 +315,17 @@ impl ProcessSet {
     }
 
     /// Sends the heartbeat to all replicas.
-    async fn touch(&self) {
-        for replica in self.replica.values() {
+    async fn send_heartbeats(&self) {
+        for replica in self.replicas.values() {
             let files = &replica.info.files;
-            if let Err(error) = heartbeat::touch(&files.alive()).await {
+            if let Err(error) = heartbeat::touch(&files.heartbeat()).await {
                 tracing::debug!(port = files.port, %error, "cannot touch the heartbeat file of a replica");
             }
         }
     }
 
     fn status(&self) -> ActuatorStatus {
-        let each = self.replica.iter().map(|(id, replica)| {
+        let each = self.replicas.iter().map(|(id, replica)| {
             let ReplicaProcess { info: ProcessInfo { deployment, .. }, since, ready, .. } = replica;
             let ready = ready.map(|(at, _)| at);
             (id.clone(), RunningReplica { deployment: deployment.clone(), since: *since, ready, rank: 0 })
@@ -334,9 +335,9 @@ impl ProcessSet {
 
     /// Stops all replicas gracefully and concurrently.
     async fn stop_all(mut self) {
-        self.replica.values_mut().for_each(|replica| drop(replica.stop.take()));
-        while let Some(ended) = self.monitors.join_next().await {
-            self.ended(ended.expect("a monitor does not panic and is not aborted")).await;
+        self.replicas.values_mut().for_each(|replica| drop(replica.stop.take()));
+        while let Some(exit) = self.monitors.join_next().await {
+            self.handle_exit(exit.expect("a monitor does not panic and is not aborted")).await;
         }
     }
 }

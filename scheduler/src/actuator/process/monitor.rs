@@ -80,7 +80,7 @@ impl ProcessMonitor {
     }
 
     /// Creates the monitor of a process of an earlier spoke.
-    pub(super) fn found(process: OwnedFd, identity: ProcessIdentity) -> ProcessMonitor {
+    pub(super) fn adopted(process: OwnedFd, identity: ProcessIdentity) -> ProcessMonitor {
         ProcessMonitor { process, exit: ExitSource::Polled(identity) }
     }
 
@@ -91,7 +91,7 @@ impl ProcessMonitor {
                 child.wait().await.map_or_else(|error| error.to_string(), |status| status.to_string())
             }
             ExitSource::Polled(identity) => {
-                while identity.lives() {
+                while identity.is_running() {
                     sleep(CHECK_PERIOD).await;
                 }
                 "exited".to_owned()
@@ -116,8 +116,8 @@ impl ProcessMonitor {
     }
 
     /// Monitors the process until it exits.
-    pub(super) async fn run(mut self, told: MonitorContext) -> ProcessExit {
-        let MonitorContext { id, endpoint, start, client, mut stop, ready } = told;
+    pub(super) async fn run(mut self, context: MonitorContext) -> ProcessExit {
+        let MonitorContext { id, endpoint, start, client, mut stop, ready } = context;
         let url = format!("http://{endpoint}/health");
         let exited = |id, status| ProcessExit { id, requested: false, status };
         tokio::select! {

@@ -46,19 +46,19 @@ impl ProcessIdentity {
     /// Reads the identity of a running process.
     pub(super) fn of(pid: Pid) -> io::Result<ProcessIdentity> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
-        let strange = || io::Error::new(io::ErrorKind::InvalidData, "unreadable /proc entry");
+        let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "unreadable /proc entry");
         // The second field is a name in brackets, with arbitrary characters.
-        let (_, rest) = stat.rsplit_once(')').ok_or_else(strange)?;
+        let (_, rest) = stat.rsplit_once(')').ok_or_else(unreadable)?;
         // A zombie stays in the list until its parent has waited for it.
         if matches!(rest.split_whitespace().next(), Some("Z" | "X") | None) {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended"));
         }
         let started = rest.split_whitespace().nth(22 - 3).and_then(|ticks| ticks.parse().ok());
-        Ok(ProcessIdentity { pid, started: started.ok_or_else(strange)? })
+        Ok(ProcessIdentity { pid, started: started.ok_or_else(unreadable)? })
     }
 
     /// Returns whether the process is running.
-    pub(super) fn lives(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         ProcessIdentity::of(self.pid).is_ok_and(|now| now == *self)
     }
 
@@ -88,7 +88,7 @@ impl ReplicaFiles {
         self.dir.join(format!("replica-{}.log", self.port))
     }
 
-    pub(super) fn alive(&self) -> PathBuf {
+    pub(super) fn heartbeat(&self) -> PathBuf {
         self.dir.join(format!("replica-{}.alive", self.port))
     }
 
@@ -113,8 +113,8 @@ impl ReplicaFiles {
     }
 
     /// Removes the record and the heartbeat file.
-    pub(super) async fn forget(&self) {
-        for file in [self.record(), self.alive()] {
+    pub(super) async fn remove(&self) {
+        for file in [self.record(), self.heartbeat()] {
             if let Err(error) = tokio::fs::remove_file(&file).await
                 && error.kind() != io::ErrorKind::NotFound
             {
@@ -124,14 +124,14 @@ impl ReplicaFiles {
     }
 
     /// Returns the recorded process, if it is still running.
-    pub(super) async fn found(&self) -> Option<AdoptedProcess> {
+    pub(super) async fn running_process(&self) -> Option<AdoptedProcess> {
         let bytes = tokio::fs::read(self.record()).await.ok()?;
         let ProcessRecordV1 { version, pid, started, took_ms, deployment } =
             serde_json::from_slice(&bytes).ok()?;
         let pid = Pid::from_raw(pid).filter(|_| version == 1)?;
         let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         let identity = ProcessIdentity { pid, started };
-        let same = identity.lives();
+        let same = identity.is_running();
         let config = self.config();
         let line = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
         let ours = line.split(|byte| *byte == 0).any(|word| word == config.as_os_str().as_encoded_bytes());
@@ -152,10 +152,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_process_that_was_started_is_found_again() {
+    async fn only_the_recorded_process_is_adopted() {
         let dir = tempfile::tempdir().unwrap();
         let files = ReplicaFiles::of(dir.path(), 7300);
-        assert!(files.found().await.is_none(), "no record");
+        assert!(files.running_process().await.is_none(), "no record");
         // The command line names the file, like that of a replica.
         let config = files.config();
         let sleep = |argument: &Path| {
@@ -166,21 +166,21 @@ mod tests {
         let identity = ProcessIdentity::of(pid(&ours)).unwrap();
         let took = Some(Duration::from_millis(144));
         files.write(identity, &deployment(), took).await.unwrap();
-        let found = files.found().await.unwrap();
+        let found = files.running_process().await.unwrap();
         assert_eq!((found.identity, found.deployment, found.took), (identity, deployment(), took));
 
         let later = ProcessIdentity { started: identity.started + 1, ..identity };
         files.write(later, &deployment(), None).await.unwrap();
-        assert!(files.found().await.is_none(), "the process id was reused");
+        assert!(files.running_process().await.is_none(), "the process id was reused");
         files.write(ProcessIdentity::of(pid(&other)).unwrap(), &deployment(), None).await.unwrap();
-        assert!(files.found().await.is_none(), "not a replica of this spoke");
+        assert!(files.running_process().await.is_none(), "not a replica of this spoke");
         files.write(identity, &deployment(), None).await.unwrap();
         ours.kill().unwrap();
         ours.wait().unwrap();
-        assert!(files.found().await.is_none(), "the process has ended");
+        assert!(files.running_process().await.is_none(), "the process has ended");
         other.kill().unwrap();
         other.wait().unwrap();
-        files.forget().await;
+        files.remove().await;
         assert!(!files.record().exists());
     }
 }

@@ -6,7 +6,7 @@ use scheduler_store::Sim;
 use super::super::Current;
 use super::*;
 
-/// A hub that stands for election.
+/// Hub that takes part in the election.
 struct RunningHub {
     current: watch::Receiver<Current>,
     stop: watch::Sender<bool>,

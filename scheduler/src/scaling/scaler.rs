@@ -29,13 +29,13 @@ pub(super) struct DeploymentScaler {
     pub(super) target: u32,
     /// Number of replicas of `next` that should run, without those that are stopping.
     pub(super) next_target: u32,
-    pub(super) wanted: Option<Wanted>,
+    pub(super) desired: Option<Wanted>,
     pub(super) starts: Starts,
     /// Last measured throughput; without a replica there is no present value.
     pub(super) speed: u64,
     pub(super) overflow: Option<Instant>,
-    pub(super) deaths: Crashes,
-    pub(super) died: Option<Instant>,
+    pub(super) crashes: Crashes,
+    pub(super) crashed_at: Option<Instant>,
 }
 
 /// Replica in a scaling decision. An ordered replica that has not been started sorts last and is cancelled first.
@@ -54,24 +54,24 @@ impl DeploymentScaler {
             retired: false,
             target: 0,
             next_target: 0,
-            wanted: None,
+            desired: None,
             starts: Starts::default(),
             speed: 0,
             overflow: None,
-            deaths: Crashes::default(),
-            died: None,
+            crashes: Crashes::default(),
+            crashed_at: None,
         }
     }
 
     /// Returns the reason that forbids scaling down, if any.
     fn brake(&self, hub: &FollowedTable, now: Instant) -> Option<Brake> {
-        let lately =
+        let within =
             |at: Option<Instant>, lasts| at.is_some_and(|at| now.saturating_duration_since(at) < lasts);
-        if lately(self.died, restarts::BRAKE) {
+        if within(self.crashed_at, restarts::BRAKE) {
             Some(Brake::Crashed)
         } else if hub.hub_is_silent(now) {
             Some(Brake::HubSilent)
-        } else if lately(self.overflow, OVERFLOW_HOLD) {
+        } else if within(self.overflow, OVERFLOW_HOLD) {
             Some(Brake::TakesOverflow)
         } else {
             None
@@ -108,34 +108,34 @@ impl DeploymentScaler {
     }
 
     /// Lowers the target for a replica that no longer counts.
-    pub(super) fn one_less(&mut self, started: &Deployment) {
+    pub(super) fn decrement_target(&mut self, started: &Deployment) {
         let target = if self.is_next(started) { &mut self.next_target } else { &mut self.target };
         *target = target.saturating_sub(1);
     }
 
     /// Returns the desired number of replicas of the next model: as many as of the served one, and at least one, from which the
     /// hub learns the revision.
-    pub(super) fn next_wanted(&self, wanted: Wanted) -> u32 {
-        if self.next.is_some() && !self.retired { wanted.replicas.max(1) } else { 0 }
+    pub(super) fn next_desired(&self, desired: Wanted) -> u32 {
+        if self.next.is_some() && !self.retired { desired.replicas.max(1) } else { 0 }
     }
 
     /// Returns the time until a replica ordered now is ready.
     pub(super) fn start_from(&self, now: Instant) -> Duration {
-        let pause = self.deaths.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        let pause = self.crashes.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
         pause + self.starts.nearly_all()
     }
 
     /// Returns the remaining start time of each provisioning replica.
-    pub(super) fn ordered(&self, own: &[Own<ReplicaSlot>], now: Instant) -> Vec<Duration> {
-        let on_the_way = own.iter().filter(|it| it.standing == Standing::Unheard);
-        let left = on_the_way.map(|it| match it.id {
+    pub(super) fn provisioning(&self, own: &[Own<ReplicaSlot>], now: Instant) -> Vec<Duration> {
+        let provisioning = own.iter().filter(|it| it.standing == Standing::Unheard);
+        let left = provisioning.map(|it| match it.id {
             ReplicaSlot::Existing(_) => self.starts.left(now.saturating_duration_since(it.since)),
             ReplicaSlot::Ordered(_) => self.start_from(now),
         });
         left.collect()
     }
 
-    pub(super) fn wants(
+    pub(super) fn decide(
         &mut self,
         hub: &FollowedTable,
         demand: Demand,
@@ -156,7 +156,7 @@ impl DeploymentScaler {
         let mut ready = demand.ready;
         if rolls_out {
             // Replicas that exist twice during a rollout count once.
-            let most = self.wanted.map_or(ready, |wanted| wanted.replicas);
+            let most = self.desired.map_or(ready, |desired| desired.replicas);
             ready = ready.min(most);
             ordered.truncate(most.saturating_sub(ready) as usize);
         }
