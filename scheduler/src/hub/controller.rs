@@ -106,7 +106,7 @@ impl<'a, S: Store> Controller<'a, S> {
                         StoreRelisted { error: &error }.emit();
                         self.relist().await?;
                     }
-                    Err(error @ WatchError::FromTheFuture { .. }) => {
+                    Err(error @ WatchError::FutureRevision { .. }) => {
                         StoreRelisted { error: &error }.emit();
                         return Ok(LeadershipLost::StoreRolledBack);
                     }

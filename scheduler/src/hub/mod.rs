@@ -50,7 +50,7 @@ use supervision::Mutex;
 use regions::RouteTable;
 use scheduler_core::access::NoFleetToken;
 use scheduler_core::wire::keys;
-use scheduler_store::{Embedded, Etcd, Store, StoreError};
+use scheduler_store::{EmbeddedStore, EtcdStore, Store, StoreError};
 use supervision::health::Health;
 use supervision::task::essential;
 use tokio::net::TcpListener;
@@ -149,7 +149,7 @@ pub async fn run(
         StoreConfig::Embedded { data } => {
             let made = tokio::fs::create_dir_all(&data).await;
             made.map_err(|source| HubError::Folder { folder: data.clone(), source })?;
-            let opened = Embedded::open(&data.join("hub.redb"), Instant::now()).await;
+            let opened = EmbeddedStore::open(&data.join("hub.redb"), Instant::now()).await;
             let store = opened.map_err(|error| HubError::Open(error.to_string()))?;
             // The previous leader has closed the file, so its term is over, whatever its lease says.
             store.delete(keys::LEADER).await?;
@@ -157,7 +157,7 @@ pub async fn run(
             store.close().await;
             outcome
         }
-        StoreConfig::Etcd(etcd) => serve(config, listener, Etcd::new(etcd), shutdown, ready).await,
+        StoreConfig::Etcd(etcd) => serve(config, listener, EtcdStore::new(etcd), shutdown, ready).await,
     }
 }
 

@@ -111,10 +111,10 @@ async fn the_published_table_stays_in_force_while_the_store_is_unavailable() {
     let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
     let before = one.until(|table| at(table, 1)).await;
-    store.set_away(true);
+    store.set_unavailable(true);
     sleep(Duration::from_secs(60)).await;
     assert_eq!(one.current.borrow().as_ref().unwrap().table, before);
-    store.set_away(false);
+    store.set_unavailable(false);
     register(&store, 2).await;
     let after = one.until(|table| at(table, 2)).await;
     assert_eq!(after.generation.number, before.generation.number + 1);
@@ -145,11 +145,11 @@ async fn a_rolled_back_store_begins_a_new_epoch_and_no_generation_falls() {
 #[tokio::test(start_paused = true)]
 async fn an_unavailable_store_is_waited_for() {
     let store = Sim::new();
-    store.set_away(true);
+    store.set_unavailable(true);
     let mut one = RunningHub::start(&store, "one");
     sleep(Duration::from_secs(30)).await;
     assert!(!one.task.is_finished() && one.current.borrow().is_none());
-    store.set_away(false);
+    store.set_unavailable(false);
     assert_eq!(one.until(|_| true).await.generation.to_string(), "4.1");
     one.stop().await;
 }
