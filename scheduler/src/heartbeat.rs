@@ -1,12 +1,12 @@
 //! Heartbeat from a spoke to its replicas, which may outlive the spoke for a limited time.
 //!
-//! A spoke that is killed leaves its replicas running, so that a spoke that restarts a second later finds them warm. If no
-//! spoke starts again, no process is left to stop them. So the process that starts a replica touches a file for it
-//! ([`touch`]) and passes the file in its environment ([`VARIABLE`]); a replica that has not seen the file change for the
-//! timeout shuts down gracefully ([`until_expired`]).
+//! A spoke that is killed leaves its replicas running, so that a spoke that restarts a second later finds them warm. If
+//! no spoke starts again, no process is left to stop them. So the process that starts a replica touches a file for it
+//! ([`touch`]) and passes the file in its environment ([`VARIABLE`]); a replica that has not seen the file change for
+//! the timeout shuts down gracefully ([`until_expired`]).
 //!
-//! The check is that the file *changes*, measured with the replica's own clock, and not how old it is: a wall clock that is
-//! adjusted proves nothing about the spoke.
+//! The check is that the file *changes*, measured with the replica's own clock, and not how old it is: a wall clock
+//! that is adjusted proves nothing about the spoke.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep};
 
-/// Milliseconds without a change after which the replica ends, and the file: `60000:/var/lib/meridian/replica-7300.alive`.
+/// Milliseconds without a change after which the replica ends, and the file:
+/// `60000:/var/lib/meridian/replica-7300.alive`.
 pub const VARIABLE: &str = "MERIDIAN_HEARTBEAT";
 /// Process id of the parent with which a process ends. A replica that may outlive its spoke must not inherit it.
 pub const PARENT_VARIABLE: &str = "MERIDIAN_PARENT_PID";
@@ -84,8 +85,8 @@ struct FileWatch {
 }
 
 impl FileWatch {
-    /// Returns for how long the file is unchanged, given its present content. A file that is missing or unreadable counts as
-    /// unchanged.
+    /// Returns for how long the file is unchanged, given its present content. A file that is missing or unreadable
+    /// counts as unchanged.
     fn unchanged_for(&mut self, content: Option<Vec<u8>>, now: Instant) -> Duration {
         if content.is_some() && content != self.content {
             *self = FileWatch { content, since: now };

@@ -1,7 +1,7 @@
 //! The only writer of error bodies, in the format of OpenAI's error object.
 //!
-//! The hub's clients are spokes, gateways and operators, so it has an error list of its own; codes with the same meaning as
-//! those of the client API (`docs/errors.md`) have the same name.
+//! The hub's clients are spokes, gateways and operators, so it has an error list of its own; codes with the same
+//! meaning as those of the client API (`docs/errors.md`) have the same name.
 
 use axum::Json;
 use axum::http::header::WWW_AUTHENTICATE;

@@ -7,8 +7,9 @@ const BACKOFF_MIN: Duration = Duration::from_millis(250);
 /// Upper bound of any delay: the lease time, so that a hub that recovers knows every region within two lease times.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// Returns the delay after this number of consecutive failures: doubled after each, of which at least one half. The other half
-/// is scaled by `chance` (0 to 1), so that regions that lost the hub at the same time do not reconnect at the same time.
+/// Returns the delay after this number of consecutive failures: doubled after each, of which at least one half. The
+/// other half is scaled by `chance` (0 to 1), so that regions that lost the hub at the same time do not reconnect at
+/// the same time.
 pub(super) fn pause(failures: u32, chance: f64) -> Duration {
     let doubled = BACKOFF_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
     doubled.min(BACKOFF_MAX).mul_f64(0.5 + chance / 2.0)

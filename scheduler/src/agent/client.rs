@@ -76,7 +76,8 @@ impl Client {
         checked(self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.to_show()))).await
     }
 
-    /// Calls the current hub. After a failure the next hub becomes the current one; "not found" is not a failure of the hub.
+    /// Calls the current hub. After a failure the next hub becomes the current one; "not found" is not a failure of the
+    /// hub.
     async fn call<T>(&self, call: impl AsyncFnOnce(&str) -> Result<T, CallError>) -> Result<T, CallError> {
         let hub = self.hub.now();
         let response = call(hub).await;

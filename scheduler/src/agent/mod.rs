@@ -1,15 +1,15 @@
 //! The agent: client of the hub in each region.
 //!
-//! It registers the region, keeps the lease alive, reports at once when other deployments are ready, and registers again when
-//! the hub no longer knows the lease. A keep-alive carries the region's capacity, and its response the replica floors of
-//! the hub's plan. While the hub is unreachable, the agent retries with backoff without limit; nothing in the region waits
-//! for it, and the failure is logged once, not at every attempt.
+//! It registers the region, keeps the lease alive, reports at once when other deployments are ready, and registers
+//! again when the hub no longer knows the lease. A keep-alive carries the region's capacity, and its response the
+//! replica floors of the hub's plan. While the hub is unreachable, the agent retries with backoff without limit;
+//! nothing in the region waits for it, and the failure is logged once, not at every attempt.
 //!
-//! The residency policies come from the route table, which the agent follows ([`table`]). In a region that starts replicas,
-//! the scaling loop follows the table instead, since it also needs the desired deployments.
+//! The residency policies come from the route table, which the agent follows ([`table`]). In a region that starts
+//! replicas, the scaling loop follows the table instead, since it also needs the desired deployments.
 //!
-//! The state is owned by the ingress of the same process: both use one [`Spoke`], which is locked for one operation at a time
-//! and never across an await.
+//! The state is owned by the ingress of the same process: both use one [`Spoke`], which is locked for one operation at
+//! a time and never across an await.
 
 mod backoff;
 mod client;
@@ -39,11 +39,11 @@ use crate::events::{
 use client::{CallError, Client};
 use table::TableFollower;
 
-/// Interval at which the agent checks for a change of the ready deployments. The next report tells gateways anyway; this
-/// check tells the hub earlier.
+/// Interval at which the agent checks for a change of the ready deployments. The next report tells gateways anyway;
+/// this check tells the hub earlier.
 const CHECK_PERIOD: Duration = Duration::from_millis(100);
-/// Part of the lease time after which the lease is kept alive: every 1.5 s of the usual 5 s, so that two consecutive attempts
-/// may fail.
+/// Part of the lease time after which the lease is kept alive: every 1.5 s of the usual 5 s, so that two consecutive
+/// attempts may fail.
 const KEEP_ALIVE_PART: f64 = 0.3;
 /// Lower bound of the keep-alive interval.
 const KEEP_ALIVE_PERIOD_MIN: Duration = Duration::from_millis(10);
@@ -252,7 +252,8 @@ impl Agent {
         }
     }
 
-    /// Handles a failed call. The next hub is tried at once; after all have failed, the agent waits for the backoff delay.
+    /// Handles a failed call. The next hub is tried at once; after all have failed, the agent waits for the backoff
+    /// delay.
     async fn pause(&mut self, failures: &mut u32, error: &CallError) {
         *failures = failures.saturating_add(1);
         let hubs = u32::try_from(self.config.hub.count()).expect("the number of hubs is limited");

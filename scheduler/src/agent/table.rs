@@ -1,15 +1,16 @@
 //! Follower of the hub's route table: source of the region's residency policies and desired deployments.
 //!
-//! Like a gateway, it long-polls, accepts a table only if its generation is higher than the current one (invariant 5, Monotone
-//! plans), and writes it to disk with a checksum before using it. A spoke that starts while the hub is unreachable scales by
-//! its last table. A region without scaling writes no snapshot: it uses the residency policy that requests carry.
+//! Like a gateway, it long-polls, accepts a table only if its generation is higher than the current one (invariant 5,
+//! Monotone plans), and writes it to disk with a checksum before using it. A spoke that starts while the hub is
+//! unreachable scales by its last table. A region without scaling writes no snapshot: it uses the residency policy that
+//! requests carry.
 //!
-//! Each poll carries the generation of the current table and the identity of the reader: the hub widens a residency only
-//! when every reader has the table ([`scheduler_core::rollout`]). So the residency policy of a table is in force here before
-//! the next poll.
+//! Each poll carries the generation of the current table and the identity of the reader: the hub widens a residency
+//! only when every reader has the table ([`scheduler_core::rollout`]). So the residency policy of a table is in force
+//! here before the next poll.
 //!
-//! The polls are shorter than a gateway's, because each response is also the hub's heartbeat: no replica is terminated while
-//! the hub is silent.
+//! The polls are shorter than a gateway's, because each response is also the hub's heartbeat: no replica is terminated
+//! while the hub is silent.
 
 use std::fs;
 use std::io::{self, Write};
@@ -220,8 +221,8 @@ enum FetchError {
     Table(String),
 }
 
-/// Writes the table to a temporary file and renames it, so that a crash leaves the old one or the new one. One spoke writes
-/// here, and only newer tables.
+/// Writes the table to a temporary file and renames it, so that a crash leaves the old one or the new one. One spoke
+/// writes here, and only newer tables.
 fn save(path: &Path, table: &RouteTableV1) -> io::Result<()> {
     let body = serde_json::to_vec(table)?;
     let temporary = path.with_extension("new");
@@ -232,7 +233,8 @@ fn save(path: &Path, table: &RouteTableV1) -> io::Result<()> {
     fs::rename(temporary, path)
 }
 
-/// Loads the table and its age. A table that no hub can have published is rejected; the next accepted table replaces it.
+/// Loads the table and its age. A table that no hub can have published is rejected; the next accepted table replaces
+/// it.
 fn load(path: &Path) -> io::Result<(RouteTable, Duration)> {
     let written = fs::metadata(path).and_then(|file| file.modified());
     let age = written.ok().and_then(|written| SystemTime::now().duration_since(written).ok());

@@ -15,8 +15,8 @@ use serde::Deserialize;
 use super::store::{self, RawStore, StoreConfig};
 use super::{Problems, raw};
 
-/// Lease time of a registration. etcd checks leases twice a second at best, and holds them for at least two seconds; with less,
-/// a short stall of either side would expire them.
+/// Lease time of a registration. etcd checks leases twice a second at best, and holds them for at least two seconds;
+/// with less, a short stall of either side would expire them.
 pub const LEASE_TTL: Duration = Duration::from_secs(5);
 
 /// Configuration file, as parsed.

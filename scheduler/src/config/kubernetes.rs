@@ -65,7 +65,8 @@ impl WorkloadKind {
 }
 
 impl KubernetesConfig {
-    /// Returns the name of a deployment's workload. Kubernetes allows lower-case letters, digits and `-`; `_` and `.` become `-`.
+    /// Returns the name of a deployment's workload. Kubernetes allows lower-case letters, digits and `-`; `_` and `.`
+    /// become `-`.
     pub fn workload_of(&self, deployment: &DeploymentName) -> String {
         let lower = deployment.as_str().to_ascii_lowercase().replace(['_', '.'], "-");
         self.name.replace(DEPLOYMENT, &lower)

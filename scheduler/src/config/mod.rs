@@ -1,5 +1,5 @@
-//! Parsers of `hub.toml` and `spoke.toml`. Each file is read once and becomes a validated configuration, or a list of all
-//! problems.
+//! Parsers of `hub.toml` and `spoke.toml`. Each file is read once and becomes a validated configuration, or a list of
+//! all problems.
 
 mod hub;
 mod kubernetes;

@@ -13,7 +13,8 @@ use super::{Problems, REPLICAS_MAX};
 
 /// Default of `scaling.orphan_timeout`.
 const ORPHAN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
-/// Range of `scaling.orphan_timeout`: long enough for a restart of the spoke, short enough not to leave replicas behind.
+/// Range of `scaling.orphan_timeout`: long enough for a restart of the spoke, short enough not to leave replicas
+/// behind.
 const ORPHAN_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 /// Keys of a replica's configuration that the spoke writes.
 const RESERVED_KEYS: [&str; 5] = ["listen", "names", "model", "task", "engine"];

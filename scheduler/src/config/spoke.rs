@@ -112,8 +112,8 @@ pub struct SpokeConfig {
 }
 
 impl SpokeConfig {
-    /// Parses the configuration `text`; relative paths are resolved against `base`, and `region` is that of the command line,
-    /// which the file may omit.
+    /// Parses the configuration `text`; relative paths are resolved against `base`, and `region` is that of the command
+    /// line, which the file may omit.
     ///
     /// # Errors
     ///

@@ -12,7 +12,8 @@ use super::Problems;
 const PREFIX: &str = "meridian/";
 /// Lower bound of the keep-alive interval; shorter ones would cost more than a connection that hangs for that long.
 const KEEP_ALIVE_MS_MIN: u64 = 100;
-/// Maximum number of etcd members. More than seven are slower and not safer (etcd's FAQ), and a few may be joining or leaving.
+/// Maximum number of etcd members. More than seven are slower and not safer (etcd's FAQ), and a few may be joining or
+/// leaving.
 const ENDPOINTS_MAX: usize = 16;
 
 /// `[store]`, as parsed.

@@ -1,5 +1,5 @@
-//! `meridian apply`: validates the desired deployments and tenants, compares them with the stored ones, and writes them in
-//! one transaction.
+//! `meridian apply`: validates the desired deployments and tenants, compares them with the stored ones, and writes them
+//! in one transaction.
 //!
 //! Any hub accepts the request, leader or not: the write is guarded by the revision that the difference was computed
 //! against, so of two concurrent operators the second gets a conflict. The leader carries out the change

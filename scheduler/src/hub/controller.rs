@@ -1,8 +1,8 @@
 //! Controller of the leader: feeds changes of the store and timers into the state machine, and executes its commands.
 //!
-//! It is the only writer of `routes` and `plan/` while its term lasts: every write is guarded by the term, and a write of the
-//! table also by the revision of the previous table. Plans are computed on a separate thread, since that can take some
-//! tens of milliseconds. It takes no decisions; [`scheduler_core::hub`] does.
+//! It is the only writer of `routes` and `plan/` while its term lasts: every write is guarded by the term, and a write
+//! of the table also by the revision of the previous table. Plans are computed on a separate thread, since that can
+//! take some tens of milliseconds. It takes no decisions; [`scheduler_core::hub`] does.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -247,8 +247,8 @@ impl<'a, S: Store> Controller<'a, S> {
         }
     }
 
-    /// Handles a failed guard. Either `routes` holds a table that this hub wrote in an attempt without a response; or the term is
-    /// over or the store was replaced, and this hub stops writing.
+    /// Handles a failed guard. Either `routes` holds a table that this hub wrote in an attempt without a response; or
+    /// the term is over or the store was replaced, and this hub stops writing.
     async fn adopt(&mut self, table: RouteTable) -> Result<Option<LeadershipLost>, HubError> {
         let entry = match self.store.get(keys::ROUTES).await {
             Ok(entry) => entry,

@@ -1,8 +1,8 @@
 //! Demand reports of gateways, and how they are written to the store.
 //!
-//! A gateway reports its demand every second, mostly unchanged. An unchanged report is not written; only the lease of its
-//! key is record alive. So the choice of hub does not matter either: a gateway stays with one hub for a while, and after a
-//! change the new hub writes the report under a lease of its own.
+//! A gateway reports its demand every second, mostly unchanged. An unchanged report is not written; only the lease of
+//! its key is kept alive. So the choice of hub does not matter either: a gateway stays with one hub for a while, and
+//! after a change the new hub writes the report under a lease of its own.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -94,7 +94,8 @@ async fn keep_alive<S: Store>(api: &HubApi<S>, lease: Lease) -> Result<Option<Le
     }
 }
 
-/// Returns whether the demand is so similar to the previous one that the plan would hardly differ, and no region's health does.
+/// Returns whether the demand is so similar to the previous one that the plan would hardly differ, and no region's
+/// health does.
 fn is_like(before: &GatewayDemand, now: &GatewayDemand) -> bool {
     let like = |(one, other): (&u64, &u64)| one.abs_diff(*other) <= (*one / CHANGE_PART).max(CHANGE_TOKENS);
     before.reaches == now.reaches

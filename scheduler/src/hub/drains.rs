@@ -1,5 +1,5 @@
-//! Drained regions: one key per region, written by any hub. The leader sees the key through its watch, publishes a table
-//! that marks the region as draining, and lowers the region's weights step by step.
+//! Drained regions: one key per region, written by any hub. The leader sees the key through its watch, publishes a
+//! table that marks the region as draining, and lowers the region's weights step by step.
 
 use regions::RegionId;
 use scheduler_core::wire::plan::DrainV1;

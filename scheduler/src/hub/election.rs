@@ -8,12 +8,12 @@
 //!             └── lease expired, or a guard failed ─┘
 //! ```
 //!
-//! A follower serves all requests too: it accepts registrations, and publishes the table and the plan that the leader has
-//! written. So it does not matter which hub a gateway or a spoke uses.
+//! A follower serves all requests too: it accepts registrations, and publishes the table and the plan that the leader
+//! has written. So it does not matter which hub a gateway or a spoke uses.
 //!
-//! A deposed leader may not know that it is deposed, because it was suspended or partitioned: its writes are guarded by the
-//! key of its term and fail. Then it follows again. It does *not* step down when the store is unreachable: then no other
-//! leader is known, and if there is one, the guard prevents writes.
+//! A deposed leader may not know that it is deposed, because it was suspended or partitioned: its writes are guarded by
+//! the key of its term and fail. Then it follows again. It does *not* step down when the store is unreachable: then no
+//! other leader is known, and if there is one, the guard prevents writes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,8 +36,8 @@ use crate::events::{BecameFollower, LeadershipAcquired, LeadershipLost};
 const TERM_TTL: Duration = Duration::from_secs(5);
 /// Interval of keep-alives: two may be lost.
 const KEEP_ALIVE_PERIOD: Duration = Duration::from_millis(1500);
-/// Interval at which leases are expired in a store that does not do that by itself: a lease ends within a twentieth of its
-/// time.
+/// Interval at which leases are expired in a store that does not do that by itself: a lease ends within a twentieth of
+/// its time.
 const EXPIRE_PERIOD: Duration = Duration::from_millis(250);
 /// Delay after a failed call.
 const RETRY: Duration = Duration::from_secs(1);
@@ -116,8 +116,8 @@ impl<S: Store> ElectionCandidate<S> {
         }
     }
 
-    /// Returns the lease of this candidate: the present one if it stands, else a new one. If this hub won the election with its
-    /// present lease but the response was lost, the same lease finds that term.
+    /// Returns the lease of this candidate: the present one if it stands, else a new one. If this hub won the election
+    /// with its present lease but the response was lost, the same lease finds that term.
     async fn candidacy(&self) -> Result<Lease, StoreError> {
         let had = *self.lease.lock();
         if let Some(lease) = had {
@@ -224,7 +224,7 @@ impl<S: Store> ElectionCandidate<S> {
 
     /// Expires leases until cancelled, for stores that do not do that by themselves.
     async fn expire_leases(&self) {
-        let mut timer = interval(CHECK_PERIOD);
+        let mut timer = interval(EXPIRE_PERIOD);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             timer.tick().await;

@@ -1,5 +1,6 @@
-//! `/livez` and `/readyz` of a hub. The checks take the locks that the other paths take, on a separate thread and within a
-//! timeout ([`supervision::health`]), so that a hub that cannot serve requests does not report itself as healthy.
+//! `/livez` and `/readyz` of a hub. The checks take the locks that the other paths take, on a separate thread and
+//! within a timeout ([`supervision::health`]), so that a hub that cannot serve requests does not report itself as
+//! healthy.
 
 use axum::extract::State;
 use scheduler_store::Store;

@@ -1,4 +1,5 @@
-//! HTTP handlers of the hub: parse requests, call [`super::spokes`], [`super::demands`] and [`super::drains`], hold long polls.
+//! HTTP handlers of the hub: parse requests, call [`super::spokes`], [`super::demands`] and [`super::drains`], hold
+//! long polls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,8 +129,8 @@ async fn keep_alive<S: Store>(
     spokes::keep_alive(&api, lease, &holder, state).await.map(axum::Json)
 }
 
-/// Records the demand of a gateway, and responds with its rows of the plan if they are newer than the gateway's, or with
-/// 204.
+/// Records the demand of a gateway, and responds with its rows of the plan if they are newer than the gateway's, or
+/// with 204.
 async fn demand<S: Store>(
     State(api): State<HubApi<S>>,
     RawQuery(query): RawQuery,
@@ -209,8 +210,8 @@ async fn rollout<S: Store>(State(api): State<HubApi<S>>) -> Result<axum::Json<Ro
     apply::rollout(&api).await.map(axum::Json)
 }
 
-/// Responds with a table newer than the client's as soon as there is one, or with 204 if there is none within the requested
-/// time.
+/// Responds with a table newer than the client's as soon as there is one, or with 204 if there is none within the
+/// requested time.
 async fn routes<S: Store>(
     State(api): State<HubApi<S>>,
     RawQuery(query): RawQuery,
@@ -272,8 +273,8 @@ struct PollQuery {
 }
 
 impl PollQuery {
-    /// Parses `after=EPOCH.NUMBER&wait_ms=MILLISECONDS&reader=READER`, each of which is optional. None of the values needs
-    /// escaping. A reader that sends `after` runs that table.
+    /// Parses `after=EPOCH.NUMBER&wait_ms=MILLISECONDS&reader=READER`, each of which is optional. None of the values
+    /// needs escaping. A reader that sends `after` runs that table.
     fn read(query: &str) -> Result<PollQuery, ErrorResponse> {
         let mut query = PollQuery { after: None, wait: Duration::ZERO, reader: None };
         for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {

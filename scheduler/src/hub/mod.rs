@@ -1,5 +1,5 @@
-//! The hub: registrations and deployments, and the route table derived from them; demand, and the traffic plan derived from
-//! it.
+//! The hub: registrations and deployments, and the route table derived from them; demand, and the traffic plan derived
+//! from it.
 //!
 //! ```text
 //!  spoke ──register, keep alive──▶ http ──▶ spokes ──▶ store ──watch──▶ controller ──guarded put──▶ store
@@ -9,18 +9,18 @@
 //!                                              └──────────────────────────┘
 //! ```
 //!
-//! A registration is a key in the store under the spoke's lease, written by `spokes`. The `controller` sees it through its
-//! watch, like every other change, lets [`scheduler_core::hub`] decide, and publishes. So with several hubs on one etcd, it
-//! does not matter which hub a spoke has registered with. Demand of gateways (`demands`) and drains (`drains`) take the same
-//! way.
+//! A registration is a key in the store under the spoke's lease, written by `spokes`. The `controller` sees it through
+//! its watch, like every other change, lets [`scheduler_core::hub`] decide, and publishes. So with several hubs on one
+//! etcd, it does not matter which hub a spoke has registered with. Demand of gateways (`demands`) and drains (`drains`)
+//! take the same way.
 //!
-//! Operators change deployments and tenants with [`apply`], with an operator token ([`access`]); the controller sees these
-//! records through its watch too. The store also records which reader runs which table ([`readers`]), so that a wider
-//! residency takes effect only when every reader knows it.
+//! Operators change deployments and tenants with [`apply`], with an operator token ([`access`]); the controller sees
+//! these records through its watch too. The store also records which reader runs which table ([`readers`]), so that a
+//! wider residency takes effect only when every reader knows it.
 //!
-//! Of several hubs, one leads (`election`): it alone writes the table, and the followers publish what it writes. Every write
-//! is guarded by the key of the term and by the revision of the previous table, so a deposed leader that was suspended
-//! writes nothing. An embedded store has one hub, which wins every election.
+//! Of several hubs, one leads (`election`): it alone writes the table, and the followers publish what it writes. Every
+//! write is guarded by the key of the term and by the revision of the previous table, so a deposed leader that was
+//! suspended writes nothing. An embedded store has one hub, which wins every election.
 
 mod access;
 mod apply;

@@ -40,7 +40,8 @@ impl PublishedPlan {
         self.0.lock()
     }
 
-    /// Publishes this part if it is newer than the published one, so that no generation falls, whatever the store holds.
+    /// Publishes this part if it is newer than the published one, so that no generation falls, whatever the store
+    /// holds.
     pub(super) fn publish(&self, part: Part) {
         let (parts, generation) = (&mut *self.parts(), part.generation());
         let newer = |known: Option<Generation>| known.is_none_or(|known| generation > known);

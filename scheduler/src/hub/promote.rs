@@ -1,7 +1,7 @@
 //! Promotion of the next model of a deployment, where the deployment waits for an operator.
 //!
-//! The record names the promoted revision, not only the deployment: replicas of a third revision that appear later are not
-//! served because of it. The leader switches ([`scheduler_core::revisions`]) as soon as the replicas are ready.
+//! The record names the promoted revision, not only the deployment: replicas of a third revision that appear later are
+//! not served because of it. The leader switches ([`scheduler_core::revisions`]) as soon as the replicas are ready.
 
 use regions::DeploymentName;
 use scheduler_core::wire::deployment::{DeploymentsV1, PromotedV1};

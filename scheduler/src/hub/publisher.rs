@@ -34,7 +34,8 @@ impl Publisher {
         self.publish.borrow().as_ref().map(|published| published.table.generation)
     }
 
-    /// Publishes this table if it is newer than the published one, so that no generation falls, whatever the store holds.
+    /// Publishes this table if it is newer than the published one, so that no generation falls, whatever the store
+    /// holds.
     pub(super) fn publish(&self, table: RouteTable) {
         if self.generation().is_some_and(|published_now| table.generation <= published_now) {
             return;

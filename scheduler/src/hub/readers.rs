@@ -1,9 +1,9 @@
 //! Records in the store which reader (gateway or spoke) runs which table.
 //!
-//! A gateway sends the generation of its table with each poll for routes, a spoke with each keep-alive. Any hub may receive
-//! it, and the leader needs it; so each reader has a key in the store under a lease of its own, which expires when the
-//! reader is silent, and is revoked when the reader deregisters. Nothing waits for these writes: a report that was not
-//! written is repeated with the next poll, and a lost deregistration is covered by the lease.
+//! A gateway sends the generation of its table with each poll for routes, a spoke with each keep-alive. Any hub may
+//! receive it, and the leader needs it; so each reader has a key in the store under a lease of its own, which expires
+//! when the reader is silent, and is revoked when the reader deregisters. Nothing waits for these writes: a report that
+//! was not written is repeated with the next poll, and a lost deregistration is covered by the lease.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

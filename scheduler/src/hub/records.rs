@@ -1,9 +1,9 @@
 //! Encoding and decoding of the records in the store.
 //!
-//! The route table grows with regions and deployments, and etcd accepts no request of more than 1.5 MiB. 64 regions with a
-//! thousand ready deployments each exceed that as JSON, which repeats the same thousand names 64 times. So a long table is
-//! compressed, rather than split into parts that a reader would have to assemble; a test below prints both sizes. The desired
-//! deployments are one record for the same reason, and are compressed too.
+//! The route table grows with regions and deployments, and etcd accepts no request of more than 1.5 MiB. 64 regions
+//! with a thousand ready deployments each exceed that as JSON, which repeats the same thousand names 64 times. So a
+//! long table is compressed, rather than split into parts that a reader would have to assemble; a test below prints
+//! both sizes. The desired deployments are one record for the same reason, and are compressed too.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
-//! Registration, keep-alive and deregistration of spokes: the writes to the store, and the response with the lease and the
-//! replica floors of the plan.
+//! Registration, keep-alive and deregistration of spokes: the writes to the store, and the response with the lease and
+//! the replica floors of the plan.
 //!
-//! A spoke is one key under one lease. The response is sent when the store has the write on disk; the route table follows
-//! shortly after, when the leader's watch delivers the change.
+//! A spoke is one key under one lease. The response is sent when the store has the write on disk; the route table
+//! follows shortly after, when the leader's watch delivers the change.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -111,8 +111,8 @@ pub(super) async fn deregister<S: Store>(
     api.store.lease_revoke(lease).await.map_err(store_error)
 }
 
-/// Returns the store's lease of this spoke instance, if `id` is the identifier that the instance was given. The error is the
-/// same if the instance is unknown, has registered again since, or is another one.
+/// Returns the store's lease of this spoke instance, if `id` is the identifier that the instance was given. The error
+/// is the same if the instance is unknown, has registered again since, or is another one.
 async fn lease_of<S: Store>(api: &HubApi<S>, id: LeaseId, holder: &Holder) -> Result<Lease, ErrorResponse> {
     let entry = api.store.get(&keys::lease(holder)).await.map_err(store_error)?;
     let lease = entry.and_then(|entry| {

@@ -1,5 +1,5 @@
-//! Start of a term: gives a new store its epoch, writes the deployments of the hub's file, and reads the store. All writes
-//! are guarded by the term.
+//! Start of a term: gives a new store its epoch, writes the deployments of the hub's file, and reads the store. All
+//! writes are guarded by the term.
 
 use regions::{Deployment, Generation};
 use scheduler_core::hub::planning::Part;
@@ -23,7 +23,8 @@ pub(super) struct TermStart {
     pub(super) next: u64,
 }
 
-/// Reads the store; returns `None` if the term ends meanwhile. `published` is the generation that this hub has published.
+/// Reads the store; returns `None` if the term ends meanwhile. `published` is the generation that this hub has
+/// published.
 pub(super) async fn start<S: Store>(
     store: &S,
     term: &Term,
@@ -93,10 +94,10 @@ pub(super) fn readable<T>(record: Result<T, RecordError>) -> Option<T> {
     record.map_err(|error| RecordUnreadable { error: &error }.emit()).ok()
 }
 
-/// Gives a store without an epoch the current time as its epoch. Such a store is new, and the tables published from it must
-/// supersede those that a hub published from an earlier store, which gateways still have. With the time as epoch, gateways
-/// accept a hub that has lost its disk at once, without an operator keeping numbers. A restored store keeps its epoch, and
-/// the operator who restores it raises the epoch.
+/// Gives a store without an epoch the current time as its epoch. Such a store is new, and the tables published from it
+/// must supersede those that a hub published from an earlier store, which gateways still have. With the time as epoch,
+/// gateways accept a hub that has lost its disk at once, without an operator keeping numbers. A restored store keeps
+/// its epoch, and the operator who restores it raises the epoch.
 async fn begin_epoch<S: Store>(store: &S, term: &Term, epoch_if_new: u64) -> Result<(), StoreError> {
     let when = vec![term.guard(), Compare::CreateRevision(keys::EPOCH.to_owned(), 0)];
     let value = epoch_if_new.to_string().into_bytes();
@@ -104,8 +105,8 @@ async fn begin_epoch<S: Store>(store: &S, term: &Term, epoch_if_new: u64) -> Res
     store.txn(Txn { when, then }).await.map(drop)
 }
 
-/// Writes the deployments of the hub's file to the store, as long as no operator has applied deployments; applied ones take
-/// precedence. An unreadable record is left too, since it may have been applied.
+/// Writes the deployments of the hub's file to the store, as long as no operator has applied deployments; applied ones
+/// take precedence. An unreadable record is left too, since it may have been applied.
 async fn write_file_deployments<S: Store>(
     store: &S,
     term: &Term,

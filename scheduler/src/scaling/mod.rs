@@ -6,10 +6,10 @@
 //!  Actuator ──────────────────────────────▶ started, ready and crashed replicas ──────┘
 //! ```
 //!
-//! The loop runs every [`TICK`], and at once when a request arrives for a deployment without a ready replica, when a replica
-//! becomes ready or dies, and when there is a newer table. The decisions are in `scheduler_core::scale`; [`region`] gathers
-//! their inputs and applies them. It scales up whether or not the hub is reachable, and down only while it is
-//! ([`Brake::HubSilent`](scheduler_core::scale::Brake)).
+//! The loop runs every [`TICK`], and at once when a request arrives for a deployment without a ready replica, when a
+//! replica becomes ready or dies, and when there is a newer table. The decisions are in `scheduler_core::scale`;
+//! [`region`] gathers their inputs and applies them. It scales up whether or not the hub is reachable, and down only
+//! while it is ([`Brake::HubSilent`](scheduler_core::scale::Brake)).
 
 pub(crate) mod events;
 mod region;
@@ -40,8 +40,8 @@ use region::RegionScaler;
 const SNAPSHOT: &str = "routes";
 /// Time limit for the first status of the replicas in the file, before others are ordered in their place.
 const FIRST_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval of checks whether draining replicas have finished, while there are any; the remaining start times are updated at
-/// the same interval.
+/// Interval of checks whether draining replicas have finished, while there are any; the remaining start times are
+/// updated at the same interval.
 const SETTLE_PERIOD: Duration = Duration::from_millis(50);
 /// Minimum delay between two iterations: hundreds of simultaneous requests need the same one replica.
 const ITERATION_DELAY: Duration = Duration::from_millis(10);

@@ -242,9 +242,9 @@ impl RegionScaler {
         self.report(&demand, now);
     }
 
-    /// Groups the actuator's replicas by deployment, without those that are being terminated. A ready replica whose model differs
-    /// from the served one gets no requests: it counts as not ready, or as lost if it has served before, and no other replica is
-    /// terminated because of it.
+    /// Groups the actuator's replicas by deployment, without those that are being terminated. A ready replica whose
+    /// model differs from the served one gets no requests: it counts as not ready, or as lost if it has served before,
+    /// and no other replica is terminated because of it.
     fn by_deployment(
         &mut self,
         members: &BTreeMap<usize, Member>,

@@ -78,7 +78,8 @@ impl DeploymentScaler {
         }
     }
 
-    /// Returns the replicas scheduled by the timetable, both now and at the time when a replica started now becomes ready.
+    /// Returns the replicas scheduled by the timetable, both now and at the time when a replica started now becomes
+    /// ready.
     fn scheduled(&self, now: SystemTime) -> u32 {
         let at = |time: SystemTime| {
             let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -97,8 +98,8 @@ impl DeploymentScaler {
         self.next.as_ref().is_some_and(|next| next.model_spec() == started.model_spec())
     }
 
-    /// Sets the next model. Replicas that were started for the previous next model count with the others: that model is either
-    /// served now, or no longer needed.
+    /// Sets the next model. Replicas that were started for the previous next model count with the others: that model is
+    /// either served now, or no longer needed.
     pub(super) fn set_next(&mut self, next: Option<Arc<Deployment>>) {
         let spec = |it: &Option<Arc<Deployment>>| it.as_ref().map(|it| it.model_spec());
         if spec(&next) != spec(&self.next) {
@@ -113,8 +114,8 @@ impl DeploymentScaler {
         *target = target.saturating_sub(1);
     }
 
-    /// Returns the desired number of replicas of the next model: as many as of the served one, and at least one, from which the
-    /// hub learns the revision.
+    /// Returns the desired number of replicas of the next model: as many as of the served one, and at least one, from
+    /// which the hub learns the revision.
     pub(super) fn next_desired(&self, desired: Wanted) -> u32 {
         if self.next.is_some() && !self.retired { desired.replicas.max(1) } else { 0 }
     }

@@ -1,12 +1,12 @@
-//! EmbeddedStore store: a file on this machine, and the thread that owns it.
+//! Embedded store: a file on this machine, and the thread that owns it.
 //!
-//! redb blocks, and an fsync takes as long as the disk needs, so one thread owns the file and the state, and all callers send
-//! it jobs. It takes all waiting jobs (at most [`BATCH_MAX`]), executes them in memory, writes the changes in one transaction
-//! with one fsync, notifies the watches and sends the responses; in this order, so that no read, watch or response ever has
-//! data that a crash could take back. Reads use the same queue and see all earlier writes.
+//! redb blocks, and an fsync takes as long as the disk needs, so one thread owns the file and the state, and all
+//! callers send it jobs. It takes all waiting jobs (at most [`BATCH_MAX`]), executes them in memory, writes the changes
+//! in one transaction with one fsync, notifies the watches and sends the responses; in this order, so that no read,
+//! watch or response ever has data that a crash could take back. Reads use the same queue and see all earlier writes.
 //!
-//! If the disk fails, its content is unknown. The thread then responds with the error, discards its state, and reads the file
-//! again before it does anything else; watches get an error because they may have missed changes.
+//! If the disk fails, its content is unknown. The thread then responds with the error, discards its state, and reads
+//! the file again before it does anything else; watches get an error because they may have missed changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,8 +41,8 @@ enum Request {
     Close(oneshot::Sender<()>),
 }
 
-/// EmbeddedStore store. Clones are handles of the same store; the file is free again after [`EmbeddedStore::close`], or soon after
-/// the last handle is dropped.
+/// Embedded store. Clones are handles of the same store; the file is free again after [`EmbeddedStore::close`], or soon
+/// after the last handle is dropped.
 #[derive(Clone)]
 pub struct EmbeddedStore {
     requests: mpsc::Sender<Request>,
@@ -59,7 +59,8 @@ pub struct StoreOpenError {
 }
 
 impl EmbeddedStore {
-    /// Opens or creates the file. Leases that existed when it was last closed have their whole time to live from `now` on.
+    /// Opens or creates the file. Leases that existed when it was last closed have their whole time to live from `now`
+    /// on.
     ///
     /// # Errors
     ///
@@ -216,8 +217,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns the state. After a failure of the disk it is read again. The failed write may or may not be in it, so watches
-    /// that may have missed changes get an error.
+    /// Returns the state. After a failure of the disk it is read again. The failed write may or may not be in it, so
+    /// watches that may have missed changes get an error.
     fn state(&mut self) -> Result<&mut State, StoreError> {
         let open = match self.open.take() {
             Some(open) => open,

@@ -1,7 +1,8 @@
 //! Recent events, which watches read.
 //!
-//! A watch has no queue of its own that could overflow: it stores the revision up to which it has read, and reads on from
-//! here. A watch that falls too far behind gets an error. Whole revisions are stored or discarded, never a part of one.
+//! A watch has no queue of its own that could overflow: it stores the revision up to which it has read, and reads on
+//! from here. A watch that falls too far behind gets an error. Whole revisions are stored or discarded, never a part of
+//! one.
 
 use std::collections::VecDeque;
 

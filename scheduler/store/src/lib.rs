@@ -1,9 +1,9 @@
 //! The hub's store, modelled on etcd: embedded in one file, in a real etcd, and in memory for tests.
 //!
-//! A single machine needs no etcd, but the hub should be written only once. So all stores have etcd's semantics: a revision
-//! that only rises, transactions guarded by revisions, leases that delete their keys, watches that resume from a revision,
-//! leader terms. Features of etcd that the hub does not need (reads at an old revision, compares of values and versions,
-//! the else branch of a transaction) are left out.
+//! A single machine needs no etcd, but the hub should be written only once. So all stores have etcd's semantics: a
+//! revision that only rises, transactions guarded by revisions, leases that delete their keys, watches that resume from
+//! a revision, leader terms. Features of etcd that the hub does not need (reads at an old revision, compares of values
+//! and versions, the else branch of a transaction) are left out.
 //!
 //! In reading order:
 //!
@@ -11,13 +11,13 @@
 //! - [`Store`]: the interface of every store, and [`Term`], the right to write as the leader.
 //! - `state`: the state of a store and its operations. Pure; the time is an argument.
 //! - `history`: recent events for watches. Bounded; a watch that needs older events gets an error.
-//! - [`EmbeddedStore`]: a store in one redb file. One thread owns the file; concurrent requests are written together, with
-//!   one fsync, before any response is sent and before watches are notified.
+//! - [`EmbeddedStore`]: a store in one redb file. One thread owns the file; concurrent requests are written together,
+//!   with one fsync, before any response is sent and before watches are notified.
 //! - [`Sim`]: a store in memory, with injectable failures.
 //! - [`EtcdStore`]: a client of a real etcd, which handles the failures of its members and connections.
 //!
-//! A response therefore means that the change survives the loss of power. An error of the disk or of the network means that
-//! the change may or may not have been written; a caller that depends on it reads the key.
+//! A response therefore means that the change survives the loss of power. An error of the disk or of the network means
+//! that the change may or may not have been written; a caller that depends on it reads the key.
 //!
 //! `tests/conformance` runs the same suite on all three, and compares the first two with the responses of a real etcd.
 

@@ -1,7 +1,7 @@
 //! Data model, as in etcd (<https://etcd.io/docs/v3.6/learning/data_model/>).
 //!
-//! The *revision* is the number of transactions that have changed something since the store was created. A key has a create
-//! revision and a modification revision; both are 0 for a key that does not exist.
+//! The *revision* is the number of transactions that have changed something since the store was created. A key has a
+//! create revision and a modification revision; both are 0 for a key that does not exist.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 /// Maximum operations of a transaction; etcd's default (`--max-txn-ops`).
 pub const TXN_OPS_MAX: usize = 128;
-/// Maximum bytes of the keys and values that a transaction puts. etcd accepts requests of 1.5 MiB (`--max-request-bytes`);
-/// the encoding around keys and values needs less than the difference.
+/// Maximum bytes of the keys and values that a transaction puts. etcd accepts requests of 1.5 MiB
+/// (`--max-request-bytes`); the encoding around keys and values needs less than the difference.
 pub const TXN_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of leases: eight for each possible region of a catalogue, and as many again that are expiring.
 pub const LEASES_MAX: usize = 8192;
@@ -81,8 +81,8 @@ pub struct Txn {
 }
 
 impl Txn {
-    /// Checks the limits of a transaction, independent of the store's content. Every store calls this first, so that all of
-    /// them accept the same transactions.
+    /// Checks the limits of a transaction, independent of the store's content. Every store calls this first, so that
+    /// all of them accept the same transactions.
     pub(crate) fn validate(&self) -> Result<(), StoreError> {
         if self.then.len() > TXN_OPS_MAX {
             return Err(StoreError::TooManyOps(self.then.len()));

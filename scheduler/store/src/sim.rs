@@ -1,8 +1,8 @@
 //! Store in memory for tests and simulations: the embedded store without its disk, thread and clock.
 //!
-//! It uses the same `state` and `history`, so it behaves the same; in addition it can fail as etcd does: be unavailable,
-//! compact its history, be restored to an older snapshot. The same calls in the same order give the same results; only
-//! watches wait.
+//! It uses the same `state` and `history`, so it behaves the same; in addition it can fail as etcd does: be
+//! unavailable, compact its history, be restored to an older snapshot. The same calls in the same order give the same
+//! results; only watches wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

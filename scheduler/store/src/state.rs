@@ -1,7 +1,8 @@
 //! State of a store, and its operations.
 //!
-//! An operation changes the state at once and records the [`Changes`] to be written to disk and sent to watches. The owner of
-//! the state writes them to disk before any response or event is sent; if that fails, the state is discarded and read again.
+//! An operation changes the state at once and records the [`Changes`] to be written to disk and sent to watches. The
+//! owner of the state writes them to disk before any response or event is sent; if that fails, the state is discarded
+//! and read again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -46,8 +47,8 @@ impl Changes {
 }
 
 impl State {
-    /// Creates the state from its records on disk. Every lease gets its whole time to live, as after a change of etcd's leader:
-    /// its holder could not keep it alive while the store was down.
+    /// Creates the state from its records on disk. Every lease gets its whole time to live, as after a change of etcd's
+    /// leader: its holder could not keep it alive while the store was down.
     pub(crate) fn restored(
         revision: u64,
         last_lease: u64,
@@ -114,8 +115,8 @@ impl State {
         Ok(lease)
     }
 
-    /// Renews a lease to its whole time to live, and returns its keys. Nothing is written to disk: a restarted store grants
-    /// that time anyway.
+    /// Renews a lease to its whole time to live, and returns its keys. Nothing is written to disk: a restarted store
+    /// grants that time anyway.
     pub(crate) fn keep_alive(&mut self, lease: Lease, now: Instant) -> Result<Vec<String>, StoreError> {
         let granted = self.leases.get_mut(&lease).ok_or(StoreError::NoSuchLease(lease))?;
         granted.expires_at = now + granted.ttl;

@@ -1,12 +1,12 @@
 //! Interface of every store.
 //!
-//! Time is an argument where a lease is granted or kept alive, so that tests and simulations control it. etcd uses its own
-//! clock and ignores the argument.
+//! Time is an argument where a lease is granted or kept alive, so that tests and simulations control it. etcd uses its
+//! own clock and ignores the argument.
 //!
-//! Leader election needs no further operation: a *term* is a key under a lease, created by the first candidate while the
-//! others wait. A write guarded by the key's create revision ([`Term::guard`]) fails as soon as the term has ended, whether or
-//! not the writer has noticed. etcd's own elections add a queue, which a few candidates do not need, and its lock does not
-//! guard writes.
+//! Leader election needs no further operation: a *term* is a key under a lease, created by the first candidate while
+//! the others wait. A write guarded by the key's create revision ([`Term::guard`]) fails as soon as the term has ended,
+//! whether or not the writer has noticed. etcd's own elections add a queue, which a few candidates do not need, and its
+//! lock does not guard writes.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -30,8 +30,8 @@ pub trait Store: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// When it is malformed or names a lease that does not exist; then nothing is written. A store in a network may send it
-    /// twice: then the first attempt may be the reason why a guard of the second one fails.
+    /// When it is malformed or names a lease that does not exist; then nothing is written. A store in a network may
+    /// send it twice: then the first attempt may be the reason why a guard of the second one fails.
     fn txn(&self, txn: Txn) -> impl Future<Output = Result<TxnOutcome, StoreError>> + Send;
 
     /// Watches the changes to keys with this prefix, from the revision `from` on.
@@ -66,8 +66,8 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// [`StoreError::NoSuchLease`].
     fn lease_revoke(&self, lease: Lease) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Expires the leases that were not kept alive, and returns them. The owner of the store calls this periodically; etcd
-    /// expires leases by itself, and returns an empty list.
+    /// Expires the leases that were not kept alive, and returns them. The owner of the store calls this periodically;
+    /// etcd expires leases by itself, and returns an empty list.
     fn expire(&self, now: Instant) -> impl Future<Output = Result<Vec<Lease>, StoreError>> + Send;
 
     /// Puts a key, attached to `lease`. Returns the store's revision after it.
@@ -91,8 +91,8 @@ pub trait Store: Clone + Send + Sync + 'static {
         async move { Ok(self.txn(Txn { when: Vec::new(), then }).await?.revision) }
     }
 
-    /// Waits until `key` does not exist, and creates it under `lease`, which the caller keeps alive. If the future is dropped
-    /// and the method called again with the same lease, a term that began meanwhile is found.
+    /// Waits until `key` does not exist, and creates it under `lease`, which the caller keeps alive. If the future is
+    /// dropped and the method called again with the same lease, a term that began meanwhile is found.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Test that acknowledged writes survive kill -9.
 //!
-//! The test starts itself as another process, which writes from several tasks and prints each acknowledged write; after a
-//! number of them it is killed, and the file is opened here.
+//! The test starts itself as another process, which writes from several tasks and prints each acknowledged write; after
+//! a number of them it is killed, and the file is opened here.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 

@@ -82,7 +82,8 @@ async fn a_region_is_registered_from_start_to_stop_with_its_ready_deployments() 
 async fn an_agent_keeps_a_short_lease_alive() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
-    // The hub expires leases four times a second, so a lease of one second without keep-alives would be gone within 1.25 s.
+    // The hub expires leases four times a second, so a lease of one second without keep-alives would be gone within
+    // 1.25 s.
     config.lease_ttl = Duration::from_secs(1);
     config.lapsed_keep = Duration::from_millis(1);
     let hub = Hub::start(config).await;

@@ -1,5 +1,5 @@
-//! Tests of the hub and the agent with real HTTP, a real store, and real leases. Time is real too, but no test waits for a
-//! fixed time: leases are short, and every wait is for a condition.
+//! Tests of the hub and the agent with real HTTP, a real store, and real leases. Time is real too, but no test waits
+//! for a fixed time: leases are short, and every wait is for a condition.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 

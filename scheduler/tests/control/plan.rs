@@ -1,5 +1,5 @@
-//! Tests of the traffic plan over HTTP, with a real hub and store: capacity of regions and demand of gateways in, weights and
-//! floors out.
+//! Tests of the traffic plan over HTTP, with a real hub and store: capacity of regions and demand of gateways in,
+//! weights and floors out.
 
 use super::world::{self, AMERICA, EUROPE, Hub, Lease, TOKEN, until};
 use scheduler::config::HubConfig;

@@ -1,8 +1,8 @@
-//! Client of a Kubernetes API server: requests and watches over HTTP/1.1 with JSON, and a token that is read again for each
-//! request because Kubernetes rotates it every hour.
+//! Client of a Kubernetes API server: requests and watches over HTTP/1.1 with JSON, and a token that is read again for
+//! each request because Kubernetes rotates it every hour.
 //!
-//! Each request has a connection of its own. There are a few per minute and one that stays open, the watch, so a pool would
-//! save nothing, and a connection that hangs blocks only its own request.
+//! Each request has a connection of its own. There are a few per minute and one that stays open, the watch, so a pool
+//! would save nothing, and a connection that hangs blocks only its own request.
 
 use std::io;
 use std::path::PathBuf;
@@ -31,8 +31,8 @@ use crate::config::KubernetesConfig;
 
 /// Time limit of a request, from connecting to the last byte of the response.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes of a response or of a line of a watch: etcd lets an API server store 1.5 MiB per object, and a list has at
-/// most some hundreds of pods.
+/// Maximum bytes of a response or of a line of a watch: etcd lets an API server store 1.5 MiB per object, and a list
+/// has at most some hundreds of pods.
 const RESPONSE_BYTES_MAX: usize = 32 << 20;
 /// Time after which a silent watch counts as broken: an API server sends a bookmark about every minute.
 const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
@@ -86,7 +86,7 @@ pub(super) struct Api {
 /// Body of a request.
 pub(super) enum RequestBody {
     Empty,
-    /// Replaces the read_body object.
+    /// Replaces the whole object.
     Replace(Value),
     /// A merge patch (RFC 7386).
     MergePatch(Value),

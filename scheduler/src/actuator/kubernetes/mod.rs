@@ -1,18 +1,19 @@
 //! Actuator with replicas as pods of a Deployment or a StatefulSet, one such workload per deployment of Meridian.
 //!
-//! The pods (image, model, probes, resources) are defined by the cluster's own manifests; this module sets only their number.
-//! Each workload has a task ([`workload`]) that watches its pods and writes its scale, so that a missing or rejected workload
-//! blocks no other. Ready pods become replicas of the region; a pod that is to be deleted, at whose request ever, gets no new
-//! requests from that moment on, and Kubernetes lets it finish within its grace period.
+//! The pods (image, model, probes, resources) are defined by the cluster's own manifests; this module sets only their
+//! number. Each workload has a task ([`workload`]) that watches its pods and writes its scale, so that a missing or
+//! rejected workload blocks no other. Ready pods become replicas of the region; a pod that is to be deleted, at whose
+//! request ever, gets no new requests from that moment on, and Kubernetes lets it finish within its grace period.
 //!
-//! Required permissions in the namespace: `get` and `update` of `deployments/scale` or `statefulsets/scale`, `list` and `watch`
-//! of `pods`, and `patch` of `pods` for Deployments. When the spoke stops, the pods stay: Kubernetes runs them, and the next
-//! spoke uses them.
+//! Required permissions in the namespace: `get` and `update` of `deployments/scale` or `statefulsets/scale`, `list` and
+//! `watch` of `pods`, and `patch` of `pods` for Deployments. When the spoke stops, the pods stay: Kubernetes runs them,
+//! and the next spoke uses them.
 //!
-//! It implements the API calls itself ([`api`]) instead of using the `kube` crate. That crate works with rustls and ring as
-//! well; but for the five calls made here it adds 33 crates to the workspace (kube 5.0 with `client`: among them a YAML parser
-//! and a JSONPath engine for kubeconfig files, which a pod does not read, and assembly under a licence that `deny.toml` does
-//! not allow), and the list, the watch and the handling of 409 and 410 would have to be written anyway.
+//! It implements the API calls itself ([`api`]) instead of using the `kube` crate. That crate works with rustls and
+//! ring as well; but for the five calls made here it adds 33 crates to the workspace (kube 5.0 with `client`: among
+//! them a YAML parser and a JSONPath engine for kubeconfig files, which a pod does not read, and assembly under a
+//! licence that `deny.toml` does not allow), and the list, the watch and the handling of 409 and 410 would have to be
+//! written anyway.
 
 mod api;
 mod events;
@@ -126,8 +127,8 @@ impl Actuator for KubernetesActuator {
     }
 }
 
-/// Returns the status over all workloads. It always counts as complete: a workload whose pods are not listed yet deletes none
-/// of them, whatever its target.
+/// Returns the status over all workloads. It always counts as complete: a workload whose pods are not listed yet
+/// deletes none of them, whatever its target.
 fn status(workloads: &BTreeMap<String, ScaledWorkload>) -> ActuatorStatus {
     let mut status = ActuatorStatus { is_initialized: true, ..ActuatorStatus::default() };
     for ScaledWorkload { deployment, pods: Pods { replicas, crashes }, .. } in workloads.values() {

@@ -1,15 +1,15 @@
 //! Scale and pods of one deployment's workload in the cluster.
 //!
-//! *Pods* are listed once and then watched. A watch that ends continues at the last received version; if the API server has
-//! forgotten that version (410), the pods are listed again, and the list replaces everything before, so that changes in
-//! between are not missed.
+//! *Pods* are listed once and then watched. A watch that ends continues at the last received version; if the API server
+//! has forgotten that version (410), the pods are listed again, and the list replaces everything known, so that changes
+//! in between are not missed.
 //!
-//! The *replica count* is written through the scale subresource, with the version that was read: if another client has written
-//! meanwhile (409), it is read and decided again. The count is never lowered below the number of pods that have not been
-//! drained, whatever the target: Kubernetes would choose among them by itself. Before it is lowered, drained pods are marked
-//! as the cheapest to delete (`controller.kubernetes.io/pod-deletion-cost`), so that a Deployment's ReplicaSet deletes
-//! them. A StatefulSet deletes its highest ordinals regardless of the mark_drained, so its count is lowered only as far as its
-//! highest pods have all been drained.
+//! The *replica count* is written through the scale subresource, with the version that was read: if another client has
+//! written meanwhile (409), it is read and decided again. The count is never lowered below the number of pods that have
+//! not been drained, whatever the target: Kubernetes would choose among them by itself. Before it is lowered, drained
+//! pods are marked as the cheapest to delete (`controller.kubernetes.io/pod-deletion-cost`), so that a Deployment's
+//! ReplicaSet deletes them. A StatefulSet deletes its highest ordinals regardless of the mark, so its count is lowered
+//! only as far as its highest pods have all been drained.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -139,7 +139,7 @@ impl WorkloadScaler {
                 (id.clone(), RunningReplica { deployment, since: observed.since, ready, rank })
             });
         let pods = Pods { replicas: replicas.collect(), crashes: state.crashes };
-        // On failure the receiver is target_dropped, and the target's sender as well.
+        // On failure the receiver is gone, and the target's sender as well.
         self.updates.send((self.name.clone(), pods)).await.ok();
     }
 
@@ -261,13 +261,13 @@ impl State {
                 let ready = ready.or_else(|| pod.ready_at().map(|_| Some(since.elapsed())));
                 ObservedPod { pod, since, ready }
             }
-            // A pod that was ready when first observed has no before start time.
+            // A pod that was ready when first observed has no known start time.
             None => ObservedPod { ready: pod.ready_at().map(|_| None), since: Instant::now(), pod },
         };
         self.observed.insert(id, observed);
     }
 
-    /// Returns the target count, but at min_replicas the number of pods that have not been drained.
+    /// Returns the target count, but at least the number of pods that have not been drained.
     fn replica_count(&self, target: &DeploymentTarget, kind: WorkloadKind) -> u32 {
         let undrained = self
             .observed

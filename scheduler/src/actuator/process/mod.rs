@@ -1,9 +1,9 @@
 //! Actuator with replicas as processes on the spoke's machine.
 //!
-//! Each has a port of its own, a readable configuration with which it can be started by hand, a log, a process group of its own
-//! (so that Ctrl-C reaches only the spoke, which stops the replicas in order), and a record by which the next spoke finds it
-//! ([`record`]). They do not end with a killed spoke, because loading a replica can take a minute, and a spoke restarts in a
-//! second. If the spoke does not restart, they end by themselves ([`crate::heartbeat`]).
+//! Each has a port of its own, a readable configuration with which it can be started by hand, a log, a process group of
+//! its own (so that Ctrl-C reaches only the spoke, which stops the replicas in order), and a record by which the next
+//! spoke finds it ([`record`]). They do not end with a killed spoke, because loading a replica can take a minute, and a
+//! spoke restarts in a second. If the spoke does not restart, they end by themselves ([`crate::heartbeat`]).
 //!
 //! A replica that crashes is restarted, at once the first time and then with growing delays
 //! ([`scheduler_core::scale::restarts`]).

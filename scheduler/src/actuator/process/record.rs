@@ -1,8 +1,8 @@
 //! Records on disk of the replica processes, one per port, by which a restarted spoke finds them.
 //!
-//! A process id alone proves nothing, because the system reuses it. So a record also has the start time of the process, in the
-//! kernel's ticks, and the command line must name the configuration file that the spoke wrote. All checks come after opening a
-//! descriptor of the process, which can never refer to another one.
+//! A process id alone proves nothing, because the system reuses it. So a record also has the start time of the process,
+//! in the kernel's ticks, and the command line must name the configuration file that the spoke wrote. All checks come
+//! after opening a descriptor of the process, which can never refer to another one.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -6,9 +6,9 @@
 //! meta      "format" | "revision" | "last lease" → number
 //! ```
 //!
-//! Every write is one redb transaction that is synced to the disk before it counts as done (`Durability::Immediate`), so
-//! acknowledged writes survive kill -9 and the loss of power, and an interrupted write leaves the previous state. The expiry of
-//! leases is not stored: that would need a write for every keep-alive.
+//! Every write is one redb transaction that is synced to the disk before it counts as done (`Durability::Immediate`),
+//! so acknowledged writes survive kill -9 and the loss of power, and an interrupted write leaves the previous state.
+//! The expiry of leases is not stored: that would need a write for every keep-alive.
 
 use std::fs::File;
 use std::path::Path;

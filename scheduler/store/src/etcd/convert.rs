@@ -1,7 +1,7 @@
 //! Conversions between the types and errors of etcd and of this crate.
 //!
-//! Revisions and leases are signed in etcd's protocol and never negative. Errors are gRPC statuses; only the text tells the
-//! cause, which etcd has kept unchanged since version 3.0 (`api/v3rpc/rpctypes/error.go`).
+//! Revisions and leases are signed in etcd's protocol and never negative. Errors are gRPC statuses; only the text tells
+//! the cause, which etcd has kept unchanged since version 3.0 (`api/v3rpc/rpctypes/error.go`).
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! The members of an etcd, and the selection of the current one.
 //!
-//! One member is used until it fails, then the next. With all members, etcd-client's own balancer would retry a dead one
-//! again and again, so that one call in five to ten fails while it is dead; and a member that hangs would get its share of
-//! calls. A failed client is dropped with its connection.
+//! One member is used until it fails, then the next. With all members, etcd-client's own balancer would retry a dead
+//! one again and again, so that one call in five to ten fails while it is dead; and a member that hangs would get its
+//! share of calls. A failed client is dropped with its connection.
 
 use std::time::Duration;
 use supervision::Mutex;
@@ -10,8 +10,8 @@ use supervision::Mutex;
 use etcd_client::{Client, ConnectOptions, Error};
 use rand::Rng;
 
-/// Bounds of the delay between two attempts. Each delay is drawn from the upper half of its range, so that hubs that lost the
-/// same member do not retry at the same time.
+/// Bounds of the delay between two attempts. Each delay is drawn from the upper half of its range, so that hubs that
+/// lost the same member do not retry at the same time.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 

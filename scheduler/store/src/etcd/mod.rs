@@ -1,14 +1,14 @@
 //! Store in a real etcd, of one or several members, for hubs on several machines.
 //!
-//! etcd is reliable; the connections to it are not. A member hangs and its connection stays open; one of three members is
-//! down and some calls are sent to it; a leader fails and for a second no call succeeds; a watch ends, or is silent for
-//! ever. So calls are retried in one place (here), members are selected in one (`members`), and watches are resumed in
-//! one (`watch`).
+//! etcd is reliable; the connections to it are not. A member hangs and its connection stays open; one of three members
+//! is down and some calls are sent to it; a leader fails and for a second no call succeeds; a watch ends, or is silent
+//! for ever. So calls are retried in one place (here), members are selected in one (`members`), and watches are resumed
+//! in one (`watch`).
 //!
-//! Any call is retried on other members until [`CALL_BUDGET`] is spent. That is safe for the calls of this store: reads,
-//! transactions guarded by the revisions that they depend on, puts of whole values, leases, which expire if they were granted
-//! twice. A guard may fail because the first attempt succeeded, so a caller whose guard fails reads the key before it draws
-//! conclusions.
+//! Any call is retried on other members until [`CALL_BUDGET`] is spent. That is safe for the calls of this store:
+//! reads, transactions guarded by the revisions that they depend on, puts of whole values, leases, which expire if they
+//! were granted twice. A guard may fail because the first attempt succeeded, so a caller whose guard fails reads the
+//! key before it draws conclusions.
 //!
 //! All keys have a prefix, so that one etcd can serve several fleets and other applications.
 
@@ -34,19 +34,19 @@ pub use watch::EtcdWatch;
 
 /// Time limit of a call to one member. An fsync on a busy disk takes a tenth of it.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
-/// Time limit of a call with its retries. etcd elects a leader within 1.7 s of the last one's failure, and the first attempt may
-/// have been lost on a member that hangs.
+/// Time limit of a call with its retries. etcd elects a leader within 1.7 s of the last one's failure, and the first
+/// attempt may have been lost on a member that hangs.
 pub const CALL_BUDGET: Duration = Duration::from_secs(6);
 /// Time limit of connecting.
 const CONNECT_LIMIT: Duration = Duration::from_millis(500);
-/// Interval of HTTP/2 keep-alive pings. etcd treats more than one in five seconds as an attack and closes the connection,
-/// unless it is configured otherwise (`--grpc-keepalive-min-time`); so this is the shortest interval that any etcd
-/// accepts, with a second for the difference of the two clocks.
+/// Interval of HTTP/2 keep-alive pings. etcd treats more than one in five seconds as an attack and closes the
+/// connection, unless it is configured otherwise (`--grpc-keepalive-min-time`); so this is the shortest interval that
+/// any etcd accepts, with a second for the difference of the two clocks.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(6);
 /// Timeout of a keep-alive ping.
 const KEEP_ALIVE_LIMIT: Duration = Duration::from_secs(2);
-/// Maximum bytes of a response: all keys with a prefix, or all changes since a watch was interrupted. 64 regions with eight
-/// spokes each and a thousand ready deployments per spoke are 20 MB.
+/// Maximum bytes of a response: all keys with a prefix, or all changes since a watch was interrupted. 64 regions with
+/// eight spokes each and a thousand ready deployments per spoke are 20 MB.
 const RESPONSE_BYTES_MAX: usize = 64 << 20;
 
 /// Connection settings of an etcd.

@@ -1,15 +1,16 @@
 //! Watch on etcd that is resumed after every interruption, and ends with an error if it cannot be.
 //!
-//! etcd's own watch often ends without an error: its member hangs, or is partitioned from the others; its start revision is
-//! compacted (then one response has `canceled`, without a reason, and the stream stays open); its start revision is in the
-//! future, because the store was restored from an older copy (then nothing is ever sent). So a task holds the stream and
-//! requests its progress every [`PROGRESS_PERIOD`]; after [`SILENCE_MAX`] without a message the stream is closed and
-//! reopened on another member, after the last change that was delivered.
+//! etcd's own watch often ends without an error: its member hangs, or is partitioned from the others; its start
+//! revision is compacted (then one response has `canceled`, without a reason, and the stream stays open); its start
+//! revision is in the future, because the store was restored from an older copy (then nothing is ever sent). So a task
+//! holds the stream and requests its progress every [`PROGRESS_PERIOD`]; after [`SILENCE_MAX`] without a message the
+//! stream is closed and reopened on another member, after the last change that was delivered.
 //!
-//! Before it is reopened, the member is asked for a read at the revision before the next one, on which the watch depends.
-//! That read fails if that revision is compacted or in the future; and its header reveals another cluster, or a raft term that
-//! is lower, which is a store that was restored and has overtaken the watch since. The revisions in progress messages are not
-//! used: etcd before 3.4.25 and 3.5.8 may send revisions there whose changes it has not sent yet (etcd issue 15220).
+//! Before it is reopened, the member is asked for a read at the revision before the next one, on which the watch
+//! depends. That read fails if that revision is compacted or in the future; and its header reveals another cluster, or
+//! a raft term that is lower, which is a store that was restored and has overtaken the watch since. The revisions in
+//! progress messages are not used: etcd before 3.4.25 and 3.5.8 may send revisions there whose changes it has not sent
+//! yet (etcd issue 15220).
 
 use std::sync::Arc;
 use std::time::Duration;

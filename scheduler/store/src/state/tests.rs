@@ -173,8 +173,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// The events together yield the state, and each lease has exactly the keys that name it. Watches and restored stores
-    /// depend on that.
+    /// The events together yield the state, and each lease has exactly the keys that name it. Watches and restored
+    /// stores depend on that.
     #[test]
     fn events_are_complete_and_leases_have_exactly_their_keys(
         steps in proptest::collection::vec(step(), 0..60)

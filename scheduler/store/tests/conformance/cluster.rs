@@ -14,7 +14,8 @@ use super::until;
 
 /// Only one cluster runs at a time: three members are enough load for a small machine.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
-/// Keep-alive interval that the members accept, and the one in use: a connection that hangs is detected within a second.
+/// Keep-alive interval that the members accept, and the one in use: a connection that hangs is detected within a
+/// second.
 const KEEP_ALIVE_MIN: &str = "400ms";
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_millis(500);
 
@@ -49,7 +50,8 @@ impl Cluster {
         cluster
     }
 
-    /// Starts one member with TLS, configured by these arguments. The caller waits for it, since that needs the certificates.
+    /// Starts one member with TLS, configured by these arguments. The caller waits for it, since that needs the
+    /// certificates.
     pub(crate) async fn start_over_tls(extra_args: Vec<String>) -> Cluster {
         let turn = ONE_AT_A_TIME.lock().await;
         let ports = free_ports(2);
@@ -130,8 +132,8 @@ impl Cluster {
         self.members[member].process = Some(process.expect(missing));
     }
 
-    /// Waits until a write would succeed, with a linearisable read, which needs a leader and a quorum as a write does. A write
-    /// that timed out could still be executed later, and change a revision that a test counts.
+    /// Waits until a write would succeed, with a linearisable read, which needs a leader and a quorum as a write does.
+    /// A write that timed out could still be executed later, and change a revision that a test counts.
     pub(crate) async fn until_writable(&self) {
         let store = self.store("up/", 0);
         until("etcd takes writes", async || store.get("up").await.is_ok()).await;

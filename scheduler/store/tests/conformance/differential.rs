@@ -1,6 +1,6 @@
-//! Random histories, executed by all three stores. The response of etcd to each call is the expected response of the other
-//! two: the same success or error, the same keys, values and leases, the same revisions (relative to etcd's first one), and
-//! in the end the same events.
+//! Random histories, executed by all three stores. The response of etcd to each call is the expected response of the
+//! other two: the same success or error, the same keys, values and leases, the same revisions (relative to etcd's first
+//! one), and in the end the same events.
 //!
 //! The seeds are printed. `MERIDIAN_DIFFERENTIAL_OPS=100000` makes the histories longer, and
 //! `MERIDIAN_DIFFERENTIAL_SEED` changes them.

@@ -1,5 +1,5 @@
-//! Conformance tests of the stores: one suite, run on all three; failures of a real etcd; and random histories, to which all
-//! three must respond alike.
+//! Conformance tests of the stores: one suite, run on all three; failures of a real etcd; and random histories, to
+//! which all three must respond alike.
 //!
 //! The etcd is Debian's, with three members on loopback ports, started and ended by the test that needs it.
 

@@ -33,7 +33,8 @@ async fn a_watch_ahead_of_a_restored_store_gets_an_error() {
     assert!(store.range("").await.unwrap().revision < last);
 }
 
-/// The restored store overtakes the watch before the watch reconnects: no revision is missing there, but all are different.
+/// The restored store overtakes the watch before the watch reconnects: no revision is missing there, but all are
+/// different.
 #[tokio::test]
 async fn a_watch_overtaken_by_a_restored_store_gets_an_error_too() {
     let mut cluster = Cluster::start(3).await;

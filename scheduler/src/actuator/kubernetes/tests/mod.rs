@@ -1,4 +1,5 @@
-//! Tests of scaling a workload against a mock API server over real HTTP, with conflicts, closed watches and expired versions.
+//! Tests of scaling a workload against a mock API server over real HTTP, with conflicts, closed watches and expired
+//! versions.
 
 mod cluster;
 mod tls;
