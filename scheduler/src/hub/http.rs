@@ -164,7 +164,7 @@ fn region_of((cloud, name): &(String, String)) -> Result<RegionId, ErrorResponse
     format!("{cloud}/{name}").parse().map_err(|error| invalid("region", &format!("`region`: {error}.")))
 }
 
-async fn leave<S: Store>(
+async fn deregister<S: Store>(
     State(api): State<HubApi<S>>,
     Path(lease): Path<String>,
     RawQuery(query): RawQuery,
@@ -276,29 +276,29 @@ impl PollQuery {
     /// Parses `after=EPOCH.NUMBER&wait_ms=MILLISECONDS&reader=READER`, each of which is optional. None of the values
     /// needs escaping. A reader that sends `after` runs that table.
     fn read(query: &str) -> Result<PollQuery, ErrorResponse> {
-        let mut query = PollQuery { after: None, wait: Duration::ZERO, reader: None };
+        let mut parsed = PollQuery { after: None, wait: Duration::ZERO, reader: None };
         for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
             match key {
                 "after" => {
                     let after =
                         value.parse().map_err(|error| invalid("after", &format!("`after`: {error}.")))?;
-                    query.after = Some(after);
+                    parsed.after = Some(after);
                 }
                 "wait_ms" => {
                     let wait_ms = value.parse().map_err(|_| {
                         invalid("wait_ms", "`wait_ms` is not a number of milliseconds, such as 20000.")
                     })?;
-                    query.wait = Duration::from_millis(wait_ms).min(POLL_WAIT_MAX);
+                    parsed.wait = Duration::from_millis(wait_ms).min(POLL_WAIT_MAX);
                 }
                 "reader" => {
                     let reader =
                         value.parse().map_err(|error| invalid("reader", &format!("`reader`: {error}.")))?;
-                    query.reader = Some(reader);
+                    parsed.reader = Some(reader);
                 }
                 _ => {}
             }
         }
-        Ok(query)
+        Ok(parsed)
     }
 }
 

@@ -138,7 +138,7 @@ pub(super) fn check_region<S>(api: &HubApi<S>, region: &RegionId) -> Result<(), 
     Err(ErrorResponse::new(Code::InvalidValue, message).with_field("region"))
 }
 
-fn granted<S>(
+fn lease_response<S>(
     api: &HubApi<S>,
     lease: LeaseId,
     region: &RegionId,

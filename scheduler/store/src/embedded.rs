@@ -20,7 +20,7 @@ use crate::local_watch::LocalWatch;
 use crate::model::{KeyValue, Lease, Range, StoreError, Txn, TxnOutcome};
 use crate::state::State;
 use crate::store::Store;
-use disk::{Disk, DiskError};
+use disk::{DiskError, StoreFile};
 
 mod disk;
 
