@@ -1,6 +1,6 @@
 //! Actuators, which start and stop replicas.
 //!
-//! The scaling loop and an actuator exchange *desired* and *observed* state, not commands: [`Targets`] in one direction
+//! The scaling loop and an actuator exchange *desired* and *observed* state, not commands: [`DeploymentTargets`] in one direction
 //! and [`ActuatorStatus`] in the other, each the latest only. So neither waits for the other, a lost update is repaired
 //! by the next, and an actuator that was delayed reconciles to the present targets, not to past ones. An actuator
 //! terminates no replica that is not named in [`DeploymentTarget::stop`]; those named are drained.
@@ -24,7 +24,7 @@ use tokio::sync::watch;
 pub(crate) type ReplicaId = String;
 
 /// Desired state by deployment. A deployment that is not listed should have no replicas.
-pub(crate) type Targets = BTreeMap<DeploymentName, DeploymentTarget>;
+pub(crate) type DeploymentTargets = BTreeMap<DeploymentName, DeploymentTarget>;
 
 /// Desired state of one deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub(crate) trait Actuator: Send + 'static {
     /// system runs them.
     fn run(
         self,
-        targets: watch::Receiver<Targets>,
+        targets: watch::Receiver<DeploymentTargets>,
         running: watch::Sender<ActuatorStatus>,
     ) -> impl Future<Output = ()> + Send;
 }

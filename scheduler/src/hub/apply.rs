@@ -39,8 +39,8 @@ impl From<ErrorResponse> for NotApplied {
     }
 }
 
-type Deployments = BTreeMap<DeploymentName, Deployment>;
-type Tenants = BTreeMap<TenantId, TenantRules>;
+type DeploymentMap = BTreeMap<DeploymentName, Deployment>;
+type TenantMap = BTreeMap<TenantId, TenantRules>;
 
 /// Record in the store, as far as it is readable.
 struct StoredRecord<T> {
@@ -51,7 +51,7 @@ struct StoredRecord<T> {
 
 impl<T> StoredRecord<T> {
     /// Reads a record; an unreadable one is replaced by `published`.
-    fn of(
+    fn from_entry(
         entry: Option<KeyValue>,
         read: impl FnOnce(&KeyValue) -> Result<T, RecordError>,
         published: impl FnOnce() -> T,
@@ -74,14 +74,14 @@ impl<T> StoredRecord<T> {
 struct StoredConfiguration {
     deployments: StoredRecord<Wanted>,
     /// `None` if no tenants were ever applied.
-    tenants: StoredRecord<Option<Tenants>>,
+    tenants: StoredRecord<Option<TenantMap>>,
 }
 
 impl StoredConfiguration {
     async fn read<S: Store>(api: &HubApi<S>) -> Result<StoredConfiguration, ErrorResponse> {
         let published = api.current.borrow().clone();
         let table = published.as_ref().map(|published| &published.table);
-        let deployments = StoredRecord::of(
+        let deployments = StoredRecord::from_entry(
             api.store.get(keys::DEPLOYMENTS).await.map_err(store_error)?,
             records::wanted,
             || Wanted {
@@ -91,7 +91,7 @@ impl StoredConfiguration {
             },
             Wanted::default(),
         );
-        let tenants = StoredRecord::of(
+        let tenants = StoredRecord::from_entry(
             api.store.get(keys::TENANTS).await.map_err(store_error)?,
             |entry| records::tenants(entry).map(Some),
             || table.and_then(|table| table.tenants.clone()).map(|tenants| tenants.all),
@@ -148,7 +148,7 @@ pub(super) async fn apply<S: Store>(api: &HubApi<S>, message: ApplyV1) -> Result
         changes.extend(found);
     }
     if let Some(tenants) = &tenants {
-        let (before, none) = (&stored.tenants, Tenants::new());
+        let (before, none) = (&stored.tenants, TenantMap::new());
         let found = diff::tenants(before.all.as_ref().unwrap_or(&none), tenants, &api.catalogue);
         // The first applied tenants replace the gateways' own tenant files, even if the list is empty.
         if !found.is_empty() || before.note.is_some() || before.all.is_none() {
@@ -174,12 +174,12 @@ pub(super) async fn apply<S: Store>(api: &HubApi<S>, message: ApplyV1) -> Result
     Ok(AppliedV1 { version: VERSION, applied, base: stored.revision(), changes, notes })
 }
 
-fn by_name(deployments: Vec<Deployment>) -> Deployments {
+fn by_name(deployments: Vec<Deployment>) -> DeploymentMap {
     deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment)).collect()
 }
 
 /// Returns notes for the operator on changed models.
-fn model_changes(before: &Wanted, deployments: &Deployments, orders: &Orders) -> Vec<String> {
+fn model_changes(before: &Wanted, deployments: &DeploymentMap, orders: &Orders) -> Vec<String> {
     let changes = deployments.iter().filter(|(name, deployment)| {
         let known = before.deployments.get(*name);
         known.is_some_and(|known| known.model_spec() != deployment.model_spec())
@@ -196,7 +196,7 @@ fn model_changes(before: &Wanted, deployments: &Deployments, orders: &Orders) ->
 }
 
 /// A tenant may be let in to what is to come; a name that was mistyped looks the same.
-fn not_deployed(tenants: &Tenants, served: &Deployments) -> Option<String> {
+fn not_deployed(tenants: &TenantMap, served: &DeploymentMap) -> Option<String> {
     let named = tenants.values().flat_map(|tenant| tenant.deployments.iter().flatten());
     let missing: BTreeSet<_> =
         named.filter(|name| !served.contains_key(*name)).map(|name| name.as_str()).collect();
@@ -328,7 +328,7 @@ pub(super) async fn rollout<S: Store>(api: &HubApi<S>) -> Result<RolloutV1, Erro
         generation: table.generation.to_string(),
         waiting,
         readers: reported.collect(),
-        deployments: replicas::of(table, spokes),
+        deployments: replicas::list(table, spokes),
     })
 }
 

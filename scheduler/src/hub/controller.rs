@@ -316,19 +316,23 @@ mod tests {
     use super::super::Current;
     use super::super::term_start::start;
     use super::*;
-    use scheduler_store::Sim;
+    use scheduler_store::SimStore;
     use tokio::sync::watch;
 
     /// A store with a term on it, and the publisher of its leader.
-    async fn leading() -> (Sim, Term, Publisher, watch::Receiver<Current>) {
-        let store = Sim::new();
+    async fn leading() -> (SimStore, Term, Publisher, watch::Receiver<Current>) {
+        let store = SimStore::new();
         let lease = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
         let term = store.campaign(keys::LEADER, b"one".to_vec(), lease).await.unwrap();
         let (publish, current) = watch::channel(None);
         (store, term, Publisher::new(publish, Arc::default()), current)
     }
 
-    async fn controller<'a>(store: &Sim, term: &Term, publisher: &'a Publisher) -> Controller<'a, Sim> {
+    async fn controller<'a>(
+        store: &SimStore,
+        term: &Term,
+        publisher: &'a Publisher,
+    ) -> Controller<'a, SimStore> {
         let start = start(store, term, &[], 1, None).await.unwrap().unwrap();
         let grace_periods = GracePeriods { lapsed_keep: Duration::from_secs(60), settle: Duration::ZERO };
         Controller::new(
@@ -349,7 +353,7 @@ mod tests {
         (keys::spoke(&region, boot_id), value.into_bytes())
     }
 
-    async fn register(store: &Sim, boot_id: u64) {
+    async fn register(store: &SimStore, boot_id: u64) {
         let (key, value) = spoke(boot_id);
         store.put(&key, value, None).await.unwrap();
     }
@@ -359,7 +363,7 @@ mod tests {
         RouteTable { generation, ..RouteTable::empty() }
     }
 
-    async fn write(store: &Sim, table: &RouteTable) {
+    async fn write(store: &SimStore, table: &RouteTable) {
         store.put(keys::ROUTES, records::bytes(&RouteTableV1::from(table)), None).await.unwrap();
     }
 

@@ -339,10 +339,10 @@ fn lease_and_holder(lease: &str, query: Option<&str>) -> Result<(LeaseId, Holder
 
 #[cfg(test)]
 mod tests {
-    use super::super::Published;
+    use super::super::PublishedTable;
     use super::*;
     use regions::RouteTable;
-    use scheduler_store::Sim;
+    use scheduler_store::SimStore;
 
     #[test]
     fn poll_queries_are_parsed_and_their_wait_is_limited() {
@@ -358,12 +358,12 @@ mod tests {
     }
 
     /// Returns a state with a limit of `polls` held polls, its stop signal, and the sender of its table.
-    fn api(polls: usize) -> (HubApi<Sim>, watch::Sender<bool>, watch::Sender<Current>) {
+    fn api(polls: usize) -> (HubApi<SimStore>, watch::Sender<bool>, watch::Sender<Current>) {
         let (stop, stopping) = watch::channel(false);
         let table = RouteTable::empty();
-        let (publish, current) = watch::channel(Some(Arc::new(Published { table, body: Bytes::new() })));
+        let (publish, current) = watch::channel(Some(Arc::new(PublishedTable { table, body: Bytes::new() })));
         let api = HubApi {
-            store: Sim::new(),
+            store: SimStore::new(),
             catalogue: Arc::new(Catalogue::builtin()),
             lease_ttl: Duration::from_secs(5),
             tokens: Arc::default(),
@@ -379,7 +379,7 @@ mod tests {
         (api, stop, publish)
     }
 
-    async fn poll(api: &HubApi<Sim>) -> StatusCode {
+    async fn poll(api: &HubApi<SimStore>) -> StatusCode {
         let query = RawQuery(Some("after=0.0&wait_ms=30000".to_owned()));
         routes(State(api.clone()), query).await.into_response().status()
     }

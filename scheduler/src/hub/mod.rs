@@ -122,14 +122,14 @@ pub enum HubError {
 
 /// Published route table, ready to send.
 #[derive(Debug)]
-pub(crate) struct Published {
+pub(crate) struct PublishedTable {
     pub(crate) table: RouteTable,
     /// `RouteTableV1` as JSON.
     pub(crate) body: axum::body::Bytes,
 }
 
 /// Published route table; `None` until the first one.
-type Current = Option<Arc<Published>>;
+type Current = Option<Arc<PublishedTable>>;
 
 /// Runs a hub until `shutdown`, then drains. Calls `ready` once, when the first table is published.
 ///

@@ -18,18 +18,18 @@ pub(super) struct PublishedPlan(Mutex<Parts>);
 
 #[derive(Default)]
 struct Parts {
-    weights: BTreeMap<RegionId, Arc<GatewayWeights>>,
+    weights: BTreeMap<RegionId, Arc<CachedWeights>>,
     floors: BTreeMap<RegionId, RegionFloors>,
 }
 
 /// Weight rows for the gateways in one region.
-pub(super) struct GatewayWeights {
+pub(super) struct CachedWeights {
     weights: Weights,
     /// `WeightsV1` as JSON, serialised at the first request.
     body: OnceLock<Bytes>,
 }
 
-impl GatewayWeights {
+impl CachedWeights {
     pub(super) fn body(&self) -> Bytes {
         self.body.get_or_init(|| records::bytes(&WeightsV1::from(&self.weights)).into()).clone()
     }
@@ -49,7 +49,7 @@ impl PublishedPlan {
             Part::Weights(weights) => {
                 if newer(parts.weights.get(&weights.gateway).map(|rows| rows.weights.generation)) {
                     let place = weights.gateway.clone();
-                    parts.weights.insert(place, Arc::new(GatewayWeights { weights, body: OnceLock::new() }));
+                    parts.weights.insert(place, Arc::new(CachedWeights { weights, body: OnceLock::new() }));
                 }
             }
             Part::Floors(floors) => {
@@ -66,7 +66,7 @@ impl PublishedPlan {
     }
 
     /// Returns the rows for gateways in this region, if they are newer than `after`.
-    pub(super) fn rows(&self, place: &RegionId, after: Option<Generation>) -> Option<Arc<GatewayWeights>> {
+    pub(super) fn rows(&self, place: &RegionId, after: Option<Generation>) -> Option<Arc<CachedWeights>> {
         let parts = self.parts();
         let rows = parts.weights.get(place)?;
         after.is_none_or(|after| rows.weights.generation > after).then(|| rows.clone())

@@ -10,7 +10,7 @@ use scheduler_store::StoreError;
 use tokio::sync::watch;
 
 use super::plans::PublishedPlan;
-use super::{Current, Published, records};
+use super::{Current, PublishedTable, records};
 use crate::events::{StoreFailed, StoreRecovered, TablePublished};
 
 pub(super) struct Publisher {
@@ -43,7 +43,7 @@ impl Publisher {
         let (regions, deployments) = (table.regions.len(), table.deployments.len());
         TablePublished { generation: table.generation, regions, deployments }.emit();
         let body = records::bytes(&RouteTableV1::from(&table)).into();
-        self.publish.send_replace(Some(Arc::new(Published { table, body })));
+        self.publish.send_replace(Some(Arc::new(PublishedTable { table, body })));
     }
 
     /// Logs when the store becomes unavailable and when it is available again.

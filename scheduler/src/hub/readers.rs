@@ -144,7 +144,7 @@ fn value(reader: &Reader, generation: Generation) -> Vec<u8> {
 mod tests {
     use super::*;
     use scheduler_core::rollout::Role;
-    use scheduler_store::Sim;
+    use scheduler_store::SimStore;
 
     const KEEP: Duration = Duration::from_secs(60);
 
@@ -156,7 +156,7 @@ mod tests {
         Generation { epoch: 1, number }
     }
 
-    async fn recorded(store: &Sim) -> Vec<(u64, u64)> {
+    async fn recorded(store: &SimStore) -> Vec<(u64, u64)> {
         let range = store.range(keys::READERS).await.unwrap();
         let read = |entry| records::reader(entry).unwrap();
         let numbers = |(reader, generation): (Reader, Generation)| (reader.boot_id, generation.number);
@@ -165,7 +165,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reader_record_stands_as_long_as_any_hub_receives_reports() {
-        let (store, begun) = (Sim::new(), Instant::now());
+        let (store, begun) = (SimStore::new(), Instant::now());
         let (mut one, mut other) =
             (ReaderRecorder::new(store.clone(), KEEP), ReaderRecorder::new(store.clone(), KEEP));
         one.record(&reader(1), generation(3), begun).await.unwrap();
@@ -190,7 +190,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_deregistered_reader_is_removed_by_any_hub_and_may_return() {
-        let (store, now) = (Sim::new(), Instant::now());
+        let (store, now) = (SimStore::new(), Instant::now());
         let (mut one, mut other) =
             (ReaderRecorder::new(store.clone(), KEEP), ReaderRecorder::new(store.clone(), KEEP));
         one.record(&reader(1), generation(3), now).await.unwrap();
@@ -206,7 +206,7 @@ mod tests {
 
     #[tokio::test]
     async fn reader_limit_is_enforced() {
-        let (store, now) = (Sim::new(), Instant::now());
+        let (store, now) = (SimStore::new(), Instant::now());
         let mut recorder = ReaderRecorder::new(store.clone(), KEEP);
         for boot_id in 0..=READERS_MAX as u64 {
             recorder.record(&reader(boot_id), generation(1), now).await.unwrap();

@@ -9,7 +9,7 @@ use scheduler_core::wire::apply::{DeploymentReplicasV1, RegionReplicasV1};
 use scheduler_core::wire::revision::{counted_v1, engine_v1, next_v1};
 
 /// Returns the replicas of each deployment of a table, from the latest reports of the regions.
-pub(super) fn of(table: &RouteTable, spokes: Vec<Standing>) -> Vec<DeploymentReplicasV1> {
+pub(super) fn list(table: &RouteTable, spokes: Vec<Standing>) -> Vec<DeploymentReplicasV1> {
     let mut newest: BTreeMap<RegionId, Standing> = BTreeMap::new();
     for standing in spokes {
         let region = standing.registration.region.clone();

@@ -142,7 +142,7 @@ async fn write_file_deployments<S: Store>(
 mod tests {
     use super::*;
     use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
-    use scheduler_store::Sim;
+    use scheduler_store::SimStore;
     use std::collections::BTreeMap;
     use std::time::{Duration, Instant};
 
@@ -158,14 +158,19 @@ mod tests {
         }
     }
 
-    async fn store() -> (Sim, Term) {
-        let store = Sim::new();
+    async fn store() -> (SimStore, Term) {
+        let store = SimStore::new();
         let lease = store.lease_grant(Duration::from_secs(5), Instant::now()).await.unwrap();
         let term = store.campaign(keys::LEADER, b"one".to_vec(), lease).await.unwrap();
         (store, term)
     }
 
-    async fn begun(store: &Sim, term: &Term, deployments: &[Deployment], epoch_if_new: u64) -> TermStart {
+    async fn begun(
+        store: &SimStore,
+        term: &Term,
+        deployments: &[Deployment],
+        epoch_if_new: u64,
+    ) -> TermStart {
         start(store, term, deployments, epoch_if_new, None).await.unwrap().expect("the term stands")
     }
 

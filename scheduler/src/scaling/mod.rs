@@ -31,7 +31,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::actuator::kubernetes::KubernetesActuator;
 use crate::actuator::process::ProcessActuator;
-use crate::actuator::{Actuator, ActuatorStatus, Targets};
+use crate::actuator::{Actuator, ActuatorStatus, DeploymentTargets};
 use crate::agent::table::{FollowedTable, TableFollower};
 use crate::config::{ActuatorConfig, ScalingConfig, SpokeConfig};
 use region::RegionScaler;
@@ -132,7 +132,7 @@ impl Autoscaler {
         };
         let followed = watch::Sender::new(source.restore());
         let tables = followed.subscribe();
-        let (targets, desired) = watch::channel(Targets::default());
+        let (targets, desired) = watch::channel(DeploymentTargets::default());
         let (status, running) = watch::channel(ActuatorStatus::default());
         let mut follower_task = JoinSet::new();
         let (follower, followers_client) = (Arc::new(source.clone()), client.clone());

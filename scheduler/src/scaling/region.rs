@@ -13,7 +13,9 @@ use tokio::sync::{Notify, watch};
 
 use super::events::{DesiredChanged, DrainTimedOut, ReplicaDraining, ReplicaReady};
 use super::scaler::{DeploymentScaler, ReplicaSlot};
-use crate::actuator::{ActuatorStatus, DeploymentTarget, ReadyEndpoint, ReplicaId, RunningReplica, Targets};
+use crate::actuator::{
+    ActuatorStatus, DeploymentTarget, DeploymentTargets, ReadyEndpoint, ReplicaId, RunningReplica,
+};
 use crate::agent::table::FollowedTable;
 use crate::config::SpokeConfig;
 
@@ -31,12 +33,12 @@ pub(super) struct RegionScaler {
     static_replicas: Vec<usize>,
     hub: FollowedTable,
     scalers: BTreeMap<DeploymentName, DeploymentScaler>,
-    own: BTreeMap<ReplicaId, OwnReplica>,
-    targets: watch::Sender<Targets>,
+    own: BTreeMap<ReplicaId, LocalReplica>,
+    targets: watch::Sender<DeploymentTargets>,
 }
 
 /// Replica that the actuator has started.
-struct OwnReplica {
+struct LocalReplica {
     running: RunningReplica,
     /// Index of the replica in the spoke, once it is ready.
     index: Option<usize>,
@@ -58,7 +60,7 @@ impl RegionScaler {
         spoke: Arc<Mutex<Spoke>>,
         changed: Arc<Notify>,
         static_replicas: Vec<usize>,
-        targets: watch::Sender<Targets>,
+        targets: watch::Sender<DeploymentTargets>,
     ) -> RegionScaler {
         let (region, catalogue) = (config.region.clone(), config.catalogue.clone());
         let hub = FollowedTable::default();
@@ -133,7 +135,7 @@ impl RegionScaler {
             }
         }
         for (id, running) in &status.replicas {
-            let new = || OwnReplica {
+            let new = || LocalReplica {
                 running: running.clone(),
                 index: None,
                 draining_since: None,
@@ -202,7 +204,7 @@ impl RegionScaler {
         let mut own = self.by_deployment(&members, now);
         for (name, scaler) in &mut self.scalers {
             let demand = demand.get(name).copied().unwrap_or_default();
-            let OwnReplicas { served: mut own, next: mut next_own } = own.remove(name).unwrap_or_default();
+            let LocalReplicas { served: mut own, next: mut next_own } = own.remove(name).unwrap_or_default();
             let serving = own.iter().filter(|it| it.standing == Standing::Serving).count() as u32;
             own.extend(missing(scaler.target, own.len(), now));
             next_own.extend(missing(scaler.next_target, next_own.len(), now));
@@ -249,8 +251,8 @@ impl RegionScaler {
         &mut self,
         members: &BTreeMap<usize, Member>,
         now: Instant,
-    ) -> BTreeMap<DeploymentName, OwnReplicas> {
-        let mut each: BTreeMap<_, OwnReplicas> = BTreeMap::new();
+    ) -> BTreeMap<DeploymentName, LocalReplicas> {
+        let mut each: BTreeMap<_, LocalReplicas> = BTreeMap::new();
         let spoke = self.spoke.lock();
         for (id, replica) in self.own.iter_mut().filter(|(_, replica)| !replica.may_stop) {
             let member = replica.index.and_then(|index| members.get(&index));
@@ -295,7 +297,7 @@ impl RegionScaler {
 
     /// Returns whether replicas are starting or draining.
     pub(super) fn is_unsettled(&self) -> bool {
-        let draining = |replica: &OwnReplica| replica.draining_since.is_some() && !replica.may_stop;
+        let draining = |replica: &LocalReplica| replica.draining_since.is_some() && !replica.may_stop;
         self.own.values().any(|replica| draining(replica) || replica.index.is_none())
     }
 
@@ -319,7 +321,7 @@ impl RegionScaler {
             finished.push(replica.running.deployment.clone());
         }
         finished.iter().for_each(|started| self.decrement_target(started));
-        let mut targets = Targets::new();
+        let mut targets = DeploymentTargets::new();
         for (name, scaler) in &self.scalers {
             let stop = self.own.iter().filter(|(_, it)| it.may_stop && it.running.deployment.name == *name);
             let stop = stop.map(|(id, _)| id.clone()).collect();
@@ -349,7 +351,7 @@ impl RegionScaler {
         let mut start_times = BTreeMap::new();
         for (name, scaler) in &self.scalers {
             let Some(desired) = scaler.desired else { continue };
-            let is_current = |it: &&OwnReplica| {
+            let is_current = |it: &&LocalReplica| {
                 let started = &it.running.deployment;
                 started.name == *name && !it.may_stop && !scaler.is_next(started)
             };
@@ -393,7 +395,7 @@ impl RegionScaler {
 
 /// Replicas of one deployment that the actuator has started.
 #[derive(Default)]
-struct OwnReplicas {
+struct LocalReplicas {
     /// With the served model, or an earlier one.
     served: Vec<Own<ReplicaSlot>>,
     /// With the next model.
@@ -413,7 +415,7 @@ fn missing(target: u32, existing: usize, now: Instant) -> impl Iterator<Item = O
     })
 }
 
-fn cancel_drain(own: &mut BTreeMap<ReplicaId, OwnReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId) {
+fn cancel_drain(own: &mut BTreeMap<ReplicaId, LocalReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId) {
     let Some(replica) = own.get_mut(id) else { return };
     replica.draining_since = None;
     if let Some(index) = replica.index {
@@ -421,7 +423,7 @@ fn cancel_drain(own: &mut BTreeMap<ReplicaId, OwnReplica>, spoke: &Mutex<Spoke>,
     }
 }
 
-fn drain(own: &mut BTreeMap<ReplicaId, OwnReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId, now: Instant) {
+fn drain(own: &mut BTreeMap<ReplicaId, LocalReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId, now: Instant) {
     let Some(replica) = own.get_mut(id) else { return };
     replica.draining_since.get_or_insert(now);
     let mut in_flight = 0;

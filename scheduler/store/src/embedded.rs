@@ -30,14 +30,14 @@ const QUEUE_MAX: usize = 1024;
 const BATCH_MAX: usize = 256;
 
 /// Job of the thread. Returns the closure that sends the response once the outcome of the write is known.
-type Job = Box<dyn FnOnce(Result<&mut State, StoreError>) -> Reply + Send>;
+type StoreJob = Box<dyn FnOnce(Result<&mut State, StoreError>) -> Reply + Send>;
 type Reply = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 
 /// Opens the file and reads it, at the start and after a failure of the disk.
 type Opener = Box<dyn FnMut(Instant) -> Result<(StoreFile, State), DiskError> + Send>;
 
 enum Request {
-    Job(Job),
+    StoreJob(StoreJob),
     Close(oneshot::Sender<()>),
 }
 
@@ -104,12 +104,12 @@ impl EmbeddedStore {
         work: impl FnOnce(&mut State) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (reply, response) = oneshot::channel();
-        let job: Job = Box::new(move |state| {
+        let job: StoreJob = Box::new(move |state| {
             let outcome = state.and_then(work);
             // The caller may have been cancelled; the job is done all the same.
             Box::new(move |written| drop(reply.send(written.and(outcome))))
         });
-        self.requests.send(Request::Job(job)).await.map_err(|_| StoreError::Closed)?;
+        self.requests.send(Request::StoreJob(job)).await.map_err(|_| StoreError::Closed)?;
         response.await.map_err(|_| StoreError::Closed)?
     }
 }
@@ -169,7 +169,7 @@ impl Writer {
             let mut closing = None;
             for request in std::iter::once(first).chain(more).take(BATCH_MAX) {
                 match request {
-                    Request::Job(job) => batch.push(job),
+                    Request::StoreJob(job) => batch.push(job),
                     Request::Close(closed) => {
                         closing = Some(closed);
                         break;
@@ -186,7 +186,7 @@ impl Writer {
         }
     }
 
-    fn execute(&mut self, batch: impl Iterator<Item = Job>) {
+    fn execute(&mut self, batch: impl Iterator<Item = StoreJob>) {
         let replies: Vec<Reply> = match self.state() {
             Ok(state) => batch.map(|job| job(Ok(state))).collect(),
             Err(error) => batch.map(|job| job(Err(error.clone()))).collect(),

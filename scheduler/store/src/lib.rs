@@ -13,7 +13,7 @@
 //! - `history`: recent events for watches. Bounded; a watch that needs older events gets an error.
 //! - [`EmbeddedStore`]: a store in one redb file. One thread owns the file; concurrent requests are written together,
 //!   with one fsync, before any response is sent and before watches are notified.
-//! - [`Sim`]: a store in memory, with injectable failures.
+//! - [`SimStore`]: a store in memory, with injectable failures.
 //! - [`EtcdStore`]: a client of a real etcd, which handles the failures of its members and connections.
 //!
 //! A response therefore means that the change survives the loss of power. An error of the disk or of the network means
@@ -34,5 +34,5 @@ pub use embedded::{EmbeddedStore, StoreOpenError};
 pub use etcd::{CALL_BUDGET, EtcdConfig, EtcdStore, EtcdTls, EtcdUser, EtcdWatch, KEEP_ALIVE};
 pub use local_watch::LocalWatch;
 pub use model::{Compare, Event, KeyValue, Lease, Op, Range, StoreError, Txn, TxnOutcome, WatchError};
-pub use sim::{Sim, SimSnapshot};
+pub use sim::{SimSnapshot, SimStore};
 pub use store::{Store, Term, Watch};

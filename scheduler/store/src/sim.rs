@@ -18,7 +18,7 @@ use crate::store::Store;
 
 /// Simulated store. Clones are handles of the same store.
 #[derive(Clone, Debug)]
-pub struct Sim {
+pub struct SimStore {
     inner: Arc<Mutex<Inner>>,
     history: Arc<Mutex<History>>,
     notify: watch::Sender<()>,
@@ -34,13 +34,13 @@ struct Inner {
 #[derive(Clone, Debug)]
 pub struct SimSnapshot(State);
 
-impl Sim {
+impl SimStore {
     /// Creates an empty store.
     #[expect(clippy::new_without_default, reason = "a store is created explicitly")]
-    pub fn new() -> Sim {
+    pub fn new() -> SimStore {
         let inner = Inner { state: State::default(), unavailable: false };
         let (notify, _) = watch::channel(());
-        Sim {
+        SimStore {
             inner: Arc::new(Mutex::new(inner)),
             history: Arc::new(Mutex::new(History::starting_at(0))),
             notify,
@@ -99,7 +99,7 @@ impl Sim {
     }
 }
 
-impl Store for Sim {
+impl Store for SimStore {
     type Watch = LocalWatch;
 
     async fn get(&self, key: &str) -> Result<Option<KeyValue>, StoreError> {

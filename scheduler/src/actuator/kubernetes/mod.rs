@@ -28,7 +28,7 @@ use supervision::task::essential;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::{Actuator, ActuatorStatus, Crashes, Targets};
+use super::{Actuator, ActuatorStatus, Crashes, DeploymentTargets};
 use crate::actuator::DeploymentTarget;
 use crate::config::KubernetesConfig;
 use api::Api;
@@ -64,7 +64,7 @@ impl KubernetesActuator {
     /// Starts a task for each workload, and sends each task its latest target.
     fn follow(
         &self,
-        desired: &Targets,
+        desired: &DeploymentTargets,
         workloads: &mut BTreeMap<String, ScaledWorkload>,
         tasks: &mut JoinSet<()>,
         updates: &mpsc::Sender<(String, Pods)>,
@@ -104,7 +104,11 @@ impl KubernetesActuator {
 }
 
 impl Actuator for KubernetesActuator {
-    async fn run(self, mut targets: watch::Receiver<Targets>, running: watch::Sender<ActuatorStatus>) {
+    async fn run(
+        self,
+        mut targets: watch::Receiver<DeploymentTargets>,
+        running: watch::Sender<ActuatorStatus>,
+    ) {
         let (updates, mut received) = mpsc::channel(UPDATES_MAX);
         let (mut workloads, mut tasks) = (BTreeMap::new(), JoinSet::new());
         loop {

@@ -29,7 +29,8 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use super::{
-    Actuator, ActuatorStatus, Crashes, DeploymentTarget, ReadyEndpoint, ReplicaId, RunningReplica, Targets,
+    Actuator, ActuatorStatus, Crashes, DeploymentTarget, DeploymentTargets, ReadyEndpoint, ReplicaId,
+    RunningReplica,
 };
 use crate::config::ProcessConfig;
 use crate::heartbeat::{self, HeartbeatFile};
@@ -101,7 +102,11 @@ impl ProcessActuator {
 }
 
 impl Actuator for ProcessActuator {
-    async fn run(self, mut targets: watch::Receiver<Targets>, running: watch::Sender<ActuatorStatus>) {
+    async fn run(
+        self,
+        mut targets: watch::Receiver<DeploymentTargets>,
+        running: watch::Sender<ActuatorStatus>,
+    ) {
         let (ready_sender, mut ready) = mpsc::channel(READY_MAX);
         let period = HeartbeatFile { file: PathBuf::new(), timeout: self.config.orphan_timeout }.period() / 2;
         let last_port = *self.config.ports.end();
@@ -145,7 +150,7 @@ impl ProcessSet {
     /// Adopts the running replicas of an earlier spoke.
     async fn adopt(&mut self) {
         for port in self.actuator.config.ports.clone() {
-            let files = ReplicaFiles::of(&self.actuator.dir, port);
+            let files = ReplicaFiles::new(&self.actuator.dir, port);
             let Some(AdoptedProcess { identity, process, deployment, took }) = files.running_process().await
             else {
                 files.remove().await;
@@ -159,7 +164,7 @@ impl ProcessSet {
     }
 
     /// Starts and stops replicas as far as possible now; returns when to retry, if restarts are delayed.
-    async fn reconcile(&mut self, desired: &Targets) -> Option<Instant> {
+    async fn reconcile(&mut self, desired: &DeploymentTargets) -> Option<Instant> {
         let mut retry_at: Option<Instant> = None;
         let all = desired.values().flat_map(|target| {
             let next = target.next.iter().map(|(next, _)| next);
@@ -225,7 +230,7 @@ impl ProcessSet {
         let failed = |operation| move |error| ReplicaStartError::System { operation, error };
         let ProcessActuator { config, dir, region, program, .. } = &self.actuator;
         let endpoint = self.free_port()?;
-        let files = ReplicaFiles::of(dir, endpoint.port());
+        let files = ReplicaFiles::new(dir, endpoint.port());
         let text = configuration(deployment, region, endpoint, &config.template);
         tokio::fs::write(files.config(), text).await.map_err(failed("cannot write its configuration"))?;
         heartbeat::touch(&files.heartbeat()).await.map_err(failed("cannot touch its heartbeat file"))?;
@@ -246,7 +251,7 @@ impl ProcessSet {
             .map_err(failed("cannot start the program"))?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let pid = pid.expect("a child that was not waited for has a process id");
-        let identity = ProcessIdentity::of(pid).map_err(failed("cannot identify the process"))?;
+        let identity = ProcessIdentity::read(pid).map_err(failed("cannot identify the process"))?;
         let monitor =
             ProcessMonitor::started(child, identity).map_err(failed("cannot monitor the process"))?;
         files.write(identity, deployment, None).await.map_err(failed("cannot write its record"))?;

@@ -44,7 +44,7 @@ pub(super) struct ProcessIdentity {
 
 impl ProcessIdentity {
     /// Reads the identity of a running process.
-    pub(super) fn of(pid: Pid) -> io::Result<ProcessIdentity> {
+    pub(super) fn read(pid: Pid) -> io::Result<ProcessIdentity> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
         let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "unreadable /proc entry");
         // The second field is a name in brackets, with arbitrary characters.
@@ -59,7 +59,7 @@ impl ProcessIdentity {
 
     /// Returns whether the process is running.
     pub(super) fn is_running(&self) -> bool {
-        ProcessIdentity::of(self.pid).is_ok_and(|now| now == *self)
+        ProcessIdentity::read(self.pid).is_ok_and(|now| now == *self)
     }
 
     /// Returns a string for an identifier that is never reused.
@@ -76,7 +76,7 @@ pub(super) struct ReplicaFiles {
 }
 
 impl ReplicaFiles {
-    pub(super) fn of(dir: &Path, port: u16) -> ReplicaFiles {
+    pub(super) fn new(dir: &Path, port: u16) -> ReplicaFiles {
         ReplicaFiles { dir: dir.to_owned(), port }
     }
 
@@ -154,7 +154,7 @@ mod tests {
     #[tokio::test]
     async fn only_the_recorded_process_is_adopted() {
         let dir = tempfile::tempdir().unwrap();
-        let files = ReplicaFiles::of(dir.path(), 7300);
+        let files = ReplicaFiles::new(dir.path(), 7300);
         assert!(files.running_process().await.is_none(), "no record");
         // The command line names the file, like that of a replica.
         let config = files.config();
@@ -163,7 +163,7 @@ mod tests {
         };
         let (mut ours, mut other) = (sleep(&config), sleep(Path::new("x")));
         let pid = |child: &std::process::Child| Pid::from_raw(child.id().cast_signed()).unwrap();
-        let identity = ProcessIdentity::of(pid(&ours)).unwrap();
+        let identity = ProcessIdentity::read(pid(&ours)).unwrap();
         let took = Some(Duration::from_millis(144));
         files.write(identity, &deployment(), took).await.unwrap();
         let found = files.running_process().await.unwrap();
@@ -172,7 +172,7 @@ mod tests {
         let later = ProcessIdentity { started: identity.started + 1, ..identity };
         files.write(later, &deployment(), None).await.unwrap();
         assert!(files.running_process().await.is_none(), "the process id was reused");
-        files.write(ProcessIdentity::of(pid(&other)).unwrap(), &deployment(), None).await.unwrap();
+        files.write(ProcessIdentity::read(pid(&other)).unwrap(), &deployment(), None).await.unwrap();
         assert!(files.running_process().await.is_none(), "not a replica of this spoke");
         files.write(identity, &deployment(), None).await.unwrap();
         ours.kill().unwrap();

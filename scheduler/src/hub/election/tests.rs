@@ -1,7 +1,7 @@
 //! Tests with two hubs on one simulated store, with paused time.
 
 use regions::RouteTable;
-use scheduler_store::Sim;
+use scheduler_store::SimStore;
 
 use super::super::Current;
 use super::*;
@@ -14,7 +14,7 @@ struct RunningHub {
 }
 
 impl RunningHub {
-    fn start(store: &Sim, name: &str) -> RunningHub {
+    fn start(store: &SimStore, name: &str) -> RunningHub {
         let (publish, current) = watch::channel(None);
         let (stop, stopping) = watch::channel(false);
         let candidate = ElectionCandidate {
@@ -45,18 +45,18 @@ impl RunningHub {
     }
 }
 
-async fn leader(store: &Sim) -> Option<String> {
+async fn leader(store: &SimStore) -> Option<String> {
     let entry = store.get(keys::LEADER).await.unwrap();
     entry.map(|entry| String::from_utf8(entry.value.to_vec()).unwrap())
 }
 
-async fn until_leads(store: &Sim, name: &str) {
+async fn until_leads(store: &SimStore, name: &str) {
     while leader(store).await.as_deref() != Some(name) {
         sleep(Duration::from_millis(50)).await;
     }
 }
 
-async fn register(store: &Sim, boot_id: u64) {
+async fn register(store: &SimStore, boot_id: u64) {
     let region = "aws/us-east-1".parse().unwrap();
     let value = format!(
         r#"{{"version":1,"region":"{region}","endpoint":"10.0.0.1:{boot_id}","boot_id":{boot_id},"deployments":[]}}"#
@@ -70,7 +70,7 @@ fn at(table: &RouteTable, port: u16) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn a_follower_publishes_the_leaders_table_and_takes_over_when_it_resigns() {
-    let store = Sim::new();
+    let store = SimStore::new();
     let mut one = RunningHub::start(&store, "one");
     until_leads(&store, "one").await;
     let mut other = RunningHub::start(&store, "other");
@@ -90,7 +90,7 @@ async fn a_follower_publishes_the_leaders_table_and_takes_over_when_it_resigns()
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_whose_lease_expired_follows_and_is_elected_again() {
-    let store = Sim::new();
+    let store = SimStore::new();
     let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
     let before = one.until(|table| at(table, 1)).await;
@@ -107,7 +107,7 @@ async fn a_leader_whose_lease_expired_follows_and_is_elected_again() {
 
 #[tokio::test(start_paused = true)]
 async fn the_published_table_stays_in_force_while_the_store_is_unavailable() {
-    let store = Sim::new();
+    let store = SimStore::new();
     let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
     let before = one.until(|table| at(table, 1)).await;
@@ -124,7 +124,7 @@ async fn the_published_table_stays_in_force_while_the_store_is_unavailable() {
 /// The copy is of the same term, so neither the lease nor the guard of the term reveals the rollback.
 #[tokio::test(start_paused = true)]
 async fn a_rolled_back_store_begins_a_new_epoch_and_no_generation_falls() {
-    let store = Sim::new();
+    let store = SimStore::new();
     let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
     one.until(|table| at(table, 1)).await;
@@ -144,7 +144,7 @@ async fn a_rolled_back_store_begins_a_new_epoch_and_no_generation_falls() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unavailable_store_is_waited_for() {
-    let store = Sim::new();
+    let store = SimStore::new();
     store.set_unavailable(true);
     let mut one = RunningHub::start(&store, "one");
     sleep(Duration::from_secs(30)).await;

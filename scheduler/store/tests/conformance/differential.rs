@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use scheduler_store::{
-    Compare, EmbeddedStore, EtcdStore, Event, KeyValue, Lease, Op, Range, Sim, Store, StoreError, Txn, Watch,
-    WatchError,
+    Compare, EmbeddedStore, EtcdStore, Event, KeyValue, Lease, Op, Range, SimStore, Store, StoreError, Txn,
+    Watch, WatchError,
 };
 
 use super::cluster::Cluster;
@@ -201,7 +201,7 @@ async fn compare(seed: u64, ops: u64, etcd: EtcdStore) -> u64 {
     let embedded = EmbeddedStore::open(&dir.path().join("store"), Instant::now()).await.unwrap();
     let mut etcd = Subject::new(etcd).await;
     let mut embedded = Subject::new(embedded).await;
-    let mut sim = Subject::new(Sim::new()).await;
+    let mut sim = Subject::new(SimStore::new()).await;
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut last = 0;
     for number in 0..ops {

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use scheduler_store::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
-use scheduler_store::{Compare, EmbeddedStore, Event, Op, Sim, Store, StoreError, Txn, Watch, WatchError};
+use scheduler_store::{
+    Compare, EmbeddedStore, Event, Op, SimStore, Store, StoreError, Txn, Watch, WatchError,
+};
 
 use super::cluster::Cluster;
 use super::{soon, until};
@@ -33,8 +35,8 @@ async fn the_embedded_store_conforms() {
 
 #[tokio::test]
 async fn the_simulated_store_conforms() {
-    let store = Sim::new();
-    conforms(&store, expire_leases, async |store: &Sim| store.compact()).await;
+    let store = SimStore::new();
+    conforms(&store, expire_leases, async |store: &SimStore| store.compact()).await;
 }
 
 #[tokio::test]

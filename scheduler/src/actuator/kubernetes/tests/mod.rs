@@ -39,7 +39,7 @@ pub(super) fn config(api: &str, kind: WorkloadKind) -> KubernetesConfig {
 /// Actuator with its targets and status.
 struct ActuatorTest {
     cluster: Cluster,
-    targets: watch::Sender<Targets>,
+    targets: watch::Sender<DeploymentTargets>,
     running: watch::Receiver<ActuatorStatus>,
     actuator: JoinHandle<()>,
 }
@@ -48,7 +48,7 @@ impl ActuatorTest {
     async fn start(kind: WorkloadKind, pods: u32) -> ActuatorTest {
         let cluster = Cluster::start(kind).await;
         cluster.has(pods);
-        let (targets, desired) = watch::channel(Targets::new());
+        let (targets, desired) = watch::channel(DeploymentTargets::new());
         let (found, running) = watch::channel(ActuatorStatus::default());
         let kubernetes = KubernetesActuator::new(config(&cluster.url, kind)).unwrap();
         let test = ActuatorTest {
@@ -241,7 +241,7 @@ async fn two_deployments_never_share_a_workload() {
             DeploymentTarget { deployment, replicas: 1, next: None, stop: BTreeSet::new() },
         )
     };
-    let desired: Targets = [target("A"), target("a")].into();
+    let desired: DeploymentTargets = [target("A"), target("a")].into();
     let (mut scaled, mut tasks, (updates, _received)) = (BTreeMap::new(), JoinSet::new(), mpsc::channel(4));
     kubernetes.follow(&desired, &mut scaled, &mut tasks, &updates);
     kubernetes.follow(&desired, &mut scaled, &mut tasks, &updates);
