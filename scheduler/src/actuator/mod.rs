@@ -1,9 +1,9 @@
 //! Actuators, which start and stop replicas.
 //!
-//! The scaling loop and an actuator exchange *desired* and *observed* state, not commands: [`DeploymentTargets`] in one direction
-//! and [`ActuatorStatus`] in the other, each the latest only. So neither waits for the other, a lost update is repaired
-//! by the next, and an actuator that was delayed reconciles to the present targets, not to past ones. An actuator
-//! terminates no replica that is not named in [`DeploymentTarget::stop`]; those named are drained.
+//! The scaling loop and an actuator exchange *desired* and *observed* state, not commands: [`DeploymentTargets`] in one
+//! direction and [`ActuatorStatus`] in the other, each the latest only. So neither waits for the other, a lost update
+//! is repaired by the next, and an actuator that was delayed reconciles to the present targets, not to past ones. An
+//! actuator terminates no replica that is not named in [`DeploymentTarget::stop`]; those named are drained.
 //!
 //! * [`process`]: replicas are processes on the spoke's machine.
 //! * [`kubernetes`]: replicas are pods of a cluster's workloads.

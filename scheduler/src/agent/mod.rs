@@ -174,10 +174,10 @@ impl Agent {
     /// Waits until the next keep-alive is due, or the ready deployments or running models have changed.
     async fn until_due(&self, period: Duration, reported: &RegionState) {
         let changed = async {
-            let mut look = interval(CHECK_PERIOD);
-            look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut timer = interval(CHECK_PERIOD);
+            timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                look.tick().await;
+                timer.tick().await;
                 let RegionState { deployments, capacity: _, models } = self.state();
                 if deployments != reported.deployments || models != reported.models {
                     return;
@@ -227,8 +227,8 @@ impl Agent {
         })
     }
 
-    fn with_spoke<T>(&self, ask: impl FnOnce(&mut Spoke) -> T) -> T {
-        ask(&mut self.spoke.lock())
+    fn with_spoke<T>(&self, operation: impl FnOnce(&mut Spoke) -> T) -> T {
+        operation(&mut self.spoke.lock())
     }
 
     /// Applies a response of the hub.

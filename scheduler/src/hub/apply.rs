@@ -195,7 +195,7 @@ fn model_changes(before: &Wanted, deployments: &DeploymentMap, orders: &Orders) 
     changes.map(note).collect()
 }
 
-/// A tenant may be let in to what is to come; a name that was mistyped looks the same.
+/// Returns a note on deployments that tenants may use but that do not exist. They may be added later, or be misspelled.
 fn not_deployed(tenants: &TenantMap, served: &DeploymentMap) -> Option<String> {
     let named = tenants.values().flat_map(|tenant| tenant.deployments.iter().flatten());
     let missing: BTreeSet<_> =

@@ -23,7 +23,7 @@ pub(super) struct TermStart {
     pub(super) next: u64,
 }
 
-/// Reads the store; returns `None` if the term ends meanwhile. `published` is the generation that this hub has
+/// Reads the store; returns `None` if the term ends meanwhile. `published_before` is the generation that this hub has
 /// published.
 pub(super) async fn start<S: Store>(
     store: &S,
@@ -218,12 +218,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_hub_does_not_start_on_a_store_with_an_unreadable_or_newer_table() {
-        let check = async |epoch: &str, routes: &str, wanted: &str| {
+        let check = async |epoch: &str, routes: &str, expected: &str| {
             let (store, term) = store().await;
             store.put(keys::EPOCH, epoch.into(), None).await.unwrap();
             store.put(keys::ROUTES, routes.into(), None).await.unwrap();
-            let error = start(&store, &term, &[], 1, None).await.err().expect(wanted).to_string();
-            assert!(error.contains(wanted), "{wanted} in {error}");
+            let error = start(&store, &term, &[], 1, None).await.err().expect(expected).to_string();
+            assert!(error.contains(expected), "{expected} in {error}");
         };
         let (store, term) = store().await;
         store.put(keys::EPOCH, "4".into(), None).await.unwrap();

@@ -68,8 +68,8 @@ impl RegionScaler {
         RegionScaler { region, catalogue, spoke, changed, static_replicas, hub, scalers, own, targets }
     }
 
-    fn with_spoke<T>(&self, ask: impl FnOnce(&mut Spoke) -> T) -> T {
-        ask(&mut self.spoke.lock())
+    fn with_spoke<T>(&self, operation: impl FnOnce(&mut Spoke) -> T) -> T {
+        operation(&mut self.spoke.lock())
     }
 
     /// Returns whether a replica in the region's file has not reported its status yet.

@@ -2,8 +2,8 @@
 //!
 //! The pods (image, model, probes, resources) are defined by the cluster's own manifests; this module sets only their
 //! number. Each workload has a task ([`workload`]) that watches its pods and writes its scale, so that a missing or
-//! rejected workload blocks no other. Ready pods become replicas of the region; a pod that is to be deleted, at whose
-//! request ever, gets no new requests from that moment on, and Kubernetes lets it finish within its grace period.
+//! rejected workload blocks no other. Ready pods become replicas of the region; a pod that is to be deleted, at any
+//! client's request, gets no new requests from that moment on, and Kubernetes lets it finish within its grace period.
 //!
 //! Required permissions in the namespace: `get` and `update` of `deployments/scale` or `statefulsets/scale`, `list` and
 //! `watch` of `pods`, and `patch` of `pods` for Deployments. When the spoke stops, the pods stay: Kubernetes runs them,
