@@ -86,7 +86,7 @@ impl ActuatorTest {
     async fn until(&self, what: &str, mut holds: impl FnMut(&ActuatorTest) -> bool) {
         let begun = Instant::now();
         while !holds(self) {
-            assert!(begun.elapsed() < TIMEOUT, "{what} did not come true: {:?}", self.running.borrow());
+            assert!(begun.elapsed() < TIMEOUT, "timed out: {what}: {:?}", self.running.borrow());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -127,7 +127,7 @@ async fn only_drained_pods_are_deleted() {
     test.cluster.take_requests();
     test.set_target(1, &[]);
     let names = test.cluster.names();
-    // Before this, no pod has been drained.
+    // No pod has been drained so far; these two are the first.
     test.set_target(2, &[&names[2], &names[3]]);
     test.until("two are gone", |test| test.known() == 2).await;
     assert_eq!(
