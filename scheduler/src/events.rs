@@ -12,7 +12,7 @@ use crate::config::StoreConfig;
 use crate::hub::NEW_EPOCH;
 use regions::{DeploymentName, Generation, ModelRevision, RegionId};
 use scheduler_core::access::Denied;
-use scheduler_core::plan::Class;
+use scheduler_core::plan::TrafficClass;
 use scheduler_store::EtcdConfig;
 
 /// The hub accepts requests.
@@ -230,7 +230,7 @@ impl SpokeRegistered<'_> {
 
 /// The set of classes that would not survive the loss of a region changed.
 pub(crate) struct FailoverCapacityChanged<'a> {
-    pub(crate) classes: &'a BTreeSet<Class>,
+    pub(crate) classes: &'a BTreeSet<TrafficClass>,
 }
 
 /// Maximum number of classes named in one log line.
@@ -244,8 +244,9 @@ impl FailoverCapacityChanged<'_> {
             return;
         }
         let named = classes.iter().take(LOGGED_CLASSES_MAX);
-        let named: Vec<_> =
-            named.map(|Class { deployment, residency }| format!("{deployment} under {residency}")).collect();
+        let named: Vec<_> = named
+            .map(|TrafficClass { deployment, residency }| format!("{deployment} under {residency}"))
+            .collect();
         tracing::warn!(
             classes = classes.len(),
             ?named,

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use gateway_core::health::{Heard, REPORT_PERIOD};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use regions::set::RegionIndex;
-use scheduler_core::spoke::{Gateway, Load, Question};
+use scheduler_core::spoke::{DeploymentLoad, ExchangeRequest, Gateway};
 use scheduler_core::wire::report::{ExchangeRequestV1, ReportV1};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -42,7 +42,7 @@ pub(crate) async fn listen(
 ) {
     let mut heard: BTreeMap<(RegionIndex, SocketAddr), tokio::task::AbortHandle> = BTreeMap::new();
     let mut tasks = JoinSet::new();
-    let gateway = Gateway { place: config.place.to_string(), boot_id: rand::random() };
+    let gateway = Gateway { location: config.place.to_string(), boot_id: rand::random() };
     loop {
         let wanted: Vec<_> = views.borrow_and_update().iter().flat_map(|view| view.regions()).collect();
         watch.watch(wanted.iter().map(|(region, _)| *region));
@@ -99,7 +99,7 @@ impl Ear {
     async fn exchange(self: Arc<Ear>, sequence: u64) {
         let asked = Instant::now();
         let wanted = self.watch.wanted(self.way.region);
-        let question = Question { gateway: self.gateway.clone(), sequence, wanted };
+        let question = ExchangeRequest { gateway: self.gateway.clone(), sequence, requested: wanted };
         match tokio::time::timeout(EXCHANGE_TIMEOUT, self.ask(&ExchangeRequestV1::from(question))).await {
             Ok(Ok((report, round_trip))) => self.take(report, round_trip, asked),
             Ok(Err(error)) => tracing::debug!(address = %self.way.address, error, "no report"),
@@ -141,7 +141,7 @@ impl Ear {
         self.watch.loaded(region, &report, asked);
         self.watch.admission.reported(region, &report);
         // What it would hold until a replica is ready is served as well.
-        let serves = |load: &Load| load.ready > 0 || load.ready_in.is_some();
+        let serves = |load: &DeploymentLoad| load.ready > 0 || load.ready_in.is_some();
         let ready = report.deployments.iter().filter(|(_, load)| serves(load));
         let ready = ready.map(|(name, _)| name.clone()).collect();
         self.watch.reported(region, Heard { round_trip, ready, draining: report.draining });

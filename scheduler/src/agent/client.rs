@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::{RequestBuilder, Response, StatusCode};
 use scheduler_core::hubs::Hubs;
-use scheduler_core::lease::{self, Holder, LeaseId, LeaseIdError};
+use scheduler_core::lease::{self, LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_core::token::Token;
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 
@@ -55,7 +55,7 @@ impl Client {
     pub(super) async fn keep_alive(
         &self,
         lease: LeaseId,
-        holder: &Holder,
+        holder: &LeaseHolder,
         message: &KeepAliveV1,
     ) -> Result<LeaseV1, CallError> {
         let path = lease::keep_alive_path(lease, holder);
@@ -66,20 +66,20 @@ impl Client {
         self.call(call).await
     }
 
-    pub(super) async fn deregister(&self, lease: LeaseId, holder: &Holder) -> Result<(), CallError> {
+    pub(super) async fn deregister(&self, lease: LeaseId, holder: &LeaseHolder) -> Result<(), CallError> {
         let path = lease::end_path(lease, holder);
         let call = async |hub: &str| self.send(self.http.delete(format!("{hub}{path}"))).await.map(drop);
         self.call(call).await
     }
 
     async fn send(&self, request: RequestBuilder) -> Result<Response, CallError> {
-        checked(self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.to_show()))).await
+        checked(self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()))).await
     }
 
     /// Calls the current hub. After a failure the next hub becomes the current one; "not found" is not a failure of the
     /// hub.
     async fn call<T>(&self, call: impl AsyncFnOnce(&str) -> Result<T, CallError>) -> Result<T, CallError> {
-        let hub = self.hub.now();
+        let hub = self.hub.current();
         let response = call(hub).await;
         match &response {
             Ok(_) | Err(CallError::NotFound(_)) => {}

@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use regions::DeploymentName;
-use scheduler_core::lease::{Holder, LeaseId};
+use scheduler_core::lease::{LeaseHolder, LeaseId};
 use scheduler_core::registry::Registration;
 use scheduler_core::spoke::Spoke;
-use scheduler_core::wire::plan::heard;
+use scheduler_core::wire::plan::floors_from_wire;
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegionState, RegisterV1};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -134,7 +134,7 @@ impl Agent {
             let response = self.client.register(&RegisterV1::from(&registration)).await;
             match response.and_then(|response| Ok((response.lease.parse::<LeaseId>()?, response))) {
                 Ok((lease, response)) => {
-                    let (region, hub) = (&self.config.region, self.config.hub.now());
+                    let (region, hub) = (&self.config.region, self.config.hub.current());
                     let Registration { deployments, capacity, models, .. } = registration.clone();
                     let reported = RegionState { deployments, capacity, models };
                     RegionRegistered { region, hub }.emit();
@@ -213,8 +213,8 @@ impl Agent {
         }
     }
 
-    fn holder(&self) -> Holder {
-        Holder { region: self.config.region.clone(), boot_id: self.with_spoke(|spoke| spoke.boot_id()) }
+    fn holder(&self) -> LeaseHolder {
+        LeaseHolder { region: self.config.region.clone(), boot_id: self.with_spoke(|spoke| spoke.boot_id()) }
     }
 
     /// Returns the state of the region, as it is reported to the hub.
@@ -234,9 +234,9 @@ impl Agent {
     /// Applies a response of the hub.
     fn apply_response(&mut self, response: &LeaseV1, reported: &BTreeSet<DeploymentName>) {
         if std::mem::take(&mut self.unreachable) {
-            HubReachable { hub: self.config.hub.now() }.emit();
+            HubReachable { hub: self.config.hub.current() }.emit();
         }
-        match response.floors.as_deref().map(heard).transpose() {
+        match response.floors.as_deref().map(floors_from_wire).transpose() {
             Ok(None) => {}
             Ok(Some(floors)) => self.with_spoke(|spoke| spoke.set_floors(floors)),
             Err(error) => FloorsUnreadable { error: &error }.emit(),
@@ -258,10 +258,10 @@ impl Agent {
         *failures = failures.saturating_add(1);
         let hubs = u32::try_from(self.config.hub.count()).expect("the number of hubs is limited");
         if !failures.is_multiple_of(hubs) {
-            return HubFailover { next: self.config.hub.now(), error }.emit();
+            return HubFailover { next: self.config.hub.current(), error }.emit();
         }
         if !std::mem::replace(&mut self.unreachable, true) {
-            HubUnreachable { hub: self.config.hub.now(), error }.emit();
+            HubUnreachable { hub: self.config.hub.current(), error }.emit();
         }
         sleep(backoff::pause(*failures / hubs, rand::random())).await;
     }

@@ -21,11 +21,11 @@ use supervision::Mutex;
 
 use regions::{Catalogue, Generation, RouteTable};
 use reqwest::StatusCode;
-use scheduler_core::bound::{self, Held};
-use scheduler_core::follow;
+use scheduler_core::bound::{self, AcceptedGeneration};
 use scheduler_core::hubs::Hubs;
 use scheduler_core::rollout::{Reader, Role};
 use scheduler_core::spoke::Spoke;
+use scheduler_core::table_watch;
 use scheduler_core::token::Token;
 use scheduler_core::wire::route::RouteTableV1;
 use sha2::{Digest, Sha256};
@@ -80,9 +80,9 @@ impl FollowedTable {
         self.table.as_ref().map(|table| table.generation)
     }
 
-    fn current(&self) -> Option<Held> {
+    fn current(&self) -> Option<AcceptedGeneration> {
         let age = self.since.map_or(Duration::ZERO, AcceptedAt::age);
-        self.generation().map(|generation| Held { generation, age })
+        self.generation().map(|generation| AcceptedGeneration { generation, age })
     }
 }
 
@@ -118,7 +118,7 @@ impl TableFollower {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => FollowedTable::default(),
             Err(error) => {
-                self.spoke.lock().refuse_table();
+                self.spoke.lock().count_rejected_table();
                 SnapshotUnusable { snapshot, error: &error }.emit();
                 FollowedTable::default()
             }
@@ -127,7 +127,7 @@ impl TableFollower {
 
     /// Puts the residency policies of this table into force in the region.
     fn apply_policies(&self, table: &RouteTable) {
-        self.spoke.lock().heed(table, &self.catalogue);
+        self.spoke.lock().apply_route_table(table, &self.catalogue);
     }
 
     /// Records that a hub has confirmed the current table.
@@ -139,7 +139,7 @@ impl TableFollower {
     /// Returns the identity of the region as a reader of the table.
     fn reader(&self) -> Reader {
         let spoke = self.spoke.lock();
-        Reader { role: Role::Spoke, place: spoke.region().clone(), boot_id: spoke.boot_id() }
+        Reader { role: Role::Spoke, region: spoke.region().clone(), boot_id: spoke.boot_id() }
     }
 
     /// Follows the hub until cancelled.
@@ -147,13 +147,13 @@ impl TableFollower {
         let mut failures = 0u32;
         let hubs = u32::try_from(self.hub.count()).expect("the number of hubs is limited");
         loop {
-            let hub = self.hub.now();
+            let hub = self.hub.current();
             let Err(error) = self.poll(hub, client, followed).await else {
                 failures = 0;
                 continue;
             };
             if matches!(error, FetchError::Table(_)) {
-                self.spoke.lock().refuse_table();
+                self.spoke.lock().count_rejected_table();
             }
             self.hub.failed(hub);
             failures = failures.saturating_add(1);
@@ -169,10 +169,11 @@ impl TableFollower {
 
     /// Deregisters the region as a reader of the table.
     pub(crate) async fn deregister(&self, client: &reqwest::Client) {
-        let request = client.delete(format!("{}{}", self.hub.now(), follow::farewell(&self.reader())));
-        let request = self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.to_show()));
+        let request =
+            client.delete(format!("{}{}", self.hub.current(), table_watch::deregister_path(&self.reader())));
+        let request = self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
         // On failure, the reader's lease expires.
-        request.timeout(follow::FAREWELL_TIMEOUT).send().await.ok();
+        request.timeout(table_watch::DEREGISTER_TIMEOUT).send().await.ok();
     }
 
     async fn poll(
@@ -182,9 +183,9 @@ impl TableFollower {
         followed: &watch::Sender<FollowedTable>,
     ) -> Result<(), FetchError> {
         let after = followed.borrow().generation();
-        let url = format!("{hub}{}", follow::question(after, &self.reader(), LONG_POLL));
+        let url = format!("{hub}{}", table_watch::watch_path(after, &self.reader(), LONG_POLL));
         let request = client.get(url).timeout(LONG_POLL + RESPONSE_GRACE);
-        let request = self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.to_show()));
+        let request = self.fleet.iter().fold(request, |request, token| request.bearer_auth(token.secret()));
         let response = request.send().await?.error_for_status()?;
         if response.status() == StatusCode::NO_CONTENT {
             self.confirm();
@@ -195,7 +196,7 @@ impl TableFollower {
         let wire = serde_json::from_slice::<RouteTableV1>(&body);
         let wire = wire.map_err(|error| FetchError::Table(error.to_string()))?;
         let current = followed.borrow().current();
-        let taken = follow::taken(wire.clone(), current, since_1970());
+        let taken = table_watch::accept_table(wire.clone(), current, since_1970());
         let table = taken.map_err(|error| FetchError::Table(error.to_string()))?;
         if let Some(snapshot) = self.snapshot.clone() {
             let path = snapshot.clone();

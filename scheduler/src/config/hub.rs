@@ -8,7 +8,7 @@ use std::time::Duration;
 use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::access::Tokens;
 use scheduler_core::registry::LAPSED_KEEP;
-use scheduler_core::rollout::{READER_KEEP, SETTLE};
+use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
 use scheduler_core::token::Token;
 use serde::Deserialize;
 
@@ -51,9 +51,9 @@ pub struct HubConfig {
     pub lease_ttl: Duration,
     /// Time for which a region without a spoke keeps its route: [`LAPSED_KEEP`], or shorter in tests.
     pub lapsed_keep: Duration,
-    /// Time for which rollouts wait for a silent reader: [`READER_KEEP`], or shorter in tests.
+    /// Time for which rollouts wait for a silent reader: [`READER_TIMEOUT`], or shorter in tests.
     pub reader_keep: Duration,
-    /// Time after the start of a term during which no residency is widened: [`SETTLE`], or shorter in tests.
+    /// Time after the start of a term during which no residency is widened: [`SETTLE_TIME`], or shorter in tests.
     pub settle: Duration,
 }
 
@@ -107,8 +107,8 @@ impl HubConfig {
                     catalogue: Arc::new(catalogue),
                     lease_ttl: LEASE_TTL,
                     lapsed_keep: LAPSED_KEEP,
-                    reader_keep: READER_KEEP,
-                    settle: SETTLE,
+                    reader_keep: READER_TIMEOUT,
+                    settle: SETTLE_TIME,
                 })
             }
             _ => Err(problems.0),

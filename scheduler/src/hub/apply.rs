@@ -10,9 +10,10 @@ use std::fmt::Display;
 
 use regions::{Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules, Widening};
 use scheduler_core::revisions::Orders;
-use scheduler_core::rollout::{Wanted, candidate, diff};
+use scheduler_core::rollout::{DesiredDeployments, apply_files, diff};
 use scheduler_core::wire::apply::{
-    AppliedV1, ApplyV1, ChangeV1, Kind, ProblemsV1, ReaderV1, ResidencyChange, RolloutV1, WaitingV1, WantedV1,
+    AppliedDeploymentsV1, AppliedV1, ApplyV1, ChangeV1, Kind, PendingWideningV1, ProblemsV1, ReaderV1,
+    ResidencyChange, RolloutV1,
 };
 use scheduler_core::wire::deployment::{DeploymentV1, DeploymentsV1};
 use scheduler_core::wire::tenant::TenantsV1;
@@ -72,7 +73,7 @@ impl<T> StoredRecord<T> {
 
 /// The records of deployments and of tenants, which change in one transaction.
 struct StoredConfiguration {
-    deployments: StoredRecord<Wanted>,
+    deployments: StoredRecord<DesiredDeployments>,
     /// `None` if no tenants were ever applied.
     tenants: StoredRecord<Option<TenantMap>>,
 }
@@ -84,12 +85,12 @@ impl StoredConfiguration {
         let deployments = StoredRecord::from_entry(
             api.store.get(keys::DEPLOYMENTS).await.map_err(store_error)?,
             records::wanted,
-            || Wanted {
+            || DesiredDeployments {
                 applied: true,
                 deployments: table.map(|table| table.deployments.clone()).unwrap_or_default(),
                 orders: Orders::default(),
             },
-            Wanted::default(),
+            DesiredDeployments::default(),
         );
         let tenants = StoredRecord::from_entry(
             api.store.get(keys::TENANTS).await.map_err(store_error)?,
@@ -116,9 +117,9 @@ impl StoredConfiguration {
 pub(super) async fn apply<S: Store>(api: &HubApi<S>, message: ApplyV1) -> Result<AppliedV1, NotApplied> {
     let ApplyV1 { version: _, dry_run, base, hold, deployments, tenants } = message;
     let mut problems = Vec::new();
-    let deployments = deployments.map(|files| candidate::deployments(&files, &api.catalogue));
+    let deployments = deployments.map(|files| apply_files::deployments(&files, &api.catalogue));
     let deployments = deployments.transpose().map_err(|found| problems.extend(found));
-    let tenants = tenants.map(|files| candidate::tenants(&files, &api.catalogue));
+    let tenants = tenants.map(|files| apply_files::tenants(&files, &api.catalogue));
     let tenants = tenants.transpose().map_err(|found| problems.extend(found));
     let (Ok(deployments), Ok(tenants)) = (deployments, tenants) else {
         return Err(NotApplied::Problems(ProblemsV1 { version: VERSION, problems }));
@@ -141,7 +142,7 @@ pub(super) async fn apply<S: Store>(api: &HubApi<S>, message: ApplyV1) -> Result
         notes.extend(model_changes(before, deployments, &orders));
         // An unreadable record is replaced even if nothing else changes.
         if changed || stored.deployments.note.is_some() {
-            let wanted = Wanted { applied: true, deployments: deployments.clone(), orders };
+            let wanted = DesiredDeployments { applied: true, deployments: deployments.clone(), orders };
             puts.push((keys::DEPLOYMENTS, records::packed(&DeploymentsV1::from(&wanted))));
         }
         notes.extend(stored.deployments.note.clone());
@@ -179,7 +180,7 @@ fn by_name(deployments: Vec<Deployment>) -> DeploymentMap {
 }
 
 /// Returns notes for the operator on changed models.
-fn model_changes(before: &Wanted, deployments: &DeploymentMap, orders: &Orders) -> Vec<String> {
+fn model_changes(before: &DesiredDeployments, deployments: &DeploymentMap, orders: &Orders) -> Vec<String> {
     let changes = deployments.iter().filter(|(name, deployment)| {
         let known = before.deployments.get(*name);
         known.is_some_and(|known| known.model_spec() != deployment.model_spec())
@@ -266,14 +267,14 @@ fn conflict(base: u64, stored: u64) -> ErrorResponse {
 }
 
 /// Returns the applied deployments.
-pub(super) async fn deployments<S: Store>(api: &HubApi<S>) -> Result<WantedV1, ErrorResponse> {
+pub(super) async fn deployments<S: Store>(api: &HubApi<S>) -> Result<AppliedDeploymentsV1, ErrorResponse> {
     let entry = api.store.get(keys::DEPLOYMENTS).await.map_err(store_error)?;
     let Some(entry) = entry else {
-        return Ok(WantedV1 { version: VERSION, revision: 0, deployments: Vec::new() });
+        return Ok(AppliedDeploymentsV1 { version: VERSION, revision: 0, deployments: Vec::new() });
     };
     let wanted = records::wanted(&entry).map_err(unreadable)?;
     let deployments = wanted.deployments.values().map(DeploymentV1::from).collect();
-    Ok(WantedV1 { version: VERSION, revision: entry.mod_revision, deployments })
+    Ok(AppliedDeploymentsV1 { version: VERSION, revision: entry.mod_revision, deployments })
 }
 
 /// Returns the applied tenants.
@@ -295,29 +296,30 @@ pub(super) async fn rollout<S: Store>(api: &HubApi<S>) -> Result<RolloutV1, Erro
     let readers: Vec<_> = found.iter().filter_map(|entry| records::reader(entry).ok()).collect();
     let spokes = api.store.range(keys::SPOKES).await.map_err(store_error)?.entries;
     let spokes = spokes.iter().filter_map(|entry| records::spoke(entry).ok()).collect();
-    let waiting = |kind, name: &dyn Display, now: Option<&ResidencyPolicy>, widening: &Widening| WaitingV1 {
-        kind,
-        name: name.to_string(),
-        residency: now.map(ToString::to_string).unwrap_or_default(),
-        to: widening.to.to_string(),
-        since: widening.since.to_string(),
-        missing: readers
-            .iter()
-            .filter(|(_, running)| *running < widening.since)
-            .map(|(reader, _)| reader.to_string())
-            .collect(),
-    };
+    let pending =
+        |kind, name: &dyn Display, now: Option<&ResidencyPolicy>, widening: &Widening| PendingWideningV1 {
+            kind,
+            name: name.to_string(),
+            residency: now.map(ToString::to_string).unwrap_or_default(),
+            to: widening.to.to_string(),
+            since: widening.since.to_string(),
+            outdated_readers: readers
+                .iter()
+                .filter(|(_, running)| *running < widening.since)
+                .map(|(reader, _)| reader.to_string())
+                .collect(),
+        };
     let deployments = table.widening.iter().map(|(name, widening)| {
         let now = table.deployments.get(name).map(|known| &known.residency);
-        waiting(Kind::Deployment, name, now, widening)
+        pending(Kind::Deployment, name, now, widening)
     });
     let tenants = table.tenants.iter().flat_map(|tenants| {
         tenants.widening.iter().map(move |(id, widening)| {
             let now = tenants.all.get(id).map(|known| &known.residency);
-            waiting(Kind::Tenant, id, now, widening)
+            pending(Kind::Tenant, id, now, widening)
         })
     });
-    let waiting = deployments.chain(tenants).collect();
+    let pending = deployments.chain(tenants).collect();
     let reported = readers.iter().map(|(reader, generation)| ReaderV1 {
         version: VERSION,
         reader: reader.to_string(),
@@ -326,7 +328,7 @@ pub(super) async fn rollout<S: Store>(api: &HubApi<S>) -> Result<RolloutV1, Erro
     Ok(RolloutV1 {
         version: VERSION,
         generation: table.generation.to_string(),
-        waiting,
+        pending,
         readers: reported.collect(),
         deployments: replicas::list(table, spokes),
     })

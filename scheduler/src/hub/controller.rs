@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Catalogue, RouteTable};
-use scheduler_core::bound::Pace;
-use scheduler_core::hub::planning::Part;
-use scheduler_core::hub::{Command, Event, Hub};
-use scheduler_core::plan::{Class, Plan, plan};
+use scheduler_core::bound::PublishRateLimiter;
+use scheduler_core::hub::planning::PlanPart;
+use scheduler_core::hub::{Event, HubCommand, HubState};
+use scheduler_core::plan::{TrafficClass, TrafficPlan, plan};
 use scheduler_core::rollout::Rollout;
 use scheduler_core::wire::keys;
 use scheduler_core::wire::route::RouteTableV1;
@@ -43,7 +43,7 @@ pub(super) struct GracePeriods {
 
 /// Controller of the route table and the plan.
 pub(super) struct Controller<'a, S: Store> {
-    hub: Hub,
+    hub: HubState,
     term: Term,
     store: S,
     watch: S::Watch,
@@ -54,11 +54,11 @@ pub(super) struct Controller<'a, S: Store> {
     unconfirmed: Option<RouteTable>,
     mass_expiry: bool,
     /// The plan that is being computed.
-    planning: Option<JoinHandle<Plan>>,
+    planning: Option<JoinHandle<TrafficPlan>>,
     /// Classes last logged as short of capacity.
-    short: BTreeSet<Class>,
+    short: BTreeSet<TrafficClass>,
     /// Minimum interval between tables; readers reject tables that are published faster.
-    pace: Pace,
+    pace: PublishRateLimiter,
 }
 
 impl<'a, S: Store> Controller<'a, S> {
@@ -74,9 +74,9 @@ impl<'a, S: Store> Controller<'a, S> {
         let watch = store.watch("", next);
         let (now, GracePeriods { lapsed_keep, settle }) = (Instant::now(), grace_periods);
         let rollout = Rollout::new(catalogue.clone(), settle, now);
-        let hub = Hub::new(found, catalogue, lapsed_keep, rollout, now);
+        let hub = HubState::new(found, catalogue, lapsed_keep, rollout, now);
         let (unconfirmed, mass_expiry, planning, short) = (None, false, None, BTreeSet::new());
-        let pace = Pace::new(now);
+        let pace = PublishRateLimiter::new(now);
         Controller {
             hub,
             term,
@@ -114,7 +114,7 @@ impl<'a, S: Store> Controller<'a, S> {
                 },
                 () = wakeup => self.hub.handle_timeout(Instant::now()),
                 plan = planned(&mut self.planning) => {
-                    self.handle(Event::Planned(plan));
+                    self.handle(Event::PlanComputed(plan));
                     self.log_short_classes();
                 }
             }
@@ -125,7 +125,7 @@ impl<'a, S: Store> Controller<'a, S> {
     fn apply_changes(&mut self, changes: Vec<store::Event>) {
         let events = changes.iter().filter_map(records::event).filter_map(readable);
         for event in events.collect::<Vec<_>>() {
-            if let Event::SpokeGone { region, boot_id } = &event {
+            if let Event::SpokeRemoved { region, boot_id } = &event {
                 SpokeLeaseEnded { region, boot_id: *boot_id }.emit();
             }
             self.handle(event);
@@ -156,7 +156,7 @@ impl<'a, S: Store> Controller<'a, S> {
     }
 
     fn log_mass_expiry(&mut self) {
-        let suspected = self.hub.suspects_the_store();
+        let suspected = self.hub.suspects_store_failure();
         match (std::mem::replace(&mut self.mass_expiry, suspected), suspected) {
             (false, true) => MassLeaseExpiry.emit(),
             (true, false) => MassLeaseExpiryOver.emit(),
@@ -166,7 +166,7 @@ impl<'a, S: Store> Controller<'a, S> {
 
     /// Logs a change of the classes that would not survive the loss of a region.
     fn log_short_classes(&mut self) {
-        let short = self.hub.short();
+        let short = self.hub.uncovered_classes();
         if *short != self.short {
             self.short = short.clone();
             FailoverCapacityChanged { classes: &self.short }.emit();
@@ -176,30 +176,30 @@ impl<'a, S: Store> Controller<'a, S> {
     async fn execute(&mut self) -> Result<Option<LeadershipLost>, HubError> {
         while let Some(command) = self.hub.poll() {
             match command {
-                Command::Persist(table) => {
+                HubCommand::Persist(table) => {
                     if let Some(lost) = self.persist(table).await? {
                         return Ok(Some(lost));
                     }
                 }
-                Command::Publish(table) => self.publisher.publish(table),
-                Command::Plan(problem, before) => {
+                HubCommand::Publish(table) => self.publisher.publish(table),
+                HubCommand::Plan(problem, before) => {
                     self.planning = Some(spawn_blocking(move || plan(&problem, &before)));
                 }
-                Command::PersistPlan(parts) => {
+                HubCommand::PersistPlan(parts) => {
                     if let Some(lost) = self.persist_plan(parts).await? {
                         return Ok(Some(lost));
                     }
                 }
-                Command::PublishPlan(parts) => self.publisher.publish_plan(parts),
+                HubCommand::PublishPlan(parts) => self.publisher.publish_plan(parts),
             }
         }
         Ok(None)
     }
 
     /// Writes these parts of the plan, guarded by the term; returns the reason if the term is over.
-    async fn persist_plan(&mut self, parts: Vec<Part>) -> Result<Option<LeadershipLost>, HubError> {
+    async fn persist_plan(&mut self, parts: Vec<PlanPart>) -> Result<Option<LeadershipLost>, HubError> {
         let packing = spawn_blocking(move || {
-            let put = |part: &Part| (records::key_of(part), records::packed_part(part));
+            let put = |part: &PlanPart| (records::key_of(part), records::packed_part(part));
             (parts.iter().map(put).collect::<Vec<_>>(), parts)
         });
         let (puts, parts) = packing.await.expect("packing does not panic");
@@ -210,7 +210,7 @@ impl<'a, S: Store> Controller<'a, S> {
                 Err(StoreError::Closed) => return Err(StoreError::Closed.into()),
                 Err(error) => {
                     self.publisher.report_store(Some(&error));
-                    self.handle(Event::PlanNotPersisted);
+                    self.handle(Event::PlanPersistFailed);
                     return Ok(None);
                 }
             }
@@ -241,7 +241,7 @@ impl<'a, S: Store> Controller<'a, S> {
             Err(error) => {
                 self.publisher.report_store(Some(&error));
                 self.unconfirmed = Some(table);
-                self.handle(Event::NotPersisted);
+                self.handle(Event::PersistFailed);
                 Ok(None)
             }
         }
@@ -256,7 +256,7 @@ impl<'a, S: Store> Controller<'a, S> {
             Err(error) => {
                 self.publisher.report_store(Some(&error));
                 self.unconfirmed = Some(table);
-                self.handle(Event::NotPersisted);
+                self.handle(Event::PersistFailed);
                 return Ok(None);
             }
         };
@@ -296,7 +296,7 @@ fn into_transactions(puts: Vec<(String, Vec<u8>)>) -> Vec<Vec<Op>> {
 }
 
 /// Waits for the plan that is being computed; pending for ever if there is none.
-async fn planned(planning: &mut Option<JoinHandle<Plan>>) -> Plan {
+async fn planned(planning: &mut Option<JoinHandle<TrafficPlan>>) -> TrafficPlan {
     let Some(task) = planning else { return std::future::pending().await };
     let plan = task.await.expect("planning does not panic");
     *planning = None;
@@ -417,7 +417,7 @@ mod tests {
         register(&store, 1).await;
         let changes = controller.watch.next().await.unwrap();
         controller.apply_changes(changes);
-        let Some(Command::Persist(next)) = controller.hub.poll() else { panic!("a table") };
+        let Some(HubCommand::Persist(next)) = controller.hub.poll() else { panic!("a table") };
         write(&store, &next).await;
         assert_eq!(controller.persist(next).await.unwrap(), None);
         assert_eq!(controller.execute().await.unwrap(), None);

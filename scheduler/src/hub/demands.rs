@@ -67,8 +67,8 @@ impl DemandRecords {
 /// Writes the demand of a gateway if it has changed.
 pub(super) async fn record<S: Store>(api: &HubApi<S>, demand: GatewayDemand) -> Result<(), ErrorResponse> {
     let now = Instant::now();
-    let GatewayBoot { place, boot_id } = demand.gateway.clone();
-    check_region(api, &place)?;
+    let GatewayBoot { region, boot_id } = demand.gateway.clone();
+    check_region(api, &region)?;
     let before = api.demands.find(&demand.gateway, now)?;
     let alive = match &before {
         Some(record) => keep_alive(api, record.lease).await?,
@@ -80,7 +80,7 @@ pub(super) async fn record<S: Store>(api: &HubApi<S>, demand: GatewayDemand) -> 
         None => api.store.lease_grant(api.lease_ttl, now).await.map_err(store_error)?,
     };
     let value = records::packed(&DemandV1::from(&demand));
-    api.store.put(&keys::demand(&place, boot_id), value, Some(lease)).await.map_err(store_error)?;
+    api.store.put(&keys::demand(&region, boot_id), value, Some(lease)).await.map_err(store_error)?;
     api.demands.records().insert(demand.gateway.clone(), DemandRecord { lease, demand, last_report: now });
     Ok(())
 }
@@ -98,7 +98,7 @@ async fn keep_alive<S: Store>(api: &HubApi<S>, lease: Lease) -> Result<Option<Le
 /// health does.
 fn is_like(before: &GatewayDemand, now: &GatewayDemand) -> bool {
     let like = |(one, other): (&u64, &u64)| one.abs_diff(*other) <= (*one / CHANGE_PART).max(CHANGE_TOKENS);
-    before.reaches == now.reaches
+    before.reachable_regions == now.reachable_regions
         && before.classes.len() == now.classes.len()
         && before.classes.keys().eq(now.classes.keys())
         && before.classes.values().zip(now.classes.values()).all(like)
@@ -107,16 +107,16 @@ fn is_like(before: &GatewayDemand, now: &GatewayDemand) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler_core::plan::Class;
+    use scheduler_core::plan::TrafficClass;
 
     fn demand(boot_id: u64, classes: &[(&str, u64)]) -> GatewayDemand {
-        let place: regions::RegionId = "aws/us-east-1".parse().unwrap();
-        let class = |name: &str| Class {
+        let region: regions::RegionId = "aws/us-east-1".parse().unwrap();
+        let class = |name: &str| TrafficClass {
             deployment: name.parse().unwrap(),
             residency: regions::ResidencyPolicy::Anywhere,
         };
-        let classes = classes.iter().map(|(name, tokens)| ((class(name), place.clone()), *tokens)).collect();
-        GatewayDemand { gateway: GatewayBoot { place, boot_id }, classes, reaches: None }
+        let classes = classes.iter().map(|(name, tokens)| ((class(name), region.clone()), *tokens)).collect();
+        GatewayDemand { gateway: GatewayBoot { region, boot_id }, classes, reachable_regions: None }
     }
 
     #[test]

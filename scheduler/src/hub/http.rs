@@ -15,11 +15,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use regions::{Catalogue, Generation, RegionId};
 use scheduler_core::access::{Access, Tokens};
-use scheduler_core::lease::{Holder, LeaseId};
+use scheduler_core::lease::{LeaseHolder, LeaseId};
 use scheduler_core::registry::Registration;
 use scheduler_core::rollout::Reader;
 use scheduler_core::wire::WireError;
-use scheduler_core::wire::apply::{AppliedV1, ApplyV1, RolloutV1, WantedV1};
+use scheduler_core::wire::apply::{AppliedDeploymentsV1, AppliedV1, ApplyV1, RolloutV1};
 use scheduler_core::wire::deployment::PromotedV1;
 use scheduler_core::wire::plan::{DemandV1, DrainV1, GatewayDemand, PlanV1};
 use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
@@ -125,7 +125,7 @@ async fn keep_alive<S: Store>(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<axum::Json<LeaseV1>, ErrorResponse> {
     let (lease, holder) = lease_and_holder(&lease, query.as_deref())?;
-    let state = json::<KeepAliveV1>(body)?.said().map_err(invalid_wire)?;
+    let state = json::<KeepAliveV1>(body)?.into_state().map_err(invalid_wire)?;
     spokes::keep_alive(&api, lease, &holder, state).await.map(axum::Json)
 }
 
@@ -138,9 +138,9 @@ async fn demand<S: Store>(
 ) -> Result<Response, ErrorResponse> {
     let PollQuery { after, wait: _, reader: _ } = PollQuery::read(query.as_deref().unwrap_or_default())?;
     let demand = GatewayDemand::try_from(json::<DemandV1>(body)?).map_err(invalid_wire)?;
-    let place = demand.gateway.place.clone();
+    let region = demand.gateway.region.clone();
     demands::record(&api, demand).await?;
-    Ok(match api.plans.rows(&place, after) {
+    Ok(match api.plans.rows(&region, after) {
         Some(rows) => ([(header::CONTENT_TYPE, "application/json")], rows.body()).into_response(),
         None => StatusCode::NO_CONTENT.into_response(),
     })
@@ -193,7 +193,9 @@ async fn promote_model<S: Store>(
     promote::promote(&api, name).await.map(axum::Json)
 }
 
-async fn deployments<S: Store>(State(api): State<HubApi<S>>) -> Result<axum::Json<WantedV1>, ErrorResponse> {
+async fn deployments<S: Store>(
+    State(api): State<HubApi<S>>,
+) -> Result<axum::Json<AppliedDeploymentsV1>, ErrorResponse> {
     apply::deployments(&api).await.map(axum::Json)
 }
 
@@ -329,7 +331,7 @@ fn invalid(field: &str, message: &str) -> ErrorResponse {
 }
 
 /// Parses the lease of a path and the holder of its query.
-fn lease_and_holder(lease: &str, query: Option<&str>) -> Result<(LeaseId, Holder), ErrorResponse> {
+fn lease_and_holder(lease: &str, query: Option<&str>) -> Result<(LeaseId, LeaseHolder), ErrorResponse> {
     let lease = lease.parse().map_err(|error| invalid("lease", &format!("`lease`: {error}.")))?;
     let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     let holder = pairs.filter(|(key, _)| *key == "holder").map(|(_, value)| value).next();

@@ -6,9 +6,11 @@ use supervision::{Mutex, MutexGuard};
 
 use axum::body::Bytes;
 use regions::{Generation, RegionId};
-use scheduler_core::hub::planning::Part;
+use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::wire::VERSION;
-use scheduler_core::wire::plan::{FloorV1, PlanV1, RegionFloors, RegionFloorsV1, Weights, WeightsV1, told};
+use scheduler_core::wire::plan::{
+    FloorV1, GatewayWeights, PlanV1, RegionFloors, RegionFloorsV1, WeightsV1, floors_to_wire,
+};
 
 use super::records;
 
@@ -24,7 +26,7 @@ struct Parts {
 
 /// Weight rows for the gateways in one region.
 pub(super) struct CachedWeights {
-    weights: Weights,
+    weights: GatewayWeights,
     /// `WeightsV1` as JSON, serialised at the first request.
     body: OnceLock<Bytes>,
 }
@@ -42,17 +44,17 @@ impl PublishedPlan {
 
     /// Publishes this part if it is newer than the published one, so that no generation falls, whatever the store
     /// holds.
-    pub(super) fn publish(&self, part: Part) {
+    pub(super) fn publish(&self, part: PlanPart) {
         let (parts, generation) = (&mut *self.parts(), part.generation());
         let newer = |known: Option<Generation>| known.is_none_or(|known| generation > known);
         match part {
-            Part::Weights(weights) => {
+            PlanPart::Weights(weights) => {
                 if newer(parts.weights.get(&weights.gateway).map(|rows| rows.weights.generation)) {
                     let place = weights.gateway.clone();
                     parts.weights.insert(place, Arc::new(CachedWeights { weights, body: OnceLock::new() }));
                 }
             }
-            Part::Floors(floors) => {
+            PlanPart::Floors(floors) => {
                 if newer(parts.floors.get(&floors.region).map(|known| known.generation)) {
                     parts.floors.insert(floors.region.clone(), floors);
                 }
@@ -84,7 +86,7 @@ impl PublishedPlan {
 
     /// Returns the floors of a region; `None` if no plan has floors for it yet.
     pub(super) fn floors(&self, region: &RegionId) -> Option<Vec<FloorV1>> {
-        self.parts().floors.get(region).map(|floors| told(&floors.floors))
+        self.parts().floors.get(region).map(|floors| floors_to_wire(&floors.floors))
     }
 }
 
@@ -100,13 +102,13 @@ mod tests {
     fn older_parts_are_not_published_and_clients_with_older_ones_get_the_newest() {
         let plans = PublishedPlan::default();
         let place: RegionId = "aws/us-east-1".parse().unwrap();
-        let weights = |text: &str| Weights {
+        let weights = |text: &str| GatewayWeights {
             generation: generation(text),
             gateway: place.clone(),
             rows: BTreeMap::new(),
         };
         for (text, published) in [("4.2", "4.2"), ("4.1", "4.2"), ("3.9", "4.2"), ("5.1", "5.1")] {
-            plans.publish(Part::Weights(weights(text)));
+            plans.publish(PlanPart::Weights(weights(text)));
             let now = plans.rows(&place, None).map(|rows| rows.weights.generation);
             assert_eq!(now, Some(generation(published)));
         }
@@ -121,7 +123,7 @@ mod tests {
         let region: RegionId = "aws/us-east-1".parse().unwrap();
         let floors = |text: &str, replicas: &[(&str, u32)]| {
             let floors = replicas.iter().map(|(name, replicas)| (name.parse().unwrap(), *replicas)).collect();
-            Part::Floors(RegionFloors { generation: generation(text), region: region.clone(), floors })
+            PlanPart::Floors(RegionFloors { generation: generation(text), region: region.clone(), floors })
         };
         assert_eq!(plans.floors(&region), None);
         plans.publish(floors("1.2", &[("m", 2)]));

@@ -2,10 +2,10 @@
 //! writes are guarded by the term.
 
 use regions::{Deployment, Generation};
-use scheduler_core::hub::planning::Part;
-use scheduler_core::hub::{Everything, Found, epoch_to_begin};
+use scheduler_core::hub::planning::PlanPart;
+use scheduler_core::hub::{HubInitialState, StoreState, required_epoch};
 use scheduler_core::revisions::Orders;
-use scheduler_core::rollout::Wanted;
+use scheduler_core::rollout::DesiredDeployments;
 use scheduler_core::wire::deployment::DeploymentsV1;
 use scheduler_core::wire::keys;
 use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Term, Txn};
@@ -16,7 +16,7 @@ use crate::events::{DeploymentsFileIgnored, RecordUnreadable, StoreRolledBack};
 
 /// State of the store at the start of a term.
 pub(super) struct TermStart {
-    pub(super) found: Found,
+    pub(super) found: HubInitialState,
     /// The revision of the table in the store; 0 if there is none.
     pub(super) routes_at: u64,
     /// The first revision that is not in `found`.
@@ -48,12 +48,12 @@ pub(super) async fn start<S: Store>(
     let generation = table.as_ref().map(|table| table.generation);
     let parts = with_prefix(&entries, keys::PLAN).filter_map(|entry| readable(records::part(entry)));
     let plan: Vec<_> = parts.collect();
-    let published = plan.iter().map(Part::generation).chain(generation);
+    let published = plan.iter().map(PlanPart::generation).chain(generation);
     if let Some(published) = published.map(|it| it.epoch).max().filter(|published| *published > epoch) {
         return Err(HubError::EpochFell { epoch, published });
     }
-    let mut found = Found { epoch, table, plan, all: read_all(&entries) };
-    if let Some(next) = epoch_to_begin(published_before, epoch, generation) {
+    let mut found = HubInitialState { epoch, table, plan, all: read_all(&entries) };
+    if let Some(next) = required_epoch(published_before, epoch, generation) {
         StoreRolledBack { published: published_before, stored: generation, epoch: next }.emit();
         let when = vec![term.guard(), Compare::ModRevision(keys::EPOCH.to_owned(), epoch_at)];
         let value = next.to_string().into_bytes();
@@ -68,7 +68,7 @@ pub(super) async fn start<S: Store>(
 }
 
 /// Returns the readable records among these entries; unreadable ones are logged and left out.
-pub(super) fn read_all(entries: &[KeyValue]) -> Everything {
+pub(super) fn read_all(entries: &[KeyValue]) -> StoreState {
     let spokes = with_prefix(entries, keys::SPOKES).filter_map(|entry| readable(records::spoke(entry)));
     let readers = with_prefix(entries, keys::READERS).filter_map(|entry| readable(records::reader(entry)));
     let drains = with_prefix(entries, keys::DRAINS).filter_map(|entry| readable(records::drain(entry)));
@@ -76,7 +76,7 @@ pub(super) fn read_all(entries: &[KeyValue]) -> Everything {
     let wanted = entries.iter().find(|entry| entry.key == keys::DEPLOYMENTS);
     let deployments = wanted.and_then(|entry| readable(records::wanted(entry)));
     let tenants = entries.iter().find(|entry| entry.key == keys::TENANTS);
-    Everything {
+    StoreState {
         spokes: spokes.collect(),
         deployments,
         tenants: tenants.and_then(|entry| readable(records::tenants(entry))),
@@ -113,7 +113,8 @@ async fn write_file_deployments<S: Store>(
     deployments: &[Deployment],
 ) -> Result<(), StoreError> {
     let named = deployments.iter().map(|deployment| (deployment.name.clone(), deployment.clone()));
-    let mut ours = Wanted { applied: false, deployments: named.collect(), orders: Orders::default() };
+    let mut ours =
+        DesiredDeployments { applied: false, deployments: named.collect(), orders: Orders::default() };
     let revision = match store.get(keys::DEPLOYMENTS).await? {
         None => 0,
         Some(entry) => match records::wanted(&entry) {
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(begun(&store, &term, &file, 1).await.next, before.revision + 1, "nothing has changed");
         assert_eq!(names(&begun(&store, &term, &file[1..], 1).await), ["b"]);
 
-        let applied = Wanted {
+        let applied = DesiredDeployments {
             applied: true,
             deployments: BTreeMap::from([("c".parse().unwrap(), deployment("c", "pypi://m"))]),
             orders: Orders::default(),

@@ -6,22 +6,27 @@ use std::path::Path;
 use std::time::Duration;
 
 use regions::DeploymentName;
-use scheduler_core::scale::Wanted;
+use scheduler_core::scale::ScalingDecision;
 
 /// The desired number of replicas of a deployment changed.
 pub(crate) struct DesiredChanged<'a> {
     pub(crate) deployment: &'a DeploymentName,
     pub(crate) before: u32,
-    pub(crate) desired: Wanted,
+    pub(crate) desired: ScalingDecision,
     pub(crate) ready: u32,
     pub(crate) provisioning: usize,
 }
 
 impl DesiredChanged<'_> {
     pub(crate) fn emit(self) {
-        let DesiredChanged { deployment, before, desired: Wanted { replicas, why }, ready, provisioning } =
-            self;
-        let reason = why.name();
+        let DesiredChanged {
+            deployment,
+            before,
+            desired: ScalingDecision { replicas, reason },
+            ready,
+            provisioning,
+        } = self;
+        let reason = reason.name();
         tracing::info!(%deployment, before, desired = replicas, reason, ready, provisioning, "desired replica count changed");
     }
 }

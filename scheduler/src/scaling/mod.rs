@@ -9,7 +9,7 @@
 //! The loop runs every [`TICK`], and at once when a request arrives for a deployment without a ready replica, when a
 //! replica becomes ready or dies, and when there is a newer table. The decisions are in `scheduler_core::scale`;
 //! [`region`] gathers their inputs and applies them. It scales up whether or not the hub is reachable, and down only
-//! while it is ([`Brake::HubSilent`](scheduler_core::scale::Brake)).
+//! while it is ([`ScaleDownBlocker::HubUnreachable`](scheduler_core::scale::ScaleDownBlocker)).
 
 pub(crate) mod events;
 mod region;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use regions::{Catalogue, Deployment, DeploymentName, RegionId};
-use scheduler_core::scale::step::{Own, Step, step};
-use scheduler_core::spoke::hold::Held;
-use scheduler_core::spoke::{Decided, Demand, Member, Spoke, Standing};
+use scheduler_core::scale::step::{OwnReplica, Step, step};
+use scheduler_core::spoke::hold::HeldTotals;
+use scheduler_core::spoke::{DeploymentDemand, MemberState, ReplicaMember, ScalingStatus, Spoke};
 use tokio::sync::{Notify, watch};
 
 use super::events::{DesiredChanged, DrainTimedOut, ReplicaDraining, ReplicaReady};
@@ -75,7 +75,7 @@ impl RegionScaler {
     /// Returns whether a replica in the region's file has not reported its status yet.
     pub(super) fn awaits_first_status(&self, now: Instant) -> bool {
         let members = self.with_spoke(|spoke| spoke.members(self.static_replicas.iter().copied(), now));
-        members.values().any(|member| member.standing == Standing::Unheard)
+        members.values().any(|member| member.state == MemberState::Pending)
     }
 
     /// Applies the latest route table.
@@ -101,7 +101,7 @@ impl RegionScaler {
             let scaler = scaler.or_insert_with(|| DeploymentScaler::new(shared.clone(), now));
             scaler.retired = false;
             if scaler.deployment != shared {
-                scaler.scaler.set_knobs(shared.scaling.clone());
+                scaler.scaler.set_config(shared.scaling.clone());
                 scaler.deployment = shared;
             }
             let served = table.as_ref().and_then(|table| table.revision(&deployment.name));
@@ -116,7 +116,7 @@ impl RegionScaler {
             counted.map(|(name, scaler)| (name.clone(), scaler.deployment.scaling.max)).collect();
         let counted: BTreeSet<_> = max_replicas.keys().cloned().collect();
         self.with_spoke(|spoke| {
-            spoke.count_for(&counted);
+            spoke.track_demand(&counted);
             spoke.set_replicas_max(max_replicas);
         });
     }
@@ -151,7 +151,7 @@ impl RegionScaler {
                 ReplicaReady { id, deployment: &running.deployment.name, took }.emit();
                 replica.index = Some(self.with_spoke(|spoke| spoke.add_replica(endpoint)));
                 if let (Some(scaler), Some(took)) = (self.scalers.get_mut(&running.deployment.name), took) {
-                    scaler.starts.took(took);
+                    scaler.starts.record(took);
                 }
                 changed = true;
             }
@@ -193,7 +193,7 @@ impl RegionScaler {
         let (demand, members, floors) = self.with_spoke(|spoke| {
             let mut demand = spoke.demand(now);
             for (name, demand) in &mut demand {
-                let Held { requests, tokens } = spoke.held(name);
+                let HeldTotals { requests, tokens } = spoke.held(name);
                 demand.pending = demand.pending.saturating_add(tokens);
                 demand.in_flight =
                     demand.in_flight.saturating_add(u32::try_from(requests).unwrap_or(u32::MAX));
@@ -205,11 +205,11 @@ impl RegionScaler {
         for (name, scaler) in &mut self.scalers {
             let demand = demand.get(name).copied().unwrap_or_default();
             let LocalReplicas { served: mut own, next: mut next_own } = own.remove(name).unwrap_or_default();
-            let serving = own.iter().filter(|it| it.standing == Standing::Serving).count() as u32;
+            let serving = own.iter().filter(|it| it.state == MemberState::Serving).count() as u32;
             own.extend(missing(scaler.target, own.len(), now));
             next_own.extend(missing(scaler.next_target, next_own.len(), now));
             let provisioning = scaler.provisioning(&own, now);
-            let rolls_out = own.iter().any(|it| it.stale);
+            let rolls_out = own.iter().any(|it| it.is_stale);
             let desired =
                 scaler.decide(&self.hub, demand, provisioning.clone(), rolls_out, floors[name], now);
             let before = scaler.desired.replace(desired);
@@ -225,14 +225,14 @@ impl RegionScaler {
                 (step(&own, others, desired.replicas, now), &mut scaler.target),
                 (step(&next_own, 0, next_desired, now), &mut scaler.next_target),
             ];
-            for (Step { keep, let_go, order }, target) in steps {
-                *target += order;
-                for id in keep {
+            for (Step { undrain, drain: drained, start }, target) in steps {
+                *target += start;
+                for id in undrain {
                     if let ReplicaSlot::Existing(id) = id {
                         cancel_drain(&mut self.own, &self.spoke, &id);
                     }
                 }
-                for id in let_go {
+                for id in drained {
                     match id {
                         ReplicaSlot::Ordered(_) => *target -= 1,
                         ReplicaSlot::Existing(id) => drain(&mut self.own, &self.spoke, &id, now),
@@ -249,7 +249,7 @@ impl RegionScaler {
     /// and no other replica is terminated because of it.
     fn by_deployment(
         &mut self,
-        members: &BTreeMap<usize, Member>,
+        members: &BTreeMap<usize, ReplicaMember>,
         now: Instant,
     ) -> BTreeMap<DeploymentName, LocalReplicas> {
         let mut each: BTreeMap<_, LocalReplicas> = BTreeMap::new();
@@ -257,38 +257,40 @@ impl RegionScaler {
         for (id, replica) in self.own.iter_mut().filter(|(_, replica)| !replica.may_stop) {
             let member = replica.index.and_then(|index| members.get(&index));
             let standing = match (replica.draining_since, member) {
-                (Some(_), _) => Standing::Leaving,
-                (None, Some(member)) => member.standing,
-                (None, None) => Standing::Unheard,
+                (Some(_), _) => MemberState::Draining,
+                (None, Some(member)) => member.state,
+                (None, None) => MemberState::Pending,
             };
             let name = &replica.running.deployment.name;
             let scaler = self.scalers.get(name);
             let is_next = scaler.is_some_and(|it| it.is_next(&replica.running.deployment));
             let stale = !is_next && scaler.is_some_and(|it| it.is_stale(&replica.running.deployment));
             let matches = replica.index.is_some_and(|it| spoke.replica_matches(it, name));
-            replica.has_served |= matches && standing == Standing::Serving;
+            replica.has_served |= matches && standing == MemberState::Serving;
             let standing = match standing {
                 // The revision of its spec has changed; a restarted replica has the new one.
-                Standing::Serving if !matches && !is_next && !stale && replica.has_served => Standing::Lost,
-                Standing::Serving if !matches && !is_next && !stale => Standing::Unheard,
+                MemberState::Serving if !matches && !is_next && !stale && replica.has_served => {
+                    MemberState::Lost
+                }
+                MemberState::Serving if !matches && !is_next && !stale => MemberState::Pending,
                 standing => standing,
             };
-            replica.has_reported = standing != Standing::Unheard;
+            replica.has_reported = standing != MemberState::Pending;
             replica.lost_since = match standing {
-                Standing::Lost => Some(replica.lost_since.unwrap_or(now)),
+                MemberState::Lost => Some(replica.lost_since.unwrap_or(now)),
                 // A replica that is drained because it is lost is not kept for being warm.
-                Standing::Leaving => replica.lost_since,
-                Standing::Unheard | Standing::Serving => None,
+                MemberState::Draining => replica.lost_since,
+                MemberState::Pending | MemberState::Serving => None,
             };
             let all = each.entry(name.clone()).or_default();
             let all = if is_next { &mut all.next } else { &mut all.served };
-            all.push(Own {
+            all.push(OwnReplica {
                 id: ReplicaSlot::Existing(id.clone()),
-                rank: replica.running.rank,
-                stale,
-                since: replica.running.since,
-                standing,
-                lost: replica.lost_since,
+                removal_rank: replica.running.rank,
+                is_stale: stale,
+                ordered_at: replica.running.since,
+                state: standing,
+                lost_since: replica.lost_since,
                 in_flight: member.map_or(0, |member| member.in_flight),
             });
         }
@@ -343,7 +345,7 @@ impl RegionScaler {
     }
 
     /// Reports decisions and provisioning replicas to the spoke, which uses them for its ingress.
-    fn report(&mut self, demand: &BTreeMap<DeploymentName, Demand>, now: Instant) {
+    fn report(&mut self, demand: &BTreeMap<DeploymentName, DeploymentDemand>, now: Instant) {
         let own = &self.own;
         let used = |name: &DeploymentName| own.values().any(|it| it.running.deployment.name == *name);
         let retired: Vec<_> = self.scalers.extract_if(.., |name, it| it.retired && !used(name)).collect();
@@ -359,16 +361,16 @@ impl RegionScaler {
             let missing = scaler.target.saturating_sub(existing.len() as u32);
             let starting = existing.iter().filter(|it| it.draining_since.is_none() && !it.has_reported);
             let since = starting.map(|it| now.saturating_duration_since(it.running.since));
-            let mut left: Vec<_> = since.map(|lasted| scaler.starts.left(lasted)).collect();
+            let mut left: Vec<_> = since.map(|lasted| scaler.starts.remaining(lasted)).collect();
             left.extend((0..missing).map(|_| scaler.start_from(now)));
             let start = (!scaler.retired).then(|| scaler.start_from(now));
-            let start_ms = scaler.starts.nearly_all().as_millis();
-            let one = Decided {
-                wanted: desired,
+            let start_ms = scaler.starts.p90().as_millis();
+            let one = ScalingStatus {
+                decision: desired,
                 ready: demand.get(name).map_or(0, |demand| demand.ready),
-                ordered: left.len() as u32,
-                leaving: existing.iter().filter(|it| it.draining_since.is_some()).count() as u32,
-                deaths: scaler.crashes.count,
+                provisioning: left.len() as u32,
+                draining: existing.iter().filter(|it| it.draining_since.is_some()).count() as u32,
+                crashes: scaler.crashes.count,
                 start_ms: u64::try_from(start_ms).unwrap_or(u64::MAX),
             };
             decided.insert(name.clone(), one);
@@ -376,15 +378,15 @@ impl RegionScaler {
         }
         let changed = self.with_spoke(|spoke| {
             for (name, (left, start)) in start_times {
-                spoke.set_ordered(name, left, now);
-                spoke.set_start(name, start);
+                spoke.set_provisioning(name, left, now);
+                spoke.set_start_time(name, start);
             }
             for (name, _) in retired {
-                spoke.set_ordered(&name, Vec::new(), now);
-                spoke.set_start(&name, None);
+                spoke.set_provisioning(&name, Vec::new(), now);
+                spoke.set_start_time(&name, None);
             }
-            let changed = *spoke.decided() != decided;
-            spoke.set_decided(decided);
+            let changed = *spoke.scaling_status() != decided;
+            spoke.set_scaling_status(decided);
             changed
         });
         if changed {
@@ -397,20 +399,20 @@ impl RegionScaler {
 #[derive(Default)]
 struct LocalReplicas {
     /// With the served model, or an earlier one.
-    served: Vec<Own<ReplicaSlot>>,
+    served: Vec<OwnReplica<ReplicaSlot>>,
     /// With the next model.
-    next: Vec<Own<ReplicaSlot>>,
+    next: Vec<OwnReplica<ReplicaSlot>>,
 }
 
 /// Returns entries for replicas that are missing to the target.
-fn missing(target: u32, existing: usize, now: Instant) -> impl Iterator<Item = Own<ReplicaSlot>> {
-    (0..target.saturating_sub(existing as u32)).map(move |index| Own {
+fn missing(target: u32, existing: usize, now: Instant) -> impl Iterator<Item = OwnReplica<ReplicaSlot>> {
+    (0..target.saturating_sub(existing as u32)).map(move |index| OwnReplica {
         id: ReplicaSlot::Ordered(index),
-        rank: u64::MAX,
-        stale: false,
-        since: now,
-        standing: Standing::Unheard,
-        lost: None,
+        removal_rank: u64::MAX,
+        is_stale: false,
+        ordered_at: now,
+        state: MemberState::Pending,
+        lost_since: None,
         in_flight: 0,
     })
 }
@@ -419,7 +421,7 @@ fn cancel_drain(own: &mut BTreeMap<ReplicaId, LocalReplica>, spoke: &Mutex<Spoke
     let Some(replica) = own.get_mut(id) else { return };
     replica.draining_since = None;
     if let Some(index) = replica.index {
-        spoke.lock().keep(index);
+        spoke.lock().undrain_replica(index);
     }
 }
 
@@ -429,7 +431,7 @@ fn drain(own: &mut BTreeMap<ReplicaId, LocalReplica>, spoke: &Mutex<Spoke>, id: 
     let mut in_flight = 0;
     if let Some(index) = replica.index {
         let mut spoke = spoke.lock();
-        spoke.let_go(index);
+        spoke.drain_replica(index);
         in_flight = spoke.members([index], now).get(&index).map_or(0, |member| member.in_flight);
     }
     ReplicaDraining { id, deployment: &replica.running.deployment.name, in_flight }.emit();

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant, SystemTime};
 use regions::Deployment;
 use regions::deployment::timetable;
 use scheduler_core::scale::restarts;
-use scheduler_core::scale::starts::Starts;
-use scheduler_core::scale::step::Own;
-use scheduler_core::scale::{Brake, Scaler, Seen, Wanted, Why};
-use scheduler_core::spoke::{Demand, Standing};
+use scheduler_core::scale::starts::StartTimes;
+use scheduler_core::scale::step::OwnReplica;
+use scheduler_core::scale::{ScaleDownBlocker, Scaler, ScalingDecision, ScalingObservation, ScalingReason};
+use scheduler_core::spoke::{DeploymentDemand, MemberState};
 
 use crate::actuator::{Crashes, ReplicaId};
 use crate::agent::table::FollowedTable;
@@ -29,8 +29,8 @@ pub(super) struct DeploymentScaler {
     pub(super) target: u32,
     /// Number of replicas of `next` that should run, without those that are stopping.
     pub(super) next_target: u32,
-    pub(super) desired: Option<Wanted>,
-    pub(super) starts: Starts,
+    pub(super) desired: Option<ScalingDecision>,
+    pub(super) starts: StartTimes,
     /// Last measured throughput; without a replica there is no present value.
     pub(super) speed: u64,
     pub(super) overflow: Option<Instant>,
@@ -55,7 +55,7 @@ impl DeploymentScaler {
             target: 0,
             next_target: 0,
             desired: None,
-            starts: Starts::default(),
+            starts: StartTimes::default(),
             speed: 0,
             overflow: None,
             crashes: Crashes::default(),
@@ -64,15 +64,15 @@ impl DeploymentScaler {
     }
 
     /// Returns the reason that forbids scaling down, if any.
-    fn brake(&self, hub: &FollowedTable, now: Instant) -> Option<Brake> {
+    fn blocker(&self, hub: &FollowedTable, now: Instant) -> Option<ScaleDownBlocker> {
         let within =
             |at: Option<Instant>, lasts| at.is_some_and(|at| now.saturating_duration_since(at) < lasts);
-        if within(self.crashed_at, restarts::BRAKE) {
-            Some(Brake::Crashed)
+        if within(self.crashed_at, restarts::SCALE_DOWN_BLOCK) {
+            Some(ScaleDownBlocker::ReplicaCrashed)
         } else if hub.hub_is_silent(now) {
-            Some(Brake::HubSilent)
+            Some(ScaleDownBlocker::HubUnreachable)
         } else if within(self.overflow, OVERFLOW_HOLD) {
-            Some(Brake::TakesOverflow)
+            Some(ScaleDownBlocker::ReceivesSpillover)
         } else {
             None
         }
@@ -85,7 +85,7 @@ impl DeploymentScaler {
             let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             timetable::floor(&self.deployment.scaling.timetable, seconds)
         };
-        at(now).max(at(now + self.starts.nearly_all()))
+        at(now).max(at(now + self.starts.p90()))
     }
 
     /// Returns whether a replica was started for another model than the deployed one.
@@ -116,21 +116,21 @@ impl DeploymentScaler {
 
     /// Returns the desired number of replicas of the next model: as many as of the served one, and at least one, from
     /// which the hub learns the revision.
-    pub(super) fn next_desired(&self, desired: Wanted) -> u32 {
+    pub(super) fn next_desired(&self, desired: ScalingDecision) -> u32 {
         if self.next.is_some() && !self.retired { desired.replicas.max(1) } else { 0 }
     }
 
     /// Returns the time until a replica ordered now is ready.
     pub(super) fn start_from(&self, now: Instant) -> Duration {
         let pause = self.crashes.restart_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
-        pause + self.starts.nearly_all()
+        pause + self.starts.p90()
     }
 
     /// Returns the remaining start time of each provisioning replica.
-    pub(super) fn provisioning(&self, own: &[Own<ReplicaSlot>], now: Instant) -> Vec<Duration> {
-        let provisioning = own.iter().filter(|it| it.standing == Standing::Unheard);
+    pub(super) fn provisioning(&self, own: &[OwnReplica<ReplicaSlot>], now: Instant) -> Vec<Duration> {
+        let provisioning = own.iter().filter(|it| it.state == MemberState::Pending);
         let left = provisioning.map(|it| match it.id {
-            ReplicaSlot::Existing(_) => self.starts.left(now.saturating_duration_since(it.since)),
+            ReplicaSlot::Existing(_) => self.starts.remaining(now.saturating_duration_since(it.ordered_at)),
             ReplicaSlot::Ordered(_) => self.start_from(now),
         });
         left.collect()
@@ -139,19 +139,19 @@ impl DeploymentScaler {
     pub(super) fn decide(
         &mut self,
         hub: &FollowedTable,
-        demand: Demand,
+        demand: DeploymentDemand,
         mut ordered: Vec<Duration>,
         rolls_out: bool,
         floor: u32,
         now: Instant,
-    ) -> Wanted {
+    ) -> ScalingDecision {
         if self.retired {
-            return Wanted { replicas: 0, why: Why::Zero };
+            return ScalingDecision { replicas: 0, reason: ScalingReason::Idle };
         }
         if demand.speed > 0 {
             self.speed = demand.speed;
         }
-        if demand.overflow {
+        if demand.has_spillover {
             self.overflow = Some(now);
         }
         let mut ready = demand.ready;
@@ -161,17 +161,17 @@ impl DeploymentScaler {
             ready = ready.min(most);
             ordered.truncate(most.saturating_sub(ready) as usize);
         }
-        let seen = Seen {
+        let observation = ScalingObservation {
             arrived: demand.arrived,
             backlog: demand.pending,
             in_flight: demand.in_flight,
             ready,
-            ordered,
+            provisioning: ordered,
             speed: self.speed,
-            start: self.starts.nearly_all(),
+            start: self.starts.p90(),
             floor: floor.max(self.scheduled(SystemTime::now())),
-            brake: self.brake(hub, now).or(rolls_out.then_some(Brake::RollsOut)),
+            blocker: self.blocker(hub, now).or(rolls_out.then_some(ScaleDownBlocker::RolloutInProgress)),
         };
-        self.scaler.tick(&seen, now)
+        self.scaler.tick(&observation, now)
     }
 }

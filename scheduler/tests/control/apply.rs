@@ -201,7 +201,7 @@ async fn a_wider_residency_waits_until_every_reader_has_the_table() {
     assert_eq!(policy(&second, "m"), ("eu".to_owned(), Some("eea".to_owned())));
     let (_, _, rollout) = hub.get("/v1/rollout").await;
     assert_eq!(
-        (&rollout["waiting"][0]["to"], &rollout["waiting"][0]["missing"]),
+        (&rollout["pending"][0]["to"], &rollout["pending"][0]["outdated_readers"]),
         (&json!("eea"), &json!([reader]))
     );
     // A later table with another change widens nothing.
@@ -310,7 +310,7 @@ async fn an_unreadable_record_changes_nothing_until_it_is_replaced() {
     let lost = blank.replace(r#""residency":"","#, "");
     for poison in ["", "[]", blank, &lost, &huge, r#"{"version":1,"applied":true,"deployments":7}"#] {
         let store = EmbeddedStore::open(&dir.path().join("hub/hub.redb"), Instant::now()).await.unwrap();
-        store.put("wanted/deployments", poison.into(), None).await.unwrap();
+        store.put("desired/deployments", poison.into(), None).await.unwrap();
         store.close().await;
         let hub = Hub::start(config(dir.path())).await;
         assert_eq!(hub.routes().await.deployments, good.deployments, "the last valid table stays");
@@ -318,7 +318,7 @@ async fn an_unreadable_record_changes_nothing_until_it_is_replaced() {
         assert!(status == 503 && body.to_string().contains("the last valid configuration stays"), "{body}");
         let replaced = apply(&hub, &locked("m", "eu")).await;
         assert_eq!((&replaced["applied"], &replaced["changes"]), (&json!(true), &json!([])), "{replaced}");
-        assert!(replaced["notes"][0].as_str().unwrap().contains("wanted/deployments"), "{replaced}");
+        assert!(replaced["notes"][0].as_str().unwrap().contains("desired/deployments"), "{replaced}");
         assert_eq!(applied_deployments(&hub).await.1, ["m"]);
         hub.stop().await;
     }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use regions::{Deployment, DeploymentName, RegionId};
 use rustix::process::Pid;
-use scheduler_core::scale::restarts::Restarts;
+use scheduler_core::scale::restarts::RestartBackoff;
 use tokio::process::Command;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -73,7 +73,7 @@ struct ProcessSet {
     monitors: JoinSet<ProcessExit>,
     ready_sender: mpsc::Sender<(ReplicaId, ReadyEndpoint)>,
     /// By deployment and model: a model that cannot be loaded does not delay restarts of the served one.
-    restarts: BTreeMap<(DeploymentName, String), Restarts>,
+    restarts: BTreeMap<(DeploymentName, String), RestartBackoff>,
     crashes: BTreeMap<DeploymentName, Crashes>,
     /// Port that was assigned last; a port that was just freed is not reused at once.
     last_port: u16,
@@ -210,7 +210,7 @@ impl ProcessSet {
         let key = restarts_of(deployment);
         for _ in existing..replicas {
             let now = Instant::now();
-            let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.pause(now));
+            let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.delay(now));
             if pause.is_zero() {
                 match self.start(deployment).await {
                     Ok(()) => continue,
@@ -220,7 +220,7 @@ impl ProcessSet {
                     }
                 }
             }
-            let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.pause(now));
+            let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.delay(now));
             return Some(now + pause);
         }
         None
@@ -313,10 +313,10 @@ impl ProcessSet {
     fn crashed(&mut self, deployment: &Deployment, ready_for: Option<Duration>) {
         let now = Instant::now();
         let restarts = self.restarts.entry(restarts_of(deployment)).or_default();
-        restarts.died(ready_for, now);
+        restarts.record_crash(ready_for, now);
         let crashes = self.crashes.entry(deployment.name.clone()).or_default();
         crashes.count += 1;
-        crashes.restart_at = Some(now + restarts.pause(now));
+        crashes.restart_at = Some(now + restarts.delay(now));
     }
 
     /// Sends the heartbeat to all replicas.
