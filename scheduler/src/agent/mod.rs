@@ -3,7 +3,7 @@
 //! It registers the region, keeps the lease alive, reports at once when other deployments are ready, and registers
 //! again when the hub no longer knows the lease. A keep-alive carries the region's capacity, and its response the
 //! replica floors of the hub's plan. While the hub is unreachable, the agent retries with backoff without limit;
-//! nothing in the region waits for it, and the failure is logged once, not at every attempt.
+//! no request waits for it, and the failure is logged once, not at every attempt.
 //!
 //! The residency policies come from the route table, which the agent follows ([`table`]). In a region that starts
 //! replicas, the scaling loop follows the table instead, since it also needs the desired deployments.

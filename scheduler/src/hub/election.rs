@@ -81,7 +81,7 @@ impl<S: Store> ElectionCandidate<S> {
             LeadershipAcquired { name: &self.name, created: term.created }.emit();
             self.lead(&term).await?;
             BecameFollower { created: term.created }.emit();
-            // If the term still stands, other hubs need not wait for its end.
+            // If the term has not ended, other hubs need not wait for its end.
             timeout(RESIGN_LIMIT, self.store.lease_revoke(term.lease)).await.ok();
         }
     }
@@ -116,8 +116,8 @@ impl<S: Store> ElectionCandidate<S> {
         }
     }
 
-    /// Returns the lease of this candidate: the present one if it stands, else a new one. If this hub won the election
-    /// with its present lease but the response was lost, the same lease finds that term.
+    /// Returns the lease of this candidate: the present one if it is still valid, else a new one. If this hub won the
+    /// election with its present lease but the response was lost, the same lease finds that term.
     async fn candidacy(&self) -> Result<Lease, StoreError> {
         let had = *self.lease.lock();
         if let Some(lease) = had {
@@ -216,7 +216,7 @@ impl<S: Store> ElectionCandidate<S> {
             match self.store.lease_keep_alive(lease, Instant::now()).await {
                 Ok(_) => {}
                 Err(error @ (StoreError::NoSuchLease(_) | StoreError::Closed)) => return error,
-                // It is unknown whether the lease stands.
+                // It is unknown whether the lease is still valid.
                 Err(error) => self.publisher.report_store(Some(&error)),
             }
         }

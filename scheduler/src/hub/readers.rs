@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_record_stands_as_long_as_any_hub_receives_reports() {
+    async fn a_reader_record_is_kept_as_long_as_any_hub_receives_reports() {
         let (store, begun) = (SimStore::new(), Instant::now());
         let (mut one, mut other) =
             (ReaderRecorder::new(store.clone(), KEEP), ReaderRecorder::new(store.clone(), KEEP));

@@ -95,7 +95,7 @@ async fn update<S: Store>(
         return Ok(region);
     }
     // Either the first of two attempts of this transaction succeeded, or the spoke has registered again at the same
-    // time; then the newer registration stands.
+    // time; then the newer registration is kept.
     let now = api.store.get(&key).await.map_err(store_error)?;
     let written = now.is_some_and(|now| now.lease == Some(lease) && *now.value == *value);
     if written { Ok(region) } else { Err(store_error(StoreError::NoSuchLease(lease))) }

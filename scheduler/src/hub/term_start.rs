@@ -172,7 +172,7 @@ mod tests {
         deployments: &[Deployment],
         epoch_if_new: u64,
     ) -> TermStart {
-        start(store, term, deployments, epoch_if_new, None).await.unwrap().expect("the term stands")
+        start(store, term, deployments, epoch_if_new, None).await.unwrap().expect("the term has not ended")
     }
 
     #[tokio::test]
