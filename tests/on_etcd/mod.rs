@@ -194,7 +194,8 @@ async fn a_leader_that_sleeps_through_its_term_finds_another_and_writes_nothing_
     }
     let (one, other) = (first.routes().await.unwrap(), second.routes().await.unwrap());
     assert!(one == other || first.generation().await == second.generation().await, "{one:#} {other:#}");
-    let times =
-        |name: &str| std::fs::read_to_string(world.file(name)).unwrap().matches("leadership acquired").count();
+    let times = |name: &str| {
+        std::fs::read_to_string(world.file(name)).unwrap().matches("leadership acquired").count()
+    };
     assert_eq!((times("logs/hub.log"), times("second-hub.log")), (1, 1), "one term each");
 }
