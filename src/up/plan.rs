@@ -135,8 +135,10 @@ impl Plan {
         let index = self.catalogue.index_of(region).expect("a planned region is in the catalogue");
         let mut replicas: BTreeMap<_, Vec<&Deployment>> = BTreeMap::new();
         for deployment in &self.deployments {
-            let allowed =
-                deployment.residency.permitted(&self.catalogue).intersect(deployment.placed(&self.catalogue));
+            let allowed = deployment
+                .residency
+                .permitted(&self.catalogue)
+                .intersect(deployment.placement(&self.catalogue));
             if allowed.contains(index)
                 && self.catalogue.region(index).engines.contains(&deployment.engine.kind)
             {

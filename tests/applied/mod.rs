@@ -177,7 +177,7 @@ async fn an_operator_says_who_may_come_in_and_the_gateway_follows_also_without_t
     std::fs::write(&file, acme("not-a-digest", "key_file = \"key\"")).expect("written");
     let (code, _, said) = apply(&world, &file, &["--yes"]);
     assert!(
-        code == Some(3) && said.contains("line 3: ") && said.contains("no secret goes to a hub"),
+        code == Some(3) && said.contains("line 3: ") && said.contains("secrets are not applied"),
         "{said}"
     );
     assert_eq!(ask("acme-new").await, here(EUROPE));
