@@ -46,7 +46,9 @@ impl Drop for PanicGuard {
         let state = self.state;
         match self.on_panic {
             OnPanic::FailProcess => process::fail(&format!("a panic occurred while {state} was locked")),
-            OnPanic::Continue => tracing::error!(state, "panic while a lock was held, its state is consistent"),
+            OnPanic::Continue => {
+                tracing::error!(state, "panic while a lock was held, its state is consistent")
+            }
         }
     }
 }

@@ -61,8 +61,8 @@ pub fn each_lock(test: &str, locks_min: usize, child: impl FnOnce(Case)) {
         std::process::exit(0);
     }
     let run = |case: &str| {
-        let output = Command::new(std::env::current_exe().expect("a test has a file"))
         let output = Command::new(std::env::current_exe().expect("the test executable exists"))
+            .args(["--exact", test, "--nocapture", "--test-threads", "1"])
             .env(CASE, case)
             .output()
             .expect("the test can be started again");
