@@ -1,7 +1,7 @@
 //! `meridian load`: the generator is in `loadtest`; here are its bar, its files and its exit code.
 
 use crate::cli::{CompareOptions, LoadCommand, LoadOptions};
-use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
+use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use indicatif::{ProgressBar, ProgressStyle};
 use loadtest::find::{Wanted, find};
 use loadtest::record::Snapshot;
@@ -35,34 +35,34 @@ pub(crate) fn main(options: LoadOptions) -> ExitCode {
     let mut problems = outputs.problems();
     let options =
         Options::check(raw(options)).map_err(|wrong| problems.splice(0..0, wrong).for_each(drop)).ok();
-    let Some(options) = options.filter(|_| problems.is_empty()) else { return fail(WRONG_USAGE, &problems) };
+    let Some(options) = options.filter(|_| problems.is_empty()) else { return fail(EXIT_USAGE, &problems) };
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(FAILED, &[format!("no runtime: {error}")]),
+        Err(error) => return fail(EXIT_FAILED, &[format!("no runtime: {error}")]),
     };
     if find_capacity {
         return match Wanted::check(options) {
             Ok(wanted) => runtime.block_on(capacity(wanted, outputs.json)),
-            Err(problems) => fail(WRONG_USAGE, &problems),
+            Err(problems) => fail(EXIT_USAGE, &problems),
         };
     }
     let (mut view, began) = (View::new(options.lasts()), SystemTime::now());
     let report = match runtime.block_on(loadtest::run(options, |snapshot| view.show(snapshot), interrupted()))
     {
         Ok(report) => report,
-        Err(problem) => return fail(FAILED, &[problem.to_string()]),
+        Err(problem) => return fail(EXIT_FAILED, &[problem.to_string()]),
     };
     view.clear();
     println!("{}", if outputs.json { report.to_json() } else { report.table() });
     if let Err(problems) = outputs.write(&report, began) {
-        return fail(FAILED, &problems);
+        return fail(EXIT_FAILED, &problems);
     }
     match (report.holds(), report.failed()) {
-        (false, _) => ExitCode::from(DID_NOT_HOLD),
+        (false, _) => ExitCode::from(EXIT_CHECK_FAILED),
         // What was promised says how many may fail.
         (true, _) if report.options.slo.is_some() => ExitCode::SUCCESS,
         (true, 0) => ExitCode::SUCCESS,
-        (true, _) => ExitCode::from(FAILED),
+        (true, _) => ExitCode::from(EXIT_FAILED),
     }
 }
 
@@ -138,15 +138,15 @@ async fn capacity(wanted: Wanted, json: bool) -> ExitCode {
         Box::pin(find(wanted, told, |snapshot| view.borrow_mut().show(snapshot)));
     let found = tokio::select! {
         found = found => found,
-        () = interrupted() => return fail(FAILED, &["interrupted: nothing was found yet".to_owned()]),
+        () = interrupted() => return fail(EXIT_FAILED, &["interrupted: nothing was found yet".to_owned()]),
     };
     view.borrow().clear();
     match found {
         Ok(found) => {
             println!("{}", if json { found.to_json() } else { found.sentence() });
-            if found.held_per_s.is_some() { ExitCode::SUCCESS } else { ExitCode::from(DID_NOT_HOLD) }
+            if found.held_per_s.is_some() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
         }
-        Err(problem) => fail(FAILED, &[problem.to_string()]),
+        Err(problem) => fail(EXIT_FAILED, &[problem.to_string()]),
     }
 }
 
@@ -160,7 +160,7 @@ fn compare(options: &CompareOptions) -> ExitCode {
         (Ok(first), Ok(second)) => (first, second),
         (first, second) => {
             let problems: Vec<String> = [first.err(), second.err()].into_iter().flatten().collect();
-            return fail(WRONG_USAGE, &problems);
+            return fail(EXIT_USAGE, &problems);
         }
     };
     match Comparison::of((&names[0], &first), (&names[1], &second), *seed) {
@@ -168,7 +168,7 @@ fn compare(options: &CompareOptions) -> ExitCode {
             println!("{}", if *json { comparison.to_json() } else { comparison.table() });
             ExitCode::SUCCESS
         }
-        Err(problems) => fail(WRONG_USAGE, &problems),
+        Err(problems) => fail(EXIT_USAGE, &problems),
     }
 }
 

@@ -5,7 +5,7 @@ mod build;
 mod verify;
 
 use crate::cli::ModelCommand;
-use crate::{FAILED, WRONG_USAGE, fail};
+use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use indicatif::{ProgressBar, ProgressStyle};
 use replica::cache::{CachedModel, ModelCache, ModelSource, Phase, Progress, default_root};
 use std::io::IsTerminal;
@@ -41,18 +41,18 @@ pub(crate) fn ensure(source: &str) -> Result<(), String> {
 fn pull(source: &str) -> ExitCode {
     let parsed: ModelSource = match source.parse() {
         Ok(parsed) => parsed,
-        Err(error) => return fail(WRONG_USAGE, &[format!("{error}")]),
+        Err(error) => return fail(EXIT_USAGE, &[format!("{error}")]),
     };
     let path = match cache().and_then(|cache| fetch(&cache, &parsed)) {
         Ok(path) => path,
-        Err(problem) => return fail(FAILED, &[problem]),
+        Err(problem) => return fail(EXIT_FAILED, &[problem]),
     };
     let problems = replica::validate::problems(&path);
     if problems.is_empty() {
         eprintln!("{source}: a replica can load it");
         return ExitCode::SUCCESS;
     }
-    fail(FAILED, &problems)
+    fail(EXIT_FAILED, &problems)
 }
 
 /// Brings the model here, and returns its folder.
@@ -70,7 +70,7 @@ fn fetch(cache: &ModelCache, source: &ModelSource) -> Result<PathBuf, String> {
 fn list(json: bool) -> ExitCode {
     let models = match cache().and_then(|cache| cache.list().map_err(|error| error.to_string())) {
         Ok(models) => models,
-        Err(problem) => return fail(FAILED, &[problem]),
+        Err(problem) => return fail(EXIT_FAILED, &[problem]),
     };
     if json {
         let rows: Vec<_> = models

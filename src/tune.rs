@@ -1,7 +1,7 @@
 //! `meridian tune`: the search is in `replica`; here are its arguments, its bar, and where its words go.
 
 use crate::cli::TuneOptions;
-use crate::{FAILED, WRONG_USAGE, fail, models};
+use crate::{EXIT_FAILED, EXIT_USAGE, fail, models};
 use indicatif::{ProgressBar, ProgressStyle};
 use regions::{EngineKind, Precision};
 use replica::cache::ModelSource;
@@ -18,15 +18,15 @@ pub(crate) fn main(options: TuneOptions) -> ExitCode {
     let json = options.json;
     let (source, checked) = match check(&options) {
         Ok(checked) => checked,
-        Err(problems) => return fail(WRONG_USAGE, &problems),
+        Err(problems) => return fail(EXIT_USAGE, &problems),
     };
     let cache = match models::ensure(&options.model).and_then(|()| models::cache()) {
         Ok(cache) => cache,
-        Err(problem) => return fail(FAILED, &[problem]),
+        Err(problem) => return fail(EXIT_FAILED, &[problem]),
     };
     let model = match cache.resolve(&source) {
         Ok(model) => model,
-        Err(error) => return fail(FAILED, &[error.to_string()]),
+        Err(error) => return fail(EXIT_FAILED, &[error.to_string()]),
     };
     let Checked { precisions, target_p99, time } = checked;
     let mut view = View::new(time);
@@ -36,7 +36,7 @@ pub(crate) fn main(options: TuneOptions) -> ExitCode {
     match report {
         Ok(report) if json => println!("{}", report.to_json()),
         Ok(report) => println!("{}", report.table()),
-        Err(error) => return fail(FAILED, &[error.to_string()]),
+        Err(error) => return fail(EXIT_FAILED, &[error.to_string()]),
     }
     ExitCode::SUCCESS
 }

@@ -12,7 +12,7 @@ mod checkpoint;
 mod time;
 
 use crate::cli::VerifyOptions;
-use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
+use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use checkpoint::{Keeping, Unusable};
 use gateway_core::receipt::PseudonymKey;
 use gateway_core::receipt::audit::{
@@ -43,7 +43,7 @@ pub(crate) fn main(options: VerifyOptions) -> ExitCode {
         None => None,
         Some((file, key)) => match Keeping::read(file, key, options.init_checkpoint) {
             Ok(keeping) => Some(keeping),
-            Err(Unusable::Tampered(problem)) => return fail(DID_NOT_HOLD, &[problem]),
+            Err(Unusable::Tampered(problem)) => return fail(EXIT_CHECK_FAILED, &[problem]),
             Err(Unusable::Problem(problem)) => {
                 problems.push(problem);
                 None
@@ -53,7 +53,7 @@ pub(crate) fn main(options: VerifyOptions) -> ExitCode {
     demands.checkpoint = keeping.as_ref().and_then(|keeping| keeping.last.clone());
     match catalogue {
         Some(catalogue) if problems.is_empty() => verify(receipts, &catalogue, demands, keeping, *json),
-        _ => fail(WRONG_USAGE, &problems),
+        _ => fail(EXIT_USAGE, &problems),
     }
 }
 
@@ -123,12 +123,12 @@ fn verify(
     json: bool,
 ) -> ExitCode {
     let unreadable = |(path, error): (PathBuf, std::io::Error)| {
-        fail(FAILED, &[format!("{} cannot be read: {error}", path.display())])
+        fail(EXIT_FAILED, &[format!("{} cannot be read: {error}", path.display())])
     };
     let files = match gateway::receipts::files_in(dirs) {
         Ok(files) if files.is_empty() => {
             return fail(
-                FAILED,
+                EXIT_FAILED,
                 &["there are no receipts in these folders, and nothing to verify".to_owned()],
             );
         }
@@ -154,9 +154,11 @@ fn verify(
             eprintln!("checkpoint {} of {} chains is signed", next.number, next.chains.len())
         }
         Some(Ok(None)) => eprintln!("the checkpoint stays as it was, because a chain is not whole"),
-        Some(Err(error)) => return fail(FAILED, &[format!("the checkpoint cannot be written: {error}")]),
+        Some(Err(error)) => {
+            return fail(EXIT_FAILED, &[format!("the checkpoint cannot be written: {error}")]);
+        }
     }
-    if report.holds { ExitCode::SUCCESS } else { ExitCode::from(DID_NOT_HOLD) }
+    if report.holds { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
 }
 
 fn bar(files: usize, json: bool) -> ProgressBar {

@@ -4,7 +4,7 @@
 //! step when it is whole and described, so that a replica finds all of it or nothing.
 
 use crate::cli::BuildOptions;
-use crate::{FAILED, WRONG_USAGE, fail};
+use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use anyhow::{Context, Result, anyhow, bail};
 use regions::{EngineKind, Precision};
 use replica::cache::{CachedModel, ModelCache, ModelSource, default_root};
@@ -24,22 +24,22 @@ const EXAMPLES: &str = "/app/tensorrt_llm/examples";
 pub(super) fn main(options: &BuildOptions) -> ExitCode {
     let source = match options.model.parse::<ModelSource>() {
         Ok(source) => source,
-        Err(error) => return fail(WRONG_USAGE, &[error.to_string()]),
+        Err(error) => return fail(EXIT_USAGE, &[error.to_string()]),
     };
     let kind = EngineKind::TensorrtLlm;
     if options.engine != kind.as_str() {
         let problem = format!("--engine {}: `{kind}` is the one that has to be built", options.engine);
-        return fail(WRONG_USAGE, &[problem]);
+        return fail(EXIT_USAGE, &[problem]);
     }
     let known = kind.precisions();
     let Some(precision) = known.iter().copied().find(|known| known.as_str() == options.precision) else {
         let known: Vec<&str> = known.iter().map(|known| known.as_str()).collect();
         let problem = format!("--precision {}: {kind} has {}", options.precision, known.join(", "));
-        return fail(WRONG_USAGE, &[problem]);
+        return fail(EXIT_USAGE, &[problem]);
     };
     match build(&source, precision, options) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(FAILED, &[format!("{error:#}")]),
+        Err(error) => fail(EXIT_FAILED, &[format!("{error:#}")]),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `meridian model verify`: whether the engines of a model say the same as the reference, on a fixed set of texts.
 
 use crate::cli::CheckOptions;
-use crate::{DID_NOT_HOLD, FAILED, WRONG_USAGE, fail};
+use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use regions::{EngineKind, EngineSpec};
 use replica::cache::ModelSource;
 use replica::verify::judge::{Agreement, Demand, Spread, Verdict};
@@ -12,11 +12,11 @@ use std::process::ExitCode;
 pub(super) fn main(options: &CheckOptions) -> ExitCode {
     let (source, wanted) = match check(options) {
         Ok(checked) => checked,
-        Err(problems) => return fail(WRONG_USAGE, &problems),
+        Err(problems) => return fail(EXIT_USAGE, &problems),
     };
     let verdicts = match verify(&source, wanted) {
         Ok(verdicts) => verdicts,
-        Err(problem) => return fail(FAILED, &[problem]),
+        Err(problem) => return fail(EXIT_FAILED, &[problem]),
     };
     if options.json {
         println!("{}", serde_json::Value::from(verdicts.iter().map(json).collect::<Vec<_>>()));
@@ -25,7 +25,7 @@ pub(super) fn main(options: &CheckOptions) -> ExitCode {
         println!("{source} beside {kind} {precision}");
         verdicts.iter().for_each(|verdict| println!("{}", line(verdict)));
     }
-    if verdicts.iter().all(Verdict::holds) { ExitCode::SUCCESS } else { ExitCode::from(DID_NOT_HOLD) }
+    if verdicts.iter().all(Verdict::holds) { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
 }
 
 /// The model, and the engines that were asked for.
