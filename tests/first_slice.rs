@@ -396,7 +396,7 @@ fn what_up_cannot_do_it_says_in_one_go() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
         assert!(words.iter().all(|word| said.contains(word)), "{words:?} in {said}");
     };
-    check(&["--port", &port], 1, &[&port, "taken", "--port"]);
+    check(&["--port", &port], 1, &[&port, "in use", "--port"]);
     check(&["--regions", "aws/us-east-1,aws/us-east-1,aws/us-esat-1"], 2, &["us-east-1", "us-esat-1"]);
     check(&["--deployments", "/nowhere.toml", "--regions", "99"], 2, &["/nowhere.toml", "99"]);
 }

@@ -1,4 +1,4 @@
-//! A client that comes over TLS and speaks HTTP/2: one connection, kept for as long as it lives.
+//! HTTP/2 client over TLS with one persistent connection.
 
 use super::{PATIENCE, World};
 use bytes::Bytes;
@@ -15,23 +15,23 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
-/// A connection to a world's gateway.
+/// Connection to the gateway of a local fleet.
 #[derive(Clone)]
 pub(crate) struct Https {
     send: SendRequest<Bytes>,
 }
 
-/// What became of the requests of a load.
+/// Outcomes of a load's requests.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Answered 200, by region.
+    /// Responses with status 200, by region.
     pub(crate) served: BTreeMap<String, u64>,
-    /// Everything else, in words.
+    /// All other outcomes, as text.
     pub(crate) failed: Vec<String>,
 }
 
 impl Https {
-    /// Connects to a world that was started with `--tls`.
+    /// Connects to a fleet that was started with `--tls`.
     pub(crate) async fn connect(world: &World) -> Https {
         let certificate = std::fs::read(&world.certificate).expect("the world names its certificate");
         let mut roots = RootCertStore::empty();
