@@ -53,7 +53,7 @@ impl Reference {
 /// Returns the deployment's row in the status of the region's ingress.
 async fn ingress_status(world: &World) -> Value {
     let question = b"GET /status HTTP/1.1\r\nhost: spoke\r\nconnection: close\r\n\r\n";
-    let said = world.say_to_spoke(AMERICA, "operations", question).await;
+    let said = world.send_to_spoke(AMERICA, "operations", question).await;
     let body = said.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     let status: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {said}"));
     status["deployments"][0].clone()

@@ -79,7 +79,7 @@ struct Shared {
     url: String,
     models: Vec<Rows>,
     expected: Mutex<Expected>,
-    seen: Mutex<Seen>,
+    seen: Mutex<LoadResult>,
     sent: AtomicU64,
     enough: AtomicBool,
 }

@@ -49,12 +49,12 @@ impl Https {
         let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.expect("a handshake");
         assert_eq!(tls.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
         let (send, connection) = h2::client::handshake(tls).await.expect("HTTP/2");
-        // Ends with the last of those who use it.
+        // Ends with the last handle.
         tokio::spawn(connection);
         Https { send }
     }
 
-    /// Status, headers and body for an embedding.
+    /// Sends an embeddings request; returns status, headers and body.
     pub(crate) async fn embed(&self, model: &str) -> Result<(u16, HeaderMap, Value), h2::Error> {
         let asked = async {
             let request =
@@ -74,7 +74,7 @@ impl Https {
         tokio::time::timeout(PATIENCE, asked).await.expect("an answer comes")
     }
 
-    /// Asks so often a second, whatever becomes of it, beside `during`.
+    /// Sends requests at this rate per second (open loop) while `during` runs.
     pub(crate) async fn load(&self, rate: u32, during: impl Future<Output = ()>) -> Outcome {
         let mut beat = tokio::time::interval(Duration::from_secs(1) / rate);
         let mut asked = JoinSet::new();

@@ -222,7 +222,7 @@ impl World {
     }
 
     /// Sends bytes to an address of a region's spoke; returns the response.
-    pub(crate) async fn say_to_spoke(&self, region: &str, key: &str, bytes: &[u8]) -> String {
+    pub(crate) async fn send_to_spoke(&self, region: &str, key: &str, bytes: &[u8]) -> String {
         let address = self.address(&format!("spoke-{}", region.replace('/', "-")), key);
         let mut stream = TcpStream::connect(address).await.expect("a connection");
         stream.write_all(bytes).await.expect("room for a few bytes");
