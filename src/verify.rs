@@ -172,8 +172,10 @@ fn format_text(report: &Report) -> String {
         report;
     let Report { missing, counts, findings, verdict, refused, refusals, rejected, without_outcome, .. } =
         report;
-    let mut lines =
-        vec![format!("{:<22} {:<6} {:<24} {:>6} {:>10}  head", "chain", "role", "place", "files", "entries")];
+    let mut lines = vec![format!(
+        "{:<22} {:<6} {:<24} {:>6} {:>10}  head",
+        "chain", "role", "region", "files", "entries"
+    )];
     for ChainSummary { chain, role, place, files, entries, head, closed, unfinished_bytes, .. } in chains {
         let role = format!("{role:?}").to_lowercase();
         let open = if *closed { "" } else { "  (not closed)" };
@@ -201,8 +203,8 @@ fn format_text(report: &Report) -> String {
         lines.push("receipts of one end only: not confirmed by the other end".to_owned());
     }
     for Finding { kind, file, line, message } in findings {
-        let place = if *line == 0 { String::new() } else { format!("{file}:{line}: ") };
-        lines.push(format!("{}: {place}{message}", snake(kind)));
+        let location = if *line == 0 { String::new() } else { format!("{file}:{line}: ") };
+        lines.push(format!("{}: {location}{message}", snake(kind)));
     }
     let all: u64 = counts.values().sum();
     if all > findings.len() as u64 {

@@ -64,7 +64,7 @@ mod tests {
             (Err(problems), Err(expected)) => {
                 assert_eq!(problems.len(), expected.len(), "{text}: {problems:?}");
                 for (problem, part) in problems.iter().zip(expected) {
-                    assert!(problem.contains(part), "{text}: `{problem}` does not say `{part}`");
+                    assert!(problem.contains(part), "{text}: `{problem}` does not contain `{part}`");
                 }
             }
             (found, expected) => panic!("{text}: {found:?} is not {expected:?}"),

@@ -18,42 +18,46 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Observations and executed actions so far.
 pub(super) struct ObservationLog {
     start: Instant,
-    kept: Mutex<(Seen, Vec<Event>)>,
+    entries: Mutex<(Seen, Vec<Event>)>,
 }
 
 impl ObservationLog {
     pub(super) fn begin(start: Instant) -> ObservationLog {
-        ObservationLog { start, kept: Mutex::default() }
+        ObservationLog { start, entries: Mutex::default() }
     }
 
     /// Records an executed action.
     pub(super) fn record_action(&self, text: &str) {
-        self.kept().1.push(Event { at: self.start.elapsed(), done: true, text: text.to_owned() });
+        self.entries().1.push(Event { at: self.start.elapsed(), done: true, text: text.to_owned() });
     }
 
     pub(super) fn end(self) -> (Seen, Vec<Event>) {
-        self.kept.into_inner()
+        self.entries.into_inner()
     }
 
-    fn kept(&self) -> MutexGuard<'_, (Seen, Vec<Event>)> {
-        self.kept.lock()
+    fn entries(&self) -> MutexGuard<'_, (Seen, Vec<Event>)> {
+        self.entries.lock()
     }
 
     fn region(&self, region: &RegionId, sight: Sight) {
-        let (at, kept) = (self.start.elapsed(), &mut *self.kept());
-        let first = kept.0.region_at(region, at).is_none();
+        let (at, entries) = (self.start.elapsed(), &mut *self.entries());
+        let first = entries.0.region_at(region, at).is_none();
         let draining = if sight.draining { ", draining" } else { "" };
         let text = format!("the gateway sees {region} {}{draining}", sight.health);
-        if kept.0.region(at, region, sight) && !first {
-            kept.1.push(Event { at, done: false, text });
+        if entries.0.region(at, region, sight) && !first {
+            entries.1.push(Event { at, done: false, text });
         }
     }
 
     fn table(&self, reader: &str, table: Table) {
-        let (at, kept) = (self.start.elapsed(), &mut *self.kept());
-        let first = !kept.0.tables_at(at).contains_key(reader);
-        if kept.0.table(at, reader, table) && !first {
-            kept.1.push(Event { at, done: false, text: format!("{reader} has table {}", table.generation) });
+        let (at, entries) = (self.start.elapsed(), &mut *self.entries());
+        let first = !entries.0.tables_at(at).contains_key(reader);
+        if entries.0.table(at, reader, table) && !first {
+            entries.1.push(Event {
+                at,
+                done: false,
+                text: format!("{reader} has table {}", table.generation),
+            });
         }
     }
 }
@@ -76,11 +80,11 @@ impl Observer {
     }
 
     /// Polls forever.
-    pub(super) async fn run(&self, notes: &ObservationLog) {
+    pub(super) async fn run(&self, log: &ObservationLog) {
         let gateway = async {
             match self.gateway {
                 Some(address) => {
-                    poll(format!("http://{address}/routes"), None, |routes| gateway(&routes, notes)).await
+                    poll(format!("http://{address}/routes"), None, |routes| gateway(&routes, log)).await
                 }
                 None => std::future::pending().await,
             }
@@ -90,7 +94,7 @@ impl Observer {
             match self.hubs.get(at) {
                 Some((name, address)) => {
                     let url = format!("http://{address}/v1/routes");
-                    poll(url, self.token.as_deref(), |table| hub(name, &table, notes)).await;
+                    poll(url, self.token.as_deref(), |table| hub(name, &table, log)).await;
                 }
                 None => std::future::pending().await,
             }
@@ -114,23 +118,23 @@ async fn poll(url: String, token: Option<&str>, mut note: impl FnMut(Value)) {
     }
 }
 
-fn gateway(routes: &Value, notes: &ObservationLog) {
+fn gateway(routes: &Value, log: &ObservationLog) {
     for row in routes["regions"].as_array().into_iter().flatten() {
         let region = row["region"].as_str().and_then(|region| region.parse().ok());
         if let (Some(region), Some(health)) = (region, row["health"].as_str()) {
             let draining = row["draining"].as_bool().unwrap_or(false);
-            notes.region(&region, Sight { health: health.to_owned(), draining });
+            log.region(&region, Sight { health: health.to_owned(), draining });
         }
     }
     if let Some(generation) = routes["generation"].as_str().and_then(|text| text.parse().ok()) {
-        notes.table("gateway", Table { generation, content: None });
+        log.table("gateway", Table { generation, content: None });
     }
 }
 
-fn hub(name: &str, table: &Value, notes: &ObservationLog) {
+fn hub(name: &str, table: &Value, log: &ObservationLog) {
     let (Some(epoch), Some(number)) = (table["epoch"].as_u64(), table["generation"].as_u64()) else { return };
     let mut hasher = DefaultHasher::new();
     // serde_json sorts the keys, so equal tables have equal hashes.
     table.to_string().hash(&mut hasher);
-    notes.table(name, Table { generation: Generation { epoch, number }, content: Some(hasher.finish()) });
+    log.table(name, Table { generation: Generation { epoch, number }, content: Some(hasher.finish()) });
 }

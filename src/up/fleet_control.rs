@@ -96,19 +96,20 @@ impl FleetControl {
 
     /// Returns the processes in dependency order: a spoke is stopped before its replicas, and started after them.
     fn processes_of(&self, verb: Verb, whom: &Whom) -> Result<Vec<String>, String> {
-        let place = |region: &RegionId| self.region_processes(region);
-        let replicas =
-            |place: &RegionProcesses| place.replicas.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let of = |region: &RegionId| self.region_processes(region);
+        let replicas = |processes: &RegionProcesses| {
+            processes.replicas.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()
+        };
         match whom {
-            Whom::Spoke(region) => Ok(vec![place(region)?.spoke.clone()]),
-            Whom::Replicas(region) => Ok(replicas(place(region)?)),
+            Whom::Spoke(region) => Ok(vec![of(region)?.spoke.clone()]),
+            Whom::Replicas(region) => Ok(replicas(of(region)?)),
             Whom::Region(region) => {
-                let place = place(region)?;
-                let mut all = replicas(place);
+                let processes = of(region)?;
+                let mut all = replicas(processes);
                 match verb {
-                    Verb::Start => all.push(place.spoke.clone()),
+                    Verb::Start => all.push(processes.spoke.clone()),
                     Verb::Kill | Verb::Stop | Verb::Restart | Verb::Pause | Verb::Resume => {
-                        all.insert(0, place.spoke.clone());
+                        all.insert(0, processes.spoke.clone());
                     }
                 }
                 Ok(all)
