@@ -167,8 +167,8 @@ fn all_problems_of_scaling_are_reported_at_once() {
             (9, "`max` is 0"),
             (9, "`min` (9) is greater than `max` (0)"),
             (9, "`target_utilization` is 101"),
-            (9, "`zero_after` is 0s"),
             (9, "`zero_after` has no effect"),
+            (9, "`zero_after` is 0s"),
         ],
     );
 }
