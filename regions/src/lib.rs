@@ -11,7 +11,7 @@
 //! - [`deployment`], [`route`]: deployments, and the regions that serve them; [`tenant`]: rules of the customers.
 //! - [`identity`]: the exact model that a replica runs, and the one that a deployment is served with.
 //! - [`weights`]: traffic shares that the hub assigns to regions, and the random draw of one region by them.
-//! - [`selection`]: region selection: filter, score, order; [`invariants`] checks its result.
+//! - [`health`]: health of a region as observed by a gateway; [`invariants`]: requirements of a routing decision.
 //!
 //! Everything here is pure: no IO, no clock, no runtime. Time and measurements are arguments, so that a test
 //! and the gateway run the same code.
@@ -22,6 +22,7 @@ pub mod document;
 pub mod duration;
 pub mod ewma;
 pub mod geography;
+pub mod health;
 pub mod id;
 pub mod identity;
 pub mod invariants;
@@ -30,7 +31,6 @@ pub mod latency;
 pub mod region_list;
 pub mod residency;
 pub mod route;
-pub mod selection;
 pub mod set;
 mod suggest;
 pub mod tenant;
@@ -43,6 +43,7 @@ pub use deployment::{
 };
 pub use document::Problem;
 pub use geography::GeoPoint;
+pub use health::Health;
 pub use id::{DeploymentName, RegionId, TenantId};
 pub use identity::{
     ModelIdentity, ModelMatch, ModelRevision, ModelSpec, NextRevision, ReportedModel, ServedRevision,
@@ -52,7 +53,6 @@ pub use latency::LatencyModel;
 pub use region_list::parse_region_list;
 pub use residency::{Area, ResidencyPolicy};
 pub use route::{Generation, RegionRoute, RouteTable, Tenants, Widening};
-pub use selection::{Candidate, Health, Ineligible, Score, Selection};
 pub use set::{RegionIndex, RegionSet};
 pub use suggest::did_you_mean;
 pub use tenant::{KeyDigest, TenantRules, parse_tenants, write_tenants};
