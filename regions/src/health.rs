@@ -5,7 +5,7 @@
 pub enum Health {
     /// It sends reports.
     Healthy,
-    /// Nothing was received from it yet, neither reports nor failures.
+    /// No report and no failure was received yet.
     Unknown,
     /// It has missed reports or failed requests; it is used when no better region is available.
     Suspect,
