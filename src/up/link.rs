@@ -26,7 +26,7 @@ const IN_FLIGHT_MAX: usize = 1024;
 
 /// Minimum retransmission timeout; it is also at least a round trip (RFC 6298, as in Linux).
 const RETRANSMIT_MIN: Duration = Duration::from_millis(200);
-/// Maximum losses of one chunk: with nine of ten lost, almost half of the chunks reach it.
+/// Maximum losses of one chunk: at the maximum loss rate of 90 %, about half of the chunks reach it.
 const LOSSES_MAX: u32 = 6;
 
 /// Conditions of a link.
