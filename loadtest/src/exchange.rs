@@ -1,11 +1,10 @@
-//! How one request went, from its intended start to its outcome.
+//! Outcome of one request, from its intended start on.
 //!
-//! Nothing is hidden: an answer is not asked for again and no redirect is followed. The one exception is harmless: a request
-//! for which a kept connection turns out to be closed *before a byte was sent* takes another connection, as with every HTTP
-//! client.
+//! Requests are not retried and redirects are not followed. The one exception is harmless: if a kept connection turns out
+//! to be closed *before a byte was sent*, the request uses another connection, as in every HTTP client.
 //!
-//! A request's clock ends when the last byte of the answer is here. Checking the answer comes after, so that our own
-//! parsing is not counted as their latency.
+//! The latency ends when the last byte of the response is received. Validation follows, so that its cost does not count as
+//! the server's latency.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -17,25 +16,25 @@ use crate::pace::IntendedStart;
 use crate::priority::Priority;
 use crate::record::Served;
 
-/// Why a request failed.
+/// Cause of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Failure {
-    /// As many requests as may be were in flight already.
+    /// The limit of requests in flight was reached.
     NotSent,
-    /// No connection came about.
+    /// The connection could not be established.
     Unreachable,
-    /// The connection ended before the answer did.
+    /// The connection was closed before the response was complete.
     BrokenOff,
-    /// There was no whole answer in time.
+    /// The response was not complete before the timeout.
     Timeout,
-    /// The server said no.
+    /// The server responded with an error status.
     Refused {
-        /// Its status.
+        /// Status code.
         status: u16,
-        /// Its code, where it is Meridian's.
+        /// Error code, if it is one of Meridian's.
         code: Option<ErrorCode>,
     },
-    /// The server said yes, with something that is not an answer.
+    /// The response has status 200 and an invalid body, or is not valid HTTP.
     Rubbish(Rubbish),
 }
 
@@ -53,29 +52,29 @@ impl fmt::Display for Failure {
     }
 }
 
-/// How one request went.
+/// Measurement of one request.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// The task that it belongs to, by its place.
+    /// Index of its task.
     pub task: usize,
-    /// The priority that it asked for.
+    /// Priority of the request.
     pub priority: Priority,
-    /// When it should have started, since the start of the run.
+    /// Intended start, since the start of the run.
     pub intended: Duration,
-    /// How much later than that the generator really started it.
+    /// Delay of the actual start, caused by the generator.
     pub lag: Duration,
-    /// From the intended start to the last byte of the answer, or to the failure; none if it was never sent.
+    /// Time from the intended start to the last byte of the response, or to the failure; `None` if the request was not sent.
     pub latency: Option<Duration>,
-    /// Who answered, where the answer says so.
+    /// Regions that served the request, according to the response.
     pub served: Served,
-    /// Whether the gateway had to ask more than once.
+    /// Whether the gateway needed more than one attempt.
     pub retried: bool,
-    /// Success, or why not.
+    /// Success, or cause of the failure.
     pub outcome: Result<(), Failure>,
 }
 
 impl Sample {
-    /// The request of `intended`, which found at `now` that as many others as may be were in flight.
+    /// Creates the sample of a request that was not sent because the limit of requests in flight was reached.
     pub fn not_sent(intended: IntendedStart, priority: Priority, now: Instant) -> Sample {
         Sample {
             task: intended.task,

@@ -1,7 +1,7 @@
-//! Looks for the highest rate that keeps a promise: runs at one rate after the other, as the search in [`capacity`](crate::capacity) says.
+//! Capacity test: runs load at a series of rates, chosen by the search in [`capacity`](crate::capacity).
 //!
-//! The first task is tried at different rates and the others go on as they were asked for: so one finds out how many lookups a
-//! second an endpoint takes beside a backfill.
+//! The rate of the first task varies and the others keep theirs. This measures, for example, the rate of interactive
+//! queries that an endpoint sustains during a backfill.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::record::Snapshot;
 use crate::run::{CannotStart, run};
 use crate::task::Pacing;
 
-/// The lowest rate that is tried, in requests per second.
+/// Lowest rate of a trial, in requests per second.
 const RATE_MIN: f64 = 0.5;
 
-/// What a search needs, checked.
+/// Validated options of a capacity test.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     options: Options,
@@ -25,38 +25,38 @@ pub struct Wanted {
     lasts: Duration,
 }
 
-/// One rate that was tried.
+/// Result of one trial.
 #[derive(Clone, Debug, Serialize)]
 pub struct Tried {
     /// Requests per second.
     pub rate_per_s: f64,
-    /// Whether the promise held.
+    /// Whether the objective held.
     pub held: bool,
-    /// Answered in time, a second.
+    /// Responses within the objective's latency, per second.
     pub goodput_per_s: f64,
-    /// What the promised share stayed within, of the answered ones.
+    /// Latency at the objective's quantile, of ok responses.
     pub quantile_ms: Option<f64>,
-    /// Failed.
+    /// Failed requests.
     pub failed: u64,
-    /// Whether the generator itself was late.
+    /// Whether the generator's lag was a significant part of the latency.
     pub lag_notable: bool,
 }
 
-/// What came of it.
+/// Result of a capacity test.
 #[derive(Clone, Debug, Serialize)]
 pub struct Found {
-    /// The promise.
+    /// The objective.
     pub objective: String,
-    /// The highest rate that kept it, twice.
+    /// Highest rate at which it held, twice.
     pub held_per_s: Option<f64>,
-    /// The lowest that did not, twice.
+    /// Lowest rate at which it failed, twice.
     pub failed_per_s: Option<f64>,
-    /// All that was tried, in order.
+    /// All trials, in order.
     pub tried: Vec<Tried>,
 }
 
 impl Wanted {
-    /// A search that `options` describe: an objective, and a first task at one rate, with which it begins.
+    /// Validates `options`: requires an objective, and a single rate of the first task, which is the initial rate.
     pub fn check(options: Options) -> Result<Wanted, Vec<String>> {
         let mut problems = Vec::new();
         if options.slo.is_none() {
@@ -78,13 +78,13 @@ impl Wanted {
         }
     }
 
-    /// How long each try takes.
+    /// Returns the duration of each trial.
     pub fn lasts(&self) -> Duration {
         self.lasts
     }
 }
 
-/// Searches. `told` is called after each try and `progress` during it.
+/// Runs the test. Calls `on_trial` after each trial and `progress` during it.
 pub async fn find(
     wanted: Wanted,
     mut told: impl FnMut(&Tried),
@@ -110,7 +110,7 @@ pub async fn find(
         if let (Pacing::Open { profile, .. }, Some(rate)) = (&mut options.tasks[0].pacing, Rate::new(rate)) {
             *profile = Profile::constant(rate, lasts);
         }
-        // Each try draws arrivals of its own, so that one is not told twice of the same luck.
+        // Each trial has its own arrivals, so that trials are independent.
         options.seed = options.seed.wrapping_add(tried.len() as u64);
         let report = run(options, &mut progress, std::future::pending()).await?;
         let quantile = report.promised().latencies().quantile(slo.quantile);
@@ -129,7 +129,7 @@ pub async fn find(
 }
 
 impl Tried {
-    /// A line for a person.
+    /// Formats the trial as a line of text.
     pub fn line(&self) -> String {
         let Tried { rate_per_s, held, goodput_per_s, quantile_ms, failed, lag_notable } = self;
         let quantile = quantile_ms.map_or("-".to_owned(), |ms| format!("{ms:.1} ms"));
@@ -142,7 +142,7 @@ impl Tried {
 }
 
 impl Found {
-    /// The answer as a sentence.
+    /// Formats the result as a sentence.
     pub fn sentence(&self) -> String {
         let late = self.tried.iter().any(|tried| tried.lag_notable && !tried.held);
         let late = if late {
@@ -167,7 +167,7 @@ impl Found {
         }
     }
 
-    /// For machines.
+    /// Formats the result as JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("numbers, strings and lists serialise to JSON")
     }

@@ -1,45 +1,44 @@
-//! What is due now: a timetable laid onto a clock that is handed in.
+//! Pacer: maps the arrival schedules of a run to a clock that is passed in.
 //!
-//! The answer to "what now?" is one of three, and none of them looks at earlier answers. A pacer that was held up
-//! (by the machine, by too high a rate) gets every overdue start at once and skips none; how late it was is recorded
-//! with each request as the generator's lag.
+//! Its decision does not depend on earlier responses. A pacer that was delayed (by the machine, or by too high a rate)
+//! returns every overdue start at once and skips none; the delay is recorded with each request as the generator's lag.
 
 use std::time::{Duration, Instant};
 
 use crate::arrival::Timetable;
 
-/// One request that is to start, and when it should have.
+/// Request to start, with its intended start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IntendedStart {
-    /// The task that it belongs to, by its place.
+    /// Index of its task.
     pub task: usize,
-    /// Its place in the task, from 0.
+    /// Index of the request within the task.
     pub number: u64,
-    /// The intended start since the start of the run.
+    /// Intended start since the start of the run.
     pub offset: Duration,
-    /// The same on the clock; latency counts from here.
+    /// Intended start on the clock; the latency counts from here.
     pub at: Instant,
 }
 
-/// What the pacer does next.
+/// Decision of the pacer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Start this request now.
     Start(IntendedStart),
-    /// Nothing is due for so long.
+    /// No request is due for this time.
     Wait(Duration),
-    /// The timetable is at its end.
+    /// All schedules are exhausted.
     Finished,
 }
 
-/// The timetables of a run's tasks, on one clock.
+/// Arrival schedules of the tasks of a run, on one clock.
 #[derive(Debug)]
 pub struct Pace {
     start: Instant,
     lines: Vec<Line>,
 }
 
-/// The timetable of one task.
+/// Arrival schedule of one task.
 #[derive(Debug)]
 struct Line {
     task: usize,
@@ -49,7 +48,7 @@ struct Line {
 }
 
 impl Pace {
-    /// The run of these timetables, each with the place of its task, that begins at `start`.
+    /// Creates a pacer for schedules with the index of their tasks; the run begins at `start`.
     pub fn new(timetables: impl IntoIterator<Item = (usize, Timetable)>, start: Instant) -> Pace {
         let lines = timetables.into_iter().filter_map(|(task, mut timetable)| {
             let upcoming = timetable.next()?;
@@ -58,9 +57,9 @@ impl Pace {
         Pace { start, lines: lines.collect() }
     }
 
-    /// What to do at `now`. A start is handed out once.
+    /// Returns the decision at `now`. Each start is returned once.
     pub fn next(&mut self, now: Instant) -> Next {
-        // The first of those that are due at the same time is the first that was asked for.
+        // Among requests due at the same time, the task that comes first wins.
         let Some(place) = (0..self.lines.len()).min_by_key(|place| self.lines[*place].upcoming) else {
             return Next::Finished;
         };

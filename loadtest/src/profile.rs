@@ -1,11 +1,11 @@
-//! How many requests a second, over the course of a run: one rate, or stages that follow each other.
+//! Request rate over the course of a run: one rate, or a sequence of stages.
 //!
-//! A surge is a step (`100 for 10s, 300 for 10s, 100 for 10s`), a morning a ramp (`0 to 300 for 5m`), and a rest is a
-//! stage at 0. A stage's rate changes evenly from its first value to its last, so after the time `t` of a stage of
-//! length `T` that goes from `a` to `b` it has called for `a·t + (b - a)·t²/2T` requests. The n-th request of the run
-//! is due when that count, summed over the stages before it, reaches n ([`Profile::when`]). Everything about when is
-//! this one inversion: for equal gaps the counts are the whole numbers, for independent callers they are spaced by an
-//! exponential of mean 1, and neither loses a request where two stages meet, as one clock per stage would.
+//! A surge is a step (`100 for 10s, 300 for 10s, 100 for 10s`), a daily increase is a ramp (`0 to 300 for 5m`), and a pause
+//! is a stage at 0. The rate changes linearly within a stage, so at time `t` of a stage of length `T` from rate `a` to rate
+//! `b` its cumulative count is `a·t + (b - a)·t²/2T`. The n-th request of the run is due when the count, summed over the
+//! earlier stages, reaches n ([`RateProfile::when`]). All timing follows from inverting this function: the constant process
+//! uses whole numbers as counts, the Poisson process exponential steps of mean 1, and neither loses a request at a stage
+//! boundary, as one clock per stage would.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,24 +13,24 @@ use std::time::Duration;
 
 use crate::options::{DURATION_MAX, span, span_at_most};
 
-/// Stages of one run: each has a row of its own in the report, and a histogram in memory.
+/// Maximum number of stages; each has a row in the report and a histogram in memory.
 pub const STAGES_MAX: usize = 100;
 
-/// Requests per second: from zero, which is a rest, to [`Rate::MAX`].
+/// Requests per second, from zero (a pause) to [`RequestRate::MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Rate(f64);
 
 impl Rate {
-    /// Far above what one generator reaches; a rate beyond it is a slip of the keyboard.
+    /// Largest rate: far above the throughput of one generator, so a larger value is a typing error.
     pub const MAX: f64 = 1_000_000.0;
 
-    /// `per_second`, if a run can be paced by it.
+    /// Validates a rate.
     pub fn new(per_second: f64) -> Option<Rate> {
-        // Adding zero makes a zero of the one that has a sign.
+        // Adding zero turns -0 into 0.
         (0.0..=Rate::MAX).contains(&per_second).then_some(Rate(per_second + 0.0))
     }
 
-    /// Requests per second.
+    /// Returns requests per second.
     pub fn per_second(self) -> f64 {
         self.0
     }
@@ -50,29 +50,29 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A part of a run in which the rate stays, or changes evenly.
+/// Part of a run with a constant or linearly changing rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stage {
-    /// The rate at its start.
+    /// Rate at the start.
     pub from: Rate,
-    /// The rate at its end.
+    /// Rate at the end.
     pub to: Rate,
-    /// How long it takes.
+    /// Length of the stage.
     pub lasts: Duration,
 }
 
 impl Stage {
-    /// How many requests it calls for, as a number that need not be whole.
+    /// Returns the expected number of requests, which need not be whole.
     fn requests(&self) -> f64 {
         (self.from.0 + self.to.0) / 2.0 * self.lasts.as_secs_f64()
     }
 
-    /// After how many seconds it has called for `count`, of which it has as many.
+    /// Returns the seconds after which the cumulative count reaches `count`, which must not exceed the stage's total.
     fn after(&self, count: f64) -> f64 {
         if count <= 0.0 {
             return 0.0;
         }
-        // The root of the quadratic that stays exact where both rates are the same, and where the first is zero.
+        // This form of the quadratic's root is exact for equal rates, and for a first rate of zero.
         let slope = (self.to.0 - self.from.0) / self.lasts.as_secs_f64();
         let root = (self.from.0 * self.from.0 + 2.0 * slope * count).max(0.0).sqrt();
         2.0 * count / (self.from.0 + root)
@@ -86,12 +86,12 @@ impl fmt::Display for Stage {
     }
 }
 
-/// The stages of a run, in order: at least one, at least one request.
+/// Stages of a run, in order; at least one stage and at least one request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile(Vec<Stage>);
 
 impl Profile {
-    /// These stages, each of some length and at most [`STAGES_MAX`], if they make a run.
+    /// Validates the total length and count of stages of non-zero length; the caller checks [`STAGES_MAX`].
     fn of(stages: Vec<Stage>) -> Result<Profile, String> {
         let lasts =
             stages.iter().try_fold(Duration::ZERO, |sum: Duration, stage| sum.checked_add(stage.lasts));
@@ -105,8 +105,8 @@ impl Profile {
         Ok(Profile(stages))
     }
 
-    /// As people write it: a rate or a ramp for `duration`, or stages by comma that each say how long they take.
-    /// Without a duration one rate takes `unless_said`.
+    /// Parses a rate or a ramp that lasts for `duration`, or stages separated by commas that state their own length. Without a
+    /// duration a single rate lasts for `default`.
     pub fn parse(text: &str, duration: Option<&str>, unless_said: Duration) -> Result<Profile, Vec<String>> {
         let mut problems = Vec::new();
         let given = duration.map(|given| span_at_most("--duration", given, DURATION_MAX)).transpose();
@@ -150,12 +150,12 @@ impl Profile {
         Err(problems)
     }
 
-    /// One rate for so long.
+    /// Creates a profile of one rate.
     pub(crate) fn constant(rate: Rate, lasts: Duration) -> Profile {
         Profile(vec![Stage { from: rate, to: rate, lasts }])
     }
 
-    /// The stages, and when each begins.
+    /// Iterates over the stages with their start times.
     pub fn stages(&self) -> impl Iterator<Item = (Duration, &Stage)> {
         self.0.iter().scan(Duration::ZERO, |next, stage| {
             let begins = *next;
@@ -164,27 +164,26 @@ impl Profile {
         })
     }
 
-    /// When each stage ends.
+    /// Returns the end time of each stage.
     pub fn ends(&self) -> Vec<Duration> {
         self.stages().map(|(begins, stage)| begins + stage.lasts).collect()
     }
 
-    /// How long all of them take.
+    /// Returns the total length of the stages.
     pub fn lasts(&self) -> Duration {
         self.0.iter().map(|stage| stage.lasts).sum()
     }
 
-    /// The mean rate over the whole run, in requests per second.
+    /// Returns the mean rate over the run, in requests per second.
     pub fn mean_per_second(&self) -> f64 {
         match &*self.0 {
-            // Not by way of a product, which rounds.
+            // Avoids the rounding of a product.
             [Stage { from, to, .. }] if from == to => from.0,
             stages => stages.iter().map(Stage::requests).sum::<f64>() / self.lasts().as_secs_f64(),
         }
     }
 
-    /// When the run has called for `count` requests, in seconds since its start; none if it calls for no more than
-    /// that.
+    /// Returns the time at which the cumulative count reaches `count`, in seconds since the start; `None` if it never does.
     pub fn when(&self, count: f64) -> Option<f64> {
         let (mut left, mut began) = (count, 0.0);
         for stage in &self.0 {
@@ -198,7 +197,7 @@ impl Profile {
         None
     }
 
-    /// The place of the stage in which a request of this intended start belongs.
+    /// Returns the index of the stage that contains this intended start.
     pub fn stage_at(&self, intended: Duration) -> usize {
         let begun = self.stages().take_while(|(begins, _)| *begins <= intended).count();
         begun.saturating_sub(1)
@@ -215,7 +214,7 @@ impl fmt::Display for Profile {
     }
 }
 
-/// A stage as it was typed.
+/// Stage as parsed.
 struct Written {
     from: Rate,
     to: Rate,
@@ -334,11 +333,11 @@ pub(crate) mod tests {
         check(surge, 1300.0, Some(11.0));
         check(surge, 4999.0, Some(29.99));
         check(surge, 5000.0, None);
-        // Half of a ramp from nothing has called for a quarter of it.
+        // A ramp from zero has a quarter of its count at half of its time.
         check("0 to 100 for 10s", 125.0, Some(5.0));
         check("100 to 0 for 10s", 375.0, Some(5.0));
         check("100 to 0 for 10s", 500.0, None);
-        // Nobody comes during a rest.
+        // No request is due during a pause.
         check("10 for 1s, 0 for 60s, 10 for 1s", 10.0, Some(61.0));
     }
 
@@ -352,7 +351,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn profiles() -> impl Strategy<Value = Profile> {
-        // At least some request, or it would be no run.
+        // At least one request, as a run requires.
         let stage = (0.1_f64..2000.0, 0.0_f64..2000.0, 1_u64..3000).prop_map(|(from, to, millis)| {
             let rate = |rate| Rate::new(rate).unwrap();
             Stage { from: rate(from), to: rate(to), lasts: Duration::from_millis(millis) }
@@ -361,7 +360,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// The count at the moment that is found, added up the other way, is the one that was asked for.
+        /// The cumulative count at the returned time, computed forwards, equals the requested count.
         #[test]
         fn when_is_the_inverse_of_the_count(profile in profiles(), share in 0.0_f64..1.0) {
             let all: f64 = profile.stages().map(|(_, stage)| stage.requests()).sum();
@@ -373,7 +372,7 @@ pub(crate) mod tests {
                 let slope = (stage.to.0 - stage.from.0) / stage.lasts.as_secs_f64();
                 stage.from.0 * inside + slope * inside * inside / 2.0
             }).sum();
-            // Twelve digits of some thousand requests.
+            // 12 digits of some thousands of requests.
             prop_assert!((counted - asked).abs() < 1e-6 * (1.0 + all), "{} instead of {}", counted, asked);
         }
 

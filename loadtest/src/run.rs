@@ -1,4 +1,4 @@
-//! A whole run: looks whether anybody is there, lets the engine run on a thread of its own, and watches it.
+//! Execution of a run: checks that the target is reachable, runs the generator on its own thread, and reports progress.
 
 use std::future::Future;
 use std::io;
@@ -17,35 +17,35 @@ use crate::options::Options;
 use crate::record::{Record, Snapshot};
 use crate::report::Report;
 
-/// How often a run says how it goes: quick enough for a bar that moves, rare enough to cost nothing.
+/// Interval of progress reports: short enough for a smooth progress bar, long enough to have no measurable cost.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// The run did not start, or could not go on.
+/// Error that prevents or aborts a run.
 #[derive(Debug, thiserror::Error)]
 pub enum CannotStart {
-    /// Nobody listens at the target.
+    /// The target does not accept connections.
     #[error("nothing answers at {target}: {source}; is it up, and is the port right?")]
     Unreachable {
-        /// Where requests would have gone.
+        /// URL of the target.
         target: String,
-        /// What the attempt to connect said.
+        /// Error of the connection attempt.
         source: io::Error,
     },
-    /// Somebody listens, who does not prove to be the one.
+    /// The target's certificate is not trusted.
     #[error("{target} does not prove who it is: {source}; --cacert names the authority to believe")]
     NotTrusted {
-        /// Where requests would have gone.
+        /// URL of the target.
         target: String,
-        /// What the handshake said.
+        /// Error of the handshake.
         source: io::Error,
     },
-    /// The machine gives no thread, or nothing to wait with.
+    /// The thread or its epoll instance could not be created.
     #[error("no thread for the generator: {0}")]
     NoThread(io::Error),
 }
 
-/// Runs the load that `options` ask for. `progress` is called five times a second and once at the end; when
-/// `shutdown` completes no further request is started, and those in flight are waited for, at most their time-out.
+/// Runs the load described by `options`. `progress` is called five times a second and once at the end. When `shutdown`
+/// completes, no further request is started, and requests in flight are awaited, at most for their timeout.
 pub async fn run(
     options: Options,
     mut progress: impl FnMut(&Snapshot),
@@ -69,7 +69,7 @@ pub async fn run(
     let thread = std::thread::Builder::new().name("generator".to_owned());
     let thread = thread.spawn(move || {
         let all = engine.run();
-        // Whoever waited for it may have been dropped.
+        // The receiver may have been dropped.
         let _gone = ended.send(());
         all
     });
@@ -91,7 +91,7 @@ pub async fn run(
         }
     }
     let elapsed = start.elapsed();
-    // It has said that it is at its end, so this does not wait.
+    // The thread has signalled its end, so `join` does not block.
     let to_the_end = thread.join().expect("the generator does not panic").map_err(CannotStart::NoThread)?;
     progress(&snapshot());
     drop(stop);
@@ -100,7 +100,7 @@ pub async fn run(
     Ok(Report { options, elapsed, stopped_early: !to_the_end, record, marks: Vec::new() })
 }
 
-/// Ends the generator with the run that was dropped.
+/// Stops the generator when the run's future is dropped.
 struct StopsWhenDropped<'a>(&'a Shared);
 
 impl Drop for StopsWhenDropped<'_> {
@@ -109,8 +109,8 @@ impl Drop for StopsWhenDropped<'_> {
     }
 }
 
-/// One connection, thrown away: a run of thirty seconds against a wrong port helps nobody. It says also which of the
-/// addresses of a name requests go to.
+/// Opens and closes one connection, so that a wrong port is detected before the run. Also selects one of the addresses of
+/// the host name.
 fn reach(options: &Options) -> Result<Target, CannotStart> {
     let base = &options.base;
     let host = base.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
@@ -126,7 +126,7 @@ fn reach(options: &Options) -> Result<Target, CannotStart> {
     Ok(Target { address, tls: Some(tls) })
 }
 
-/// The first of the addresses at which somebody listens.
+/// Connects to the first address that accepts a connection.
 fn connect(
     addresses: impl Iterator<Item = SocketAddr>,
     within: Duration,

@@ -1,41 +1,41 @@
-//! Walks over JSON without building anything of it.
+//! JSON scanner that does not build values.
 //!
-//! An answer with embeddings is a few words around hundreds of kilobytes of digits. A parser for everything reads them
-//! into strings first; this one knows where a string ends (by `memchr`) and hands out the bytes where they lie. What it is
-//! not asked for it skips, and sees that it is well formed: an answer that is not JSON, ends too early, or goes on after its
-//! end, is [`Wrong::NotJson`]. The client reads answers with it, and the load generator looks at them with it.
+//! An embeddings response is a few words around hundreds of kilobytes of digits. A general parser would first copy them into
+//! strings; this one finds the end of a string with `memchr` and returns the bytes in place. Values that are not requested
+//! are skipped and checked for well-formedness: a response that is not JSON, is truncated, or continues after its end is
+//! [`DecodeError::NotJson`]. The client decodes responses with it, and the load generator validates them with it.
 
 use std::fmt;
 
-/// How deep lists and objects that nobody asked for may be nested.
+/// Maximum nesting depth of skipped values.
 const DEPTH_MAX: u32 = 64;
 
-/// What is wrong with an answer that the server called a success.
+/// Defect in the body of a response with a success status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// Not JSON, or cut short.
+    /// Not JSON, or truncated.
     NotJson,
-    /// JSON, but not what was asked for.
+    /// JSON, but not of the expected structure; the field names the expected value.
     Shape(&'static str),
-    /// More or fewer rows than inputs.
+    /// The number of rows differs from the number of inputs.
     Count {
-        /// How many inputs were sent.
+        /// Number of inputs.
         wanted: usize,
-        /// How many rows came; one too many where it was not counted further.
+        /// Number of rows; counting stops at one too many.
         got: usize,
     },
-    /// An index that no input has, or that two rows have.
+    /// An index out of range, or a duplicate.
     Index(usize),
-    /// A row of another length than was asked for, or than the first one had.
+    /// The length of a row differs from the requested length, or from that of the first row.
     Dimensions {
-        /// How long rows are.
+        /// Expected length.
         wanted: usize,
-        /// How long this one is.
+        /// Length of this row.
         got: usize,
     },
-    /// A row that is not base64 of whole numbers.
+    /// A row is not base64 of whole numbers.
     NotBase64,
-    /// A number that is not finite.
+    /// A number is not finite.
     NotFinite,
 }
 
@@ -55,13 +55,13 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// A place in a JSON text.
+/// Position in a JSON text.
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-/// A string as it lies in the text, without its quotes.
+/// JSON string in place, without its quotes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quoted<'a> {
     pub(crate) raw: &'a [u8],
@@ -69,7 +69,7 @@ pub(crate) struct Quoted<'a> {
 }
 
 impl Quoted<'_> {
-    /// What it says.
+    /// Unescapes the string.
     pub(crate) fn to_text(self) -> Result<String, Wrong> {
         let mut quoted = Vec::with_capacity(self.raw.len() + 2);
         quoted.push(b'"');
@@ -84,12 +84,12 @@ impl<'a> Cursor<'a> {
         Cursor { bytes, at: 0 }
     }
 
-    /// A second cursor at the same place.
+    /// Returns a second cursor at the same position.
     pub(crate) fn here(&self) -> Cursor<'a> {
         Cursor { bytes: self.bytes, at: self.at }
     }
 
-    /// The next byte that is not space, which stays.
+    /// Returns the next byte that is not whitespace, without consuming it.
     pub(crate) fn peek(&mut self) -> Result<u8, Wrong> {
         while let Some(byte) = self.bytes.get(self.at) {
             if !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
@@ -100,25 +100,25 @@ impl<'a> Cursor<'a> {
         Err(Wrong::NotJson)
     }
 
-    /// Goes past `byte` if it is next.
+    /// Consumes `byte` if it is next; returns whether it was.
     pub(crate) fn take(&mut self, byte: u8) -> Result<bool, Wrong> {
         let there = self.peek()? == byte;
         self.at += usize::from(there);
         Ok(there)
     }
 
-    /// Goes past `byte`, which must be next.
+    /// Consumes `byte`, which must be next.
     pub(crate) fn expect(&mut self, byte: u8) -> Result<(), Wrong> {
         if self.take(byte)? { Ok(()) } else { Err(Wrong::NotJson) }
     }
 
-    /// Goes into an object or a list; whether there is something in it.
+    /// Enters an object or a list; returns whether it has an element.
     pub(crate) fn open(&mut self, open: u8, close: u8) -> Result<bool, Wrong> {
         self.expect(open)?;
         Ok(!self.take(close)?)
     }
 
-    /// After an element: whether another one follows.
+    /// Called after an element; returns whether another one follows.
     pub(crate) fn more(&mut self, close: u8) -> Result<bool, Wrong> {
         if self.take(b',')? {
             return Ok(true);
@@ -127,19 +127,19 @@ impl<'a> Cursor<'a> {
         Ok(false)
     }
 
-    /// A key and its colon.
+    /// Consumes a key and its colon.
     pub(crate) fn key(&mut self) -> Result<&'a [u8], Wrong> {
         let key = self.string()?;
         self.expect(b':')?;
         Ok(key.raw)
     }
 
-    /// What has not been gone past.
+    /// Returns the bytes that are not consumed yet.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.at..).unwrap_or_default()
     }
 
-    /// Goes past so many bytes, whatever they are, and hands them out.
+    /// Consumes and returns this number of bytes.
     pub(crate) fn pass(&mut self, bytes: usize) -> &'a [u8] {
         let rest = self.rest();
         let passed = &rest[..bytes.min(rest.len())];
@@ -147,7 +147,7 @@ impl<'a> Cursor<'a> {
         passed
     }
 
-    /// A string.
+    /// Consumes a string.
     pub(crate) fn string(&mut self) -> Result<Quoted<'a>, Wrong> {
         self.expect(b'"')?;
         let begin = self.at;
@@ -159,8 +159,8 @@ impl<'a> Cursor<'a> {
                 let raw = &self.bytes[begin..self.at + found];
                 self.at += found + 1;
                 let quoted = Quoted { raw, escaped };
-                // Nearly every string is plain; what an escape or a letter beyond ASCII may be is left to the parser.
-                // Without a branch in it the loop is done many bytes at a time.
+                // Most strings are plain ASCII; escapes and other characters are validated by serde. Without a branch the loop is
+                // vectorized.
                 let odd = raw.iter().fold(false, |odd, byte| odd | !(b' '..0x80).contains(byte));
                 let plain = !escaped && !odd;
                 return if plain { Ok(quoted) } else { quoted.to_text().map(|_| quoted) };
@@ -170,7 +170,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A number, as it is written.
+    /// Consumes a number and returns its text.
     pub(crate) fn number(&mut self) -> Result<&'a str, Wrong> {
         self.peek()?;
         let rest = &self.bytes[self.at..];
@@ -179,14 +179,14 @@ impl<'a> Cursor<'a> {
         std::str::from_utf8(number).map_err(|_| Wrong::NotJson)
     }
 
-    /// A number from 0 without a fraction.
+    /// Consumes a non-negative integer.
     pub(crate) fn count(&mut self, what: &'static str) -> Result<u64, Wrong> {
         self.number()?.parse().map_err(|_| Wrong::Shape(what))
     }
 
-    /// A finite number.
+    /// Consumes a finite number.
     pub(crate) fn float(&mut self) -> Result<f32, Wrong> {
-        // JSON has no word for what is not a number, so that writers say `null`, and some `NaN` or `Infinity`.
+        // JSON has no notation for NaN; serializers write `null`, and some `NaN` or `Infinity`.
         if matches!(self.peek()?, b'n' | b'N' | b'I') {
             return Err(Wrong::NotFinite);
         }
@@ -194,7 +194,7 @@ impl<'a> Cursor<'a> {
         if number.is_finite() { Ok(number) } else { Err(Wrong::NotFinite) }
     }
 
-    /// Goes past whatever is next.
+    /// Consumes any value.
     pub(crate) fn skip(&mut self) -> Result<(), Wrong> {
         self.skip_within(DEPTH_MAX)
     }
@@ -233,7 +233,7 @@ impl<'a> Cursor<'a> {
         if there { Ok(()) } else { Err(Wrong::NotJson) }
     }
 
-    /// Nothing but space follows.
+    /// Checks that only whitespace follows.
     pub(crate) fn end(&mut self) -> Result<(), Wrong> {
         match self.peek() {
             Err(_) => Ok(()),
@@ -242,7 +242,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// How long the number at the front is, in the grammar of RFC 8259; none if there is none.
+/// Returns the length of the number at the front in the grammar of RFC 8259; `None` if there is none.
 fn number(text: &[u8]) -> Option<usize> {
     let digits = |from: usize| text[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     let is = |at: usize, bytes: &[u8]| text.get(at).is_some_and(|byte| bytes.contains(byte));

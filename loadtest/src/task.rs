@@ -1,8 +1,8 @@
-//! One of the things that a run does at once: requests of one shape, at their own pace.
+//! Task of a run: requests of one workload at their own pace. The tasks of a run execute concurrently.
 //!
-//! What people want to know of an endpoint is seldom how it takes one kind of request alone. `lookups at 20` beside `bulk
-//! with 4 callers` is the dual profile: do lookups stay quick while a backfill runs? Each task has its own timetable or
-//! callers, and rows of its own in the report.
+//! Endpoints seldom serve one kind of request alone. `queries at 20` with `bulk with 4 callers` is the dual profile: it
+//! measures whether interactive queries stay fast during a backfill. Each task has its own schedule or callers, and its own
+//! rows in the report.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,38 +13,38 @@ use crate::options::{DURATION_MAX, IN_FLIGHT_MAX, span_at_most};
 use crate::profile::Profile;
 use crate::workload::{Kind, Workload};
 
-/// Tasks of one run: each has rows of its own in the report, and histograms in memory.
+/// Maximum number of tasks; each has rows in the report and histograms in memory.
 pub const TASKS_MAX: usize = 16;
 
-/// When the requests of a task start.
+/// Rule for the starts of a task's requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pacing {
-    /// By a timetable, whatever earlier answers do: the open loop.
+    /// Open loop: by a schedule, independent of responses.
     Open {
-        /// Requests per second, from the start to the end.
+        /// Requests per second over the run.
         profile: Profile,
-        /// How the gaps between requests are distributed.
+        /// Distribution of the gaps between requests.
         arrival: ArrivalProcess,
     },
-    /// Callers who ask again when they are answered: the closed loop. What they would have asked during a stall they do not
-    /// ask, and so its latencies flatter a server that stalls.
+    /// Closed loop: each caller sends its next request after the response to the previous one. During a stall it sends none,
+    /// so its latencies are too favourable for a server that stalls.
     Closed {
-        /// How many.
+        /// Number of callers.
         callers: usize,
-        /// For how long.
+        /// Time during which requests are started.
         lasts: Duration,
     },
-    /// When they were recorded to have started.
+    /// Replay of recorded starts.
     Replayed {
-        /// To the last of them.
+        /// Time of the last start.
         lasts: Duration,
-        /// How many.
+        /// Number of requests.
         requests: usize,
     },
 }
 
 impl Pacing {
-    /// How long requests are started.
+    /// Returns the time during which requests are started.
     pub fn lasts(&self) -> Duration {
         match self {
             Pacing::Open { profile, .. } => profile.lasts(),
@@ -52,7 +52,7 @@ impl Pacing {
         }
     }
 
-    /// When its stages end; one that has none is one.
+    /// Returns the end times of the stages; one stage if there is no rate profile.
     pub fn ends(&self) -> Vec<Duration> {
         match self {
             Pacing::Open { profile, .. } => profile.ends(),
@@ -74,18 +74,18 @@ impl fmt::Display for Pacing {
     }
 }
 
-/// One task of a run.
+/// Task of a run.
 #[derive(Clone, Debug)]
 pub struct Task {
-    /// Its name in the report, different from those of the others.
+    /// Unique name in the report.
     pub name: String,
-    /// What its requests carry.
+    /// Content of the requests.
     pub workload: Workload,
-    /// When they start.
+    /// Rule for their starts.
     pub pacing: Pacing,
 }
 
-/// A task as it was typed: `lookups at 20`, `bulk of 256 with 4 callers`, `rerank of 50 at 1 to 10 for 1m`.
+/// Task as parsed: `queries at 20`, `bulk of 256 with 4 callers`, `rerank of 50 at 1 to 10 for 1m`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Written {
     pub(crate) kind: Kind,
@@ -94,7 +94,7 @@ pub(crate) struct Written {
     pub(crate) pacing: Pacing,
 }
 
-/// What tasks share unless one says otherwise.
+/// Defaults of all tasks of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {
     pub(crate) arrival: ArrivalProcess,
@@ -102,7 +102,7 @@ pub(crate) struct Shared {
 }
 
 impl Written {
-    /// Reads one, or says all that is wrong with it.
+    /// Parses a task, or returns all problems.
     pub(crate) fn read(text: &str, shared: Shared) -> Result<Written, Vec<String>> {
         let wrong = |what: String| format!("--task {text:?}: {what}");
         let words: Vec<&str> = text.split_whitespace().collect();
@@ -167,7 +167,7 @@ fn pacing(when: &[&str], shared: Shared) -> Result<Pacing, Vec<String>> {
     }
 }
 
-/// So many callers, if that many can be in flight.
+/// Validates the number of callers against the limit of requests in flight.
 pub(crate) fn callers(count: Option<usize>, lasts: Duration) -> Result<Pacing, String> {
     match count {
         Some(callers) if (1..=IN_FLIGHT_MAX).contains(&callers) => Ok(Pacing::Closed { callers, lasts }),

@@ -1,4 +1,4 @@
-//! Whom a run believes that a server is the one: the authorities of the machine, or those of a file.
+//! Trusted root certificates of a run: the system's, or those of a file.
 
 use std::fmt;
 use std::path::Path;
@@ -9,7 +9,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_platform_verifier::BuilderVerifierExt;
 
-/// How TLS is spoken.
+/// TLS configuration of a run.
 #[derive(Clone)]
 pub struct Trust(pub(crate) Arc<ClientConfig>);
 
@@ -19,7 +19,7 @@ impl fmt::Debug for Trust {
     }
 }
 
-/// Believes the certificates in `file`, or without one those that the machine believes.
+/// Loads the root certificates from `file`, or the system's without one.
 pub(crate) fn believed(file: Option<&Path>) -> Result<Trust, String> {
     let fail = |what: String| match file {
         Some(file) => format!("--cacert {}: {what}", file.display()),

@@ -1,4 +1,4 @@
-//! An operation that was started.
+//! Running operation.
 
 use std::future::Future;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use crate::failed;
 use crate::results::{self, Vectors};
 
-/// What came of an operation.
+/// Result of an operation.
 pub(crate) enum Outcome {
     Embedded(Embedded),
     Ranked(Vec<Ranked>, Run),
@@ -22,7 +22,7 @@ pub(crate) enum Outcome {
     Answered(Vec<Vec<u8>>, Run),
 }
 
-/// An operation that was started.
+/// Running operation, as a Python object.
 #[pyclass(frozen)]
 pub(crate) struct Job {
     shared: Arc<Shared>,
@@ -38,7 +38,7 @@ struct State {
     progress: Progress,
     over: bool,
     outcome: Option<Result<Outcome, ClientError>>,
-    /// Whom to call when it is over.
+    /// Python callback for the end of the operation.
     notify: Option<Py<PyAny>>,
 }
 
@@ -57,7 +57,7 @@ impl Job {
         };
         let operation = operation(Box::new(listener));
         let task = runtime.spawn({
-            // Whatever ends the task ends the job, also where it is taken back or panics.
+            // Dropped when the task ends in any way, including cancellation and panic.
             let ending = Ending(Arc::clone(&shared));
             async move {
                 let outcome = operation.await;
@@ -96,7 +96,7 @@ impl Shared {
 
 #[pymethods]
 impl Job {
-    /// Waits for its end, at most so many seconds; whether it is over.
+    /// Waits for the end, at most `seconds`; returns whether the operation has ended.
     fn wait(&self, py: Python<'_>, seconds: f64) -> bool {
         let until = Instant::now() + Duration::try_from_secs_f64(seconds).unwrap_or_default();
         py.detach(|| {
@@ -113,7 +113,7 @@ impl Job {
         })
     }
 
-    /// Has `notify` called from another thread once it is over, or at once if it is.
+    /// Calls `notify` from another thread when the operation ends, or now if it has ended.
     fn notify(&self, py: Python<'_>, notify: Py<PyAny>) -> PyResult<()> {
         {
             let mut state = self.shared.state();
@@ -125,18 +125,18 @@ impl Job {
         notify.call0(py).map(drop)
     }
 
-    /// Requests and inputs: answered, and in all.
+    /// Returns requests done, requests in total, inputs done, inputs in total.
     fn progress(&self) -> (usize, usize, usize, usize) {
         let Progress { requests_done, requests, inputs_done, inputs } = self.shared.state().progress;
         (requests_done, requests, inputs_done, inputs)
     }
 
-    /// Takes it back: connections are closed, and there will be no result.
+    /// Cancels the operation: closes its connections; there will be no result.
     fn cancel(&self) {
         self.task.abort();
     }
 
-    /// What came of it; once.
+    /// Returns the result; only once.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let outcome = self.shared.state().outcome.take();
         let outcome = outcome

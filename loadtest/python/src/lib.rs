@@ -1,9 +1,9 @@
-//! The extension module behind `meridian_client`: operations that run while Python goes on.
+//! Extension module of `meridian_client`: runs operations concurrently with Python code.
 //!
-//! Python's side ([`../python/meridian_client`]) has the classes that people use, and no hot path; this side has no opinion.
-//! An operation is a task of a runtime that the process has once. Starting one copies the texts out of Python's strings,
-//! and from then on nobody needs the interpreter until it is over: [`Job`] says whether it is, and hands out what came. Vectors
-//! are given to numpy where they lie, by its array interface, so there is no copy and no object for a row.
+//! The public classes are written in Python ([`../python/meridian_client`]) and contain no hot path; this module makes no
+//! policy decisions. An operation is a task of a process-wide tokio runtime. Starting one copies the texts out of Python's
+//! strings; after that the interpreter lock is not needed until the end. [`Job`] reports the state and returns the result.
+//! Vectors are exposed to numpy in place by the array interface, without a copy and without an object per row.
 
 mod job;
 mod preference;
@@ -32,7 +32,7 @@ create_exception!(
     "An operation that gave no result: kind, status and message."
 );
 
-/// Where operations run.
+/// Returns the runtime of all operations.
 fn runtime() -> PyResult<&'static Runtime> {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     if let Some(runtime) = RUNTIME.get() {
@@ -44,7 +44,7 @@ fn runtime() -> PyResult<&'static Runtime> {
     Ok(RUNTIME.get_or_init(|| made))
 }
 
-/// What Python is told of an operation that gave no result.
+/// Converts an error into the Python exception.
 fn failed(error: &ClientError) -> PyErr {
     let (kind, status) = match error {
         ClientError::Invalid(_) => ("invalid", None),
@@ -58,7 +58,7 @@ fn failed(error: &ClientError) -> PyErr {
     Failed::new_err((kind, status, error.to_string()))
 }
 
-/// A client. Its connections are kept between operations.
+/// Bulk client. Connections are kept between operations.
 #[pyclass(frozen)]
 struct Native {
     client: Arc<Client>,
@@ -66,7 +66,7 @@ struct Native {
 
 #[pymethods]
 impl Native {
-    /// `endpoints` are URL, API key and weight.
+    /// Creates a client. `endpoints` are URL, API key and weight.
     #[new]
     fn new(
         endpoints: Vec<(String, Option<String>, f64)>,
@@ -83,7 +83,7 @@ impl Native {
         Ok(Native { client: Arc::new(client) })
     }
 
-    /// Starts to embed.
+    /// Starts an embedding operation.
     #[pyo3(signature = (texts, model, dimensions, user, as_floats, preference))]
     fn embed(
         &self,
@@ -103,7 +103,7 @@ impl Native {
         })
     }
 
-    /// Starts to rank.
+    /// Starts a rerank operation.
     #[pyo3(signature = (query, texts, model, raw_scores, return_text, truncate, truncation_direction, preference))]
     #[expect(
         clippy::too_many_arguments,
@@ -129,7 +129,7 @@ impl Native {
         })
     }
 
-    /// Starts to classify.
+    /// Starts a classification.
     #[pyo3(signature = (texts, model, raw_scores, truncate, truncation_direction, preference))]
     fn classify(
         &self,
@@ -149,7 +149,7 @@ impl Native {
         })
     }
 
-    /// Starts to send each of `bodies` to `path`.
+    /// Starts sending each of `bodies` to `path`.
     fn batch(
         &self,
         method: &str,

@@ -1,4 +1,4 @@
-//! What Python gets to see of a result.
+//! Results, as Python objects.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -7,10 +7,10 @@ use loadtest::client::{self, Embedded};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Vectors in one block, which numpy takes where it lies.
+/// Vectors in one contiguous block, exposed to numpy in place.
 #[pyclass(frozen)]
 pub(crate) struct Vectors {
-    /// Kept for as long as an array shows it. Nobody here touches it again, so numpy may write to it.
+    /// Kept alive while an array refers to it. Not accessed from Rust afterwards, so numpy may write to it.
     _values: Mutex<Vec<f32>>,
     address: usize,
     rows: usize,
@@ -44,7 +44,7 @@ impl Vectors {
 
 #[pymethods]
 impl Vectors {
-    /// Version 3 of numpy's protocol; the array keeps this object for as long as it lives.
+    /// Version 3 of numpy's array interface; the array keeps this object alive.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let interface = PyDict::new(py);
@@ -56,7 +56,7 @@ impl Vectors {
     }
 }
 
-/// How an operation went.
+/// Statistics of an operation.
 #[pyclass(frozen)]
 pub(crate) struct Run {
     run: client::Run,
@@ -70,7 +70,7 @@ impl Run {
 
 #[pymethods]
 impl Run {
-    /// Seconds from its beginning to its end.
+    /// Total seconds.
     #[getter]
     fn total_time(&self) -> f64 {
         self.run.took.as_secs_f64()
@@ -82,13 +82,13 @@ impl Run {
         self.run.requests.iter().map(|request| request.took.as_secs_f64()).collect()
     }
 
-    /// Attempts at each request.
+    /// Attempts of each request.
     #[getter]
     fn attempts(&self) -> Vec<u32> {
         self.run.requests.iter().map(|request| request.attempts).collect()
     }
 
-    /// The headers of each answer.
+    /// Headers of each response.
     #[getter]
     fn headers(&self) -> Vec<BTreeMap<String, String>> {
         let of = |request: &client::RequestRecord| {

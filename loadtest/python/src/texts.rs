@@ -1,4 +1,4 @@
-//! Python's strings, copied into one text while the interpreter is held.
+//! Python strings, copied into one Rust string while the interpreter lock is held.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
-/// Many texts, one after the other.
+/// Texts, stored contiguously.
 pub(crate) struct Texts {
     joined: String,
     ends: Vec<usize>,

@@ -1,31 +1,31 @@
-//! Rows of an embeddings answer, looked at in one pass over its bytes.
+//! Validation of embeddings responses in one pass over the bytes.
 //!
-//! Most of such an answer are digits, and parsing them would cost more than all else that a request costs the generator. So
-//! rows that are written plainly are only counted ([`row`]), where they lie, by the same pass that finds out whether
-//! the answer is JSON at all; whatever else stands in a row is read number by number. Both say the same of every row, and
-//! both of every answer what a parser for everything says: property tests compare them.
+//! Such a response consists mostly of digits, and parsing them would cost more than everything else that a request costs the
+//! generator. Rows in plain notation are therefore only counted in place ([`row`]), by the same pass that validates the JSON;
+//! rows in any other notation are parsed number by number. Both paths accept the same rows, and both agree with a general
+//! JSON parser: property tests compare them.
 
 use super::{Rubbish, row};
 use crate::scan::{Cursor, Wrong};
 
-/// A row as it lies in the answer.
+/// Row of a response, unparsed.
 struct Row<'a> {
     index: u64,
     dimensions: usize,
     finite: bool,
-    /// With its brackets.
+    /// Including the brackets.
     text: &'a [u8],
 }
 
-/// What a list of numbers is like.
+/// Properties of a list of numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Shape {
     dimensions: usize,
     finite: bool,
 }
 
-/// How many numbers each row of `body` has, if it is an answer to `inputs` inputs of which `right` likes every row. Rows are
-/// parsed for `right` only where they have to be: it is given the row's text.
+/// Validates a response to `inputs` inputs; returns the numbers per row. `is_expected` is called with the index and the text
+/// of each row, so that rows are parsed only where their values matter.
 pub(crate) fn check(
     body: &[u8],
     inputs: usize,
@@ -57,12 +57,12 @@ pub(crate) fn check(
     Ok(dimensions)
 }
 
-/// The numbers of a row, if it is one.
+/// Parses the numbers of a row.
 pub(crate) fn numbers(row: &[u8]) -> Option<Vec<Option<f32>>> {
     serde_json::from_slice(row).ok()
 }
 
-/// All rows of an answer, of which most likely so many come.
+/// Returns all rows of a response; `likely` is the expected number.
 fn rows(body: &[u8], likely: usize) -> Result<Vec<Row<'_>>, Wrong> {
     let mut cursor = Cursor::new(body);
     let mut rows = None;
@@ -85,7 +85,7 @@ fn rows(body: &[u8], likely: usize) -> Result<Vec<Row<'_>>, Wrong> {
     rows.ok_or(Wrong::Shape("`data`"))
 }
 
-/// One element of `data`.
+/// Parses one element of `data`.
 fn one<'a>(cursor: &mut Cursor<'a>) -> Result<Row<'a>, Wrong> {
     let (mut index, mut row) = (None, None);
     object(cursor, |key, cursor| {
@@ -102,7 +102,7 @@ fn one<'a>(cursor: &mut Cursor<'a>) -> Result<Row<'a>, Wrong> {
     Ok(Row { index, dimensions, finite, text })
 }
 
-/// Goes through an object: `of` is given each key, with the cursor before its value.
+/// Iterates over an object: `visit` is called with each key, and the cursor before its value.
 fn object<'a>(
     cursor: &mut Cursor<'a>,
     mut of: impl FnMut(&'a [u8], &mut Cursor<'a>) -> Result<(), Wrong>,
@@ -118,7 +118,7 @@ fn object<'a>(
     Ok(())
 }
 
-/// A list of numbers.
+/// Parses a list of numbers.
 fn list<'a>(cursor: &mut Cursor<'a>) -> Result<(&'a [u8], Shape), Wrong> {
     if cursor.peek()? != b'[' {
         return Err(Wrong::Shape("list under `embedding`"));
@@ -131,20 +131,20 @@ fn list<'a>(cursor: &mut Cursor<'a>) -> Result<(&'a [u8], Shape), Wrong> {
     Ok((&from[..from.len() - cursor.rest().len()], shape))
 }
 
-/// What a list is like whose numbers are written in whatever way.
+/// Parses a list whose numbers are in any notation.
 fn one_by_one(cursor: &mut Cursor<'_>) -> Result<Shape, Wrong> {
     let mut shape = Shape { dimensions: 0, finite: true };
     let mut more = cursor.open(b'[', b']')?;
     while more {
         shape.dimensions += 1;
         match cursor.peek()? {
-            // How JavaScript writes NaN.
+            // JavaScript serializes NaN as `null`.
             b'n' => {
                 cursor.skip()?;
                 shape.finite = false;
             }
             b'-' | b'0'..=b'9' => {
-                // A number beyond f32 becomes infinite here.
+                // A number beyond the range of f32 becomes infinite here.
                 let number: f32 = cursor.number()?.parse().map_err(|_| Wrong::NotJson)?;
                 shape.finite &= number.is_finite();
             }
@@ -194,7 +194,7 @@ mod tests {
         ] {
             check(wrong, Err(Rubbish::WrongShape));
         }
-        // As many digits as f32 holds, and one more, at every alignment.
+        // 38 digits fit in f32, 39 do not; at every alignment.
         for before in 0..140 {
             let with = |digits: usize| format!("[{}0.5,{},1]", "1,".repeat(before), "9".repeat(digits));
             check(&with(38), Ok((before + 3, true)));
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// What a parser for everything says of an answer: as `check`, without the reasons.
+    /// Reference implementation of `check` with a general parser, without reasons.
     fn parsed(body: &[u8], inputs: usize) -> Option<usize> {
         let body: Value = serde_json::from_slice(body).ok()?;
         let data = body.get("data")?.as_array().filter(|data| data.len() == inputs)?;
@@ -228,7 +228,7 @@ mod tests {
         ]
     }
 
-    /// An answer of two rows, mostly a good one.
+    /// Generates responses of two rows, mostly valid.
     fn answer() -> impl Strategy<Value = String> {
         let rows = (1_usize..60).prop_flat_map(|numbers| {
             prop::collection::vec(prop::collection::vec(number(), numbers..=numbers), 2)

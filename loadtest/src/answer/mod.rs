@@ -1,9 +1,9 @@
-//! Is this body an answer? Rows are counted and looked at, and none is kept.
+//! Validation of response bodies. Rows are counted and checked; none is stored.
 //!
-//! A server under load does not only refuse: a broken one answers 200 with rows missing, in another order, cut short
-//! or not finite. Such an answer is a failed request with its own name in the report ([`Rubbish`]), since a tool that
-//! counts status codes would call it a success. Numbers are walked over without storing them where nobody wants to know
-//! their values, because checking happens on the machine that must also send the next request in time.
+//! An overloaded or broken server may respond with status 200 and missing rows, rows in another order, a truncated body or
+//! numbers that are not finite. Such a response is a failed request with its own cause in the report ([`InvalidResponse`]);
+//! a tool that counts status codes would report a success. Numbers are not parsed where their values do not matter, because
+//! validation runs on the machine that must also send the next request in time.
 
 pub(crate) mod embeddings;
 mod masks;
@@ -14,26 +14,26 @@ use std::fmt;
 
 use serde_json::error::Category;
 
-/// What is wrong with an answer that had status 200.
+/// Defect of a response with status 200.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rubbish {
-    /// The body is not JSON, or ends too early.
+    /// The body is not JSON, or is truncated.
     NotJson,
-    /// JSON, but not a list of embeddings, or of scores.
+    /// The body is JSON, but not a list of embeddings or scores.
     WrongShape,
-    /// More or fewer rows than inputs.
+    /// The number of rows differs from the number of inputs.
     WrongCount,
-    /// A row does not belong to the input at its place, or a document is there twice.
+    /// A row is not at the position of its input, or a document occurs twice.
     WrongOrder,
-    /// A row is empty, or has another length than the rows before it in this run.
+    /// A row is empty, or its length differs from that of earlier rows of this run.
     WrongDimensions,
-    /// A number is null, or too large to be one.
+    /// A number is null or too large.
     NotFinite,
-    /// A row is another one than was expected.
+    /// A row differs from the expected one.
     Unexpected,
-    /// Not an answer of HTTP.
+    /// The response is not valid HTTP.
     NotHttp,
-    /// More bytes than are read of one answer.
+    /// The response exceeds the size limit.
     TooLarge,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Rubbish {
     }
 }
 
-/// How many numbers each row of `body` has, if it is an answer to `inputs` inputs.
+/// Validates an embeddings response to `inputs` inputs; returns the numbers per row.
 pub fn check(body: &[u8], inputs: usize) -> Result<usize, Rubbish> {
     embeddings::check(body, inputs, |_, _| true)
 }

@@ -1,4 +1,4 @@
-//! Scores of a rerank answer: one for each document, the best first.
+//! Validation of rerank responses: one score per document, in descending order.
 
 use serde::Deserialize;
 
@@ -12,11 +12,11 @@ struct Answer {
 #[derive(Deserialize)]
 struct Ranked {
     index: usize,
-    /// `null` is how JavaScript writes NaN.
+    /// JavaScript serializes NaN as `null`.
     relevance_score: Option<f32>,
 }
 
-/// Whether `body` is an answer to a query with so many documents.
+/// Validates a response to a query with `documents` documents.
 pub(crate) fn check(body: &[u8], documents: usize) -> Result<(), Rubbish> {
     let Answer { results } = serde_json::from_slice(body).map_err(|error| kind(&error))?;
     if results.len() != documents {

@@ -1,24 +1,25 @@
-//! A row of numbers, counted without a number being read.
+//! Validation of a row of numbers without parsing them.
 //!
-//! Nearly all of an answer are digits. A row that is written plainly (no exponent, no space) is therefore looked at 64 bytes
-//! at a time: where digits, points, signs and commas stand are words of 64 bits, and what JSON says of a number is said of
-//! neighbours, so of a word and the same word shifted by one. That a number has one point at most is said by addition: a one
-//! added at the first digit after a point runs through the digits, and comes out where they end. Whatever is written
-//! otherwise is `None` here and read number by number elsewhere, so nothing has to be decided but "good, and so many".
+//! A response consists almost entirely of digits. A row in plain notation (no exponent, no space) is therefore processed 64
+//! bytes at a time: digits, points, signs and commas become 64-bit masks, and the JSON grammar of numbers becomes conditions
+//! on neighbouring bits, that is, on a mask and the same mask shifted by one. Addition ensures that a number has at most one
+//! point: a one added at the first digit after a point carries through the digits and appears at their end. For rows in
+//! other notation the result is `None`, and they are parsed number by number elsewhere; so the only other result is the
+//! number of values of a valid row.
 //!
-//! A number with a point is finite whatever its digits, unless it has 39 of them before the point. As many in a row cover
-//! twenty of one block wherever they begin, and rows with twenty are not plain.
+//! A number with a point is finite unless it has 39 digits before the point. 39 consecutive digits cover at least 20 bytes
+//! of one block at any alignment, and rows with 20 consecutive digits in a block are not considered plain.
 
 use super::masks::{BLOCK, Masks};
 
-/// A plain row: from its first byte after the bracket to where it ends, its own bracket included.
+/// Plain row. `bytes` counts from the byte after the opening bracket to the closing bracket, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plain {
     pub(super) numbers: usize,
     pub(super) bytes: usize,
 }
 
-/// What the last byte of a block means for the first of the next, in the lowest bit.
+/// State at the end of a block that affects the first byte of the next, in the lowest bit.
 #[derive(Clone, Copy)]
 struct Carry {
     /// A number begins.
@@ -26,13 +27,13 @@ struct Carry {
     minus: u64,
     point: u64,
     digit: u64,
-    /// A zero, after which no digit may stand before the point.
+    /// A leading zero, after which no digit may precede the point.
     lone_zero: u64,
-    /// Digits after a point go on.
+    /// The fraction digits continue.
     fraction: u64,
 }
 
-/// Looks at the row whose text begins at the front of `text`, after its bracket.
+/// Processes the row at the front of `text`, after its opening bracket.
 pub(super) fn plain(text: &[u8]) -> Option<Plain> {
     let mut carry = Carry { begins: 1, minus: 0, point: 0, digit: 0, lone_zero: 0, fraction: 0 };
     let (blocks, rest) = text.as_chunks::<BLOCK>();
@@ -46,14 +47,14 @@ pub(super) fn plain(text: &[u8]) -> Option<Plain> {
     }
     let mut last = [0; BLOCK];
     last[..rest.len()].copy_from_slice(rest);
-    // The zeros behind the text are no part of a number: it ends before them, or is not plain.
+    // The zero padding is not part of any number: a plain row ends before it.
     let (commas, ends) = step(Masks::of(&last), &mut carry)?;
     Some(Plain { numbers: numbers + commas + 1, bytes: blocks.len() * BLOCK + ends? })
 }
 
-/// Goes over a block: how many commas it has, and where the row ends if it does here. None if it is not plain.
+/// Processes a block; returns the number of commas, and the end of the row if it is in this block. `None` if not plain.
 fn step(masks: Masks, carry: &mut Carry) -> Option<(usize, Option<usize>)> {
-    // Up to the first bracket and with it.
+    // Bits up to and including the first closing bracket.
     let within = masks.close ^ masks.close.wrapping_sub(1);
     let Masks { digit, zero, comma, minus, point, close } = masks.within(within);
     if masks.any() & within != within {
@@ -66,13 +67,13 @@ fn step(masks: Masks, carry: &mut Carry) -> Option<(usize, Option<usize>)> {
     let after_digit = after(digit, carry.digit);
     let lone_zero = (begins | after_minus) & zero;
     let after_lone_zero = after(lone_zero, carry.lone_zero);
-    // Numbers begin with a digit or a sign, and a sign stands nowhere else.
+    // Numbers begin with a digit or a sign, and a sign occurs only there.
     let wrong_begin = (begins & !(digit | minus)) | (minus & !begins) | (after_minus & !digit);
-    // A point has a digit on either side, and whatever ends a number follows one.
+    // A point has a digit on both sides, and a number ends with a digit.
     let wrong_point = (after_point & !digit) | ((point | comma | close) & !after_digit);
     let (out, overflow) = digit.overflowing_add(after_point | carry.fraction);
     let second_point = out & !digit & point;
-    // Bits beyond the bracket say nothing.
+    // Bits after the closing bracket are ignored.
     if (wrong_begin | wrong_point | second_point | (after_lone_zero & digit)) & within != 0 {
         return None;
     }
@@ -91,7 +92,7 @@ fn step(masks: Masks, carry: &mut Carry) -> Option<(usize, Option<usize>)> {
     Some((comma.count_ones() as usize, (close != 0).then(|| close.trailing_zeros() as usize + 1)))
 }
 
-/// Whether twenty bits in a row are set.
+/// Returns whether twenty consecutive bits are set.
 fn has_twenty(bits: u64) -> bool {
     let two = bits & bits >> 1;
     let four = two & two >> 2;
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Whether a row is JSON, of numbers that are finite and written plainly; how many.
+    /// Reference implementation: the number of values if the row is JSON, all numbers are finite and the notation is plain.
     fn parsed(row: &str) -> Option<usize> {
         let numbers: Vec<f32> = serde_json::from_str(row).ok()?;
         let plain = row[1..row.len() - 1].bytes().all(|byte| byte.is_ascii_digit() || b",.-".contains(&byte));
@@ -113,7 +114,7 @@ mod tests {
             .then_some(numbers.len())
     }
 
-    /// At every place within a block, and with something behind it.
+    /// Checks at every position within a block, and with different suffixes.
     fn check(numbers: &str, good: bool) {
         for before in 0..=BLOCK {
             let row = format!("[0.{}1,{numbers}]", "0".repeat(before));
@@ -164,7 +165,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// Rows of these characters are nearly all wrong, and wrong in every way.
+        /// Most rows of these characters are invalid, in all possible ways.
         #[test]
         fn whatever_is_taken_for_plain_is_json_of_so_many_finite_numbers(
             good in prop::collection::vec(-1.0_f64..1.0, 0..20),

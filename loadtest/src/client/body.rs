@@ -1,11 +1,11 @@
-//! Bodies of requests, written by hand: text after text into one buffer.
+//! Serialization of request bodies, by hand: all texts into one buffer.
 //!
-//! What stands before and after the texts is the same in every request of an operation and is made once, by serde. Most
-//! texts have nothing to escape and are copied as they are.
+//! The bytes before and after the texts are the same in every request of an operation and are serialized once, by serde.
+//! Most texts contain no character that needs escaping and are copied as they are.
 
 use serde_json::{Map, Value};
 
-/// What stands around the texts of each request.
+/// Constant parts of the request bodies of an operation.
 #[derive(Clone, Debug)]
 pub(super) struct Template {
     head: Vec<u8>,
@@ -14,7 +14,7 @@ pub(super) struct Template {
 }
 
 impl Template {
-    /// An object with these members, and the texts as a list under `field`; each in a list of its own if `wrapped`.
+    /// Creates a template: an object with `members` and the list of texts under `field`; `wrapped` puts each text in a list.
     pub(super) fn new(members: Map<String, Value>, field: &str, wrapped: bool) -> Template {
         let mut head = Value::Object(members).to_string().into_bytes();
         head.pop();
@@ -26,7 +26,7 @@ impl Template {
         Template { head, before, after }
     }
 
-    /// The body for `texts`.
+    /// Returns the body for `texts`.
     pub(super) fn body<S: AsRef<str>>(&self, texts: &[S]) -> Vec<u8> {
         let around = 3 + self.before.len() + self.after.len();
         let length: usize = texts.iter().map(|text| text.as_ref().len() + around).sum();
@@ -45,9 +45,9 @@ impl Template {
     }
 }
 
-/// Writes `text` as a JSON string.
+/// Appends `text` as a JSON string.
 fn quote(text: &str, into: &mut Vec<u8>) {
-    // No early end: a loop without one looks at many bytes at a time.
+    // `fold` and not `all`: without an early exit the loop is vectorized.
     let plain =
         text.bytes().fold(true, |plain, byte| plain & (byte >= 0x20) & (byte != b'"') & (byte != b'\\'));
     if plain {

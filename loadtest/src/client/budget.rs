@@ -1,19 +1,19 @@
-//! What a second attempt may cost, so that a client in trouble does not double the trouble of its server.
+//! Budgets of retries and hedged requests, so that a client does not multiply the load of an overloaded server.
 //!
-//! A retry is paid for by successes, a hedge too: the shares that the gateway uses for itself, one in ten and one in
-//! fifty. A retry that cannot be paid for is not given up but waits: a little is earned by time as well, or a server that is
-//! back after a minute of nothing would find nobody left to ask it. A hedge that cannot be paid for is not made.
+//! Successes pay for retries and hedges, with the gateway's own shares: 10 % and 2 %. A retry without budget is not
+//! abandoned but delayed: the budget also grows with time, because otherwise no request would be left to probe a server
+//! that returns after a minute without successes. A hedge without budget is skipped.
 
 use std::time::{Duration, Instant};
 
-/// What may be saved up in retries.
+/// Largest balance of the retry budget.
 const RETRIES_SAVED_MAX: f64 = 100.0;
-/// What a client that has had no success yet may retry at once, and earns back within a second.
+/// Initial balance of the retry budget, and the number of retries that time earns per second while the balance is below it.
 const RETRIES_IDLE: f64 = 10.0;
-/// What may be saved up in hedges.
+/// Largest balance of the hedge budget.
 const HEDGES_SAVED_MAX: f64 = 8.0;
 
-/// Retries, as a share of successes.
+/// Retry budget as a share of successes.
 #[derive(Clone, Debug)]
 pub struct RetryBudget {
     per_success: f64,
@@ -22,18 +22,18 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// A budget into which each success pays `per_success` of a retry; 0 pays for none at all.
+    /// Creates a budget into which each success pays `per_success` of a retry; 0 disables retries.
     pub fn new(per_success: f64, now: Instant) -> RetryBudget {
         let saved = if per_success > 0.0 { RETRIES_IDLE } else { 0.0 };
         RetryBudget { per_success, saved, topped_up: now }
     }
 
-    /// A request was answered.
+    /// Records a success.
     pub fn succeeded(&mut self) {
         self.saved = (self.saved + self.per_success).min(RETRIES_SAVED_MAX);
     }
 
-    /// Takes one retry out; or says how long it takes until time alone has earned one. `None` if it never will.
+    /// Withdraws one retry, or returns the time until one is earned by time alone; `None` if the share is 0.
     pub fn withdraw(&mut self, now: Instant) -> Result<(), Option<Duration>> {
         if self.per_success <= 0.0 {
             return Err(None);
@@ -47,13 +47,13 @@ impl RetryBudget {
             self.saved -= 1.0;
             return Ok(());
         }
-        // One millisecond more than exact, so that rounding does not make it come back in vain.
+        // One millisecond of margin, so that rounding does not wake the caller too early.
         let wait = Duration::from_secs_f64((1.0 - self.saved) / RETRIES_IDLE);
         Err(Some(wait + Duration::from_millis(1)))
     }
 }
 
-/// Hedges, as a share of successes.
+/// Hedge budget as a share of successes.
 #[derive(Clone, Debug)]
 pub struct HedgeBudget {
     per_success: f64,
@@ -61,19 +61,19 @@ pub struct HedgeBudget {
 }
 
 impl HedgeBudget {
-    /// A budget into which each success pays `per_success` of a hedge.
+    /// Creates a budget into which each success pays `per_success` of a hedge.
     pub fn new(per_success: f64) -> HedgeBudget {
         HedgeBudget { per_success, saved: 0.0 }
     }
 
-    /// A request was answered.
+    /// Records a success.
     pub fn succeeded(&mut self) {
         self.saved = (self.saved + self.per_success).min(HEDGES_SAVED_MAX);
     }
 
-    /// Takes one hedge out, if there is one.
+    /// Withdraws one hedge; returns whether the balance sufficed.
     pub fn withdraw(&mut self) -> bool {
-        // Fifty times a fiftieth is a little less than one in binary.
+        // 50 × 0.02 is slightly less than 1 in binary.
         let enough = self.saved > 1.0 - 1e-9;
         if enough {
             self.saved = (self.saved - 1.0).max(0.0);

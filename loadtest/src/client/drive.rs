@@ -1,9 +1,9 @@
-//! An operation: many requests, of which a few hundred are open at any time.
+//! Execution of an operation: many requests, of which up to a few hundred are in flight.
 //!
-//! One loop owns everything: which requests are open, what waits for another attempt, which budget pays. It asks the pure
-//! decisions ([`super::fate`], [`super::budget`], [`super::endpoints`]) with the time and chance in its hand. Attempts are
-//! futures that it polls itself, and no tasks: whoever drops the operation drops them, and their connections with them, and
-//! reading, decoding and the next request stay on one core.
+//! One loop owns all state: open requests, requests waiting for a retry, budgets. It passes the current time and random
+//! draws to the pure decisions ([`super::retry`], [`super::budget`], [`super::endpoints`]). Attempts are futures that the
+//! loop polls itself instead of tasks: dropping the operation drops them and their connections, and reading, decoding and
+//! sending the next request stay on one core.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -27,41 +27,41 @@ use super::settings::Preference;
 use super::window::Window;
 use crate::scan::Wrong;
 
-/// How far an operation is.
+/// Progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Requests that were answered.
+    /// Completed requests.
     pub requests_done: usize,
-    /// Of how many.
+    /// Total requests.
     pub requests: usize,
-    /// Inputs that were answered.
+    /// Completed inputs.
     pub inputs_done: usize,
-    /// Of how many.
+    /// Total inputs.
     pub inputs: usize,
 }
 
-/// How one request went.
+/// Statistics of one request.
 #[derive(Clone, Debug, Default)]
 pub struct RequestRecord {
-    /// From its first attempt to its answer.
+    /// Time from the first attempt to the response.
     pub took: Duration,
-    /// How many attempts there were, hedges included.
+    /// Number of attempts, including hedges.
     pub attempts: u32,
-    /// The headers of its answer.
+    /// Headers of the response.
     pub headers: Headers,
 }
 
-/// What is asked, and what is done with the answers.
+/// Source of request bodies and consumer of response bodies.
 pub(super) trait Job {
-    /// The inputs of each request.
+    /// Returns the input range of each request.
     fn requests(&self) -> &[Range<usize>];
-    /// The body of a request.
+    /// Returns the body of a request.
     fn body(&self, number: usize) -> Vec<u8>;
-    /// The answer to a request; each comes once, in any order.
+    /// Decodes the response of a request. Called once per request, in any order.
     fn take(&mut self, number: usize, answer: &[u8]) -> Result<(), Wrong>;
 }
 
-/// Where requests go.
+/// Endpoints, method and path of an operation.
 pub(super) struct Road<'a> {
     pub(super) wires: &'a [Wire],
     pub(super) weights: &'a [f64],
@@ -69,20 +69,20 @@ pub(super) struct Road<'a> {
     pub(super) path: &'a str,
 }
 
-/// A request that is open.
+/// Request that has been started and is not complete.
 struct Open {
     since: Instant,
     attempts: u32,
-    /// Attempts that count against [`super::fate::RetryRules::retries_max`].
+    /// Failed attempts that count against [`super::retry::RetryRules::retries_max`].
     failures: u32,
-    /// How many answers the operation had when this request was last refused.
+    /// Number of responses of the whole operation when this request was last rejected as overload.
     answers_seen: u64,
     last: usize,
     running: Vec<Attempt>,
 }
 
 struct Attempt {
-    /// Which of its request, from 1.
+    /// Number of the attempt within its request, from 1.
     attempt: u32,
     endpoint: usize,
     sent: Instant,
@@ -96,10 +96,10 @@ struct Done {
     result: Result<Answer, Failure>,
 }
 
-/// When an attempt is looked at again that nothing will pay for, which [`Operation::failed`] does not let happen.
+/// Delay before an unfundable retry is checked again. [`OperationState::failed`] prevents this case.
 const UNPAID_WAIT: Duration = Duration::from_secs(1);
 
-/// Carries `job` out. `progress` hears of every answer.
+/// Executes `job`. `progress` is called after every response.
 pub(super) async fn drive<J: Job>(
     road: Road<'_>,
     job: &mut J,
@@ -156,7 +156,7 @@ pub(super) async fn drive<J: Job>(
             Some(ended) = attempts.next(), if !attempts.is_empty() => ended.ok(),
             () = sleep_until(due.unwrap_or(now).into()), if due.is_some() => None,
         };
-        // None: something is due, or an attempt that was taken back is out of the way.
+        // `None`: a timer expired, or an aborted attempt was removed.
         let Some(Done { number, attempt, endpoint, result }) = ended else { continue };
         let now = Instant::now();
         match result {
@@ -172,7 +172,7 @@ pub(super) async fn drive<J: Job>(
                 done.inputs_done += job.requests()[number].len();
                 progress(done);
             }
-            // That everything was too slow is said above, and says more than that its last attempt was.
+            // The operation's own timeout is reported at the top of the loop; it is more informative than the attempt's.
             Err(Failure::TimedOut) if operation.deadline.is_some_and(|deadline| deadline <= now) => {}
             Err(failure) => {
                 if let Some(attempts) = operation.failed(number, attempt, endpoint, &failure, now) {
@@ -208,22 +208,22 @@ struct Operation<'a> {
     retries: RetryBudget,
     hedges: HedgeBudget,
     window: Window,
-    /// Attempts that are out.
+    /// Attempts in flight.
     running: usize,
     answers: u64,
     chance: SmallRng,
-    /// The first request that was not begun.
+    /// First request that has not been started.
     next: usize,
     requests: usize,
     open: BTreeMap<usize, Open>,
-    /// Requests that wait for another attempt, and until when.
+    /// Requests that wait for a retry, by due time.
     again: BinaryHeap<Reverse<(Instant, usize)>>,
-    /// When first attempts will be late; in their order, since all are given the same time.
+    /// Times at which first attempts become eligible for a hedge. Ordered, because the delay is the same for all.
     late: VecDeque<(Instant, usize)>,
 }
 
 impl Operation<'_> {
-    /// The next attempt that may be made now, and where.
+    /// Returns the next attempt to send now, and its endpoint.
     fn launch(&mut self, now: Instant) -> Option<(usize, usize)> {
         let number = self.hedge(now).or_else(|| {
             let may = self.running < self.window.size();
@@ -242,13 +242,13 @@ impl Operation<'_> {
             self.again.pop();
             match self.retries.withdraw(now) {
                 Ok(()) => return Some(number),
-                // It was let in by `failed`, so that the share is above nothing and time earns one.
+                // `failed` admits only requests with a share above 0, so time earns a retry.
                 Err(wait) => self.again.push(Reverse((now + wait.unwrap_or(UNPAID_WAIT), number))),
             }
         }
     }
 
-    /// Beside what the window allows, since its budget is small; but not for a server that has too much to do.
+    /// Hedges are sent in addition to the concurrency window, because their budget is small; but not while it is reduced.
     fn hedge(&mut self, now: Instant) -> Option<usize> {
         if self.window.is_cut() {
             return None;
@@ -268,7 +268,7 @@ impl Operation<'_> {
     }
 
     fn begin(&mut self) -> Option<usize> {
-        // Those that wait are counted: who is told to come back later does not come with others meanwhile.
+        // Waiting requests count: after a `retry-after` the client must not send others in place of the delayed ones.
         let may = self.next < self.requests && self.open.len() < self.preference.in_flight_max;
         self.next += usize::from(may);
         may.then(|| self.next - 1)
@@ -303,16 +303,16 @@ impl Operation<'_> {
         }
     }
 
-    /// When something is to be done that is not an answer.
+    /// Returns the next time at which the loop has work without a response.
     fn due(&self) -> Option<Instant> {
-        // Where no attempt may be made, the next answer makes room or widens the window, and nothing is due before.
+        // When no attempt may start, only a response can free the window, so retries are not due earlier.
         let may = self.running < self.window.size();
         let again = self.again.peek().map(|Reverse((at, _))| *at).filter(|_| may);
         let late = self.late.front().map(|(at, _)| *at).filter(|_| !self.window.is_cut());
         [again, late, self.deadline].into_iter().flatten().min()
     }
 
-    /// An answer to `number`: whatever else was asked for it is taken back.
+    /// Handles a response to `number` and aborts its other attempts.
     fn answered(&mut self, number: usize, attempt: u32, endpoint: usize, now: Instant) -> Open {
         self.endpoints.ended(endpoint, true, now);
         self.retries.succeeded();
@@ -328,7 +328,7 @@ impl Operation<'_> {
         open
     }
 
-    /// An attempt at `number` failed. How many there were, if that was the last.
+    /// Handles a failed attempt at `number`. Returns the number of attempts if the request failed for good.
     fn failed(
         &mut self,
         number: usize,
@@ -343,7 +343,8 @@ impl Operation<'_> {
         self.running -= 1;
         let ended = open.running.iter().position(|running| running.attempt == attempt);
         let sent = ended.map_or(now, |place| open.running.swap_remove(place).sent);
-        // A server that is too busy for this request and has answered others since it last was gets to it in the end.
+        // An overloaded server that completed other requests since this one's last rejection makes progress, so the rejection
+        // does not count as a failure.
         let busy = fate::is_busy(failure);
         let goes_on = busy && self.answers > open.answers_seen;
         open.answers_seen = self.answers;
@@ -352,7 +353,7 @@ impl Operation<'_> {
             self.window.refused(sent, now);
         }
         if !open.running.is_empty() {
-            // A hedge or what it was made for is still out: that is the second attempt.
+            // The original attempt or its hedge is still in flight and serves as the retry.
             return None;
         }
         let in_time = |at: &Instant| self.deadline.is_none_or(|deadline| *at < deadline);

@@ -1,29 +1,29 @@
-//! Answers of `POST /v1/embeddings`, read into one block of numbers.
+//! Decoder of `POST /v1/embeddings` responses into one block of numbers.
 //!
-//! Each row is decoded where its input's row lies in the block, from base64 or from decimal digits, whatever the
-//! server sends. The number of dimensions is what the first row has, unless the caller asked for a number; every other row
-//! must have the same. A row counts once its length, its index and its finiteness are seen.
+//! Each row is decoded to the position of its input, from base64 or from decimal digits, whichever the server sends. The
+//! number of dimensions is that of the first row unless the caller requested a number; all rows must agree. A row is
+//! accepted after its length, its index and the finiteness of its numbers were checked.
 
 use base64_simd::{Out, STANDARD, STANDARD_NO_PAD};
 
 use crate::scan::{Cursor, Quoted, Wrong};
 
-/// The most dimensions of a row: sixteen times what the largest embedding models have.
+/// Maximum dimensions of a row: sixteen times those of the largest embedding models.
 pub const DIMENSIONS_MAX: usize = 1 << 16;
 
-/// Vectors of equal length, one after the other.
+/// Vectors of equal length, stored contiguously.
 #[derive(Debug)]
 pub(super) struct Block {
     texts: usize,
     dimensions: Option<usize>,
     pub(super) values: Vec<f32>,
-    /// Which rows of the answer at hand have been seen.
+    /// Rows of the current response that have been decoded.
     seen: Vec<bool>,
-    /// A row between base64 and numbers.
+    /// Buffer for a row between base64 and numbers.
     bytes: Vec<u8>,
 }
 
-/// What an answer says beside its rows.
+/// Fields of a response besides its rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Beside {
     pub(super) model: String,
@@ -31,26 +31,26 @@ pub(super) struct Beside {
     pub(super) total_tokens: u64,
 }
 
-/// A row as it lies in the answer.
+/// Undecoded row of a response.
 enum Row<'a> {
     Base64(Quoted<'a>),
-    /// A cursor before the list.
+    /// Cursor positioned before the list.
     Floats(Cursor<'a>),
 }
 
 impl Block {
-    /// Room for so many texts, of so many dimensions if that is known.
+    /// Allocates a block for `texts` vectors, if the number of dimensions is known; otherwise with the first row.
     pub(super) fn new(texts: usize, dimensions: Option<usize>) -> Block {
         let values = vec![0.0; texts * dimensions.unwrap_or(0)];
         Block { texts, dimensions, values, seen: Vec::new(), bytes: Vec::new() }
     }
 
-    /// How long a row is; 0 before the first.
+    /// Returns the length of a row; 0 before the first row.
     pub(super) fn dimensions(&self) -> usize {
         self.dimensions.unwrap_or(0)
     }
 
-    /// Reads the answer for `count` texts from the one at `first` on.
+    /// Decodes the response for `count` texts, starting with text `first`.
     pub(super) fn read(&mut self, first: usize, count: usize, answer: &[u8]) -> Result<Beside, Wrong> {
         let mut cursor = Cursor::new(answer);
         let mut beside = Beside::default();
@@ -99,7 +99,7 @@ impl Block {
     fn put(&mut self, place: usize, row: Row<'_>) -> Result<(), Wrong> {
         match row {
             Row::Base64(quoted) if quoted.escaped => {
-                // Some writers escape the slash.
+                // Some serializers escape the slash.
                 let text = quoted.to_text()?;
                 self.put_base64(place, text.as_bytes())
             }
@@ -119,7 +119,7 @@ impl Block {
         let dimensions = self.fix_dimensions(length / 4)?;
         let row = &mut self.values[place * dimensions..][..dimensions];
         let (numbers, _) = self.bytes[..length].as_chunks::<4>();
-        // Without a branch in it the loop is done many numbers at a time.
+        // Without a branch the loop is vectorized.
         let mut finite = true;
         for (value, bytes) in row.iter_mut().zip(numbers) {
             *value = f32::from_le_bytes(*bytes);
@@ -151,7 +151,7 @@ impl Block {
         if got == dimensions { Ok(()) } else { Err(Wrong::Dimensions { wanted: dimensions, got }) }
     }
 
-    /// How long every row is, now that one has been seen that is `got` long.
+    /// Checks the length of a row, or fixes it with the first row.
     fn fix_dimensions(&mut self, got: usize) -> Result<usize, Wrong> {
         match self.dimensions {
             Some(wanted) if wanted == got => Ok(wanted),
@@ -159,7 +159,7 @@ impl Block {
             None if got == 0 || got > DIMENSIONS_MAX => Err(Wrong::Shape("row of a sensible length")),
             None => {
                 let numbers = self.texts.saturating_mul(got);
-                // Asked for once before, since a row of a wrong length must not end the process for want of memory.
+                // Fallible reservation first: a row of a wrong length must not abort the process for lack of memory.
                 let there_is_room = Vec::<f32>::new().try_reserve_exact(numbers).is_ok();
                 if !there_is_room {
                     return Err(Wrong::Shape("row of a length that there is memory for"));
@@ -172,7 +172,7 @@ impl Block {
     }
 }
 
-/// One element of `data`, past which the cursor is then.
+/// Parses one element of `data` and advances the cursor past it.
 fn one<'a>(cursor: &mut Cursor<'a>) -> Result<(usize, Row<'a>), Wrong> {
     if cursor.peek()? != b'{' {
         return Err(Wrong::Shape("object in `data`"));
@@ -200,7 +200,7 @@ fn one<'a>(cursor: &mut Cursor<'a>) -> Result<(usize, Row<'a>), Wrong> {
     Ok((index.ok_or(Wrong::Shape("`index`"))?, row.ok_or(Wrong::Shape("`embedding`"))?))
 }
 
-/// Hands the numbers of a list to `take`, until it says that it is enough.
+/// Passes the numbers of a list to `take` until it returns false.
 fn floats(cursor: &mut Cursor<'_>, mut take: impl FnMut(f32) -> bool) -> Result<(), Wrong> {
     let mut more = cursor.open(b'[', b']')?;
     while more {

@@ -1,17 +1,18 @@
-//! Which of several endpoints is asked next.
+//! Endpoint selection.
 //!
-//! Requests go where the fewest are in flight for its weight. An endpoint that fails is shunned for a while, twice as long
-//! each time in a row; one of weight 0 is a spare, asked only while all others are shunned. Where all are shunned, the one
-//! whose time is up first is asked: to ask nobody helps nobody.
+//! A request is sent to the endpoint with the fewest requests in flight relative to its weight. A failing endpoint is
+//! ejected; the ejection time doubles with each consecutive ejection. An endpoint of weight 0 is a standby, used only while
+//! all others are ejected. If all are ejected, the one whose ejection ends first is used, because sending no request at all
+//! does not help.
 
 use std::time::{Duration, Instant};
 
-/// For how long an endpoint is left alone after its first failure.
+/// Duration of the first ejection.
 const SHUNNED_FIRST: Duration = Duration::from_secs(1);
-/// And at most.
+/// Longest ejection.
 const SHUNNED_MAX: Duration = Duration::from_secs(30);
 
-/// The endpoints of one operation, by their places.
+/// Endpoints of one operation, by index.
 #[derive(Clone, Debug)]
 pub struct Endpoints {
     all: Vec<State>,
@@ -26,7 +27,7 @@ struct State {
 }
 
 impl Endpoints {
-    /// Endpoints of these weights; there is at least one.
+    /// Creates the selection for endpoints of these weights; at least one.
     pub fn new(weights: impl IntoIterator<Item = f64>) -> Endpoints {
         let state = |weight| State { weight, in_flight: 0, failures_in_a_row: 0, shunned_until: None };
         let all: Vec<State> = weights.into_iter().map(state).collect();
@@ -34,7 +35,7 @@ impl Endpoints {
         Endpoints { all }
     }
 
-    /// The endpoint for a request, which is in flight there from now on; another than `not` if another will do as well.
+    /// Selects the endpoint of a request and counts the request as in flight. Avoids `not` if there is an equal alternative.
     pub fn pick(&mut self, now: Instant, not: Option<usize>) -> usize {
         let rank = |(place, state): &(usize, &State)| {
             let shunned = state.shunned_until.filter(|until| *until > now);
@@ -54,7 +55,7 @@ impl Endpoints {
         place
     }
 
-    /// A request is over that was in flight at `place`: `well` is whether the endpoint is as it should be.
+    /// Records the end of a request at endpoint `index`; `healthy` is false if the failure is the endpoint's.
     pub fn ended(&mut self, place: usize, well: bool, now: Instant) {
         let state = &mut self.all[place];
         state.in_flight = state.in_flight.saturating_sub(1);
@@ -62,14 +63,14 @@ impl Endpoints {
             state.failures_in_a_row = 0;
             state.shunned_until = None;
         } else if state.shunned_until.is_none_or(|until| until <= now) {
-            // What was in flight with the one that failed says nothing new.
+            // Requests that were in flight during the first failure are no further evidence.
             let lasts = SHUNNED_FIRST * 2u32.saturating_pow(state.failures_in_a_row.min(16));
             state.shunned_until = Some(now + lasts.min(SHUNNED_MAX));
             state.failures_in_a_row += 1;
         }
     }
 
-    /// A request was taken back from `place` before it was over.
+    /// Records that a request at endpoint `index` was aborted.
     pub fn taken_back(&mut self, place: usize) {
         self.all[place].in_flight = self.all[place].in_flight.saturating_sub(1);
     }

@@ -1,40 +1,40 @@
-//! What follows a failed attempt: another one, and when; or the end.
+//! Retry decision after a failed attempt.
 //!
-//! What a server says of itself comes first: a `retry-after` is kept, with a little chance on top so that hundreds of requests
-//! that were told the same do not come back as one. Otherwise each attempt waits twice as long as the one before, half of it
-//! by chance. An answer that is wrong in itself is never asked for again: it would be as wrong, and hiding it would be worse.
+//! A `retry-after` of the server has precedence. It is extended by up to 10 % of random jitter, so that hundreds of
+//! requests rejected at once do not return at once. Otherwise the backoff doubles with each attempt, half of it random. A
+//! response with an invalid body is never retried: the next one would be invalid as well, and a retry would hide the fault.
 
 use std::time::{Duration, Instant};
 
 use super::http::Failure;
 
-/// The longest wait between two attempts that is not the server's wish.
+/// Longest backoff without a `retry-after`.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(10);
 
-/// The longest wish for a wait that is granted; a server that is away for longer is a failure to tell a person of.
+/// Longest accepted `retry-after`; a longer outage is reported as an error instead.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
-/// Which failures are tried again, and how often.
+/// Retryable failures and limits.
 #[derive(Clone, Debug)]
 pub struct RetryRules {
-    /// Attempts after the first.
+    /// Maximum number of retries.
     pub retries_max: u32,
-    /// The wait before the second attempt.
+    /// Backoff before the second attempt.
     pub backoff_first: Duration,
-    /// Statuses that are final although they usually are not.
+    /// Statuses that are not retried although they are retryable by default.
     pub final_statuses: Vec<u16>,
 }
 
-/// What becomes of a request whose attempt failed.
+/// Decision after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It failed.
+    /// The request fails.
     GiveUp,
-    /// It may be tried again from then on.
+    /// The request may be retried from this time on.
     RetryAt(Instant),
 }
 
-/// Whether the failure is the endpoint's, so that others had better go elsewhere for a while.
+/// Returns whether the failure is the endpoint's, so that it is ejected for a while.
 pub fn shuns(failure: &Failure) -> bool {
     match failure {
         Failure::Unreachable(_) | Failure::BrokenOff(_) | Failure::TimedOut | Failure::Malformed(_) => true,
@@ -42,16 +42,16 @@ pub fn shuns(failure: &Failure) -> bool {
     }
 }
 
-/// Whether the server says that it has too much to do, and nothing is wrong with it or the request.
+/// Returns whether the server reports overload, which is neither its fault nor the request's.
 pub fn is_busy(failure: &Failure) -> bool {
     matches!(failure, Failure::Refused { status: 429 | 503, .. })
 }
 
-/// What follows `failure`, after so many attempts. `chance` is from 0 to 1.
+/// Decides what follows `failure` after this number of attempts. `draw` is a random number in [0, 1).
 pub fn after(failure: &Failure, attempts: u32, rules: &RetryRules, now: Instant, chance: f64) -> Fate {
     let asked_for = match failure {
         Failure::Unreachable(_) | Failure::BrokenOff(_) | Failure::TimedOut => None,
-        // It does not speak HTTP as we do, and will not next time.
+        // The peer's HTTP is invalid, and will be the next time.
         Failure::Malformed(_) => return Fate::GiveUp,
         Failure::Refused { status, retry_after, .. } => {
             let passes = matches!(status, 408 | 409 | 425 | 429 | 500..=599);
@@ -83,7 +83,7 @@ mod tests {
         Failure::Refused { status, message: String::new(), retry_after: retry_after.map(Duration::from_secs) }
     }
 
-    /// The wait in milliseconds, if there is another attempt.
+    /// Checks the wait in milliseconds; `None` if there is no retry.
     fn check(failure: Failure, attempts: u32, chance: f64, expected: Option<u64>) {
         let now = Instant::now();
         let expected = expected.map_or(Fate::GiveUp, |ms| Fate::RetryAt(now + Duration::from_millis(ms)));

@@ -1,4 +1,4 @@
-//! The kinds of operations: what each asks, and where its answers go.
+//! Operations: request bodies, and destinations of the responses.
 
 use std::ops::Range;
 

@@ -1,17 +1,18 @@
-//! The client: many texts in, one block of numbers out.
+//! Bulk client: many texts in, one block of numbers out.
 //!
-//! Whoever embeds a corpus has millions of short texts and one question: how soon are all of them there? A client that is
-//! made for one request at a time answers it with its own overhead: a parser that makes a string and a list of every row, an
-//! object around it, a task for every request. This one cuts the texts into requests ([`split`]), keeps hundreds of them open
-//! from one loop (`drive`), reads each answer once into a buffer and decodes its rows from there to where they belong
-//! (`embeddings`). What comes back is in the order of the texts, and was checked: a server that answers rubbish is an
-//! error that names the request.
+//! Embedding a corpus means millions of short texts and one measure: the time until all are done. A client made for single
+//! requests spends that time on its own overhead: a parser that creates a string and a list per row, an object around it, a
+//! task per request. This client splits the texts into requests ([`split`]), keeps hundreds of them in flight from one loop
+//! (`operation`), reads each response once into a buffer and decodes its rows from there to their final position
+//! (`embeddings`). Results are in the order of the texts and validated: an invalid response is an error that names the
+//! request.
 //!
-//! What fails is tried again within a budget ([`budget`], [`fate`]), elsewhere if there is an elsewhere ([`endpoints`]), and a
-//! server that has too much to do is sent less at once ([`window`]). These decide and nothing else: time and chance are their arguments. To stop, drop the future.
+//! Failed attempts are retried within a budget ([`budget`], [`retry`]), at another endpoint if there is one ([`endpoints`]),
+//! and concurrency is reduced for an overloaded server ([`window`]). These modules are pure decisions: time and randomness
+//! are arguments. To cancel an operation, drop its future.
 //!
-//! One operation runs on the task that awaits it, so it uses one core; several at once use several. docs/client.md says how
-//! to use it, from Rust and from Python.
+//! One operation runs on the task that awaits it, so it uses one core; concurrent operations use several. docs/client.md
+//! documents the use from Rust and from Python.
 
 mod body;
 pub mod budget;
@@ -47,66 +48,66 @@ use self::embeddings::{Beside, Block};
 use self::http::{Trust, Wire};
 use self::jobs::{Bodies, Embed, Scored};
 
-/// Hears how far an operation is, after every answer.
+/// Progress callback, called after every response.
 pub type Listener<'a> = &'a mut (dyn FnMut(Progress) + Send);
 
-/// Asks for many things at once. Connections are kept between operations, which may run beside each other.
+/// Bulk client. Connections are kept between operations, which may run concurrently.
 pub struct Client {
     wires: Vec<Wire>,
     weights: Vec<f64>,
 }
 
-/// What to embed with.
+/// Options of an embedding operation.
 #[derive(Clone, Debug, Default)]
 pub struct EmbedOptions {
-    /// The deployment.
+    /// Name of the deployment.
     pub model: String,
-    /// How many numbers a vector should have, where the model has a choice.
+    /// Requested length of the vectors, for models that support several.
     pub dimensions: Option<usize>,
-    /// Whom the server should take it for.
+    /// OpenAI's `user` field.
     pub user: Option<String>,
-    /// Asks for decimal digits instead of base64, of servers that know nothing else.
+    /// Requests decimal digits instead of base64, for servers without base64 support.
     pub as_floats: bool,
 }
 
 /// Vectors, in the order of the texts.
 #[derive(Debug)]
 pub struct Embedded {
-    /// All of them, one after the other.
+    /// All vectors, contiguous.
     pub values: Vec<f32>,
-    /// How long each is.
+    /// Length of each vector.
     pub dimensions: usize,
-    /// The model that answered, as it calls itself.
+    /// Model name in the response.
     pub model: String,
-    /// Tokens of the texts, as the server counted them.
+    /// Prompt tokens, as counted by the server.
     pub prompt_tokens: u64,
-    /// Tokens in all.
+    /// Total tokens, as counted by the server.
     pub total_tokens: u64,
-    /// How it went.
+    /// Statistics of the operation.
     pub run: Run,
 }
 
-/// How an operation went.
+/// Statistics of an operation.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// From its beginning to its end.
+    /// Wall-clock time of the operation.
     pub took: Duration,
-    /// Its requests, in order.
+    /// Statistics of its requests, in order.
     pub requests: Vec<RequestRecord>,
 }
 
-/// What TEI's requests can be asked beside the texts.
+/// Options of TEI's rerank and predict requests.
 #[derive(Clone, Debug)]
 pub struct ScoreOptions {
-    /// The deployment, where the path does not name it.
+    /// Name of the deployment, unless the path contains it.
     pub model: Option<String>,
-    /// The model's own numbers, and not scores from 0 to 1.
+    /// Requests the model's raw scores instead of scores from 0 to 1.
     pub raw_scores: bool,
-    /// Whether texts come back (rerank).
+    /// Whether the response contains the texts (rerank).
     pub return_text: bool,
-    /// Whether texts that are too long are cut, and not refused.
+    /// Whether texts over the length limit are truncated instead of rejected.
     pub truncate: bool,
-    /// Which end is cut off: `Right` or `Left`.
+    /// End that is truncated: `Right` or `Left`.
     pub truncation_direction: String,
 }
 
@@ -124,7 +125,7 @@ impl Default for ScoreOptions {
 }
 
 impl Client {
-    /// A client, or everything that is wrong with its settings. Connects to nobody yet.
+    /// Creates a client, or returns all problems of the settings. Opens no connection.
     pub fn new(settings: &Settings) -> Result<Client, ClientError> {
         let Settings { endpoints, protocol, roots_pem } = settings;
         let mut problems = Vec::new();
@@ -150,7 +151,7 @@ impl Client {
         Ok(Client { wires, weights: endpoints.iter().map(|endpoint| endpoint.weight).collect() })
     }
 
-    /// Embeds texts, by `POST /v1/embeddings`.
+    /// Embeds texts by `POST /v1/embeddings`.
     pub async fn embed<S: AsRef<str>>(
         &self,
         texts: &[S],
@@ -194,9 +195,9 @@ impl Client {
         })
     }
 
-    /// Ranks texts by how well they match `query`, by `POST /rerank` as TEI has it. Each request's texts come in the order
-    /// in which the server ranks them, and the requests in theirs; scores do not depend on what else was asked, so whoever
-    /// wants the best of all sorts.
+    /// Ranks texts by relevance to `query`, by TEI's `POST /rerank`. The texts of each request are in the order in which the
+    /// server ranked them, and the requests in the order of the texts. Scores do not depend on the other texts, so a caller
+    /// that needs a global ranking sorts by score.
     pub async fn rerank<S: AsRef<str>>(
         &self,
         query: &str,
@@ -217,7 +218,7 @@ impl Client {
         self.scored("/rerank", texts, template, read, preference, progress).await
     }
 
-    /// Classifies texts, by `POST /predict` as TEI has it: the labels of each.
+    /// Classifies texts by TEI's `POST /predict`; returns the labels of each.
     pub async fn classify<S: AsRef<str>>(
         &self,
         texts: &[S],
@@ -225,14 +226,14 @@ impl Client {
         preference: &Preference,
         progress: Listener<'_>,
     ) -> Result<(Vec<Vec<Class>>, Run), ClientError> {
-        // A list for each text: two texts in one list would be a pair.
+        // One list per text: two texts in one list would be a pair.
         let template = Template::new(options.members(), "inputs", true);
         let read = |_, count, answer: &[u8]| scores::classes(answer, count);
         self.scored("/predict", texts, template, read, preference, progress).await
     }
 
-    /// Sends each of `bodies` to `path`, as JSON; the answers' bodies, in order. A request that fails is sent again, so whoever
-    /// asks for what must not happen twice allows no retries.
+    /// Sends each of `bodies` to `path` as JSON; returns the response bodies in order. Failed requests are retried, so disable
+    /// retries for requests that are not idempotent.
     pub async fn batch<B: AsRef<[u8]>>(
         &self,
         method: Method,
@@ -288,7 +289,7 @@ impl ScoreOptions {
     }
 }
 
-/// The requests for `texts`, of which there must be one.
+/// Splits `texts` into requests; an error if there is no text.
 fn cut<S: AsRef<str>>(texts: &[S], preference: &Preference) -> Result<Vec<Range<usize>>, ClientError> {
     if texts.is_empty() {
         return Err(ClientError::Invalid(vec!["texts: there are none; give at least one".to_owned()]));

@@ -1,32 +1,32 @@
-//! Answers of `POST /rerank` and `POST /predict`, as TEI has them: small, and so read by serde, which takes no number that is
-//! not finite.
+//! Decoder of TEI's `POST /rerank` and `POST /predict` responses. They are small and parsed by serde, which rejects numbers
+//! that are not finite.
 
 use serde::Deserialize;
 
 use crate::scan::Wrong;
 
-/// A text's score.
+/// Score of one text.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Ranked {
-    /// The text's place among those that were asked about.
+    /// Index of the text in the request.
     pub index: usize,
-    /// How well it matches.
+    /// Relevance.
     pub score: f64,
-    /// The text, where it was asked for.
+    /// The text, if requested.
     #[serde(default)]
     pub text: Option<String>,
 }
 
-/// A label and how well it fits.
+/// Label with its score.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Class {
     /// The label.
     pub label: String,
-    /// How well it fits.
+    /// Score of the label.
     pub score: f64,
 }
 
-/// Every text of `count` once, in the order in which the server ranked them.
+/// Decodes a ranking that contains each of `count` texts once; keeps the server's order.
 pub(super) fn ranks(answer: &[u8], count: usize) -> Result<Vec<Ranked>, Wrong> {
     let ranks: Vec<Ranked> = list(answer, count, "list of index and score")?;
     let mut seen = vec![false; count];
@@ -39,7 +39,7 @@ pub(super) fn ranks(answer: &[u8], count: usize) -> Result<Vec<Ranked>, Wrong> {
     Ok(ranks)
 }
 
-/// The labels of each of `count` texts.
+/// Decodes the labels of each of `count` texts.
 pub(super) fn classes(answer: &[u8], count: usize) -> Result<Vec<Vec<Class>>, Wrong> {
     let rows: Vec<Vec<Class>> = list(answer, count, "list of labels and scores for each text")?;
     if rows.iter().any(Vec::is_empty) {

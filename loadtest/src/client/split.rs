@@ -1,25 +1,25 @@
-//! How a long list of texts becomes requests.
+//! Partition of a list of texts into requests.
 //!
-//! A request has at most so many texts, so many characters and so many tokens, whichever comes first; a text that is over
-//! by itself goes alone, since only the server knows whether it is too long. Texts stay in order and none is cut.
+//! A request is limited by the number of texts, of characters and of tokens, whichever is reached first. A text above a
+//! limit is sent alone, because only the server knows whether it is too long. Texts stay in order and are never cut.
 //!
-//! Tokens are estimated: nobody here has the model's tokenizer. Four bytes of ASCII are taken for one, and each
-//! character beyond it for one, which is above what the tokenizers of embedding models make of the usual languages.
+//! Tokens are estimated, because the client does not have the model's tokenizer: one token per four bytes of ASCII, and one
+//! per other character. This is above the counts of embedding models' tokenizers for common languages.
 
 use std::ops::Range;
 
-/// What one request may carry.
+/// Size limits of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// Texts.
+    /// Maximum number of texts.
     pub texts: usize,
-    /// Characters of all its texts.
+    /// Maximum characters of all texts.
     pub chars: usize,
-    /// Estimated tokens of all its texts.
+    /// Maximum estimated tokens of all texts.
     pub tokens: Option<usize>,
 }
 
-/// What is counted of a text.
+/// Size of a text.
 #[derive(Clone, Copy, Debug, Default)]
 struct Size {
     chars: usize,
@@ -38,7 +38,7 @@ impl Size {
     }
 }
 
-/// The requests for `texts`: ranges that follow one another and cover all of them.
+/// Returns the requests for `texts` as consecutive ranges that cover all of them.
 pub fn split<S: AsRef<str>>(texts: &[S], limits: RequestLimits) -> Vec<Range<usize>> {
     let mut requests = Vec::with_capacity(texts.len() / limits.texts.max(1) + 1);
     let mut begin = 0;

@@ -1,12 +1,13 @@
-//! How many requests are sent at once to a server that says when that is too many.
+//! Concurrency limit that adapts to an overloaded server.
 //!
-//! A list that takes a server minutes is sent by a client that would have all of it answered now. Where the server says
-//! that it is too busy, coming back with as many as before makes it say so again; so the number is halved, and grows by one
-//! with every round of answers, as TCP shares a link. What was sent before a cut says nothing about what is left after it.
+//! A client with a long list would send everything at once, but the server may take minutes for it. If it rejects requests
+//! as overload, resending the same number causes the same rejections. The limit is therefore halved on overload and grows
+//! by one per round trip of responses (AIMD, as in TCP). Rejections of requests that were sent before the last reduction
+//! do not reduce it again.
 
 use std::time::Instant;
 
-/// How many attempts may be out.
+/// Limit of concurrent attempts.
 #[derive(Clone, Debug)]
 pub struct Window {
     size: f64,
@@ -15,28 +16,28 @@ pub struct Window {
 }
 
 impl Window {
-    /// A window that is as wide as it may ever be, at least one.
+    /// Creates a window of the largest size, at least one.
     pub fn new(most: usize) -> Window {
         let most = most.max(1) as f64;
         Window { size: most, most, cut_at: None }
     }
 
-    /// How many attempts may be out now; at least one.
+    /// Returns the current limit; at least one.
     pub fn size(&self) -> usize {
         self.size as usize
     }
 
-    /// Whether it is narrower than it may be.
+    /// Returns whether the limit is below its maximum.
     pub fn is_cut(&self) -> bool {
         self.size < self.most
     }
 
-    /// An attempt was answered.
+    /// Records a response.
     pub fn answered(&mut self) {
         self.size = (self.size + 1.0 / self.size).min(self.most);
     }
 
-    /// An attempt that was sent at `sent` was refused because the server is too busy.
+    /// Records that an attempt sent at `sent` was rejected as overload.
     pub fn refused(&mut self, sent: Instant, now: Instant) {
         if self.cut_at.is_none_or(|cut| sent > cut) {
             self.size = (self.size / 2.0).max(1.0);

@@ -1,16 +1,16 @@
-//! What a step can do, as a person writes it.
+//! Actions of a drill step, in the syntax of the drill file.
 //!
-//! | words | mean |
+//! | syntax | effect |
 //! |---|---|
-//! | `kill`, `stop`, `start`, `restart`, `pause`, `resume` | SIGKILL; an orderly end; start it (again); an orderly end and a start; SIGSTOP; SIGCONT |
-//! | … `region R`, `spoke R`, `replica R`, `gateway`, `hub`, `hub 2`, `store`, `store 1` | whom: a region is its spoke and its replicas, the store all its members |
-//! | `cut link R`, `cut link to R`, `cut link from R` | nothing is delivered, or nothing one way |
-//! | `slow link R 10x`, `delay link R 200ms` | so many times the distance; so much more of it |
-//! | `lose 5% on link R` | of what crosses, as TCP shows it: late, and all behind it as well |
-//! | `heal link R` | all of these end |
-//! | `slow replica R 10x` | the replicas of R take so many times as long; `1x` is as before |
-//! | `surge 3x for 10s`, `surge 3x on NAME for 10s` | all callers, or those, ask so many times as often |
-//! | `drain region R`, `undrain region R` | as an operator does with `meridian drain` |
+//! | `kill`, `stop`, `start`, `restart`, `pause`, `resume` | SIGKILL; graceful shutdown; start; graceful shutdown and start; SIGSTOP; SIGCONT |
+//! | … `region R`, `spoke R`, `replica R`, `gateway`, `hub`, `hub 2`, `store`, `store 1` | target processes: a region is its spoke and its replicas, the store all its members |
+//! | `cut link R`, `cut link to R`, `cut link from R` | drops all traffic, or all traffic in one direction |
+//! | `slow link R 10x`, `delay link R 200ms` | multiplies the round-trip time; adds to it |
+//! | `lose 5% on link R` | packet loss as TCP shows it: the segment and everything behind it is late |
+//! | `heal link R` | removes all link faults |
+//! | `slow replica R 10x` | slows the replicas of R by this factor; `1x` restores their speed |
+//! | `surge 3x for 10s`, `surge 3x on NAME for 10s` | multiplies the request rate of all loads, or of one |
+//! | `drain region R`, `undrain region R` | the same as `meridian drain` and its reversal |
 
 use std::time::Duration;
 
@@ -18,40 +18,40 @@ use regions::{RegionId, did_you_mean, duration};
 
 use super::{Store, World};
 
-/// What a step does.
+/// Action of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Something to processes.
+    /// Sends a signal or a lifecycle command to processes.
     Process(Verb, Whom),
-    /// Something to the link between the gateway and a region.
+    /// Changes the link between the gateway and a region.
     Link(RegionId, LinkChange),
-    /// The replicas of a region take so many times as long.
+    /// Slows the replicas of a region by a factor.
     SlowReplicas(RegionId, u32),
-    /// More is asked for.
+    /// Multiplies the request rate.
     Surge {
-        /// How many times as much.
+        /// Factor of the rate.
         times: f64,
-        /// For how long.
+        /// Duration of the surge.
         lasts: Duration,
-        /// By whom; by all if none is named.
+        /// Name of the load; `None` for all loads.
         load: Option<String>,
     },
-    /// An operator wants a region emptied.
+    /// Drains a region.
     Drain(RegionId),
-    /// And used again.
+    /// Ends the drain of a region.
     Undrain(RegionId),
 }
 
-/// What is done to a process.
+/// Lifecycle command or signal for a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// SIGKILL.
     Kill,
-    /// An orderly end.
+    /// Graceful shutdown.
     Stop,
-    /// Started, if it does not run.
+    /// Starts the process if it is not running.
     Start,
-    /// An orderly end, and a start.
+    /// Graceful shutdown, then start.
     Restart,
     /// SIGSTOP.
     Pause,
@@ -59,54 +59,54 @@ pub enum Verb {
     Resume,
 }
 
-/// To which processes.
+/// Processes that an action applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whom {
     /// The spoke and the replicas of a region.
     Region(RegionId),
-    /// Its spoke.
+    /// The spoke of a region.
     Spoke(RegionId),
-    /// Its replicas.
+    /// The replicas of a region.
     Replicas(RegionId),
     /// The gateway.
     Gateway,
     /// One hub, counted from 1.
     Hub(u32),
-    /// All members of the etcd, or one, counted from 1.
+    /// All members of the etcd cluster, or one, counted from 1.
     Store(Option<u32>),
 }
 
-/// What becomes of a link.
+/// Change of a link's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LinkChange {
-    /// It delivers nothing this way.
+    /// Drops all traffic in this direction.
     Cut(Way),
-    /// It is as it was made.
+    /// Removes all link faults.
     Heal,
-    /// So many times as far.
+    /// Multiplies the round-trip time.
     Times(u32),
-    /// So much farther, each way half.
+    /// Adds to the round-trip time, half in each direction.
     Delay(Duration),
-    /// Of a hundred pieces so many are lost at first.
+    /// Percentage of segments that are lost once and retransmitted.
     Lose(f64),
 }
 
-/// A direction of a link.
+/// Direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// To the region and from it.
+    /// To the region and from the region.
     Both,
     /// To the region.
     To,
-    /// From it.
+    /// From the region.
     From,
 }
 
-/// Members of a world's etcd.
+/// Members of the etcd cluster of an environment.
 pub const MEMBERS: u32 = 3;
-/// The most that anything is slowed or raised.
+/// Largest factor of a slowdown or surge.
 pub const TIMES_MAX: u32 = 1000;
-/// What is told where nothing fits.
+/// Syntax summary for error messages.
 const FORMS: &str = "`kill|stop|start|restart|pause|resume region R|spoke R|replica R|gateway|hub N|store`, \
     `cut link R`, `cut link to R`, `cut link from R`, `heal link R`, `slow link R 10x`, `delay link R 200ms`, `lose 5% on link R`, \
     `slow replica R 10x`, `surge 3x for 10s`, `surge 3x on NAME for 10s`, `drain region R` or `undrain region R`";
@@ -123,11 +123,11 @@ impl Verb {
 }
 
 impl Action {
-    /// Reads an action and finds out whether `world` can do it.
+    /// Parses an action and checks that `environment` supports it.
     ///
     /// # Errors
     ///
-    /// What to write instead.
+    /// A message with the accepted syntax.
     pub fn read(text: &str, world: &World, loads: &[&str]) -> Result<Action, String> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let verb = Verb::ALL.iter().find(|(name, _)| words.first() == Some(name)).map(|(_, verb)| *verb);
@@ -158,7 +158,7 @@ impl Action {
         }
     }
 
-    /// The region that it is about, if it is about one.
+    /// Returns the region that the action applies to, if any.
     pub fn region(&self) -> Option<&RegionId> {
         match self {
             Action::Process(_, Whom::Region(region) | Whom::Spoke(region) | Whom::Replicas(region))
@@ -170,7 +170,7 @@ impl Action {
         }
     }
 
-    /// Whether it can be done to a deployment that was there before: nobody lends a drill their processes and cables.
+    /// Returns whether the action is possible against an existing deployment, whose processes and links the drill does not control.
     pub fn suits_any_deployment(&self) -> bool {
         match self {
             Action::Surge { .. } | Action::Drain(_) | Action::Undrain(_) => true,
@@ -208,7 +208,7 @@ fn unknown(text: &str) -> String {
     format!("`{text}` is nothing that a drill can do{hint}; write {FORMS}")
 }
 
-/// A region of this world.
+/// Parses the name of a region of the environment.
 pub(super) fn known(text: &str, world: &World) -> Result<RegionId, String> {
     world.regions.iter().find(|region| region.as_str() == text).cloned().ok_or_else(|| {
         let there: Vec<_> = world.regions.iter().map(RegionId::as_str).collect();
@@ -217,7 +217,7 @@ pub(super) fn known(text: &str, world: &World) -> Result<RegionId, String> {
     })
 }
 
-/// One of the loads.
+/// Parses the name of one of the loads.
 pub(super) fn named(text: &str, loads: &[&str]) -> Result<String, String> {
     if loads.contains(&text) {
         return Ok(text.to_owned());
@@ -242,7 +242,7 @@ fn times(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("`{text}`: write how many times, from 1x to {TIMES_MAX}x, such as 10x"))
 }
 
-/// Of a rate, which can also be raised by half.
+/// Parses a rate factor, which may be fractional.
 fn factor(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('x').and_then(|number| number.parse().ok());
     number
@@ -257,7 +257,7 @@ fn percent(text: &str) -> Result<f64, String> {
     })
 }
 
-/// A length of time above zero.
+/// Parses a duration above zero.
 pub(super) fn time(text: &str) -> Result<Duration, String> {
     duration::parse(text)
         .filter(|time| !time.is_zero())

@@ -1,24 +1,25 @@
-//! What must hold, as a person writes it, and over which part of the run.
+//! Expectations of a drill, in the syntax of the drill file, and the time spans over which they are evaluated.
 //!
-//! | words | hold when |
+//! | syntax | holds if |
 //! |---|---|
-//! | `failed == 0`, `failed <= 5` | so many requests failed |
-//! | `failures only CODE` | every failure was this refusal, and there was one |
-//! | `p99 < 250ms`, also `p50`, `p90`, `p99.9`, `max`, also `<=` | answers took so long |
-//! | `p99 <= 1.2x before` | answers took at most so many times as long as before the first step |
-//! | `served_in eu only`, `served_in eu,aws/us-east-1 only` | no answer came from elsewhere, and some came |
-//! | `served_by R` | some answer came from R |
-//! | `evacuated`, `evacuated R` | no answer comes from R any more, and the gateway has taken it out of use |
-//! | `generation never falls` | no reader saw an older table after a newer one, nor two tables of one number |
-//! | `generation rises` | somebody has a newer table than anybody had at the step |
-//! | `hubs agree` | all hubs give out the same table |
+//! | `failed == 0`, `failed <= 5` | at most this many requests failed |
+//! | `failures only CODE` | at least one request failed, and all failures have this error code |
+//! | `p99 < 250ms`, also `p50`, `p90`, `p99.9`, `max`, also `<=` | the latency quantile is within the bound |
+//! | `p99 <= 1.2x before` | the latency quantile is at most this multiple of its value before the first step |
+//! | `served_in eu only`, `served_in eu,aws/us-east-1 only` | there were responses, and all came from these regions |
+//! | `served_by R` | at least one response came from R |
+//! | `evacuated`, `evacuated R` | no response came from R, and the gateway considers R out of use |
+//! | `generation never falls` | no reader saw an older table after a newer one, nor two tables of one generation |
+//! | `generation rises` | at least one reader has a newer table than the newest at the step |
+//! | `hubs agree` | all hubs publish the same table |
 //!
-//! Behind each may stand `for NAME` (of the requests of that load alone) and, under a step, `within 5s`.
+//! Each may be followed by `for NAME` (only requests of that load) and, under a step, by `within 5s`.
 //!
-//! Where it stands says over what it is measured. In `before`: from the end of the warm-up to the first step. In `expect` at the top:
-//! over the whole run. Under a step: from the step (or, with `within`, from so long after it) to the next step at another
-//! moment, or to the end. `within 5s` so means: at the latest then it holds, and goes on holding. Parts of seconds at both
-//! ends of a span are left out, since a run is kept by seconds; but for `failed`, which takes them in.
+//! The position in the file determines the span. `before`: from the end of the warm-up to the first step. `expect` at the
+//! top level: the whole run. `expect` under a step: from the step (plus the time of `within`, if given) to the next step at
+//! another time, or to the end. `within 5s` therefore means that the condition holds after 5 s at the latest and continues
+//! to hold. Statistics are kept per second, so fractions of seconds at both ends of a span are left out, except for
+//! `failed`, which includes them.
 
 use std::fmt;
 use std::time::Duration;
@@ -29,81 +30,81 @@ use replica_core::wire::error::ErrorCode;
 use super::World;
 use super::action::{known, named, time};
 
-/// Something that must hold.
+/// Expectation of a drill.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expectation {
-    /// As it was written.
+    /// Text of the expectation as written in the file.
     pub text: String,
-    /// What is looked at.
+    /// Quantity and condition.
     pub what: What,
-    /// The load whose requests count; all if none is named.
+    /// Load whose requests count; `None` for all loads.
     pub load: Option<String>,
-    /// Over what.
+    /// Time span of the evaluation.
     pub span: Span,
 }
 
-/// A part of the run.
+/// Time span of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// When what it stands under happened: the step, or the begin.
+    /// Time of the step, or zero for expectations outside a step.
     pub anchor: Duration,
-    /// Its begin.
+    /// Start of the span.
     pub from: Duration,
-    /// Its end.
+    /// End of the span.
     pub to: Duration,
 }
 
-/// What is looked at.
+/// Quantity and condition of an expectation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum What {
-    /// How many requests failed: at most so many.
+    /// At most this many requests failed.
     FailedAtMost(u64),
-    /// Failures were all of this code.
+    /// Requests failed, and all with this error code.
     FailuresOnly(ErrorCode),
-    /// How long answers took.
+    /// Latency quantile within a bound.
     Latency {
-        /// Which of them.
+        /// Quantile of the latency.
         quantile: Quantile,
-        /// Whether the bound itself is too much.
+        /// Whether the bound is exclusive.
         below: bool,
-        /// How long they may take.
+        /// Largest allowed latency.
         bound: Bound,
     },
-    /// Answers came from there and from nowhere else.
+    /// All responses came from regions that this policy allows.
     ServedInOnly(ResidencyPolicy),
-    /// Some came from there.
+    /// At least one response came from this region.
     ServedBy(RegionId),
-    /// None come from there any more.
+    /// No response came from this region, and the gateway does not use it.
     Evacuated(RegionId),
-    /// No reader went back.
+    /// No reader's table went back.
     GenerationNeverFalls,
-    /// Readers went on.
+    /// A reader's table is newer than at the step.
     GenerationRises,
-    /// Hubs give out the same.
+    /// All hubs publish the same table.
     HubsAgree,
 }
 
-/// A bound for a latency.
+/// Bound of a latency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
-    /// This long.
+    /// Absolute bound.
     Time(Duration),
-    /// So many times as long as before.
+    /// Multiple of the latency before the first step.
     TimesBefore(f64),
 }
 
-/// One of the quantiles that are shown everywhere.
+/// Latency quantile that reports show.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quantile {
-    /// As it is written.
+    /// Name in the syntax of drills.
     pub name: &'static str,
-    /// The share of answers that take no longer.
+    /// Share of responses that are at least as fast.
     pub share: f64,
-    /// From how many requests it can be told.
+    /// Minimum number of requests for a meaningful value.
     pub requests_min: u64,
 }
 
-/// With so many there is one beyond the quantile.
+/// Supported quantiles. With `requests_min` requests, one request lies beyond the quantile.
 const QUANTILES: [Quantile; 5] = [
     Quantile { name: "p50", share: 0.5, requests_min: 2 },
     Quantile { name: "p90", share: 0.9, requests_min: 10 },
@@ -112,12 +113,12 @@ const QUANTILES: [Quantile; 5] = [
     Quantile { name: "max", share: 1.0, requests_min: 1 },
 ];
 
-/// What is told where nothing fits.
+/// Syntax summary for error messages.
 const FORMS: &str = "`failed == 0`, `failures only no_capacity_in_allowed_regions`, `p99 < 250ms`, `p99 <= 1.2x before`, \
     `served_in eu only`, `served_by R`, `evacuated`, `generation never falls`, `generation rises` or `hubs agree`, and behind it \
     `for NAME` of a load and, under a step, `within 5s`";
 
-/// An expectation as it was written, before it is known when.
+/// Expectation as parsed, before its span is known.
 pub(super) struct Written {
     pub(super) what: What,
     pub(super) load: Option<String>,
@@ -125,7 +126,7 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// Reads `text`, which stands under a step that is about `region`, or under none.
+    /// Parses `text`. `region` is the region of the step that it stands under, if any.
     pub(super) fn read(
         text: &str,
         world: &World,
@@ -202,7 +203,7 @@ impl What {
         }
     }
 
-    /// Whether it is about requests, and not about tables.
+    /// Returns whether the condition concerns requests, as opposed to route tables.
     pub fn is_of_requests(&self) -> bool {
         match self {
             What::FailedAtMost(_)
@@ -228,7 +229,7 @@ fn times_before(text: &str) -> Result<f64, String> {
 }
 
 impl Span {
-    /// The whole seconds of it: from the first that lies in it to the end of the last.
+    /// Returns the first and last whole second that lie within the span.
     pub fn seconds(self) -> (Duration, Duration) {
         let from = self.from.as_secs() + u64::from(self.from.subsec_nanos() > 0);
         (Duration::from_secs(from), Duration::from_secs(self.to.as_secs().max(from)))

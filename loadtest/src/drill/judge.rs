@@ -1,4 +1,4 @@
-//! Whether what was expected held, and what was seen instead.
+//! Evaluation of expectations against the record and the observations of a run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use super::Drill;
 use super::expectation::{Bound, Expectation, Quantile, Span, What};
 use super::seen::Seen;
 
-/// What became of an expectation.
+/// Result of one expectation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// As it was written.
+    /// Text of the expectation as written in the file.
     pub expectation: String,
-    /// Over what it was measured.
+    /// Time span of the evaluation.
     pub span: Span,
     /// Whether it held.
     pub held: bool,
-    /// What was seen.
+    /// Observed value, for the report.
     pub seen: String,
 }
 
-/// Compares what was expected with what happened. The loads of the drill are the tasks of the record, in their order.
+/// Evaluates all expectations. The tasks of `record` are the loads of the drill, in their order.
 pub fn judge(drill: &Drill, record: &Record, seen: &Seen, catalogue: &Catalogue) -> Vec<Verdict> {
     let court = Court { drill, record, seen, catalogue };
     let verdict = |expectation: &Expectation| {
@@ -46,7 +46,7 @@ struct Court<'a> {
     catalogue: &'a Catalogue,
 }
 
-/// What was seen: as it was expected, or not so.
+/// Observed value: `Ok` if the expectation held, `Err` if not.
 type Outcome = Result<String, String>;
 
 impl Court<'_> {
@@ -84,7 +84,7 @@ impl Court<'_> {
         }
     }
 
-    /// Which failures there were is known of the whole run alone.
+    /// Failure causes are recorded only for the whole run.
     fn failures(&self, wanted: ErrorCode, load: Option<&str>) -> Outcome {
         let place = load.and_then(|name| self.drill.loads.iter().position(|load| load.name == name));
         let total = match place {
@@ -128,7 +128,7 @@ impl Court<'_> {
         let lies_there = |region: &RegionId| {
             self.catalogue.index_of(region).is_some_and(|index| permitted.contains(index))
         };
-        // Who is not named may have been anywhere.
+        // A response without a region name may have come from anywhere.
         let allowed =
             |served: &Served| !served.regions().is_empty() && served.regions().iter().all(lies_there);
         let answered = window.by_region.iter().filter(|(_, second)| second.ok > 0);
@@ -141,7 +141,7 @@ impl Court<'_> {
     fn evacuated(&self, region: &RegionId, window: &Window, span: Span) -> Outcome {
         let here = served_by(window, region);
         let in_use = |sight: &super::seen::Sight| sight.health == "healthy" && !sight.draining;
-        // A gateway that was not looked at says nothing against it.
+        // Without observations of the gateway, only the responses count.
         let at = self.seen.region_at(region, span.from);
         let again = self.seen.region_within(region, span.from, span.to).into_iter().any(in_use);
         let told = match at {
@@ -204,7 +204,7 @@ impl Court<'_> {
     }
 }
 
-/// Answers in which a region had a part.
+/// Counts responses in which the region took part.
 fn served_by(window: &Window, region: &RegionId) -> u64 {
     let here = window.by_region.iter().filter(|(served, _)| served.regions().contains(region));
     here.map(|(_, second)| second.ok).sum()
@@ -229,7 +229,7 @@ mod tests {
     const NEAR: &str = "aws/us-east-1";
     const FAR: &str = "gcp/europe-west4";
 
-    /// A drill of twenty seconds with a step at ten, about the far region, and this under it; or this at the top.
+    /// A drill of 20 s with a step at 10 s that kills the far region, with `step` under it and `top` at the top level.
     fn drill(top: &str, step: &str) -> Drill {
         let text = format!(
             "about = 'a test'\nlasts = '20s'\n{top}\n[world]\nregions = ['{NEAR}', '{FAR}']\nstore = 'etcd'\nhubs = 2\n\
@@ -258,8 +258,8 @@ mod tests {
         }
     }
 
-    /// Fifty answers a second for each load: of 10 ms from nearby, of 100 ms from far off until it dies in second ten, then of
-    /// 300 ms for two seconds and of 110 ms from nearby.
+    /// Fifty responses a second per load: 10 ms from the near region; 100 ms from the far region until it dies in second 10,
+    /// then 300 ms for two seconds and 110 ms from the near region.
     fn record() -> Record {
         let mut record = Record::of([Vec::new(), Vec::new()]);
         for second in 0..20 {

@@ -1,15 +1,16 @@
-//! A drill: at this moment do that, and expect the other within so long.
+//! Drills: timed fault injections under load, with expectations about the outcome.
 //!
-//! A drill is a file that a person reads aloud before pressing the button ([`read()`]): which world, which load, which steps
-//! on one clock, and what must hold. Everything that can be known beforehand is checked beforehand, all problems at once: that
-//! every region exists, that the world can do each action ([`action`]), and that each expectation can be measured at all
-//! ([`expectation`]): over at least a second, from enough requests for its percentile.
+//! A drill file ([`read()`]) names an environment, loads, steps on one clock, and expectations. Everything that can be
+//! checked in advance is checked in advance, and all problems are reported at once: every region exists, the environment
+//! supports each action ([`action`]), and each expectation is measurable ([`expectation`]), over at least one second and with
+//! enough requests for its percentile.
 //!
-//! This module decides and does nothing. Whoever runs a drill (`meridian drill`) makes the world, puts the load of [`plan`]
-//! on it, does the steps, and notes what it sees ([`seen`]); then [`judge()`] compares. So what a drill means can be
-//! tested without a world, and an outcome can be judged again from its record.
+//! This module performs no I/O. The caller (`meridian drill`) starts the environment, generates the load of [`plan`],
+//! executes the steps and records [`observations`]; then [`evaluate()`] compares. So drills can be tested without an
+//! environment, and a result can be evaluated again from its record.
 //!
-//! Reading order: [`drill`](self) (the types), [`action`], [`expectation`], [`read()`], [`plan`], [`seen`], [`judge()`], [`timeline`].
+//! Reading order: [`drill`](self) (the types), [`action`], [`expectation`], [`read()`], [`plan`], [`observations`],
+//! [`evaluate()`], [`timeline`].
 
 pub mod action;
 pub mod expectation;
@@ -29,90 +30,90 @@ pub use judge::{Verdict, judge};
 pub use read::{Deployments, Surroundings, read};
 pub use timeline::{Event, Outcome};
 
-/// A drill that can be run.
+/// Validated drill.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drill {
-    /// What it shows, in a sentence.
+    /// One sentence that states the purpose.
     pub about: String,
-    /// How long load is put on.
+    /// Duration of the load.
     pub lasts: Duration,
-    /// What of its beginning is not counted as "before": connections are made, nobody knows anybody yet.
+    /// Initial time that does not count as "before": connections are being opened and no statistics exist yet.
     pub warm_up: Duration,
-    /// Where it happens.
+    /// Environment in which the drill runs.
     pub world: World,
-    /// Who asks meanwhile.
+    /// Loads.
     pub loads: Vec<Load>,
-    /// What is done, in the order of time.
+    /// Steps in order of time.
     pub steps: Vec<Step>,
-    /// What must hold.
+    /// Expectations.
     pub expectations: Vec<Expectation>,
 }
 
-/// The world that a drill wants.
+/// Environment that a drill requires.
 #[derive(Clone, Debug, PartialEq)]
 pub struct World {
-    /// The first is where the gateway stands.
+    /// Regions; the gateway is located in the first.
     pub regions: Vec<RegionId>,
-    /// What the hubs stand on.
+    /// Store of the hubs.
     pub store: Store,
-    /// How many there are.
+    /// Number of hubs.
     pub hubs: u32,
-    /// A file as configs/deployments.toml, as it was written; none is what `up` has.
+    /// File in the format of configs/deployments.toml, as written in the drill; `None` for the default of `meridian up`.
     pub deployments: Option<String>,
-    /// What computes.
+    /// Engine of the replicas.
     pub engine: Engine,
-    /// Requests a second that all of it can answer, where somebody has said so; of scripted replicas, inputs a second.
+    /// Capacity of the environment in requests per second, if given; for scripted replicas in inputs per second.
     pub capacity: Option<f64>,
 }
 
-/// What hubs keep what they know in.
+/// Store of the hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// A file of the one hub's own.
+    /// File of the only hub.
     Embedded,
-    /// Three members of a real etcd.
+    /// etcd cluster of three members.
     Etcd,
 }
 
-/// What computes in the regions.
+/// Engine of the replicas.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Engine {
-    /// What is deployed: real models.
+    /// Real models of the deployments on the CPU engine.
     Cpu,
-    /// Nothing: replicas take their time and answer. So a region's capacity is what it is said to be, and not what is left
-    /// of a machine on which a whole world stands.
+    /// Scripted replicas, which respond after a fixed time without computing. A region's capacity is then the configured one
+    /// and does not depend on the CPU time that a machine with all processes of the environment has left.
     Scripted {
-        /// Of one replica.
+        /// Rate of one replica.
         inputs_per_second: u32,
-        /// In each region, in their order.
+        /// Number of replicas in each region, in the order of the regions.
         replicas: Vec<u32>,
     },
 }
 
-/// Some callers.
+/// Load of one group of clients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// By which expectations and surges name them.
+    /// Name for expectations and surges.
     pub name: String,
-    /// What they ask for.
+    /// Deployment that requests name.
     pub model: DeploymentName,
-    /// Where they are: at this region's place.
+    /// Region at whose location the clients are.
     pub near: RegionId,
-    /// Requests a second, but for surges.
+    /// Requests per second outside surges.
     pub rate: f64,
     /// `constant` or `poisson`.
     pub arrival: String,
-    /// Texts in each request.
+    /// Texts per request.
     pub inputs: usize,
-    /// How long a request may take.
+    /// Timeout of a request.
     pub timeout: Duration,
 }
 
-/// Something that is done.
+/// Actions at one time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// When.
+    /// Time since the start of the load.
     pub at: Duration,
-    /// What, as it was written, and as it is understood.
+    /// Actions, each as written in the file and as parsed.
     pub actions: Vec<(String, Action)>,
 }

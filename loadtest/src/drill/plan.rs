@@ -1,18 +1,18 @@
-//! When everything happens: the rate of each load over the run, as its surges say.
+//! Request rate of each load over the run, including surges.
 
 use std::time::Duration;
 
 use super::{Action, Drill, Load};
 
 impl Drill {
-    /// The rate of a load over the run, in the language of `meridian load --rate`.
+    /// Returns the rate of a load over the run, in the syntax of `meridian load --rate`.
     pub fn profile(&self, load: &Load) -> String {
         let stages = self.stages(load);
         let stage = |(rate, lasts): &(f64, Duration)| format!("{rate} for {}ms", lasts.as_millis());
         stages.iter().map(stage).collect::<Vec<_>>().join(", ")
     }
 
-    /// How many requests of a load, or of all, the part of a run calls for.
+    /// Returns the expected number of requests of one load, or of all, between two times.
     pub fn requests(&self, load: Option<&str>, from: Duration, to: Duration) -> f64 {
         let counted = self.loads.iter().filter(|each| load.is_none_or(|name| each.name == name));
         counted.map(|load| self.requests_of(load, from, to)).sum()

@@ -1,4 +1,4 @@
-//! What a drill has shown: a timeline for a person, and JSON for a machine.
+//! Output of a drill: a timeline as text, and JSON.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use crate::record::{Record, Served};
 
 use super::{Drill, Engine, Verdict};
 
-/// Something that happened, or was seen to have.
+/// Event of a drill: an executed action or an observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Since the start of the load.
     pub at: Duration,
-    /// Whether the drill did it, or saw it.
+    /// Whether this is an action of the drill, as opposed to an observation.
     pub done: bool,
-    /// What.
+    /// Description.
     pub text: String,
 }
 
-/// A drill that was run.
+/// Result of a drill.
 #[derive(Clone, Copy)]
 pub struct Outcome<'a> {
-    /// Which.
+    /// The drill.
     pub drill: &'a Drill,
-    /// What callers saw.
+    /// Statistics of the requests.
     pub record: &'a Record,
-    /// What else happened.
+    /// Actions and observations.
     pub events: &'a [Event],
-    /// What became of the expectations.
+    /// Results of the expectations.
     pub verdicts: &'a [Verdict],
 }
 
@@ -72,12 +72,12 @@ struct SecondV1 {
 }
 
 impl Outcome<'_> {
-    /// Whether all that was expected held.
+    /// Returns whether all expectations held.
     pub fn held(&self) -> bool {
         self.verdicts.iter().all(|verdict| verdict.held)
     }
 
-    /// Second by second what callers saw, and in between what was done and what was seen.
+    /// Formats request statistics for each second, with actions and observations in between.
     pub fn timeline(&self) -> String {
         let mut lines = vec![format!(
             "{:>7} {:>7} {:>7} {:>9} {:>9}  answered by",
@@ -104,8 +104,7 @@ impl Outcome<'_> {
         lines.join("\n")
     }
 
-    /// How much was asked for before the first step, what share that is of what the world can do, and how much of it was
-    /// answered.
+    /// Formats the request rate before the first step, its share of the capacity, and the rate of ok responses.
     pub fn asked(&self) -> String {
         let Drill { lasts, warm_up, world, loads, steps, .. } = self.drill;
         let requests: f64 = loads.iter().map(|load| load.rate).sum();
@@ -124,7 +123,7 @@ impl Outcome<'_> {
                 replicas.iter().sum::<u32>(),
             ),
         };
-        // Whole seconds, as everywhere.
+        // Statistics are kept per whole second.
         let from = warm_up.as_secs() + u64::from(warm_up.subsec_nanos() > 0);
         let to = steps.first().map_or(*lasts, |step| step.at).as_secs();
         let answered = self.record.between(Duration::from_secs(from), Duration::from_secs(to)).ok;
@@ -138,7 +137,7 @@ impl Outcome<'_> {
         format!("asked for {requests:.1} requests a second{share}{answered}")
     }
 
-    /// What became of each expectation.
+    /// Formats the result of each expectation.
     pub fn verdicts(&self) -> String {
         let width =
             self.verdicts.iter().map(|verdict| verdict.expectation.chars().count()).max().unwrap_or(0);
@@ -155,7 +154,7 @@ impl Outcome<'_> {
         lines.join("\n")
     }
 
-    /// All of it for a machine.
+    /// Formats the result as JSON.
     pub fn to_json(&self) -> String {
         let expectations = self.verdicts.iter().map(|each| {
             let (from_ms, to_ms) = (each.span.from.as_millis(), each.span.to.as_millis());

@@ -1,4 +1,4 @@
-//! One connection: connects, sends a request, reads its answer, and is kept for the next.
+//! Connection of the generator: connects, sends a request, reads the response, and is kept for the next request.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,27 +14,27 @@ use crate::pace::IntendedStart;
 use crate::priority::Priority;
 use crate::record::Served;
 
-/// How often one connection is read before the others get their turn. What is left is told again by the kernel.
+/// Maximum consecutive reads of one connection before the others are served; epoll reports the remaining data again.
 const READS_IN_A_ROW_MAX: usize = 8;
 
-/// A request on its way.
+/// Request in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
     pub(super) intended: IntendedStart,
-    /// Whether somebody in a closed loop waits for the answer.
+    /// Whether the request belongs to a closed-loop caller.
     pub(super) by_caller: bool,
     pub(super) lag: Duration,
     pub(super) deadline: Instant,
 }
 
-/// What became of a request.
+/// End of a request.
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) served: Served,
     pub(super) retried: bool,
-    /// When its last byte was here; none for one that has none.
+    /// Time of the last byte of the response; `None` without a response.
     pub(super) at: Option<Instant>,
-    /// None where somebody else is looking at the answer, and keeps the record of it.
+    /// `None` if the response is validated by another thread, which also records it.
     pub(super) outcome: Option<Result<(), Failure>>,
 }
 
@@ -47,7 +47,7 @@ impl Answered {
         self.outcome.is_some_and(|outcome| outcome.is_err())
     }
 
-    /// How the request went that ended at `now`, unless somebody else will say.
+    /// Returns the sample of the request that ended at `now`; `None` if another thread records it.
     pub(super) fn sample(self, in_flight: InFlight, priority: Priority, now: Instant) -> Option<Sample> {
         let Answered { served, retried, at, outcome } = self;
         let InFlight { intended, lag, .. } = in_flight;
@@ -65,11 +65,11 @@ impl Answered {
     }
 }
 
-/// What a connection's turn came to.
+/// Result of processing a connection's events.
 pub(super) enum Turn {
-    /// Nothing has ended.
+    /// The request, if any, is still in flight.
     GoesOn,
-    /// Its request has, or it had none; and whether it can be used again.
+    /// The request has ended, or there was none; the flag tells whether the connection can be reused.
     Answered(Answered, bool),
 }
 
@@ -86,12 +86,12 @@ pub(super) struct Connection {
     sent: usize,
     reader: Reader,
     in_flight: Option<InFlight>,
-    /// What the kernel was asked to tell.
+    /// Registered epoll interest.
     interest: EventFlags,
 }
 
 impl Connection {
-    /// One that is being opened for a request.
+    /// Creates a connection that is being opened for a request.
     pub(super) fn new(stream: Stream, in_flight: InFlight, request: &[u8]) -> Connection {
         Connection {
             stream,
@@ -112,7 +112,7 @@ impl Connection {
         self.interest
     }
 
-    /// What the kernel is to tell from now on, where that is something else than before.
+    /// Returns the epoll interest if it has changed since the last call.
     pub(super) fn changed_interest(&mut self) -> Option<EventFlags> {
         let mut interest = EventFlags::IN | EventFlags::RDHUP;
         if self.state == State::Connecting || self.sent < self.out.len() || self.stream.wants_write() {
@@ -129,9 +129,9 @@ impl Connection {
         self.in_flight.take()
     }
 
-    /// Sends a request over a connection that was kept. False if it takes not a byte because it has ended.
+    /// Sends a request over a kept connection. Returns false if the connection was closed before accepting a byte.
     pub(super) fn begin(&mut self, in_flight: InFlight, request: &[u8]) -> bool {
-        // All of a small one is taken at once, and nothing need be kept of it.
+        // A small request is written at once and not buffered.
         let taken = match self.stream.write(request) {
             Ok(taken) => taken,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
@@ -144,7 +144,7 @@ impl Connection {
         true
     }
 
-    /// Goes on, now that the kernel says that something is possible. `look` is given a whole answer.
+    /// Processes epoll events. `check` is called with each complete response.
     pub(super) fn attend(
         &mut self,
         flags: EventFlags,
@@ -166,7 +166,7 @@ impl Connection {
         if !flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR) {
             return Turn::GoesOn;
         }
-        // What TLS has decrypted the kernel does not tell again, so there all of it is read.
+        // epoll does not report data that TLS has already decrypted, so with TLS everything is read.
         let reads = if matches!(self.stream, Stream::Clear(_)) { READS_IN_A_ROW_MAX } else { usize::MAX };
         for _ in 0..reads {
             let fresh = match self.stream.read(read) {
@@ -175,7 +175,7 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => return self.broken(),
             };
-            // What comes unasked is no answer.
+            // Unsolicited bytes are not a response.
             let Some(in_flight) = self.in_flight else { return self.broken() };
             let short = fresh.len() < read.len();
             let mut answered = None;
@@ -197,7 +197,7 @@ impl Connection {
                 (Ok(_), None) => {}
             }
         }
-        // What was read may have made something to say, as a handshake does.
+        // Reading may have produced bytes to write, as in a TLS handshake.
         if self.flush().is_err() { self.broken() } else { Turn::GoesOn }
     }
 
@@ -225,7 +225,7 @@ impl Connection {
         answered.map_or_else(|| self.broken(), |answered| Turn::Answered(answered, false))
     }
 
-    /// It has ended before the answer did; before it was a connection at all, nobody was reached.
+    /// The connection ended before the response: a failed connection attempt if it was never established.
     fn broken(&self) -> Turn {
         let failure = if self.stream.is_established() { Failure::BrokenOff } else { Failure::Unreachable };
         Turn::Answered(Answered::not(failure), false)
@@ -236,7 +236,7 @@ impl Connection {
 mod tests {
     use super::*;
 
-    /// What a late generator costs counts: as latency, and against the time-out.
+    /// The generator's lag counts towards the latency and the timeout.
     #[test]
     fn a_request_that_was_started_late_took_as_much_longer() {
         let (late, took) = (Duration::from_secs(5), Duration::from_millis(3));

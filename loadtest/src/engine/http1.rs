@@ -1,8 +1,8 @@
-//! Reads answers of HTTP/1.1 as they arrive: bytes in, a whole answer out.
+//! Incremental parser of HTTP/1.1 responses.
 //!
-//! Nothing here waits or knows a socket. An answer that is whole in one read is handed on from where it was read, without
-//! a copy; a longer one is gathered. What cannot be an answer (a head that is none, two lengths, a chunk without a size)
-//! ends the connection, since nobody can say where the next answer would begin.
+//! It performs no I/O. A response that is complete in one read is returned in place, without a copy; a longer one is
+//! buffered. Anything that is not valid HTTP (an invalid head, two lengths, a chunk without a size) ends the connection,
+//! because the start of the next response is then unknown.
 
 use http::StatusCode;
 use replica_core::wire::error::ErrorCode;
@@ -10,29 +10,29 @@ use replica_core::wire::headers;
 
 use crate::record::Served;
 
-/// How much of one answer is read: 2048 rows of 4096 numbers with 12 digits each, and a little.
+/// Maximum size of a response: 2048 rows of 4096 numbers with 12 digits each, with some margin.
 pub(crate) const ANSWER_BYTES_MAX: usize = 128 << 20;
 
-/// Header lines of one answer; ours have a dozen.
+/// Maximum number of header lines; Meridian's responses have about a dozen.
 const HEADERS_MAX: usize = 64;
 
-/// The longest head of an answer.
+/// Maximum size of a response head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// The longest line with the size of a chunk.
+/// Maximum length of a chunk-size line.
 const CHUNK_LINE_BYTES_MAX: usize = 256;
 
-/// What is wanted to be known of an answer beside its body.
+/// Relevant fields of a response head.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Head {
     pub(crate) status: u16,
-    /// Who answered, where the answer says so.
+    /// Regions that served the request, if named.
     pub(crate) served: Served,
-    /// Whether the gateway had to ask more than once.
+    /// Whether the gateway needed more than one attempt.
     pub(crate) retried: bool,
-    /// The server's own code of an error.
+    /// Meridian's error code.
     pub(crate) code: Option<ErrorCode>,
-    /// Whether the connection can be used again.
+    /// Whether the connection can be reused.
     pub(crate) kept: bool,
 }
 
@@ -43,44 +43,44 @@ enum Framing {
     UntilClose,
 }
 
-/// An answer of which nothing is missing.
+/// Complete response.
 #[derive(Debug)]
 pub(crate) struct Whole<'a> {
     pub(crate) head: Head,
     pub(crate) body: &'a [u8],
 }
 
-/// Why a connection cannot go on.
+/// Protocol error that ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Unreadable {
-    /// It is not HTTP.
+    /// The data is not valid HTTP.
     NotHttp,
-    /// More than [`ANSWER_BYTES_MAX`].
+    /// The response exceeds [`RESPONSE_BYTES_MAX`].
     TooLarge,
 }
 
-/// One answer after the other, of one connection.
+/// Parser of the consecutive responses of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
-    /// What came and was not handed on yet.
+    /// Received data that has not been returned.
     gathered: Vec<u8>,
-    /// The head, what follows it, and where that begins.
+    /// Head of the current response, framing of its body, and start of the body.
     head: Option<(Head, Framing, usize)>,
-    /// Chunks: how far they are read, and what was in them.
+    /// Chunked body: parsed up to this position, and decoded content.
     read_to: usize,
     unchunked: Vec<u8>,
 }
 
 impl Reader {
-    /// Whether nothing of an answer has come yet.
+    /// Returns whether no part of a response is buffered.
     pub(crate) fn is_empty(&self) -> bool {
         self.gathered.is_empty() && self.head.is_none()
     }
 
-    /// Takes in what was read. Calls `whole` when that makes an answer whole, and says whether it did.
+    /// Processes received bytes. Calls `complete` if they complete a response, and returns whether they did.
     pub(crate) fn take(&mut self, fresh: &[u8], whole: impl FnOnce(Whole<'_>)) -> Result<bool, Unreadable> {
         if self.is_empty() {
-            // The common case: all of it at once.
+            // Common case: a complete response in one read.
             let mut at = 0;
             while let Some((head, framing, length)) = head(&fresh[at..])? {
                 at += length;
@@ -104,14 +104,14 @@ impl Reader {
         self.again(whole)
     }
 
-    /// The connection has ended: the end of an answer whose length nobody said.
+    /// Handles the end of the connection, which completes a response without a declared length.
     pub(crate) fn end(&mut self, whole: impl FnOnce(Whole<'_>)) -> bool {
         let Some((head, Framing::UntilClose, begins)) = self.head.take() else { return false };
         whole(Whole { head: Head { kept: false, ..head }, body: &self.gathered[begins..] });
         true
     }
 
-    /// Looks at what is gathered, of which a part was looked at before.
+    /// Continues parsing the buffered data.
     fn again(&mut self, whole: impl FnOnce(Whole<'_>)) -> Result<bool, Unreadable> {
         while self.head.is_none() {
             let Some((head, framing, length)) = head(&self.gathered)? else { return Ok(false) };
@@ -142,14 +142,14 @@ impl Reader {
         let body =
             if framing == Framing::Chunked { &self.unchunked[..] } else { &self.gathered[begins..ends] };
         whole(Whole { head: Head { kept, ..head }, body });
-        // Memory of a large answer is not kept for the small ones after it.
+        // Memory of a large response is released.
         self.gathered = Vec::new();
         self.unchunked = Vec::new();
         self.read_to = 0;
         Ok(true)
     }
 
-    /// Reads on in the chunks; where they end, if they do.
+    /// Decodes available chunks; returns the end of the body if it is complete.
     fn chunks(&mut self) -> Result<Option<usize>, Unreadable> {
         loop {
             let rest = &self.gathered[self.read_to..];
@@ -178,7 +178,7 @@ impl Reader {
     }
 }
 
-/// Where the lines after the last chunk end: with an empty one.
+/// Returns the end of the trailers, after an empty line.
 fn trailers(rest: &[u8]) -> Result<Option<usize>, Unreadable> {
     if rest.starts_with(b"\r\n") {
         return Ok(Some(2));
@@ -190,12 +190,13 @@ fn trailers(rest: &[u8]) -> Result<Option<usize>, Unreadable> {
     }
 }
 
-/// An interim answer, after which another one comes.
+/// Returns whether the status is interim (1xx), so that another response follows.
 fn informs(status: u16) -> bool {
     (100..200).contains(&status)
 }
 
-/// The head at the front of `bytes`, what follows it, and how long it is; none while it is not whole.
+/// Parses the head at the start of `bytes`; returns it with the framing of the body and its own length. `None` while it is
+/// incomplete.
 fn head(bytes: &[u8]) -> Result<Option<(Head, Framing, usize)>, Unreadable> {
     let mut lines = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut lines);
@@ -253,7 +254,7 @@ mod tests {
 
     type Got = Result<Option<(u16, String, bool)>, Unreadable>;
 
-    /// What comes of `bytes` when they arrive in pieces of this many.
+    /// Parses `bytes`, delivered in pieces of this size.
     fn read(bytes: &[u8], piece: usize, ends: bool) -> Got {
         let (mut reader, mut got) = (Reader::default(), None);
         let mut keep = |whole: Whole<'_>| {
@@ -313,7 +314,7 @@ mod tests {
         check("HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n", false, Ok(Some((200, "", false))));
         let kept = "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 0\r\n\r\n";
         check(kept, false, Ok(Some((200, "", true))));
-        // Bytes that nobody asked for: what comes next could not be told from them.
+        // Unsolicited bytes: they cannot be told from the next response.
         let more = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokmore";
         assert_eq!(read(more.as_bytes(), more.len(), false), Ok(Some((200, "ok".to_owned(), false))));
     }

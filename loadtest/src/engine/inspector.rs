@@ -1,7 +1,7 @@
-//! Looks at answers: at small ones at once, at large ones on a thread of its own.
+//! Validation of responses: small ones inline, large ones on a separate thread.
 //!
-//! An answer with a hundred rows takes a millisecond to check, and in a millisecond many lookups are due. So the thread
-//! that starts requests hands large answers on. How long an answer took is known before anybody looks at it.
+//! Validating a response with a hundred rows takes a millisecond, and many requests may be due within that time. So the
+//! thread that starts requests hands large responses over. The latency is measured before the hand-over.
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -14,10 +14,10 @@ use super::http1::{Head, Whole};
 use super::requests::Requests;
 use crate::record::Served;
 
-/// Answers that are larger are looked at elsewhere. It takes 20 µs to check so many bytes, and as long to hand them over.
+/// Larger responses are handed over. Validating this many bytes takes 20 µs, as long as the hand-over.
 const AT_ONCE_BYTES_MAX: usize = 32 << 10;
 
-/// Large answers that wait. Where as many do, the next one is looked at at once: that shows as the generator's own lag.
+/// Length of the queue. If it is full, the response is validated inline, which shows as the generator's lag.
 const WAITING_MAX: usize = 64;
 
 struct Large {
@@ -48,7 +48,7 @@ impl Inspector {
         Ok(Inspector { large: Some(large), thread: Some(thread) })
     }
 
-    /// What became of a request with this answer, or that it is being looked at.
+    /// Validates a response, or hands it over to the thread.
     pub(super) fn look(&self, requests: &Requests, in_flight: InFlight, whole: Whole<'_>) -> Answered {
         let at = Instant::now();
         if whole.body.len() <= AT_ONCE_BYTES_MAX {
@@ -69,7 +69,7 @@ impl Inspector {
         }
     }
 
-    /// Waits until everything was looked at.
+    /// Waits until all responses are validated.
     pub(super) fn finish(&mut self) {
         self.large = None;
         if let Some(thread) = self.thread.take() {

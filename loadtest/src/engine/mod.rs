@@ -1,13 +1,13 @@
-//! The generator itself: one thread that starts requests on time and reads their answers.
+//! Generator: one thread that starts requests on time and reads their responses.
 //!
-//! A load tool that is slower than what it measures measures itself. So there is no task, no channel and no allocation for
-//! each request: one thread asks the timetable what is due ([`Pace`]), writes the request to a kept connection, sleeps in
-//! the kernel until the next start or the next answer, whichever is first, and reads. A small request costs it one write, one
-//! read and a share of one wait. What takes long, the checking of large answers, is another thread's ([`inspector`]), so
-//! that a backfill's answers do not hold up the start of a lookup.
+//! A load generator that is slower than its target measures itself. So there is no task, no channel and no allocation per
+//! request: one thread asks the pacer for due requests ([`Pacer`]), writes each to a kept connection, waits in epoll until
+//! the next start or the next response, and reads. A small request costs one write, one read and a share of one wait.
+//! Expensive work, the validation of large responses, runs on another thread ([`inspector`]), so that bulk responses do not
+//! delay the start of interactive requests.
 //!
-//! Nothing waits for an answer before the next request starts: there are as many connections as requests in flight, up to
-//! a limit at which a request is *not sent* and counted as failed.
+//! A request never waits for the response to another one: there are as many connections as requests in flight, up to a limit
+//! above which a request is *not sent* and counts as failed.
 
 mod connection;
 mod http1;
@@ -37,31 +37,31 @@ use connection::{Answered, Connection, InFlight, Turn};
 use inspector::Inspector;
 use stream::Stream;
 
-/// How long the thread sleeps at most: this late it learns that it is to stop, and that a request is overdue.
+/// Longest wait: upper bound of the delay until a stop request or a timeout is noticed.
 const SLEEP_MAX: Duration = Duration::from_millis(10);
 
-/// Starts after which answers get their turn, when many are due at once.
+/// Maximum consecutive starts before responses are read.
 const STARTS_IN_A_ROW_MAX: usize = 64;
 
-/// Connections that are looked at after one sleep; the others follow.
+/// Maximum events per wait; others follow in the next one.
 const EVENTS_MAX: usize = 256;
 
-/// What is read of one connection at once.
+/// Size of one read.
 const READ_BYTES: usize = 64 << 10;
 
-/// How long a caller of a closed loop rests after a failure. Without it, callers of a server that is gone would do nothing
-/// but ask.
+/// Delay of a closed-loop caller after a failure. Without it, callers of an unreachable server would send requests in a
+/// busy loop.
 const CALLER_RESTS: Duration = Duration::from_millis(100);
 
-/// A place for a connection. Its number is told to the kernel together with how often it was given to another one, so that
-/// word of a connection that is gone is not taken for word of its successor.
+/// Slot of a connection. epoll's user data is the slot's index with its generation, so that an event of a closed connection
+/// is not attributed to its successor.
 #[derive(Default)]
 struct Slot {
     generation: u32,
     connection: Option<Connection>,
 }
 
-/// The callers of a closed loop.
+/// Callers of a closed loop.
 #[derive(Clone, Copy)]
 struct Callers {
     next: u64,
@@ -75,9 +75,9 @@ pub(crate) struct Engine {
     in_flight_max: usize,
     start: Instant,
     pace: Pace,
-    /// By task; none for those that go by a timetable.
+    /// By task; `None` for tasks with a schedule.
     callers: Vec<Option<Callers>>,
-    /// Callers who rest, and until when.
+    /// Callers that wait before their next request, and until when.
     resting: VecDeque<(Instant, usize)>,
     epoll: OwnedFd,
     slots: Vec<Slot>,
@@ -91,7 +91,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// The engine of a run that begins at `start`.
+    /// Creates the generator of a run that begins at `start`.
     pub(crate) fn new(
         options: &Options,
         target: Target,
@@ -99,7 +99,7 @@ impl Engine {
         start: Instant,
     ) -> io::Result<Engine> {
         let timetables = options.tasks.iter().enumerate().filter_map(|(place, task)| {
-            // Tasks with one seed would otherwise come at the same moments.
+            // With equal seeds, tasks would start their requests at the same moments.
             let seed = options.seed.wrapping_add(place as u64);
             let timetable = match (&task.pacing, &task.workload.trace) {
                 (Pacing::Open { profile, arrival }, _) => Timetable::new(*arrival, profile.clone(), seed),
@@ -137,7 +137,7 @@ impl Engine {
         })
     }
 
-    /// Runs to the end of all tasks or until told to stop, waits for what is in flight, and says whether it was the former.
+    /// Runs until all tasks end or a stop is requested, and awaits requests in flight. Returns whether all tasks ended.
     pub(crate) fn run(mut self) -> io::Result<bool> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let mut overdue_at = self.start;
@@ -163,7 +163,7 @@ impl Engine {
         Ok(!stopped)
     }
 
-    /// Starts what is due, and says for how long nothing else will be; none if nothing will ever be.
+    /// Starts due requests; returns the time until the next start, or `None` if there is none.
     fn start_what_is_due(&mut self, now: Instant) -> Option<Duration> {
         for _ in 0..STARTS_IN_A_ROW_MAX {
             if self.resting.front().is_some_and(|(until, _)| *until <= now) {
@@ -177,7 +177,7 @@ impl Engine {
                     return Some(self.until_a_caller_is_rested(now).map_or(span, |rest| rest.min(span)));
                 }
                 Next::Finished => {
-                    // A caller whose answer is awaited asks again; that it is, shows in what is in flight.
+                    // A caller with a request in flight will send another one.
                     let rested = self.until_a_caller_is_rested(now);
                     return rested.or((self.in_flight > 0).then_some(SLEEP_MAX));
                 }
@@ -190,7 +190,7 @@ impl Engine {
         self.resting.front().map(|(until, _)| until.saturating_duration_since(now))
     }
 
-    /// The next request of a caller who is free since `at`.
+    /// Starts the next request of a caller that is free since `at`.
     fn ask_again(&mut self, task: usize, at: Instant) {
         let offset = at.saturating_duration_since(self.start);
         if let Some(Some(callers)) = self.callers.get_mut(task)
@@ -224,7 +224,7 @@ impl Engine {
         self.in_flight += 1;
         while let Some(place) = self.idle.pop() {
             if let Some(mut connection) = self.slots[place].connection.take() {
-                // One that was closed meanwhile takes nothing; another one does.
+                // A connection that was closed meanwhile accepts no byte; try the next one.
                 if connection.begin(in_flight, &self.request) {
                     self.settle(place, connection, Turn::GoesOn);
                     return;
@@ -235,7 +235,7 @@ impl Engine {
         self.open(in_flight);
     }
 
-    /// Sends the request that was written last over a new connection.
+    /// Sends the prepared request over a new connection.
     fn open(&mut self, in_flight: InFlight) {
         let place = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
@@ -264,7 +264,7 @@ impl Engine {
         }
     }
 
-    /// Something can be read or written.
+    /// Handles an epoll event.
     fn attend(&mut self, event: epoll::Event) {
         let (place, generation) = ((event.data.u64() & u64::from(u32::MAX)) as usize, event.data.u64() >> 32);
         let Some(slot) = self.slots.get_mut(place).filter(|slot| u64::from(slot.generation) == generation)
@@ -281,7 +281,7 @@ impl Engine {
         self.settle(place, connection, turn);
     }
 
-    /// Puts a connection back to where it belongs after its turn.
+    /// Returns a connection to its slot, or closes it, after its events were processed.
     fn settle(&mut self, place: usize, mut connection: Connection, turn: Turn) {
         let (answered, kept) = match turn {
             Turn::GoesOn => (None, true),
@@ -299,7 +299,7 @@ impl Engine {
         if !kept && let Some(in_flight) = connection.take_in_flight() {
             ended = Some((in_flight, Answered::not(Failure::BrokenOff)));
         }
-        // Asked nothing any more, a connection waits for the next request; one that ends meanwhile is let go.
+        // An idle connection stays registered, so that its end is noticed.
         if kept {
             if ended.is_some() {
                 self.idle.push(place);
@@ -315,7 +315,7 @@ impl Engine {
         }
     }
 
-    /// Closing the socket has taken it out of the kernel's list already.
+    /// Frees a slot. Closing the socket has already removed it from epoll.
     fn vacate(&mut self, place: usize) {
         let slot = &mut self.slots[place];
         slot.generation = slot.generation.wrapping_add(1);
@@ -323,7 +323,7 @@ impl Engine {
         self.vacant.push(place);
     }
 
-    /// A request has ended.
+    /// Records the end of a request.
     fn end(&mut self, in_flight: InFlight, answered: Answered) {
         self.in_flight -= 1;
         let InFlight { intended, by_caller, .. } = in_flight;

@@ -1,4 +1,4 @@
-//! The bytes of a run's requests, and whether an answer answers them.
+//! Serialization of a task's requests, and validation of the responses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,19 +12,19 @@ use crate::options::Options;
 use crate::priority::Priority;
 use crate::workload::{Kind, Workload};
 
-/// What every request of one task has.
+/// Constant parts of the requests of one task.
 pub(crate) struct Requests {
-    /// Up to the length of the body.
+    /// Request head up to the value of `content-length`.
     head: Vec<u8>,
-    /// The deployment, as a JSON string.
+    /// Name of the deployment, as a JSON string.
     model: String,
     workload: Workload,
-    /// The length of the rows of this task, once the first answer has said it; 0 before.
+    /// Length of the rows of this task, as in the first response; 0 before it.
     dimensions: AtomicUsize,
 }
 
 impl Requests {
-    /// Those of the task at `place`.
+    /// Creates the requests of the task with this index.
     pub(crate) fn of(options: &Options, place: usize) -> Requests {
         let Options { base, authorization, model, geo, tasks, .. } = options;
         let workload = tasks[place].workload.clone();
@@ -54,7 +54,7 @@ impl Requests {
         self.workload.kind.priority()
     }
 
-    /// Writes request `number`, with `body` to put it together in.
+    /// Writes request `number` into `request`; `body` is a scratch buffer.
     pub(crate) fn write(&self, number: u64, body: &mut Vec<u8>, request: &mut Vec<u8>) {
         body.clear();
         self.workload.body(number, &self.model, body);
@@ -66,7 +66,7 @@ impl Requests {
         request.extend_from_slice(body);
     }
 
-    /// Whether an answer is one to request `number`.
+    /// Validates the response to request `number`.
     pub(crate) fn check(&self, number: u64, whole: &Whole<'_>) -> Result<(), Failure> {
         match whole.head.status {
             200 => self.check_body(number, whole.body).map_err(Failure::Rubbish),
@@ -95,7 +95,7 @@ impl Requests {
     }
 }
 
-/// Where requests of this kind go.
+/// Returns the URL of requests of this type.
 pub(crate) fn target(base: &Uri, kind: Kind) -> Uri {
     let below = base.path().trim_end_matches('/');
     let mut parts = base.clone().into_parts();

@@ -1,4 +1,4 @@
-//! What the generator's thread and its owner both look at.
+//! State shared by the generator's thread and its owner.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -9,13 +9,13 @@ use super::stream::Tls;
 use crate::options::Options;
 use crate::record::Record;
 
-/// What the thread and its owner both look at.
+/// State shared by the generator's thread and its owner.
 pub(crate) struct Shared {
     pub(crate) requests: Vec<Requests>,
     record: Mutex<Record>,
-    /// No further request is to start.
+    /// Requests the end of the run: no further request is started.
     pub(crate) stop: AtomicBool,
-    /// How many are on their way.
+    /// Number of requests in flight.
     pub(crate) in_flight: AtomicUsize,
 }
 
@@ -35,7 +35,7 @@ impl Shared {
     }
 }
 
-/// Where requests go and how.
+/// Address and TLS parameters of the target.
 pub(crate) struct Target {
     pub(crate) address: SocketAddr,
     pub(crate) tls: Option<Tls>,

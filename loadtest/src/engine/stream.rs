@@ -1,4 +1,4 @@
-//! A socket that does not block, in the clear or over TLS.
+//! Non-blocking socket, with or without TLS.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,21 +9,21 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
-/// Whom to trust, and by which name the server has to prove itself.
+/// TLS configuration and expected server name.
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
     pub(crate) config: Arc<ClientConfig>,
     pub(crate) name: ServerName<'static>,
 }
 
-/// One connection's bytes.
+/// Byte stream of one connection.
 pub(crate) enum Stream {
     Clear(TcpStream),
     Tls(TcpStream, Box<ClientConnection>),
 }
 
 impl Stream {
-    /// Begins to connect; the socket becomes writable when it is, or is known not to be.
+    /// Starts to connect; the socket becomes writable when the attempt has succeeded or failed.
     pub(crate) fn connect(address: SocketAddr, tls: Option<&Tls>) -> io::Result<Stream> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -49,13 +49,13 @@ impl Stream {
         }
     }
 
-    /// What became of connecting.
+    /// Returns the result of the connection attempt.
     pub(crate) fn connected(&self) -> io::Result<()> {
         let (Stream::Clear(socket) | Stream::Tls(socket, _)) = self;
         socket.take_error()?.map_or(Ok(()), Err)
     }
 
-    /// Whether the server has proven who it is; in the clear nobody does.
+    /// Returns whether the TLS handshake is complete; always true without TLS.
     pub(crate) fn is_established(&self) -> bool {
         match self {
             Stream::Clear(_) => true,
@@ -63,7 +63,7 @@ impl Stream {
         }
     }
 
-    /// Whether bytes that were taken wait for the socket.
+    /// Returns whether buffered bytes wait to be written to the socket.
     pub(crate) fn wants_write(&self) -> bool {
         match self {
             Stream::Clear(_) => false,
@@ -71,7 +71,7 @@ impl Stream {
         }
     }
 
-    /// Writes what the socket takes. `WouldBlock` when it takes nothing.
+    /// Writes as much as the socket accepts. `WouldBlock` if it accepts nothing.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Stream::Clear(socket) => retried(|| socket.write(bytes)),
@@ -93,14 +93,14 @@ impl Stream {
         }
     }
 
-    /// Reads what there is; none at the end. `WouldBlock` when there is nothing.
+    /// Reads available bytes; 0 at the end. `WouldBlock` if there are none.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Stream::Clear(socket) => retried(|| socket.read(buffer)),
             Stream::Tls(socket, session) => loop {
                 match session.reader().read(buffer) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    // An end without a farewell is one all the same: what is cut short shows in the answer.
+                    // An end without close_notify is accepted; truncation is detected in the response.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                     read => return read,
                 }

@@ -1,10 +1,10 @@
-//! Values of options, each read by itself.
+//! Parsers of single option values.
 
 use std::time::Duration;
 
 use http::{HeaderValue, Uri};
 
-/// All that is wrong, in the order in which it was found.
+/// Problems in the order in which they were found.
 pub(super) struct Problems(pub(super) Vec<String>);
 
 impl Problems {
@@ -17,7 +17,7 @@ impl Problems {
     }
 }
 
-/// The URL of the API, above `/v1`.
+/// Parses the base URL of the API; removes `/v1`.
 pub(super) fn base(url: &str) -> Result<Uri, String> {
     let wrong = |what: &str| Err(format!("--url {url:?}: {what}; write it like http://127.0.0.1:8080"));
     let Ok(uri) = url.parse::<Uri>() else {
@@ -54,7 +54,7 @@ pub(super) fn authorization(key: String) -> Result<HeaderValue, String> {
     Ok(value)
 }
 
-/// A span of time above zero and at most `max`.
+/// Parses a duration above zero and at most `max`.
 pub(crate) fn span_at_most(option: &str, text: &str, max: Duration) -> Result<Duration, String> {
     span(text).filter(|span| *span <= max).ok_or_else(|| {
         let max_h = max.as_secs() / 3600;
@@ -62,7 +62,7 @@ pub(crate) fn span_at_most(option: &str, text: &str, max: Duration) -> Result<Du
     })
 }
 
-/// A span of time above zero: a number and `ms`, `s`, `m` or `h`.
+/// Parses a duration above zero: a number with the unit `ms`, `s`, `m` or `h`.
 pub(crate) fn span(text: &str) -> Option<Duration> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

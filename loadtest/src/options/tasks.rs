@@ -1,4 +1,4 @@
-//! What is to be done at once: the tasks that are named, or the one that the other options describe.
+//! Tasks of a run: those given by `--task`, or a single one from the other options.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::workload::trace::Trace;
 use crate::workload::words::Lengths;
 use crate::workload::{Kind, Workload};
 
-/// What is to be done: the tasks that are named, or the one that the other options describe.
+/// Returns the tasks given by `--task`, or a single one from the other options.
 pub(super) fn tasks(raw: &RawOptions) -> Result<Vec<Task>, Vec<String>> {
     let mut problems = Problems(Vec::new());
     let arrival = raw.arrival.parse();
     let arrival = problems
         .note(arrival.map_err(|()| format!("--arrival {:?}: write `constant` or `poisson`", raw.arrival)));
     let lasts = raw.duration.as_deref().map(|given| span_at_most("--duration", given, DURATION_MAX));
-    // Of one rate the profile tells what is wrong with the duration.
+    // For a single rate, the parser of the profile reports problems of the duration.
     let told_later = raw.tasks.is_empty() && raw.callers.is_none() && raw.trace.is_none();
     let lasts = match lasts.transpose() {
         Ok(lasts) => lasts,
@@ -91,7 +91,7 @@ fn only_task(raw: &RawOptions, shared: Shared) -> Result<Task, Vec<String>> {
     }
 }
 
-/// What the requests of a task are to carry.
+/// Options of a task's workload.
 struct Carried<'a> {
     raw: &'a RawOptions,
     kind: Kind,
@@ -124,7 +124,7 @@ impl Carried<'_> {
             (None, Some(path)) => problems.all(Vectors::read(path, raw.tolerance)).unzip(),
             (None, None) => (Some(Texts::generated(raw.seed, kind.lengths())), None),
         };
-        // Not the seed of the documents, or the query would be the first of them.
+        // Not the seed of the documents; otherwise the query would equal the first of them.
         let queries = || Texts::generated(raw.seed.wrapping_add(1), Lengths::Lookup);
         let queries = (kind == Kind::Rerank).then(queries);
         match (texts, &*problems.0) {

@@ -1,12 +1,12 @@
-//! What is kept of a run: per region, priority and outcome a histogram, per task and stage others, and per second, region and
-//! task counts and a small distribution.
+//! Statistics of a run: histograms per region, priority and outcome, histograms per task and stage, and counts with a compact
+//! distribution per second, region and task.
 //!
-//! Latencies of failures are kept apart from those of successes: a refusal within a millisecond must not flatter the
-//! percentiles, nor a time-out of ten seconds pose as an answer.
+//! Latencies of failures are separate from those of successes: a rejection within a millisecond must not improve the
+//! percentiles, and a timeout of ten seconds is not a response time.
 //!
-//! A request belongs to the second and the stage of its *intended* start. So each shows what its own callers got: a
-//! region's death is in the second in which it happened and not in those in which its time-outs ran out, and what a surge
-//! did to those who came in it is not told of those who came after.
+//! A request belongs to the second and the stage of its *intended* start. The failure of a region therefore appears in the
+//! second in which it happened, not in the seconds in which the timeouts expired, and the effect of a surge is attributed to
+//! the requests of the surge, not to later ones.
 
 mod group;
 mod latencies;
@@ -29,41 +29,41 @@ use std::time::Duration;
 use crate::exchange::Sample;
 use crate::priority::Priority;
 
-/// Seconds of a run by their number, and who served in them.
+/// Seconds of a run by index, each with the statistics of its serving regions.
 pub type Seconds = BTreeMap<u64, BTreeMap<Served, Second>>;
 
-/// What is kept of one of the tasks of a run.
+/// Statistics of one task.
 #[derive(Clone, Debug, Default)]
 pub struct TaskRecord {
-    /// By the moment at which each ends.
+    /// By end time of the stage.
     stages: Vec<(Duration, Group)>,
     regions: BTreeMap<Served, Group>,
     seconds: Seconds,
 }
 
 impl TaskRecord {
-    /// By stage, in their order.
+    /// Returns the statistics by stage, in order.
     pub fn stages(&self) -> impl Iterator<Item = &Group> {
         self.stages.iter().map(|(_, stage)| stage)
     }
 
-    /// By region, in the order of their names.
+    /// Returns the statistics by region, in order of names.
     pub fn regions(&self) -> &BTreeMap<Served, Group> {
         &self.regions
     }
 
-    /// All of its requests.
+    /// Returns the statistics of all requests.
     pub fn total(&self) -> Group {
         sum(self.regions.values())
     }
 
-    /// By second of the intended start and region.
+    /// Returns the statistics by second of the intended start, and region.
     pub fn seconds(&self) -> &Seconds {
         &self.seconds
     }
 }
 
-/// All that is kept of a run.
+/// Statistics of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
     tasks: Vec<TaskRecord>,
@@ -72,14 +72,14 @@ pub struct Record {
 }
 
 impl Record {
-    /// Nothing yet, of a run of these tasks: for each the moments at which its stages end.
+    /// Creates an empty record for these tasks, each given by the end times of its stages.
     pub fn of(tasks: impl IntoIterator<Item = Vec<Duration>>) -> Record {
         let stages = |ends: Vec<Duration>| ends.into_iter().map(|end| (end, Group::default())).collect();
         let task = |ends| TaskRecord { stages: stages(ends), ..TaskRecord::default() };
         Record { tasks: tasks.into_iter().map(task).collect(), ..Record::default() }
     }
 
-    /// Runs that went on beside each other as one: the tasks of the first, then those of the next.
+    /// Merges records of concurrent runs: the tasks of the first, then those of the next.
     pub fn join(records: impl IntoIterator<Item = Record>) -> Record {
         let mut all = Record::default();
         for Record { tasks, priorities, lag } in records {
@@ -92,7 +92,7 @@ impl Record {
         all
     }
 
-    /// Takes in how one request went.
+    /// Adds a sample.
     pub fn add(&mut self, sample: Sample) {
         let Sample { task, priority, intended, lag, latency, served, retried, outcome } = sample;
         let there_is_room = |max| self.knows(&served) || self.alike(&served) < max;
@@ -118,17 +118,17 @@ impl Record {
         self.priorities.entry((served, priority)).or_default().count(outcome, latency, retried);
     }
 
-    /// By task, in the order in which they were asked for.
+    /// Returns the statistics by task, in the order of the options.
     pub fn tasks(&self) -> &[TaskRecord] {
         &self.tasks
     }
 
-    /// By stage of the first task, in their order: of a run that has one task, all of it.
+    /// Returns the statistics by stage of the first task, in order; for a run with one task these cover the run.
     pub fn stages(&self) -> impl Iterator<Item = &Group> {
         self.tasks.first().into_iter().flat_map(TaskRecord::stages)
     }
 
-    /// By region, in the order of their names.
+    /// Returns the statistics by region, in order of names.
     pub fn regions(&self) -> BTreeMap<Served, Group> {
         let mut regions: BTreeMap<Served, Group> = BTreeMap::new();
         for ((served, _), group) in &self.priorities {
@@ -137,12 +137,12 @@ impl Record {
         regions
     }
 
-    /// By region and priority.
+    /// Returns the statistics by region and priority.
     pub fn priorities(&self) -> &BTreeMap<(Served, Priority), Group> {
         &self.priorities
     }
 
-    /// By second of the intended start and region, all tasks together.
+    /// Returns the statistics by second of the intended start, and region, over all tasks.
     pub fn seconds(&self) -> Seconds {
         let mut all = Seconds::default();
         for (number, regions) in self.tasks.iter().flat_map(|task| &task.seconds) {
@@ -152,13 +152,13 @@ impl Record {
         all
     }
 
-    /// What became of the requests that should have started in the seconds that `[from, to)` touches: a window that begins
-    /// or ends within a second takes in all of it.
+    /// Returns the statistics of requests whose intended start is in a second that overlaps `[from, to)`: partial seconds at
+    /// both ends are included completely.
     pub fn between(&self, from: Duration, to: Duration) -> Window {
         self.window(&self.tasks, from, to)
     }
 
-    /// The same of one task alone, by its place.
+    /// Returns the same for the task with this index.
     pub fn between_of(&self, task: usize, from: Duration, to: Duration) -> Window {
         self.window(self.tasks.get(task..=task).unwrap_or_default(), from, to)
     }
@@ -171,12 +171,12 @@ impl Record {
         window
     }
 
-    /// How late the generator itself started requests.
+    /// Returns the distribution of the generator's lag.
     pub fn lag(&self) -> &Latencies {
         &self.lag
     }
 
-    /// All regions together.
+    /// Returns the statistics of all requests.
     pub fn total(&self) -> Group {
         sum(self.priorities.values())
     }
@@ -186,7 +186,7 @@ impl Record {
         priorities.into_iter().any(|priority| self.priorities.contains_key(&(served.clone(), priority)))
     }
 
-    /// How many are told apart already of regions, or of sets of them.
+    /// Returns the number of distinct entries of the same type (region, or set of regions).
     fn alike(&self, served: &Served) -> usize {
         let mut alike: Vec<&Served> = self.priorities.keys().map(|(served, _)| served).collect();
         alike.dedup();
@@ -200,7 +200,7 @@ fn sum<'a>(groups: impl IntoIterator<Item = &'a Group>) -> Group {
     sum
 }
 
-/// The numbers of the seconds that `[from, to)` touches.
+/// Returns the indices of the seconds that overlap `[from, to)`.
 fn touched(from: Duration, to: Duration) -> Range<u64> {
     let end = to.as_secs().saturating_add(u64::from(to.subsec_nanos() > 0));
     from.as_secs()..end.max(from.as_secs())
@@ -331,7 +331,7 @@ pub(crate) mod tests {
         assert_eq!(record.regions().len(), REGIONS_MAX + 1);
         assert_eq!(record.regions()[&Served::By("cloud/0".parse().unwrap())].requests(), 2);
         assert_eq!(record.regions()[&Served::ByAnother].requests(), 1);
-        // Of sets there are fewer, and they take no region's place.
+        // Sets have their own limit and do not use that of regions.
         for number in 0..=TOGETHER_MAX {
             record.add(sample(Some(&format!("cloud/0,set/{number}")), 0, 1));
         }

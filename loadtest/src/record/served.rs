@@ -1,34 +1,33 @@
-//! Who served a request, as far as its answer says: a region, or several of them in pieces.
+//! Regions that served a request, according to its response: one, or several for a split request.
 
 use std::fmt;
 
 use regions::RegionId;
 
-/// How many regions are told apart. A catalogue has at most as many; a server that invents names costs no more memory.
+/// Maximum number of distinct regions, that of a catalogue; bounds the memory if a server invents names.
 pub const REGIONS_MAX: usize = 512;
 
-/// How many sets of regions are told apart that computed an answer together. Few regions make many sets, and a table with more
-/// lines says nothing.
+/// Maximum number of distinct sets of regions. Few regions form many sets, and a longer table is not readable.
 pub const TOGETHER_MAX: usize = 64;
 
-/// How many regions one answer may name; a request has no more pieces than that.
+/// Maximum number of regions in one response; a request has no more parts.
 const NAMED_MAX: usize = 16;
 
-/// Who served a request, as far as its answer says.
+/// Regions that served a request, according to its response.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Served {
-    /// This region.
+    /// One region.
     By(RegionId),
-    /// These regions, a part each: at least two, in the order of their names.
+    /// Several regions, a part each: at least two, in order of names.
     Together(Vec<RegionId>),
-    /// A region beyond the first [`REGIONS_MAX`], a set beyond the first [`TOGETHER_MAX`], or more regions than are read.
+    /// A region above [`REGIONS_MAX`], a set above [`REGION_SETS_MAX`], or more regions than are parsed.
     ByAnother,
-    /// The answer named none, or there was no answer.
+    /// The response names no region, or there is no response.
     Unnamed,
 }
 
 impl Served {
-    /// What an answer's header says: a region, or several with commas between, one for each piece.
+    /// Parses the response header: one region, or one per part separated by commas.
     pub fn read(header: &str) -> Served {
         let mut regions = Vec::new();
         for name in header.split(',') {
@@ -46,7 +45,7 @@ impl Served {
         }
     }
 
-    /// All regions that are known to have had a part in it.
+    /// Returns all known regions.
     pub fn regions(&self) -> &[RegionId] {
         match self {
             Served::By(region) => std::slice::from_ref(region),
@@ -55,7 +54,7 @@ impl Served {
         }
     }
 
-    /// Of how many like this one a record tells apart; none where there is no other like it.
+    /// Returns the limit of distinct entries of this type; `None` for those without a limit.
     pub(super) fn alike_max(&self) -> Option<usize> {
         match self {
             Served::By(_) => Some(REGIONS_MAX),

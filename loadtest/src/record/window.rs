@@ -1,4 +1,4 @@
-//! A part of a run, by when requests should have started: what was answered, what failed, and by whom.
+//! Statistics of a part of a run, by intended start.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use super::Served;
 use super::latencies::Spans;
 
-/// The requests that should have started within one second, or within several, in one region.
+/// Requests with an intended start within one second or several, of one region.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Second {
-    /// Answered.
+    /// Ok requests.
     pub ok: u64,
-    /// Not answered.
+    /// Failed requests.
     pub failed: u64,
-    /// How long the answered ones took.
+    /// Latencies of ok requests.
     pub latencies: Spans,
 }
 
@@ -25,14 +25,14 @@ impl Second {
     }
 }
 
-/// The requests that should have started within a part of a run.
+/// Requests with an intended start within a part of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// Answered.
+    /// Ok requests.
     pub ok: u64,
-    /// Not answered.
+    /// Failed requests.
     pub failed: u64,
-    /// The same by region.
+    /// Statistics by region.
     pub by_region: BTreeMap<Served, Second>,
     latencies: Spans,
 }
@@ -45,8 +45,8 @@ impl Window {
         self.by_region.entry(served.clone()).or_default().add(second);
     }
 
-    /// The span that a share `quantile` (0 to 1) of the answered ones stays within, to 0.8 % and rounded up; none where
-    /// nothing was answered.
+    /// Returns the latency at `quantile` (0 to 1) of ok requests, with an error of 0.8 % and rounded up; `None` without ok
+    /// requests.
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         self.latencies.quantile(quantile)
     }

@@ -1,9 +1,8 @@
-//! What a run has shown: a table for a person, JSON for a machine ([`Report::to_json`]), a page with plots
-//! ([`Report::to_html`]), and histograms for other tools ([`Report::to_hgrm`], [`Report::to_hdr_log`]).
+//! Report of a run: a table as text, JSON ([`Report::to_json`]), an HTML page with plots ([`Report::to_html`]), and histogram
+//! files ([`Report::to_hgrm`], [`Report::to_hdr_log`]).
 //!
-//! Percentiles are of ok requests only, and failures stand below them by cause. The generator's own lag is always
-//! printed, with a warning once it is a visible part of the latencies: a tool that cannot keep its timetable measures
-//! itself.
+//! Percentiles include only ok requests; failures are listed by cause. The generator's lag is always printed, with a warning
+//! if it is a significant part of the latencies: a generator that cannot keep its schedule measures itself.
 
 pub mod compare;
 mod html;
@@ -18,36 +17,36 @@ use crate::record::{Group, Latencies, Mark, Record};
 use crate::task::{Pacing, Task};
 use crate::workload::{Kind, Workload};
 
-/// The report warns once the p99 of the generator's lag is this share of the p99 of the latencies: less than that is
-/// lost in the differences between two runs.
+/// Share of the latencies' p99 from which the p99 of the generator's lag causes a warning. A smaller share is below the
+/// variation between two runs.
 pub const LAG_SHARE_NOTABLE: f64 = 0.1;
 
-/// The quantiles that are shown, and their names.
+/// Quantiles in tables, with their names.
 const QUANTILES: [(f64, &str); 5] =
     [(0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9"), (1.0, "max")];
 
-/// A run that has ended.
+/// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was asked.
+    /// Options of the run.
     pub options: Options,
-    /// From the start to the end of the last request.
+    /// Time from the start to the end of the last request.
     pub elapsed: Duration,
-    /// Whether it was ended before its timetable was.
+    /// Whether the run was stopped before the end of its schedule.
     pub stopped_early: bool,
-    /// What happened.
+    /// Statistics.
     pub record: Record,
-    /// What was done to the system meanwhile, in the order of time.
+    /// Events during the run, in order of time.
     pub marks: Vec<Mark>,
 }
 
 impl Report {
-    /// How many requests failed, also those that could not be sent.
+    /// Returns the number of failed requests, including those not sent.
     pub fn failed(&self) -> u64 {
         self.record.total().failed()
     }
 
-    /// The report as lines of text.
+    /// Formats the report as text.
     pub fn table(&self) -> String {
         let total = self.record.total();
         let regions = self.record.regions();
@@ -82,12 +81,12 @@ impl Report {
         lines.join("\n")
     }
 
-    /// Whether what was promised held; yes, where nothing was.
+    /// Returns whether the objective was met; true without an objective.
     pub fn holds(&self) -> bool {
         self.options.slo.is_none_or(|slo| slo.is_met(&self.promised()))
     }
 
-    /// The requests about which something was promised: those of people who wait, where there are some.
+    /// Returns the requests that the objective applies to: the interactive ones, or all if there are none.
     pub fn promised(&self) -> Group {
         let priorities = self.record.priorities();
         let interactive = priorities.keys().any(|(_, priority)| *priority == Priority::Interactive);
@@ -98,7 +97,7 @@ impl Report {
         promised
     }
 
-    /// How many requests a second were answered in time.
+    /// Returns the rate of requests within the objective's latency.
     pub fn goodput_per_s(&self) -> Option<f64> {
         let good = self.options.slo?.good(&self.promised());
         let over = if self.stopped_early { self.elapsed } else { self.options.lasts() };
@@ -117,21 +116,21 @@ impl Report {
         ))
     }
 
-    /// Whether the generator was so late that a visible part of the latencies is its own.
+    /// Returns whether the generator's lag was a significant part of the latencies.
     pub fn lag_is_notable(&self) -> bool {
         let lag = self.record.lag().quantile(0.99).unwrap_or_default();
         let latency = self.record.total().latencies().quantile(0.99).unwrap_or(Duration::MAX);
         lag.as_secs_f64() >= LAG_SHARE_NOTABLE * latency.as_secs_f64()
     }
 
-    /// Each task under its name, where there are several.
+    /// Returns the statistics of each task, if there are several.
     fn tasks(&self) -> Vec<(String, Group)> {
         let named = self.options.tasks.iter().zip(self.record.tasks());
         let named = named.map(|(task, record)| (task.name.clone(), record.total()));
         Some(named.collect::<Vec<_>>()).filter(|tasks| tasks.len() > 1).unwrap_or_default()
     }
 
-    /// Each stage of each task that has more than the one that is all, under the name by which it was asked for.
+    /// Returns the statistics of each stage, for tasks with several stages.
     fn stages(&self) -> Vec<(String, &Group)> {
         let mut named = Vec::new();
         let several = self.options.tasks.len() > 1;
@@ -207,7 +206,7 @@ pub(crate) mod tests {
     use crate::profile::tests::profile;
     use crate::record::tests::sample;
 
-    /// A hundred requests nearby, then a hundred far off and fifty time-outs.
+    /// Creates a report of 100 requests to a near region, then 100 to a far region and 50 timeouts.
     pub(crate) fn report() -> Report {
         let rate = "100 for 1s, 150 for 1s".to_owned();
         let options = Options::check(RawOptions { rate, duration: None, ..good() }).unwrap();

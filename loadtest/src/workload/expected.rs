@@ -1,7 +1,7 @@
-//! Texts with the vectors that they must come back as: a JSON object a line, `{"text": "…", "embedding": [0.1, …]}`.
+//! Expected vectors: a file with one JSON object per line, `{"text": "…", "embedding": [0.1, …]}`.
 //!
-//! A deployment that answers quickly with another model's vectors, or with rows of another request, is found by nothing
-//! else.
+//! They detect a deployment that responds quickly with another model's vectors, or with rows of another request, which no
+//! other check finds.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use serde::Deserialize;
 
 use super::texts::{FILE_BYTES_MAX, Texts};
 
-/// How far a number may be from the expected one unless somebody says: int8 and f32 of one model differ by less in each of
-/// 384 numbers of a row of length one.
+/// Default tolerance per number: int8 and f32 variants of one model differ by less in each of the 384 numbers of a unit
+/// vector.
 pub const TOLERANCE: f32 = 0.02;
 
-/// What is right for each text, by its place.
+/// Expected vector of each text, by index.
 #[derive(Debug, PartialEq)]
 pub struct Vectors {
     rows: Vec<Vec<f32>>,
@@ -57,7 +57,7 @@ impl Vectors {
         Ok((texts, Vectors { rows: lines.into_iter().map(|line| line.embedding).collect(), tolerance }))
     }
 
-    /// Whether `row` is what the text at `place` must come back as.
+    /// Returns whether `row` matches the expected vector of the text with this index.
     pub(crate) fn holds(&self, place: usize, row: &[f32]) -> bool {
         let expected = &self.rows[place % self.rows.len()];
         expected.len() == row.len()

@@ -1,10 +1,10 @@
-//! What requests carry: the shapes of work that an endpoint for embeddings meets.
+//! Workloads: content of the requests.
 //!
-//! People look things up in a few words, programs index passages, backfills send hundreds of texts at a time for hours,
-//! and a reranker gets a question with the documents that may answer it. Each is a [`Kind`] with its own lengths, batch and
-//! priority. What they carry comes from a file, or is made up from the seed of the run; never from chance.
+//! An embeddings endpoint serves short search queries, passages for indexing, backfills with hundreds of texts per request
+//! for hours, and rerank requests with a query and its documents. Each is a [`WorkloadType`] with its own text lengths, batch
+//! size and priority. The texts come from a file or are generated from the seed of the run; they are never random.
 //!
-//! Request bodies are put together by copying texts that were encoded before the run ([`texts`]).
+//! Request bodies are assembled by copying texts that were encoded before the run ([`texts`]).
 
 pub mod expected;
 pub mod texts;
@@ -20,13 +20,13 @@ use expected::Vectors;
 use texts::Texts;
 use trace::Trace;
 
-/// The most inputs of one request: what OpenAI's API takes.
+/// Maximum inputs per request, the limit of OpenAI's API.
 pub const INPUTS_MAX: usize = 2048;
 
-/// The most documents of one request to rerank: what Cohere's API takes.
+/// Maximum documents per rerank request, the limit of Cohere's API.
 pub const DOCUMENTS_MAX: usize = 1000;
 
-/// A shape of work.
+/// Type of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Search queries of 8 to 16 tokens, one a request.
@@ -37,15 +37,15 @@ pub enum Kind {
     Mixed,
     /// A backfill: passages in large batches, in the bulk priority.
     Bulk,
-    /// A query and the documents to be put in order for it.
+    /// Queries with documents to rank.
     Rerank,
 }
 
 impl Kind {
-    /// All of them.
+    /// All types.
     pub const ALL: [Kind; 5] = [Kind::Lookups, Kind::Passages, Kind::Mixed, Kind::Bulk, Kind::Rerank];
 
-    /// As it is typed.
+    /// Returns the name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Kind::Lookups => "lookups",
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// Where its requests go, below the URL of the API.
+    /// Returns the path of its requests below the base URL.
     pub fn path(self) -> &'static str {
         match self {
             Kind::Lookups | Kind::Passages | Kind::Mixed | Kind::Bulk => "/v1/embeddings",
@@ -64,7 +64,7 @@ impl Kind {
         }
     }
 
-    /// The priority that it asks for.
+    /// Returns the priority of its requests.
     pub fn priority(self) -> Priority {
         match self {
             Kind::Bulk => Priority::Bulk,
@@ -72,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// How many inputs or documents a request has, unless somebody says.
+    /// Returns the default number of inputs or documents per request.
     pub fn inputs(self) -> usize {
         match self {
             Kind::Lookups | Kind::Passages | Kind::Mixed => 1,
@@ -81,12 +81,12 @@ impl Kind {
         }
     }
 
-    /// How many it may have.
+    /// Returns the maximum number of inputs or documents per request.
     pub fn inputs_max(self) -> usize {
         if self == Kind::Rerank { DOCUMENTS_MAX } else { INPUTS_MAX }
     }
 
-    /// How long its texts are when they are made up.
+    /// Returns the length distribution of generated texts.
     pub fn lengths(self) -> words::Lengths {
         match self {
             Kind::Lookups => words::Lengths::Lookup,
@@ -114,30 +114,30 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The requests of one task.
+/// Workload of one task.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// Their shape.
+    /// Type of the workload.
     pub kind: Kind,
-    /// How many inputs each carries, or documents.
+    /// Inputs or documents per request.
     pub inputs: usize,
-    /// What they carry.
+    /// Texts of the requests.
     pub texts: Texts,
-    /// The queries of a task that reranks.
+    /// Queries of rerank requests.
     pub queries: Option<Texts>,
-    /// What is right for each text, where somebody says.
+    /// Expected vectors, if given.
     pub expected: Option<Arc<Vectors>>,
-    /// The sizes of requests, where they were recorded.
+    /// Recorded request sizes, for a replay.
     pub trace: Option<Trace>,
 }
 
 impl Workload {
-    /// How many rows the answer to request `number` must have.
+    /// Returns the number of rows that the response to request `number` must have.
     pub fn rows(&self, number: u64) -> usize {
         self.trace.as_ref().map_or(self.inputs, |trace| trace.request(number).inputs)
     }
 
-    /// Writes the body of request `number` for the deployment `model`, a JSON string.
+    /// Writes the body of request `number`; `model` is the name of the deployment as a JSON string.
     pub(crate) fn body(&self, number: u64, model: &str, body: &mut Vec<u8>) {
         let rows = self.rows(number);
         let texts = match &self.trace {

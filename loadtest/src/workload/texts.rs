@@ -1,10 +1,9 @@
-//! What is embedded: texts from a file, or generated ones that say so.
+//! Texts of requests, from a file or generated.
 //!
-//! A file gives one text per line; if its name ends in `.jsonl` or `.ndjson`, each line is an object with a string
-//! `text`. Which of the two holds is decided by the name and not by looking, so that a plain text which happens to
-//! begin with a brace stays a text. Empty lines are skipped.
+//! A file contains one text per line; if its name ends in `.jsonl` or `.ndjson`, each line is an object with a string `text`.
+//! The name decides, not the content, so that a plain text that begins with a brace stays a text. Empty lines are skipped.
 //!
-//! Texts are kept as the JSON strings that requests carry, so that a request is put together by copying.
+//! Texts are stored as the JSON strings of request bodies, so that a body is assembled by copying.
 
 use std::fmt;
 use std::path::Path;
@@ -15,16 +14,16 @@ use serde::Deserialize;
 
 use super::words::{Lengths, Words};
 
-/// The largest file of texts. It is held in memory, once as read and once as requests carry it.
+/// Maximum size of a file of texts. It is held in memory twice: as read, and encoded.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// How many problems of one file are named before the rest is only counted.
+/// Maximum number of reported problems per file; further ones are only counted.
 const PROBLEMS_NAMED_MAX: usize = 5;
 
-/// How many texts are generated when no file is given: enough that a cache of answers would not serve them all at once.
+/// Number of generated texts: enough to make cached responses rare.
 const GENERATED: usize = 10_000;
 
-/// The texts of a run; at least one.
+/// Texts of a run; at least one.
 #[derive(Clone, Debug)]
 pub struct Texts {
     encoded: Vec<Box<str>>,
@@ -37,7 +36,7 @@ struct Line {
 }
 
 impl Texts {
-    /// Reads a file, or says what is wrong with it, all at once.
+    /// Reads a file, or returns all problems.
     pub fn read(path: &Path) -> Result<Texts, Vec<String>> {
         let shown = path.display();
         let fail = |what: fmt::Arguments<'_>| vec![format!("--texts {shown}: {what}")];
@@ -67,12 +66,12 @@ impl Texts {
         Ok(Texts { encoded, source: shown.to_string() })
     }
 
-    /// Texts of everyday words. Equal seeds give equal texts.
+    /// Generates texts of common words. Equal seeds give equal texts.
     pub fn generated(seed: u64, lengths: Lengths) -> Texts {
         Texts::some(GENERATED, seed, lengths)
     }
 
-    /// So many of them.
+    /// Generates `count` texts.
     pub(super) fn some(count: usize, seed: u64, lengths: Lengths) -> Texts {
         let (words, mut rng) = (Words::new(), SmallRng::seed_from_u64(seed));
         let text = |_| {
@@ -83,27 +82,27 @@ impl Texts {
         Texts { encoded, source: format!("generated from seed {seed}") }
     }
 
-    /// These texts.
+    /// Creates a set of given texts.
     pub(crate) fn of<'a>(texts: impl Iterator<Item = &'a str>, source: String) -> Texts {
         Texts { encoded: texts.map(encode).collect(), source }
     }
 
-    /// Where they came from, for the report.
+    /// Returns the source of the texts, for the report.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// How many there are.
+    /// Returns the number of texts.
     pub fn count(&self) -> usize {
         self.encoded.len()
     }
 
-    /// The place of the first text of request `number`, where each takes `inputs` of them.
+    /// Returns the index of the first text of request `number`, with `inputs` texts per request.
     pub fn first(&self, number: u64, inputs: usize) -> usize {
         (u128::from(number) * inputs as u128 % self.encoded.len() as u128) as usize
     }
 
-    /// The `inputs` texts of request `number` as JSON strings. Requests walk through the texts and start over.
+    /// Returns the `inputs` texts of request `number` as JSON strings. Requests cycle through the texts.
     pub fn of_request(&self, number: u64, inputs: usize) -> impl Iterator<Item = &str> {
         let (before, from) = self.encoded.split_at(self.first(number, inputs));
         from.iter().chain(before).cycle().take(inputs).map(|text| &**text)
@@ -118,7 +117,7 @@ fn lines(content: &str) -> Vec<Box<str>> {
     content.lines().filter(|line| !line.trim().is_empty()).map(encode).collect()
 }
 
-/// The texts, or the first problems and how many there are in all.
+/// Returns the texts, or the first problems with the total number of problems.
 fn objects(content: &str) -> Result<Vec<Box<str>>, (Vec<String>, usize)> {
     let (mut texts, mut problems, mut wrong) = (Vec::new(), Vec::new(), 0);
     for (number, line) in content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {

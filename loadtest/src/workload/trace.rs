@@ -1,8 +1,8 @@
-//! A run that was recorded: when each request came, and how large it was.
+//! Recorded trace: start time and size of each request.
 //!
-//! CSV with a head (`at_s,tokens,inputs`) or JSON lines (`{"at_s": 0.25, "tokens": 12, "inputs": 1}`), by the name of the
-//! file. Only the start is needed; without the others a request carries one text of twelve tokens. What was asked is not in
-//! a trace, nor should it be: texts of the recorded lengths are made up.
+//! The format is CSV with a header line (`at_s,tokens,inputs`) or JSON lines (`{"at_s": 0.25, "tokens": 12, "inputs": 1}`),
+//! by the file name. Only the start is required; the defaults are 12 tokens and one input. Traces do not, and should not,
+//! contain the texts themselves: texts of the recorded lengths are generated.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,19 +16,19 @@ use super::texts::{FILE_BYTES_MAX, Texts};
 use super::words::Lengths;
 use crate::options::DURATION_MAX;
 
-/// Requests of one trace.
+/// Maximum requests of a trace.
 pub const REQUESTS_MAX: usize = 10_000_000;
 
-/// The longest text that is made up.
+/// Maximum tokens of a generated text.
 pub const TOKENS_MAX: usize = 8192;
 
-/// How many texts of one length are made up, so that a cache of answers would not serve them all at once.
+/// Number of generated texts per length: enough to make cached responses rare.
 const TEXTS_OF_A_LENGTH: usize = 64;
 
-/// How many problems of one file are named before the rest is only counted.
+/// Maximum number of reported problems per file; further ones are only counted.
 const PROBLEMS_NAMED_MAX: usize = 5;
 
-/// One request that came.
+/// Line of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
@@ -47,18 +47,18 @@ fn one() -> usize {
     1
 }
 
-/// One request of a trace.
+/// Request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Recorded {
-    /// Since the start of the run.
+    /// Start, since the start of the run.
     pub at: Duration,
-    /// The tokens of each text.
+    /// Tokens per text.
     pub tokens: usize,
-    /// How many texts.
+    /// Number of texts.
     pub inputs: usize,
 }
 
-/// Requests in the order of time, and texts of their lengths; at least one.
+/// Requests in order of time, with generated texts of their lengths; at least one.
 #[derive(Clone, Debug)]
 pub struct Trace {
     requests: Arc<[Recorded]>,
@@ -66,7 +66,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Reads a file, or says what is wrong with it, all at once.
+    /// Reads a file, or returns all problems.
     pub fn read(path: &Path, seed: u64) -> Result<Trace, Vec<String>> {
         let fail = |what: String| format!("--trace {}: {what}", path.display());
         let bytes =
@@ -111,28 +111,28 @@ impl Trace {
         Trace { requests: requests.into(), texts: Arc::new(texts) }
     }
 
-    /// When requests start, in order.
+    /// Returns the starts, in order.
     pub fn starts(&self) -> impl Iterator<Item = Duration> + use<> {
         let requests = Arc::clone(&self.requests);
         (0..requests.len()).map(move |place| requests[place].at)
     }
 
-    /// How many there are.
+    /// Returns the number of requests.
     pub fn count(&self) -> usize {
         self.requests.len()
     }
 
-    /// When the last one starts, and a little: the end of what is asked for.
+    /// Returns the end of the trace: one millisecond after the last start.
     pub fn lasts(&self) -> Duration {
         self.requests.last().map_or(Duration::ZERO, |last| last.at) + Duration::from_millis(1)
     }
 
-    /// The request at this place.
+    /// Returns the request with this index.
     pub fn request(&self, number: u64) -> Recorded {
         self.requests[number as usize % self.requests.len()]
     }
 
-    /// Texts for it.
+    /// Returns texts of the request's length.
     pub(super) fn texts(&self, number: u64) -> &Texts {
         &self.texts[&self.request(number).tokens]
     }

@@ -1,7 +1,8 @@
-//! HTTP/1.1: a request out, an answer into one buffer.
+//! HTTP/1.1 exchange: sends a request and reads the response into one buffer.
 //!
-//! Reading is strict where leniency would let two readers see two answers: both a length and chunks, two lengths, or
-//! bytes after the end are no answer. A connection is used again only after an answer that ended where it said it would.
+//! Parsing is strict where leniency would let two parsers see different responses (response smuggling): both a length and
+//! chunked encoding, two different lengths, or bytes after the end are rejected. A connection is reused only after a
+//! response that ended at its declared end.
 
 use std::ops::Range;
 
@@ -9,17 +10,17 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::{ANSWER_BYTES_MAX, Answer, Failure, HEAD_BYTES_MAX, Headers};
 
-/// A stream that a request can be sent on.
+/// Transport for a request.
 pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// The most headers of an answer.
+/// Maximum number of header lines of a response.
 const HEADERS_MAX: usize = 96;
 
-/// Room for the first read, where the buffer is new.
+/// Capacity reserved in a new buffer for the first read.
 const FIRST_READ_BYTES: usize = 64 << 10;
 
-/// Where an answer's body ends.
+/// Framing of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
     Length(usize),
@@ -36,15 +37,15 @@ struct Head {
     keep: bool,
 }
 
-/// Sends a request, of which `bodiless` says that its answer has no body whatever its head says (HEAD). Reads the answer into
-/// `buffer`. Its status, and whether the connection can be used again.
+/// Sends a request and reads the response into `buffer`. `bodiless` marks requests whose response never has a body (HEAD).
+/// Returns the status, the response, and whether the connection can be reused.
 pub(super) async fn exchange(
     io: &mut dyn Io,
     request: &[u8],
     bodiless: bool,
     mut buffer: Vec<u8>,
 ) -> Result<(u16, Answer, bool), Failure> {
-    // A server may refuse a request that it has not read to its end; what it says is worth more than that it hung up.
+    // A server may reject a request before reading all of it; its response is more informative than the write error.
     let sent = io.write_all(request).await;
     buffer.clear();
     buffer.reserve(FIRST_READ_BYTES);
@@ -75,7 +76,7 @@ pub(super) async fn exchange(
     Ok((status, Answer { headers, buffer, body }, keep && ended && sent.is_ok()))
 }
 
-/// The head of the answer, behind those that only say that it will come.
+/// Reads the head of the final response; skips interim (1xx) responses.
 async fn head(io: &mut dyn Io, buffer: &mut Vec<u8>, bodiless: bool) -> Result<Head, Failure> {
     loop {
         if let Some(head) = parse(buffer, bodiless)? {
@@ -94,7 +95,7 @@ async fn head(io: &mut dyn Io, buffer: &mut Vec<u8>, bodiless: bool) -> Result<H
     }
 }
 
-/// The head at the beginning of `bytes`, if it is whole.
+/// Parses the head at the start of `bytes`; `None` while it is incomplete.
 fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Failure> {
     let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut fields);
@@ -146,13 +147,13 @@ fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Failure> {
     Ok(Some(Head { status, headers, bytes: length, framing, keep }))
 }
 
-/// Puts the chunks from `begin` on together; where the body lies then, and whether nothing came after it.
+/// Joins the chunks from `begin` on. Returns the range of the body, and whether no bytes follow it.
 async fn chunks(
     io: &mut dyn Io,
     buffer: &mut Vec<u8>,
     begin: usize,
 ) -> Result<(Range<usize>, bool), Failure> {
-    // Before `end` is the body so far; from `at` on what has not been looked at.
+    // The body so far ends at `end`; unparsed bytes begin at `at`.
     let (mut end, mut at) = (begin, begin);
     loop {
         let line = line(io, buffer, at).await?;
@@ -192,9 +193,9 @@ async fn chunks(
     }
 }
 
-/// Where the line that begins at `at` ends, before its CRLF.
+/// Returns the end of the line that begins at `at`, before its CRLF.
 async fn line(io: &mut dyn Io, buffer: &mut Vec<u8>, at: usize) -> Result<usize, Failure> {
-    /// Sizes are a few digits; extensions and trailers are not meant for us.
+    /// Maximum length of a line: sizes are a few digits; extensions and trailers are ignored.
     const LINE_BYTES_MAX: usize = 8 << 10;
     loop {
         if let Some(found) = memchr::memmem::find(&buffer[at..], b"\r\n") {
@@ -237,7 +238,7 @@ mod tests {
     use super::*;
     use tokio::io::duplex;
 
-    /// What is read of `answer`, which comes in pieces of so many bytes and then ends.
+    /// Parses `response`, which is delivered in pieces of `piece` bytes and then ends.
     async fn read(answer: &[u8], piece: usize) -> Result<(u16, String, bool), Failure> {
         let (mut ours, mut theirs) = duplex(1 << 20);
         let answer = answer.to_vec();

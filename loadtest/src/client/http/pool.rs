@@ -1,4 +1,4 @@
-//! An endpoint and the connections to it.
+//! Endpoint and its connection pool.
 
 use std::io::ErrorKind;
 use std::pin::Pin;
@@ -21,46 +21,46 @@ use super::tls::Trust;
 use super::two::Session;
 use super::{Answer, Failure, Protocol, judged};
 
-/// How long a connection may take to come about, so that another endpoint gets its turn.
+/// Timeout of a connection attempt, so that another endpoint can be tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most connections that are kept for the next request.
+/// Maximum number of idle connections.
 const IDLE_MAX: usize = 1024;
 
 const AGENT: &str = concat!("meridian-client/", env!("CARGO_PKG_VERSION"));
 
-/// One endpoint.
+/// Client of one endpoint.
 pub(in crate::client) struct Wire {
     uri: Uri,
     host: String,
     port: u16,
-    /// Where the endpoint's paths begin.
+    /// Path prefix of the endpoint.
     base: String,
     key: Option<HeaderValue>,
     protocol: Protocol,
     trust: Option<Trust>,
     idle: Mutex<Vec<Box<dyn Io>>>,
     sessions: tokio::sync::Mutex<Vec<Session>>,
-    /// The server was offered HTTP/2 and took HTTP/1.1.
+    /// Whether the server declined HTTP/2 in ALPN.
     declined: AtomicBool,
 }
 
-/// What is the same in all requests of an operation to one endpoint.
+/// Request parts that are the same in all requests of an operation to one endpoint.
 pub(in crate::client) struct Outgoing {
     method: Method,
     uri: Uri,
     headers: HeaderMap,
-    /// The head in HTTP/1.1 up to the length of the body.
+    /// Serialized HTTP/1.1 head up to the value of `content-length`.
     head: Vec<u8>,
 }
 
-/// Whether a caller may set this header: not those that say where a message ends.
+/// Returns whether a caller may set this header; headers that define message framing are reserved.
 pub(in crate::client) fn may_be_set(name: &HeaderName) -> bool {
     ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST, http::header::CONNECTION, http::header::UPGRADE].contains(name)
 }
 
 impl Wire {
-    /// The endpoint below `url`, with or without `/v1`.
+    /// Creates the client for a URL, with or without `/v1`.
     pub(in crate::client) fn new(
         url: &str,
         key: Option<HeaderValue>,
@@ -99,7 +99,7 @@ impl Wire {
         })
     }
 
-    /// Requests with this method, path and headers.
+    /// Prepares requests with this method, path and headers.
     pub(in crate::client) fn outgoing(
         &self,
         method: &Method,
@@ -134,7 +134,7 @@ impl Wire {
         Ok(Outgoing { method: method.clone(), uri, headers, head })
     }
 
-    /// Sends a request and reads its answer into `buffer`.
+    /// Sends a request and reads the response into `buffer`.
     pub(in crate::client) async fn send(
         &self,
         out: &Outgoing,
@@ -168,12 +168,12 @@ impl Wire {
         judged(status, answer)
     }
 
-    /// A connection with HTTP/2 that has room; none if the server does not speak it.
+    /// Returns an HTTP/2 connection with a free stream; `None` if the server does not support HTTP/2.
     async fn session(&self) -> Result<Option<Session>, Failure> {
         if self.declined.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        // Held while a connection comes about: whoever waits will most likely use that one.
+        // Held during the connection attempt: other waiting requests will most likely share the new connection.
         let mut sessions = self.sessions.lock().await;
         sessions.retain(|session| !session.is_over());
         if let Some(session) = sessions.iter().find(|session| session.has_room()) {
@@ -193,7 +193,7 @@ impl Wire {
         Ok(Some(session))
     }
 
-    /// A new connection, and whether HTTP/2 is spoken on it.
+    /// Opens a connection; returns also whether it speaks HTTP/2.
     async fn connect(&self) -> Result<(Box<dyn Io>, bool), Failure> {
         let connected = timeout(CONNECT_TIMEOUT, async {
             let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
@@ -210,14 +210,14 @@ impl Wire {
         connected.await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())).map_err(failed)
     }
 
-    /// The connection that was used last, if it is still as it was left.
+    /// Returns the most recently used idle connection that is still usable.
     fn kept(&self) -> Option<Box<dyn Io>> {
         loop {
             let mut io = self.idle().pop()?;
             let mut byte = [0];
             let mut nothing = ReadBuf::new(&mut byte);
             let mut nobody = Context::from_waker(Waker::noop());
-            // Closed by the server, or with bytes that nobody asked for: either way something can be read.
+            // Readable means closed by the server, or unsolicited bytes: unusable in both cases.
             if Pin::new(&mut *io).poll_read(&mut nobody, &mut nothing).is_pending() {
                 return Some(io);
             }
@@ -235,7 +235,7 @@ impl Wire {
         self.idle.lock().expect("nobody panics while holding a list")
     }
 
-    /// How an error names it.
+    /// Returns the URL for error messages.
     pub(in crate::client) fn name(&self) -> String {
         self.uri.to_string()
     }

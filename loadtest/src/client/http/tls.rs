@@ -1,4 +1,4 @@
-//! TLS with the roots of the system, and those that the caller adds.
+//! TLS with the system's root certificates and additional ones.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use tokio_rustls::client::TlsStream;
 
 use super::Protocol;
 
-/// Whom to believe that they are who they say.
+/// TLS connector of a client.
 #[derive(Clone)]
 pub(in crate::client) struct Trust {
     connector: TlsConnector,
 }
 
 impl Trust {
-    /// Those that the system believes, and the certificates in `extra_pem`.
+    /// Trusts the system's roots and the certificates in `extra_pem`.
     pub(in crate::client) fn new(extra_pem: Option<&[u8]>, protocol: Protocol) -> Result<Trust, String> {
         let extra = extra_pem.map_or(Ok(Vec::new()), |pem| {
             let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
@@ -48,7 +48,7 @@ impl Trust {
         Ok(Trust { connector: TlsConnector::from(Arc::new(config)) })
     }
 
-    /// The stream over TLS, and whether HTTP/2 was agreed on.
+    /// Performs the handshake; returns the stream and whether HTTP/2 was negotiated.
     pub(super) async fn secure(
         &self,
         tcp: TcpStream,

@@ -1,4 +1,4 @@
-//! HTTP/2: requests share connections, as many as it takes.
+//! HTTP/2: requests share connections; further ones are opened as needed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,25 +12,25 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use super::one::Io;
 use super::{ANSWER_BYTES_MAX, Answer, Failure, Headers};
 
-/// How many requests are in flight on one connection before there is another: below the hundred that servers allow at least.
+/// Maximum concurrent requests per connection: below 100, the minimum that servers are recommended to allow.
 pub(super) const STREAMS_MAX: usize = 96;
 
-/// How much a server may send ahead of what was read: a large answer, and a dozen of them.
+/// Flow-control windows: one large response per stream, and a dozen per connection.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 48 << 20;
 
-/// Fewer, larger frames than the 16 KB that are allowed unasked.
+/// Maximum frame size; fewer and larger frames than the default of 16 KB.
 const FRAME_BYTES: u32 = 256 << 10;
 
-/// How often a connection that is in use is asked whether it lives, and how long it may take to say so.
+/// Interval of keep-alive pings on a connection in use, and their timeout.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection.
+/// HTTP/2 connection.
 #[derive(Clone)]
 pub(super) struct Session {
     send: SendRequest<Full<Bytes>>,
-    /// Held once by the pool, and by everybody who uses it.
+    /// Reference count of the users: the pool and each request in flight.
     users: Arc<()>,
 }
 
@@ -46,7 +46,7 @@ impl Session {
             .handshake(TokioIo::new(io))
             .await
             .map_err(|error| Failure::Unreachable(said(&error)))?;
-        // Ends with the last of those who use it; what it has to say about its end, they are told.
+        // Ends when the last user drops its handle. Errors are reported to the requests.
         tokio::spawn(connection);
         Ok(Session { send, users: Arc::new(()) })
     }
@@ -59,7 +59,7 @@ impl Session {
         self.send.is_closed()
     }
 
-    /// Sends a request; reads the answer into `buffer`.
+    /// Sends a request and reads the response into `buffer`.
     pub(super) async fn exchange(
         mut self,
         request: Request<Full<Bytes>>,
@@ -88,7 +88,7 @@ impl Session {
     }
 }
 
-/// An error and what is behind it.
+/// Formats an error with its sources.
 fn said(error: &dyn std::error::Error) -> String {
     let mut said = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! `[[load]]`: who asks meanwhile.
+//! Parser of `[[load]]` tables.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use super::{number_of, tables};
 use crate::drill::action::known;
 use crate::drill::{Engine, Load, World};
 
-/// How many loads there may be.
+/// Maximum number of loads.
 const LOADS_MAX: usize = 16;
-/// How long a request may take, unless it is said.
+/// Default timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The highest rate of a load.
+/// Highest rate of a load.
 const RATE_MAX: f64 = 100_000.0;
 
 const LOAD_KEYS: &[&str] = &["name", "model", "near", "rate", "arrival", "inputs", "timeout"];
 
-/// Who asks.
+/// Parses all loads.
 pub(super) fn loads(
     top: &Table<'_>,
     world: &World,
@@ -103,7 +103,7 @@ fn load(
         }
         Some(timeout)
     });
-    // Somebody who is wrongly described is still there for whoever names them.
+    // A load with problems is kept with placeholders, so that references to its name do not add further problems.
     let nowhere = || "none/none".parse::<RegionId>().expect("well formed");
     let nothing = || "none".parse::<DeploymentName>().expect("well formed");
     let (name, at) = name?;
@@ -119,7 +119,7 @@ fn load(
     Some((load, at))
 }
 
-/// Requests a second: a number, or a share of what the world can do. What scripted replicas can is counted in inputs.
+/// Parses a rate: requests per second, or a share of the capacity. The capacity of scripted replicas is in inputs per second.
 fn rate_of(
     table: &Table<'_>,
     value: &Spanned<DeValue<'_>>,

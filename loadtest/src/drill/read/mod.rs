@@ -1,8 +1,7 @@
-//! Reading a drill: everything that is wrong with the file at once, each with its line and what to write instead.
+//! Parser of drill files. Reports all problems of a file at once, each with its line and the accepted syntax.
 //!
-//! What an action or an expectation may say depends on the world and the loads, so those are read first. Where one of them is
-//! wrong it is left out or taken as it would be if nobody had said anything, and the rest is still looked at; what comes of
-//! that is thrown away with the file.
+//! The environment and the loads are parsed first, because actions and expectations refer to them. An invalid one is left
+//! out or replaced by its default and the rest is still checked; the result is discarded with the file.
 
 mod load;
 mod world;
@@ -18,31 +17,31 @@ use toml::de::DeValue;
 use super::expectation::{Bound, Expectation, Span, What, Written};
 use super::{Action, Drill, Step};
 
-/// What the file of a name deploys, or `up` where none is named; or why it cannot be said.
+/// Loads the deployments of the named file, or the default of `meridian up` for `None`; errors are messages.
 pub type Deployments<'a> = dyn Fn(Option<&str>) -> Result<Vec<Deployment>, Vec<String>> + 'a;
 
-/// What the file is read against.
+/// Context that a drill file is checked against.
 pub struct Surroundings<'a> {
-    /// Which regions there are at all.
+    /// All known regions.
     pub catalogue: &'a Catalogue,
-    /// What is deployed.
+    /// Loader of deployment files.
     pub deployments: &'a Deployments<'a>,
-    /// Whether the drill is to be run against a deployment that was there before.
+    /// Whether the drill runs against an existing deployment.
     pub against: bool,
 }
 
-/// A drill is watched by a person, or at least waited for.
+/// Longest drill, which an operator watches or waits for.
 const LASTS_MAX: Duration = Duration::from_secs(3600);
-/// What of the beginning does not count, unless it is said.
+/// Default warm-up.
 const WARM_UP: Duration = Duration::from_secs(2);
 const TOP_KEYS: &[&str] = &["about", "lasts", "warm_up", "before", "expect", "world", "load", "step"];
 const STEP_KEYS: &[&str] = &["at", "do", "expect"];
 
-/// Reads a drill.
+/// Parses and validates a drill.
 ///
 /// # Errors
 ///
-/// Everything that is wrong with it, from the top of the file to its end.
+/// All problems, in the order of the file.
 pub fn read(text: &str, around: &Surroundings<'_>) -> Result<Drill, Vec<Problem>> {
     let (tree, mut problems) = document::parse(text)?;
     let top = Table { what: "the drill".to_owned(), entries: tree.get_ref(), span: 0..0 };
@@ -77,7 +76,7 @@ pub fn read(text: &str, around: &Surroundings<'_>) -> Result<Drill, Vec<Problem>
 }
 
 impl Drill {
-    /// The time before anything is done.
+    /// Returns the span from the end of the warm-up to the first step.
     pub(super) fn before(&self) -> Span {
         let first = self.steps.first().map_or(self.lasts, |step| step.at);
         Span { anchor: Duration::ZERO, from: self.warm_up.min(first), to: first }
@@ -91,7 +90,7 @@ fn number_of(
     range: RangeInclusive<u32>,
     problems: &mut Problems<'_>,
 ) -> Option<u32> {
-    // Written out, since a reader's table and value need not come from one tree.
+    // Not `Table::number`: the lifetimes of table and value may belong to different trees.
     let written = match value.get_ref() {
         DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str().parse().ok(),
         _ => None,
@@ -123,7 +122,7 @@ struct Reading<'r, 't> {
     problems: &'r mut Problems<'t>,
 }
 
-/// What stands under a step, to be read when all steps are known.
+/// Step whose expectations are parsed once all steps are known.
 struct Under<'d> {
     table: Table<'d>,
     at: Duration,
@@ -165,7 +164,7 @@ impl Reading<'_, '_> {
 
     fn actions(&mut self, table: &Table<'_>) -> Vec<(String, Action)> {
         let value = match (table.entries.get("do"), table.entries.get("expect")) {
-            // A step that does nothing looks at what there is by then.
+            // A step without an action only evaluates expectations.
             (None, Some(_)) => return Vec::new(),
             _ => table.need("do", "\"kill region gcp/europe-west4\"", self.problems),
         };
@@ -186,7 +185,7 @@ impl Reading<'_, '_> {
                         );
                         self.problems.note(at, message);
                     }
-                    // Taken all the same, so that what is expected of it is read with it.
+                    // Kept in any case, so that expectations of the step are parsed with it.
                     actions.push((text.to_owned(), action));
                 }
                 Err(problem) => self.problems.note(at, format!("{}: {problem}", table.what)),
@@ -238,11 +237,11 @@ impl Reading<'_, '_> {
         Ok(expectation)
     }
 
-    /// Refuses what no run could show.
+    /// Rejects expectations that cannot be measured in any run.
     fn measurable(&self, expectation: &Expectation, step: bool) -> Result<(), String> {
         let Expectation { text, what, load, span } = expectation;
         let (from, to) = span.seconds();
-        // Without anybody who asks nothing is measured, and that has been said.
+        // Without loads there is nothing to measure; that problem is already reported.
         if self.drill.loads.is_empty() {
             return Ok(());
         }

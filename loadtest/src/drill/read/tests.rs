@@ -1,4 +1,4 @@
-//! A drill that is right, and what is told of those that are not.
+//! Tests of the parser: a valid drill, and the messages for invalid ones.
 
 use super::*;
 
@@ -87,7 +87,7 @@ fn every_shipped_drill_can_be_read() {
     }
 }
 
-/// One thing wrong each time: where it is said to be, and what is told.
+/// Applies one error at a time; checks the line and a part of the message.
 #[test]
 fn whatever_is_wrong_is_told_with_its_line_and_what_to_write() {
     let check = |from: &str, to: &str, line: usize, part: &str| {
@@ -151,7 +151,7 @@ fn a_share_of_nothing_that_is_known_is_refused_and_a_declared_one_taken() {
     let problems = of("").unwrap_err();
     assert!(problems.len() == 1 && problems[0].message.contains("of what?"), "{problems:#?}");
     assert_eq!(of("capacity = 100").unwrap().loads[0].rate, 40.0);
-    // Two regions with three replicas and one, fifty inputs a second each; of five inputs a request takes five times as long.
+    // Two regions with three replicas and one replica, 50 inputs/s each; a request of five inputs takes five times as long.
     let scripted =
         |more: &str| read(&GOOD.replace("rate = \"40 %\"", &format!("rate = \"40 %\"{more}")), false);
     assert_eq!(scripted("").unwrap().loads[0].rate, 80.0);

@@ -1,4 +1,4 @@
-//! `[world]`: where a drill happens.
+//! Parser of the `[environment]` table.
 
 use regions::document::{Problems, Table};
 use regions::{Deployment, region_list};
@@ -8,17 +8,17 @@ use toml::de::DeValue;
 use super::{Surroundings, number_of};
 use crate::drill::{Engine, Store, World};
 
-/// How many regions a world on one machine has at most.
+/// Maximum number of regions of an environment on one machine.
 const REGIONS_MAX: usize = 12;
-/// How many hubs one has at most.
+/// Maximum number of hubs.
 const HUBS_MAX: u32 = 5;
-/// How many replicas a region has at most.
+/// Maximum number of replicas per region.
 const REPLICAS_MAX: u32 = 16;
 
 const WORLD_KEYS: &[&str] = &["regions", "store", "hubs", "deployments", "engine", "replicas", "capacity"];
 const ENGINE_KEYS: &[&str] = &["kind", "inputs_per_second"];
 
-/// The world, and what is deployed in it.
+/// Parses the environment, and loads its deployments.
 pub(super) fn world(
     top: &Table<'_>,
     around: &Surroundings<'_>,
@@ -97,7 +97,7 @@ pub(super) fn world(
     (world, deployments)
 }
 
-/// What computes: what is deployed, or something that takes its time.
+/// Parses the engine and the replica counts of scripted replicas.
 fn engine(table: &Table<'_>, world: &mut World, problems: &mut Problems<'_>) {
     let replicas = table.entries.get("replicas");
     let Some(value) = table.entries.get("engine") else {
@@ -133,7 +133,7 @@ fn engine(table: &Table<'_>, world: &mut World, problems: &mut Problems<'_>) {
     world.engine = Engine::Scripted { inputs_per_second: speed, replicas };
 }
 
-/// One number for all regions, or a list with one for each.
+/// Parses one number for all regions, or a list with one per region.
 fn counts(
     table: &Table<'_>,
     value: &Spanned<DeValue<'_>>,

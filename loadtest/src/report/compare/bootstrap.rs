@@ -1,4 +1,4 @@
-//! Quantiles of two runs and how far their difference can be believed: seconds are drawn with replacement, from both.
+//! Latency quantiles of two runs, with a bootstrap confidence interval of their difference over seconds.
 
 use std::collections::BTreeMap;
 
@@ -8,39 +8,39 @@ use serde::Serialize;
 
 use crate::record::Spans;
 
-/// How often the seconds are drawn.
+/// Number of bootstrap samples.
 pub const DRAWS: usize = 1000;
 
-/// The share of draws that an interval holds, in percent.
+/// Confidence level of the intervals, in percent.
 pub const CONFIDENCE: f64 = 95.0;
 
-/// Seconds of a long run are drawn in rows of several, so that a day takes as long as five minutes.
+/// Maximum number of blocks. Seconds of a long run are grouped into blocks, so that a day costs as much as five minutes.
 const BLOCKS_MAX: usize = 300;
 
 const QUANTILES: [(f64, &str); 4] = [(0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9")];
 
-/// One quantile in both runs.
+/// Comparison of one quantile.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Change {
-    /// In the first, in milliseconds.
+    /// Value in run A, in milliseconds.
     pub a_ms: f64,
-    /// In the second.
+    /// Value in run B, in milliseconds.
     pub b_ms: f64,
-    /// By how much the second is larger, in percent of the first.
+    /// Difference of B from A, in percent of A.
     pub change_percent: f64,
-    /// Between what that lies.
+    /// Confidence interval of the difference.
     pub interval_percent: [f64; 2],
 }
 
 impl Change {
-    /// Whether there is one at all.
+    /// Returns whether the interval excludes zero.
     pub fn is_seen(&self) -> bool {
         let [least, most] = self.interval_percent;
         least > 0.0 || most < 0.0
     }
 }
 
-/// Rows of seconds, at most [`BLOCKS_MAX`] of them.
+/// Groups seconds into at most [`BLOCKS_MAX`] blocks of consecutive seconds.
 pub(super) fn blocks(seconds: &[Spans]) -> Vec<Spans> {
     let in_a_row = seconds.len().div_ceil(BLOCKS_MAX).max(1);
     let sum = |row: &[Spans]| {
@@ -51,7 +51,7 @@ pub(super) fn blocks(seconds: &[Spans]) -> Vec<Spans> {
     seconds.chunks(in_a_row).map(sum).filter(|block| block.count() > 0).collect()
 }
 
-/// By how much each quantile of the second differs from that of the first.
+/// Compares each quantile of `b` with that of `a`.
 pub(super) fn changes(a: &[Spans], b: &[Spans], rng: &mut SmallRng) -> BTreeMap<&'static str, Change> {
     let (a, b) = (Drawn::of(a), Drawn::of(b));
     if a.blocks.is_empty() || b.blocks.is_empty() {
@@ -79,7 +79,7 @@ pub(super) fn changes(a: &[Spans], b: &[Spans], rng: &mut SmallRng) -> BTreeMap<
     changes
 }
 
-/// Blocks to draw from: each as places among all values that occur, and how often.
+/// Blocks to sample from: each a list of indices into `values_ms` with counts.
 struct Drawn {
     values_ms: Vec<f64>,
     blocks: Vec<Vec<(usize, u32)>>,
@@ -97,7 +97,7 @@ impl Drawn {
         Drawn { values_ms: values.iter().map(|micros| f64::from(*micros) / 1000.0).collect(), blocks }
     }
 
-    /// The quantiles of as many blocks as there are, each drawn from all of them.
+    /// Returns the quantiles of a bootstrap sample: as many blocks as there are, drawn with replacement.
     fn draw(&self, rng: &mut SmallRng) -> [f64; QUANTILES.len()] {
         let drawn = (0..self.blocks.len()).map(|_| rng.random_range(0..self.blocks.len()));
         self.quantiles(drawn)

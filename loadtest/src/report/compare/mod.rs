@@ -1,10 +1,10 @@
-//! Two runs side by side: did it become slower, or was that chance?
+//! Comparison of two runs: separates a change of latency from random variation.
 //!
-//! Requests of one second have much in common: the same queue, the same collection of garbage. Whoever takes each as a
-//! witness of its own is told of differences that the next run does not show. So intervals come from a bootstrap over
-//! seconds: a thousand times, as many seconds as a run has are drawn from it with replacement, in both runs, and the
-//! quantiles of what is in them are compared. An interval that holds no change at all means that none was seen. It is told
-//! from the reports alone, which hold the distribution of every second; the draws come from a seed.
+//! Requests of one second are correlated: they share a queue and garbage collections. Treating them as independent samples
+//! yields significant differences that the next run does not reproduce. The confidence intervals therefore come from a block
+//! bootstrap over seconds: a thousand times, both runs are resampled by seconds with replacement, and the quantiles of the
+//! samples are compared. An interval that contains zero means that no difference was found. The comparison needs only the
+//! reports, which contain the distribution of every second; the resampling is seeded.
 
 mod bootstrap;
 
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::record::Spans;
 use bootstrap::{blocks, changes};
 
-/// With fewer seconds the comparison says that its intervals are too narrow.
+/// With fewer seconds the comparison warns that its intervals are too narrow.
 const BLOCKS_ENOUGH: usize = 10;
 
 #[derive(Deserialize)]
@@ -50,46 +50,46 @@ struct RegionV2 {
     latencies_us: String,
 }
 
-/// One task of one run.
+/// Statistics of one task in one run.
 #[derive(Clone, Debug, PartialEq)]
 struct Measured {
     requests: u64,
     failed: u64,
     ok_per_s: f64,
-    /// The distributions of its seconds, or of rows of seconds.
+    /// Distributions of its blocks of seconds.
     blocks: Vec<Spans>,
 }
 
-/// One task in both runs.
+/// Comparison of one task.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskComparison {
-    /// Its name in both.
+    /// Name of the task in both runs.
     pub task: String,
-    /// Requests, failed requests, and ok requests a second, in the first run and in the second.
+    /// Number of requests in A and in B.
     pub requests: [u64; 2],
-    /// Failed.
+    /// Failed requests in A and in B.
     pub failed: [u64; 2],
-    /// Answered rightly, a second.
+    /// Ok requests per second in A and in B.
     pub ok_per_s: [f64; 2],
-    /// Seconds that were drawn from.
+    /// Number of blocks in A and in B.
     pub blocks: [usize; 2],
-    /// By quantile.
+    /// Comparisons by quantile.
     pub quantiles: BTreeMap<&'static str, Change>,
 }
 
-/// Two runs side by side.
+/// Comparison of two runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Decides the draws.
+    /// Seed of the bootstrap.
     pub seed: u64,
-    /// The share that intervals hold.
+    /// Confidence level of the intervals.
     pub confidence_percent: f64,
-    /// The tasks that both have.
+    /// Tasks that both runs have.
     pub tasks: Vec<TaskComparison>,
 }
 
 impl Comparison {
-    /// Compares two reports of `load --json`, each with the name of its file. All that is wrong with them is told at once.
+    /// Compares two reports of `load --json`, each given with its file name. Reports all problems at once.
     pub fn of(a: (&str, &str), b: (&str, &str), seed: u64) -> Result<Comparison, Vec<String>> {
         let (first, second) = match (read(a.0, a.1), read(b.0, b.1)) {
             (Ok(first), Ok(second)) => (first, second),
@@ -121,12 +121,12 @@ impl Comparison {
         Ok(Comparison { seed, confidence_percent: CONFIDENCE, tasks })
     }
 
-    /// For machines.
+    /// Formats the comparison as JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("numbers, strings and lists serialise to JSON")
     }
 
-    /// For people.
+    /// Formats the comparison as a table.
     pub fn table(&self) -> String {
         let mut text = String::new();
         for TaskComparison { task, requests, failed, ok_per_s, blocks, quantiles } in &self.tasks {
@@ -193,12 +193,12 @@ mod tests {
     use crate::report::tests::report;
     use rand::Rng;
 
-    /// A run of so many seconds, each of whose requests take about as long as it was drawn to.
+    /// Generates a report of `seconds` seconds with random latencies around a mean that also varies per second.
     fn run(seed: u64, seconds: u64, mean_us: f64) -> String {
         let mut rng = SmallRng::seed_from_u64(seed);
         let rows: Vec<_> = (0..seconds)
             .map(|second| {
-                // What a second has in common scatters by a tenth.
+                // The common factor of a second varies by 10 %.
                 let mood = 0.9 + 0.2 * rng.random::<f64>();
                 let mut spans = Spans::default();
                 for _ in 0..100 {
@@ -226,7 +226,7 @@ mod tests {
         assert!(change.is_seen() && change.change_percent > 0.0, "{change:?}");
         let [least, most] = change.interval_percent;
         assert!(least < 20.0 && 20.0 < most && most - least < 20.0, "{change:?}");
-        // Of a hundred pairs of equal servers some five are told apart: that is what 95 % means.
+        // About 5 of 100 pairs of equal servers are reported as different, as expected at a confidence of 95 %.
         let told =
             (0..100).filter(|seed| p50(&run(2 * seed, 20, 5000.0), &run(2 * seed + 1, 20, 5000.0)).is_seen());
         let told = told.count();

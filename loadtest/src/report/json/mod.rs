@@ -1,11 +1,11 @@
-//! The report as JSON: everything in the table, every cause in every region, task and stage, and the run second by second,
-//! so that one can see where requests went when a region died.
+//! Report as JSON: everything in the table, the causes of failures per region, task and stage, and the statistics of every
+//! second, which show where requests were sent when a region failed.
 //!
-//! Regions are keyed by their names; tasks and stages stand in their order, also if there is only one. Times are
-//! milliseconds and the names say so. `version` rises when a field changes its meaning or goes.
+//! Regions are keyed by name; tasks and stages are lists, even with one element. Times are in milliseconds, as their names
+//! state. `version` increases when a field is removed or changes its meaning.
 //!
-//! The spans of a second are written as text, `812*3 820`: microseconds, each rounded up by 0.8 % at most, and how often
-//! each came. From them distributions of any part of a run can be put together again, as `load compare` does.
+//! The latencies of a second are a text, `812*3 820`: microseconds, each rounded up by at most 0.8 %, with their counts.
+//! Distributions of any part of a run can be reconstructed from them, as `load compare` does.
 
 mod wire;
 
@@ -19,18 +19,18 @@ use crate::record::{Group, Latencies, Mark, Second, Seconds, TaskRecord};
 use crate::task::{Pacing, Task};
 use wire::{FailureV1, GroupV2, MarkV2, ReportV2, SecondRegionV2, SecondV2, SloV2, SpansV1, StageV2, TaskV2};
 
-/// Points of the percentile curve: the shares of requests that are slower, from all of them to one in a hundred thousand.
+/// Points of the percentile curve per decade of the share of slower requests, and decades: down to one in a hundred thousand.
 const CURVE_PER_DECADE: u32 = 12;
 const CURVE_DECADES: u32 = 5;
 
 impl Report {
-    /// The report as one JSON object.
+    /// Formats the report as one JSON object.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(&ReportV2::from(self))
             .expect("numbers, strings and lists serialise to JSON")
     }
 
-    /// The same without a line break.
+    /// Formats the report as JSON without line breaks.
     pub(in crate::report) fn to_json_line(&self) -> String {
         serde_json::to_string(&ReportV2::from(self)).expect("numbers, strings and lists serialise to JSON")
     }
@@ -39,7 +39,7 @@ impl Report {
 impl From<&Report> for ReportV2 {
     fn from(report: &Report) -> ReportV2 {
         let Report { options, elapsed, stopped_early, record, marks } = report;
-        // The key and whom we believe stay here; how many may be in flight shows in the failures.
+        // The API key and the TLS roots are not part of the report; the limit of requests in flight shows in the failures.
         let Options {
             base,
             trust: _,
@@ -198,14 +198,14 @@ impl From<&Latencies> for SpansV1 {
     }
 }
 
-/// The percentile curve, as far out as there are requests to tell of.
+/// Returns the percentile curve, as far as the number of requests supports it.
 fn curve(latencies: &Latencies) -> Vec<[f64; 2]> {
     let count = latencies.count() as f64;
     let evenly = (0..=CURVE_PER_DECADE * CURVE_DECADES).map(|step| {
         let slower = 10_f64.powf(-f64::from(step) / f64::from(CURVE_PER_DECADE));
         ((1.0 - slower) * 1e7).round() / 1e7
     });
-    // Those that have a name are on it whatever the steps.
+    // The named percentiles are always part of the curve.
     let named = [0.5, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.99999];
     let shares: BTreeSet<u64> = evenly.chain(named).map(|share| (share * 1e7).round() as u64).collect();
     let told =

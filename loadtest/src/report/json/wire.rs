@@ -1,4 +1,4 @@
-//! The fields of the report's JSON.
+//! JSON schema of the report.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub(super) struct ReportV2 {
     pub(super) regions: BTreeMap<String, GroupV2>,
     pub(super) priorities: BTreeMap<String, BTreeMap<String, GroupV2>>,
     pub(super) tasks: Vec<TaskV2>,
-    /// Of the first task, which is the only one of most runs.
+    /// Stages of the first task, which is the only one of most runs.
     pub(super) stages: Vec<StageV2>,
     pub(super) seconds: Vec<SecondV2>,
 }
@@ -52,7 +52,7 @@ pub(super) struct TaskV2 {
     pub(super) priority: String,
     /// `open`, `closed` or `replayed`.
     pub(super) pacing: &'static str,
-    /// Of an open loop as it was asked for, and its mean over the run.
+    /// Open loop: rate as given, and its mean over the run.
     pub(super) rate: Option<String>,
     pub(super) rate_per_s: Option<f64>,
     pub(super) arrival: Option<String>,
@@ -75,7 +75,7 @@ pub(super) struct GroupV2 {
     pub(super) failed: u64,
     pub(super) retried: u64,
     pub(super) latency_ms: SpansV1,
-    /// A share of the ok requests, 0 to 1, and what it stays within.
+    /// Share of the ok requests, 0 to 1, with the latency at this quantile.
     pub(super) percentiles: Vec<[f64; 2]>,
     pub(super) failures: Vec<FailureV1>,
 }
@@ -97,7 +97,7 @@ pub(super) struct FailureV1 {
     pub(super) latency_ms: SpansV1,
 }
 
-/// `null` where nothing was measured.
+/// `null` where there are no values.
 #[derive(Serialize)]
 pub(super) struct SpansV1 {
     pub(super) p50: Option<f64>,
