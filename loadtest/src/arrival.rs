@@ -15,7 +15,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::profile::Profile;
+use crate::profile::RateProfile;
 
 /// Distribution of the gaps between requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,22 +48,22 @@ impl fmt::Display for ArrivalProcess {
 }
 
 /// Intended starts of one task, in order, as time since the start of the run.
-pub struct Timetable(Box<dyn Iterator<Item = Duration> + Send>);
+pub struct ArrivalSchedule(Box<dyn Iterator<Item = Duration> + Send>);
 
-impl Timetable {
+impl ArrivalSchedule {
     /// Creates the schedule of `process` along `profile`. Equal arguments give equal schedules.
-    pub fn new(process: ArrivalProcess, profile: Profile, seed: u64) -> Timetable {
+    pub fn new(process: ArrivalProcess, profile: RateProfile, seed: u64) -> ArrivalSchedule {
         let rng = SmallRng::seed_from_u64(seed);
-        Timetable(Box::new(Drawn { process, profile, number: 0, poisson_count: 0.0, rng }))
+        ArrivalSchedule(Box::new(ProfileSchedule { process, profile, number: 0, poisson_count: 0.0, rng }))
     }
 
     /// Creates a schedule from recorded starts, in order.
-    pub fn recorded(starts: impl Iterator<Item = Duration> + Send + 'static) -> Timetable {
-        Timetable(Box::new(starts))
+    pub fn recorded(starts: impl Iterator<Item = Duration> + Send + 'static) -> ArrivalSchedule {
+        ArrivalSchedule(Box::new(starts))
     }
 }
 
-impl Iterator for Timetable {
+impl Iterator for ArrivalSchedule {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -71,22 +71,22 @@ impl Iterator for Timetable {
     }
 }
 
-impl fmt::Debug for Timetable {
+impl fmt::Debug for ArrivalSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Timetable")
+        f.write_str("ArrivalSchedule")
     }
 }
 
 /// Schedule along a rate profile.
-struct Drawn {
+struct ProfileSchedule {
     process: ArrivalProcess,
-    profile: Profile,
+    profile: RateProfile,
     number: u64,
     poisson_count: f64,
     rng: SmallRng,
 }
 
-impl Iterator for Drawn {
+impl Iterator for ProfileSchedule {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -102,7 +102,7 @@ impl Iterator for Drawn {
         self.number += 1;
         let start = Duration::from_secs_f64(self.profile.when(count)?);
         // After rounding to nanoseconds, the last start can coincide with the end.
-        (start < self.profile.lasts()).then_some(start)
+        (start < self.profile.duration()).then_some(start)
     }
 }
 
@@ -117,11 +117,11 @@ mod tests {
     }
 
     fn through(process: ArrivalProcess, text: &str, seed: u64) -> Vec<Duration> {
-        Timetable::new(process, profile(text), seed).collect()
+        ArrivalSchedule::new(process, profile(text), seed).collect()
     }
 
     #[test]
-    fn a_hundred_a_second_for_thirty_seconds_are_three_thousand_ten_milliseconds_apart() {
+    fn a_constant_rate_has_equal_gaps() {
         let starts = starts(ArrivalProcess::Constant, 100.0, 30_000, 1);
         assert_eq!(starts.len(), 3000);
         assert_eq!(starts[0], Duration::ZERO);
@@ -141,7 +141,7 @@ mod tests {
 
     /// Counts the starts of each stage: the surge is present and on time, and no request is lost at a boundary.
     #[test]
-    fn each_stage_has_the_requests_that_it_calls_for() {
+    fn each_stage_has_its_requests() {
         let text = "100 for 10s, 300 for 10s, 0 for 5s, 0 to 100 for 10s";
         let counts = |process, seed| {
             let mut counts = [0; 4];
@@ -162,9 +162,9 @@ mod tests {
         #[test]
         fn starts_go_forward_through_any_profile(poisson: bool, profile in profiles(), seed: u64) {
             let process = if poisson { ArrivalProcess::Poisson } else { ArrivalProcess::Constant };
-            let starts: Vec<Duration> = Timetable::new(process, profile.clone(), seed).collect();
+            let starts: Vec<Duration> = ArrivalSchedule::new(process, profile.clone(), seed).collect();
             prop_assert!(starts.is_sorted());
-            prop_assert!(starts.iter().all(|start| *start < profile.lasts()));
+            prop_assert!(starts.iter().all(|start| *start < profile.duration()));
         }
 
         #[test]
@@ -186,7 +186,7 @@ mod tests {
         }
 
         #[test]
-        fn a_seed_decides_the_timetable(seed: u64) {
+        fn the_seed_determines_the_schedule(seed: u64) {
             let first = starts(ArrivalProcess::Poisson, 100.0, 1000, seed);
             prop_assert_eq!(&first, &starts(ArrivalProcess::Poisson, 100.0, 1000, seed));
             prop_assert_ne!(first, starts(ArrivalProcess::Poisson, 100.0, 1000, seed.wrapping_add(1)));

@@ -12,23 +12,23 @@
 //! The module performs no I/O: [`Search::next`] returns the next trial, [`Search::observe`] takes its result.
 
 /// Maximum number of trials of a search.
-pub const TRIES_MAX: usize = 40;
+pub const TRIALS_MAX: usize = 40;
 
 /// Default precision of the result: 5 %.
 pub const PRECISION: f64 = 0.05;
 
 /// Next step of the search.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Step {
+pub enum SearchStep {
     /// Test whether the objective holds at this rate, in requests per second.
     Try(f64),
     /// The search is complete.
-    Done(Capacity),
+    Done(CapacityBounds),
 }
 
 /// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Capacity {
+pub struct CapacityBounds {
     /// Highest rate that held, in requests per second; `None` if not even the lowest did.
     pub held: Option<f64>,
     /// Lowest rate that failed; `None` if none did.
@@ -47,60 +47,70 @@ pub struct Search {
     /// Lowest rate that failed twice.
     failed: Option<f64>,
     /// Rate that failed once.
-    doubted: Option<f64>,
-    tries: usize,
+    failed_once: Option<f64>,
+    trials: usize,
 }
 
 impl Search {
     /// Creates a search that starts at `from` requests per second and stays between `lowest` and `highest`.
     pub fn new(from: f64, lowest: f64, highest: f64, precision: f64) -> Search {
-        Search { from, lowest, highest, precision, held: Vec::new(), failed: None, doubted: None, tries: 0 }
+        Search {
+            from,
+            lowest,
+            highest,
+            precision,
+            held: Vec::new(),
+            failed: None,
+            failed_once: None,
+            trials: 0,
+        }
     }
 
     /// Returns the next step.
-    pub fn next(&self) -> Step {
+    pub fn next(&self) -> SearchStep {
         let best = self.held.last().copied();
-        let found = Step::Done(Capacity { held: best.map(|(rate, _)| rate), failed: self.failed });
-        if self.tries >= TRIES_MAX {
+        let found =
+            SearchStep::Done(CapacityBounds { held: best.map(|(rate, _)| rate), failed: self.failed });
+        if self.trials >= TRIALS_MAX {
             return found;
         }
-        if let Some(rate) = self.doubted {
-            return Step::Try(rate);
+        if let Some(rate) = self.failed_once {
+            return SearchStep::Try(rate);
         }
         let near = |held: f64| match self.failed {
             Some(failed) => failed / held <= 1.0 + self.precision,
             None => held >= self.highest,
         };
         match (best, self.failed) {
-            (None, None) => Step::Try(self.from),
+            (None, None) => SearchStep::Try(self.from),
             (None, Some(failed)) if failed <= self.lowest => found,
-            (None, Some(failed)) => Step::Try((failed / 2.0).max(self.lowest)),
+            (None, Some(failed)) => SearchStep::Try((failed / 2.0).max(self.lowest)),
             (Some((held, times)), _) if near(held) => {
                 if times < 2 {
-                    Step::Try(held)
+                    SearchStep::Try(held)
                 } else {
                     found
                 }
             }
-            (Some((held, _)), None) => Step::Try((held * 2.0).min(self.highest)),
-            (Some((held, _)), Some(failed)) => Step::Try((held * failed).sqrt()),
+            (Some((held, _)), None) => SearchStep::Try((held * 2.0).min(self.highest)),
+            (Some((held, _)), Some(failed)) => SearchStep::Try((held * failed).sqrt()),
         }
     }
 
     /// Records whether the objective held at `rate`.
     pub fn observe(&mut self, rate: f64, held: bool) {
-        self.tries += 1;
-        match (held, self.doubted.take()) {
+        self.trials += 1;
+        match (held, self.failed_once.take()) {
             (true, _) => match self.held.last_mut() {
                 Some((best, times)) if *best == rate => *times += 1,
                 Some(_) | None => self.held.push((rate, 1)),
             },
-            (false, Some(doubted)) if doubted == rate => {
+            (false, Some(failed_once)) if failed_once == rate => {
                 self.failed = Some(rate);
                 // An earlier success at this rate was luck.
                 self.held.retain(|(held, _)| *held < rate);
             }
-            (false, _) => self.doubted = Some(rate),
+            (false, _) => self.failed_once = Some(rate),
         }
     }
 }
@@ -112,14 +122,14 @@ mod tests {
     use rand::{Rng, SeedableRng};
 
     /// Runs a search against a simulated server; returns the result and the number of trials.
-    fn found(mut search: Search, mut holds: impl FnMut(f64) -> bool) -> (Capacity, usize) {
-        for tries in 0..=TRIES_MAX {
+    fn found(mut search: Search, mut holds: impl FnMut(f64) -> bool) -> (CapacityBounds, usize) {
+        for trials in 0..=TRIALS_MAX {
             match search.next() {
-                Step::Try(rate) => search.observe(rate, holds(rate)),
-                Step::Done(capacity) => return (capacity, tries),
+                SearchStep::Try(rate) => search.observe(rate, holds(rate)),
+                SearchStep::Done(capacity) => return (capacity, trials),
             }
         }
-        panic!("more than {TRIES_MAX} tries: {search:?}")
+        panic!("more than {TRIALS_MAX} trials: {search:?}")
     }
 
     fn search(from: f64) -> Search {
@@ -127,21 +137,24 @@ mod tests {
     }
 
     #[test]
-    fn the_edge_of_a_server_that_never_wavers_is_found_within_the_precision() {
+    fn the_limit_of_a_deterministic_server_is_found_within_the_precision() {
         for edge in [1.5, 3.0, 47.0, 200.0, 999.0, 12_345.0, 99_000.0] {
             for from in [1.0, 10.0, 300.0, 50_000.0] {
-                let (capacity, tries) = found(search(from), |rate| rate <= edge);
+                let (capacity, trials) = found(search(from), |rate| rate <= edge);
                 let held = capacity.held.unwrap();
                 assert!(held <= edge && held >= edge / (1.0 + PRECISION), "{held} of {edge} from {from}");
-                assert!(capacity.failed.unwrap() > edge && tries <= TRIES_MAX, "{capacity:?}, {tries} tries");
+                assert!(
+                    capacity.failed.unwrap() > edge && trials <= TRIALS_MAX,
+                    "{capacity:?}, {trials} trials"
+                );
             }
         }
     }
 
     #[test]
-    fn a_server_without_an_edge_has_none() {
-        assert_eq!(found(search(10.0), |_| true).0, Capacity { held: Some(100_000.0), failed: None });
-        assert_eq!(found(search(10.0), |_| false).0, Capacity { held: None, failed: Some(1.0) });
+    fn a_server_without_a_limit_has_none() {
+        assert_eq!(found(search(10.0), |_| true).0, CapacityBounds { held: Some(100_000.0), failed: None });
+        assert_eq!(found(search(10.0), |_| false).0, CapacityBounds { held: None, failed: Some(1.0) });
     }
 
     /// Simulates a server that holds or fails at random near its limit, with a logistic transition about a tenth wide.
@@ -152,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_edge_of_a_noisy_server_is_found_nearly_always() {
+    fn the_limit_of_a_noisy_server_is_almost_always_found() {
         let mut off = 0;
         for seed in 0..500 {
             let mut rng = SmallRng::seed_from_u64(seed);
@@ -165,11 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn one_spoiled_try_does_not_end_the_search() {
-        let mut tries = 0;
+    fn one_wrong_trial_does_not_end_the_search() {
+        let mut trials = 0;
         let (capacity, _) = found(search(100.0), |rate| {
-            tries += 1;
-            tries != 2 && rate <= 1000.0
+            trials += 1;
+            trials != 2 && rate <= 1000.0
         });
         assert!(capacity.held.unwrap() > 950.0, "{capacity:?}");
     }

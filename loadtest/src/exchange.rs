@@ -11,43 +11,45 @@ use std::time::{Duration, Instant};
 
 use replica_core::wire::error::ErrorCode;
 
-use crate::answer::Rubbish;
 use crate::pace::IntendedStart;
 use crate::priority::Priority;
-use crate::record::Served;
+use crate::record::ServingRegions;
+use crate::response::InvalidResponse;
 
 /// Cause of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Failure {
+pub enum RequestFailure {
     /// The limit of requests in flight was reached.
     NotSent,
     /// The connection could not be established.
     Unreachable,
     /// The connection was closed before the response was complete.
-    BrokenOff,
+    ConnectionClosed,
     /// The response was not complete before the timeout.
     Timeout,
     /// The server responded with an error status.
-    Refused {
+    ErrorStatus {
         /// Status code.
         status: u16,
         /// Error code, if it is one of Meridian's.
         code: Option<ErrorCode>,
     },
     /// The response has status 200 and an invalid body, or is not valid HTTP.
-    Rubbish(Rubbish),
+    InvalidResponse(InvalidResponse),
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for RequestFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::NotSent => f.write_str("not sent: too many in flight"),
-            Failure::Unreachable => f.write_str("no connection"),
-            Failure::BrokenOff => f.write_str("connection broken off"),
-            Failure::Timeout => f.write_str("no answer in time"),
-            Failure::Refused { status, code: Some(code) } => write!(f, "{status} {}", code.as_str()),
-            Failure::Refused { status, code: None } => write!(f, "{status}"),
-            Failure::Rubbish(what) => write!(f, "rubbish: {what}"),
+            RequestFailure::NotSent => f.write_str("not sent: too many requests in flight"),
+            RequestFailure::Unreachable => f.write_str("connection failed"),
+            RequestFailure::ConnectionClosed => f.write_str("connection closed"),
+            RequestFailure::Timeout => f.write_str("timeout"),
+            RequestFailure::ErrorStatus { status, code: Some(code) } => {
+                write!(f, "{status} {}", code.as_str())
+            }
+            RequestFailure::ErrorStatus { status, code: None } => write!(f, "{status}"),
+            RequestFailure::InvalidResponse(defect) => write!(f, "invalid response: {defect}"),
         }
     }
 }
@@ -66,11 +68,11 @@ pub struct Sample {
     /// Time from the intended start to the last byte of the response, or to the failure; `None` if the request was not sent.
     pub latency: Option<Duration>,
     /// Regions that served the request, according to the response.
-    pub served: Served,
+    pub served: ServingRegions,
     /// Whether the gateway needed more than one attempt.
     pub retried: bool,
     /// Success, or cause of the failure.
-    pub outcome: Result<(), Failure>,
+    pub outcome: Result<(), RequestFailure>,
 }
 
 impl Sample {
@@ -82,9 +84,9 @@ impl Sample {
             intended: intended.offset,
             lag: now.saturating_duration_since(intended.at),
             latency: None,
-            served: Served::Unnamed,
+            served: ServingRegions::Unknown,
             retried: false,
-            outcome: Err(Failure::NotSent),
+            outcome: Err(RequestFailure::NotSent),
         }
     }
 }

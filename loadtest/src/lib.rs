@@ -13,25 +13,25 @@
 //!
 //! Reading order: [`options`] (the validated settings of a run), [`task`] and [`workload`] (concurrent tasks and the
 //! content of their requests), [`profile`] (request rate over time), [`arrival`] (intended starts), [`pace`] (requests
-//! that are due), `engine` (sends requests and reads responses), [`exchange`] and [`response`] (one request),
+//! that are due), `generator` (sends requests and reads responses), [`exchange`] and [`response`] (one request),
 //! [`run`](run()) (a whole run), [`record`] (statistics), [`slo`] and [`capacity`] (objectives, and the highest rate
 //! that meets one), and [`report`]. [`drill`] defines fault injections under load and the expectations that are
 //! checked afterwards.
 
-pub mod answer;
 pub mod arrival;
 pub mod capacity;
 pub mod client;
 pub mod drill;
-mod engine;
 pub mod exchange;
-pub mod find;
+pub mod find_capacity;
+mod generator;
 pub mod options;
 pub mod pace;
 pub mod priority;
 pub mod profile;
 pub mod record;
 pub mod report;
+pub mod response;
 mod run;
 mod scan;
 pub mod slo;
@@ -40,6 +40,6 @@ mod trust;
 pub mod workload;
 
 pub use options::{Options, RawOptions};
-pub use record::{Mark, Snapshot};
+pub use record::{Mark, RunSnapshot};
 pub use report::Report;
-pub use run::{CannotStart, run};
+pub use run::{RunError, run};

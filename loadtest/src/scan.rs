@@ -12,7 +12,7 @@ const DEPTH_MAX: u32 = 64;
 
 /// Defect in the body of a response with a success status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub enum DecodeError {
     /// Not JSON, or truncated.
     NotJson,
     /// JSON, but not of the expected structure; the field names the expected value.
@@ -20,7 +20,7 @@ pub enum Wrong {
     /// The number of rows differs from the number of inputs.
     Count {
         /// Number of inputs.
-        wanted: usize,
+        expected: usize,
         /// Number of rows; counting stops at one too many.
         got: usize,
     },
@@ -29,7 +29,7 @@ pub enum Wrong {
     /// The length of a row differs from the requested length, or from that of the first row.
     Dimensions {
         /// Expected length.
-        wanted: usize,
+        expected: usize,
         /// Length of this row.
         got: usize,
     },
@@ -39,87 +39,89 @@ pub enum Wrong {
     NotFinite,
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Wrong::NotJson => f.write_str("not JSON, or cut short"),
-            Wrong::Shape(what) => write!(f, "no {what} where one must be"),
-            Wrong::Count { wanted, got } => write!(f, "{got} rows for {wanted} inputs"),
-            Wrong::Index(index) => {
-                write!(f, "a row with index {index}, which no input has or another row had")
+            DecodeError::NotJson => f.write_str("not JSON, or truncated"),
+            DecodeError::Shape(expected) => write!(f, "missing or invalid {expected}"),
+            DecodeError::Count { expected, got } => write!(f, "{got} rows for {expected} inputs"),
+            DecodeError::Index(index) => {
+                write!(f, "row with index {index}, which is out of range or a duplicate")
             }
-            Wrong::Dimensions { wanted, got } => write!(f, "a row of {got} numbers among rows of {wanted}"),
-            Wrong::NotBase64 => f.write_str("a row that is not base64 of whole numbers"),
-            Wrong::NotFinite => f.write_str("a number that is not finite"),
+            DecodeError::Dimensions { expected, got } => {
+                write!(f, "row of {got} numbers, expected {expected}")
+            }
+            DecodeError::NotBase64 => f.write_str("row that is not base64 of 32-bit numbers"),
+            DecodeError::NotFinite => f.write_str("number that is not finite"),
         }
     }
 }
 
 /// Position in a JSON text.
-pub(crate) struct Cursor<'a> {
+pub(crate) struct JsonCursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 /// JSON string in place, without its quotes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Quoted<'a> {
+pub(crate) struct JsonString<'a> {
     pub(crate) raw: &'a [u8],
     pub(crate) escaped: bool,
 }
 
-impl Quoted<'_> {
+impl JsonString<'_> {
     /// Unescapes the string.
-    pub(crate) fn to_text(self) -> Result<String, Wrong> {
+    pub(crate) fn to_text(self) -> Result<String, DecodeError> {
         let mut quoted = Vec::with_capacity(self.raw.len() + 2);
         quoted.push(b'"');
         quoted.extend_from_slice(self.raw);
         quoted.push(b'"');
-        serde_json::from_slice(&quoted).map_err(|_| Wrong::NotJson)
+        serde_json::from_slice(&quoted).map_err(|_| DecodeError::NotJson)
     }
 }
 
-impl<'a> Cursor<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Cursor<'a> {
-        Cursor { bytes, at: 0 }
+impl<'a> JsonCursor<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> JsonCursor<'a> {
+        JsonCursor { bytes, at: 0 }
     }
 
     /// Returns a second cursor at the same position.
-    pub(crate) fn here(&self) -> Cursor<'a> {
-        Cursor { bytes: self.bytes, at: self.at }
+    pub(crate) fn here(&self) -> JsonCursor<'a> {
+        JsonCursor { bytes: self.bytes, at: self.at }
     }
 
     /// Returns the next byte that is not whitespace, without consuming it.
-    pub(crate) fn peek(&mut self) -> Result<u8, Wrong> {
+    pub(crate) fn peek(&mut self) -> Result<u8, DecodeError> {
         while let Some(byte) = self.bytes.get(self.at) {
             if !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
                 return Ok(*byte);
             }
             self.at += 1;
         }
-        Err(Wrong::NotJson)
+        Err(DecodeError::NotJson)
     }
 
     /// Consumes `byte` if it is next; returns whether it was.
-    pub(crate) fn take(&mut self, byte: u8) -> Result<bool, Wrong> {
+    pub(crate) fn take(&mut self, byte: u8) -> Result<bool, DecodeError> {
         let there = self.peek()? == byte;
         self.at += usize::from(there);
         Ok(there)
     }
 
     /// Consumes `byte`, which must be next.
-    pub(crate) fn expect(&mut self, byte: u8) -> Result<(), Wrong> {
-        if self.take(byte)? { Ok(()) } else { Err(Wrong::NotJson) }
+    pub(crate) fn expect(&mut self, byte: u8) -> Result<(), DecodeError> {
+        if self.take(byte)? { Ok(()) } else { Err(DecodeError::NotJson) }
     }
 
     /// Enters an object or a list; returns whether it has an element.
-    pub(crate) fn open(&mut self, open: u8, close: u8) -> Result<bool, Wrong> {
+    pub(crate) fn open(&mut self, open: u8, close: u8) -> Result<bool, DecodeError> {
         self.expect(open)?;
         Ok(!self.take(close)?)
     }
 
     /// Called after an element; returns whether another one follows.
-    pub(crate) fn more(&mut self, close: u8) -> Result<bool, Wrong> {
+    pub(crate) fn more(&mut self, close: u8) -> Result<bool, DecodeError> {
         if self.take(b',')? {
             return Ok(true);
         }
@@ -128,7 +130,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Consumes a key and its colon.
-    pub(crate) fn key(&mut self) -> Result<&'a [u8], Wrong> {
+    pub(crate) fn key(&mut self) -> Result<&'a [u8], DecodeError> {
         let key = self.string()?;
         self.expect(b':')?;
         Ok(key.raw)
@@ -148,17 +150,17 @@ impl<'a> Cursor<'a> {
     }
 
     /// Consumes a string.
-    pub(crate) fn string(&mut self) -> Result<Quoted<'a>, Wrong> {
+    pub(crate) fn string(&mut self) -> Result<JsonString<'a>, DecodeError> {
         self.expect(b'"')?;
         let begin = self.at;
         let mut escaped = false;
         loop {
-            let rest = self.bytes.get(self.at..).ok_or(Wrong::NotJson)?;
-            let found = memchr::memchr2(b'"', b'\\', rest).ok_or(Wrong::NotJson)?;
+            let rest = self.bytes.get(self.at..).ok_or(DecodeError::NotJson)?;
+            let found = memchr::memchr2(b'"', b'\\', rest).ok_or(DecodeError::NotJson)?;
             if rest[found] == b'"' {
                 let raw = &self.bytes[begin..self.at + found];
                 self.at += found + 1;
-                let quoted = Quoted { raw, escaped };
+                let quoted = JsonString { raw, escaped };
                 // Most strings are plain ASCII; escapes and other characters are validated by serde. Without a branch the loop is
                 // vectorized.
                 let odd = raw.iter().fold(false, |odd, byte| odd | !(b' '..0x80).contains(byte));
@@ -171,36 +173,36 @@ impl<'a> Cursor<'a> {
     }
 
     /// Consumes a number and returns its text.
-    pub(crate) fn number(&mut self) -> Result<&'a str, Wrong> {
+    pub(crate) fn number(&mut self) -> Result<&'a str, DecodeError> {
         self.peek()?;
         let rest = &self.bytes[self.at..];
-        let number = &rest[..number(rest).ok_or(Wrong::NotJson)?];
+        let number = &rest[..number(rest).ok_or(DecodeError::NotJson)?];
         self.at += number.len();
-        std::str::from_utf8(number).map_err(|_| Wrong::NotJson)
+        std::str::from_utf8(number).map_err(|_| DecodeError::NotJson)
     }
 
     /// Consumes a non-negative integer.
-    pub(crate) fn count(&mut self, what: &'static str) -> Result<u64, Wrong> {
-        self.number()?.parse().map_err(|_| Wrong::Shape(what))
+    pub(crate) fn count(&mut self, what: &'static str) -> Result<u64, DecodeError> {
+        self.number()?.parse().map_err(|_| DecodeError::Shape(expected))
     }
 
     /// Consumes a finite number.
-    pub(crate) fn float(&mut self) -> Result<f32, Wrong> {
+    pub(crate) fn float(&mut self) -> Result<f32, DecodeError> {
         // JSON has no notation for NaN; serializers write `null`, and some `NaN` or `Infinity`.
         if matches!(self.peek()?, b'n' | b'N' | b'I') {
-            return Err(Wrong::NotFinite);
+            return Err(DecodeError::NotFinite);
         }
-        let number: f32 = self.number()?.parse().map_err(|_| Wrong::NotJson)?;
-        if number.is_finite() { Ok(number) } else { Err(Wrong::NotFinite) }
+        let number: f32 = self.number()?.parse().map_err(|_| DecodeError::NotJson)?;
+        if number.is_finite() { Ok(number) } else { Err(DecodeError::NotFinite) }
     }
 
     /// Consumes any value.
-    pub(crate) fn skip(&mut self) -> Result<(), Wrong> {
+    pub(crate) fn skip(&mut self) -> Result<(), DecodeError> {
         self.skip_within(DEPTH_MAX)
     }
 
-    fn skip_within(&mut self, depth: u32) -> Result<(), Wrong> {
-        let depth = depth.checked_sub(1).ok_or(Wrong::Shape("value of a sensible depth"))?;
+    fn skip_within(&mut self, depth: u32) -> Result<(), DecodeError> {
+        let depth = depth.checked_sub(1).ok_or(DecodeError::Shape("value within the nesting limit"))?;
         match self.peek()? {
             b'"' => self.string().map(drop),
             b'{' => {
@@ -227,17 +229,17 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn word(&mut self, word: &[u8]) -> Result<(), Wrong> {
+    fn word(&mut self, word: &[u8]) -> Result<(), DecodeError> {
         let there = self.rest().starts_with(word);
         self.at += word.len();
-        if there { Ok(()) } else { Err(Wrong::NotJson) }
+        if there { Ok(()) } else { Err(DecodeError::NotJson) }
     }
 
     /// Checks that only whitespace follows.
-    pub(crate) fn end(&mut self) -> Result<(), Wrong> {
+    pub(crate) fn end(&mut self) -> Result<(), DecodeError> {
         match self.peek() {
             Err(_) => Ok(()),
-            Ok(_) => Err(Wrong::NotJson),
+            Ok(_) => Err(DecodeError::NotJson),
         }
     }
 }
@@ -267,11 +269,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_skipped_ends_where_it_ends() {
+    fn skipped_values_are_checked_for_well_formedness() {
         let check = |text: &str, good: bool| {
-            let mut cursor = Cursor::new(text.as_bytes());
-            let went = cursor.skip().and_then(|()| cursor.end());
-            assert_eq!(went.is_ok(), good, "{text}: {went:?}");
+            let mut cursor = JsonCursor::new(text.as_bytes());
+            let result = cursor.skip().and_then(|()| cursor.end());
+            assert_eq!(result.is_ok(), good, "{text}: {result:?}");
         };
         for good in [
             r#"{"a":[1,-2.5e3,"x\"]",{}],"b":null}"#,
@@ -316,11 +318,11 @@ mod tests {
     }
 
     #[test]
-    fn a_string_is_handed_out_as_it_lies_there() {
-        let mut cursor = Cursor::new(br#" "a\"\u00e9b" "#);
+    fn a_string_is_returned_in_place() {
+        let mut cursor = JsonCursor::new(br#" "a\"\u00e9b" "#);
         let string = cursor.string().unwrap();
         assert!(string.escaped);
         assert_eq!(string.to_text().unwrap(), "a\"éb");
-        assert!(!Cursor::new(b"\"plain\"").string().unwrap().escaped);
+        assert!(!JsonCursor::new(b"\"plain\"").string().unwrap().escaped);
     }
 }

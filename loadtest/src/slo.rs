@@ -59,7 +59,7 @@ impl fmt::Display for Objective {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exchange::{Failure, Sample};
+    use crate::exchange::{RequestFailure, Sample};
     use crate::record::{Record, tests::sample};
 
     #[test]
@@ -75,14 +75,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_request_keeps_no_promise_however_quick_it_was() {
+    fn a_failed_request_counts_against_the_objective() {
         let objective: Objective = "p90=50ms".parse().unwrap();
         let check = |quick: usize, slow: usize, failed: usize, expected: bool| {
             let mut record = Record::default();
             (0..quick).for_each(|_| record.add(sample(None, 0, 50)));
             (0..slow).for_each(|_| record.add(sample(None, 0, 60)));
             for _ in 0..failed {
-                record.add(Sample { outcome: Err(Failure::BrokenOff), ..sample(None, 0, 1) });
+                record.add(Sample { outcome: Err(RequestFailure::ConnectionClosed), ..sample(None, 0, 1) });
             }
             assert_eq!(objective.good(&record.total()), quick as u64);
             assert_eq!(objective.is_met(&record.total()), expected, "{quick} {slow} {failed}");

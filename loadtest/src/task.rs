@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::arrival::ArrivalProcess;
 use crate::options::{DURATION_MAX, IN_FLIGHT_MAX, span_at_most};
-use crate::profile::Profile;
-use crate::workload::{Kind, Workload};
+use crate::profile::RateProfile;
+use crate::workload::{TaskWorkload, WorkloadType};
 
 /// Maximum number of tasks; each has rows in the report and histograms in memory.
 pub const TASKS_MAX: usize = 16;
@@ -22,7 +22,7 @@ pub enum Pacing {
     /// Open loop: by a schedule, independent of responses.
     Open {
         /// Requests per second over the run.
-        profile: Profile,
+        profile: RateProfile,
         /// Distribution of the gaps between requests.
         arrival: ArrivalProcess,
     },
@@ -32,12 +32,12 @@ pub enum Pacing {
         /// Number of callers.
         callers: usize,
         /// Time during which requests are started.
-        lasts: Duration,
+        duration: Duration,
     },
     /// Replay of recorded starts.
-    Replayed {
+    Replay {
         /// Time of the last start.
-        lasts: Duration,
+        duration: Duration,
         /// Number of requests.
         requests: usize,
     },
@@ -45,10 +45,10 @@ pub enum Pacing {
 
 impl Pacing {
     /// Returns the time during which requests are started.
-    pub fn lasts(&self) -> Duration {
+    pub fn duration(&self) -> Duration {
         match self {
-            Pacing::Open { profile, .. } => profile.lasts(),
-            Pacing::Closed { lasts, .. } | Pacing::Replayed { lasts, .. } => *lasts,
+            Pacing::Open { profile, .. } => profile.duration(),
+            Pacing::Closed { duration, .. } | Pacing::Replay { duration, .. } => *duration,
         }
     }
 
@@ -56,7 +56,7 @@ impl Pacing {
     pub fn ends(&self) -> Vec<Duration> {
         match self {
             Pacing::Open { profile, .. } => profile.ends(),
-            Pacing::Closed { lasts, .. } | Pacing::Replayed { lasts, .. } => vec![*lasts],
+            Pacing::Closed { duration, .. } | Pacing::Replay { duration, .. } => vec![*duration],
         }
     }
 }
@@ -65,11 +65,13 @@ impl fmt::Display for Pacing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Pacing::Open { profile, arrival } => write!(f, "requests per second {profile} ({arrival})"),
-            Pacing::Closed { callers, lasts } => {
+            Pacing::Closed { callers, duration } => {
                 let noun = if *callers == 1 { "caller" } else { "callers" };
-                write!(f, "{callers} {noun} in a closed loop for {lasts:?}")
+                write!(f, "{callers} {noun} in a closed loop for {duration:?}")
             }
-            Pacing::Replayed { lasts, requests } => write!(f, "{requests} recorded requests over {lasts:?}"),
+            Pacing::Replay { duration, requests } => {
+                write!(f, "{requests} recorded requests over {duration:?}")
+            }
         }
     }
 }
@@ -80,15 +82,15 @@ pub struct Task {
     /// Unique name in the report.
     pub name: String,
     /// Content of the requests.
-    pub workload: Workload,
+    pub workload: TaskWorkload,
     /// Rule for their starts.
     pub pacing: Pacing,
 }
 
 /// Task as parsed: `queries at 20`, `bulk of 256 with 4 callers`, `rerank of 50 at 1 to 10 for 1m`.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Written {
-    pub(crate) kind: Kind,
+pub(crate) struct ParsedTask {
+    pub(crate) kind: WorkloadType,
     pub(crate) inputs: Option<usize>,
     pub(crate) texts: Option<PathBuf>,
     pub(crate) pacing: Pacing,
@@ -96,14 +98,14 @@ pub(crate) struct Written {
 
 /// Defaults of all tasks of a run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shared {
+pub(crate) struct TaskDefaults {
     pub(crate) arrival: ArrivalProcess,
-    pub(crate) lasts: Duration,
+    pub(crate) duration: Duration,
 }
 
-impl Written {
+impl ParsedTask {
     /// Parses a task, or returns all problems.
-    pub(crate) fn read(text: &str, shared: Shared) -> Result<Written, Vec<String>> {
+    pub(crate) fn read(text: &str, defaults: TaskDefaults) -> Result<ParsedTask, Vec<String>> {
         let wrong = |what: String| format!("--task {text:?}: {what}");
         let words: Vec<&str> = text.split_whitespace().collect();
         let split = words.iter().position(|word| *word == "at" || *word == "with").unwrap_or(words.len());
@@ -117,7 +119,7 @@ impl Written {
                 ("of", [count, after @ ..]) => {
                     match count.parse() {
                         Ok(count) => inputs = Some(count),
-                        Err(_) => problems.push(wrong(format!("{count:?} is no number of inputs"))),
+                        Err(_) => problems.push(wrong(format!("{count:?} is not a number of inputs"))),
                     }
                     after
                 }
@@ -126,18 +128,22 @@ impl Written {
                     after
                 }
                 (name, after) if kind.is_none() => {
-                    kind = Some(name.parse::<Kind>().map_err(|problem| problems.push(wrong(problem))).ok());
+                    kind = Some(
+                        name.parse::<WorkloadType>().map_err(|problem| problems.push(wrong(problem))).ok(),
+                    );
                     after
                 }
                 (word, _) => {
-                    problems.push(wrong(format!("{word:?} is not understood; {EXAMPLES}")));
+                    problems.push(wrong(format!("{word:?} is unknown; {EXAMPLES}")));
                     &[]
                 }
             };
         }
-        let pacing = pacing(when, shared).map_err(|what| problems.extend(what.into_iter().map(wrong))).ok();
+        let pacing = pacing(when, defaults).map_err(|what| problems.extend(what.into_iter().map(wrong))).ok();
         match (kind.flatten(), pacing) {
-            (Some(kind), Some(pacing)) if problems.is_empty() => Ok(Written { kind, inputs, texts, pacing }),
+            (Some(kind), Some(pacing)) if problems.is_empty() => {
+                Ok(ParsedTask { kind, inputs, texts, pacing })
+            }
             (None, _) if problems.is_empty() => Err(vec![wrong(format!("names no workload; {EXAMPLES}"))]),
             _ => Err(problems),
         }
@@ -145,32 +151,32 @@ impl Written {
 }
 
 const EXAMPLES: &str =
-    "write one like `lookups at 20`, `passages at 5 to 50 for 30s` or `bulk of 128 with 4 callers`";
+    "write one such as `queries at 20`, `passages at 5 to 50 for 30s` or `bulk of 128 with 4 callers`";
 
-fn pacing(when: &[&str], shared: Shared) -> Result<Pacing, Vec<String>> {
+fn pacing(when: &[&str], defaults: TaskDefaults) -> Result<Pacing, Vec<String>> {
     match when {
         ["at", rate @ ..] => {
-            let profile = Profile::parse(&rate.join(" "), None, shared.lasts)?;
-            Ok(Pacing::Open { profile, arrival: shared.arrival })
+            let profile = RateProfile::parse(&rate.join(" "), None, defaults.duration)?;
+            Ok(Pacing::Open { profile, arrival: defaults.arrival })
         }
-        ["with", count, "callers" | "caller", lasts @ ..] => {
-            let lasts = match lasts {
-                [] => shared.lasts,
-                ["for", lasts] => {
-                    span_at_most("for", lasts, DURATION_MAX).map_err(|problem| vec![problem])?
+        ["with", count, "callers" | "caller", duration @ ..] => {
+            let duration = match duration {
+                [] => defaults.duration,
+                ["for", duration] => {
+                    span_at_most("for", duration, DURATION_MAX).map_err(|problem| vec![problem])?
                 }
                 _ => return Err(vec![EXAMPLES.to_owned()]),
             };
-            callers(count.parse().ok(), lasts).map_err(|problem| vec![problem])
+            callers(count.parse().ok(), duration).map_err(|problem| vec![problem])
         }
-        _ => Err(vec![format!("says neither `at` what rate nor `with` how many callers; {EXAMPLES}")]),
+        _ => Err(vec![format!("has neither `at` RATE nor `with` N callers; {EXAMPLES}")]),
     }
 }
 
 /// Validates the number of callers against the limit of requests in flight.
-pub(crate) fn callers(count: Option<usize>, lasts: Duration) -> Result<Pacing, String> {
+pub(crate) fn callers(count: Option<usize>, duration: Duration) -> Result<Pacing, String> {
     match count {
-        Some(callers) if (1..=IN_FLIGHT_MAX).contains(&callers) => Ok(Pacing::Closed { callers, lasts }),
+        Some(callers) if (1..=IN_FLIGHT_MAX).contains(&callers) => Ok(Pacing::Closed { callers, duration }),
         Some(_) | None => Err(format!("callers: write a number from 1 to {IN_FLIGHT_MAX}")),
     }
 }
@@ -179,52 +185,58 @@ pub(crate) fn callers(count: Option<usize>, lasts: Duration) -> Result<Pacing, S
 mod tests {
     use super::*;
 
-    const SHARED: Shared = Shared { arrival: ArrivalProcess::Constant, lasts: Duration::from_secs(10) };
+    const DEFAULTS: TaskDefaults =
+        TaskDefaults { arrival: ArrivalProcess::Constant, duration: Duration::from_secs(10) };
 
     #[test]
     fn a_task_is_a_workload_and_its_pace() {
-        let check = |text: &str, kind: Kind, inputs: Option<usize>, pacing: &str| {
-            let got = Written::read(text, SHARED).unwrap();
+        let check = |text: &str, kind: WorkloadType, inputs: Option<usize>, pacing: &str| {
+            let got = ParsedTask::read(text, DEFAULTS).unwrap();
             assert_eq!(
                 (got.kind, got.inputs, got.pacing.to_string().as_str()),
                 (kind, inputs, pacing),
                 "{text}"
             );
         };
-        check("lookups at 20", Kind::Lookups, None, "requests per second 20 for 10s (constant)");
+        check("queries at 20", WorkloadType::Queries, None, "requests per second 20 for 10s (constant)");
         check(
             "mixed at 1 to 5 for 2s, 5 for 1s",
-            Kind::Mixed,
+            WorkloadType::Mixed,
             None,
             "requests per second 1 to 5 for 2s, 5 for 1s (constant)",
         );
-        check("bulk of 256 with 4 callers", Kind::Bulk, Some(256), "4 callers in a closed loop for 10s");
+        check(
+            "bulk of 256 with 4 callers",
+            WorkloadType::Bulk,
+            Some(256),
+            "4 callers in a closed loop for 10s",
+        );
         check(
             "rerank of 50 with 1 caller for 2m",
-            Kind::Rerank,
+            WorkloadType::Rerank,
             Some(50),
             "1 caller in a closed loop for 120s",
         );
-        let from = Written::read("passages from a.jsonl at 3", SHARED).unwrap();
+        let from = ParsedTask::read("passages from a.jsonl at 3", DEFAULTS).unwrap();
         assert_eq!(from.texts, Some(PathBuf::from("a.jsonl")));
     }
 
     #[test]
-    fn what_is_no_task_is_refused_with_what_to_write() {
+    fn invalid_tasks_are_rejected_with_the_valid_syntax() {
         let check = |text: &str, expected: &[&str]| {
-            let problems = Written::read(text, SHARED).unwrap_err();
+            let problems = ParsedTask::read(text, DEFAULTS).unwrap_err();
             assert_eq!(problems.len(), expected.len(), "{text}: {problems:#?}");
             for (problem, part) in problems.iter().zip(expected) {
                 assert!(problem.starts_with("--task") && problem.contains(part), "{part} in {problem}");
             }
         };
-        check("", &["says neither"]);
+        check("", &["has neither"]);
         check("at 20", &["names no workload"]);
-        check("typos at 20", &["lookups, passages, mixed, bulk, rerank"]);
-        check("lookups", &["says neither"]);
-        check("lookups at -1", &["requests per second from 0"]);
-        check("lookups of many at x", &["no number of inputs", "requests per second from 0"]);
-        check("lookups quickly at 2", &["\"quickly\" is not understood"]);
+        check("typos at 20", &["queries, passages, mixed, bulk, rerank"]);
+        check("queries", &["has neither"]);
+        check("queries at -1", &["requests per second from 0"]);
+        check("queries of many at x", &["not a number of inputs", "requests per second from 0"]);
+        check("queries quickly at 2", &["\"quickly\" is unknown"]);
         check("bulk with 0 callers", &["from 1 to 900"]);
         check("bulk with 901 callers", &["from 1 to 900"]);
         check("bulk with 2 callers for ever", &["\"ever\""]);

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 /// Puts on load, empties a region, and expects that it is empty when its share has been moved away.
 const DRAIN: &str = r#"
-about = "A region is emptied before its maintenance."
-lasts = "24s"
+description = "A region is emptied before its maintenance."
+duration = "24s"
 before = ["served_by gcp/europe-west4"]
 expect = ["failed == 0"]
 
-[world]
+[fleet]
 regions = ["aws/us-east-1", "gcp/europe-west4"]
 
 [[load]]

@@ -12,12 +12,12 @@ use std::process::{Command, Output};
 fn drill(more: &str) -> String {
     format!(
         r#"
-about = "A region that serves dies."
-lasts = "12s"
+description = "A region that serves dies."
+duration = "12s"
 before = ["served_by aws/us-east-1", "served_by gcp/europe-west4"]
 expect = ["failed == 0", "generation never falls"{more}]
 
-[world]
+[fleet]
 regions = ["aws/us-east-1", "gcp/europe-west4"]
 engine = {{ kind = "scripted", inputs_per_second = 100 }}
 

@@ -13,7 +13,7 @@ mod texts;
 use std::sync::{Arc, OnceLock};
 
 use loadtest::client::{
-    Client, ClientError, EmbedOptions, EndpointSettings, Failure, Protocol, ScoreOptions, Settings,
+    Client, ClientError, EmbedOptions, EndpointSettings, AttemptError, HttpProtocol, ScoreOptions, ClientSettings,
 };
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyRuntimeError};
@@ -21,15 +21,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::runtime::Runtime;
 
-use self::job::{Job, Outcome};
+use self::job::{Job, OperationResult};
 use self::preference::RawPreference;
-use self::texts::Texts;
+use self::texts::PyTexts;
 
 create_exception!(
     _native,
     Failed,
     PyException,
-    "An operation that gave no result: kind, status and message."
+    "Failed operation: kind, status and message."
 );
 
 /// Returns the runtime of all operations.
@@ -38,22 +38,22 @@ fn runtime() -> PyResult<&'static Runtime> {
     if let Some(runtime) = RUNTIME.get() {
         return Ok(runtime);
     }
-    let made =
+    let built =
         tokio::runtime::Builder::new_multi_thread().thread_name("meridian-client").enable_all().build();
-    let made = made.map_err(|error| PyRuntimeError::new_err(format!("no threads: {error}")))?;
-    Ok(RUNTIME.get_or_init(|| made))
+    let built = built.map_err(|error| PyRuntimeError::new_err(format!("cannot start the runtime: {error}")))?;
+    Ok(RUNTIME.get_or_init(|| built))
 }
 
 /// Converts an error into the Python exception.
 fn failed(error: &ClientError) -> PyErr {
     let (kind, status) = match error {
         ClientError::Invalid(_) => ("invalid", None),
-        ClientError::Failed { failure: Failure::Refused { status, .. }, .. } => ("status", Some(*status)),
-        ClientError::Failed { failure: Failure::TimedOut, .. } | ClientError::OutOfTime { .. } => {
+        ClientError::Failed { failure: AttemptError::ErrorStatus { status, .. }, .. } => ("status", Some(*status)),
+        ClientError::Failed { failure: AttemptError::Timeout, .. } | ClientError::Timeout { .. } => {
             ("timeout", None)
         }
         ClientError::Failed { .. } => ("connection", None),
-        ClientError::Wrong { .. } => ("wrong", None),
+        ClientError::InvalidResponse { .. } => ("invalid_response", None),
     };
     Failed::new_err((kind, status, error.to_string()))
 }
@@ -74,9 +74,9 @@ impl Native {
         roots_pem: Option<Vec<u8>>,
     ) -> PyResult<Native> {
         let endpoint = |(url, key, weight)| EndpointSettings { url, key, weight };
-        let settings = Settings {
+        let settings = ClientSettings {
             endpoints: endpoints.into_iter().map(endpoint).collect(),
-            protocol: if http_version == 2 { Protocol::Http2 } else { Protocol::Http1 },
+            protocol: if http_version == 2 { HttpProtocol::Http2 } else { HttpProtocol::Http1 },
             roots_pem,
         };
         let client = Client::new(&settings).map_err(|error| failed(&error))?;
@@ -87,7 +87,7 @@ impl Native {
     #[pyo3(signature = (texts, model, dimensions, user, as_floats, preference))]
     fn embed(
         &self,
-        texts: Texts,
+        texts: PyTexts,
         model: String,
         dimensions: Option<usize>,
         user: Option<String>,
@@ -99,7 +99,7 @@ impl Native {
         let preference = preference.checked()?;
         Job::start(runtime()?, move |mut progress| async move {
             let embedded = client.embed(&texts.all(), &options, &preference, &mut progress).await;
-            embedded.map(Outcome::Embedded)
+            embedded.map(OperationResult::Embeddings)
         })
     }
 
@@ -107,12 +107,12 @@ impl Native {
     #[pyo3(signature = (query, texts, model, raw_scores, return_text, truncate, truncation_direction, preference))]
     #[expect(
         clippy::too_many_arguments,
-        reason = "they are the words of the request, and the other side names them"
+        reason = "the fields of the request; the Python side passes them by name"
     )]
     fn rerank(
         &self,
         query: String,
-        texts: Texts,
+        texts: PyTexts,
         model: Option<String>,
         raw_scores: bool,
         return_text: bool,
@@ -125,7 +125,7 @@ impl Native {
         let preference = preference.checked()?;
         Job::start(runtime()?, move |mut progress| async move {
             let ranked = client.rerank(&query, &texts.all(), &options, &preference, &mut progress).await;
-            ranked.map(|(ranks, run)| Outcome::Ranked(ranks, run))
+            ranked.map(|(ranks, run)| OperationResult::Ranked(ranks, run))
         })
     }
 
@@ -133,7 +133,7 @@ impl Native {
     #[pyo3(signature = (texts, model, raw_scores, truncate, truncation_direction, preference))]
     fn classify(
         &self,
-        texts: Texts,
+        texts: PyTexts,
         model: Option<String>,
         raw_scores: bool,
         truncate: bool,
@@ -145,7 +145,7 @@ impl Native {
         let preference = preference.checked()?;
         Job::start(runtime()?, move |mut progress| async move {
             let classes = client.classify(&texts.all(), &options, &preference, &mut progress).await;
-            classes.map(|(classes, run)| Outcome::Classified(classes, run))
+            classes.map(|(classes, run)| OperationResult::Classified(classes, run))
         })
     }
 
@@ -158,13 +158,13 @@ impl Native {
         preference: RawPreference,
     ) -> PyResult<Job> {
         let client = Arc::clone(&self.client);
-        let invalid = |_| Failed::new_err(("invalid", None::<u16>, format!("method {method:?}: is none")));
+        let invalid = |_| Failed::new_err(("invalid", None::<u16>, format!("method {method:?}: invalid")));
         let method = http::Method::try_from(method).map_err(invalid)?;
         let bodies: Vec<Vec<u8>> = bodies.iter().map(|body| body.as_bytes().to_vec()).collect();
         let preference = preference.checked()?;
         Job::start(runtime()?, move |mut progress| async move {
-            let answers = client.batch(method, &path, &bodies, &preference, &mut progress).await;
-            answers.map(|(answers, run)| Outcome::Answered(answers, run))
+            let responses = client.batch(method, &path, &bodies, &preference, &mut progress).await;
+            responses.map(|(responses, run)| OperationResult::Bodies(responses, run))
         })
     }
 }
@@ -173,8 +173,8 @@ impl Native {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Native>()?;
     module.add_class::<Job>()?;
-    module.add_class::<results::Vectors>()?;
-    module.add_class::<results::Run>()?;
+    module.add_class::<results::PyVectors>()?;
+    module.add_class::<results::PyOperationStats>()?;
     module.add("Failed", module.py().get_type::<Failed>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

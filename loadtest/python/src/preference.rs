@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use loadtest::client::Preference;
-use loadtest::client::fate::RetryRules;
+use loadtest::client::retry::RetryRules;
 use loadtest::client::split::RequestLimits;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::http::Failure;
-use crate::scan::Wrong;
+use super::http::AttemptError;
+use crate::scan::DecodeError;
 
 /// Error of an operation. One request that fails for good fails the operation, and the others are aborted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,21 +17,21 @@ pub enum ClientError {
     #[error("{request}: {failure}")]
     Failed {
         /// The request.
-        request: RequestName,
+        request: FailedRequest,
         /// Error of its last attempt.
-        failure: Failure,
+        failure: AttemptError,
     },
     /// A response with a success status has an invalid body.
-    #[error("{request}: the answer is wrong: {wrong}")]
-    Wrong {
+    #[error("{request}: invalid response: {error}")]
+    InvalidResponse {
         /// The request.
-        request: RequestName,
+        request: FailedRequest,
         /// Decoding error.
-        wrong: Wrong,
+        error: DecodeError,
     },
     /// The timeout of the operation expired.
-    #[error("{done} of {requests} requests were answered within the {total:?} for all of them")]
-    OutOfTime {
+    #[error("{done} of {requests} requests were completed within the total timeout of {total:?}")]
+    Timeout {
         /// Timeout of the operation.
         total: Duration,
         /// Completed requests.
@@ -43,7 +43,7 @@ pub enum ClientError {
 
 /// Request as identified in errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestName {
+pub struct FailedRequest {
     /// Index, from 0.
     pub number: usize,
     /// Inputs of the request.
@@ -54,9 +54,9 @@ pub struct RequestName {
     pub attempts: u32,
 }
 
-impl fmt::Display for RequestName {
+impl fmt::Display for FailedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RequestName { number, inputs: Range { start, end }, endpoint, attempts } = self;
+        let FailedRequest { number, inputs: Range { start, end }, endpoint, attempts } = self;
         write!(f, "request {number} (inputs {start}..{end}, attempt {attempts}, to {endpoint})")
     }
 }

@@ -16,13 +16,13 @@
 
 mod body;
 pub mod budget;
-mod drive;
 mod embeddings;
 pub mod endpoints;
 mod error;
-pub mod fate;
 mod http;
 mod jobs;
+mod operation;
+pub mod retry;
 mod scores;
 pub mod settings;
 pub mod split;
@@ -34,26 +34,26 @@ use std::time::{Duration, Instant};
 use ::http::Method;
 use serde_json::{Map, Value};
 
-pub use self::drive::{Progress, RequestRecord};
 pub use self::embeddings::DIMENSIONS_MAX;
-pub use self::error::{ClientError, RequestName};
-pub use self::http::{ANSWER_BYTES_MAX, Failure, HEAD_BYTES_MAX, Headers, Protocol};
-pub use self::scores::{Class, Ranked};
-pub use self::settings::{EndpointSettings, Preference, Settings};
-pub use crate::scan::Wrong;
+pub use self::error::{ClientError, FailedRequest};
+pub use self::http::{AttemptError, HEAD_BYTES_MAX, HttpProtocol, RESPONSE_BYTES_MAX, ResponseHeaders};
+pub use self::operation::{OperationProgress, RequestRecord};
+pub use self::scores::{LabelScore, RankedText};
+pub use self::settings::{ClientSettings, EndpointSettings, Preference};
+pub use crate::scan::DecodeError;
 
-use self::body::Template;
-use self::drive::{Road, drive};
-use self::embeddings::{Beside, Block};
-use self::http::{Trust, Wire};
-use self::jobs::{Bodies, Embed, Scored};
+use self::body::BodyTemplate;
+use self::embeddings::{ResponseMetadata, VectorBlock};
+use self::http::{EndpointClient, TlsClient};
+use self::jobs::{BatchJob, EmbedJob, ScoreJob};
+use self::operation::{OperationRoute, execute};
 
 /// Progress callback, called after every response.
-pub type Listener<'a> = &'a mut (dyn FnMut(Progress) + Send);
+pub type ProgressCallback<'a> = &'a mut (dyn FnMut(OperationProgress) + Send);
 
 /// Bulk client. Connections are kept between operations, which may run concurrently.
 pub struct Client {
-    wires: Vec<Wire>,
+    clients: Vec<EndpointClient>,
     weights: Vec<f64>,
 }
 
@@ -72,7 +72,7 @@ pub struct EmbedOptions {
 
 /// Vectors, in the order of the texts.
 #[derive(Debug)]
-pub struct Embedded {
+pub struct EmbeddingsResult {
     /// All vectors, contiguous.
     pub values: Vec<f32>,
     /// Length of each vector.
@@ -84,14 +84,14 @@ pub struct Embedded {
     /// Total tokens, as counted by the server.
     pub total_tokens: u64,
     /// Statistics of the operation.
-    pub run: Run,
+    pub run: OperationStats,
 }
 
 /// Statistics of an operation.
 #[derive(Clone, Debug, Default)]
-pub struct Run {
+pub struct OperationStats {
     /// Wall-clock time of the operation.
-    pub took: Duration,
+    pub elapsed: Duration,
     /// Statistics of its requests, in order.
     pub requests: Vec<RequestRecord>,
 }
@@ -126,29 +126,29 @@ impl Default for ScoreOptions {
 
 impl Client {
     /// Creates a client, or returns all problems of the settings. Opens no connection.
-    pub fn new(settings: &Settings) -> Result<Client, ClientError> {
-        let Settings { endpoints, protocol, roots_pem } = settings;
+    pub fn new(settings: &ClientSettings) -> Result<Client, ClientError> {
+        let ClientSettings { endpoints, protocol, roots_pem } = settings;
         let mut problems = Vec::new();
         let mut note = |problem: String| problems.push(problem);
         let secured = endpoints.iter().any(|endpoint| endpoint.url.starts_with("https:"));
-        let trust = secured.then(|| Trust::new(roots_pem.as_deref(), *protocol)).transpose();
+        let trust = secured.then(|| TlsClient::new(roots_pem.as_deref(), *protocol)).transpose();
         let trust = trust.map_err(&mut note).ok().flatten();
-        let mut wires = Vec::new();
+        let mut clients = Vec::new();
         for EndpointSettings { url, key, weight } in endpoints {
             if !(0.0..=1e6).contains(weight) {
                 note(format!("weight {weight} of endpoint {url:?}: write a number from 0 to 1000000"));
             }
-            let wire = key.as_deref().map(settings::authorization).transpose();
-            let wire = wire.and_then(|key| Wire::new(url, key, *protocol, trust.clone()));
-            wires.extend(wire.map_err(&mut note).ok());
+            let client = key.as_deref().map(settings::authorization).transpose();
+            let client = client.and_then(|key| EndpointClient::new(url, key, *protocol, trust.clone()));
+            clients.extend(client.map_err(&mut note).ok());
         }
         if endpoints.is_empty() {
-            note("endpoints: there are none; give the URL of at least one".to_owned());
+            note("endpoints: empty; give at least one URL".to_owned());
         }
         if !problems.is_empty() {
             return Err(ClientError::Invalid(problems));
         }
-        Ok(Client { wires, weights: endpoints.iter().map(|endpoint| endpoint.weight).collect() })
+        Ok(Client { clients, weights: endpoints.iter().map(|endpoint| endpoint.weight).collect() })
     }
 
     /// Embeds texts by `POST /v1/embeddings`.
@@ -157,8 +157,8 @@ impl Client {
         texts: &[S],
         options: &EmbedOptions,
         preference: &Preference,
-        progress: Listener<'_>,
-    ) -> Result<Embedded, ClientError> {
+        progress: ProgressCallback<'_>,
+    ) -> Result<EmbeddingsResult, ClientError> {
         let EmbedOptions { model, dimensions, user, as_floats } = options;
         let start = Instant::now();
         let sensible = dimensions.is_none_or(|dimensions| (1..=DIMENSIONS_MAX).contains(&dimensions));
@@ -175,17 +175,17 @@ impl Client {
         if let Some(user) = user {
             members.insert("user".to_owned(), user.as_str().into());
         }
-        let mut job = Embed {
-            cut: cut(texts, preference)?,
+        let mut job = EmbedJob {
+            ranges: split_texts(texts, preference)?,
             texts,
-            template: Template::new(members, "input", false),
-            block: Block::new(texts.len(), *dimensions),
-            beside: Beside::default(),
+            template: BodyTemplate::new(members, "input", false),
+            block: VectorBlock::new(texts.len(), *dimensions),
+            metadata: ResponseMetadata::default(),
         };
-        let requests = drive(self.road("/v1/embeddings"), &mut job, preference, progress).await?;
-        let Embed { block, beside: Beside { model, prompt_tokens, total_tokens }, .. } = job;
-        let run = Run { took: start.elapsed(), requests };
-        Ok(Embedded {
+        let requests = execute(self.route("/v1/embeddings"), &mut job, preference, progress).await?;
+        let EmbedJob { block, metadata: ResponseMetadata { model, prompt_tokens, total_tokens }, .. } = job;
+        let run = OperationStats { elapsed: start.elapsed(), requests };
+        Ok(EmbeddingsResult {
             dimensions: block.dimensions(),
             values: block.values,
             model,
@@ -204,14 +204,14 @@ impl Client {
         texts: &[S],
         options: &ScoreOptions,
         preference: &Preference,
-        progress: Listener<'_>,
-    ) -> Result<(Vec<Ranked>, Run), ClientError> {
+        progress: ProgressCallback<'_>,
+    ) -> Result<(Vec<RankedText>, OperationStats), ClientError> {
         let mut members = options.members();
         members.insert("query".to_owned(), query.into());
         members.insert("return_text".to_owned(), options.return_text.into());
-        let template = Template::new(members, "texts", false);
-        let read = |first: usize, count: usize, answer: &[u8]| {
-            let mut ranks = scores::ranks(answer, count)?;
+        let template = BodyTemplate::new(members, "texts", false);
+        let read = |first: usize, count: usize, response: &[u8]| {
+            let mut ranks = scores::ranks(response, count)?;
             ranks.iter_mut().for_each(|rank| rank.index += first);
             Ok(ranks)
         };
@@ -224,11 +224,11 @@ impl Client {
         texts: &[S],
         options: &ScoreOptions,
         preference: &Preference,
-        progress: Listener<'_>,
-    ) -> Result<(Vec<Vec<Class>>, Run), ClientError> {
+        progress: ProgressCallback<'_>,
+    ) -> Result<(Vec<Vec<LabelScore>>, OperationStats), ClientError> {
         // One list per text: two texts in one list would be a pair.
-        let template = Template::new(options.members(), "inputs", true);
-        let read = |_, count, answer: &[u8]| scores::classes(answer, count);
+        let template = BodyTemplate::new(options.members(), "inputs", true);
+        let read = |_, count, response: &[u8]| scores::classes(response, count);
         self.scored("/predict", texts, template, read, preference, progress).await
     }
 
@@ -240,38 +240,41 @@ impl Client {
         path: &str,
         bodies: &[B],
         preference: &Preference,
-        progress: Listener<'_>,
-    ) -> Result<(Vec<Vec<u8>>, Run), ClientError> {
+        progress: ProgressCallback<'_>,
+    ) -> Result<(Vec<Vec<u8>>, OperationStats), ClientError> {
         let start = Instant::now();
         if bodies.is_empty() {
-            return Err(ClientError::Invalid(vec!["payloads: there are none; give at least one".to_owned()]));
+            return Err(ClientError::Invalid(vec!["payloads: empty; give at least one".to_owned()]));
         }
-        let cut = (0..bodies.len()).map(|place| place..place + 1).collect();
-        let mut job = Bodies { cut, bodies, answers: vec![Vec::new(); bodies.len()] };
-        let road = Road { method, ..self.road(path) };
-        let requests = drive(road, &mut job, preference, progress).await?;
-        Ok((job.answers, Run { took: start.elapsed(), requests }))
+        let ranges = (0..bodies.len()).map(|index| index..index + 1).collect();
+        let mut job = BatchJob { ranges, bodies, responses: vec![Vec::new(); bodies.len()] };
+        let route = OperationRoute { method, ..self.route(path) };
+        let requests = execute(route, &mut job, preference, progress).await?;
+        Ok((job.responses, OperationStats { elapsed: start.elapsed(), requests }))
     }
 
     async fn scored<S: AsRef<str>, T>(
         &self,
         path: &str,
         texts: &[S],
-        template: Template,
-        read: impl Fn(usize, usize, &[u8]) -> Result<Vec<T>, Wrong>,
+        template: BodyTemplate,
+        read: impl Fn(usize, usize, &[u8]) -> Result<Vec<T>, DecodeError>,
         preference: &Preference,
-        progress: Listener<'_>,
-    ) -> Result<(Vec<T>, Run), ClientError> {
+        progress: ProgressCallback<'_>,
+    ) -> Result<(Vec<T>, OperationStats), ClientError> {
         let start = Instant::now();
-        let cut = cut(texts, preference)?;
-        let answers = cut.iter().map(|_| Vec::new()).collect();
-        let mut job = Scored { cut, texts, template, read, answers };
-        let requests = drive(self.road(path), &mut job, preference, progress).await?;
-        Ok((job.answers.into_iter().flatten().collect(), Run { took: start.elapsed(), requests }))
+        let ranges = split_texts(texts, preference)?;
+        let responses = ranges.iter().map(|_| Vec::new()).collect();
+        let mut job = ScoreJob { ranges, texts, template, read, responses };
+        let requests = execute(self.route(path), &mut job, preference, progress).await?;
+        Ok((
+            job.responses.into_iter().flatten().collect(),
+            OperationStats { elapsed: start.elapsed(), requests },
+        ))
     }
 
-    fn road<'a>(&'a self, path: &'a str) -> Road<'a> {
-        Road { wires: &self.wires, weights: &self.weights, method: Method::POST, path }
+    fn route<'a>(&'a self, path: &'a str) -> OperationRoute<'a> {
+        OperationRoute { clients: &self.clients, weights: &self.weights, method: Method::POST, path }
     }
 }
 
@@ -290,9 +293,9 @@ impl ScoreOptions {
 }
 
 /// Splits `texts` into requests; an error if there is no text.
-fn cut<S: AsRef<str>>(texts: &[S], preference: &Preference) -> Result<Vec<Range<usize>>, ClientError> {
+fn ranges<S: AsRef<str>>(texts: &[S], preference: &Preference) -> Result<Vec<Range<usize>>, ClientError> {
     if texts.is_empty() {
-        return Err(ClientError::Invalid(vec!["texts: there are none; give at least one".to_owned()]));
+        return Err(ClientError::Invalid(vec!["texts: empty; give at least one".to_owned()]));
     }
     Ok(split::split(texts, preference.request))
 }

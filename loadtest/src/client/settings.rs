@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::fate::RetryRules;
-use super::http::{Protocol, may_be_set};
+use super::http::{HttpProtocol, may_be_set};
+use super::retry::RetryRules;
 use super::split::RequestLimits;
 
 /// Maximum texts per request, the limit of OpenAI's API.
@@ -25,11 +25,11 @@ pub const SHARE_MAX: f64 = 3.0;
 
 /// Settings of a client.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct ClientSettings {
     /// Interchangeable endpoints; at least one.
     pub endpoints: Vec<EndpointSettings>,
     /// HTTP version.
-    pub protocol: Protocol,
+    pub protocol: HttpProtocol,
     /// PEM certificates that are trusted in addition to the system's.
     pub roots_pem: Option<Vec<u8>>,
 }
@@ -148,9 +148,9 @@ impl Preference {
             match (HeaderName::try_from(name), HeaderValue::try_from(value)) {
                 (Ok(name), Ok(value)) if may_be_set(&name) => drop(map.insert(name, value)),
                 (Ok(name), Ok(_)) => {
-                    problems.push(format!("header {name}: is the client's own; leave it out"))
+                    problems.push(format!("header {name}: is reserved for the client; leave it out"))
                 }
-                _ => problems.push(format!("header {name:?}: its name or value cannot be one (not shown)")),
+                _ => problems.push(format!("header {name:?}: invalid name or value (value not shown)")),
             }
         }
         if problems.is_empty() { Ok(map) } else { Err(problems) }
@@ -160,10 +160,10 @@ impl Preference {
 /// Returns the value of `authorization`, marked sensitive so that it is never printed.
 pub(super) fn authorization(key: &str) -> Result<HeaderValue, String> {
     if key.trim().is_empty() {
-        return Err("key: is empty; leave it out to send none".to_owned());
+        return Err("key: is empty; omit it to send no API key".to_owned());
     }
     let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim()))
-        .map_err(|_| "key: has characters that a header cannot carry (its value is not shown)".to_owned())?;
+        .map_err(|_| "key: contains characters that are invalid in a header (value not shown)".to_owned())?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_hold_at_them_and_not_one_past_them() {
+    fn values_at_the_limits_are_accepted_and_one_past_them_rejected() {
         let check = |change: fn(&mut Preference, usize), most: usize| {
             for (value, good) in [(1, true), (most, true), (0, false), (most + 1, false)] {
                 let mut preference = Preference::default();

@@ -21,20 +21,20 @@ pub struct RequestLimits {
 
 /// Size of a text.
 #[derive(Clone, Copy, Debug, Default)]
-struct Size {
+struct TextSize {
     chars: usize,
     tokens: usize,
 }
 
-impl Size {
-    fn of(text: &str) -> Size {
+impl TextSize {
+    fn of(text: &str) -> TextSize {
         let bytes = text.len();
         let ascii = text.bytes().filter(u8::is_ascii).count();
         if ascii == bytes {
-            return Size { chars: bytes, tokens: bytes.div_ceil(4) };
+            return TextSize { chars: bytes, tokens: bytes.div_ceil(4) };
         }
         let chars = text.chars().count();
-        Size { chars, tokens: ascii.div_ceil(4) + (chars - ascii) }
+        TextSize { chars, tokens: ascii.div_ceil(4) + (chars - ascii) }
     }
 }
 
@@ -42,15 +42,15 @@ impl Size {
 pub fn split<S: AsRef<str>>(texts: &[S], limits: RequestLimits) -> Vec<Range<usize>> {
     let mut requests = Vec::with_capacity(texts.len() / limits.texts.max(1) + 1);
     let mut begin = 0;
-    let mut sum = Size::default();
-    for (place, text) in texts.iter().enumerate() {
-        let size = Size::of(text.as_ref());
-        let full = place - begin >= limits.texts
+    let mut sum = TextSize::default();
+    for (index, text) in texts.iter().enumerate() {
+        let size = TextSize::of(text.as_ref());
+        let full = index - begin >= limits.texts
             || sum.chars + size.chars > limits.chars
             || limits.tokens.is_some_and(|most| sum.tokens + size.tokens > most);
-        if full && place > begin {
-            requests.push(begin..place);
-            (begin, sum) = (place, Size::default());
+        if full && index > begin {
+            requests.push(begin..index);
+            (begin, sum) = (index, TextSize::default());
         }
         sum.chars += size.chars;
         sum.tokens += size.tokens;
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_full_by_count_by_characters_or_by_tokens() {
+    fn a_request_is_limited_by_count_characters_and_tokens() {
         let four = ["aaaa", "bbbb", "cccc", "dddd"];
         check(&four, 2, 1000, None, &[0..2, 2..4]);
         check(&four, 3, 1000, None, &[0..3, 3..4]);

@@ -9,17 +9,17 @@ use std::time::Instant;
 
 /// Limit of concurrent attempts.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct ConcurrencyWindow {
     size: f64,
-    most: f64,
-    cut_at: Option<Instant>,
+    max: f64,
+    reduced_at: Option<Instant>,
 }
 
-impl Window {
+impl ConcurrencyWindow {
     /// Creates a window of the largest size, at least one.
-    pub fn new(most: usize) -> Window {
-        let most = most.max(1) as f64;
-        Window { size: most, most, cut_at: None }
+    pub fn new(max: usize) -> ConcurrencyWindow {
+        let max = max.max(1) as f64;
+        ConcurrencyWindow { size: max, max, reduced_at: None }
     }
 
     /// Returns the current limit; at least one.
@@ -28,20 +28,20 @@ impl Window {
     }
 
     /// Returns whether the limit is below its maximum.
-    pub fn is_cut(&self) -> bool {
-        self.size < self.most
+    pub fn is_reduced(&self) -> bool {
+        self.size < self.max
     }
 
     /// Records a response.
-    pub fn answered(&mut self) {
-        self.size = (self.size + 1.0 / self.size).min(self.most);
+    pub fn succeeded(&mut self) {
+        self.size = (self.size + 1.0 / self.size).min(self.max);
     }
 
     /// Records that an attempt sent at `sent` was rejected as overload.
-    pub fn refused(&mut self, sent: Instant, now: Instant) {
-        if self.cut_at.is_none_or(|cut| sent > cut) {
+    pub fn rejected(&mut self, sent: Instant, now: Instant) {
+        if self.reduced_at.is_none_or(|cut| sent > cut) {
             self.size = (self.size / 2.0).max(1.0);
-            self.cut_at = Some(now);
+            self.reduced_at = Some(now);
         }
     }
 }
@@ -53,20 +53,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_halves_it_once_and_answers_widen_it_again() {
+    fn a_rejection_halves_the_window_once_and_responses_widen_it() {
         let at = |ms| Instant::now() + Duration::from_millis(ms);
         let (sent, cut, later) = (at(0), at(1000), at(2000));
-        let mut window = Window::new(8);
-        (0..20).for_each(|_| window.answered());
-        assert!(window.size() == 8 && !window.is_cut(), "no wider than it may be");
-        (0..8).for_each(|_| window.refused(sent, cut));
-        assert!(window.is_cut());
-        assert_eq!(window.size(), 4, "they were sent before it was cut");
-        (0..5).for_each(|_| window.answered());
+        let mut window = ConcurrencyWindow::new(8);
+        (0..20).for_each(|_| window.succeeded());
+        assert!(window.size() == 8 && !window.is_reduced(), "not above the maximum");
+        (0..8).for_each(|_| window.rejected(sent, cut));
+        assert!(window.is_reduced());
+        assert_eq!(window.size(), 4, "they were sent before the reduction");
+        (0..5).for_each(|_| window.succeeded());
         assert_eq!(window.size(), 5);
         for _ in 0..9 {
-            window.refused(at(10_000), later);
+            window.rejected(at(10_000), later);
         }
-        assert_eq!(window.size(), 1, "never closed");
+        assert_eq!(window.size(), 1, "never zero");
     }
 }

@@ -27,8 +27,8 @@ use std::time::Duration;
 use regions::{Catalogue, RegionId, ResidencyPolicy};
 use replica_core::wire::error::ErrorCode;
 
-use super::World;
-use super::action::{known, named, time};
+use super::DrillFleet;
+use super::action::{parse_load, parse_region, time};
 
 /// Expectation of a drill.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +36,7 @@ pub struct Expectation {
     /// Text of the expectation as written in the file.
     pub text: String,
     /// Quantity and condition.
-    pub what: What,
+    pub kind: ExpectationKind,
     /// Load whose requests count; `None` for all loads.
     pub load: Option<String>,
     /// Time span of the evaluation.
@@ -56,7 +56,7 @@ pub struct Span {
 
 /// Quantity and condition of an expectation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum What {
+pub enum ExpectationKind {
     /// At most this many requests failed.
     FailedAtMost(u64),
     /// Requests failed, and all with this error code.
@@ -68,7 +68,7 @@ pub enum What {
         /// Whether the bound is exclusive.
         below: bool,
         /// Largest allowed latency.
-        bound: Bound,
+        bound: LatencyBound,
     },
     /// All responses came from regions that this policy allows.
     ServedInOnly(ResidencyPolicy),
@@ -86,7 +86,7 @@ pub enum What {
 
 /// Bound of a latency.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
+pub enum LatencyBound {
     /// Absolute bound.
     Time(Duration),
     /// Multiple of the latency before the first step.
@@ -115,117 +115,118 @@ const QUANTILES: [Quantile; 5] = [
 
 /// Syntax summary for error messages.
 const FORMS: &str = "`failed == 0`, `failures only no_capacity_in_allowed_regions`, `p99 < 250ms`, `p99 <= 1.2x before`, \
-    `served_in eu only`, `served_by R`, `evacuated`, `generation never falls`, `generation rises` or `hubs agree`, and behind it \
+    `served_in eu only`, `served_by R`, `evacuated`, `generation never falls`, `generation rises` or `hubs agree`; optionally followed by \
     `for NAME` of a load and, under a step, `within 5s`";
 
 /// Expectation as parsed, before its span is known.
-pub(super) struct Written {
-    pub(super) what: What,
+pub(super) struct ParsedExpectation {
+    pub(super) kind: ExpectationKind,
     pub(super) load: Option<String>,
     pub(super) within: Option<Duration>,
 }
 
-impl Written {
+impl ParsedExpectation {
     /// Parses `text`. `region` is the region of the step that it stands under, if any.
     pub(super) fn read(
         text: &str,
-        world: &World,
+        fleet: &DrillFleet,
         loads: &[&str],
         region: Option<&RegionId>,
         catalogue: &Catalogue,
-    ) -> Result<Written, String> {
+    ) -> Result<ParsedExpectation, String> {
         let mut words: Vec<&str> = text.split_whitespace().collect();
         let (mut load, mut within) = (None, None);
         while let [rest @ .., word, value] = words.as_slice() {
             match *word {
                 "within" if within.is_none() => within = Some(time(value)?),
-                "for" if load.is_none() => load = Some(named(value, loads)?),
+                "for" if load.is_none() => load = Some(parse_load(value, loads)?),
                 _ => break,
             }
             words = rest.to_vec();
         }
-        let what = What::read(&words, text, world, region, catalogue)?;
-        if load.is_some() && !what.is_of_requests() {
-            return Err(format!("`{text}`: tables are nobody's load; leave out `for`"));
+        let kind = ExpectationKind::read(&words, text, fleet, region, catalogue)?;
+        if load.is_some() && !kind.concerns_requests() {
+            return Err(format!("`{text}`: does not concern requests; leave out `for`"));
         }
-        Ok(Written { what, load, within })
+        Ok(ParsedExpectation { kind, load, within })
     }
 }
 
-impl What {
+impl ExpectationKind {
     fn read(
         words: &[&str],
         text: &str,
-        world: &World,
+        fleet: &DrillFleet,
         region: Option<&RegionId>,
         catalogue: &Catalogue,
-    ) -> Result<What, String> {
+    ) -> Result<ExpectationKind, String> {
         match words {
-            ["failed", "==", "0"] => Ok(What::FailedAtMost(0)),
+            ["failed", "==", "0"] => Ok(ExpectationKind::FailedAtMost(0)),
             ["failed", "<=", count] => count
                 .parse()
-                .map(What::FailedAtMost)
-                .map_err(|_| format!("`{text}`: `{count}` is no whole number")),
-            ["failures", "only", code] => ErrorCode::parse(code).map(What::FailuresOnly).ok_or_else(|| {
-                format!(
-                    "`{text}`: `{code}` is no code of an error; docs/errors.md lists those that there are"
-                )
-            }),
+                .map(ExpectationKind::FailedAtMost)
+                .map_err(|_| format!("`{text}`: `{count}` is not a whole number")),
+            ["failures", "only", code] => ErrorCode::parse(code)
+                .map(ExpectationKind::FailuresOnly)
+                .ok_or_else(|| format!("`{text}`: unknown error code `{code}`; docs/errors.md lists them")),
             ["served_in", areas, "only"] => {
                 let policy: ResidencyPolicy = areas.parse().map_err(|error| format!("`{text}`: {error}"))?;
                 match policy.check(catalogue).as_slice() {
-                    [] => Ok(What::ServedInOnly(policy)),
+                    [] => Ok(ExpectationKind::ServedInOnly(policy)),
                     problems => Err(format!("`{text}`: {}", problems.join("; "))),
                 }
             }
-            ["served_by", region] => known(region, world).map(What::ServedBy),
-            ["evacuated", region] => known(region, world).map(What::Evacuated),
-            ["evacuated"] => region.cloned().map(What::Evacuated).ok_or_else(|| {
-                format!("`{text}`: which region? what it stands under is about none; write evacuated R")
-            }),
-            ["generation", "never", "falls"] => Ok(What::GenerationNeverFalls),
-            ["generation", "rises"] => Ok(What::GenerationRises),
-            ["hubs", "agree"] if world.hubs == 1 => {
-                Err(format!("`{text}`: there is one hub; write hubs = 2 under [world], or leave it out"))
+            ["served_by", region] => parse_region(region, fleet).map(ExpectationKind::ServedBy),
+            ["evacuated", region] => parse_region(region, fleet).map(ExpectationKind::Evacuated),
+            ["evacuated"] => region
+                .cloned()
+                .map(ExpectationKind::Evacuated)
+                .ok_or_else(|| format!("`{text}`: the step names no region; write evacuated R")),
+            ["generation", "never", "falls"] => Ok(ExpectationKind::GenerationNeverFalls),
+            ["generation", "rises"] => Ok(ExpectationKind::GenerationRises),
+            ["hubs", "agree"] if fleet.hubs == 1 => {
+                Err(format!("`{text}`: the fleet has one hub; set hubs = 2 under [fleet], or remove this"))
             }
-            ["hubs", "agree"] => Ok(What::HubsAgree),
+            ["hubs", "agree"] => Ok(ExpectationKind::HubsAgree),
             [quantile, compare @ ("<" | "<="), bound @ ..] => {
-                let known = QUANTILES.into_iter().find(|known| known.name == *quantile);
-                let quantile = known.ok_or_else(|| unknown(text))?;
+                let quantile = QUANTILES.into_iter().find(|known| known.name == *quantile);
+                let quantile = quantile.ok_or_else(|| unknown(text))?;
                 let bound = match bound {
-                    [times, "before"] => Bound::TimesBefore(times_before(times)?),
-                    [bound] => Bound::Time(time(bound)?),
+                    [times, "before"] => LatencyBound::TimesBefore(times_before(times)?),
+                    [bound] => LatencyBound::Time(time(bound)?),
                     _ => return Err(unknown(text)),
                 };
-                Ok(What::Latency { quantile, below: *compare == "<", bound })
+                Ok(ExpectationKind::Latency { quantile, below: *compare == "<", bound })
             }
             _ => Err(unknown(text)),
         }
     }
 
     /// Returns whether the condition concerns requests, as opposed to route tables.
-    pub fn is_of_requests(&self) -> bool {
+    pub fn concerns_requests(&self) -> bool {
         match self {
-            What::FailedAtMost(_)
-            | What::FailuresOnly(_)
-            | What::Latency { .. }
-            | What::ServedInOnly(_)
-            | What::ServedBy(_)
-            | What::Evacuated(_) => true,
-            What::GenerationNeverFalls | What::GenerationRises | What::HubsAgree => false,
+            ExpectationKind::FailedAtMost(_)
+            | ExpectationKind::FailuresOnly(_)
+            | ExpectationKind::Latency { .. }
+            | ExpectationKind::ServedInOnly(_)
+            | ExpectationKind::ServedBy(_)
+            | ExpectationKind::Evacuated(_) => true,
+            ExpectationKind::GenerationNeverFalls
+            | ExpectationKind::GenerationRises
+            | ExpectationKind::HubsAgree => false,
         }
     }
 }
 
 fn unknown(text: &str) -> String {
-    format!("`{text}` is nothing that a drill can measure; write {FORMS}")
+    format!("unknown expectation `{text}`; write {FORMS}")
 }
 
 fn times_before(text: &str) -> Result<f64, String> {
     let times = text.strip_suffix('x').and_then(|number| number.parse().ok());
     times
         .filter(|times: &f64| *times > 0.0 && times.is_finite())
-        .ok_or_else(|| format!("`{text}`: write how many times as long as before, such as 1.2x"))
+        .ok_or_else(|| format!("`{text}`: write a factor such as 1.2x"))
 }
 
 impl Span {

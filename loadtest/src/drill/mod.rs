@@ -1,23 +1,23 @@
 //! Drills: timed fault injections under load, with expectations about the outcome.
 //!
-//! A drill file ([`read()`]) names an environment, loads, steps on one clock, and expectations. Everything that can be
-//! checked in advance is checked in advance, and all problems are reported at once: every region exists, the environment
+//! A drill file ([`read()`]) names a fleet, loads, steps on one clock, and expectations. Everything that can be
+//! checked in advance is checked in advance, and all problems are reported at once: every region exists, the fleet
 //! supports each action ([`action`]), and each expectation is measurable ([`expectation`]), over at least one second and with
 //! enough requests for its percentile.
 //!
-//! This module performs no I/O. The caller (`meridian drill`) starts the environment, generates the load of [`plan`],
+//! This module performs no I/O. The caller (`meridian drill`) starts the fleet, generates the load of [`plan`],
 //! executes the steps and records [`observations`]; then [`evaluate()`] compares. So drills can be tested without an
-//! environment, and a result can be evaluated again from its record.
+//! fleet, and a result can be evaluated again from its record.
 //!
 //! Reading order: [`drill`](self) (the types), [`action`], [`expectation`], [`read()`], [`plan`], [`observations`],
 //! [`evaluate()`], [`timeline`].
 
 pub mod action;
+mod evaluation;
 pub mod expectation;
-mod judge;
+pub mod observations;
 pub mod plan;
 mod read;
-pub mod seen;
 pub mod timeline;
 
 use std::time::Duration;
@@ -25,50 +25,50 @@ use std::time::Duration;
 use regions::{DeploymentName, RegionId};
 
 pub use action::Action;
+pub use evaluation::{ExpectationResult, evaluate};
 pub use expectation::Expectation;
-pub use judge::{Verdict, judge};
-pub use read::{Deployments, Surroundings, read};
-pub use timeline::{Event, Outcome};
+pub use read::{DeploymentLoader, ReadContext, read};
+pub use timeline::{DrillResult, Event};
 
 /// Validated drill.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drill {
     /// One sentence that states the purpose.
-    pub about: String,
+    pub description: String,
     /// Duration of the load.
-    pub lasts: Duration,
+    pub duration: Duration,
     /// Initial time that does not count as "before": connections are being opened and no statistics exist yet.
     pub warm_up: Duration,
-    /// Environment in which the drill runs.
-    pub world: World,
+    /// DrillFleet in which the drill runs.
+    pub fleet: DrillFleet,
     /// Loads.
-    pub loads: Vec<Load>,
+    pub loads: Vec<ClientLoad>,
     /// Steps in order of time.
-    pub steps: Vec<Step>,
+    pub steps: Vec<DrillStep>,
     /// Expectations.
     pub expectations: Vec<Expectation>,
 }
 
-/// Environment that a drill requires.
+/// DrillFleet that a drill requires.
 #[derive(Clone, Debug, PartialEq)]
-pub struct World {
+pub struct DrillFleet {
     /// Regions; the gateway is located in the first.
     pub regions: Vec<RegionId>,
     /// Store of the hubs.
-    pub store: Store,
+    pub store: DrillStore,
     /// Number of hubs.
     pub hubs: u32,
     /// File in the format of configs/deployments.toml, as written in the drill; `None` for the default of `meridian up`.
     pub deployments: Option<String>,
     /// Engine of the replicas.
-    pub engine: Engine,
-    /// Capacity of the environment in requests per second, if given; for scripted replicas in inputs per second.
+    pub engine: DrillEngine,
+    /// Capacity of the fleet in requests per second, if given; for scripted replicas in inputs per second.
     pub capacity: Option<f64>,
 }
 
 /// Store of the hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
+pub enum DrillStore {
     /// File of the only hub.
     Embedded,
     /// etcd cluster of three members.
@@ -77,11 +77,11 @@ pub enum Store {
 
 /// Engine of the replicas.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Engine {
+pub enum DrillEngine {
     /// Real models of the deployments on the CPU engine.
     Cpu,
     /// Scripted replicas, which respond after a fixed time without computing. A region's capacity is then the configured one
-    /// and does not depend on the CPU time that a machine with all processes of the environment has left.
+    /// and does not depend on the CPU time that a machine with all processes of the fleet has left.
     Scripted {
         /// Rate of one replica.
         inputs_per_second: u32,
@@ -92,7 +92,7 @@ pub enum Engine {
 
 /// Load of one group of clients.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Load {
+pub struct ClientLoad {
     /// Name for expectations and surges.
     pub name: String,
     /// Deployment that requests name.
@@ -111,7 +111,7 @@ pub struct Load {
 
 /// Actions at one time.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
+pub struct DrillStep {
     /// Time since the start of the load.
     pub at: Duration,
     /// Actions, each as written in the file and as parsed.

@@ -18,8 +18,8 @@ use regions::GeoPoint;
 use crate::arrival::ArrivalProcess;
 use crate::slo::Objective;
 use crate::task::Task;
-use crate::trust::{Trust, believed};
-use crate::workload::Kind;
+use crate::trust::{TlsRoots, load_roots};
+use crate::workload::WorkloadType;
 use crate::workload::expected::TOLERANCE;
 use parts::{Problems, authorization, base};
 use tasks::tasks;
@@ -28,7 +28,7 @@ use tasks::tasks;
 pub const DURATION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Default duration of a run.
-pub const DURATION_UNLESS_SAID: Duration = Duration::from_secs(10);
+pub const DEFAULT_DURATION: Duration = Duration::from_secs(10);
 
 /// Longest timeout of a request.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(60 * 60);
@@ -89,7 +89,7 @@ impl Default for RawOptions {
             cacert: None,
             key: None,
             model: "minilm".to_owned(),
-            workload: Kind::Lookups.to_string(),
+            workload: WorkloadType::Queries.to_string(),
             tasks: Vec::new(),
             rate: "10".to_owned(),
             arrival: ArrivalProcess::Constant.to_string(),
@@ -115,7 +115,7 @@ pub struct Options {
     /// Base URL of the API, without `/v1`.
     pub base: Uri,
     /// TLS configuration, for https.
-    pub trust: Option<Trust>,
+    pub trust: Option<TlsRoots>,
     /// Value of `authorization`, marked sensitive so that it is never printed.
     pub authorization: Option<HeaderValue>,
     /// Name of the deployment.
@@ -141,13 +141,13 @@ impl Options {
         let base = problems.note(base(&raw.url));
         let secure = base.as_ref().is_some_and(|base| base.scheme_str() == Some("https"));
         if raw.cacert.is_some() && base.is_some() && !secure {
-            problems.0.push(format!("--cacert: {:?} is not https; leave one of the two out", raw.url));
+            problems.0.push(format!("--cacert: {:?} is not https; remove --cacert or use https", raw.url));
         }
-        let trust = problems.note(secure.then(|| believed(raw.cacert.as_deref())).transpose());
+        let trust = problems.note(secure.then(|| load_roots(raw.cacert.as_deref())).transpose());
         let authorization = problems.note(raw.key.clone().map(authorization).transpose());
         let model = &raw.model;
         if model.trim().is_empty() {
-            problems.0.push(format!("--model {model:?}: names no deployment; GET /v1/models lists them"));
+            problems.0.push(format!("--model {model:?}: is empty; GET /v1/models lists the deployments"));
         }
         let tasks = problems.all(tasks(&raw));
         let timeout = problems.note(span_at_most("--timeout", &raw.timeout, TIMEOUT_MAX));
@@ -187,8 +187,8 @@ impl Options {
     }
 
     /// Returns the time during which requests are started: that of the longest task.
-    pub fn lasts(&self) -> Duration {
-        self.tasks.iter().map(|task| task.pacing.lasts()).max().unwrap_or_default()
+    pub fn duration(&self) -> Duration {
+        self.tasks.iter().map(|task| task.pacing.duration()).max().unwrap_or_default()
     }
 }
 
@@ -217,12 +217,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn good_options_hold_what_was_asked() {
+    fn valid_options_are_accepted() {
         let options = Options::check(good()).unwrap();
         assert_eq!(options.tasks[0].pacing.to_string(), "requests per second 100 for 30s (constant)");
         assert_eq!(
             (options.tasks.len(), &*options.tasks[0].name, options.tasks[0].workload.inputs),
-            (1, "lookups", 1)
+            (1, "queries", 1)
         );
         assert_eq!(options.timeout, Duration::from_secs(10));
         assert!(!format!("{options:?}").contains("local"), "the key is not printed");
@@ -271,23 +271,23 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn several_tasks_are_named_apart_and_all_their_problems_told() {
+    fn tasks_have_unique_names_and_all_problems_are_reported() {
         let with = |tasks: &[&str]| {
             let tasks = tasks.iter().map(|task| (*task).to_owned()).collect();
             Options::check(RawOptions { tasks, duration: Some("3s".to_owned()), ..good() })
         };
-        let options = with(&["lookups at 20", "bulk of 64 with 2 callers", "lookups at 5 for 4s"]).unwrap();
+        let options = with(&["queries at 20", "bulk of 64 with 2 callers", "queries at 5 for 4s"]).unwrap();
         let names: Vec<_> = options.tasks.iter().map(|task| (&*task.name, task.workload.inputs)).collect();
-        assert_eq!(names, [("lookups", 1), ("bulk", 64), ("lookups 2", 1)]);
-        assert_eq!(options.lasts(), Duration::from_secs(4));
-        let problems = with(&["typos at 20", "bulk of 2049 with 2 callers", "lookups at -5"]).unwrap_err();
+        assert_eq!(names, [("queries", 1), ("bulk", 64), ("queries 2", 1)]);
+        assert_eq!(options.duration(), Duration::from_secs(4));
+        let problems = with(&["typos at 20", "bulk of 2049 with 2 callers", "queries at -5"]).unwrap_err();
         assert_eq!(problems.len(), 3, "{problems:#?}");
-        assert!(with(&["lookups at 1"; TASKS_MAX]).is_ok());
-        assert!(with(&["lookups at 1"; TASKS_MAX + 1]).unwrap_err()[0].contains("at most 16"));
+        assert!(with(&["queries at 1"; TASKS_MAX]).is_ok());
+        assert!(with(&["queries at 1"; TASKS_MAX + 1]).unwrap_err()[0].contains("at most 16"));
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused() {
+    fn conflicting_options_are_rejected() {
         let check = |raw: RawOptions, expected: &str| {
             let problems = Options::check(raw).unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains(expected), "{expected} in {problems:?}");

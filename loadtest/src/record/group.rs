@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::latencies::Latencies;
-use crate::exchange::Failure;
+use crate::exchange::RequestFailure;
 
 /// Statistics of the requests with one outcome.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct OutcomeStats {
     /// Number of requests.
     pub count: u64,
     /// Latencies of the requests that were sent.
@@ -19,7 +19,7 @@ pub struct Tally {
 #[derive(Clone, Debug, Default)]
 pub struct Group {
     /// By outcome.
-    pub outcomes: BTreeMap<Result<(), Failure>, Tally>,
+    pub outcomes: BTreeMap<Result<(), RequestFailure>, OutcomeStats>,
     /// Number of requests with more than one attempt.
     pub retried: u64,
 }
@@ -46,11 +46,16 @@ impl Group {
     }
 
     /// Iterates over the failed requests, by cause.
-    pub fn failures(&self) -> impl Iterator<Item = (Failure, &Tally)> {
+    pub fn failures(&self) -> impl Iterator<Item = (RequestFailure, &OutcomeStats)> {
         self.outcomes.iter().filter_map(|(outcome, tally)| Some((outcome.err()?, tally)))
     }
 
-    pub(super) fn count(&mut self, outcome: Result<(), Failure>, latency: Option<Duration>, retried: bool) {
+    pub(super) fn count(
+        &mut self,
+        outcome: Result<(), RequestFailure>,
+        latency: Option<Duration>,
+        retried: bool,
+    ) {
         self.retried += u64::from(retried);
         let tally = self.outcomes.entry(outcome).or_default();
         tally.count += 1;

@@ -66,15 +66,15 @@ impl Latencies {
 
 /// Latencies of one second: microseconds of eight significant bits, rounded up, each with its count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Spans(BTreeMap<u32, u32>);
+pub struct CompactLatencies(BTreeMap<u32, u32>);
 
-impl Spans {
+impl CompactLatencies {
     pub(crate) fn record(&mut self, span: Duration) {
         let micros = u32::try_from(span.as_micros()).unwrap_or(u32::MAX);
         *self.0.entry(rounded_up(micros)).or_default() += 1;
     }
 
-    pub(crate) fn add(&mut self, other: &Spans) {
+    pub(crate) fn add(&mut self, other: &CompactLatencies) {
         for (value, count) in &other.0 {
             *self.0.entry(*value).or_default() += count;
         }
@@ -108,8 +108,8 @@ impl Spans {
     }
 
     /// Parses the output of `Display`: values with their counts, `812*3 820`.
-    pub(crate) fn parse(text: &str) -> Option<Spans> {
-        let mut spans = Spans::default();
+    pub(crate) fn parse(text: &str) -> Option<CompactLatencies> {
+        let mut spans = CompactLatencies::default();
         for word in text.split_whitespace() {
             let (value, count) = word.split_once('*').unwrap_or((word, "1"));
             *spans.0.entry(value.parse().ok()?).or_default() += count.parse::<u32>().ok()?;
@@ -118,10 +118,10 @@ impl Spans {
     }
 }
 
-impl fmt::Display for Spans {
+impl fmt::Display for CompactLatencies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, (value, count)) in self.counts().enumerate() {
-            let space = if place == 0 { "" } else { " " };
+        for (index, (value, count)) in self.counts().enumerate() {
+            let space = if index == 0 { "" } else { " " };
             match count {
                 1 => write!(f, "{space}{value}")?,
                 _ => write!(f, "{space}{value}*{count}")?,
@@ -142,8 +142,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn spans(micros: &[u64]) -> Spans {
-        let mut spans = Spans::default();
+    fn spans(micros: &[u64]) -> CompactLatencies {
+        let mut spans = CompactLatencies::default();
         micros.iter().for_each(|micros| spans.record(Duration::from_micros(*micros)));
         spans
     }
@@ -166,9 +166,9 @@ mod tests {
     fn spans_are_written_and_read_back() {
         let spans = spans(&[812, 812, 820, 5]);
         assert_eq!(spans.to_string(), "5 815*2 823");
-        assert_eq!(Spans::parse(&spans.to_string()), Some(spans));
-        assert_eq!(Spans::parse(""), Some(Spans::default()));
-        assert_eq!(Spans::parse("5 x"), None);
+        assert_eq!(CompactLatencies::parse(&spans.to_string()), Some(spans));
+        assert_eq!(CompactLatencies::parse(""), Some(CompactLatencies::default()));
+        assert_eq!(CompactLatencies::parse("5 x"), None);
     }
 
     proptest! {

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Record, Served};
-use crate::exchange::Failure;
+use super::{Record, ServingRegions};
+use crate::exchange::RequestFailure;
 
 /// State of a run in progress.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
+pub struct RunSnapshot {
     /// Time since the start of the run.
     pub elapsed: Duration,
     /// Time during which requests are started.
@@ -27,21 +27,21 @@ pub struct Snapshot {
     /// Largest lag of the generator.
     pub lag_max: Option<Duration>,
     /// Ok requests by region.
-    pub regions: Vec<(Served, u64)>,
+    pub regions: Vec<(ServingRegions, u64)>,
 }
 
-impl Snapshot {
+impl RunSnapshot {
     /// Creates a snapshot of `record` after `elapsed` of `duration`.
-    pub fn of(record: &Record, in_flight: u64, elapsed: Duration, duration: Duration) -> Snapshot {
+    pub fn of(record: &Record, in_flight: u64, elapsed: Duration, duration: Duration) -> RunSnapshot {
         let total = record.total();
         let latencies = total.latencies();
-        Snapshot {
+        RunSnapshot {
             elapsed,
             duration,
             in_flight,
             ok: total.ok(),
             failed: total.failed(),
-            not_sent: total.outcomes.get(&Err(Failure::NotSent)).map_or(0, |tally| tally.count),
+            not_sent: total.outcomes.get(&Err(RequestFailure::NotSent)).map_or(0, |tally| tally.count),
             p50: latencies.quantile(0.5),
             p99: latencies.quantile(0.99),
             lag_max: record.lag.max(),

@@ -3,22 +3,22 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::Served;
-use super::latencies::Spans;
+use super::ServingRegions;
+use super::latencies::CompactLatencies;
 
 /// Requests with an intended start within one second or several, of one region.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Second {
+pub struct SecondStats {
     /// Ok requests.
     pub ok: u64,
     /// Failed requests.
     pub failed: u64,
     /// Latencies of ok requests.
-    pub latencies: Spans,
+    pub latencies: CompactLatencies,
 }
 
-impl Second {
-    pub(crate) fn add(&mut self, other: &Second) {
+impl SecondStats {
+    pub(crate) fn add(&mut self, other: &SecondStats) {
         self.ok += other.ok;
         self.failed += other.failed;
         self.latencies.add(&other.latencies);
@@ -27,18 +27,18 @@ impl Second {
 
 /// Requests with an intended start within a part of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Window {
+pub struct TimeWindow {
     /// Ok requests.
     pub ok: u64,
     /// Failed requests.
     pub failed: u64,
     /// Statistics by region.
-    pub by_region: BTreeMap<Served, Second>,
-    latencies: Spans,
+    pub by_region: BTreeMap<ServingRegions, SecondStats>,
+    latencies: CompactLatencies,
 }
 
-impl Window {
-    pub(super) fn add(&mut self, served: &Served, second: &Second) {
+impl TimeWindow {
+    pub(super) fn add(&mut self, served: &ServingRegions, second: &SecondStats) {
         self.ok += second.ok;
         self.failed += second.failed;
         self.latencies.add(&second.latencies);

@@ -28,7 +28,7 @@ mod tests {
     use serde_json::Value;
 
     #[test]
-    fn the_page_holds_the_json_and_asks_nobody() {
+    fn the_page_contains_the_json_and_loads_no_external_resource() {
         let mut report = report();
         report.marks[0].label = "</script><b>".to_owned();
         let page = report.to_html();
@@ -37,8 +37,8 @@ mod tests {
         let json: Value = serde_json::from_str(json).unwrap();
         assert_eq!(json, serde_json::from_str::<Value>(&report.to_json()).unwrap());
         let outside = page.replace("http://www.w3.org/2000/svg", "").replace("http://127.0.0.1:8080", "");
-        for asks in ["http:", "https:", "src=", "@import", "url(", "fetch(", "<link"] {
-            assert!(!outside.contains(asks), "{asks}");
+        for reference in ["http:", "https:", "src=", "@import", "url(", "fetch(", "<link"] {
+            assert!(!outside.contains(reference), "{reference}");
         }
     }
 }

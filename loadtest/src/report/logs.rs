@@ -120,9 +120,9 @@ mod tests {
             }
         }
         let expected = [
-            (0, "lookups@gcp/europe-west4", 100, 8031),
-            (1, "lookups@aws/us-east-1", 100, 90_111),
-            (1, "lookups@(no-region)", 0, 0),
+            (0, "queries@gcp/europe-west4", 100, 8031),
+            (1, "queries@aws/us-east-1", 100, 90_111),
+            (1, "queries@(no-region)", 0, 0),
         ]
         .map(|(second, tag, count, max)| (second, tag.to_owned(), count, max));
         assert_eq!(read.len(), expected.len(), "{}", String::from_utf8_lossy(&log));

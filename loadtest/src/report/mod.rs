@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::priority::Priority;
 use crate::record::{Group, Latencies, Mark, Record};
 use crate::task::{Pacing, Task};
-use crate::workload::{Kind, Workload};
+use crate::workload::{TaskWorkload, WorkloadType};
 
 /// Share of the latencies' p99 from which the p99 of the generator's lag causes a warning. A smaller share is below the
 /// variation between two runs.
@@ -69,11 +69,11 @@ impl Report {
             lines.extend(rows.iter().map(|(name, group)| group_row(width, name, group)));
         }
         lines.push(
-            "Milliseconds, of ok requests, from the intended start. Retried: more than one attempt."
+            "Latencies in milliseconds, of ok requests, from the intended start. Retried: more than one attempt."
                 .to_owned(),
         );
         lines.extend(total.failures().map(|(cause, tally)| format!("failed: {} × {cause}", tally.count)));
-        lines.extend(self.promise());
+        lines.extend(self.slo_line());
         lines.extend(
             self.marks.iter().map(|Mark { at, label }| format!("at {:.1} s: {label}", at.as_secs_f64())),
         );
@@ -83,35 +83,35 @@ impl Report {
 
     /// Returns whether the objective was met; true without an objective.
     pub fn holds(&self) -> bool {
-        self.options.slo.is_none_or(|slo| slo.is_met(&self.promised()))
+        self.options.slo.is_none_or(|slo| slo.is_met(&self.slo_requests()))
     }
 
     /// Returns the requests that the objective applies to: the interactive ones, or all if there are none.
-    pub fn promised(&self) -> Group {
+    pub fn slo_requests(&self) -> Group {
         let priorities = self.record.priorities();
         let interactive = priorities.keys().any(|(_, priority)| *priority == Priority::Interactive);
-        let mut promised = Group::default();
+        let mut slo_requests = Group::default();
         let counted =
             priorities.iter().filter(|((_, priority), _)| !interactive || *priority == Priority::Interactive);
-        counted.for_each(|(_, group)| promised.add(group));
-        promised
+        counted.for_each(|(_, group)| slo_requests.add(group));
+        slo_requests
     }
 
     /// Returns the rate of requests within the objective's latency.
     pub fn goodput_per_s(&self) -> Option<f64> {
-        let good = self.options.slo?.good(&self.promised());
-        let over = if self.stopped_early { self.elapsed } else { self.options.lasts() };
+        let good = self.options.slo?.good(&self.slo_requests());
+        let over = if self.stopped_early { self.elapsed } else { self.options.duration() };
         Some(good as f64 / over.as_secs_f64().max(1e-9))
     }
 
-    fn promise(&self) -> Option<String> {
+    fn slo_line(&self) -> Option<String> {
         let (slo, goodput) = (self.options.slo?, self.goodput_per_s()?);
-        let promised = self.promised();
-        let share = slo.good(&promised) as f64 / (promised.requests() as f64).max(1.0) * 100.0;
+        let slo_requests = self.slo_requests();
+        let share = slo.good(&slo_requests) as f64 / (slo_requests.requests() as f64).max(1.0) * 100.0;
         let holds = if self.holds() { "holds" } else { "does not hold" };
         Some(format!(
-            "{slo} {holds}: {share:.2} % of {} requests within {:?}, goodput {goodput:.1} a second.",
-            promised.requests(),
+            "{slo} {holds}: {share:.2} % of {} requests within {:?}, goodput {goodput:.1}/s.",
+            slo_requests.requests(),
             slo.within
         ))
     }
@@ -155,11 +155,11 @@ impl Report {
         let early = if self.stopped_early { ", stopped early" } else { "" };
         let tasks = tasks.iter().map(|task| {
             let Task { name, workload, pacing } = task;
-            let Workload { inputs, texts, kind, trace, .. } = workload;
-            let unit = if *kind == Kind::Rerank { "documents" } else { "texts" };
+            let TaskWorkload { inputs, texts, kind, trace, .. } = workload;
+            let unit = if *kind == WorkloadType::Rerank { "documents" } else { "texts" };
             let carried = match trace {
                 None => format!("{inputs} of {} {unit} per request ({})", texts.count(), texts.source()),
-                Some(_) => "texts of the recorded lengths".to_owned(),
+                Some(_) => "texts of recorded lengths".to_owned(),
             };
             format!("{name}, {}: {pacing}; {carried}", kind.priority())
         });
@@ -171,11 +171,11 @@ impl Report {
         let lag = self.record.lag();
         let [p50, p99, max] = [0.5, 0.99, 1.0].map(|quantile| milliseconds(lag, quantile));
         let warning = if self.lag_is_notable() {
-            " It is a visible part of the latencies: lower the rate, or give the generator more of the machine."
+            " It is a significant part of the latencies: lower the rate, or give the generator more CPU."
         } else {
             ""
         };
-        format!("Lag of the generator itself: p50 {p50} ms, p99 {p99} ms, max {max} ms.{warning}")
+        format!("Generator lag: p50 {p50} ms, p99 {p99} ms, max {max} ms.{warning}")
     }
 }
 
@@ -201,7 +201,7 @@ fn milliseconds(latencies: &Latencies, quantile: f64) -> String {
 pub(crate) mod tests {
     use super::*;
     use crate::arrival::ArrivalProcess;
-    use crate::exchange::{Failure, Sample};
+    use crate::exchange::{RequestFailure, Sample};
     use crate::options::{RawOptions, tests::good};
     use crate::profile::tests::profile;
     use crate::record::tests::sample;
@@ -218,7 +218,7 @@ pub(crate) mod tests {
         }
         for number in 0..50 {
             let timeout =
-                Sample { outcome: Err(Failure::Timeout), ..sample(None, 1000 + 10 * number, 10_000) };
+                Sample { outcome: Err(RequestFailure::Timeout), ..sample(None, 1000 + 10 * number, 10_000) };
             record.add(timeout);
         }
         Report {
@@ -250,7 +250,7 @@ pub(crate) mod tests {
         assert_eq!(cells("0s: 100 for 1s")[..5], ["100", "100", "0", "0", "8.00"]);
         assert_eq!(cells("1s: 150 for 1s")[..5], ["150", "100", "50", "100", "90.05"]);
         assert!(table.contains("requests per second 100 for 1s, 150 for 1s (constant)"), "{table}");
-        assert!(table.contains("failed: 50 × no answer in time"), "{table}");
+        assert!(table.contains("failed: 50 × timeout"), "{table}");
         assert!(table.contains("p99 0.08 ms") && !table.contains("lower the rate"), "{table}");
         assert_eq!(report().failed(), 50);
     }
@@ -266,7 +266,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_generator_that_is_late_says_so() {
+    fn the_report_warns_of_a_lagging_generator() {
         let mut late = report();
         for _ in 0..10 {
             late.record.add(Sample { lag: Duration::from_millis(20), ..sample(None, 0, 8) });

@@ -12,7 +12,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde::Deserialize;
 
-use super::words::{Lengths, Words};
+use super::words::{TextLengths, WordList};
 
 /// Maximum size of a file of texts. It is held in memory twice: as read, and encoded.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -25,7 +25,7 @@ const GENERATED: usize = 10_000;
 
 /// Texts of a run; at least one.
 #[derive(Clone, Debug)]
-pub struct Texts {
+pub struct TextSet {
     encoded: Vec<Box<str>>,
     source: String,
 }
@@ -35,15 +35,17 @@ struct Line {
     text: String,
 }
 
-impl Texts {
+impl TextSet {
     /// Reads a file, or returns all problems.
-    pub fn read(path: &Path) -> Result<Texts, Vec<String>> {
+    pub fn read(path: &Path) -> Result<TextSet, Vec<String>> {
         let shown = path.display();
         let fail = |what: fmt::Arguments<'_>| vec![format!("--texts {shown}: {what}")];
         let bytes =
             std::fs::metadata(path).map_err(|error| fail(format_args!("cannot be read: {error}")))?.len();
         if bytes > FILE_BYTES_MAX {
-            return Err(fail(format_args!("has {bytes} bytes; split it, at most {FILE_BYTES_MAX} are read")));
+            return Err(fail(format_args!(
+                "has {bytes} bytes; the limit is {FILE_BYTES_MAX}, split the file"
+            )));
         }
         let content = std::fs::read(path).map_err(|error| fail(format_args!("cannot be read: {error}")))?;
         let content = String::from_utf8(content).map_err(|error| {
@@ -61,30 +63,30 @@ impl Texts {
             problems.iter().flat_map(|problem| fail(format_args!("{problem}"))).collect::<Vec<_>>()
         })?;
         if encoded.is_empty() {
-            return Err(fail(format_args!("holds no text; write one per line")));
+            return Err(fail(format_args!("contains no text; write one per line")));
         }
-        Ok(Texts { encoded, source: shown.to_string() })
+        Ok(TextSet { encoded, source: shown.to_string() })
     }
 
     /// Generates texts of common words. Equal seeds give equal texts.
-    pub fn generated(seed: u64, lengths: Lengths) -> Texts {
-        Texts::some(GENERATED, seed, lengths)
+    pub fn generated(seed: u64, lengths: TextLengths) -> TextSet {
+        TextSet::some(GENERATED, seed, lengths)
     }
 
     /// Generates `count` texts.
-    pub(super) fn some(count: usize, seed: u64, lengths: Lengths) -> Texts {
-        let (words, mut rng) = (Words::new(), SmallRng::seed_from_u64(seed));
+    pub(super) fn some(count: usize, seed: u64, lengths: TextLengths) -> TextSet {
+        let (words, mut rng) = (WordList::new(), SmallRng::seed_from_u64(seed));
         let text = |_| {
             let tokens = lengths.draw(&mut rng);
             encode(&words.text(tokens, &mut rng))
         };
         let encoded = (0..count).map(text).collect();
-        Texts { encoded, source: format!("generated from seed {seed}") }
+        TextSet { encoded, source: format!("generated from seed {seed}") }
     }
 
     /// Creates a set of given texts.
-    pub(crate) fn of<'a>(texts: impl Iterator<Item = &'a str>, source: String) -> Texts {
-        Texts { encoded: texts.map(encode).collect(), source }
+    pub(crate) fn of<'a>(texts: impl Iterator<Item = &'a str>, source: String) -> TextSet {
+        TextSet { encoded: texts.map(encode).collect(), source }
     }
 
     /// Returns the source of the texts, for the report.
@@ -143,7 +145,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, content).unwrap();
-        match (Texts::read(&path), expected) {
+        match (TextSet::read(&path), expected) {
             (Ok(texts), Ok(expected)) => {
                 assert_eq!(texts.of_request(0, expected.len()).collect::<Vec<_>>(), expected);
                 assert_eq!(texts.count(), expected.len());
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_text_also_when_it_looks_like_json() {
+    fn a_line_of_a_text_file_is_a_text_even_if_it_looks_like_json() {
         check("a.txt", b"one \"quoted\"\r\n\n{two}\n", Ok(&[r#""one \"quoted\"""#, r#""{two}""#]));
     }
 
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wrong_line_is_counted_and_the_first_are_named() {
+    fn invalid_lines_are_counted_and_the_first_are_reported() {
         check("a.jsonl", b"{\"text\": \"one\"}\nplain\n{\"text\": 3}\n", Err(&["line 2", "line 3"]));
         let eight = b"plain\n".repeat(8);
         check("a.jsonl", &eight, Err(&["line 1", "line 2", "line 3", "line 4", "line 5", "and 3 more"]));
@@ -181,25 +183,25 @@ mod tests {
 
     #[test]
     fn a_file_without_texts_is_refused() {
-        check("a.txt", b"\n  \n", Err(&["holds no text"]));
+        check("a.txt", b"\n  \n", Err(&["contains no text"]));
         check("a.txt", b"one\n\xff\n", Err(&["line 2 is not UTF-8"]));
-        let problems = Texts::read(Path::new("/no/such/file")).unwrap_err();
+        let problems = TextSet::read(Path::new("/no/such/file")).unwrap_err();
         assert!(problems.len() == 1 && problems[0].contains("cannot be read"), "{problems:?}");
     }
 
     #[test]
-    fn requests_walk_through_the_texts_and_start_over() {
-        let texts = Texts { encoded: ["a", "b", "c"].map(Box::from).into(), source: String::new() };
+    fn requests_cycle_through_the_texts() {
+        let texts = TextSet { encoded: ["a", "b", "c"].map(Box::from).into(), source: String::new() };
         let of = |number, inputs| texts.of_request(number, inputs).collect::<String>();
         assert_eq!([of(0, 2), of(1, 2), of(2, 2), of(3, 1), of(0, 7)], ["ab", "ca", "bc", "a", "abcabca"]);
     }
 
     #[test]
-    fn generated_texts_come_from_their_seed_and_say_so() {
-        let texts = Texts::generated(5, Lengths::Lookup);
+    fn generated_texts_depend_on_the_seed() {
+        let texts = TextSet::generated(5, TextLengths::Query);
         assert_eq!(texts.source(), "generated from seed 5");
-        let all = |texts: &Texts| texts.of_request(0, texts.count()).map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(all(&texts), all(&Texts::generated(5, Lengths::Lookup)));
-        assert_ne!(all(&texts), all(&Texts::generated(6, Lengths::Lookup)));
+        let all = |texts: &TextSet| texts.of_request(0, texts.count()).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(all(&texts), all(&TextSet::generated(5, TextLengths::Query)));
+        assert_ne!(all(&texts), all(&TextSet::generated(6, TextLengths::Query)));
     }
 }

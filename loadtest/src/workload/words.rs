@@ -28,9 +28,9 @@ const WORDS: &str = "account address agreement answer article balance battery bo
 
 /// Distribution of text lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Lengths {
+pub enum TextLengths {
     /// A search query: 8 to 16 tokens.
-    Lookup,
+    Query,
     /// A paragraph: 128 tokens.
     Passage,
     /// Mixed texts: log-normal, median 40, 8 to 256 tokens.
@@ -39,27 +39,27 @@ pub enum Lengths {
     Exactly(usize),
 }
 
-impl Lengths {
+impl TextLengths {
     /// Draws the token count of the next text.
     pub fn draw(self, rng: &mut SmallRng) -> usize {
         match self {
-            Lengths::Lookup => rng.random_range(8..=16),
-            Lengths::Passage => 128,
-            Lengths::Mixed => {
+            TextLengths::Query => rng.random_range(8..=16),
+            TextLengths::Passage => 128,
+            TextLengths::Mixed => {
                 let tokens = MIXED_MEDIAN * (MIXED_SIGMA * normal(rng)).exp();
                 (tokens as usize).clamp(*MIXED_TOKENS.start(), *MIXED_TOKENS.end())
             }
-            Lengths::Exactly(tokens) => tokens,
+            TextLengths::Exactly(tokens) => tokens,
         }
     }
 }
 
 /// Vocabulary of generated texts.
-pub(crate) struct Words(Vec<&'static str>);
+pub(crate) struct WordList(Vec<&'static str>);
 
-impl Words {
-    pub(crate) fn new() -> Words {
-        Words(WORDS.split_whitespace().collect())
+impl WordList {
+    pub(crate) fn new() -> WordList {
+        WordList(WORDS.split_whitespace().collect())
     }
 
     /// Generates a text of this many tokens.
@@ -83,19 +83,19 @@ mod tests {
     use rand::SeedableRng;
 
     #[test]
-    fn texts_have_the_lengths_of_what_they_stand_for() {
+    fn text_lengths_follow_their_distribution() {
         let mut rng = SmallRng::seed_from_u64(3);
-        let mut draw = |lengths: Lengths| {
+        let mut draw = |lengths: TextLengths| {
             let mut drawn: Vec<usize> = (0..4000).map(|_| lengths.draw(&mut rng)).collect();
             drawn.sort_unstable();
             (drawn[0], drawn[2000], drawn[3999])
         };
-        assert_eq!(draw(Lengths::Lookup), (8, 12, 16));
-        assert_eq!(draw(Lengths::Passage), (128, 128, 128));
-        let (least, median, most) = draw(Lengths::Mixed);
+        assert_eq!(draw(TextLengths::Query), (8, 12, 16));
+        assert_eq!(draw(TextLengths::Passage), (128, 128, 128));
+        let (least, median, most) = draw(TextLengths::Mixed);
         // The median of 4000 draws has a standard error of 2 %; four standard errors are allowed.
         assert!(least == 8 && (37..=43).contains(&median) && most == 256, "{least} {median} {most}");
-        let text = Words::new().text(10, &mut rng);
+        let text = WordList::new().text(10, &mut rng);
         assert_eq!(text.split(' ').count(), 8, "{text}");
     }
 }

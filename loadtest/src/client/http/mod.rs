@@ -5,27 +5,27 @@
 //! connection belongs to the request that uses it and reads directly into the buffer that is decoded. HTTP/2 is hyper's
 //! ([`http2`]). [`pool`] keeps connections, [`tls`] secures them.
 
-mod one;
+mod http1;
+mod http2;
 mod pool;
 mod tls;
-mod two;
 
-pub(super) use pool::{Outgoing, Wire, may_be_set};
-pub(super) use tls::Trust;
+pub(super) use pool::{EndpointClient, RequestTemplate, may_be_set};
+pub(super) use tls::TlsClient;
 
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
 /// Maximum size of a response: 2048 rows of 4096 numbers with 12 digits each, with some margin.
-pub const ANSWER_BYTES_MAX: usize = 128 << 20;
+pub const RESPONSE_BYTES_MAX: usize = 128 << 20;
 
 /// Maximum size of a response head.
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// HTTP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Protocol {
+pub enum HttpProtocol {
     /// HTTP/1.1, one connection per request in flight. The faster option (docs/benchmarks.md).
     #[default]
     Http1,
@@ -36,15 +36,15 @@ pub enum Protocol {
 
 /// Error of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum AttemptError {
     /// The connection could not be established.
     Unreachable(String),
     /// The connection was closed before the response was complete.
-    BrokenOff(String),
+    ConnectionClosed(String),
     /// The response was not complete before the timeout.
-    TimedOut,
+    Timeout,
     /// The server responded with an error status.
-    Refused {
+    ErrorStatus {
         /// Status code.
         status: u16,
         /// Start of the response body.
@@ -56,23 +56,25 @@ pub enum Failure {
     Malformed(String),
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for AttemptError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Unreachable(why) => write!(f, "no connection: {why}"),
-            Failure::BrokenOff(why) => write!(f, "the connection broke off: {why}"),
-            Failure::TimedOut => f.write_str("no whole answer in time"),
-            Failure::Refused { status, message, retry_after: _ } => write!(f, "status {status}: {message}"),
-            Failure::Malformed(why) => write!(f, "not an HTTP answer: {why}"),
+            AttemptError::Unreachable(cause) => write!(f, "connection failed: {cause}"),
+            AttemptError::ConnectionClosed(cause) => write!(f, "connection closed: {cause}"),
+            AttemptError::Timeout => f.write_str("timeout"),
+            AttemptError::ErrorStatus { status, message, retry_after: _ } => {
+                write!(f, "status {status}: {message}")
+            }
+            AttemptError::Malformed(cause) => write!(f, "invalid HTTP response: {cause}"),
         }
     }
 }
 
 /// Headers of a response, one `name:value` per line, names in lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Headers(String);
+pub struct ResponseHeaders(String);
 
-impl Headers {
+impl ResponseHeaders {
     pub(super) fn push(&mut self, name: &str, value: &[u8]) {
         self.0.extend(name.chars().map(|c| c.to_ascii_lowercase()));
         self.0.push(':');
@@ -87,21 +89,21 @@ impl Headers {
 
     /// Returns the first value of a header; `name` in lower case.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.iter().find(|(there, _)| *there == name).map(|(_, value)| value)
+        self.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 }
 
 /// Response with a success status.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) headers: Headers,
+pub(super) struct HttpResponse {
+    pub(super) headers: ResponseHeaders,
     /// Buffer that holds the response; reused for the next one.
     pub(super) buffer: Vec<u8>,
     /// Range of the body in the buffer.
     pub(super) body: Range<usize>,
 }
 
-impl Answer {
+impl HttpResponse {
     pub(super) fn body(&self) -> &[u8] {
         &self.buffer[self.body.clone()]
     }
@@ -111,7 +113,7 @@ impl Answer {
 const MESSAGE_BYTES_MAX: usize = 512;
 
 /// Returns the response if its status is 2xx, otherwise an error.
-fn judged(status: u16, answer: Answer) -> Result<Answer, Failure> {
+fn check_status(status: u16, answer: HttpResponse) -> Result<HttpResponse, AttemptError> {
     if (200..300).contains(&status) {
         return Ok(answer);
     }
@@ -119,5 +121,5 @@ fn judged(status: u16, answer: Answer) -> Result<Answer, Failure> {
     let message = String::from_utf8_lossy(&body[..body.len().min(MESSAGE_BYTES_MAX)]).trim().to_owned();
     // Only delta-seconds are supported; an HTTP date is ignored.
     let retry_after = answer.headers.get("retry-after").and_then(|wait| wait.trim().parse().ok());
-    Err(Failure::Refused { status, message, retry_after: retry_after.map(Duration::from_secs) })
+    Err(AttemptError::ErrorStatus { status, message, retry_after: retry_after.map(Duration::from_secs) })
 }

@@ -8,7 +8,7 @@
 
 mod bootstrap;
 
-pub use bootstrap::{CONFIDENCE, Change, DRAWS};
+pub use bootstrap::{CONFIDENCE, DRAWS, QuantileChange};
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,47 +17,47 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde::{Deserialize, Serialize};
 
-use crate::record::Spans;
+use crate::record::CompactLatencies;
 use bootstrap::{blocks, changes};
 
 /// With fewer seconds the comparison warns that its intervals are too narrow.
-const BLOCKS_ENOUGH: usize = 10;
+const BLOCKS_RECOMMENDED_MIN: usize = 10;
 
 #[derive(Deserialize)]
-struct RunV2 {
+struct ReportInputV2 {
     version: u32,
-    tasks: Vec<TaskV2>,
+    tasks: Vec<TaskInputV2>,
 }
 
 #[derive(Deserialize)]
-struct TaskV2 {
+struct TaskInputV2 {
     name: String,
     duration_ms: f64,
     requests: u64,
     ok: u64,
     failed: u64,
-    seconds: Vec<SecondV2>,
+    seconds: Vec<SecondInputV2>,
 }
 
 #[derive(Deserialize)]
-struct SecondV2 {
+struct SecondInputV2 {
     second: u64,
-    regions: BTreeMap<String, RegionV2>,
+    regions: BTreeMap<String, RegionInputV2>,
 }
 
 #[derive(Deserialize)]
-struct RegionV2 {
+struct RegionInputV2 {
     latencies_us: String,
 }
 
 /// Statistics of one task in one run.
 #[derive(Clone, Debug, PartialEq)]
-struct Measured {
+struct TaskMeasurement {
     requests: u64,
     failed: u64,
     ok_per_s: f64,
     /// Distributions of its blocks of seconds.
-    blocks: Vec<Spans>,
+    blocks: Vec<CompactLatencies>,
 }
 
 /// Comparison of one task.
@@ -74,7 +74,7 @@ pub struct TaskComparison {
     /// Number of blocks in A and in B.
     pub blocks: [usize; 2],
     /// Comparisons by quantile.
-    pub quantiles: BTreeMap<&'static str, Change>,
+    pub quantiles: BTreeMap<&'static str, QuantileChange>,
 }
 
 /// Comparison of two runs.
@@ -109,9 +109,10 @@ impl Comparison {
             });
         }
         if tasks.is_empty() {
-            let names = |run: &BTreeMap<String, Measured>| run.keys().cloned().collect::<Vec<_>>().join(", ");
+            let names =
+                |run: &BTreeMap<String, TaskMeasurement>| run.keys().cloned().collect::<Vec<_>>().join(", ");
             return Err(vec![format!(
-                "{} has the tasks {} and {} has {}: none to compare",
+                "no common task: {} has {}, {} has {}",
                 a.0,
                 names(&first),
                 b.0,
@@ -135,9 +136,9 @@ impl Comparison {
             let _ = writeln!(text, "{:<10} {:>12} {:>12}", "failed", failed[0], failed[1]);
             let _ = writeln!(text, "{:<10} {:>12.1} {:>12.1}", "ok/s", ok_per_s[0], ok_per_s[1]);
             for (name, change) in quantiles {
-                let Change { a_ms, b_ms, change_percent, interval_percent: [least, most] } = change;
-                let verdict = match (change.is_seen(), *change_percent > 0.0) {
-                    (false, _) => "no difference seen",
+                let QuantileChange { a_ms, b_ms, change_percent, interval_percent: [least, most] } = change;
+                let verdict = match (change.is_significant(), *change_percent > 0.0) {
+                    (false, _) => "no significant difference",
                     (true, true) => "B is slower",
                     (true, false) => "B is faster",
                 };
@@ -146,37 +147,40 @@ impl Comparison {
                     "{name:<10} {a_ms:>9.2} ms {b_ms:>9.2} ms {change_percent:>+8.1}%   {least:+.1}% to {most:+.1}%: {verdict}"
                 );
             }
-            if blocks.iter().any(|blocks| *blocks < BLOCKS_ENOUGH) {
+            if blocks.iter().any(|blocks| *blocks < BLOCKS_RECOMMENDED_MIN) {
                 let _ = writeln!(
                     text,
-                    "Of {} and {} seconds: with fewer than {BLOCKS_ENOUGH} the intervals are too narrow.",
+                    "{} and {} seconds: with fewer than {BLOCKS_RECOMMENDED_MIN} the intervals are too narrow.",
                     blocks[0], blocks[1]
                 );
             }
         }
-        let _ = write!(text, "Intervals by a bootstrap over seconds, {DRAWS} draws, seed {}.", self.seed);
+        let _ = write!(text, "Intervals: bootstrap over seconds, {DRAWS} resamples, seed {}.", self.seed);
         text
     }
 }
 
-fn read(name: &str, json: &str) -> Result<BTreeMap<String, Measured>, String> {
-    let run: RunV2 = serde_json::from_str(json)
-        .map_err(|error| format!("{name}: is no report of `meridian load --json`: {error}"))?;
+fn read(name: &str, json: &str) -> Result<BTreeMap<String, TaskMeasurement>, String> {
+    let run: ReportInputV2 = serde_json::from_str(json)
+        .map_err(|error| format!("{name}: not a report of `meridian load --json`: {error}"))?;
     if run.version != 2 {
-        return Err(format!("{name}: is of version {}, and version 2 is read", run.version));
+        return Err(format!("{name}: version {} is not supported, only version 2", run.version));
     }
     let tasks = run.tasks.into_iter().map(|task| {
-        let TaskV2 { name: task_name, duration_ms, requests, ok, failed, seconds } = task;
+        let TaskInputV2 { name: task_name, duration_ms, requests, ok, failed, seconds } = task;
         let spans = seconds.iter().map(|row| {
-            let mut sum = Spans::default();
+            let mut sum = CompactLatencies::default();
             for region in row.regions.values() {
-                let spans = Spans::parse(&region.latencies_us);
-                sum.add(&spans.ok_or_else(|| format!("{name}: second {} has no spans", row.second))?);
+                let spans = CompactLatencies::parse(&region.latencies_us);
+                sum.add(
+                    &spans
+                        .ok_or_else(|| format!("{name}: second {} has invalid latencies_us", row.second))?,
+                );
             }
             Ok(sum)
         });
-        let spans = spans.collect::<Result<Vec<Spans>, String>>()?;
-        let measured = Measured {
+        let spans = spans.collect::<Result<Vec<CompactLatencies>, String>>()?;
+        let measured = TaskMeasurement {
             requests,
             failed,
             ok_per_s: ok as f64 / (duration_ms / 1000.0).max(1e-9),
@@ -199,10 +203,10 @@ mod tests {
         let rows: Vec<_> = (0..seconds)
             .map(|second| {
                 // The common factor of a second varies by 10 %.
-                let mood = 0.9 + 0.2 * rng.random::<f64>();
-                let mut spans = Spans::default();
+                let factor = 0.9 + 0.2 * rng.random::<f64>();
+                let mut spans = CompactLatencies::default();
                 for _ in 0..100 {
-                    let micros = mean_us * mood * (0.5 + rng.random::<f64>());
+                    let micros = mean_us * factor * (0.5 + rng.random::<f64>());
                     spans.record(std::time::Duration::from_micros(micros as u64));
                 }
                 let here = serde_json::json!({"ok": 100, "failed": 0, "latencies_us": spans.to_string()});
@@ -211,26 +215,26 @@ mod tests {
             .collect();
         let count = seconds * 100;
         let task = serde_json::json!({
-            "name": "lookups", "duration_ms": seconds * 1000, "requests": count, "ok": count, "failed": 0, "seconds": rows
+            "name": "queries", "duration_ms": seconds * 1000, "requests": count, "ok": count, "failed": 0, "seconds": rows
         });
         serde_json::json!({"version": 2, "tasks": [task]}).to_string()
     }
 
-    fn p50(a: &str, b: &str) -> Change {
+    fn p50(a: &str, b: &str) -> QuantileChange {
         Comparison::of(("a", a), ("b", b), 7).unwrap().tasks[0].quantiles["p50"]
     }
 
     #[test]
-    fn a_difference_is_told_from_chance() {
+    fn a_difference_is_distinguished_from_random_variation() {
         let change = p50(&run(1, 30, 10_000.0), &run(2, 30, 12_000.0));
-        assert!(change.is_seen() && change.change_percent > 0.0, "{change:?}");
+        assert!(change.is_significant() && change.change_percent > 0.0, "{change:?}");
         let [least, most] = change.interval_percent;
         assert!(least < 20.0 && 20.0 < most && most - least < 20.0, "{change:?}");
         // About 5 of 100 pairs of equal servers are reported as different, as expected at a confidence of 95 %.
-        let told =
-            (0..100).filter(|seed| p50(&run(2 * seed, 20, 5000.0), &run(2 * seed + 1, 20, 5000.0)).is_seen());
-        let told = told.count();
-        assert!(told <= 12, "{told} of 100");
+        let significant = (0..100)
+            .filter(|seed| p50(&run(2 * seed, 20, 5000.0), &run(2 * seed + 1, 20, 5000.0)).is_significant());
+        let significant = significant.count();
+        assert!(significant <= 12, "{significant} of 100");
     }
 
     #[test]
@@ -242,16 +246,16 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_this_version_are_read_and_nothing_else() {
+    fn only_reports_of_this_version_are_accepted() {
         let json = report().to_json();
         let comparison = Comparison::of(("a", &json), ("b", &json), 1).unwrap();
         assert_eq!(comparison.tasks[0].requests, [250, 250]);
         let table = comparison.table();
-        assert!(table.contains("no difference seen") && table.contains("too narrow"), "{table}");
+        assert!(table.contains("no significant difference") && table.contains("too narrow"), "{table}");
         let problems = Comparison::of(("a", "{}"), ("b", "{\"version\":1,\"tasks\":[]}"), 1).unwrap_err();
         assert_eq!(problems.len(), 2, "{problems:?}");
-        assert!(problems[0].starts_with("a: is no report") && problems[1].starts_with("b: is of version 1"));
-        let other = json.replace("\"name\": \"lookups\"", "\"name\": \"bulk\"");
-        assert!(Comparison::of(("a", &json), ("b", &other), 1).unwrap_err()[0].contains("none to compare"));
+        assert!(problems[0].starts_with("a: not a report") && problems[1].starts_with("b: version 1"));
+        let other = json.replace("\"name\": \"queries\"", "\"name\": \"bulk\"");
+        assert!(Comparison::of(("a", &json), ("b", &other), 1).unwrap_err()[0].contains("no common task"));
     }
 }

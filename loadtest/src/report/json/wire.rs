@@ -15,7 +15,7 @@ pub(super) struct ReportV2 {
     pub(super) geo: Option<[f64; 2]>,
     pub(super) elapsed_ms: f64,
     pub(super) stopped_early: bool,
-    pub(super) lag_ms: SpansV1,
+    pub(super) lag_ms: LatencySummaryV1,
     pub(super) lag_notable: bool,
     pub(super) slo: Option<SloV2>,
     pub(super) marks: Vec<MarkV2>,
@@ -74,7 +74,7 @@ pub(super) struct GroupV2 {
     pub(super) ok: u64,
     pub(super) failed: u64,
     pub(super) retried: u64,
-    pub(super) latency_ms: SpansV1,
+    pub(super) latency_ms: LatencySummaryV1,
     /// Share of the ok requests, 0 to 1, with the latency at this quantile.
     pub(super) percentiles: Vec<[f64; 2]>,
     pub(super) failures: Vec<FailureV1>,
@@ -94,12 +94,12 @@ pub(super) struct StageV2 {
 pub(super) struct FailureV1 {
     pub(super) cause: String,
     pub(super) count: u64,
-    pub(super) latency_ms: SpansV1,
+    pub(super) latency_ms: LatencySummaryV1,
 }
 
 /// `null` where there are no values.
 #[derive(Serialize)]
-pub(super) struct SpansV1 {
+pub(super) struct LatencySummaryV1 {
     pub(super) p50: Option<f64>,
     pub(super) p90: Option<f64>,
     pub(super) p99: Option<f64>,

@@ -14,7 +14,7 @@ use super::masks::{BLOCK, Masks};
 
 /// Plain row. `bytes` counts from the byte after the opening bracket to the closing bracket, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Plain {
+pub(super) struct PlainRow {
     pub(super) numbers: usize,
     pub(super) bytes: usize,
 }
@@ -34,22 +34,22 @@ struct Carry {
 }
 
 /// Processes the row at the front of `text`, after its opening bracket.
-pub(super) fn plain(text: &[u8]) -> Option<Plain> {
+pub(super) fn plain(text: &[u8]) -> Option<PlainRow> {
     let mut carry = Carry { begins: 1, minus: 0, point: 0, digit: 0, lone_zero: 0, fraction: 0 };
     let (blocks, rest) = text.as_chunks::<BLOCK>();
     let mut numbers = 0;
-    for (place, block) in blocks.iter().enumerate() {
+    for (index, block) in blocks.iter().enumerate() {
         let (commas, ends) = step(Masks::of(block), &mut carry)?;
         numbers += commas;
         if let Some(ends) = ends {
-            return Some(Plain { numbers: numbers + 1, bytes: place * BLOCK + ends });
+            return Some(PlainRow { numbers: numbers + 1, bytes: index * BLOCK + ends });
         }
     }
     let mut last = [0; BLOCK];
     last[..rest.len()].copy_from_slice(rest);
     // The zero padding is not part of any number: a plain row ends before it.
     let (commas, ends) = step(Masks::of(&last), &mut carry)?;
-    Some(Plain { numbers: numbers + commas + 1, bytes: blocks.len() * BLOCK + ends? })
+    Some(PlainRow { numbers: numbers + commas + 1, bytes: blocks.len() * BLOCK + ends? })
 }
 
 /// Processes a block; returns the number of commas, and the end of the row if it is in this block. `None` if not plain.
@@ -120,7 +120,7 @@ mod tests {
             let row = format!("[0.{}1,{numbers}]", "0".repeat(before));
             for behind in ["", "}", "],[1,2,3]..--,,"] {
                 let got = plain(format!("{row}{behind}").as_bytes().strip_prefix(b"[").unwrap());
-                let expected = parsed(&row).map(|numbers| Plain { numbers, bytes: row.len() - 1 });
+                let expected = parsed(&row).map(|numbers| PlainRow { numbers, bytes: row.len() - 1 });
                 assert_eq!(got.is_some(), good, "{row}{behind}");
                 assert_eq!(got, expected.filter(|_| good), "{row}{behind}");
             }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_numbers_are_what_json_says_they_are() {
+    fn plain_numbers_follow_the_json_grammar() {
         for good in ["0", "1,2,3", "-0.5", "10.25,-3", "0.0", "-0,0.00,100", "1234567890123456789.5"] {
             check(good, true);
         }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_digits_as_a_row_can_have_and_stay_plain_say_nothing_of_its_fraction() {
+    fn only_long_digit_runs_before_the_point_are_not_plain() {
         let with = |digits: usize| format!("[{}]", "9".repeat(digits));
         let plainly = |row: &str| plain(row.as_bytes().strip_prefix(b"[").unwrap()).is_some();
         assert!(plainly(&with(19)));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_is_cut_off_is_not_plain() {
+    fn a_truncated_row_is_not_plain() {
         let row = (0..50).map(|number| format!("-0.{number}")).collect::<Vec<_>>().join(",") + "]";
         assert!(plain(row.as_bytes()).is_some());
         for length in 0..row.len() {
@@ -167,14 +167,14 @@ mod tests {
 
         /// Most rows of these characters are invalid, in all possible ways.
         #[test]
-        fn whatever_is_taken_for_plain_is_json_of_so_many_finite_numbers(
+        fn plain_rows_are_valid_json_with_that_many_finite_numbers(
             good in prop::collection::vec(-1.0_f64..1.0, 0..20),
             wild in "[0-9]{0,3}[-0-9.,]{0,8}(,-?[0-9]{1,3}\\.[0-9]{1,3}){0,4}",
         ) {
             let good: Vec<String> = good.iter().map(|number| format!("{number:.9}")).collect();
             let row = format!("[{}]", good.into_iter().chain([wild]).collect::<Vec<_>>().join(","));
             let got = plain(row.as_bytes().strip_prefix(b"[").unwrap());
-            prop_assert_eq!(got, parsed(&row).map(|numbers| Plain { numbers, bytes: row.len() - 1 }), "{}", row);
+            prop_assert_eq!(got, parsed(&row).map(|numbers| PlainRow { numbers, bytes: row.len() - 1 }), "{}", row);
         }
     }
 }

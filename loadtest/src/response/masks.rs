@@ -56,13 +56,16 @@ fn bits(block: &[u8; BLOCK], is: impl Fn(u8) -> bool) -> u64 {
     let flags = block.map(|byte| u8::from(is(byte)));
     let (words, _) = flags.as_chunks::<8>();
     // Bit 3 of byte 5 is then the flag of byte 5 in word 3.
-    let laid = words.iter().zip(0..).fold(0, |laid, (word, place)| laid | u64::from_le_bytes(*word) << place);
-    turned(laid)
+    let combined = words
+        .iter()
+        .zip(0..)
+        .fold(0, |combined, (word, index)| combined | u64::from_le_bytes(*word) << index);
+    transposed(combined)
 }
 
 /// Transposes an 8×8 bit matrix (Hacker's Delight, 7-3) by swapping blocks of one, two and four.
 #[inline(always)]
-fn turned(mut bits: u64) -> u64 {
+fn transposed(mut bits: u64) -> u64 {
     for (by, which) in [(7, 0x00AA_00AA_00AA_00AA), (14, 0x0000_CCCC_0000_CCCC), (28, 0x0000_0000_F0F0_F0F0)]
     {
         let other = (bits ^ bits >> by) & which;
@@ -76,12 +79,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_at_every_place_is_what_it_is() {
+    fn every_byte_is_classified_at_every_position() {
         for byte in 0..=u8::MAX {
-            for place in 0..BLOCK {
+            for index in 0..BLOCK {
                 let mut block = [b'x'; BLOCK];
-                block[place] = byte;
-                let here = |is: bool| u64::from(is) << place;
+                block[index] = byte;
+                let here = |is: bool| u64::from(is) << index;
                 let expected = Masks {
                     digit: here(byte.is_ascii_digit()),
                     zero: here(byte == b'0'),
@@ -90,7 +93,7 @@ mod tests {
                     point: here(byte == b'.'),
                     close: here(byte == b']'),
                 };
-                assert_eq!(Masks::of(&block), expected, "{byte} at {place}");
+                assert_eq!(Masks::of(&block), expected, "{byte} at {index}");
             }
         }
     }

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use http::Uri;
 use replica_core::wire::headers;
 
-use super::http1::Whole;
-use crate::answer::{self, Rubbish};
-use crate::exchange::Failure;
+use super::http1::CompleteResponse;
+use crate::exchange::RequestFailure;
 use crate::options::Options;
 use crate::priority::Priority;
-use crate::workload::{Kind, Workload};
+use crate::response::{self, InvalidResponse};
+use crate::workload::{TaskWorkload, WorkloadType};
 
 /// Constant parts of the requests of one task.
 pub(crate) struct Requests {
@@ -18,16 +18,16 @@ pub(crate) struct Requests {
     head: Vec<u8>,
     /// Name of the deployment, as a JSON string.
     model: String,
-    workload: Workload,
+    workload: TaskWorkload,
     /// Length of the rows of this task, as in the first response; 0 before it.
     dimensions: AtomicUsize,
 }
 
 impl Requests {
     /// Creates the requests of the task with this index.
-    pub(crate) fn of(options: &Options, place: usize) -> Requests {
+    pub(crate) fn of(options: &Options, index: usize) -> Requests {
         let Options { base, authorization, model, geo, tasks, .. } = options;
-        let workload = tasks[place].workload.clone();
+        let workload = tasks[index].workload.clone();
         let target = target(base, workload.kind);
         let mut head = Vec::new();
         let mut line = |name: &str, value: &[u8]| {
@@ -67,36 +67,36 @@ impl Requests {
     }
 
     /// Validates the response to request `number`.
-    pub(crate) fn check(&self, number: u64, whole: &Whole<'_>) -> Result<(), Failure> {
-        match whole.head.status {
-            200 => self.check_body(number, whole.body).map_err(Failure::Rubbish),
-            status => Err(Failure::Refused { status, code: whole.head.code }),
+    pub(crate) fn check(&self, number: u64, received: &CompleteResponse<'_>) -> Result<(), RequestFailure> {
+        match received.head.status {
+            200 => self.check_body(number, received.body).map_err(RequestFailure::InvalidResponse),
+            status => Err(RequestFailure::ErrorStatus { status, code: received.head.code }),
         }
     }
 
-    fn check_body(&self, number: u64, body: &[u8]) -> Result<(), Rubbish> {
+    fn check_body(&self, number: u64, body: &[u8]) -> Result<(), InvalidResponse> {
         let rows = self.workload.rows(number);
         let dimensions = match (self.workload.kind, &self.workload.expected) {
-            (Kind::Rerank, _) => return answer::rerank::check(body, rows),
-            (_, None) => answer::check(body, rows)?,
+            (WorkloadType::Rerank, _) => return response::rerank::check(body, rows),
+            (_, None) => response::check(body, rows)?,
             (_, Some(expected)) => {
                 let first = self.workload.texts.first(number, rows);
-                answer::embeddings::check(body, rows, |place, row| {
-                    let row = answer::embeddings::numbers(row);
+                response::embeddings::check(body, rows, |index, row| {
+                    let row = response::embeddings::numbers(row);
                     let row: Option<Vec<f32>> = row.and_then(|row| row.into_iter().collect());
-                    row.is_some_and(|row| expected.holds(first + place, &row))
+                    row.is_some_and(|row| expected.matches(first + index, &row))
                 })?
             }
         };
         match self.dimensions.compare_exchange(0, dimensions, Ordering::Relaxed, Ordering::Relaxed) {
-            Err(earlier) if earlier != dimensions => Err(Rubbish::WrongDimensions),
+            Err(earlier) if earlier != dimensions => Err(InvalidResponse::WrongDimensions),
             Ok(_) | Err(_) => Ok(()),
         }
     }
 }
 
 /// Returns the URL of requests of this type.
-pub(crate) fn target(base: &Uri, kind: Kind) -> Uri {
+pub(crate) fn target(base: &Uri, kind: WorkloadType) -> Uri {
     let below = base.path().trim_end_matches('/');
     let mut parts = base.clone().into_parts();
     let path = format!("{below}{}", kind.path());

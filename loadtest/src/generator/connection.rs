@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 
-use super::http1::{Reader, Unreadable, Whole};
-use super::stream::Stream;
-use crate::answer::Rubbish;
-use crate::exchange::{Failure, Sample};
+use super::http1::{CompleteResponse, ProtocolError, ResponseReader};
+use super::transport::SocketStream;
+use crate::exchange::{RequestFailure, Sample};
 use crate::pace::IntendedStart;
 use crate::priority::Priority;
-use crate::record::Served;
+use crate::record::ServingRegions;
+use crate::response::InvalidResponse;
 
 /// Maximum consecutive reads of one connection before the others are served; epoll reports the remaining data again.
-const READS_IN_A_ROW_MAX: usize = 8;
+const CONSECUTIVE_READS_MAX: usize = 8;
 
 /// Request in flight.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct InFlight {
+pub(super) struct InFlightRequest {
     pub(super) intended: IntendedStart,
     /// Whether the request belongs to a closed-loop caller.
     pub(super) by_caller: bool,
@@ -29,18 +29,18 @@ pub(super) struct InFlight {
 
 /// End of a request.
 #[derive(Debug)]
-pub(super) struct Answered {
-    pub(super) served: Served,
+pub(super) struct Completion {
+    pub(super) served: ServingRegions,
     pub(super) retried: bool,
     /// Time of the last byte of the response; `None` without a response.
     pub(super) at: Option<Instant>,
     /// `None` if the response is validated by another thread, which also records it.
-    pub(super) outcome: Option<Result<(), Failure>>,
+    pub(super) outcome: Option<Result<(), RequestFailure>>,
 }
 
-impl Answered {
-    pub(super) fn not(failure: Failure) -> Answered {
-        Answered { served: Served::Unnamed, retried: false, at: None, outcome: Some(Err(failure)) }
+impl Completion {
+    pub(super) fn failed(failure: RequestFailure) -> Completion {
+        Completion { served: ServingRegions::Unknown, retried: false, at: None, outcome: Some(Err(failure)) }
     }
 
     pub(super) fn is_failure(&self) -> bool {
@@ -48,9 +48,14 @@ impl Answered {
     }
 
     /// Returns the sample of the request that ended at `now`; `None` if another thread records it.
-    pub(super) fn sample(self, in_flight: InFlight, priority: Priority, now: Instant) -> Option<Sample> {
-        let Answered { served, retried, at, outcome } = self;
-        let InFlight { intended, lag, .. } = in_flight;
+    pub(super) fn sample(
+        self,
+        in_flight: InFlightRequest,
+        priority: Priority,
+        now: Instant,
+    ) -> Option<Sample> {
+        let Completion { served, retried, at, outcome } = self;
+        let InFlightRequest { intended, lag, .. } = in_flight;
         let latency = Some(at.unwrap_or(now).saturating_duration_since(intended.at));
         Some(Sample {
             task: intended.task,
@@ -66,11 +71,11 @@ impl Answered {
 }
 
 /// Result of processing a connection's events.
-pub(super) enum Turn {
+pub(super) enum ConnectionProgress {
     /// The request, if any, is still in flight.
-    GoesOn,
+    Pending,
     /// The request has ended, or there was none; the flag tells whether the connection can be reused.
-    Answered(Answered, bool),
+    Completed(Completion, bool),
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -80,25 +85,25 @@ enum State {
 }
 
 pub(super) struct Connection {
-    stream: Stream,
+    stream: SocketStream,
     state: State,
     out: Vec<u8>,
     sent: usize,
-    reader: Reader,
-    in_flight: Option<InFlight>,
+    reader: ResponseReader,
+    in_flight: Option<InFlightRequest>,
     /// Registered epoll interest.
     interest: EventFlags,
 }
 
 impl Connection {
     /// Creates a connection that is being opened for a request.
-    pub(super) fn new(stream: Stream, in_flight: InFlight, request: &[u8]) -> Connection {
+    pub(super) fn new(stream: SocketStream, in_flight: InFlightRequest, request: &[u8]) -> Connection {
         Connection {
             stream,
             state: State::Connecting,
             out: request.to_vec(),
             sent: 0,
-            reader: Reader::default(),
+            reader: ResponseReader::default(),
             in_flight: Some(in_flight),
             interest: EventFlags::IN | EventFlags::RDHUP | EventFlags::OUT,
         }
@@ -121,16 +126,16 @@ impl Connection {
         (std::mem::replace(&mut self.interest, interest) != interest).then_some(interest)
     }
 
-    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+    pub(super) fn has_timed_out(&self, now: Instant) -> bool {
         self.in_flight.is_some_and(|in_flight| in_flight.deadline <= now)
     }
 
-    pub(super) fn take_in_flight(&mut self) -> Option<InFlight> {
+    pub(super) fn take_in_flight(&mut self) -> Option<InFlightRequest> {
         self.in_flight.take()
     }
 
     /// Sends a request over a kept connection. Returns false if the connection was closed before accepting a byte.
-    pub(super) fn begin(&mut self, in_flight: InFlight, request: &[u8]) -> bool {
+    pub(super) fn begin(&mut self, in_flight: InFlightRequest, request: &[u8]) -> bool {
         // A small request is written at once and not buffered.
         let taken = match self.stream.write(request) {
             Ok(taken) => taken,
@@ -145,18 +150,18 @@ impl Connection {
     }
 
     /// Processes epoll events. `check` is called with each complete response.
-    pub(super) fn attend(
+    pub(super) fn handle_events(
         &mut self,
         flags: EventFlags,
         read: &mut [u8],
-        mut look: impl FnMut(InFlight, Whole<'_>) -> Answered,
-    ) -> Turn {
+        mut check: impl FnMut(InFlightRequest, CompleteResponse<'_>) -> Completion,
+    ) -> ConnectionProgress {
         if self.state == State::Connecting {
             if !flags.intersects(EventFlags::OUT | EventFlags::ERR | EventFlags::HUP) {
-                return Turn::GoesOn;
+                return ConnectionProgress::Pending;
             }
             if self.stream.connected().is_err() {
-                return Turn::Answered(Answered::not(Failure::Unreachable), false);
+                return ConnectionProgress::Completed(Completion::failed(RequestFailure::Unreachable), false);
             }
             self.state = State::Open;
         }
@@ -164,13 +169,14 @@ impl Connection {
             return self.broken();
         }
         if !flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR) {
-            return Turn::GoesOn;
+            return ConnectionProgress::Pending;
         }
         // epoll does not report data that TLS has already decrypted, so with TLS everything is read.
-        let reads = if matches!(self.stream, Stream::Clear(_)) { READS_IN_A_ROW_MAX } else { usize::MAX };
+        let reads =
+            if matches!(self.stream, SocketStream::Clear(_)) { CONSECUTIVE_READS_MAX } else { usize::MAX };
         for _ in 0..reads {
             let fresh = match self.stream.read(read) {
-                Ok(0) => return self.ended(&mut look),
+                Ok(0) => return self.ended(&mut check),
                 Ok(count) => &read[..count],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => return self.broken(),
@@ -178,27 +184,36 @@ impl Connection {
             // Unsolicited bytes are not a response.
             let Some(in_flight) = self.in_flight else { return self.broken() };
             let short = fresh.len() < read.len();
-            let mut answered = None;
-            let whole = self.reader.take(fresh, |whole| {
-                let kept = whole.head.kept;
-                answered = Some((look(in_flight, whole), kept));
+            let mut completion = None;
+            let response = self.reader.take(fresh, |response| {
+                let reusable = response.head.reusable;
+                completion = Some((check(in_flight, response), reusable));
             });
-            match (whole, answered) {
-                (_, Some((answered, kept))) => {
-                    return Turn::Answered(answered, kept && self.sent == self.out.len());
+            match (response, completion) {
+                (_, Some((completion, reusable))) => {
+                    return ConnectionProgress::Completed(
+                        completion,
+                        reusable && self.sent == self.out.len(),
+                    );
                 }
-                (Err(Unreadable::NotHttp), None) => {
-                    return Turn::Answered(Answered::not(Failure::Rubbish(Rubbish::NotHttp)), false);
+                (Err(ProtocolError::NotHttp), None) => {
+                    return ConnectionProgress::Completed(
+                        Completion::failed(RequestFailure::InvalidResponse(InvalidResponse::NotHttp)),
+                        false,
+                    );
                 }
-                (Err(Unreadable::TooLarge), None) => {
-                    return Turn::Answered(Answered::not(Failure::Rubbish(Rubbish::TooLarge)), false);
+                (Err(ProtocolError::TooLarge), None) => {
+                    return ConnectionProgress::Completed(
+                        Completion::failed(RequestFailure::InvalidResponse(InvalidResponse::TooLarge)),
+                        false,
+                    );
                 }
-                (Ok(_), None) if short && reads == READS_IN_A_ROW_MAX => break,
+                (Ok(_), None) if short && reads == CONSECUTIVE_READS_MAX => break,
                 (Ok(_), None) => {}
             }
         }
         // Reading may have produced bytes to write, as in a TLS handshake.
-        if self.flush().is_err() { self.broken() } else { Turn::GoesOn }
+        if self.flush().is_err() { self.broken() } else { ConnectionProgress::Pending }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -217,18 +232,26 @@ impl Connection {
         Ok(())
     }
 
-    fn ended(&mut self, look: &mut impl FnMut(InFlight, Whole<'_>) -> Answered) -> Turn {
-        let mut answered = None;
+    fn ended(
+        &mut self,
+        check: &mut impl FnMut(InFlightRequest, CompleteResponse<'_>) -> Completion,
+    ) -> ConnectionProgress {
+        let mut completion = None;
         if let Some(in_flight) = self.in_flight {
-            self.reader.end(|whole| answered = Some(look(in_flight, whole)));
+            self.reader.end(|response| completion = Some(check(in_flight, response)));
         }
-        answered.map_or_else(|| self.broken(), |answered| Turn::Answered(answered, false))
+        completion
+            .map_or_else(|| self.broken(), |completion| ConnectionProgress::Completed(completion, false))
     }
 
     /// The connection ended before the response: a failed connection attempt if it was never established.
-    fn broken(&self) -> Turn {
-        let failure = if self.stream.is_established() { Failure::BrokenOff } else { Failure::Unreachable };
-        Turn::Answered(Answered::not(failure), false)
+    fn broken(&self) -> ConnectionProgress {
+        let failure = if self.stream.is_established() {
+            RequestFailure::ConnectionClosed
+        } else {
+            RequestFailure::Unreachable
+        };
+        ConnectionProgress::Completed(Completion::failed(failure), false)
     }
 }
 
@@ -238,19 +261,19 @@ mod tests {
 
     /// The generator's lag counts towards the latency and the timeout.
     #[test]
-    fn a_request_that_was_started_late_took_as_much_longer() {
+    fn the_lag_counts_towards_the_latency() {
         let (late, took) = (Duration::from_secs(5), Duration::from_millis(3));
         let at = Instant::now();
         let intended = IntendedStart { task: 0, number: 0, offset: Duration::ZERO, at };
         let in_flight =
-            InFlight { intended, by_caller: false, lag: late, deadline: at + Duration::from_secs(5) };
-        let answered = Answered {
-            served: Served::Unnamed,
+            InFlightRequest { intended, by_caller: false, lag: late, deadline: at + Duration::from_secs(5) };
+        let completion = Completion {
+            served: ServingRegions::Unknown,
             retried: false,
             at: Some(at + late + took),
             outcome: Some(Ok(())),
         };
-        let sample = answered
+        let sample = completion
             .sample(in_flight, Priority::Interactive, at + late + 2 * took)
             .expect("it has an outcome");
         assert_eq!((sample.latency, sample.lag, sample.outcome), (Some(late + took), late, Ok(())));

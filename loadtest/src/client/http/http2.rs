@@ -9,8 +9,8 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
-use super::one::Io;
-use super::{ANSWER_BYTES_MAX, Answer, Failure, Headers};
+use super::http1::Io;
+use super::{AttemptError, HttpResponse, RESPONSE_BYTES_MAX, ResponseHeaders};
 
 /// Maximum concurrent requests per connection: below 100, the minimum that servers are recommended to allow.
 pub(super) const STREAMS_MAX: usize = 96;
@@ -28,14 +28,14 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// HTTP/2 connection.
 #[derive(Clone)]
-pub(super) struct Session {
+pub(super) struct Http2Connection {
     send: SendRequest<Full<Bytes>>,
     /// Reference count of the users: the pool and each request in flight.
     users: Arc<()>,
 }
 
-impl Session {
-    pub(super) async fn open(io: Box<dyn Io>) -> Result<Session, Failure> {
+impl Http2Connection {
+    pub(super) async fn open(io: Box<dyn Io>) -> Result<Http2Connection, AttemptError> {
         let (send, connection) = Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -45,17 +45,17 @@ impl Session {
             .keep_alive_timeout(PING_TIMEOUT)
             .handshake(TokioIo::new(io))
             .await
-            .map_err(|error| Failure::Unreachable(said(&error)))?;
+            .map_err(|error| AttemptError::Unreachable(error_chain(&error)))?;
         // Ends when the last user drops its handle. Errors are reported to the requests.
         tokio::spawn(connection);
-        Ok(Session { send, users: Arc::new(()) })
+        Ok(Http2Connection { send, users: Arc::new(()) })
     }
 
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_capacity(&self) -> bool {
         Arc::strong_count(&self.users) <= STREAMS_MAX
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.send.is_closed()
     }
 
@@ -64,37 +64,37 @@ impl Session {
         mut self,
         request: Request<Full<Bytes>>,
         mut buffer: Vec<u8>,
-    ) -> Result<(u16, Answer), Failure> {
-        let broken = |error: hyper::Error| Failure::BrokenOff(said(&error));
+    ) -> Result<(u16, HttpResponse), AttemptError> {
+        let broken = |error: hyper::Error| AttemptError::ConnectionClosed(error_chain(&error));
         self.send.ready().await.map_err(broken)?;
         let response = self.send.send_request(request).await.map_err(broken)?;
         let status = response.status().as_u16();
-        let mut headers = Headers::default();
+        let mut headers = ResponseHeaders::default();
         response.headers().iter().for_each(|(name, value)| headers.push(name.as_str(), value.as_bytes()));
         buffer.clear();
         let mut body = response.into_body();
         while let Some(frame) = body.frame().await {
             if let Ok(data) = frame.map_err(broken)?.into_data() {
-                if buffer.len() + data.len() > ANSWER_BYTES_MAX {
-                    let most =
-                        format!("a body of more than {ANSWER_BYTES_MAX} bytes; ask for fewer texts at once");
-                    return Err(Failure::Malformed(most));
+                if buffer.len() + data.len() > RESPONSE_BYTES_MAX {
+                    let limit =
+                        format!("body exceeds {RESPONSE_BYTES_MAX} bytes; send fewer texts per request");
+                    return Err(AttemptError::Malformed(limit));
                 }
                 buffer.extend_from_slice(&data);
             }
         }
         let body = 0..buffer.len();
-        Ok((status, Answer { headers, buffer, body }))
+        Ok((status, HttpResponse { headers, buffer, body }))
     }
 }
 
 /// Formats an error with its sources.
-fn said(error: &dyn std::error::Error) -> String {
-    let mut said = error.to_string();
+fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut chain = error.to_string();
     let mut source = error.source();
-    while let Some(behind) = source {
-        said = format!("{said}: {behind}");
-        source = behind.source();
+    while let Some(cause) = source {
+        chain = format!("{chain}: {cause}");
+        source = cause.source();
     }
-    said
+    chain
 }

@@ -16,7 +16,7 @@ use serde_json::error::Category;
 
 /// Defect of a response with status 200.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rubbish {
+pub enum InvalidResponse {
     /// The body is not JSON, or is truncated.
     NotJson,
     /// The body is JSON, but not a list of embeddings or scores.
@@ -37,31 +37,31 @@ pub enum Rubbish {
     TooLarge,
 }
 
-impl fmt::Display for Rubbish {
+impl fmt::Display for InvalidResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Rubbish::NotJson => "not JSON, or cut short",
-            Rubbish::WrongShape => "not a list of embeddings or scores",
-            Rubbish::WrongCount => "wrong number of rows",
-            Rubbish::WrongOrder => "rows out of order",
-            Rubbish::WrongDimensions => "rows of different lengths",
-            Rubbish::NotFinite => "numbers that are not finite",
-            Rubbish::Unexpected => "rows other than the expected ones",
-            Rubbish::NotHttp => "not HTTP",
-            Rubbish::TooLarge => "too many bytes",
+            InvalidResponse::NotJson => "not JSON, or truncated",
+            InvalidResponse::WrongShape => "not a list of embeddings or scores",
+            InvalidResponse::WrongCount => "wrong number of rows",
+            InvalidResponse::WrongOrder => "rows out of order",
+            InvalidResponse::WrongDimensions => "rows of different lengths",
+            InvalidResponse::NotFinite => "non-finite numbers",
+            InvalidResponse::Unexpected => "unexpected vectors",
+            InvalidResponse::NotHttp => "not HTTP",
+            InvalidResponse::TooLarge => "too large",
         })
     }
 }
 
 /// Validates an embeddings response to `inputs` inputs; returns the numbers per row.
-pub fn check(body: &[u8], inputs: usize) -> Result<usize, Rubbish> {
+pub fn check(body: &[u8], inputs: usize) -> Result<usize, InvalidResponse> {
     embeddings::check(body, inputs, |_, _| true)
 }
 
-fn kind(error: &serde_json::Error) -> Rubbish {
+fn kind(error: &serde_json::Error) -> InvalidResponse {
     match error.classify() {
-        Category::Io | Category::Syntax | Category::Eof => Rubbish::NotJson,
-        Category::Data => Rubbish::WrongShape,
+        Category::Io | Category::Syntax | Category::Eof => InvalidResponse::NotJson,
+        Category::Data => InvalidResponse::WrongShape,
     }
 }
 
@@ -78,23 +78,23 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_has_a_row_per_input_in_order_with_finite_numbers_and_one_length() {
+    fn a_valid_response_has_one_finite_row_per_input_in_order_and_of_equal_length() {
         let good = body(&[(0, "[1.0,-2,3e-7]"), (1, "[0,0,0.5]")]);
         assert_eq!(check(good.as_bytes(), 2), Ok(3));
         for (wrong, expected) in [
-            (body(&[(0, "[1,2,3]")]), Rubbish::WrongCount),
-            (body(&[(0, "[1]"), (1, "[1]"), (2, "[1]")]), Rubbish::WrongCount),
-            (body(&[(1, "[1]"), (0, "[1]")]), Rubbish::WrongOrder),
-            (body(&[(0, "[1,2,3]"), (1, "[1,2]")]), Rubbish::WrongDimensions),
-            (body(&[(0, "[]"), (1, "[]")]), Rubbish::WrongDimensions),
-            (body(&[(0, "[1]"), (1, "[null]")]), Rubbish::NotFinite),
-            (body(&[(0, "[1]"), (1, "[1e39]")]), Rubbish::NotFinite),
-            (body(&[(0, "[1]"), (1, "[NaN]")]), Rubbish::NotJson),
-            (body(&[(0, "[1]"), (1, "[\"1\"]")]), Rubbish::WrongShape),
-            (good[..good.len() - 1].to_owned(), Rubbish::NotJson),
-            ("{\"data\":{}}".to_owned(), Rubbish::WrongShape),
-            ("{}".to_owned(), Rubbish::WrongShape),
-            (String::new(), Rubbish::NotJson),
+            (body(&[(0, "[1,2,3]")]), InvalidResponse::WrongCount),
+            (body(&[(0, "[1]"), (1, "[1]"), (2, "[1]")]), InvalidResponse::WrongCount),
+            (body(&[(1, "[1]"), (0, "[1]")]), InvalidResponse::WrongOrder),
+            (body(&[(0, "[1,2,3]"), (1, "[1,2]")]), InvalidResponse::WrongDimensions),
+            (body(&[(0, "[]"), (1, "[]")]), InvalidResponse::WrongDimensions),
+            (body(&[(0, "[1]"), (1, "[null]")]), InvalidResponse::NotFinite),
+            (body(&[(0, "[1]"), (1, "[1e39]")]), InvalidResponse::NotFinite),
+            (body(&[(0, "[1]"), (1, "[NaN]")]), InvalidResponse::NotJson),
+            (body(&[(0, "[1]"), (1, "[\"1\"]")]), InvalidResponse::WrongShape),
+            (good[..good.len() - 1].to_owned(), InvalidResponse::NotJson),
+            ("{\"data\":{}}".to_owned(), InvalidResponse::WrongShape),
+            ("{}".to_owned(), InvalidResponse::WrongShape),
+            (String::new(), InvalidResponse::NotJson),
         ] {
             assert_eq!(check(wrong.as_bytes(), 2), Err(expected), "{wrong}");
         }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::capacity::{PRECISION, Search, Step};
+use crate::capacity::{PRECISION, Search, SearchStep};
 use crate::options::Options;
-use crate::profile::{Profile, Rate};
-use crate::record::Snapshot;
-use crate::run::{CannotStart, run};
+use crate::profile::{RateProfile, RequestRate};
+use crate::record::RunSnapshot;
+use crate::run::{RunError, run};
 use crate::task::Pacing;
 
 /// Lowest rate of a trial, in requests per second.
@@ -19,15 +19,15 @@ const RATE_MIN: f64 = 0.5;
 
 /// Validated options of a capacity test.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct CapacitySearchOptions {
     options: Options,
     from: f64,
-    lasts: Duration,
+    duration: Duration,
 }
 
 /// Result of one trial.
 #[derive(Clone, Debug, Serialize)]
-pub struct Tried {
+pub struct Trial {
     /// Requests per second.
     pub rate_per_s: f64,
     /// Whether the objective held.
@@ -44,7 +44,7 @@ pub struct Tried {
 
 /// Result of a capacity test.
 #[derive(Clone, Debug, Serialize)]
-pub struct Found {
+pub struct CapacityReport {
     /// The objective.
     pub objective: String,
     /// Highest rate at which it held, twice.
@@ -52,69 +52,73 @@ pub struct Found {
     /// Lowest rate at which it failed, twice.
     pub failed_per_s: Option<f64>,
     /// All trials, in order.
-    pub tried: Vec<Tried>,
+    pub trials: Vec<Trial>,
 }
 
-impl Wanted {
+impl CapacitySearchOptions {
     /// Validates `options`: requires an objective, and a single rate of the first task, which is the initial rate.
-    pub fn check(options: Options) -> Result<Wanted, Vec<String>> {
+    pub fn check(options: Options) -> Result<CapacitySearchOptions, Vec<String>> {
         let mut problems = Vec::new();
         if options.slo.is_none() {
-            problems.push("--find-capacity: needs what is to be kept; write --slo p99=50ms".to_owned());
+            problems.push("--find-capacity: needs an objective; add --slo such as p99=50ms".to_owned());
         }
         let begins = match &options.tasks[0].pacing {
             Pacing::Open { profile, .. } if profile.stages().count() == 1 => {
-                Some((profile.mean_per_second(), profile.lasts()))
+                Some((profile.mean_per_second(), profile.duration()))
             }
-            Pacing::Open { .. } | Pacing::Closed { .. } | Pacing::Replayed { .. } => None,
+            Pacing::Open { .. } | Pacing::Closed { .. } | Pacing::Replay { .. } => None,
         };
         match begins {
-            Some((from, lasts)) if problems.is_empty() => Ok(Wanted { options, from, lasts }),
+            Some((from, duration)) if problems.is_empty() => {
+                Ok(CapacitySearchOptions { options, from, duration })
+            }
             Some(_) => Err(problems),
             None => {
-                problems.push("--find-capacity: tries one rate after the other; give the first task one, like --rate 100".to_owned());
+                problems.push("--find-capacity: needs a single initial rate of the first task; write one such as --rate 100".to_owned());
                 Err(problems)
             }
         }
     }
 
     /// Returns the duration of each trial.
-    pub fn lasts(&self) -> Duration {
-        self.lasts
+    pub fn duration(&self) -> Duration {
+        self.duration
     }
 }
 
 /// Runs the test. Calls `on_trial` after each trial and `progress` during it.
-pub async fn find(
-    wanted: Wanted,
-    mut told: impl FnMut(&Tried),
-    mut progress: impl FnMut(&Snapshot),
-) -> Result<Found, CannotStart> {
-    let Wanted { options, from, lasts } = wanted;
-    let mut search = Search::new(from, RATE_MIN.min(from), Rate::MAX, PRECISION);
-    let mut tried = Vec::new();
+pub async fn find_capacity(
+    search_options: CapacitySearchOptions,
+    mut on_trial: impl FnMut(&Trial),
+    mut progress: impl FnMut(&RunSnapshot),
+) -> Result<CapacityReport, RunError> {
+    let CapacitySearchOptions { options, from, duration } = search_options;
+    let mut search = Search::new(from, RATE_MIN.min(from), RequestRate::MAX, PRECISION);
+    let mut trials = Vec::new();
     let slo = options.slo.expect("checked: there is an objective");
     loop {
         let rate = match search.next() {
-            Step::Try(rate) => rate,
-            Step::Done(capacity) => {
-                return Ok(Found {
+            SearchStep::Try(rate) => rate,
+            SearchStep::Done(capacity) => {
+                return Ok(CapacityReport {
                     objective: slo.to_string(),
                     held_per_s: capacity.held,
                     failed_per_s: capacity.failed,
-                    tried,
+                    trials,
                 });
             }
         };
         let mut options = options.clone();
-        if let (Pacing::Open { profile, .. }, Some(rate)) = (&mut options.tasks[0].pacing, Rate::new(rate)) {
-            *profile = Profile::constant(rate, lasts);
+        if let (Pacing::Open { profile, .. }, Some(rate)) =
+            (&mut options.tasks[0].pacing, RequestRate::new(rate))
+        {
+            *profile = RateProfile::constant(rate, duration);
         }
         // Each trial has its own arrivals, so that trials are independent.
-        options.seed = options.seed.wrapping_add(tried.len() as u64);
+        options.seed = options.seed.wrapping_add(trials.len() as u64);
         let report = run(options, &mut progress, std::future::pending()).await?;
-        let quantile = report.promised().latencies().quantile(slo.quantile);
-        let one = Tried {
+        let quantile = report.slo_requests().latencies().quantile(slo.quantile);
+        let trial = Trial {
             rate_per_s: rate,
             held: report.holds(),
             goodput_per_s: report.goodput_per_s().unwrap_or_default(),
@@ -122,48 +126,48 @@ pub async fn find(
             failed: report.failed(),
             lag_notable: report.lag_is_notable(),
         };
-        told(&one);
-        search.observe(rate, one.held);
-        tried.push(one);
+        on_trial(&trial);
+        search.observe(rate, trial.held);
+        trials.push(trial);
     }
 }
 
-impl Tried {
+impl Trial {
     /// Formats the trial as a line of text.
     pub fn line(&self) -> String {
-        let Tried { rate_per_s, held, goodput_per_s, quantile_ms, failed, lag_notable } = self;
+        let Trial { rate_per_s, held, goodput_per_s, quantile_ms, failed, lag_notable } = self;
         let quantile = quantile_ms.map_or("-".to_owned(), |ms| format!("{ms:.1} ms"));
         let held = if *held { "held" } else { "did not hold" };
-        let lag = if *lag_notable { ", the generator was late" } else { "" };
+        let lag = if *lag_notable { ", the generator lagged" } else { "" };
         format!(
             "{rate_per_s:>10.1}/s  {held:<12}  {quantile:>10}  goodput {goodput_per_s:.1}/s, {failed} failed{lag}"
         )
     }
 }
 
-impl Found {
+impl CapacityReport {
     /// Formats the result as a sentence.
     pub fn sentence(&self) -> String {
-        let late = self.tried.iter().any(|tried| tried.lag_notable && !tried.held);
+        let late = self.trials.iter().any(|trial| trial.lag_notable && !trials.held);
         let late = if late {
-            " The generator itself was late where it did not hold: the server may take more than this."
+            " The generator lagged in trials that failed: the server may sustain a higher rate."
         } else {
             ""
         };
         match (self.held_per_s, self.failed_per_s) {
             (Some(held), Some(failed)) => {
                 format!(
-                    "{} holds at {held:.1} requests per second, and not at {failed:.1}.{late}",
+                    "{} holds at {held:.1} requests per second, and fails at {failed:.1}.{late}",
                     self.objective
                 )
             }
             (Some(held), None) => {
                 format!(
-                    "{} holds at {held:.1} requests per second, the most that was tried.{late}",
+                    "{} holds at {held:.1} requests per second, the highest rate tried.{late}",
                     self.objective
                 )
             }
-            (None, _) => format!("{} holds at no rate that was tried.{late}", self.objective),
+            (None, _) => format!("{} holds at none of the rates tried.{late}", self.objective),
         }
     }
 

@@ -6,16 +6,16 @@ use std::time::Duration;
 use regions::{Catalogue, Generation, RegionId, ResidencyPolicy};
 use replica_core::wire::error::ErrorCode;
 
-use crate::exchange::Failure;
-use crate::record::{Record, Served, Window};
+use crate::exchange::RequestFailure;
+use crate::record::{Record, ServingRegions, TimeWindow};
 
 use super::Drill;
-use super::expectation::{Bound, Expectation, Quantile, Span, What};
-use super::seen::Seen;
+use super::expectation::{Expectation, ExpectationKind, LatencyBound, Quantile, Span};
+use super::observations::Observations;
 
 /// Result of one expectation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct ExpectationResult {
     /// Text of the expectation as written in the file.
     pub expectation: String,
     /// Time span of the evaluation.
@@ -23,141 +23,147 @@ pub struct Verdict {
     /// Whether it held.
     pub held: bool,
     /// Observed value, for the report.
-    pub seen: String,
+    pub observed: String,
 }
 
 /// Evaluates all expectations. The tasks of `record` are the loads of the drill, in their order.
-pub fn judge(drill: &Drill, record: &Record, seen: &Seen, catalogue: &Catalogue) -> Vec<Verdict> {
-    let court = Court { drill, record, seen, catalogue };
-    let verdict = |expectation: &Expectation| {
-        let (held, seen) = match court.look(expectation) {
-            Ok(seen) => (true, seen),
-            Err(seen) => (false, seen),
+pub fn evaluate(
+    drill: &Drill,
+    record: &Record,
+    observations: &Observations,
+    catalogue: &Catalogue,
+) -> Vec<ExpectationResult> {
+    let evaluator = Evaluator { drill, record, observations, catalogue };
+    let result = |expectation: &Expectation| {
+        let (held, observed) = match evaluator.evaluate(expectation) {
+            Ok(observed) => (true, observed),
+            Err(observed) => (false, observed),
         };
-        Verdict { expectation: expectation.text.clone(), span: expectation.span, held, seen }
+        ExpectationResult { expectation: expectation.text.clone(), span: expectation.span, held, observed }
     };
-    drill.expectations.iter().map(verdict).collect()
+    drill.expectations.iter().map(result).collect()
 }
 
-struct Court<'a> {
+struct Evaluator<'a> {
     drill: &'a Drill,
     record: &'a Record,
-    seen: &'a Seen,
+    observations: &'a Observations,
     catalogue: &'a Catalogue,
 }
 
 /// Observed value: `Ok` if the expectation held, `Err` if not.
-type Outcome = Result<String, String>;
+type Evaluation = Result<String, String>;
 
-impl Court<'_> {
-    fn look(&self, expectation: &Expectation) -> Outcome {
-        let Expectation { text: _, what, load, span } = expectation;
+impl Evaluator<'_> {
+    fn evaluate(&self, expectation: &Expectation) -> Evaluation {
+        let Expectation { text: _, kind, load, span } = expectation;
         let load = load.as_deref();
         let (from, to) = span.seconds();
-        match what {
-            What::FailedAtMost(most) => {
+        match kind {
+            ExpectationKind::FailedAtMost(most) => {
                 let window = self.window(load, span.from, span.to);
-                let told = format!("{} of {} failed", window.failed, window.ok + window.failed);
-                held(window.failed <= *most && window.ok + window.failed > 0, told)
+                let observed = format!("{} of {} failed", window.failed, window.ok + window.failed);
+                held(window.failed <= *most && window.ok + window.failed > 0, observed)
             }
-            What::FailuresOnly(code) => self.failures(*code, load),
-            What::Latency { quantile, below, bound } => {
+            ExpectationKind::FailuresOnly(code) => self.failures(*code, load),
+            ExpectationKind::Latency { quantile, below, bound } => {
                 self.latency(&self.window(load, from, to), *quantile, *below, *bound, load)
             }
-            What::ServedInOnly(policy) => self.served_in(&self.window(load, from, to), policy),
-            What::ServedBy(region) => {
+            ExpectationKind::ServedInOnly(policy) => self.served_in(&self.window(load, from, to), policy),
+            ExpectationKind::ServedBy(region) => {
                 let here = served_by(&self.window(load, from, to), region);
-                held(here > 0, format!("{here} answers"))
+                held(here > 0, format!("{here} responses"))
             }
-            What::Evacuated(region) => self.evacuated(region, &self.window(load, from, to), *span),
-            What::GenerationNeverFalls => self.never_falls(),
-            What::GenerationRises => self.rises(*span),
-            What::HubsAgree => self.agree(*span),
+            ExpectationKind::Evacuated(region) => self.evacuated(region, &self.window(load, from, to), *span),
+            ExpectationKind::GenerationNeverFalls => self.never_falls(),
+            ExpectationKind::GenerationRises => self.rises(*span),
+            ExpectationKind::HubsAgree => self.agree(*span),
         }
     }
 
-    fn window(&self, load: Option<&str>, from: Duration, to: Duration) -> Window {
-        let place = load.and_then(|name| self.drill.loads.iter().position(|load| load.name == name));
-        match place {
-            Some(place) => self.record.between_of(place, from, to),
+    fn window(&self, load: Option<&str>, from: Duration, to: Duration) -> TimeWindow {
+        let index = load.and_then(|name| self.drill.loads.iter().position(|load| load.name == name));
+        match index {
+            Some(index) => self.record.between_of(index, from, to),
             None => self.record.between(from, to),
         }
     }
 
     /// Failure causes are recorded only for the whole run.
-    fn failures(&self, wanted: ErrorCode, load: Option<&str>) -> Outcome {
-        let place = load.and_then(|name| self.drill.loads.iter().position(|load| load.name == name));
-        let total = match place {
-            Some(place) => self.record.tasks().get(place).map(|task| task.total()).unwrap_or_default(),
+    fn failures(&self, expected: ErrorCode, load: Option<&str>) -> Evaluation {
+        let index = load.and_then(|name| self.drill.loads.iter().position(|load| load.name == name));
+        let total = match index {
+            Some(index) => self.record.tasks().get(index).map(|task| task.total()).unwrap_or_default(),
             None => self.record.total(),
         };
-        let told: Vec<_> =
+        let observed: Vec<_> =
             total.failures().map(|(cause, tally)| format!("{} × {cause}", tally.count)).collect();
-        let right =
-            |cause: Failure| matches!(cause, Failure::Refused { code: Some(code), .. } if code == wanted);
+        let right = |cause: RequestFailure| matches!(cause, RequestFailure::ErrorStatus { code: Some(code), .. } if code == expected);
         let only = total.failed() > 0 && total.failures().all(|(cause, _)| right(cause));
-        held(only, if told.is_empty() { "none failed".to_owned() } else { told.join(", ") })
+        held(only, if observed.is_empty() { "none failed".to_owned() } else { observed.join(", ") })
     }
 
     fn latency(
         &self,
-        window: &Window,
+        window: &TimeWindow,
         quantile: Quantile,
         below: bool,
-        bound: Bound,
+        bound: LatencyBound,
         load: Option<&str>,
-    ) -> Outcome {
+    ) -> Evaluation {
         let Quantile { name, share, .. } = quantile;
-        let Some(took) = window.quantile(share) else { return Err("nothing was answered".to_owned()) };
-        let (bound, told) = match bound {
-            Bound::Time(bound) => (bound, format!("{name} {}", ms(took))),
-            Bound::TimesBefore(times) => {
+        let Some(latency) = window.quantile(share) else { return Err("no ok response".to_owned()) };
+        let (bound, observed) = match bound {
+            LatencyBound::Time(bound) => (bound, format!("{name} {}", ms(latency))),
+            LatencyBound::TimesBefore(times) => {
                 let (from, to) = self.drill.before().seconds();
                 let Some(before) = self.window(load, from, to).quantile(share) else {
-                    return Err("nothing was answered before".to_owned());
+                    return Err("no ok response before the first step".to_owned());
                 };
-                let told = took.as_secs_f64() / before.as_secs_f64().max(1e-6);
-                (before.mul_f64(times), format!("{name} {} after {}: {told:.2}x", ms(took), ms(before)))
+                let ratio = latency.as_secs_f64() / before.as_secs_f64().max(1e-6);
+                (before.mul_f64(times), format!("{name} {} after {}: {ratio:.2}x", ms(latency), ms(before)))
             }
         };
-        held(if below { took < bound } else { took <= bound }, told)
+        held(if below { latency < bound } else { latency <= bound }, observed)
     }
 
-    fn served_in(&self, window: &Window, policy: &ResidencyPolicy) -> Outcome {
+    fn served_in(&self, window: &TimeWindow, policy: &ResidencyPolicy) -> Evaluation {
         let permitted = policy.permitted(self.catalogue);
-        let lies_there = |region: &RegionId| {
+        let is_allowed = |region: &RegionId| {
             self.catalogue.index_of(region).is_some_and(|index| permitted.contains(index))
         };
         // A response without a region name may have come from anywhere.
         let allowed =
-            |served: &Served| !served.regions().is_empty() && served.regions().iter().all(lies_there);
-        let answered = window.by_region.iter().filter(|(_, second)| second.ok > 0);
-        let by: BTreeMap<&Served, u64> = answered.map(|(served, second)| (served, second.ok)).collect();
-        let told: Vec<_> = by.iter().map(|(served, count)| format!("{served} {count}")).collect();
-        let told = if told.is_empty() { "nothing was answered".to_owned() } else { told.join(", ") };
-        held(!by.is_empty() && by.keys().all(|served| allowed(served)), told)
+            |served: &ServingRegions| !served.regions().is_empty() && served.regions().iter().all(is_allowed);
+        let with_ok = window.by_region.iter().filter(|(_, second)| second.ok > 0);
+        let by: BTreeMap<&ServingRegions, u64> =
+            with_ok.map(|(served, second)| (served, second.ok)).collect();
+        let observed: Vec<_> = by.iter().map(|(served, count)| format!("{served} {count}")).collect();
+        let observed = if observed.is_empty() { "no ok response".to_owned() } else { observed.join(", ") };
+        held(!by.is_empty() && by.keys().all(|served| allowed(served)), observed)
     }
 
-    fn evacuated(&self, region: &RegionId, window: &Window, span: Span) -> Outcome {
+    fn evacuated(&self, region: &RegionId, window: &TimeWindow, span: Span) -> Evaluation {
         let here = served_by(window, region);
-        let in_use = |sight: &super::seen::Sight| sight.health == "healthy" && !sight.draining;
+        let in_use =
+            |region: &super::observations::RegionObservation| region.health == "healthy" && !region.draining;
         // Without observations of the gateway, only the responses count.
-        let at = self.seen.region_at(region, span.from);
-        let again = self.seen.region_within(region, span.from, span.to).into_iter().any(in_use);
-        let told = match at {
-            Some(sight) if in_use(sight) => ", and the gateway takes it for healthy",
-            Some(_) if again => ", and the gateway took it for healthy again",
+        let at = self.observations.region_at(region, span.from);
+        let again = self.observations.region_within(region, span.from, span.to).into_iter().any(in_use);
+        let observed = match at {
+            Some(region) if in_use(region) => ", and the gateway considers it healthy",
+            Some(_) if again => ", and the gateway considered it healthy again",
             Some(_) => ", and the gateway does not use it",
             None => "",
         };
         let done = here == 0 && !at.is_some_and(in_use) && !again;
-        held(done, format!("{here} answers from it{told}"))
+        held(done, format!("{here} responses from it{observed}"))
     }
 
-    fn never_falls(&self) -> Outcome {
+    fn never_falls(&self) -> Evaluation {
         let mut contents: BTreeMap<Generation, (&str, u64)> = BTreeMap::new();
-        let mut told = Vec::new();
-        for (reader, tables) in self.seen.tables() {
+        let mut observed = Vec::new();
+        for (reader, tables) in self.observations.tables() {
             for pair in tables.windows(2) {
                 let ((_, before), (at, after)) = (pair[0], pair[1]);
                 if after.generation < before.generation {
@@ -170,48 +176,50 @@ impl Court<'_> {
             }
             for (_, table) in tables {
                 let Some(content) = table.content else { continue };
-                let (other, known) = *contents.entry(table.generation).or_insert((reader, content));
-                if known != content {
+                let (other, first) = *contents.entry(table.generation).or_insert((reader, content));
+                if first != content {
                     return Err(format!("{other} and {reader} had different tables {}", table.generation));
                 }
             }
             if let (Some((_, first)), Some((_, last))) = (tables.first(), tables.last()) {
-                told.push(format!("{reader} {} to {}", first.generation, last.generation));
+                observed.push(format!("{reader} {} to {}", first.generation, last.generation));
             }
         }
         held(
-            !told.is_empty(),
-            if told.is_empty() { "no reader was seen".to_owned() } else { told.join(", ") },
+            !observed.is_empty(),
+            if observed.is_empty() { "no reader was observed".to_owned() } else { observed.join(", ") },
         )
     }
 
-    fn rises(&self, span: Span) -> Outcome {
-        let (before, after) = (self.seen.tables_at(span.anchor), self.seen.tables_at(span.from));
+    fn rises(&self, span: Span) -> Evaluation {
+        let (before, after) =
+            (self.observations.tables_at(span.anchor), self.observations.tables_at(span.from));
         let newest = before.values().map(|table| table.generation).max();
-        let told: Vec<_> =
+        let observed: Vec<_> =
             after.iter().map(|(reader, table)| format!("{reader} {}", table.generation)).collect();
         let risen = after.values().filter(|table| Some(table.generation) > newest).count();
         let newest = newest.map_or("none".to_owned(), |newest| newest.to_string());
-        held(risen > 0, format!("{newest}, then {}", told.join(", ")))
+        held(risen > 0, format!("{newest}, then {}", observed.join(", ")))
     }
 
-    fn agree(&self, span: Span) -> Outcome {
-        let tables = self.seen.tables_at(span.to);
+    fn agree(&self, span: Span) -> Evaluation {
+        let tables = self.observations.tables_at(span.to);
         let hubs: Vec<_> = tables.iter().filter(|(reader, _)| reader.starts_with("hub")).collect();
-        let told: Vec<_> = hubs.iter().map(|(hub, table)| format!("{hub} {}", table.generation)).collect();
+        let observed: Vec<_> =
+            hubs.iter().map(|(hub, table)| format!("{hub} {}", table.generation)).collect();
         let one = hubs.iter().all(|(_, table)| *table == hubs[0].1);
-        held(one && hubs.len() == self.drill.world.hubs as usize, told.join(", "))
+        held(one && hubs.len() == self.drill.fleet.hubs as usize, observed.join(", "))
     }
 }
 
 /// Counts responses in which the region took part.
-fn served_by(window: &Window, region: &RegionId) -> u64 {
+fn served_by(window: &TimeWindow, region: &RegionId) -> u64 {
     let here = window.by_region.iter().filter(|(served, _)| served.regions().contains(region));
     here.map(|(_, second)| second.ok).sum()
 }
 
-fn held(held: bool, told: String) -> Outcome {
-    if held { Ok(told) } else { Err(told) }
+fn held(held: bool, observed: String) -> Evaluation {
+    if held { Ok(observed) } else { Err(observed) }
 }
 
 fn ms(span: Duration) -> String {
@@ -220,8 +228,8 @@ fn ms(span: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::seen::{Sight, Table};
-    use super::super::{Surroundings, read};
+    use super::super::observations::{RegionObservation, TableObservation};
+    use super::super::{ReadContext, read};
     use super::*;
     use crate::exchange::Sample;
     use crate::priority::Priority;
@@ -232,7 +240,7 @@ mod tests {
     /// A drill of 20 s with a step at 10 s that kills the far region, with `step` under it and `top` at the top level.
     fn drill(top: &str, step: &str) -> Drill {
         let text = format!(
-            "about = 'a test'\nlasts = '20s'\n{top}\n[world]\nregions = ['{NEAR}', '{FAR}']\nstore = 'etcd'\nhubs = 2\n\
+            "description = 'a test'\nduration = '20s'\n{top}\n[fleet]\nregions = ['{NEAR}', '{FAR}']\nstore = 'etcd'\nhubs = 2\n\
              [[load]]\nname = 'one'\nnear = '{NEAR}'\nrate = 50\n[[load]]\nname = 'two'\nnear = '{FAR}'\nrate = 50\n\
              [[step]]\nat = '10s'\ndo = 'kill region {FAR}'\n{step}\n"
         );
@@ -241,8 +249,8 @@ mod tests {
             let text = include_str!("../../../configs/deployments.toml");
             Ok(regions::parse_deployments(text, &Catalogue::builtin()).unwrap())
         };
-        let around = Surroundings { catalogue: &catalogue, deployments: &deployments, against: false };
-        read(&text, &around).unwrap_or_else(|problems| panic!("{problems:#?}"))
+        let context = ReadContext { catalogue: &catalogue, deployments: &deployments, against: false };
+        read(&text, &context).unwrap_or_else(|problems| panic!("{problems:#?}"))
     }
 
     fn sample(task: usize, second: u64, region: &str, latency_ms: u64) -> Sample {
@@ -252,7 +260,7 @@ mod tests {
             intended: Duration::from_secs(second),
             lag: Duration::ZERO,
             latency: Some(Duration::from_millis(latency_ms)),
-            served: Served::read(region),
+            served: ServingRegions::parse(region),
             retried: false,
             outcome: Ok(()),
         }
@@ -277,38 +285,46 @@ mod tests {
     }
 
     fn failed(mut record: Record, second: u64, code: ErrorCode) -> Record {
-        let refused = Failure::Refused { status: 503, code: Some(code) };
-        record.add(Sample { outcome: Err(refused), served: Served::Unnamed, ..sample(1, second, NEAR, 1) });
+        let refused = RequestFailure::ErrorStatus { status: 503, code: Some(code) };
+        record.add(Sample {
+            outcome: Err(refused),
+            served: ServingRegions::Unknown,
+            ..sample(1, second, NEAR, 1)
+        });
         record
     }
 
-    fn seen(changes: &[(u64, &str)], tables: &[(u64, &str, u64, u64)]) -> Seen {
-        let mut seen = Seen::default();
+    fn observations(changes: &[(u64, &str)], tables: &[(u64, &str, u64, u64)]) -> Observations {
+        let mut observations = Observations::default();
         for (at, health) in changes {
-            let sight = Sight { health: (*health).to_owned(), draining: false };
-            seen.region(Duration::from_millis(*at), &FAR.parse().unwrap(), sight);
+            let region = RegionObservation { health: (*health).to_owned(), draining: false };
+            observations.region(Duration::from_millis(*at), &FAR.parse().unwrap(), region);
         }
         for (at, reader, number, content) in tables {
             let generation = Generation { epoch: 1, number: *number };
-            seen.table(Duration::from_millis(*at), reader, Table { generation, content: Some(*content) });
+            observations.table(
+                Duration::from_millis(*at),
+                reader,
+                TableObservation { generation, content: Some(*content) },
+            );
         }
-        seen
+        observations
     }
 
-    fn held(drill: &Drill, record: &Record, seen: &Seen) -> (bool, String) {
-        let verdicts = judge(drill, record, seen, &Catalogue::builtin());
-        assert_eq!(verdicts.len(), 1, "{verdicts:?}");
-        (verdicts[0].held, verdicts[0].seen.clone())
+    fn held(drill: &Drill, record: &Record, observations: &Observations) -> (bool, String) {
+        let results = evaluate(drill, record, observations, &Catalogue::builtin());
+        assert_eq!(results.len(), 1, "{results:?}");
+        (results[0].held, results[0].observed.clone())
     }
 
     #[test]
-    fn what_callers_saw_is_held_against_what_was_expected() {
+    fn expectations_about_requests_are_evaluated() {
         let outage = ErrorCode::NoCapacityInAllowedRegions;
         let check = |at_top: bool, text: &str, record: &Record, expected: bool, part: &str| {
             let line = format!("expect = ['{text}']");
             let drill = if at_top { drill(&line, "") } else { drill("", &line) };
-            let (held, told) = held(&drill, record, &Seen::default());
-            assert!(held == expected && told.contains(part), "{text}: {held}, {told}");
+            let (held, observed) = held(&drill, record, &Observations::default());
+            assert!(held == expected && observed.contains(part), "{text}: {held}, {observed}");
         };
         let (good, one_lost) = (record(), failed(record(), 10, outage));
         check(true, "failed == 0", &good, true, "0 of 2000 failed");
@@ -328,7 +344,7 @@ mod tests {
         check(false, "p50 < 20ms for two within 2s", &good, false, "p50 11");
         check(true, "served_in us only for one", &good, true, "aws/us-east-1 1000");
         check(true, "served_in us only", &good, false, "gcp/europe-west4 500");
-        check(true, "served_in us only", &Record::default(), false, "nothing was answered");
+        check(true, "served_in us only", &Record::default(), false, "no ok response");
         let together = |regions: &str| {
             let mut record = record();
             record.add(sample(0, 15, regions, 10));
@@ -348,40 +364,45 @@ mod tests {
             "served_by gcp/europe-west4 for one",
             &together("aws/us-east-1,gcp/europe-west4"),
             true,
-            "1 answers",
+            "1 responses",
         );
-        check(false, "served_by gcp/europe-west4", &good, false, "0 answers");
-        check(false, "served_by aws/us-east-1 for two", &good, true, "500 answers");
+        check(false, "served_by gcp/europe-west4", &good, false, "0 responses");
+        check(false, "served_by aws/us-east-1 for two", &good, true, "500 responses");
     }
 
     #[test]
-    fn a_region_is_evacuated_when_nothing_comes_from_it_and_the_gateway_has_left_it() {
-        let check = |seen: &Seen, record: &Record, expected: bool, part: &str| {
-            let (held, told) = held(&drill("", "expect = ['evacuated within 3s']"), record, seen);
-            assert!(held == expected && told.contains(part), "{held}, {told}");
+    fn a_region_is_evacuated_without_responses_and_with_the_gateway_not_using_it() {
+        let check = |observations: &Observations, record: &Record, expected: bool, part: &str| {
+            let (held, observed) = held(&drill("", "expect = ['evacuated within 3s']"), record, observations);
+            assert!(held == expected && observed.contains(part), "{held}, {observed}");
         };
         let mut straggler = record();
         straggler.add(sample(1, 14, FAR, 100));
         let left = [(0, "healthy"), (10_300, "suspect"), (12_900, "down")];
-        check(&seen(&left, &[]), &record(), true, "does not use it");
-        check(&seen(&left, &[]), &straggler, false, "1 answers");
-        check(&seen(&[(0, "healthy"), (13_100, "down")], &[]), &record(), false, "for healthy");
+        check(&observations(&left, &[]), &record(), true, "does not use it");
+        check(&observations(&left, &[]), &straggler, false, "1 responses");
+        check(
+            &observations(&[(0, "healthy"), (13_100, "down")], &[]),
+            &record(),
+            false,
+            "considers it healthy",
+        );
         let back = [(0, "healthy"), (10_300, "down"), (15_000, "healthy")];
-        check(&seen(&back, &[]), &record(), false, "healthy again");
-        check(&Seen::default(), &record(), true, "0 answers");
+        check(&observations(&back, &[]), &record(), false, "healthy again");
+        check(&Observations::default(), &record(), true, "0 responses");
         let mut part = record();
         part.add(sample(1, 14, "aws/us-east-1,gcp/europe-west4", 100));
-        check(&seen(&left, &[]), &part, false, "1 answers");
+        check(&observations(&left, &[]), &part, false, "1 responses");
     }
 
     #[test]
-    fn a_table_that_goes_back_or_is_two_is_found() {
+    fn regressing_and_conflicting_tables_are_detected() {
         let check = |text: &str, tables: &[(u64, &str, u64, u64)], expected: bool, part: &str| {
             let at_top = text.starts_with("generation never");
             let line = format!("expect = ['{text}']");
             let drill = if at_top { drill(&line, "") } else { drill("", &line) };
-            let (held, told) = held(&drill, &record(), &seen(&[], tables));
-            assert!(held == expected && told.contains(part), "{text}: {held}, {told}");
+            let (held, observed) = held(&drill, &record(), &observations(&[], tables));
+            assert!(held == expected && observed.contains(part), "{text}: {held}, {observed}");
         };
         let never = "generation never falls";
         check(never, &[(0, "hub 1", 5, 50), (11_000, "hub 2", 6, 60)], true, "hub 1 1.5 to 1.5");

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, MutexGuard};
 
 use super::requests::Requests;
-use super::stream::Tls;
+use super::transport::TlsTarget;
 use crate::options::Options;
 use crate::record::Record;
 
 /// State shared by the generator's thread and its owner.
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     pub(crate) requests: Vec<Requests>,
     record: Mutex<Record>,
     /// Requests the end of the run: no further request is started.
@@ -19,10 +19,10 @@ pub(crate) struct Shared {
     pub(crate) in_flight: AtomicUsize,
 }
 
-impl Shared {
-    pub(crate) fn new(options: &Options, record: Record) -> Shared {
-        let requests = (0..options.tasks.len()).map(|place| Requests::of(options, place)).collect();
-        Shared {
+impl SharedState {
+    pub(crate) fn new(options: &Options, record: Record) -> SharedState {
+        let requests = (0..options.tasks.len()).map(|index| Requests::of(options, index)).collect();
+        SharedState {
             requests,
             record: Mutex::new(record),
             stop: AtomicBool::new(false),
@@ -31,12 +31,12 @@ impl Shared {
     }
 
     pub(crate) fn record(&self) -> MutexGuard<'_, Record> {
-        self.record.lock().expect("nobody panics while adding to the record")
+        self.record.lock().expect("no panic while the lock is held")
     }
 }
 
 /// Address and TLS parameters of the target.
-pub(crate) struct Target {
+pub(crate) struct ConnectTarget {
     pub(crate) address: SocketAddr,
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<TlsTarget>,
 }

@@ -18,18 +18,18 @@ use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 use tokio::time::{sleep_until, timeout_at};
 
-use super::budget::{HedgeBudget, RetryBudget};
-use super::endpoints::Endpoints;
-use super::error::{ClientError, RequestName};
-use super::fate::{self, Fate};
-use super::http::{Answer, Failure, Headers, Outgoing, Wire};
+use super::budget::{ClientHedgeBudget, ClientRetryBudget};
+use super::endpoints::EndpointSelector;
+use super::error::{ClientError, FailedRequest};
+use super::http::{AttemptError, EndpointClient, HttpResponse, RequestTemplate, ResponseHeaders};
+use super::retry::{self, RetryDecision};
 use super::settings::Preference;
-use super::window::Window;
-use crate::scan::Wrong;
+use super::window::ConcurrencyWindow;
+use crate::scan::DecodeError;
 
 /// Progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct OperationProgress {
     /// Completed requests.
     pub requests_done: usize,
     /// Total requests.
@@ -44,44 +44,44 @@ pub struct Progress {
 #[derive(Clone, Debug, Default)]
 pub struct RequestRecord {
     /// Time from the first attempt to the response.
-    pub took: Duration,
+    pub elapsed: Duration,
     /// Number of attempts, including hedges.
     pub attempts: u32,
     /// Headers of the response.
-    pub headers: Headers,
+    pub headers: ResponseHeaders,
 }
 
 /// Source of request bodies and consumer of response bodies.
-pub(super) trait Job {
+pub(super) trait BulkJob {
     /// Returns the input range of each request.
     fn requests(&self) -> &[Range<usize>];
     /// Returns the body of a request.
     fn body(&self, number: usize) -> Vec<u8>;
     /// Decodes the response of a request. Called once per request, in any order.
-    fn take(&mut self, number: usize, answer: &[u8]) -> Result<(), Wrong>;
+    fn take(&mut self, number: usize, response: &[u8]) -> Result<(), DecodeError>;
 }
 
 /// Endpoints, method and path of an operation.
-pub(super) struct Road<'a> {
-    pub(super) wires: &'a [Wire],
+pub(super) struct OperationRoute<'a> {
+    pub(super) clients: &'a [EndpointClient],
     pub(super) weights: &'a [f64],
     pub(super) method: Method,
     pub(super) path: &'a str,
 }
 
 /// Request that has been started and is not complete.
-struct Open {
+struct OpenRequest {
     since: Instant,
     attempts: u32,
     /// Failed attempts that count against [`super::retry::RetryRules::retries_max`].
     failures: u32,
     /// Number of responses of the whole operation when this request was last rejected as overload.
-    answers_seen: u64,
+    responses_at_rejection: u64,
     last: usize,
-    running: Vec<Attempt>,
+    running: Vec<RunningAttempt>,
 }
 
-struct Attempt {
+struct RunningAttempt {
     /// Number of the attempt within its request, from 1.
     attempt: u32,
     endpoint: usize,
@@ -89,94 +89,99 @@ struct Attempt {
     handle: AbortHandle,
 }
 
-struct Done {
+struct FinishedAttempt {
     number: usize,
     attempt: u32,
     endpoint: usize,
-    result: Result<Answer, Failure>,
+    result: Result<HttpResponse, AttemptError>,
 }
 
 /// Delay before an unfundable retry is checked again. [`OperationState::failed`] prevents this case.
-const UNPAID_WAIT: Duration = Duration::from_secs(1);
+const NO_BUDGET_WAIT: Duration = Duration::from_secs(1);
 
 /// Executes `job`. `progress` is called after every response.
-pub(super) async fn drive<J: Job>(
-    road: Road<'_>,
+pub(super) async fn execute<J: BulkJob>(
+    route: OperationRoute<'_>,
     job: &mut J,
     preference: &Preference,
-    progress: &mut (dyn FnMut(Progress) + Send),
+    progress: &mut (dyn FnMut(OperationProgress) + Send),
 ) -> Result<Vec<RequestRecord>, ClientError> {
     let headers = preference.check().map_err(ClientError::Invalid)?;
-    let outgoing = outgoing(&road, &headers)?;
+    let outgoing = outgoing(&route, &headers)?;
     let start = Instant::now();
     let requests = job.requests().len();
     let inputs = job.requests().last().map_or(0, |last| last.end);
-    let mut operation = Operation {
+    let mut operation = OperationState {
         preference,
         deadline: preference.total_timeout.map(|total| start + total),
-        endpoints: Endpoints::new(road.weights.iter().copied()),
-        retries: RetryBudget::new(preference.retry_share, start),
-        hedges: HedgeBudget::new(preference.hedge_share),
-        window: Window::new(preference.in_flight_max),
+        endpoints: EndpointSelector::new(route.weights.iter().copied()),
+        retries: ClientRetryBudget::new(preference.retry_share, start),
+        hedges: ClientHedgeBudget::new(preference.hedge_share),
+        window: ConcurrencyWindow::new(preference.in_flight_max),
         running: 0,
-        answers: 0,
-        chance: SmallRng::from_os_rng(),
+        responses: 0,
+        rng: SmallRng::from_os_rng(),
         next: 0,
         requests,
         open: BTreeMap::new(),
-        again: BinaryHeap::new(),
-        late: VecDeque::new(),
+        retry_queue: BinaryHeap::new(),
+        hedge_queue: VecDeque::new(),
     };
     let mut attempts = FuturesUnordered::new();
     let mut spare: Vec<Vec<u8>> = Vec::new();
     let mut records = vec![RequestRecord::default(); requests];
-    let mut done = Progress { requests_done: 0, requests, inputs_done: 0, inputs };
+    let mut done = OperationProgress { requests_done: 0, requests, inputs_done: 0, inputs };
     while done.requests_done < requests {
         let now = Instant::now();
         if operation.deadline.is_some_and(|deadline| deadline <= now) {
             let total = preference.total_timeout.unwrap_or_default();
-            return Err(ClientError::OutOfTime { total, done: done.requests_done, requests });
+            return Err(ClientError::Timeout { total, done: done.requests_done, requests });
         }
-        while let Some((number, endpoint)) = operation.launch(now) {
+        while let Some((number, endpoint)) = operation.next_attempt(now) {
             let body = job.body(number);
             let buffer = spare.pop().unwrap_or_default();
             let until = operation.until(now);
-            let (wire, out) = (&road.wires[endpoint], &outgoing[endpoint]);
+            let (client, out) = (&route.clients[endpoint], &outgoing[endpoint]);
             let attempt = operation.attempts(number) + 1;
             let (sending, handle) = abortable(async move {
-                let sent = timeout_at(until.into(), wire.send(out, body, buffer)).await;
-                Done { number, attempt, endpoint, result: sent.unwrap_or(Err(Failure::TimedOut)) }
+                let sent = timeout_at(until.into(), client.send(out, body, buffer)).await;
+                FinishedAttempt {
+                    number,
+                    attempt,
+                    endpoint,
+                    result: sent.unwrap_or(Err(AttemptError::Timeout)),
+                }
             });
-            operation.launched(number, Attempt { attempt, endpoint, sent: now, handle });
+            operation.started(number, RunningAttempt { attempt, endpoint, sent: now, handle });
             attempts.push(sending);
         }
-        let due = operation.due();
-        let ended = tokio::select! {
+        let next_deadline = operation.next_deadline();
+        let finished = tokio::select! {
             biased;
-            Some(ended) = attempts.next(), if !attempts.is_empty() => ended.ok(),
-            () = sleep_until(due.unwrap_or(now).into()), if due.is_some() => None,
+            Some(finished) = attempts.next(), if !attempts.is_empty() => finished.ok(),
+            () = sleep_until(next_deadline.unwrap_or(now).into()), if next_deadline.is_some() => None,
         };
         // `None`: a timer expired, or an aborted attempt was removed.
-        let Some(Done { number, attempt, endpoint, result }) = ended else { continue };
+        let Some(FinishedAttempt { number, attempt, endpoint, result }) = finished else { continue };
         let now = Instant::now();
         match result {
-            Ok(answer) => {
-                let Open { since, attempts, .. } = operation.answered(number, attempt, endpoint, now);
-                job.take(number, answer.body()).map_err(|wrong| {
-                    let request = name(&road, job.requests(), number, endpoint, attempts);
-                    ClientError::Wrong { request, wrong }
+            Ok(response) => {
+                let OpenRequest { since, attempts, .. } = operation.completed(number, attempt, endpoint, now);
+                job.take(number, response.body()).map_err(|error| {
+                    let request = name(&route, job.requests(), number, endpoint, attempts);
+                    ClientError::InvalidResponse { request, error }
                 })?;
-                records[number] = RequestRecord { took: now - since, attempts, headers: answer.headers };
-                spare.push(answer.buffer);
+                records[number] = RequestRecord { elapsed: now - since, attempts, headers: response.headers };
+                spare.push(response.buffer);
                 done.requests_done += 1;
                 done.inputs_done += job.requests()[number].len();
                 progress(done);
             }
             // The operation's own timeout is reported at the top of the loop; it is more informative than the attempt's.
-            Err(Failure::TimedOut) if operation.deadline.is_some_and(|deadline| deadline <= now) => {}
+            Err(AttemptError::Timeout) if operation.deadline.is_some_and(|deadline| deadline <= now) => {}
             Err(failure) => {
                 if let Some(attempts) = operation.failed(number, attempt, endpoint, &failure, now) {
-                    let request = name(&road, job.requests(), number, endpoint, attempts);
+                    let request = name(&route, job.requests(), number, endpoint, attempts);
                     return Err(ClientError::Failed { request, failure });
                 }
             }
@@ -185,49 +190,54 @@ pub(super) async fn drive<J: Job>(
     Ok(records)
 }
 
-fn outgoing(road: &Road<'_>, headers: &HeaderMap) -> Result<Vec<Outgoing>, ClientError> {
-    let of = |wire: &Wire| wire.outgoing(&road.method, road.path, headers);
-    road.wires.iter().map(of).collect::<Result<_, _>>().map_err(|problem| ClientError::Invalid(vec![problem]))
+fn outgoing(route: &OperationRoute<'_>, headers: &HeaderMap) -> Result<Vec<RequestTemplate>, ClientError> {
+    let of = |client: &EndpointClient| client.outgoing(&route.method, route.path, headers);
+    route
+        .clients
+        .iter()
+        .map(of)
+        .collect::<Result<_, _>>()
+        .map_err(|problem| ClientError::Invalid(vec![problem]))
 }
 
 fn name(
-    road: &Road<'_>,
+    route: &OperationRoute<'_>,
     requests: &[Range<usize>],
     number: usize,
     endpoint: usize,
     attempts: u32,
-) -> RequestName {
-    let endpoint = road.wires[endpoint].name();
-    RequestName { number, inputs: requests[number].clone(), endpoint, attempts }
+) -> FailedRequest {
+    let endpoint = route.clients[endpoint].name();
+    FailedRequest { number, inputs: requests[number].clone(), endpoint, attempts }
 }
 
-struct Operation<'a> {
+struct OperationState<'a> {
     preference: &'a Preference,
     deadline: Option<Instant>,
-    endpoints: Endpoints,
-    retries: RetryBudget,
-    hedges: HedgeBudget,
-    window: Window,
+    endpoints: EndpointSelector,
+    retries: ClientRetryBudget,
+    hedges: ClientHedgeBudget,
+    window: ConcurrencyWindow,
     /// Attempts in flight.
     running: usize,
-    answers: u64,
-    chance: SmallRng,
+    responses: u64,
+    rng: SmallRng,
     /// First request that has not been started.
     next: usize,
     requests: usize,
-    open: BTreeMap<usize, Open>,
+    open: BTreeMap<usize, OpenRequest>,
     /// Requests that wait for a retry, by due time.
-    again: BinaryHeap<Reverse<(Instant, usize)>>,
+    retry_queue: BinaryHeap<Reverse<(Instant, usize)>>,
     /// Times at which first attempts become eligible for a hedge. Ordered, because the delay is the same for all.
-    late: VecDeque<(Instant, usize)>,
+    hedge_queue: VecDeque<(Instant, usize)>,
 }
 
-impl Operation<'_> {
+impl OperationState<'_> {
     /// Returns the next attempt to send now, and its endpoint.
-    fn launch(&mut self, now: Instant) -> Option<(usize, usize)> {
+    fn next_attempt(&mut self, now: Instant) -> Option<(usize, usize)> {
         let number = self.hedge(now).or_else(|| {
-            let may = self.running < self.window.size();
-            may.then(|| self.retry(now).or_else(|| self.begin())).flatten()
+            let has_capacity = self.running < self.window.size();
+            has_capacity.then(|| self.retry(now).or_else(|| self.start_next())).flatten()
         })?;
         let last = self.open.get(&number).map(|open| open.last);
         Some((number, self.endpoints.pick(now, last)))
@@ -235,30 +245,30 @@ impl Operation<'_> {
 
     fn retry(&mut self, now: Instant) -> Option<usize> {
         loop {
-            let Reverse((at, number)) = *self.again.peek()?;
+            let Reverse((at, number)) = *self.retry_queue.peek()?;
             if at > now {
                 return None;
             }
-            self.again.pop();
+            self.retry_queue.pop();
             match self.retries.withdraw(now) {
                 Ok(()) => return Some(number),
                 // `failed` admits only requests with a share above 0, so time earns a retry.
-                Err(wait) => self.again.push(Reverse((now + wait.unwrap_or(UNPAID_WAIT), number))),
+                Err(wait) => self.retry_queue.push(Reverse((now + wait.unwrap_or(NO_BUDGET_WAIT), number))),
             }
         }
     }
 
     /// Hedges are sent in addition to the concurrency window, because their budget is small; but not while it is reduced.
     fn hedge(&mut self, now: Instant) -> Option<usize> {
-        if self.window.is_cut() {
+        if self.window.is_reduced() {
             return None;
         }
         loop {
-            let (at, number) = *self.late.front()?;
+            let (at, number) = *self.hedge_queue.front()?;
             if at > now {
                 return None;
             }
-            self.late.pop_front();
+            self.hedge_queue.pop_front();
             let alone =
                 self.open.get(&number).is_some_and(|open| open.attempts == 1 && open.running.len() == 1);
             if alone && self.hedges.withdraw() {
@@ -267,11 +277,11 @@ impl Operation<'_> {
         }
     }
 
-    fn begin(&mut self) -> Option<usize> {
+    fn start_next(&mut self) -> Option<usize> {
         // Waiting requests count: after a `retry-after` the client must not send others in place of the delayed ones.
-        let may = self.next < self.requests && self.open.len() < self.preference.in_flight_max;
-        self.next += usize::from(may);
-        may.then(|| self.next - 1)
+        let has_capacity = self.next < self.requests && self.open.len() < self.preference.in_flight_max;
+        self.next += usize::from(has_capacity);
+        has_capacity.then(|| self.next - 1)
     }
 
     fn until(&self, now: Instant) -> Instant {
@@ -283,13 +293,13 @@ impl Operation<'_> {
         self.open.get(&number).map_or(0, |open| open.attempts)
     }
 
-    fn launched(&mut self, number: usize, attempt: Attempt) {
-        let (now, answers_seen) = (attempt.sent, self.answers);
-        let new = || Open {
+    fn started(&mut self, number: usize, attempt: RunningAttempt) {
+        let (now, responses_at_rejection) = (attempt.sent, self.responses);
+        let new = || OpenRequest {
             since: now,
             attempts: 0,
             failures: 0,
-            answers_seen,
+            responses_at_rejection,
             last: attempt.endpoint,
             running: Vec::new(),
         };
@@ -299,31 +309,31 @@ impl Operation<'_> {
         open.last = attempt.endpoint;
         open.running.push(attempt);
         if let (1, Some(after)) = (open.attempts, self.preference.hedge_after) {
-            self.late.push_back((now + after, number));
+            self.hedge_queue.push_back((now + after, number));
         }
     }
 
     /// Returns the next time at which the loop has work without a response.
-    fn due(&self) -> Option<Instant> {
+    fn next_deadline(&self) -> Option<Instant> {
         // When no attempt may start, only a response can free the window, so retries are not due earlier.
-        let may = self.running < self.window.size();
-        let again = self.again.peek().map(|Reverse((at, _))| *at).filter(|_| may);
-        let late = self.late.front().map(|(at, _)| *at).filter(|_| !self.window.is_cut());
-        [again, late, self.deadline].into_iter().flatten().min()
+        let has_capacity = self.running < self.window.size();
+        let next_retry = self.retry_queue.peek().map(|Reverse((at, _))| *at).filter(|_| has_capacity);
+        let next_hedge = self.hedge_queue.front().map(|(at, _)| *at).filter(|_| !self.window.is_reduced());
+        [next_retry, next_hedge, self.deadline].into_iter().flatten().min()
     }
 
     /// Handles a response to `number` and aborts its other attempts.
-    fn answered(&mut self, number: usize, attempt: u32, endpoint: usize, now: Instant) -> Open {
-        self.endpoints.ended(endpoint, true, now);
+    fn completed(&mut self, number: usize, attempt: u32, endpoint: usize, now: Instant) -> OpenRequest {
+        self.endpoints.finished(endpoint, true, now);
         self.retries.succeeded();
         self.hedges.succeeded();
-        self.window.answered();
-        self.answers += 1;
+        self.window.succeeded();
+        self.responses += 1;
         let mut open = self.open.remove(&number).expect("an attempt belongs to an open request");
         self.running -= open.running.len();
         for other in open.running.drain(..).filter(|other| other.attempt != attempt) {
             other.handle.abort();
-            self.endpoints.taken_back(other.endpoint);
+            self.endpoints.aborted(other.endpoint);
         }
         open
     }
@@ -334,35 +344,35 @@ impl Operation<'_> {
         number: usize,
         attempt: u32,
         endpoint: usize,
-        failure: &Failure,
+        failure: &AttemptError,
         now: Instant,
     ) -> Option<u32> {
-        self.endpoints.ended(endpoint, !fate::shuns(failure), now);
-        let chance = self.chance.random();
+        self.endpoints.finished(endpoint, !retry::is_endpoint_failure(failure), now);
+        let draw = self.rng.random();
         let open = self.open.get_mut(&number).expect("an attempt belongs to an open request");
         self.running -= 1;
-        let ended = open.running.iter().position(|running| running.attempt == attempt);
-        let sent = ended.map_or(now, |place| open.running.swap_remove(place).sent);
+        let finished = open.running.iter().position(|running| running.attempt == attempt);
+        let sent = finished.map_or(now, |index| open.running.swap_remove(index).sent);
         // An overloaded server that completed other requests since this one's last rejection makes progress, so the rejection
         // does not count as a failure.
-        let busy = fate::is_busy(failure);
-        let goes_on = busy && self.answers > open.answers_seen;
-        open.answers_seen = self.answers;
-        open.failures += u32::from(!goes_on || open.failures == 0);
-        if busy {
-            self.window.refused(sent, now);
+        let overloaded = retry::is_overload(failure);
+        let makes_progress = overloaded && self.responses > open.responses_at_rejection;
+        open.responses_at_rejection = self.responses;
+        open.failures += u32::from(!makes_progress || open.failures == 0);
+        if overloaded {
+            self.window.rejected(sent, now);
         }
         if !open.running.is_empty() {
             // The original attempt or its hedge is still in flight and serves as the retry.
             return None;
         }
         let in_time = |at: &Instant| self.deadline.is_none_or(|deadline| *at < deadline);
-        match fate::after(failure, open.failures, &self.preference.retries, now, chance) {
-            Fate::RetryAt(at) if self.preference.retry_share > 0.0 && in_time(&at) => {
-                self.again.push(Reverse((at, number)));
+        match retry::decide(failure, open.failures, &self.preference.retries, now, draw) {
+            RetryDecision::RetryAt(at) if self.preference.retry_share > 0.0 && in_time(&at) => {
+                self.retry_queue.push(Reverse((at, number)));
                 None
             }
-            Fate::RetryAt(_) | Fate::GiveUp => Some(open.attempts),
+            RetryDecision::RetryAt(_) | RetryDecision::GiveUp => Some(open.attempts),
         }
     }
 }
