@@ -1,12 +1,12 @@
-//! Named invariants, as functions. What makes a decision asserts them, properties check them after each step, and a test
-//! breaks them on purpose.
+//! Named invariants, as functions. Production code asserts them on each decision, property tests check them after each
+//! step, and a test violates them on purpose.
 
 use crate::selection::Candidate;
 use crate::set::{RegionIndex, RegionSet};
 
-/// A region was chosen that may not see the request.
+/// A selected region that may not see the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("region {} of the catalogue was chosen and may not see the request", .0.as_usize())]
+#[error("region {} of the catalogue was selected but may not see the request", .0.as_usize())]
 pub struct ResidencyViolation(pub RegionIndex);
 
 /// **Residency**: no byte of a request reaches a region outside its allowed set.

@@ -1,12 +1,12 @@
-//! The choice of a region: filter, then score, then order.
+//! Region selection: filter, then score, then order.
 //!
-//! *Filter* says what is possible, with a reason for each region that is not. It is set algebra: the allowed set comes
-//! first, everything later works on what it left, and so no health, no distance and no load can bring a forbidden region
-//! back. *Score* ranks what is possible; the order of its fields is the policy. *Order* sorts, and ties end in the
-//! region's ordinal, so the same question has the same answer everywhere.
+//! *Filter* determines the eligible regions, with a reason for each ineligible one. It is set algebra: the allowed
+//! regions come first and every later step only removes regions, so no health, distance or load can bring a forbidden
+//! region back. *Score* ranks the eligible regions; the order of its fields is the policy. *Order* sorts, with ties
+//! broken by the region's ordinal, so the same query has the same result everywhere.
 //!
-//! The obvious other way, one weighted sum over everything with a large penalty for what is forbidden, makes the residency policy a
-//! matter of arithmetic.
+//! The obvious alternative, one weighted sum with a large penalty for forbidden regions, would make residency depend on
+//! the magnitudes of the weights.
 
 use std::time::Duration;
 
@@ -14,87 +14,86 @@ use crate::invariants;
 use crate::set::{RegionIndex, RegionSet};
 use crate::weights::Share;
 
-/// How a region has looked of late. The order is that of preference.
+/// Recent health of a region. The order is that of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Health {
-    /// It reports.
+    /// It sends reports.
     Healthy,
-    /// Nothing was heard of it yet, neither good nor bad.
+    /// No report was received yet, and no failure.
     Unknown,
-    /// It has missed reports or failed requests; it is used when nothing better is left.
+    /// It has missed reports or failed requests; it is used when no better region is available.
     Suspect,
     /// It is not used.
     Down,
 }
 
-/// Why a region cannot take a request. The order is that in which the reasons are looked at.
+/// Reason why a region is ineligible. The order is that of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ineligible {
-    /// The residency policy forbids it, whatever else may be true of it.
+    /// The residency policy forbids it, regardless of everything else.
     ForbiddenByResidency,
-    /// It has not registered, or we have not heard of it.
+    /// It has not registered, or the route table with its registration has not arrived.
     NotInRouteTable,
     /// No replica of the deployment is ready there.
     NotDeployedThere,
-    /// It is down.
+    /// Its health is [`Health::Down`].
     Down,
 }
 
-/// What is asked: where could this request go?
+/// Input of the selection for one request.
 #[derive(Clone, Copy)]
 pub struct Query<'a> {
-    /// The regions that the question is about; the answer gives each a place or a reason.
+    /// Regions to decide on; the result contains a position or a reason for each.
     pub considered: RegionSet,
-    /// What the residency policy permits: the intersection of all policies.
+    /// Regions that all residency policies of the request permit.
     pub allowed: RegionSet,
-    /// What the route table holds.
+    /// Regions in the route table.
     pub routed: RegionSet,
-    /// Where the deployment has a ready replica.
+    /// Regions in which the deployment has a ready replica.
     pub serving: RegionSet,
-    /// Regions that are being drained: asked after all others that are as well.
+    /// Regions that are being drained. They rank after all other regions of the same health.
     pub draining: RegionSet,
-    /// How each region has looked of late. Asked only of regions that could serve otherwise.
+    /// Health of a region. Called only for regions that are eligible otherwise.
     pub health: &'a dyn Fn(RegionIndex) -> Health,
-    /// The expected round trip to each region: from the client where its place is known, else from the gateway.
+    /// Expected round trip to a region: from the client where its location is known, else from the gateway.
     pub rtt: &'a dyn Fn(RegionIndex) -> Duration,
 }
 
-/// How good a region is for a request; less is better. **The order of the fields is the policy.**
+/// Rank of a region for a request; lower is better. **The order of the fields is the policy.**
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Score {
-    /// A healthy region far away is better than a suspect one nearby.
+    /// A distant healthy region is better than a near suspect one.
     pub health: Health,
-    /// Among the equally healthy one that is being drained comes last.
+    /// Among regions of equal health, those being drained come last.
     pub draining: bool,
-    /// Of the others the nearest.
+    /// Then the nearest region is preferred.
     pub rtt: Duration,
-    /// Among the equally near the first of the catalogue, so that no two are equal.
+    /// Tie-break: the first in the catalogue, so that no two scores are equal.
     pub region: RegionIndex,
 }
 
-/// A region that could take the request.
+/// Eligible region with its score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Which.
+    /// Region.
     pub region: RegionIndex,
-    /// How good.
+    /// Rank.
     pub score: Score,
-    /// What the plan gives it of requests like this one, where a plan says anything of them. It does not rank: whoever
-    /// draws by it puts the region that was drawn in front.
+    /// Share of such requests that the traffic plan assigns to the region, if the plan covers them. It does not affect
+    /// the rank: the caller draws a region by these shares and moves it to the front.
     pub planned: Option<Share>,
 }
 
-/// The answer, with its reasons.
+/// Result of the selection, with reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
-    /// What could take the request, best first.
+    /// Eligible regions, best first.
     pub order: Vec<Candidate>,
-    /// What could not, and why.
+    /// Ineligible regions and the reasons.
     pub refused: Refused,
 }
 
-/// The considered regions that cannot take the request, by reason. Four sets, so that explaining costs nothing until
-/// somebody asks.
+/// Ineligible regions by reason. Stored as four sets, so that reasons cost nothing until an explanation is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     forbidden: RegionSet,
@@ -103,22 +102,21 @@ pub struct Refused {
     down: RegionSet,
 }
 
-/// Chooses: filter, score, order.
+/// Selects regions: filter, score, order.
 pub fn select(query: &Query<'_>) -> Selection {
     select_in(query, Vec::new())
 }
 
-/// The same in the room of an order that is no longer needed: where that was large enough, nothing is allocated.
-pub fn select_in(query: &Query<'_>, room: Vec<Candidate>) -> Selection {
+/// Like [`select`], but reuses the allocation of a previous result. Allocates only if its capacity is too small.
+pub fn select_in(query: &Query<'_>, buffer: Vec<Candidate>) -> Selection {
     let (eligible, refused) = filter(query);
     let scored = eligible.iter().map(|region| score(query, region));
-    let order = order(scored, eligible.len(), room);
-    invariants::check_residency(&query.allowed, &order)
-        .expect("the filter takes forbidden regions out before all else");
+    let order = order(scored, eligible.len(), buffer);
+    invariants::check_residency(&query.allowed, &order).expect("the filter removes forbidden regions first");
     Selection { order, refused }
 }
 
-/// What is possible, and why the rest is not.
+/// Returns the eligible regions, and the reasons for the others.
 pub fn filter(query: &Query<'_>) -> (RegionSet, Refused) {
     let permitted = query.considered.intersect(query.allowed);
     let routed = permitted.intersect(query.routed);
@@ -133,21 +131,21 @@ pub fn filter(query: &Query<'_>) -> (RegionSet, Refused) {
     (deployed.minus(down), refused)
 }
 
-/// How good a possible region is.
+/// Returns an eligible region with its score.
 pub fn score(query: &Query<'_>, region: RegionIndex) -> Candidate {
     let draining = query.draining.contains(region);
     let score = Score { health: (query.health)(region), draining, rtt: (query.rtt)(region), region };
     Candidate { region, score, planned: None }
 }
 
-/// The candidates, best first, in `room`. `len` is how many there are, so that an allocation, if there is one, is of the
-/// right size.
+/// Sorts the candidates, best first, into `buffer`. `len` is their number, so that an allocation, if one is needed, has
+/// the right size.
 pub fn order(
     candidates: impl Iterator<Item = Candidate>,
     len: usize,
-    room: Vec<Candidate>,
+    buffer: Vec<Candidate>,
 ) -> Vec<Candidate> {
-    let mut order = room;
+    let mut order = buffer;
     order.clear();
     order.reserve_exact(len);
     order.extend(candidates);
@@ -156,14 +154,14 @@ pub fn order(
 }
 
 impl Selection {
-    /// The region to try first.
+    /// Returns the region to try first.
     pub fn best(&self) -> Option<RegionIndex> {
         self.order.first().map(|candidate| candidate.region)
     }
 }
 
 impl Refused {
-    /// Every refused region with its reason, in the order of the catalogue.
+    /// Returns every ineligible region with its reason, in catalogue order.
     pub fn iter(&self) -> impl Iterator<Item = (RegionIndex, Ineligible)> {
         let Refused { forbidden, unrouted, undeployed, down } = *self;
         let all = forbidden.union(unrouted).union(undeployed).union(down);
@@ -181,14 +179,14 @@ impl Refused {
         })
     }
 
-    /// Why a region was refused; `None` if it was not, or was not considered.
+    /// Returns the reason why a region is ineligible; `None` if it is eligible or was not considered.
     pub fn reason(&self, region: RegionIndex) -> Option<Ineligible> {
         self.iter().find(|(refused, _)| *refused == region).map(|(_, reason)| reason)
     }
 }
 
 impl Ineligible {
-    /// The reason in words, for explanations.
+    /// Returns the reason as text, for explanations.
     pub fn as_str(self) -> &'static str {
         match self {
             Ineligible::ForbiddenByResidency => "forbidden by residency",
@@ -203,9 +201,9 @@ impl Ineligible {
 mod tests {
     use super::*;
 
-    /// One region of a scene: what the residency policy, the table and its health say, and how far it is.
+    /// One region of a test case: residency, route table, health and distance.
     #[derive(Clone, Copy)]
-    struct Seen {
+    struct RegionCase {
         allowed: bool,
         routed: bool,
         serving: bool,
@@ -214,7 +212,7 @@ mod tests {
         rtt_ms: u64,
     }
 
-    const FINE: Seen = Seen {
+    const FINE: RegionCase = RegionCase {
         allowed: true,
         routed: true,
         serving: true,
@@ -223,19 +221,19 @@ mod tests {
         rtt_ms: 10,
     };
 
-    fn set(scene: &[Seen], holds: impl Fn(&Seen) -> bool) -> RegionSet {
-        let ordinals = scene.iter().enumerate().filter(|(_, seen)| holds(seen));
+    fn set(scene: &[RegionCase], holds: impl Fn(&RegionCase) -> bool) -> RegionSet {
+        let ordinals = scene.iter().enumerate().filter(|(_, case)| holds(case));
         ordinals.filter_map(|(ordinal, _)| RegionIndex::new(ordinal)).collect()
     }
 
     #[track_caller]
-    fn check(scene: &[Seen], order: &[usize], refused: &[(usize, Ineligible)]) {
+    fn check(scene: &[RegionCase], order: &[usize], refused: &[(usize, Ineligible)]) {
         let selection = select(&Query {
             considered: set(scene, |_| true),
-            allowed: set(scene, |seen| seen.allowed),
-            routed: set(scene, |seen| seen.routed),
-            serving: set(scene, |seen| seen.serving),
-            draining: set(scene, |seen| seen.draining),
+            allowed: set(scene, |case| case.allowed),
+            routed: set(scene, |case| case.routed),
+            serving: set(scene, |case| case.serving),
+            draining: set(scene, |case| case.draining),
             health: &|region| scene[region.as_usize()].health,
             rtt: &|region| Duration::from_millis(scene[region.as_usize()].rtt_ms),
         });
@@ -249,14 +247,14 @@ mod tests {
 
     #[test]
     fn the_nearest_region_is_first() {
-        let at = |rtt_ms| Seen { rtt_ms, ..FINE };
+        let at = |rtt_ms| RegionCase { rtt_ms, ..FINE };
         check(&[at(90), at(10), at(200), at(40)], &[1, 3, 0, 2], &[]);
     }
 
     #[test]
-    fn what_was_chosen_before_in_the_same_room_leaves_no_trace() {
+    fn a_reused_buffer_keeps_nothing_of_the_previous_selection() {
         let all: RegionSet = (0..9).filter_map(RegionIndex::new).collect();
-        let choose = |allowed, room| {
+        let choose = |allowed, buffer| {
             select_in(
                 &Query {
                     considered: all,
@@ -267,53 +265,63 @@ mod tests {
                     health: &|_| Health::Healthy,
                     rtt: &|region| Duration::from_millis(region.as_usize() as u64),
                 },
-                room,
+                buffer,
             )
         };
         let some: RegionSet = [3, 7].into_iter().filter_map(RegionIndex::new).collect();
         let before = choose(all, Vec::new());
-        let (room, at) = (before.order.capacity(), before.order.as_ptr());
+        let (capacity, address) = (before.order.capacity(), before.order.as_ptr());
         let after = choose(some, before.order);
         assert_eq!(after, choose(some, Vec::new()));
-        assert_eq!((after.order.capacity(), after.order.as_ptr()), (room, at), "it is the same room");
+        assert_eq!(
+            (after.order.capacity(), after.order.as_ptr()),
+            (capacity, address),
+            "the buffer is reused"
+        );
     }
 
     #[test]
-    fn of_two_equally_near_regions_the_first_of_the_catalogue_is_first() {
+    fn among_equally_near_regions_the_first_of_the_catalogue_is_first() {
         check(&[FINE, FINE, FINE], &[0, 1, 2], &[]);
     }
 
     #[test]
-    fn a_healthy_region_far_away_comes_before_an_unknown_one_and_that_before_a_suspect_one() {
-        let seen = |health, rtt_ms| Seen { health, rtt_ms, ..FINE };
-        let scene = [seen(Health::Suspect, 1), seen(Health::Unknown, 50), seen(Health::Healthy, 300)];
+    fn health_ranks_before_distance() {
+        let case = |health, rtt_ms| RegionCase { health, rtt_ms, ..FINE };
+        let scene = [case(Health::Suspect, 1), case(Health::Unknown, 50), case(Health::Healthy, 300)];
         check(&scene, &[2, 1, 0], &[]);
     }
 
     #[test]
-    fn a_region_that_is_being_drained_is_asked_after_all_that_are_as_well_and_before_the_others() {
-        let seen = |draining, health, rtt_ms| Seen { draining, health, rtt_ms, ..FINE };
+    fn a_draining_region_ranks_last_among_regions_of_equal_health() {
+        let case = |draining, health, rtt_ms| RegionCase { draining, health, rtt_ms, ..FINE };
         let scene = [
-            seen(true, Health::Healthy, 1),
-            seen(false, Health::Suspect, 2),
-            seen(false, Health::Healthy, 300),
-            Seen { allowed: false, ..FINE },
+            case(true, Health::Healthy, 1),
+            case(false, Health::Suspect, 2),
+            case(false, Health::Healthy, 300),
+            RegionCase { allowed: false, ..FINE },
         ];
         check(&scene, &[2, 0, 1], &[(3, Ineligible::ForbiddenByResidency)]);
     }
 
     #[test]
-    fn a_region_that_cannot_take_the_request_is_refused_for_the_first_reason_that_holds() {
-        let forbidden = Seen { allowed: false, ..FINE };
-        let hopeless =
-            Seen { allowed: false, routed: false, serving: false, health: Health::Down, rtt_ms: 0, ..FINE };
+    fn an_ineligible_region_is_reported_with_the_first_reason_that_applies() {
+        let forbidden = RegionCase { allowed: false, ..FINE };
+        let ineligible = RegionCase {
+            allowed: false,
+            routed: false,
+            serving: false,
+            health: Health::Down,
+            rtt_ms: 0,
+            ..FINE
+        };
         let scene = [
             FINE,
             forbidden,
-            hopeless,
-            Seen { allowed: true, ..hopeless },
-            Seen { allowed: true, routed: true, ..hopeless },
-            Seen { allowed: true, routed: true, serving: true, ..hopeless },
+            ineligible,
+            RegionCase { allowed: true, ..ineligible },
+            RegionCase { allowed: true, routed: true, ..ineligible },
+            RegionCase { allowed: true, routed: true, serving: true, ..ineligible },
         ];
         check(
             &scene,
@@ -329,9 +337,9 @@ mod tests {
     }
 
     #[test]
-    fn when_all_that_is_allowed_is_down_nothing_is_chosen() {
-        let down = Seen { health: Health::Down, ..FINE };
-        let forbidden = Seen { allowed: false, rtt_ms: 1, ..FINE };
+    fn when_all_allowed_regions_are_down_none_is_selected() {
+        let down = RegionCase { health: Health::Down, ..FINE };
+        let forbidden = RegionCase { allowed: false, rtt_ms: 1, ..FINE };
         check(&[down, forbidden], &[], &[(0, Ineligible::Down), (1, Ineligible::ForbiddenByResidency)]);
     }
 }

@@ -1,8 +1,8 @@
-//! What must hold of the residency policy and of the choice, whatever the fleet looks like.
+//! Property tests of residency policies and region selection over random fleets.
 //!
-//! A fleet is drawn at random over the regions of the real catalogue: any policies, any health, any distances. The
-//! checker of the invariant *Residency* is the one that the selection asserts at run time; the last test plants the classic
-//! mistake, a preference where a prohibition belongs, and shows that the same checker finds it.
+//! A fleet is drawn over the regions of the real catalogue: any policies, any health, any distances. The
+//! checker of the invariant *Residency* is the one that the selection asserts at run time. The last test implements the
+//! classic mistake, residency as a preference, and shows that the same checker finds it.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn any_policy() -> impl Strategy<Value = ResidencyPolicy> {
     ]
 }
 
-/// A text as a person or a program may write it, around the longest that is read.
+/// Policy texts with and without spaces, with lengths around the limit.
 fn any_text() -> impl Strategy<Value = String> {
     let spaced = |sign: &'static str| prop::sample::select(vec![sign.to_owned(), format!(" {sign} ")]);
     let areas = prop::collection::vec(any_area(), 1..4);
@@ -58,7 +58,7 @@ fn any_set() -> impl Strategy<Value = RegionSet> {
     })
 }
 
-/// A fleet as a gateway might see it.
+/// Random fleet as observed by a gateway.
 #[derive(Clone, Debug)]
 struct Fleet {
     routed: RegionSet,
@@ -99,7 +99,7 @@ impl Fleet {
         })
     }
 
-    /// The mistake: residency as the first of the preferences, with everything that serves as a candidate. It looks
+    /// Faulty selection: residency as the first preference, with every serving region as a candidate. Its results are
     /// right as long as an allowed region is up.
     fn select_by_preference(&self, allowed: RegionSet) -> Vec<Candidate> {
         let up =
@@ -118,7 +118,7 @@ impl Fleet {
 
 proptest! {
     #[test]
-    fn a_policy_that_was_read_is_read_back_wherever_it_is_sent(one in any_text(), other in any_text()) {
+    fn the_canonical_form_of_every_accepted_policy_is_accepted(one in any_text(), other in any_text()) {
         let read = |text: &str| text.parse::<ResidencyPolicy>().ok();
         for text in [&one, &other] {
             if let Some(policy) = read(text) {
@@ -126,7 +126,7 @@ proptest! {
             }
         }
         if let (Some(one), Some(other)) = (read(&one), read(&other)) {
-            match one.joined(&other) {
+            match one.narrow_checked(&other) {
                 Ok(both) => prop_assert_eq!(read(&both.to_string()), Some(both)),
                 Err(_) => prop_assert!(one.narrow(&other).to_string().len() > MAX_POLICY_LEN),
             }
@@ -134,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn narrowing_is_the_intersection_and_never_permits_more(a in any_policy(), b in any_policy()) {
+    fn narrowing_is_the_intersection(a in any_policy(), b in any_policy()) {
         let (of_a, of_b) = (a.permitted(&CATALOGUE), b.permitted(&CATALOGUE));
         let of_both = a.narrow(&b).permitted(&CATALOGUE);
         prop_assert_eq!(of_both, of_a.intersect(of_b));
@@ -143,12 +143,12 @@ proptest! {
     }
 
     #[test]
-    fn a_policy_means_the_same_after_it_travelled_as_text(policy in any_policy()) {
+    fn a_policy_round_trips_through_its_text_form(policy in any_policy()) {
         prop_assert_eq!(policy.to_string().parse::<ResidencyPolicy>(), Ok(policy));
     }
 
     #[test]
-    fn residency_no_health_distance_or_load_brings_a_forbidden_region_into_a_selection(
+    fn residency_a_forbidden_region_is_never_selected(
         fleet in any_fleet(),
         policy in any_policy(),
     ) {
@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn each_region_has_a_place_or_a_reason_and_the_order_is_total(fleet in any_fleet(), allowed in any_set()) {
+    fn each_region_has_a_position_or_a_reason_and_the_order_is_total(fleet in any_fleet(), allowed in any_set()) {
         let selection = fleet.select(allowed);
         let chosen: RegionSet = selection.order.iter().map(|candidate| candidate.region).collect();
         let refused: RegionSet = selection.refused.iter().map(|(region, _)| region).collect();
@@ -173,17 +173,17 @@ proptest! {
     }
 
     #[test]
-    fn a_region_that_comes_nearer_never_loses_its_place(
+    fn a_shorter_distance_never_lowers_the_rank(
         fleet in any_fleet(),
         allowed in any_set(),
         region in 0..CATALOGUE.len(),
     ) {
-        let place = |fleet: &Fleet| {
+        let position = |fleet: &Fleet| {
             fleet.select(allowed).order.iter().position(|candidate| candidate.region.as_usize() == region)
         };
         let mut nearer = fleet.clone();
         nearer.rtt_us[region] /= 2;
-        prop_assert!(place(&nearer) <= place(&fleet));
+        prop_assert!(position(&nearer) <= position(&fleet));
     }
 }
 
@@ -201,12 +201,16 @@ fn residency_check_catches_a_selector_that_makes_residency_a_preference() {
         health: vec![Health::Healthy; CATALOGUE.len()],
         rtt_us: vec![1000; CATALOGUE.len()],
     };
-    assert_eq!(fleet.select_by_preference(allowed)[0].region, european, "it looks right in fair weather");
+    assert_eq!(
+        fleet.select_by_preference(allowed)[0].region,
+        european,
+        "the faulty selection is right while the region is up"
+    );
 
     fleet.health[european.as_usize()] = Health::Down;
     assert_eq!(
         check_residency(&allowed, &fleet.select_by_preference(allowed)),
         Err(ResidencyViolation(american))
     );
-    assert_eq!(fleet.select(allowed).order, [], "the right one refuses instead");
+    assert_eq!(fleet.select(allowed).order, [], "the correct selection rejects instead");
 }

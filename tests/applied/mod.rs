@@ -33,7 +33,7 @@ async fn an_operator_changes_what_is_deployed_and_the_policy_follows() {
     assert_eq!(code, Some(0));
     std::fs::write(&file, &is).expect("written");
     let (code, said, _) = apply(&world, &file, &["--yes"]);
-    assert_eq!((code, said.trim()), (Some(0), "nothing changes"), "what was read back is what there is");
+    assert_eq!((code, said.trim()), (Some(0), "no changes"), "what was read back is what there is");
     let answer = world.embed("minilm", "near", &[ASHBURN]).await;
     assert_eq!(answer.header("x-meridian-region"), AMERICA);
 
@@ -70,7 +70,7 @@ async fn an_operator_changes_what_is_deployed_and_the_policy_follows() {
         })
         .await;
     let (code, said, _) = operator(&world, &["get", "rollout"]);
-    assert!(code == Some(0) && said.contains("nothing waits"), "{said}");
+    assert!(code == Some(0) && said.contains("rollout complete"), "{said}");
     assert!(said.contains(", 3 readers"), "the gateway and both spokes show the token of this world: {said}");
     let (code, said, _) = operator(&world, &["get", "deployments", "later"]);
     assert!(code == Some(0) && said.contains("name = \"later\"") && !said.contains("minilm-eu"), "{said}");
@@ -97,7 +97,7 @@ async fn what_cannot_be_applied_is_told_with_its_line_and_changes_nothing() {
         3,
         &["mine.toml: line 3: ", "did you mean embed", "mine.toml: line 5: ", "f33"],
     );
-    check("", &["--yes"], 2, &["says nothing"]);
+    check("", &["--yes"], 2, &["is empty"]);
     let other = world.file("other-token");
     std::fs::write(&other, "0123456789abcdef").expect("written");
     std::fs::write(&file, "deployment = []").expect("written");
@@ -146,7 +146,7 @@ async fn an_operator_says_who_may_come_in_and_the_gateway_follows_also_without_t
     assert_eq!(ask("local").await.0, 401, "and those of the gateway's own file are not any longer");
     let (code, is, _) = operator(&world, &["get", "tenants"]);
     assert!(code == Some(0) && is.contains(OLD), "{is}");
-    applied(is, &["nothing changes"]);
+    applied(is, &["no changes"]);
 
     applied(acme(NEW, eu), &["residency  anywhere -> eu  (narrows: at once)"]);
     world.until("its new key lets it in, to Europe", async || ask("acme-new").await == here(EUROPE)).await;
@@ -156,7 +156,10 @@ async fn an_operator_says_who_may_come_in_and_the_gateway_follows_also_without_t
 
     // The process that hands over to another takes its leave, and nobody waits for it.
     world.press("restart?process=gateway").await;
-    applied(acme(NEW, ""), &["eu -> anywhere  (widens: when everybody has heard of it)"]);
+    applied(
+        acme(NEW, ""),
+        &["eu -> anywhere  (widens: effective when all gateways and spokes have the new table)"],
+    );
     world.until("everybody has heard of it", async || ask("acme-new").await == here(AMERICA)).await;
 
     // On its disk is the last good word of who may come in.
@@ -177,7 +180,7 @@ async fn an_operator_says_who_may_come_in_and_the_gateway_follows_also_without_t
     std::fs::write(&file, acme("not-a-digest", "key_file = \"key\"")).expect("written");
     let (code, _, said) = apply(&world, &file, &["--yes"]);
     assert!(
-        code == Some(3) && said.contains("line 3: ") && said.contains("no secret goes to a hub"),
+        code == Some(3) && said.contains("line 3: ") && said.contains("secrets are not applied"),
         "{said}"
     );
     assert_eq!(ask("acme-new").await, here(EUROPE));

@@ -61,7 +61,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use supervision::health::Health;
+use supervision::health::HealthCheck;
 use supervision::task::{essential, supervise, supervise_until_done};
 use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
@@ -243,7 +243,7 @@ pub async fn run(
     }
     let asked = operations::Operations {
         config: config.clone(),
-        health: Health::default(),
+        health: HealthCheck::default(),
         tenants: tenants.clone(),
         place,
         views: views.subscribe(),

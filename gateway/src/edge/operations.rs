@@ -33,7 +33,7 @@ use regions::set::RegionIndex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
-use supervision::health::Health;
+use supervision::health::HealthCheck;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
@@ -42,7 +42,7 @@ use tokio::sync::{Semaphore, watch};
 pub(super) struct Operations {
     pub(super) config: Arc<EdgeConfig>,
     /// Checks of its own state, one at a time.
-    pub(super) health: Health,
+    pub(super) health: HealthCheck,
     pub(super) tenants: Arc<Tenants>,
     pub(super) place: RegionIndex,
     pub(super) views: watch::Receiver<Current>,

@@ -25,7 +25,7 @@ use scheduler_core::wire::registry::{KeepAliveV1, LeaseV1, RegisterV1};
 use scheduler_core::wire::tenant::TenantsV1;
 use scheduler_store::Store;
 use serde::de::DeserializeOwned;
-use supervision::health::Health;
+use supervision::health::HealthCheck;
 use supervision::request::{Panicked, contain};
 use tokio::sync::{Semaphore, mpsc, watch};
 
@@ -65,7 +65,7 @@ pub(super) struct Desk<S> {
     /// A gateway was seen to have a newer table than this hub. Told once: it asks again and again.
     pub(super) reader_ahead: Arc<AtomicBool>,
     /// Checks of the hub's own state, one at a time.
-    pub(super) health: Health,
+    pub(super) health: HealthCheck,
 }
 
 /// Every path of the hub, with what it needs. Only probes need nothing.
@@ -366,7 +366,7 @@ mod tests {
             polls: Arc::new(Semaphore::new(polls)),
             stopping,
             reader_ahead: Arc::default(),
-            health: Health::default(),
+            health: HealthCheck::default(),
         };
         (desk, stop, publish)
     }

@@ -89,7 +89,7 @@ impl Region {
         let all = table.iter().flat_map(|table| table.deployments.values());
         let here = |deployment: &&Deployment| {
             let allowed = deployment.residency.permitted(&self.catalogue);
-            allowed.intersect(deployment.placed(&self.catalogue)).contains(index)
+            allowed.intersect(deployment.placement(&self.catalogue)).contains(index)
         };
         self.deployed.values_mut().for_each(|deployed| deployed.retired = true);
         for deployment in all.filter(here) {

@@ -45,7 +45,7 @@ pub(super) fn fleet(
             problems.note(value.span(), format!("fleet: `regions`: name from 1 to {REGIONS_MAX} regions"));
         }
         for (text, at) in texts {
-            match region_list::known(text, context.catalogue) {
+            match region_list::find_region(text, context.catalogue) {
                 Ok(region) if fleet.regions.contains(&region) => {
                     problems.note(at, format!("fleet: `{text}` is listed twice: remove one"));
                 }

@@ -1,5 +1,5 @@
-//! Who looks on: asks the gateway how it sees regions, and every hub for its table, ten times a second, each by itself, so
-//! that one that is silent keeps nobody else waiting.
+//! Observer of a drill: polls the gateway's view of the regions and every hub's route table ten times a second. Each is
+//! polled separately, so that a process without a response does not delay the others.
 
 use loadtest::drill::Event;
 use loadtest::drill::seen::{Seen, Sight, Table};
@@ -10,24 +10,24 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 
-/// Between two looks.
-const LOOK_PERIOD: Duration = Duration::from_millis(100);
-/// How long an answer may take; who is paused gives none.
+/// Polling period.
+const POLL_PERIOD: Duration = Duration::from_millis(100);
+/// Timeout of a request; a paused process does not respond.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What has been seen and done so far.
-pub(super) struct Notes {
+/// Observations and executed actions so far.
+pub(super) struct ObservationLog {
     start: Instant,
     kept: Mutex<(Seen, Vec<Event>)>,
 }
 
-impl Notes {
-    pub(super) fn begin(start: Instant) -> Notes {
-        Notes { start, kept: Mutex::default() }
+impl ObservationLog {
+    pub(super) fn begin(start: Instant) -> ObservationLog {
+        ObservationLog { start, kept: Mutex::default() }
     }
 
-    /// Something is done.
-    pub(super) fn did(&self, text: &str) {
+    /// Records an executed action.
+    pub(super) fn record_action(&self, text: &str) {
         self.kept().1.push(Event { at: self.start.elapsed(), done: true, text: text.to_owned() });
     }
 
@@ -58,39 +58,39 @@ impl Notes {
     }
 }
 
-/// Whom to ask.
+/// Processes to poll.
 #[derive(Default)]
-pub(super) struct Readers {
+pub(super) struct Observer {
     gateway: Option<SocketAddr>,
     hubs: Vec<(String, SocketAddr)>,
-    /// What the hubs are shown.
+    /// Operator token for the hubs.
     token: Option<String>,
 }
 
-impl Readers {
-    /// A gateway by its operations port, and all hubs, which are shown this token.
-    pub(super) fn of(gateway: SocketAddr, hubs: &[SocketAddr], token: String) -> Readers {
+impl Observer {
+    /// Creates an observer of a gateway, by its operations address, and of all hubs.
+    pub(super) fn new(gateway: SocketAddr, hubs: &[SocketAddr], token: String) -> Observer {
         let named = |(at, hub): (usize, &SocketAddr)| (format!("hub {}", at + 1), *hub);
         let hubs = hubs.iter().enumerate().map(named).collect();
-        Readers { gateway: Some(gateway), hubs, token: Some(token) }
+        Observer { gateway: Some(gateway), hubs, token: Some(token) }
     }
 
-    /// Looks for ever.
-    pub(super) async fn look(&self, notes: &Notes) {
+    /// Polls forever.
+    pub(super) async fn run(&self, notes: &ObservationLog) {
         let gateway = async {
             match self.gateway {
                 Some(address) => {
-                    ask(format!("http://{address}/routes"), None, |routes| gateway(&routes, notes)).await
+                    poll(format!("http://{address}/routes"), None, |routes| gateway(&routes, notes)).await
                 }
                 None => std::future::pending().await,
             }
         };
-        // At most five, polled where they stand.
+        // There are at most five hubs; their futures are polled in this task.
         let [one, two, three, four, five] = std::array::from_fn(|at| async move {
             match self.hubs.get(at) {
                 Some((name, address)) => {
                     let url = format!("http://{address}/v1/routes");
-                    ask(url, self.token.as_deref(), |table| hub(name, &table, notes)).await;
+                    poll(url, self.token.as_deref(), |table| hub(name, &table, notes)).await;
                 }
                 None => std::future::pending().await,
             }
@@ -99,22 +99,22 @@ impl Readers {
     }
 }
 
-async fn ask(url: String, token: Option<&str>, mut note: impl FnMut(Value)) {
+async fn poll(url: String, token: Option<&str>, mut note: impl FnMut(Value)) {
     let Ok(client) = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build() else { return };
-    let mut look = tokio::time::interval(LOOK_PERIOD);
-    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut ticks = tokio::time::interval(POLL_PERIOD);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        look.tick().await;
+        ticks.tick().await;
         let request = token.iter().fold(client.get(&url), |request, token| request.bearer_auth(token));
-        if let Ok(answer) = request.send().await
-            && let Ok(value) = answer.json().await
+        if let Ok(response) = request.send().await
+            && let Ok(value) = response.json().await
         {
             note(value);
         }
     }
 }
 
-fn gateway(routes: &Value, notes: &Notes) {
+fn gateway(routes: &Value, notes: &ObservationLog) {
     for row in routes["regions"].as_array().into_iter().flatten() {
         let region = row["region"].as_str().and_then(|region| region.parse().ok());
         if let (Some(region), Some(health)) = (region, row["health"].as_str()) {
@@ -127,10 +127,10 @@ fn gateway(routes: &Value, notes: &Notes) {
     }
 }
 
-fn hub(name: &str, table: &Value, notes: &Notes) {
+fn hub(name: &str, table: &Value, notes: &ObservationLog) {
     let (Some(epoch), Some(number)) = (table["epoch"].as_u64(), table["generation"].as_u64()) else { return };
     let mut hasher = DefaultHasher::new();
-    // Its keys in order, whoever wrote it.
+    // serde_json sorts the keys, so equal tables have equal hashes.
     table.to_string().hash(&mut hasher);
     notes.table(name, Table { generation: Generation { epoch, number }, content: Some(hasher.finish()) });
 }
