@@ -7,7 +7,7 @@
 //! from the intended start of each request, and how much of it the slow region answered.
 
 use crate::scene::{Made, World};
-use loadtest::record::{Group, Served};
+use loadtest::record::{Group, ServingRegions};
 use loadtest::{Options, Report};
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -74,7 +74,7 @@ fn tell(slow: usize, reports: &[Report]) {
     println!(
         "| second | asked | failed | p50 ms | p99 ms | of before | answered by the slow region |\n|---:|---:|---:|---:|---:|---:|---:|"
     );
-    let here = Served::By(REGIONS[SLOW].parse().unwrap());
+    let here = ServingRegions::One(REGIONS[SLOW].parse().unwrap());
     for (second, group) in seconds.iter().enumerate() {
         let answered = reports
             .iter()

@@ -1,12 +1,12 @@
 //! Arrival schedule: intended starts of requests, determined by a seed before the first request is sent.
 //!
-//! A schedule is an iterator of intended starts, as time since the start of the run. It has no clock and no feedback from
-//! the run; this makes the loop open.
+//! A schedule is an iterator of intended starts, as time since the start of the run. It has no clock and no feedback
+//! from the run; this makes the loop open.
 //!
 //! The schedule follows a [`RateProfile`] by count: the i-th request of the constant process is due when the profile's
 //! cumulative count reaches i, instead of one interval after the previous request, so that rounding errors do not
-//! accumulate over a day. The Poisson process draws exponential steps between counts, as independent clients arrive: the
-//! same rate at every moment, with bursts that a constant rate never shows.
+//! accumulate over a day. The Poisson process draws exponential steps between counts, as independent clients arrive:
+//! the same rate at every moment, with bursts that a constant rate never shows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -134,7 +134,8 @@ mod tests {
         let gaps: Vec<f64> = starts.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
-        // 20 000 gaps: the standard error of the mean is 0.7 %, that of the deviation 1 %; four standard errors are allowed.
+        // 20 000 gaps: the standard error of the mean is 0.7 %, that of the deviation 1 %; four standard errors are
+        // allowed.
         assert!((mean * 1000.0 - 1.0).abs() < 0.03, "mean gap {mean}");
         assert!((variance.sqrt() / mean - 1.0).abs() < 0.04, "spread {} of mean {mean}", variance.sqrt());
     }

@@ -1,13 +1,13 @@
 //! Search for the highest rate at which an objective holds.
 //!
-//! Each trial runs at one rate for several seconds, so the limit must be found in few trials. The search doubles the rate
-//! until a trial fails, then bisects by geometric mean between the highest rate that held and the lowest that failed, until
-//! their ratio is within the precision.
+//! Each trial runs at one rate for several seconds, so the limit must be found in few trials. The search doubles the
+//! rate until a trial fails, then bisects by geometric mean between the highest rate that held and the lowest that
+//! failed, until their ratio is within the precision.
 //!
-//! A trial can be wrong: a burst on a shared machine makes a sustainable rate fail, and luck lets an unsustainable one hold.
-//! A failure therefore counts only after it occurred twice, and a rate is reported only after it held twice: at the limit a
-//! server fails one trial in two, and a rate that held once by luck is unlikely to hold again. If the confirmation fails,
-//! the search continues below.
+//! A trial can be wrong: a burst on a shared machine makes a sustainable rate fail, and luck lets an unsustainable one
+//! hold. A failure therefore counts only after it occurred twice, and a rate is reported only after it held twice: at
+//! the limit a server fails one trial in two, and a rate that held once by luck is unlikely to hold again. If the
+//! confirmation fails, the search continues below.
 //!
 //! The module performs no I/O: [`Search::next`] returns the next trial, [`Search::observe`] takes its result.
 

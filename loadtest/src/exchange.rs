@@ -1,10 +1,10 @@
 //! Outcome of one request, from its intended start on.
 //!
-//! Requests are not retried and redirects are not followed. The one exception is harmless: if a kept connection turns out
-//! to be closed *before a byte was sent*, the request uses another connection, as in every HTTP client.
+//! Requests are not retried and redirects are not followed. The one exception is harmless: if a kept connection turns
+//! out to be closed *before a byte was sent*, the request uses another connection, as in every HTTP client.
 //!
-//! The latency ends when the last byte of the response is received. Validation follows, so that its cost does not count as
-//! the server's latency.
+//! The latency ends when the last byte of the response is received. Validation follows, so that its cost does not
+//! count as the server's latency.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -65,7 +65,8 @@ pub struct Sample {
     pub intended: Duration,
     /// Delay of the actual start, caused by the generator.
     pub lag: Duration,
-    /// Time from the intended start to the last byte of the response, or to the failure; `None` if the request was not sent.
+    /// Time from the intended start to the last byte of the response, or to the failure; `None` if the request was not
+    /// sent.
     pub latency: Option<Duration>,
     /// Regions that served the request, according to the response.
     pub served: ServingRegions,

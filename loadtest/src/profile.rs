@@ -1,11 +1,11 @@
 //! Request rate over the course of a run: one rate, or a sequence of stages.
 //!
-//! A surge is a step (`100 for 10s, 300 for 10s, 100 for 10s`), a daily increase is a ramp (`0 to 300 for 5m`), and a pause
-//! is a stage at 0. The rate changes linearly within a stage, so at time `t` of a stage of length `T` from rate `a` to rate
-//! `b` its cumulative count is `a·t + (b - a)·t²/2T`. The n-th request of the run is due when the count, summed over the
-//! earlier stages, reaches n ([`RateProfile::when`]). All timing follows from inverting this function: the constant process
-//! uses whole numbers as counts, the Poisson process exponential steps of mean 1, and neither loses a request at a stage
-//! boundary, as one clock per stage would.
+//! A surge is a step (`100 for 10s, 300 for 10s, 100 for 10s`), a daily increase is a ramp (`0 to 300 for 5m`), and a
+//! pause is a stage at 0. The rate changes linearly within a stage, so at time `t` of a stage of length `T` from rate
+//! `a` to rate `b` its cumulative count is `a·t + (b - a)·t²/2T`. The n-th request of the run is due when the count,
+//! summed over the earlier stages, reaches n ([`RateProfile::when`]). All timing follows from inverting this function:
+//! the constant process uses whole numbers as counts, the Poisson process exponential steps of mean 1, and neither
+//! loses a request at a stage boundary, as one clock per stage would.
 
 use std::fmt;
 use std::str::FromStr;
@@ -109,8 +109,8 @@ impl RateProfile {
         Ok(RateProfile(stages))
     }
 
-    /// Parses a rate or a ramp that lasts for `duration`, or stages separated by commas that state their own length. Without a
-    /// duration a single rate lasts for `default`.
+    /// Parses a rate or a ramp that lasts for `duration`, or stages separated by commas that state their own length.
+    /// Without a duration a single rate lasts for `default`.
     pub fn parse(text: &str, duration: Option<&str>, default: Duration) -> Result<RateProfile, Vec<String>> {
         let mut problems = Vec::new();
         let given = duration.map(|given| span_at_most("--duration", given, DURATION_MAX)).transpose();
@@ -187,7 +187,8 @@ impl RateProfile {
         }
     }
 
-    /// Returns the time at which the cumulative count reaches `count`, in seconds since the start; `None` if it never does.
+    /// Returns the time at which the cumulative count reaches `count`, in seconds since the start; `None` if it never
+    /// does.
     pub fn when(&self, count: f64) -> Option<f64> {
         let (mut left, mut began) = (count, 0.0);
         for stage in &self.0 {

@@ -110,8 +110,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Opens and closes one connection, so that a wrong port is detected before the run. Also selects one of the addresses of
-/// the host name.
+/// Opens and closes one connection, so that a wrong port is detected before the run. Also selects one of the addresses
+/// of the host name.
 fn connect_target(options: &Options) -> Result<ConnectTarget, RunError> {
     let base = &options.base;
     let host = base.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();

@@ -1,9 +1,10 @@
 //! JSON scanner that does not build values.
 //!
-//! An embeddings response is a few words around hundreds of kilobytes of digits. A general parser would first copy them into
-//! strings; this one finds the end of a string with `memchr` and returns the bytes in place. Values that are not requested
-//! are skipped and checked for well-formedness: a response that is not JSON, is truncated, or continues after its end is
-//! [`DecodeError::NotJson`]. The client decodes responses with it, and the load generator validates them with it.
+//! An embeddings response is a few words around hundreds of kilobytes of digits. A general parser would first copy
+//! them into strings; this one finds the end of a string with `memchr` and returns the bytes in place. Values that are
+//! not requested are skipped and checked for well-formedness: a response that is not JSON, is truncated, or continues
+//! after its end is [`DecodeError::NotJson`]. The client decodes responses with it, and the load generator validates
+//! them with it.
 
 use std::fmt;
 
@@ -161,8 +162,8 @@ impl<'a> JsonCursor<'a> {
                 let raw = &self.bytes[begin..self.at + found];
                 self.at += found + 1;
                 let quoted = JsonString { raw, escaped };
-                // Most strings are plain ASCII; escapes and other characters are validated by serde. Without a branch the loop is
-                // vectorized.
+                // Most strings are plain ASCII; escapes and other characters are validated by serde. Without a branch
+                // the loop is vectorized.
                 let odd = raw.iter().fold(false, |odd, byte| odd | !(b' '..0x80).contains(byte));
                 let plain = !escaped && !odd;
                 return if plain { Ok(quoted) } else { quoted.to_text().map(|_| quoted) };

@@ -1,8 +1,8 @@
 //! Service-level objectives and goodput.
 //!
 //! `p99=50ms` requires that 99 of 100 requests receive a valid response within 50 ms of their intended start. Failed
-//! requests count against the objective: a fast rejection is not a served request. *Goodput* counts the requests that meet
-//! the latency of the objective.
+//! requests count against the objective: a fast rejection is not a served request. *Goodput* counts the requests that
+//! meet the latency of the objective.
 
 use std::fmt;
 use std::str::FromStr;

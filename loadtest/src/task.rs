@@ -1,8 +1,8 @@
 //! Task of a run: requests of one workload at their own pace. The tasks of a run execute concurrently.
 //!
-//! Endpoints seldom serve one kind of request alone. `queries at 20` with `bulk with 4 callers` is the dual profile: it
-//! measures whether interactive queries stay fast during a backfill. Each task has its own schedule or callers, and its own
-//! rows in the report.
+//! Endpoints seldom serve one kind of request alone. `queries at 20` with `bulk with 4 callers` is the dual profile:
+//! it measures whether interactive queries stay fast during a backfill. Each task has its own schedule or callers, and
+//! its own rows in the report.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -26,8 +26,8 @@ pub enum Pacing {
         /// Distribution of the gaps between requests.
         arrival: ArrivalProcess,
     },
-    /// Closed loop: each caller sends its next request after the response to the previous one. During a stall it sends none,
-    /// so its latencies are too favourable for a server that stalls.
+    /// Closed loop: each caller sends its next request after the response to the previous one. During a stall it sends
+    /// none, so its latencies are too favourable for a server that stalls.
     Closed {
         /// Number of callers.
         callers: usize,

@@ -59,7 +59,7 @@ async fn a_drill_against_a_deployment_does_what_its_operator_can_and_judges_the_
         assert!(said.contains(part), "{part} in {said}");
     }
     // Nobody looks at a gateway that is not ours.
-    assert!(said.contains("0 answers from it") && !said.contains("the gateway"), "{said}");
+    assert!(said.contains("0 responses from it") && !said.contains("the gateway"), "{said}");
     assert_eq!(world.route(EUROPE).await["draining"], true);
     assert_eq!(world.embed("minilm", "after it", &[ASHBURN]).await.header("x-meridian-region"), AMERICA);
 

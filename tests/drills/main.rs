@@ -60,7 +60,7 @@ fn a_region_dies_and_the_timeline_shows_that_nobody_failed() {
     let place = |part: &str| out.find(part).unwrap_or_else(|| panic!("{part} in {out}"));
     let killed = place(">> kill region gcp/europe-west4");
     assert!(killed < place("the gateway sees gcp/europe-west4 down"), "{out}");
-    let share = "asked for 40.0 requests a second: 20 % of 200 inputs a second, which is what 2 scripted replicas compute";
+    let share = "demand: 40.0 requests/s: 20 % of the 200 inputs/s of 2 scripted replicas, 100 each";
     assert!(out.contains(share), "{out}");
     assert!(out.contains("6 of 6 expectations hold") && !out.contains("FAILS"), "{out}");
 }
@@ -74,13 +74,13 @@ fn what_does_not_hold_is_named_and_ends_with_three() {
         told["expectations"].as_array().unwrap().iter().filter(|each| each["held"] == false).collect();
     assert_eq!((told["held"].as_bool(), broken.len()), (Some(false), 1), "{told:#}");
     assert_eq!(broken[0]["expectation"], "served_in eu only");
-    assert!(broken[0]["seen"].as_str().unwrap().contains("aws/us-east-1"), "{}", broken[0]);
+    assert!(broken[0]["observed"].as_str().unwrap().contains("aws/us-east-1"), "{}", broken[0]);
     assert_eq!(told["seconds"].as_array().unwrap().len(), 12);
 }
 
 #[test]
 fn a_file_that_cannot_be_run_starts_nothing_and_tells_all_that_is_wrong_with_it() {
-    let wrong = drill(", \"nobody fails\"")
+    let wrong = drill(", \"all requests succeed\"")
         .replace("kill region gcp", "kill region aws")
         .replace("inputs_per_second", "speed")
         .replace("evacuated within 3s", "evacuated within 6s");
@@ -89,9 +89,9 @@ fn a_file_that_cannot_be_run_starts_nothing_and_tells_all_that_is_wrong_with_it(
     assert_eq!(output.status.code(), Some(2), "{err}");
     assert!(output.stdout.is_empty());
     for (line, part) in [
-        (5, "nothing that a drill can measure"),
+        (5, "unknown expectation"),
         (9, "unknown key `speed`"),
-        (23, "no region `aws/europe-west4` in this world"),
+        (23, "no region `aws/europe-west4` in the fleet"),
     ] {
         let start = format!("meridian: {}: line {line}: ", file.display());
         assert!(err.lines().any(|it| it.starts_with(&start) && it.contains(part)), "{start}{part} in {err}");
@@ -104,5 +104,5 @@ fn a_deployment_that_was_there_before_is_not_killed() {
     let (output, _, _dir) = run(&drill(""), &["--against", "http://127.0.0.1:1"]);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{err}");
-    assert!(err.contains("only surge, drain and undrain can"), "{err}");
+    assert!(err.contains("only surge, drain and undrain are"), "{err}");
 }

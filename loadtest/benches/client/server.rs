@@ -1,8 +1,8 @@
 //! Server with precomputed responses.
 //!
-//! It counts the texts of a request and copies that many rows of a response that was serialized at startup. The remaining
-//! cost is copying in the kernel, so the bench measures the client. HTTP/1.1 is implemented here, HTTP/2 by hyper; each has
-//! its own port.
+//! It counts the texts of a request and copies that many rows of a response that was serialized at startup. The
+//! remaining cost is copying in the kernel, so the bench measures the client. HTTP/1.1 is implemented here, HTTP/2 by
+//! hyper; each has its own port.
 
 use std::convert::Infallible;
 use std::io::IoSlice;

@@ -1,10 +1,10 @@
 //! CPU cost of a request in the load generator, compared with wrk and oha.
 //!
 //! A server on its own core sends the same response to every request; the generator runs on the other core. Rounds are
-//! interleaved (A B C A B C …), so that disturbances of the machine affect all generators. In a round, each sends requests
-//! over 64 connections in a closed loop for some seconds; its requests and its CPU time are measured. Values are medians over
-//! the rounds, ratios are medians of the ratios of each round. Our generator validates every number of every response; wrk
-//! and oha check only the status.
+//! interleaved (A B C A B C …), so that disturbances of the machine affect all generators. In a round, each sends
+//! requests over 64 connections in a closed loop for some seconds; its requests and its CPU time are measured. Values
+//! are medians over the rounds, ratios are medians of the ratios of each round. Our generator validates every number
+//! of every response; wrk and oha check only the status.
 //!
 //! Finally our generator runs at a constant 40 000 requests per second; its lag shows whether it keeps the schedule.
 

@@ -1,9 +1,10 @@
 //! Extension module of `meridian_client`: runs operations concurrently with Python code.
 //!
-//! The public classes are written in Python ([`../python/meridian_client`]) and contain no hot path; this module makes no
-//! policy decisions. An operation is a task of a process-wide tokio runtime. Starting one copies the texts out of Python's
-//! strings; after that the interpreter lock is not needed until the end. [`Job`] reports the state and returns the result.
-//! Vectors are exposed to numpy in place by the array interface, without a copy and without an object per row.
+//! The public classes are written in Python ([`../python/meridian_client`]) and contain no hot path; this module makes
+//! no policy decisions. An operation is a task of a process-wide tokio runtime. Starting one copies the texts out of
+//! Python's strings; after that the interpreter lock is not needed until the end. [`Job`] reports the state and
+//! returns the result. Vectors are exposed to numpy in place by the array interface, without a copy and without an
+//! object per row.
 
 mod job;
 mod preference;

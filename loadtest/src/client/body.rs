@@ -1,7 +1,7 @@
 //! Serialization of request bodies, by hand: all texts into one buffer.
 //!
-//! The bytes before and after the texts are the same in every request of an operation and are serialized once, by serde.
-//! Most texts contain no character that needs escaping and are copied as they are.
+//! The bytes before and after the texts are the same in every request of an operation and are serialized once, by
+//! serde. Most texts contain no character that needs escaping and are copied as they are.
 
 use serde_json::{Map, Value};
 
@@ -14,7 +14,8 @@ pub(super) struct BodyTemplate {
 }
 
 impl BodyTemplate {
-    /// Creates a template: an object with `members` and the list of texts under `field`; `wrapped` puts each text in a list.
+    /// Creates a template: an object with `members` and the list of texts under `field`; `wrapped` puts each text in a
+    /// list.
     pub(super) fn new(members: Map<String, Value>, field: &str, wrapped: bool) -> BodyTemplate {
         let mut head = Value::Object(members).to_string().into_bytes();
         head.pop();

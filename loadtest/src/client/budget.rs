@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Largest balance of the retry budget.
 const RETRY_BALANCE_MAX: f64 = 100.0;
-/// Initial balance of the retry budget, and the number of retries that time earns per second while the balance is below it.
+/// Initial balance of the retry budget, and the number of retries that time earns per second while the balance is
+/// below it.
 const RETRY_BALANCE_INITIAL: f64 = 10.0;
 /// Largest balance of the hedge budget.
 const HEDGE_BALANCE_MAX: f64 = 8.0;

@@ -1,8 +1,8 @@
 //! Decoder of `POST /v1/embeddings` responses into one block of numbers.
 //!
-//! Each row is decoded to the position of its input, from base64 or from decimal digits, whichever the server sends. The
-//! number of dimensions is that of the first row unless the caller requested a number; all rows must agree. A row is
-//! accepted after its length, its index and the finiteness of its numbers were checked.
+//! Each row is decoded to the position of its input, from base64 or from decimal digits, whichever the server sends.
+//! The number of dimensions is that of the first row unless the caller requested a number; all rows must agree. A row
+//! is accepted after its length, its index and the finiteness of its numbers were checked.
 
 use base64_simd::{Out, STANDARD, STANDARD_NO_PAD};
 

@@ -1,9 +1,9 @@
 //! Endpoint selection.
 //!
 //! A request is sent to the endpoint with the fewest requests in flight relative to its weight. A failing endpoint is
-//! ejected; the ejection time doubles with each consecutive ejection. An endpoint of weight 0 is a standby, used only while
-//! all others are ejected. If all are ejected, the one whose ejection ends first is used, because sending no request at all
-//! does not help.
+//! ejected; the ejection time doubles with each consecutive ejection. An endpoint of weight 0 is a standby, used only
+//! while all others are ejected. If all are ejected, the one whose ejection ends first is used, because sending no
+//! request at all does not help.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,8 @@ impl EndpointSelector {
         EndpointSelector { all }
     }
 
-    /// Selects the endpoint of a request and counts the request as in flight. Avoids `avoid` if there is an equal alternative.
+    /// Selects the endpoint of a request and counts the request as in flight. Avoids `avoid` if there is an equal
+    /// alternative.
     pub fn pick(&mut self, now: Instant, avoid: Option<usize>) -> usize {
         let rank = |(index, state): &(usize, &EndpointState)| {
             let ejected = state.ejected_until.filter(|until| *until > now);

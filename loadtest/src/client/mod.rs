@@ -1,18 +1,18 @@
 //! Bulk client: many texts in, one block of numbers out.
 //!
-//! Embedding a corpus means millions of short texts and one measure: the time until all are done. A client made for single
-//! requests spends that time on its own overhead: a parser that creates a string and a list per row, an object around it, a
-//! task per request. This client splits the texts into requests ([`split`]), keeps hundreds of them in flight from one loop
-//! (`operation`), reads each response once into a buffer and decodes its rows from there to their final position
-//! (`embeddings`). Results are in the order of the texts and validated: an invalid response is an error that names the
-//! request.
+//! Embedding a corpus means millions of short texts and one measure: the time until all are done. A client made for
+//! single requests spends that time on its own overhead: a parser that creates a string and a list per row, an object
+//! around it, a task per request. This client splits the texts into requests ([`split`]), keeps hundreds of them in
+//! flight from one loop (`operation`), reads each response once into a buffer and decodes its rows from there to their
+//! final position (`embeddings`). Results are in the order of the texts and validated: an invalid response is an error
+//! that names the request.
 //!
-//! Failed attempts are retried within a budget ([`budget`], [`retry`]), at another endpoint if there is one ([`endpoints`]),
-//! and concurrency is reduced for an overloaded server ([`window`]). These modules are pure decisions: time and randomness
-//! are arguments. To cancel an operation, drop its future.
+//! Failed attempts are retried within a budget ([`budget`], [`retry`]), at another endpoint if there is one
+//! ([`endpoints`]), and concurrency is reduced for an overloaded server ([`window`]). These modules are pure
+//! decisions: time and randomness are arguments. To cancel an operation, drop its future.
 //!
-//! One operation runs on the task that awaits it, so it uses one core; concurrent operations use several. docs/client.md
-//! documents the use from Rust and from Python.
+//! One operation runs on the task that awaits it, so it uses one core; concurrent operations use several.
+//! docs/client.md documents the use from Rust and from Python.
 
 mod body;
 pub mod budget;
@@ -195,9 +195,9 @@ impl Client {
         })
     }
 
-    /// Ranks texts by relevance to `query`, by TEI's `POST /rerank`. The texts of each request are in the order in which the
-    /// server ranked them, and the requests in the order of the texts. Scores do not depend on the other texts, so a caller
-    /// that needs a global ranking sorts by score.
+    /// Ranks texts by relevance to `query`, by TEI's `POST /rerank`. The texts of each request are in the order in
+    /// which the server ranked them, and the requests in the order of the texts. Scores do not depend on the other
+    /// texts, so a caller that needs a global ranking sorts by score.
     pub async fn rerank<S: AsRef<str>>(
         &self,
         query: &str,
@@ -232,8 +232,8 @@ impl Client {
         self.scored("/predict", texts, template, read, preference, progress).await
     }
 
-    /// Sends each of `bodies` to `path` as JSON; returns the response bodies in order. Failed requests are retried, so disable
-    /// retries for requests that are not idempotent.
+    /// Sends each of `bodies` to `path` as JSON; returns the response bodies in order. Failed requests are retried, so
+    /// disable retries for requests that are not idempotent.
     pub async fn batch<B: AsRef<[u8]>>(
         &self,
         method: Method,

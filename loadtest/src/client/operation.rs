@@ -1,9 +1,9 @@
 //! Execution of an operation: many requests, of which up to a few hundred are in flight.
 //!
-//! One loop owns all state: open requests, requests waiting for a retry, budgets. It passes the current time and random
-//! draws to the pure decisions ([`super::retry`], [`super::budget`], [`super::endpoints`]). Attempts are futures that the
-//! loop polls itself instead of tasks: dropping the operation drops them and their connections, and reading, decoding and
-//! sending the next request stay on one core.
+//! One loop owns all state: open requests, requests waiting for a retry, budgets. It passes the current time and
+//! random draws to the pure decisions ([`super::retry`], [`super::budget`], [`super::endpoints`]). Attempts are
+//! futures that the loop polls itself instead of tasks: dropping the operation drops them and their connections, and
+//! reading, decoding and sending the next request stay on one core.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -177,7 +177,8 @@ pub(super) async fn execute<J: BulkJob>(
                 done.inputs_done += job.requests()[number].len();
                 progress(done);
             }
-            // The operation's own timeout is reported at the top of the loop; it is more informative than the attempt's.
+            // The operation's own timeout is reported at the top of the loop; it is more informative than the
+            // attempt's.
             Err(AttemptError::Timeout) if operation.deadline.is_some_and(|deadline| deadline <= now) => {}
             Err(failure) => {
                 if let Some(attempts) = operation.failed(number, attempt, endpoint, &failure, now) {
@@ -258,7 +259,8 @@ impl OperationState<'_> {
         }
     }
 
-    /// Hedges are sent in addition to the concurrency window, because their budget is small; but not while it is reduced.
+    /// Hedges are sent in addition to the concurrency window, because their budget is small; but not while it is
+    /// reduced.
     fn hedge(&mut self, now: Instant) -> Option<usize> {
         if self.window.is_reduced() {
             return None;
@@ -353,8 +355,8 @@ impl OperationState<'_> {
         self.running -= 1;
         let finished = open.running.iter().position(|running| running.attempt == attempt);
         let sent = finished.map_or(now, |index| open.running.swap_remove(index).sent);
-        // An overloaded server that completed other requests since this one's last rejection makes progress, so the rejection
-        // does not count as a failure.
+        // An overloaded server that completed other requests since this one's last rejection makes progress, so the
+        // rejection does not count as a failure.
         let overloaded = retry::is_overload(failure);
         let makes_progress = overloaded && self.responses > open.responses_at_rejection;
         open.responses_at_rejection = self.responses;

@@ -1,8 +1,9 @@
 //! Retry decision after a failed attempt.
 //!
 //! A `retry-after` of the server has precedence. It is extended by up to 10 % of random jitter, so that hundreds of
-//! requests rejected at once do not return at once. Otherwise the backoff doubles with each attempt, half of it random. A
-//! response with an invalid body is never retried: the next one would be invalid as well, and a retry would hide the fault.
+//! requests rejected at once do not return at once. Otherwise the backoff doubles with each attempt, half of it
+//! random. A response with an invalid body is never retried: the next one would be invalid as well, and a retry would
+//! hide the fault.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Decoder of TEI's `POST /rerank` and `POST /predict` responses. They are small and parsed by serde, which rejects numbers
-//! that are not finite.
+//! Decoder of TEI's `POST /rerank` and `POST /predict` responses. They are small and parsed by serde, which rejects
+//! numbers that are not finite.
 
 use serde::Deserialize;
 

@@ -3,8 +3,8 @@
 //! A request is limited by the number of texts, of characters and of tokens, whichever is reached first. A text above a
 //! limit is sent alone, because only the server knows whether it is too long. Texts stay in order and are never cut.
 //!
-//! Tokens are estimated, because the client does not have the model's tokenizer: one token per four bytes of ASCII, and one
-//! per other character. This is above the counts of embedding models' tokenizers for common languages.
+//! Tokens are estimated, because the client does not have the model's tokenizer: one token per four bytes of ASCII,
+//! and one per other character. This is above the counts of embedding models' tokenizers for common languages.
 
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
 //! Concurrency limit that adapts to an overloaded server.
 //!
-//! A client with a long list would send everything at once, but the server may take minutes for it. If it rejects requests
-//! as overload, resending the same number causes the same rejections. The limit is therefore halved on overload and grows
-//! by one per round trip of responses (AIMD, as in TCP). Rejections of requests that were sent before the last reduction
-//! do not reduce it again.
+//! A client with a long list would send everything at once, but the server may take minutes for it. If it rejects
+//! requests as overload, resending the same number causes the same rejections. The limit is therefore halved on
+//! overload and grows by one per round trip of responses (AIMD, as in TCP). Rejections of requests that were sent
+//! before the last reduction do not reduce it again.
 
 use std::time::Instant;
 

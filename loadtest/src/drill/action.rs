@@ -183,7 +183,8 @@ impl Action {
         }
     }
 
-    /// Returns whether the action is possible against an existing deployment, whose processes and links the drill does not control.
+    /// Returns whether the action is possible against an existing deployment, whose processes and links the drill does
+    /// not control.
     pub fn is_possible_on_existing_deployment(&self) -> bool {
         match self {
             Action::Surge { .. } | Action::Drain(_) | Action::Undrain(_) => true,

@@ -266,8 +266,8 @@ mod tests {
         }
     }
 
-    /// Fifty responses a second per load: 10 ms from the near region; 100 ms from the far region until it dies in second 10,
-    /// then 300 ms for two seconds and 110 ms from the near region.
+    /// Fifty responses a second per load: 10 ms from the near region; 100 ms from the far region until it dies in
+    /// second 10, then 300 ms for two seconds and 110 ms from the near region.
     fn record() -> Record {
         let mut record = Record::of([Vec::new(), Vec::new()]);
         for second in 0..20 {

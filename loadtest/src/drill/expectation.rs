@@ -15,11 +15,11 @@
 //!
 //! Each may be followed by `for NAME` (only requests of that load) and, under a step, by `within 5s`.
 //!
-//! The position in the file determines the span. `before`: from the end of the warm-up to the first step. `expect` at the
-//! top level: the whole run. `expect` under a step: from the step (plus the time of `within`, if given) to the next step at
-//! another time, or to the end. `within 5s` therefore means that the condition holds after 5 s at the latest and continues
-//! to hold. Statistics are kept per second, so fractions of seconds at both ends of a span are left out, except for
-//! `failed`, which includes them.
+//! The position in the file determines the span. `before`: from the end of the warm-up to the first step. `expect` at
+//! the top level: the whole run. `expect` under a step: from the step (plus the time of `within`, if given) to the
+//! next step at another time, or to the end. `within 5s` therefore means that the condition holds after 5 s at the
+//! latest and continues to hold. Statistics are kept per second, so fractions of seconds at both ends of a span are
+//! left out, except for `failed`, which includes them.
 
 use std::fmt;
 use std::time::Duration;

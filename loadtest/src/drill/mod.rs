@@ -2,8 +2,8 @@
 //!
 //! A drill file ([`read()`]) names a fleet, loads, steps on one clock, and expectations. Everything that can be
 //! checked in advance is checked in advance, and all problems are reported at once: every region exists, the fleet
-//! supports each action ([`action`]), and each expectation is measurable ([`expectation`]), over at least one second and with
-//! enough requests for its percentile.
+//! supports each action ([`action`]), and each expectation is measurable ([`expectation`]), over at least one second
+//! and with enough requests for its percentile.
 //!
 //! This module performs no I/O. The caller (`meridian drill`) starts the fleet, generates the load of [`plan`],
 //! executes the steps and records [`observations`]; then [`evaluate()`] compares. So drills can be tested without an
@@ -58,7 +58,8 @@ pub struct DrillFleet {
     pub store: DrillStore,
     /// Number of hubs.
     pub hubs: u32,
-    /// File in the format of configs/deployments.toml, as written in the drill; `None` for the default of `meridian up`.
+    /// File in the format of configs/deployments.toml, as written in the drill; `None` for the default of `meridian
+    /// up`.
     pub deployments: Option<String>,
     /// Engine of the replicas.
     pub engine: DrillEngine,
@@ -80,8 +81,8 @@ pub enum DrillStore {
 pub enum DrillEngine {
     /// Real models of the deployments on the CPU engine.
     Cpu,
-    /// Scripted replicas, which respond after a fixed time without computing. A region's capacity is then the configured one
-    /// and does not depend on the CPU time that a machine with all processes of the fleet has left.
+    /// Scripted replicas, which respond after a fixed time without computing. A region's capacity is then the
+    /// configured one and does not depend on the CPU time that a machine with all processes of the fleet has left.
     Scripted {
         /// Rate of one replica.
         inputs_per_second: u32,

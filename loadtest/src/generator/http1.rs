@@ -1,8 +1,8 @@
 //! Incremental parser of HTTP/1.1 responses.
 //!
 //! It performs no I/O. A response that is complete in one read is returned in place, without a copy; a longer one is
-//! buffered. Anything that is not valid HTTP (an invalid head, two lengths, a chunk without a size) ends the connection,
-//! because the start of the next response is then unknown.
+//! buffered. Anything that is not valid HTTP (an invalid head, two lengths, a chunk without a size) ends the
+//! connection, because the start of the next response is then unknown.
 
 use http::StatusCode;
 use replica_core::wire::error::ErrorCode;
@@ -207,8 +207,8 @@ fn is_interim(status: u16) -> bool {
     (100..200).contains(&status)
 }
 
-/// Parses the head at the start of `bytes`; returns it with the framing of the body and its own length. `None` while it is
-/// incomplete.
+/// Parses the head at the start of `bytes`; returns it with the framing of the body and its own length. `None` while
+/// it is incomplete.
 fn head(bytes: &[u8]) -> Result<Option<(ResponseHead, BodyFraming, usize)>, ProtocolError> {
     let mut lines = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut lines);

@@ -1,13 +1,13 @@
 //! Generator: one thread that starts requests on time and reads their responses.
 //!
-//! A load generator that is slower than its target measures itself. So there is no task, no channel and no allocation per
-//! request: one thread asks the pacer for due requests ([`Pacer`]), writes each to a kept connection, waits in epoll until
-//! the next start or the next response, and reads. A small request costs one write, one read and a share of one wait.
-//! Expensive work, the validation of large responses, runs on another thread ([`checker`]), so that bulk responses do not
-//! delay the start of interactive requests.
+//! A load generator that is slower than its target measures itself. So there is no task, no channel and no allocation
+//! per request: one thread asks the pacer for due requests ([`Pacer`]), writes each to a kept connection, waits in
+//! epoll until the next start or the next response, and reads. A small request costs one write, one read and a share
+//! of one wait. Expensive work, the validation of large responses, runs on another thread ([`checker`]), so that bulk
+//! responses do not delay the start of interactive requests.
 //!
-//! A request never waits for the response to another one: there are as many connections as requests in flight, up to a limit
-//! above which a request is *not sent* and counts as failed.
+//! A request never waits for the response to another one: there are as many connections as requests in flight, up to a
+//! limit above which a request is *not sent* and counts as failed.
 
 mod checker;
 mod connection;
@@ -53,8 +53,8 @@ const READ_BYTES: usize = 64 << 10;
 /// busy loop.
 const CALLER_FAILURE_DELAY: Duration = Duration::from_millis(100);
 
-/// Slot of a connection. epoll's user data is the slot's index with its generation, so that an event of a closed connection
-/// is not attributed to its successor.
+/// Slot of a connection. epoll's user data is the slot's index with its generation, so that an event of a closed
+/// connection is not attributed to its successor.
 #[derive(Default)]
 struct ConnectionSlot {
     generation: u32,

@@ -1,7 +1,7 @@
 //! Options of a run: as given ([`RawOptions`]) and validated ([`Options`]).
 //!
-//! Validation checks everything before it reports, so that a command line can be corrected in one go. Each problem names
-//! the option, the value and a valid value. A validated option cannot fail later in the run.
+//! Validation checks everything before it reports, so that a command line can be corrected in one go. Each problem
+//! names the option, the value and a valid value. A validated option cannot fail later in the run.
 
 mod parts;
 mod tasks;
@@ -33,8 +33,8 @@ pub const DEFAULT_DURATION: Duration = Duration::from_secs(10);
 /// Longest timeout of a request.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// Maximum requests in flight; one above is not sent and counts as failed. Each holds a connection; the value leaves room
-/// below the usual limit of 1024 open files per process.
+/// Maximum requests in flight; one above is not sent and counts as failed. Each holds a connection; the value leaves
+/// room below the usual limit of 1024 open files per process.
 pub const IN_FLIGHT_MAX: usize = 900;
 
 /// Options as given on the command line. For defaults see [`RawOptions::default`].

@@ -1,8 +1,8 @@
 //! Latency distributions: a precise one for a run, and a compact one for a second.
 //!
-//! A run has few distributions, and their tails matter: they are HDR histograms of three digits (an error of at most 0.1 %),
-//! whose memory does not depend on the length of the run. Seconds are many, one per region and task, with few requests
-//! each: they store only the values that occurred, with an error of 0.8 %, always rounded up.
+//! A run has few distributions, and their tails matter: they are HDR histograms of three digits (an error of at most
+//! 0.1 %), whose memory does not depend on the length of the run. Seconds are many, one per region and task, with few
+//! requests each: they store only the values that occurred, with an error of 0.8 %, always rounded up.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,12 +1,12 @@
-//! Statistics of a run: histograms per region, priority and outcome, histograms per task and stage, and counts with a compact
-//! distribution per second, region and task.
+//! Statistics of a run: histograms per region, priority and outcome, histograms per task and stage, and counts with a
+//! compact distribution per second, region and task.
 //!
 //! Latencies of failures are separate from those of successes: a rejection within a millisecond must not improve the
 //! percentiles, and a timeout of ten seconds is not a response time.
 //!
-//! A request belongs to the second and the stage of its *intended* start. The failure of a region therefore appears in the
-//! second in which it happened, not in the seconds in which the timeouts expired, and the effect of a surge is attributed to
-//! the requests of the surge, not to later ones.
+//! A request belongs to the second and the stage of its *intended* start. The failure of a region therefore appears in
+//! the second in which it happened, not in the seconds in which the timeouts expired, and the effect of a surge is
+//! attributed to the requests of the surge, not to later ones.
 
 mod group;
 mod latencies;
@@ -153,8 +153,8 @@ impl Record {
         all
     }
 
-    /// Returns the statistics of requests whose intended start is in a second that overlaps `[from, to)`: partial seconds at
-    /// both ends are included completely.
+    /// Returns the statistics of requests whose intended start is in a second that overlaps `[from, to)`: partial
+    /// seconds at both ends are included completely.
     pub fn between(&self, from: Duration, to: Duration) -> TimeWindow {
         self.window(&self.tasks, from, to)
     }

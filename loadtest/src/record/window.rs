@@ -45,8 +45,8 @@ impl TimeWindow {
         self.by_region.entry(served.clone()).or_default().add(second);
     }
 
-    /// Returns the latency at `quantile` (0 to 1) of ok requests, with an error of 0.8 % and rounded up; `None` without ok
-    /// requests.
+    /// Returns the latency at `quantile` (0 to 1) of ok requests, with an error of 0.8 % and rounded up; `None`
+    /// without ok requests.
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         self.latencies.quantile(quantile)
     }

@@ -1,7 +1,7 @@
 //! Report as one HTML page without external resources: plots and tables drawn from the embedded JSON.
 //!
-//! The page contains the report's JSON verbatim, and its script shows nothing else. So the numbers of the page and of `--json`
-//! cannot differ, and the page also carries the data.
+//! The page contains the report's JSON verbatim, and its script shows nothing else. So the numbers of the page and of
+//! `--json` cannot differ, and the page also carries the data.
 
 use super::Report;
 

@@ -1,9 +1,10 @@
 //! Report as HdrHistogram files, for other tools.
 //!
 //! `.hgrm` is the percentile distribution of HdrHistogram's `outputPercentileDistribution`, as wrk2 prints it and
-//! HdrHistogram's plotter reads it. A histogram log contains a compressed histogram for each second, task and region, tagged
-//! with task and region; HdrHistogram's `HistogramLogProcessor` and HistogramLogAnalyzer read it. Values are milliseconds in
-//! the first format, as the plotter labels them, and microseconds in the second, with the scale to milliseconds.
+//! HdrHistogram's plotter reads it. A histogram log contains a compressed histogram for each second, task and region,
+//! tagged with task and region; HdrHistogram's `HistogramLogProcessor` and HistogramLogAnalyzer read it. Values are
+//! milliseconds in the first format, as the plotter labels them, and microseconds in the second, with the scale to
+//! milliseconds.
 
 use std::fmt::Write as _;
 use std::io;

@@ -1,8 +1,8 @@
-//! Report of a run: a table as text, JSON ([`Report::to_json`]), an HTML page with plots ([`Report::to_html`]), and histogram
-//! files ([`Report::to_hgrm`], [`Report::to_hdr_log`]).
+//! Report of a run: a table as text, JSON ([`Report::to_json`]), an HTML page with plots ([`Report::to_html`]), and
+//! histogram files ([`Report::to_hgrm`], [`Report::to_hdr_log`]).
 //!
-//! Percentiles include only ok requests; failures are listed by cause. The generator's lag is always printed, with a warning
-//! if it is a significant part of the latencies: a generator that cannot keep its schedule measures itself.
+//! Percentiles include only ok requests; failures are listed by cause. The generator's lag is always printed, with a
+//! warning if it is a significant part of the latencies: a generator that cannot keep its schedule measures itself.
 
 pub mod compare;
 mod html;

@@ -1,9 +1,9 @@
 //! Validation of embeddings responses in one pass over the bytes.
 //!
-//! Such a response consists mostly of digits, and parsing them would cost more than everything else that a request costs the
-//! generator. Rows in plain notation are therefore only counted in place ([`row`]), by the same pass that validates the JSON;
-//! rows in any other notation are parsed number by number. Both paths accept the same rows, and both agree with a general
-//! JSON parser: property tests compare them.
+//! Such a response consists mostly of digits, and parsing them would cost more than everything else that a request
+//! costs the generator. Rows in plain notation are therefore only counted in place ([`row`]), by the same pass that
+//! validates the JSON; rows in any other notation are parsed number by number. Both paths accept the same rows, and
+//! both agree with a general JSON parser: property tests compare them.
 
 use super::{InvalidResponse, row};
 use crate::scan::{DecodeError, JsonCursor};
@@ -24,8 +24,8 @@ struct RowShape {
     finite: bool,
 }
 
-/// Validates a response to `inputs` inputs; returns the numbers per row. `is_expected` is called with the index and the text
-/// of each row, so that rows are parsed only where their values matter.
+/// Validates a response to `inputs` inputs; returns the numbers per row. `is_expected` is called with the index and
+/// the text of each row, so that rows are parsed only where their values matter.
 pub(crate) fn check(
     body: &[u8],
     inputs: usize,

@@ -1,8 +1,9 @@
 //! Classification of 64 bytes into bit masks; the first byte is the lowest bit.
 //!
-//! The processor's instruction for this (`pmovmskb`) is not available to safe Rust. The bytes are compared in a loop that the
-//! compiler vectorizes, the flags of eight words are combined with one bit per word, and the resulting 8×8 bit matrix is
-//! transposed. This costs half a nanosecond per byte for all classes together, a tenth of the cost of parsing.
+//! The processor's instruction for this (`pmovmskb`) is not available to safe Rust. The bytes are compared in a loop
+//! that the compiler vectorizes, the flags of eight words are combined with one bit per word, and the resulting 8×8
+//! bit matrix is transposed. This costs half a nanosecond per byte for all classes together, a tenth of the cost of
+//! parsing.
 
 /// Bytes that are classified together.
 pub(super) const BLOCK: usize = 64;

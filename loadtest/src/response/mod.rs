@@ -1,9 +1,9 @@
 //! Validation of response bodies. Rows are counted and checked; none is stored.
 //!
-//! An overloaded or broken server may respond with status 200 and missing rows, rows in another order, a truncated body or
-//! numbers that are not finite. Such a response is a failed request with its own cause in the report ([`InvalidResponse`]);
-//! a tool that counts status codes would report a success. Numbers are not parsed where their values do not matter, because
-//! validation runs on the machine that must also send the next request in time.
+//! An overloaded or broken server may respond with status 200 and missing rows, rows in another order, a truncated
+//! body or numbers that are not finite. Such a response is a failed request with its own cause in the report
+//! ([`InvalidResponse`]); a tool that counts status codes would report a success. Numbers are not parsed where their
+//! values do not matter, because validation runs on the machine that must also send the next request in time.
 
 pub(crate) mod embeddings;
 mod masks;

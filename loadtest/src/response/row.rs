@@ -1,14 +1,14 @@
 //! Validation of a row of numbers without parsing them.
 //!
-//! A response consists almost entirely of digits. A row in plain notation (no exponent, no space) is therefore processed 64
-//! bytes at a time: digits, points, signs and commas become 64-bit masks, and the JSON grammar of numbers becomes conditions
-//! on neighbouring bits, that is, on a mask and the same mask shifted by one. Addition ensures that a number has at most one
-//! point: a one added at the first digit after a point carries through the digits and appears at their end. For rows in
-//! other notation the result is `None`, and they are parsed number by number elsewhere; so the only other result is the
-//! number of values of a valid row.
+//! A response consists almost entirely of digits. A row in plain notation (no exponent, no space) is therefore
+//! processed 64 bytes at a time: digits, points, signs and commas become 64-bit masks, and the JSON grammar of numbers
+//! becomes conditions on neighbouring bits, that is, on a mask and the same mask shifted by one. Addition ensures that
+//! a number has at most one point: a one added at the first digit after a point carries through the digits and appears
+//! at their end. For rows in other notation the result is `None`, and they are parsed number by number elsewhere; so
+//! the only other result is the number of values of a valid row.
 //!
-//! A number with a point is finite unless it has 39 digits before the point. 39 consecutive digits cover at least 20 bytes
-//! of one block at any alignment, and rows with 20 consecutive digits in a block are not considered plain.
+//! A number with a point is finite unless it has 39 digits before the point. 39 consecutive digits cover at least 20
+//! bytes of one block at any alignment, and rows with 20 consecutive digits in a block are not considered plain.
 
 use super::masks::{BLOCK, Masks};
 
@@ -106,7 +106,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Reference implementation: the number of values if the row is JSON, all numbers are finite and the notation is plain.
+    /// Reference implementation: the number of values if the row is JSON, all numbers are finite and the notation is
+    /// plain.
     fn parsed(row: &str) -> Option<usize> {
         let numbers: Vec<f32> = serde_json::from_str(row).ok()?;
         let plain = row[1..row.len() - 1].bytes().all(|byte| byte.is_ascii_digit() || b",.-".contains(&byte));

@@ -1,7 +1,7 @@
 //! Expected vectors: a file with one JSON object per line, `{"text": "…", "embedding": [0.1, …]}`.
 //!
-//! They detect a deployment that responds quickly with another model's vectors, or with rows of another request, which no
-//! other check finds.
+//! They detect a deployment that responds quickly with another model's vectors, or with rows of another request, which
+//! no other check finds.
 
 use std::path::Path;
 

@@ -1,7 +1,8 @@
 //! Texts of requests, from a file or generated.
 //!
-//! A file contains one text per line; if its name ends in `.jsonl` or `.ndjson`, each line is an object with a string `text`.
-//! The name decides, not the content, so that a plain text that begins with a brace stays a text. Empty lines are skipped.
+//! A file contains one text per line; if its name ends in `.jsonl` or `.ndjson`, each line is an object with a string
+//! `text`. The name decides, not the content, so that a plain text that begins with a brace stays a text. Empty lines
+//! are skipped.
 //!
 //! Texts are stored as the JSON strings of request bodies, so that a body is assembled by copying.
 

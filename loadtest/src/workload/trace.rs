@@ -1,8 +1,8 @@
 //! Recorded trace: start time and size of each request.
 //!
-//! The format is CSV with a header line (`at_s,tokens,inputs`) or JSON lines (`{"at_s": 0.25, "tokens": 12, "inputs": 1}`),
-//! by the file name. Only the start is required; the defaults are 12 tokens and one input. Traces do not, and should not,
-//! contain the texts themselves: texts of the recorded lengths are generated.
+//! The format is CSV with a header line (`at_s,tokens,inputs`) or JSON lines (`{"at_s": 0.25, "tokens": 12, "inputs":
+//! 1}`), by the file name. Only the start is required; the defaults are 12 tokens and one input. Traces do not, and
+//! should not, contain the texts themselves: texts of the recorded lengths are generated.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Generated texts: common words, in the number that gives the desired token count.
 //!
-//! A tokenizer of the BERT family keeps each of these words whole and adds two tokens per text, so a text of n words has
-//! n + 2 tokens. Other tokenizers differ by a few percent.
+//! A tokenizer of the BERT family keeps each of these words whole and adds two tokens per text, so a text of n words
+//! has n + 2 tokens. Other tokenizers differ by a few percent.
 
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -10,8 +10,8 @@ use rand::seq::IndexedRandom;
 /// Special tokens that a tokenizer adds to a text.
 const TOKENS_AROUND: usize = 2;
 
-/// Median of the log-normal distribution, and standard deviation of the logarithm: most texts are a sentence or two, and one
-/// in fifty exceeds the upper limit of [`MIXED_TOKENS`].
+/// Median of the log-normal distribution, and standard deviation of the logarithm: most texts are a sentence or two,
+/// and one in fifty exceeds the upper limit of [`MIXED_TOKENS`].
 const MIXED_MEDIAN: f64 = 40.0;
 const MIXED_SIGMA: f64 = 0.9;
 const MIXED_TOKENS: std::ops::RangeInclusive<usize> = 8..=256;

@@ -42,8 +42,8 @@ fn quantile(group: &Group, quantile: f64) -> Duration {
     group.latencies().quantile(quantile).expect("there were responses")
 }
 
-/// The same server with the same stall and duration. At a constant rate, the latencies show the stall of two seconds; the
-/// closed-loop caller sent one request during it, so 999 of 1000 of its requests are fast.
+/// The same server with the same stall and duration. At a constant rate, the latencies show the stall of two seconds;
+/// the closed-loop caller sent one request during it, so 999 of 1000 of its requests are fast.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stall_is_visible_at_a_constant_rate_and_hidden_in_a_closed_loop() {
     let duration = Some("4s".to_owned());

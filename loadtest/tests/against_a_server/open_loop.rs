@@ -16,9 +16,9 @@ fn good() -> axum::response::Response {
     respond(200, "aws/us-east-1", rows(&[&[0.6, 0.8]]))
 }
 
-/// From the 51st request on, the server responds only after 150 more have arrived. At 500 requests/s this takes 300 ms, so
-/// the latency of the 51st request is 300 ms, and that of the following ones accordingly less. A closed loop would never
-/// send them, and the gate would never open.
+/// From the 51st request on, the server responds only after 150 more have arrived. At 500 requests/s this takes 300
+/// ms, so the latency of the 51st request is 300 ms, and that of the following ones accordingly less. A closed loop
+/// would never send them, and the gate would never open.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stall_is_visible_in_every_request_of_its_time() {
     let (gate, open) = watch::channel(false);

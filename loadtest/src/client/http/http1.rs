@@ -1,8 +1,8 @@
 //! HTTP/1.1 exchange: sends a request and reads the response into one buffer.
 //!
-//! Parsing is strict where leniency would let two parsers see different responses (response smuggling): both a length and
-//! chunked encoding, two different lengths, or bytes after the end are rejected. A connection is reused only after a
-//! response that ended at its declared end.
+//! Parsing is strict where leniency would let two parsers see different responses (response smuggling): both a length
+//! and chunked encoding, two different lengths, or bytes after the end are rejected. A connection is reused only after
+//! a response that ended at its declared end.
 
 use std::ops::Range;
 
@@ -37,8 +37,8 @@ struct ParsedHead {
     reusable: bool,
 }
 
-/// Sends a request and reads the response into `buffer`. `bodiless` marks requests whose response never has a body (HEAD).
-/// Returns the status, the response, and whether the connection can be reused.
+/// Sends a request and reads the response into `buffer`. `bodiless` marks requests whose response never has a body
+/// (HEAD). Returns the status, the response, and whether the connection can be reused.
 pub(super) async fn exchange(
     io: &mut dyn Io,
     request: &[u8],

@@ -1,9 +1,9 @@
 //! Sends one request to one endpoint and reads the response into one buffer.
 //!
-//! HTTP/1.1 is implemented here ([`http1`]). A bulk client sends few, large requests and spends its time on the bytes of the
-//! responses. A general client passes frames between tasks and reassembles them, which costs as much as decoding. Here a
-//! connection belongs to the request that uses it and reads directly into the buffer that is decoded. HTTP/2 is hyper's
-//! ([`http2`]). [`pool`] keeps connections, [`tls`] secures them.
+//! HTTP/1.1 is implemented here ([`http1`]). A bulk client sends few, large requests and spends its time on the bytes
+//! of the responses. A general client passes frames between tasks and reassembles them, which costs as much as
+//! decoding. Here a connection belongs to the request that uses it and reads directly into the buffer that is decoded.
+//! HTTP/2 is hyper's ([`http2`]). [`pool`] keeps connections, [`tls`] secures them.
 
 mod http1;
 mod http2;
@@ -29,8 +29,8 @@ pub enum HttpProtocol {
     /// HTTP/1.1, one connection per request in flight. The faster option (docs/benchmarks.md).
     #[default]
     Http1,
-    /// HTTP/2, many requests on few connections. Over TLS negotiated by ALPN, with HTTP/1.1 as the fallback; without TLS by
-    /// prior knowledge.
+    /// HTTP/2, many requests on few connections. Over TLS negotiated by ALPN, with HTTP/1.1 as the fallback; without
+    /// TLS by prior knowledge.
     Http2,
 }
 

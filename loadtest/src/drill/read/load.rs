@@ -117,7 +117,8 @@ fn load(
     Some((load, at))
 }
 
-/// Parses a rate: requests per second, or a share of the capacity. The capacity of scripted replicas is in inputs per second.
+/// Parses a rate: requests per second, or a share of the capacity. The capacity of scripted replicas is in inputs per
+/// second.
 fn rate_of(
     table: &Table<'_>,
     value: &Spanned<DeValue<'_>>,

@@ -151,7 +151,8 @@ fn a_share_requires_a_known_capacity() {
     let problems = of("").unwrap_err();
     assert!(problems.len() == 1 && problems[0].message.contains("requires a capacity"), "{problems:#?}");
     assert_eq!(of("capacity = 100").unwrap().loads[0].rate, 40.0);
-    // Two regions with three replicas and one replica, 50 inputs/s each; a request of five inputs takes five times as long.
+    // Two regions with three replicas and one replica, 50 inputs/s each; a request of five inputs takes five times as
+    // long.
     let scripted =
         |more: &str| read(&GOOD.replace("rate = \"40 %\"", &format!("rate = \"40 %\"{more}")), false);
     assert_eq!(scripted("").unwrap().loads[0].rate, 80.0);

@@ -14,7 +14,8 @@ pub const DRAWS: usize = 1000;
 /// Confidence level of the intervals, in percent.
 pub const CONFIDENCE: f64 = 95.0;
 
-/// Maximum number of blocks. Seconds of a long run are grouped into blocks, so that a day costs as much as five minutes.
+/// Maximum number of blocks. Seconds of a long run are grouped into blocks, so that a day costs as much as five
+/// minutes.
 const BLOCKS_MAX: usize = 300;
 
 const QUANTILES: [(f64, &str); 4] = [(0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9")];

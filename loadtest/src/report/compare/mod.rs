@@ -1,10 +1,10 @@
 //! Comparison of two runs: separates a change of latency from random variation.
 //!
-//! Requests of one second are correlated: they share a queue and garbage collections. Treating them as independent samples
-//! yields significant differences that the next run does not reproduce. The confidence intervals therefore come from a block
-//! bootstrap over seconds: a thousand times, both runs are resampled by seconds with replacement, and the quantiles of the
-//! samples are compared. An interval that contains zero means that no difference was found. The comparison needs only the
-//! reports, which contain the distribution of every second; the resampling is seeded.
+//! Requests of one second are correlated: they share a queue and garbage collections. Treating them as independent
+//! samples yields significant differences that the next run does not reproduce. The confidence intervals therefore
+//! come from a block bootstrap over seconds: a thousand times, both runs are resampled by seconds with replacement,
+//! and the quantiles of the samples are compared. An interval that contains zero means that no difference was found.
+//! The comparison needs only the reports, which contain the distribution of every second; the resampling is seeded.
 
 mod bootstrap;
 

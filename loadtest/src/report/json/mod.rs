@@ -1,11 +1,11 @@
-//! Report as JSON: everything in the table, the causes of failures per region, task and stage, and the statistics of every
-//! second, which show where requests were sent when a region failed.
+//! Report as JSON: everything in the table, the causes of failures per region, task and stage, and the statistics of
+//! every second, which show where requests were sent when a region failed.
 //!
-//! Regions are keyed by name; tasks and stages are lists, even with one element. Times are in milliseconds, as their names
-//! state. `version` increases when a field is removed or changes its meaning.
+//! Regions are keyed by name; tasks and stages are lists, even with one element. Times are in milliseconds, as their
+//! names state. `version` increases when a field is removed or changes its meaning.
 //!
-//! The latencies of a second are a text, `812*3 820`: microseconds, each rounded up by at most 0.8 %, with their counts.
-//! Distributions of any part of a run can be reconstructed from them, as `load compare` does.
+//! The latencies of a second are a text, `812*3 820`: microseconds, each rounded up by at most 0.8 %, with their
+//! counts. Distributions of any part of a run can be reconstructed from them, as `load compare` does.
 
 mod wire;
 
@@ -21,7 +21,8 @@ use wire::{
     FailureV1, GroupV2, LatencySummaryV1, MarkV2, ReportV2, SecondRegionV2, SecondV2, SloV2, StageV2, TaskV2,
 };
 
-/// Points of the percentile curve per decade of the share of slower requests, and decades: down to one in a hundred thousand.
+/// Points of the percentile curve per decade of the share of slower requests, and decades: down to one in a hundred
+/// thousand.
 const CURVE_PER_DECADE: u32 = 12;
 const CURVE_DECADES: u32 = 5;
 
@@ -41,7 +42,8 @@ impl Report {
 impl From<&Report> for ReportV2 {
     fn from(report: &Report) -> ReportV2 {
         let Report { options, elapsed, stopped_early, record, marks } = report;
-        // The API key and the TLS roots are not part of the report; the limit of requests in flight shows in the failures.
+        // The API key and the TLS roots are not part of the report; the limit of requests in flight shows in the
+        // failures.
         let Options {
             base,
             trust: _,
