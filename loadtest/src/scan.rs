@@ -88,7 +88,7 @@ impl<'a> JsonCursor<'a> {
     }
 
     /// Returns a second cursor at the same position.
-    pub(crate) fn here(&self) -> JsonCursor<'a> {
+    pub(crate) fn fork(&self) -> JsonCursor<'a> {
         JsonCursor { bytes: self.bytes, at: self.at }
     }
 
@@ -143,7 +143,7 @@ impl<'a> JsonCursor<'a> {
     }
 
     /// Consumes and returns this number of bytes.
-    pub(crate) fn pass(&mut self, bytes: usize) -> &'a [u8] {
+    pub(crate) fn advance(&mut self, bytes: usize) -> &'a [u8] {
         let rest = self.rest();
         let passed = &rest[..bytes.min(rest.len())];
         self.at += passed.len();

@@ -95,7 +95,7 @@ impl VectorBlock {
             if got > count {
                 return Err(DecodeError::Count { expected: count, got });
             }
-            let (index, row) = one(cursor)?;
+            let (index, row) = parse_row(cursor)?;
             match self.decoded.get_mut(index) {
                 Some(decoded) if !*decoded => *decoded = true,
                 _ => return Err(DecodeError::Index(index)),
@@ -184,7 +184,7 @@ impl VectorBlock {
 }
 
 /// Parses one element of `data` and advances the cursor past it.
-fn one<'a>(cursor: &mut JsonCursor<'a>) -> Result<(usize, EncodedRow<'a>), DecodeError> {
+fn parse_row<'a>(cursor: &mut JsonCursor<'a>) -> Result<(usize, EncodedRow<'a>), DecodeError> {
     if cursor.peek()? != b'{' {
         return Err(DecodeError::Shape("object in `data`"));
     }
@@ -197,7 +197,7 @@ fn one<'a>(cursor: &mut JsonCursor<'a>) -> Result<(usize, EncodedRow<'a>), Decod
                 row = Some(match cursor.peek()? {
                     b'"' => EncodedRow::Base64(cursor.string()?),
                     b'[' => {
-                        let list = cursor.here();
+                        let list = cursor.fork();
                         cursor.skip()?;
                         EncodedRow::Floats(list)
                     }
@@ -344,7 +344,7 @@ mod tests {
         ) {
             let text = |row: &Vec<f32>| if as_base64 { base64(row) } else { format!("{row:?}") };
             let body = response(&rows.iter().map(text).enumerate().collect::<Vec<_>>());
-            let (values, _) = read(&body, rows.len()).expect("a good answer");
+            let (values, _) = read(&body, rows.len()).expect("a valid response");
             prop_assert_eq!(values, rows.concat());
             let cut = cut.index(body.len());
             prop_assert_eq!(read(&body[..cut], rows.len()).map(drop), Err(DecodeError::NotJson), "{}", &body[..cut]);

@@ -28,11 +28,11 @@ pub struct LabelScore {
 
 /// Decodes a ranking that contains each of `count` texts once; keeps the server's order.
 pub(super) fn ranks(response: &[u8], count: usize) -> Result<Vec<RankedText>, DecodeError> {
-    let ranks: Vec<RankedText> = list(response, count, "list of index and score")?;
-    let mut seen = vec![false; count];
+    let ranks: Vec<RankedText> = parse_list(response, count, "list of index and score")?;
+    let mut is_present = vec![false; count];
     for rank in &ranks {
-        match seen.get_mut(rank.index) {
-            Some(seen) if !*seen => *seen = true,
+        match is_present.get_mut(rank.index) {
+            Some(is_present) if !*is_present => *is_present = true,
             _ => return Err(DecodeError::Index(rank.index)),
         }
     }
@@ -41,23 +41,27 @@ pub(super) fn ranks(response: &[u8], count: usize) -> Result<Vec<RankedText>, De
 
 /// Decodes the labels of each of `count` texts.
 pub(super) fn classes(response: &[u8], count: usize) -> Result<Vec<Vec<LabelScore>>, DecodeError> {
-    let rows: Vec<Vec<LabelScore>> = list(response, count, "list of labels and scores for each text")?;
+    let rows: Vec<Vec<LabelScore>> = parse_list(response, count, "list of labels and scores for each text")?;
     if rows.iter().any(Vec::is_empty) {
         return Err(DecodeError::Shape("label"));
     }
     Ok(rows)
 }
 
-fn list<T: for<'de> Deserialize<'de>>(
+fn parse_list<T: for<'de> Deserialize<'de>>(
     response: &[u8],
     count: usize,
     expected: &'static str,
 ) -> Result<Vec<T>, DecodeError> {
-    let list: Vec<T> = serde_json::from_slice(response).map_err(|error| match error.classify() {
+    let entries: Vec<T> = serde_json::from_slice(response).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => DecodeError::Shape(expected),
         _ => DecodeError::NotJson,
     })?;
-    if list.len() == count { Ok(list) } else { Err(DecodeError::Count { expected: count, got: list.len() }) }
+    if entries.len() == count {
+        Ok(entries)
+    } else {
+        Err(DecodeError::Count { expected: count, got: entries.len() })
+    }
 }
 
 #[cfg(test)]

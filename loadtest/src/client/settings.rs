@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::http::{HttpProtocol, may_be_set};
+use super::http::{HttpProtocol, is_settable};
 use super::retry::RetryRules;
 use super::split::RequestLimits;
 
@@ -146,7 +146,7 @@ impl Preference {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             match (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-                (Ok(name), Ok(value)) if may_be_set(&name) => drop(map.insert(name, value)),
+                (Ok(name), Ok(value)) if is_settable(&name) => drop(map.insert(name, value)),
                 (Ok(name), Ok(_)) => {
                     problems.push(format!("header {name}: is reserved for the client; leave it out"))
                 }

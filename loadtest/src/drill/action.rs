@@ -107,7 +107,7 @@ pub const STORE_MEMBERS: u32 = 3;
 /// Largest factor of a slowdown or surge.
 pub const TIMES_MAX: u32 = 1000;
 /// Syntax summary for error messages.
-const FORMS: &str = "`kill|stop|start|restart|pause|resume region R|spoke R|replica R|gateway|hub N|store`, \
+const SYNTAX: &str = "`kill|stop|start|restart|pause|resume region R|spoke R|replica R|gateway|hub N|store`, \
     `cut link R`, `cut link to R`, `cut link from R`, `heal link R`, `slow link R 10x`, `delay link R 200ms`, `lose 5% on link R`, \
     `slow replica R 10x`, `surge 3x for 10s`, `surge 3x on NAME for 10s`, `drain region R` or `undrain region R`";
 
@@ -221,7 +221,7 @@ fn unknown(text: &str) -> String {
     let verbs = verbs.into_iter().chain(["surge", "drain", "undrain"]);
     let given = text.split_whitespace().next().unwrap_or_default();
     let hint = did_you_mean(given, verbs.filter(|verb| *verb != given));
-    format!("unknown action `{text}`{hint}; write {FORMS}")
+    format!("unknown action `{text}`{hint}; write {SYNTAX}")
 }
 
 /// Parses the name of a region of the fleet.

@@ -114,7 +114,7 @@ const QUANTILES: [Quantile; 5] = [
 ];
 
 /// Syntax summary for error messages.
-const FORMS: &str = "`failed == 0`, `failures only no_capacity_in_allowed_regions`, `p99 < 250ms`, `p99 <= 1.2x before`, \
+const SYNTAX: &str = "`failed == 0`, `failures only no_capacity_in_allowed_regions`, `p99 < 250ms`, `p99 <= 1.2x before`, \
     `served_in eu only`, `served_by R`, `evacuated`, `generation never falls`, `generation rises` or `hubs agree`; optionally followed by \
     `for NAME` of a load and, under a step, `within 5s`";
 
@@ -219,7 +219,7 @@ impl ExpectationKind {
 }
 
 fn unknown(text: &str) -> String {
-    format!("unknown expectation `{text}`; write {FORMS}")
+    format!("unknown expectation `{text}`; write {SYNTAX}")
 }
 
 fn times_before(text: &str) -> Result<f64, String> {

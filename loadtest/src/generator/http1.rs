@@ -328,7 +328,7 @@ mod tests {
         check("HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n", false, Ok(Some((200, "", false))));
         let kept_open = "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 0\r\n\r\n";
         check(kept_open, false, Ok(Some((200, "", true))));
-        // Unsolicited bytes: they cannot be told from the next response.
+        // Unsolicited bytes: they cannot be distinguished from the next response.
         let more = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokmore";
         assert_eq!(read(more.as_bytes(), more.len(), false), Ok(Some((200, "ok".to_owned(), false))));
     }
@@ -369,9 +369,9 @@ mod tests {
     fn region_retries_and_error_code_come_from_the_head() {
         let bytes = b"HTTP/1.1 503 No\r\nX-Meridian-Region: aws/us-east-1\r\nx-meridian-attempts: 2\r\n\
             x-meridian-error: not_ready\r\ncontent-length: 0\r\n\r\n";
-        let mut seen = None;
-        ResponseReader::default().take(bytes, |response| seen = Some(response.head)).unwrap();
-        let head = seen.unwrap();
+        let mut found = None;
+        ResponseReader::default().take(bytes, |response| found = Some(response.head)).unwrap();
+        let head = found.unwrap();
         assert_eq!(head.served, ServingRegions::parse("aws/us-east-1"));
         assert_eq!((head.status, head.retried, head.code), (503, true, Some(ErrorCode::NotReady)));
     }
@@ -380,11 +380,11 @@ mod tests {
     fn the_parts_of_a_split_request_are_not_retries() {
         let retried = |lines: &str| {
             let bytes = format!("HTTP/1.1 200 OK\r\n{lines}content-length: 0\r\n\r\n");
-            let mut seen = None;
+            let mut found = None;
             ResponseReader::default()
-                .take(bytes.as_bytes(), |response| seen = Some(response.head.retried))
+                .take(bytes.as_bytes(), |response| found = Some(response.head.retried))
                 .unwrap();
-            seen.unwrap()
+            found.unwrap()
         };
         for (lines, expected) in [
             ("", false),

@@ -89,10 +89,10 @@ impl CompactLatencies {
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         // At least rank 1.
         let rank = ((self.count() as f64 * quantile).ceil() as u64).max(1);
-        let mut seen = 0;
+        let mut cumulative = 0;
         let reached = self.0.iter().find(|(_, count)| {
-            seen += u64::from(**count);
-            seen >= rank
+            cumulative += u64::from(**count);
+            cumulative >= rank
         });
         reached.or(self.0.iter().next_back()).map(|(micros, _)| Duration::from_micros(u64::from(*micros)))
     }

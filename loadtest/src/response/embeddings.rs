@@ -76,7 +76,7 @@ fn rows(body: &[u8], likely: usize) -> Result<Vec<ResponseRow<'_>>, DecodeError>
         let rows = rows.insert(Vec::with_capacity(likely));
         let mut more = cursor.open(b'[', b']')?;
         while more {
-            rows.push(one(cursor)?);
+            rows.push(parse_row(cursor)?);
             more = cursor.more(b']')?;
         }
         Ok(())
@@ -86,12 +86,12 @@ fn rows(body: &[u8], likely: usize) -> Result<Vec<ResponseRow<'_>>, DecodeError>
 }
 
 /// Parses one element of `data`.
-fn one<'a>(cursor: &mut JsonCursor<'a>) -> Result<ResponseRow<'a>, DecodeError> {
+fn parse_row<'a>(cursor: &mut JsonCursor<'a>) -> Result<ResponseRow<'a>, DecodeError> {
     let (mut index, mut row) = (None, None);
     object(cursor, |key, cursor| {
         match key {
             b"index" if index.is_none() => index = Some(cursor.count("number under `index`")?),
-            b"embedding" if row.is_none() => row = Some(list(cursor)?),
+            b"embedding" if row.is_none() => row = Some(parse_numbers(cursor)?),
             b"index" | b"embedding" => return Err(DecodeError::Shape("one of each in a row")),
             _ => cursor.skip()?,
         }
@@ -119,20 +119,20 @@ fn object<'a>(
 }
 
 /// Parses a list of numbers.
-fn list<'a>(cursor: &mut JsonCursor<'a>) -> Result<(&'a [u8], RowShape), DecodeError> {
+fn parse_numbers<'a>(cursor: &mut JsonCursor<'a>) -> Result<(&'a [u8], RowShape), DecodeError> {
     if cursor.peek()? != b'[' {
         return Err(DecodeError::Shape("list under `embedding`"));
     }
-    if let Some(row::PlainRow { numbers, bytes }) = row::plain(&cursor.rest()[1..]) {
-        return Ok((cursor.pass(1 + bytes), RowShape { dimensions: numbers, finite: true }));
+    if let Some(row::PlainRow { numbers, bytes }) = row::count_plain(&cursor.rest()[1..]) {
+        return Ok((cursor.advance(1 + bytes), RowShape { dimensions: numbers, finite: true }));
     }
     let from = cursor.rest();
-    let shape = one_by_one(cursor)?;
+    let shape = parse_any_notation(cursor)?;
     Ok((&from[..from.len() - cursor.rest().len()], shape))
 }
 
 /// Parses a list whose numbers are in any notation.
-fn one_by_one(cursor: &mut JsonCursor<'_>) -> Result<RowShape, DecodeError> {
+fn parse_any_notation(cursor: &mut JsonCursor<'_>) -> Result<RowShape, DecodeError> {
     let mut shape = RowShape { dimensions: 0, finite: true };
     let mut more = cursor.open(b'[', b']')?;
     while more {

@@ -22,10 +22,10 @@ pub(crate) fn check(body: &[u8], documents: usize) -> Result<(), InvalidResponse
     if results.len() != documents {
         return Err(InvalidResponse::WrongCount);
     }
-    let mut seen = vec![false; documents];
+    let mut is_present = vec![false; documents];
     for ScoredDocument { index, .. } in &results {
-        match seen.get_mut(*index) {
-            Some(seen) if !*seen => *seen = true,
+        match is_present.get_mut(*index) {
+            Some(is_present) if !*is_present => *is_present = true,
             Some(_) | None => return Err(InvalidResponse::WrongOrder),
         }
     }

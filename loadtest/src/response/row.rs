@@ -34,12 +34,12 @@ struct Carry {
 }
 
 /// Processes the row at the front of `text`, after its opening bracket.
-pub(super) fn plain(text: &[u8]) -> Option<PlainRow> {
+pub(super) fn count_plain(text: &[u8]) -> Option<PlainRow> {
     let mut carry = Carry { begins: 1, minus: 0, point: 0, digit: 0, lone_zero: 0, fraction: 0 };
     let (blocks, rest) = text.as_chunks::<BLOCK>();
     let mut numbers = 0;
     for (index, block) in blocks.iter().enumerate() {
-        let (commas, ends) = step(Masks::of(block), &mut carry)?;
+        let (commas, ends) = process_block(Masks::of(block), &mut carry)?;
         numbers += commas;
         if let Some(ends) = ends {
             return Some(PlainRow { numbers: numbers + 1, bytes: index * BLOCK + ends });
@@ -48,12 +48,12 @@ pub(super) fn plain(text: &[u8]) -> Option<PlainRow> {
     let mut last = [0; BLOCK];
     last[..rest.len()].copy_from_slice(rest);
     // The zero padding is not part of any number: a plain row ends before it.
-    let (commas, ends) = step(Masks::of(&last), &mut carry)?;
+    let (commas, ends) = process_block(Masks::of(&last), &mut carry)?;
     Some(PlainRow { numbers: numbers + commas + 1, bytes: blocks.len() * BLOCK + ends? })
 }
 
 /// Processes a block; returns the number of commas, and the end of the row if it is in this block. `None` if not plain.
-fn step(masks: Masks, carry: &mut Carry) -> Option<(usize, Option<usize>)> {
+fn process_block(masks: Masks, carry: &mut Carry) -> Option<(usize, Option<usize>)> {
     // Bits up to and including the first closing bracket.
     let within = masks.close ^ masks.close.wrapping_sub(1);
     let Masks { digit, zero, comma, minus, point, close } = masks.within(within);
@@ -120,7 +120,7 @@ mod tests {
         for before in 0..=BLOCK {
             let row = format!("[0.{}1,{numbers}]", "0".repeat(before));
             for behind in ["", "}", "],[1,2,3]..--,,"] {
-                let got = plain(format!("{row}{behind}").as_bytes().strip_prefix(b"[").unwrap());
+                let got = count_plain(format!("{row}{behind}").as_bytes().strip_prefix(b"[").unwrap());
                 let expected = parsed(&row).map(|numbers| PlainRow { numbers, bytes: row.len() - 1 });
                 assert_eq!(got.is_some(), good, "{row}{behind}");
                 assert_eq!(got, expected.filter(|_| good), "{row}{behind}");
@@ -145,21 +145,21 @@ mod tests {
     #[test]
     fn only_long_digit_runs_before_the_point_are_not_plain() {
         let with = |digits: usize| format!("[{}]", "9".repeat(digits));
-        let plainly = |row: &str| plain(row.as_bytes().strip_prefix(b"[").unwrap()).is_some();
-        assert!(plainly(&with(19)));
-        assert!(!plainly(&with(20)));
-        assert!(plainly(&format!("[0.{}]", "9".repeat(200))));
+        let is_plain = |row: &str| count_plain(row.as_bytes().strip_prefix(b"[").unwrap()).is_some();
+        assert!(is_plain(&with(19)));
+        assert!(!is_plain(&with(20)));
+        assert!(is_plain(&format!("[0.{}]", "9".repeat(200))));
         for before in 0..2 * BLOCK {
-            assert!(!plainly(&format!("[0.{},{}]", "1".repeat(before + 1), "9".repeat(39))), "{before}");
+            assert!(!is_plain(&format!("[0.{},{}]", "1".repeat(before + 1), "9".repeat(39))), "{before}");
         }
     }
 
     #[test]
     fn a_truncated_row_is_not_plain() {
         let row = (0..50).map(|number| format!("-0.{number}")).collect::<Vec<_>>().join(",") + "]";
-        assert!(plain(row.as_bytes()).is_some());
+        assert!(count_plain(row.as_bytes()).is_some());
         for length in 0..row.len() {
-            assert_eq!(plain(&row.as_bytes()[..length]), None, "{length}");
+            assert_eq!(count_plain(&row.as_bytes()[..length]), None, "{length}");
         }
     }
 
@@ -174,7 +174,7 @@ mod tests {
         ) {
             let good: Vec<String> = good.iter().map(|number| format!("{number:.9}")).collect();
             let row = format!("[{}]", good.into_iter().chain([wild]).collect::<Vec<_>>().join(","));
-            let got = plain(row.as_bytes().strip_prefix(b"[").unwrap());
+            let got = count_plain(row.as_bytes().strip_prefix(b"[").unwrap());
             prop_assert_eq!(got, parsed(&row).map(|numbers| PlainRow { numbers, bytes: row.len() - 1 }), "{}", row);
         }
     }

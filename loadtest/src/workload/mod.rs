@@ -3,7 +3,7 @@
 //! An embeddings endpoint serves short search queries, passages for indexing, backfills with hundreds of texts per
 //! request for hours, and rerank requests with a query and its documents. Each is a [`WorkloadType`] with its own text
 //! lengths, batch size and priority. The texts come from a file or are generated from the seed of the run; they are
-//! never random.
+//! deterministic.
 //!
 //! Request bodies are assembled by copying texts that were encoded before the run ([`texts`]).
 

@@ -33,17 +33,17 @@ const PROBLEMS_NAMED_MAX: usize = 5;
 #[serde(deny_unknown_fields)]
 struct Line {
     at_s: f64,
-    #[serde(default = "twelve")]
+    #[serde(default = "default_tokens")]
     tokens: usize,
-    #[serde(default = "one")]
+    #[serde(default = "default_inputs")]
     inputs: usize,
 }
 
-fn twelve() -> usize {
+fn default_tokens() -> usize {
     12
 }
 
-fn one() -> usize {
+fn default_inputs() -> usize {
     1
 }
 
@@ -168,7 +168,11 @@ fn csv_lines(content: &str) -> Lines {
         };
         let at_s = cell("at_s").unwrap_or_default();
         let at_s = at_s.parse().map_err(|_| format!("at_s {at_s:?} is not a number of seconds"))?;
-        Ok(Line { at_s, tokens: count("tokens", twelve())?, inputs: count("inputs", one())? })
+        Ok(Line {
+            at_s,
+            tokens: count("tokens", default_tokens())?,
+            inputs: count("inputs", default_inputs())?,
+        })
     };
     lines.map(|(number, line)| (number + 1, read(line))).collect()
 }

@@ -72,14 +72,14 @@ async fn the_number_of_callers_limits_the_requests_in_flight() {
         Options::check(RawOptions { callers: Some(7), duration: Some("1h".to_owned()), ..to(address) });
     let mut options = options.expect("these are good options");
     options.timeout = Duration::from_millis(100);
-    let (seen, mut saw) = tokio::sync::watch::channel(0);
-    let stop = async move { drop(saw.wait_for(|timeouts| *timeouts >= 7).await) };
+    let (sender, mut observer) = tokio::sync::watch::channel(0);
+    let stop = async move { drop(observer.wait_for(|timeouts| *timeouts >= 7).await) };
     let mut most = 0;
     let report = run(
         options,
         |snapshot| {
             most = most.max(snapshot.in_flight);
-            seen.send_replace(snapshot.failed);
+            sender.send_replace(snapshot.failed);
         },
         stop,
     );

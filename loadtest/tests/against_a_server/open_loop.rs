@@ -97,21 +97,21 @@ async fn a_request_without_a_response_fails_at_its_timeout() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_run_starts_no_request_and_loses_none() {
-    let (seen, mut saw) = watch::channel(0);
+    let (sender, mut observer) = watch::channel(0);
     let address = serve(move |arrived: Arrived| {
-        seen.send_replace(arrived.number + 1);
+        sender.send_replace(arrived.number + 1);
         async { good() }
     })
     .await;
 
-    let mut watching = saw.clone();
-    let shutdown = async move { drop(watching.wait_for(|seen| *seen >= 5).await) };
+    let mut watching = observer.clone();
+    let shutdown = async move { drop(watching.wait_for(|sender| *sender >= 5).await) };
     let report = run(options(address, "200", "1h"), |_| {}, shutdown).await.expect("the server listens");
 
     assert!(report.stopped_early && report.table().contains("stopped early"), "{}", report.table());
     assert_eq!(
         report.record.total().ok(),
-        *saw.borrow_and_update(),
+        *observer.borrow_and_update(),
         "every request that arrived is in the report"
     );
     assert_eq!(report.failed(), 0);

@@ -241,34 +241,34 @@ mod tests {
     use tokio::io::duplex;
 
     /// Parses `response`, which is delivered in pieces of `piece` bytes and then ends.
-    async fn read(answer: &[u8], piece: usize) -> Result<(u16, String, bool), AttemptError> {
+    async fn read(response: &[u8], piece: usize) -> Result<(u16, String, bool), AttemptError> {
         let (mut ours, mut theirs) = duplex(1 << 20);
-        let answer = answer.to_vec();
+        let response = response.to_vec();
         let server = async move {
             let mut request = [0; 4];
             theirs.read_exact(&mut request).await.expect("a request");
-            for piece in answer.chunks(piece) {
+            for piece in response.chunks(piece) {
                 theirs.write_all(piece).await.expect("the client reads");
                 tokio::task::yield_now().await;
             }
         };
         let exchange = exchange(&mut ours, b"ping", false, Vec::new());
         let (got, ()) = tokio::join!(exchange, server);
-        got.map(|(status, answer, reusable)| {
-            (status, String::from_utf8_lossy(answer.body()).into_owned(), reusable)
+        got.map(|(status, response, reusable)| {
+            (status, String::from_utf8_lossy(response.body()).into_owned(), reusable)
         })
     }
 
-    async fn check(answer: &str, expected: Option<(u16, &str, bool)>) {
+    async fn check(response: &str, expected: Option<(u16, &str, bool)>) {
         for piece in [1, 7, 4096] {
-            let got = read(answer.as_bytes(), piece).await;
+            let got = read(response.as_bytes(), piece).await;
             let as_expected = match (&got, expected) {
                 (Ok((status, body, reusable)), Some(expected)) => {
                     (*status, body.as_str(), *reusable) == expected
                 }
                 (got, expected) => got.is_err() && expected.is_none(),
             };
-            assert!(as_expected, "{answer:?} in pieces of {piece}: {got:?}");
+            assert!(as_expected, "{response:?} in pieces of {piece}: {got:?}");
         }
     }
 

@@ -10,7 +10,7 @@ mod http2;
 mod pool;
 mod tls;
 
-pub(super) use pool::{EndpointClient, RequestTemplate, may_be_set};
+pub(super) use pool::{EndpointClient, RequestTemplate, is_settable};
 pub(super) use tls::TlsClient;
 
 use std::fmt;
@@ -113,13 +113,13 @@ impl HttpResponse {
 const MESSAGE_BYTES_MAX: usize = 512;
 
 /// Returns the response if its status is 2xx, otherwise an error.
-fn check_status(status: u16, answer: HttpResponse) -> Result<HttpResponse, AttemptError> {
+fn check_status(status: u16, response: HttpResponse) -> Result<HttpResponse, AttemptError> {
     if (200..300).contains(&status) {
-        return Ok(answer);
+        return Ok(response);
     }
-    let body = answer.body();
+    let body = response.body();
     let message = String::from_utf8_lossy(&body[..body.len().min(MESSAGE_BYTES_MAX)]).trim().to_owned();
     // Only delta-seconds are supported; an HTTP date is ignored.
-    let retry_after = answer.headers.get("retry-after").and_then(|wait| wait.trim().parse().ok());
+    let retry_after = response.headers.get("retry-after").and_then(|wait| wait.trim().parse().ok());
     Err(AttemptError::ErrorStatus { status, message, retry_after: retry_after.map(Duration::from_secs) })
 }

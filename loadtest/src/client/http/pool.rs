@@ -55,7 +55,7 @@ pub(in crate::client) struct RequestTemplate {
 }
 
 /// Returns whether a caller may set this header; headers that define message framing are reserved.
-pub(in crate::client) fn may_be_set(name: &HeaderName) -> bool {
+pub(in crate::client) fn is_settable(name: &HeaderName) -> bool {
     ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST, http::header::CONNECTION, http::header::UPGRADE].contains(name)
 }
 
@@ -109,7 +109,7 @@ impl EndpointClient {
         if !path.starts_with('/') {
             return Err(wrong());
         }
-        let whole: PathAndQuery = format!("{}{path}", self.base).parse().map_err(|_| wrong())?;
+        let path_and_query: PathAndQuery = format!("{}{path}", self.base).parse().map_err(|_| wrong())?;
         let authority = self.uri.authority().map_or("", |authority| authority.as_str());
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -119,7 +119,7 @@ impl EndpointClient {
             headers.insert(http::header::AUTHORIZATION, key.clone());
         }
         headers.extend(extra.clone());
-        let mut head = format!("{method} {whole} HTTP/1.1\r\nhost: {authority}\r\n").into_bytes();
+        let mut head = format!("{method} {path_and_query} HTTP/1.1\r\nhost: {authority}\r\n").into_bytes();
         for (name, value) in &headers {
             head.extend_from_slice(name.as_str().as_bytes());
             head.extend_from_slice(b": ");
@@ -128,7 +128,7 @@ impl EndpointClient {
         }
         head.extend_from_slice(b"content-length: ");
         let mut parts = self.uri.clone().into_parts();
-        parts.path_and_query = Some(whole);
+        parts.path_and_query = Some(path_and_query);
         let uri = Uri::from_parts(parts).map_err(|_| wrong())?;
         Ok(RequestTemplate { method: method.clone(), uri, headers, head })
     }
@@ -147,8 +147,8 @@ impl EndpointClient {
             *request.method_mut() = out.method.clone();
             *request.uri_mut() = out.uri.clone();
             *request.headers_mut() = out.headers.clone();
-            let (status, answer) = session.exchange(request, buffer).await?;
-            return check_status(status, answer);
+            let (status, response) = session.exchange(request, buffer).await?;
+            return check_status(status, response);
         }
         let mut request = Vec::with_capacity(out.head.len() + 24 + body.len());
         request.extend_from_slice(&out.head);
@@ -160,11 +160,11 @@ impl EndpointClient {
             None => self.connect().await?.0,
         };
         let bodiless = out.method == Method::HEAD;
-        let (status, answer, keep) = http1::exchange(&mut *io, &request, bodiless, buffer).await?;
-        if keep {
+        let (status, response, reusable) = http1::exchange(&mut *io, &request, bodiless, buffer).await?;
+        if reusable {
             self.put_idle(io);
         }
-        check_status(status, answer)
+        check_status(status, response)
     }
 
     /// Returns an HTTP/2 connection with a free stream; `None` if the server does not support HTTP/2.

@@ -122,10 +122,10 @@ impl BlockSampler {
         let all: u64 = counts.iter().sum();
         QUANTILES.map(|(quantile, _)| {
             let rank = ((all as f64 * quantile).ceil() as u64).max(1);
-            let mut seen = 0;
+            let mut cumulative = 0;
             let reached = counts.iter().position(|count| {
-                seen += count;
-                seen >= rank
+                cumulative += count;
+                cumulative >= rank
             });
             reached.map_or(f64::NAN, |index| self.values_ms[index])
         })
