@@ -157,7 +157,7 @@ impl Area {
     /// Checks that the area contains a region of the catalogue; the error suggests similar names.
     pub fn check(&self, catalogue: &Catalogue) -> Result<(), String> {
         match self {
-            Area::Region(region) => region_list::known(region.as_str(), catalogue).map(|_| ()),
+            Area::Region(region) => region_list::find_region(region.as_str(), catalogue).map(|_| ()),
             Area::Jurisdiction(jurisdiction) if catalogue.within(jurisdiction).is_empty() => {
                 let hint =
                     did_you_mean(jurisdiction.as_str(), catalogue.jurisdictions().map(Jurisdiction::as_str));
