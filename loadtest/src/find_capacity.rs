@@ -148,7 +148,7 @@ impl Trial {
 impl CapacityReport {
     /// Formats the result as a sentence.
     pub fn sentence(&self) -> String {
-        let late = self.trials.iter().any(|trial| trial.lag_notable && !trials.held);
+        let late = self.trials.iter().any(|trial| trial.lag_notable && !trial.held);
         let late = if late {
             " The generator lagged in trials that failed: the server may sustain a higher rate."
         } else {

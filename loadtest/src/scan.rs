@@ -183,7 +183,7 @@ impl<'a> JsonCursor<'a> {
     }
 
     /// Consumes a non-negative integer.
-    pub(crate) fn count(&mut self, what: &'static str) -> Result<u64, DecodeError> {
+    pub(crate) fn count(&mut self, expected: &'static str) -> Result<u64, DecodeError> {
         self.number()?.parse().map_err(|_| DecodeError::Shape(expected))
     }
 
