@@ -77,7 +77,7 @@ impl CannedResponses {
 
 /// Creates a vector of small numbers with a norm of about one.
 fn row(index: usize) -> Vec<f32> {
-    let number = |index: usize| ((index * 31 + index * 17) % 1009) as f32 / 10_090.0 - 0.05;
+    let number = |column: usize| ((index * 31 + column * 17) % 1009) as f32 / 10_090.0 - 0.05;
     (0..DIMENSIONS).map(number).collect()
 }
 

@@ -293,7 +293,10 @@ impl ScoreOptions {
 }
 
 /// Splits `texts` into requests; an error if there is no text.
-fn ranges<S: AsRef<str>>(texts: &[S], preference: &Preference) -> Result<Vec<Range<usize>>, ClientError> {
+fn split_texts<S: AsRef<str>>(
+    texts: &[S],
+    preference: &Preference,
+) -> Result<Vec<Range<usize>>, ClientError> {
     if texts.is_empty() {
         return Err(ClientError::Invalid(vec!["texts: empty; give at least one".to_owned()]));
     }

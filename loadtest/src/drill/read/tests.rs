@@ -40,7 +40,7 @@ fn deployments(_: Option<&str>) -> Result<Vec<Deployment>, Vec<String>> {
 
 fn read(text: &str, against: bool) -> Result<Drill, Vec<Problem>> {
     let catalogue = Catalogue::builtin();
-    super::read(text, &Surroundings { catalogue: &catalogue, deployments: &deployments, against })
+    super::read(text, &ReadContext { catalogue: &catalogue, deployments: &deployments, against })
 }
 
 #[test]
