@@ -14,6 +14,7 @@ use crate::up::plan::{FleetPlan, ScriptedReplicas};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, apply, fail, models, roles};
 use anyhow::{Context, Result, bail};
 use loadtest::drill::{self, Drill, DrillEngine, DrillResult, DrillStore, ReadContext};
+use observer::Observer;
 use regions::{Catalogue, Deployment, parse_deployments};
 use run::{ActionExecutor, DrillRun};
 use std::path::Path;
