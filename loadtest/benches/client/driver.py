@@ -1,9 +1,9 @@
 """Client bench: wall-clock and CPU time of embedding many short texts with several clients.
 
-Started by `run`. One server with precomputed responses, and one long-lived, warmed-up process per client. In each round
-every client embeds all texts once; the order rotates. With two cores the server has one and the clients the other. Values
-are medians over the rounds, ratios are medians of the ratios of each round. A client that would need more than SLOW_S for
-all texts gets a quarter of them, and the table says so.
+Started by `run`. One server with precomputed responses, and one long-lived, warmed-up process per client. In each
+round every client embeds all texts once; the order rotates. With two cores the server has one and the clients the
+other. Values are medians over the rounds, ratios are medians of the ratios of each round. A client that would need
+more than SLOW_S for all texts gets a quarter of them, and the table says so.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Tests of the package against a scripted server. Plain unittest: `python -m unittest discover loadtest/python/tests`."""
+"""Tests of the package against a scripted server: `python -m unittest discover loadtest/python/tests`."""
 
 import asyncio
 import base64

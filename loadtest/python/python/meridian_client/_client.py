@@ -39,8 +39,8 @@ class HttpClientWrapper:
 
 
 class Endpoint:
-    """One of several interchangeable endpoints. Health is derived from the requests themselves; arguments for health checks
-    are accepted and have no effect."""
+    """One of several interchangeable endpoints. Health is derived from the requests themselves; arguments for health
+    checks are accepted and have no effect."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class EndpointPool:
 class PerformanceClient:
     """Client for bulk embedding, reranking and classification.
 
-    `base_url` is the URL for an OpenAI client, with or without `/v1`; several URLs share the load and replace each other on
-    failure. Without `api_key`, the environment variables `MERIDIAN_API_KEY` and `BASETEN_API_KEY` are used. `http_version` 2
-    is HTTP/2. `roots_pem` are CA certificates that are trusted in addition to the system's.
+    `base_url` is the URL for an OpenAI client, with or without `/v1`; several URLs share the load and replace each
+    other on failure. Without `api_key`, the environment variables `MERIDIAN_API_KEY` and `BASETEN_API_KEY` are used.
+    `http_version` 2 is HTTP/2. `roots_pem` are CA certificates that are trusted in addition to the system's.
 
-    Every method accepts a `preference`, or its fields as keyword arguments, and `progress`, which is called with the number
-    of completed inputs and the total number. Methods with the prefix `async_` are for asyncio; the others release the
-    interpreter lock while they wait. Create a client after forking, not before.
+    Every method accepts a `preference`, or its fields as keyword arguments, and `progress`, which is called with the
+    number of completed inputs and the total number. Methods with the prefix `async_` are for asyncio; the others
+    release the interpreter lock while they wait. Create a client after forking, not before.
     """
 
     def __init__(

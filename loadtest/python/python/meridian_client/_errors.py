@@ -13,7 +13,8 @@ class MeridianError(Exception):
 
 
 class RequestFailed(MeridianError):
-    """A server rejected a request, or could not be reached. `args` are the status (0 if there is none) and the message."""
+    """A server rejected a request, or could not be reached. `args` are the status (0 if there is none) and the
+    message."""
 
     @property
     def status_code(self) -> Optional[int]:
@@ -29,7 +30,8 @@ class RequestTimeout(MeridianError, TimeoutError):
 
 
 class InvalidResponse(MeridianError):
-    """A response with a success status has an invalid body: missing rows, different lengths, non-finite numbers, truncation."""
+    """A response with a success status has an invalid body: missing rows, different lengths, non-finite numbers,
+    truncation."""
 
 
 def _also_requests(error: type, name: str) -> type:

@@ -33,9 +33,9 @@ class RequestProcessingPreference:
     """Settings of an operation; omitted ones have their defaults.
 
     `batch_size`, `max_chars_per_request` and `max_tokens_per_request` (estimated) limit the size of a request,
-    `max_concurrent_requests` the number of requests in flight. `timeout_s` is the timeout of an attempt, `total_timeout_s`
-    that of the operation. Each success pays for `retry_budget_pct` of a retry and for `hedge_budget_pct` of a hedged request,
-    which is sent after `hedge_delay` seconds, or never.
+    `max_concurrent_requests` the number of requests in flight. `timeout_s` is the timeout of an attempt,
+    `total_timeout_s` that of the operation. Each success pays for `retry_budget_pct` of a retry and for
+    `hedge_budget_pct` of a hedged request, which is sent after `hedge_delay` seconds, or never.
     """
 
     max_concurrent_requests: int

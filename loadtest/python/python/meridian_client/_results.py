@@ -96,7 +96,8 @@ class OpenAIEmbeddingsResponse(_Response):
         return self._data
 
     def numpy(self) -> numpy.ndarray:
-        """All vectors as float32, one row per text, in one contiguous block; returns the same array each time, without a copy."""
+        """All vectors as float32, one row per text, in one contiguous block; returns the same array each time, without
+        a copy."""
         return self._array
 
 
