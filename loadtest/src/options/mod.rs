@@ -283,7 +283,7 @@ pub(crate) mod tests {
         let problems = with(&["typos at 20", "bulk of 2049 with 2 callers", "queries at -5"]).unwrap_err();
         assert_eq!(problems.len(), 3, "{problems:#?}");
         assert!(with(&["queries at 1"; TASKS_MAX]).is_ok());
-        assert!(with(&["queries at 1"; TASKS_MAX + 1]).unwrap_err()[0].contains("at most 16"));
+        assert!(with(&["queries at 1"; TASKS_MAX + 1]).unwrap_err()[0].contains("the limit is 16"));
     }
 
     #[test]
