@@ -14,7 +14,7 @@ use replica_core::wire::error::ErrorCode;
 use crate::pace::IntendedStart;
 use crate::priority::Priority;
 use crate::record::ServingRegions;
-use crate::response::InvalidResponse;
+use crate::response::ResponseDefect;
 
 /// Cause of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,7 +35,7 @@ pub enum RequestFailure {
         code: Option<ErrorCode>,
     },
     /// The response has status 200 and an invalid body, or is not valid HTTP.
-    InvalidResponse(InvalidResponse),
+    InvalidResponse(ResponseDefect),
 }
 
 impl fmt::Display for RequestFailure {

@@ -59,7 +59,7 @@ impl fmt::Display for DecodeError {
 }
 
 /// Position in a JSON text.
-pub(crate) struct JsonCursor<'a> {
+pub(crate) struct JsonScanner<'a> {
     bytes: &'a [u8],
     at: usize,
 }
@@ -82,14 +82,14 @@ impl JsonString<'_> {
     }
 }
 
-impl<'a> JsonCursor<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> JsonCursor<'a> {
-        JsonCursor { bytes, at: 0 }
+impl<'a> JsonScanner<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> JsonScanner<'a> {
+        JsonScanner { bytes, at: 0 }
     }
 
     /// Returns a second cursor at the same position.
-    pub(crate) fn fork(&self) -> JsonCursor<'a> {
-        JsonCursor { bytes: self.bytes, at: self.at }
+    pub(crate) fn fork(&self) -> JsonScanner<'a> {
+        JsonScanner { bytes: self.bytes, at: self.at }
     }
 
     /// Returns the next byte that is not whitespace, without consuming it.
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn skipped_values_are_checked_for_well_formedness() {
         let check = |text: &str, good: bool| {
-            let mut cursor = JsonCursor::new(text.as_bytes());
+            let mut cursor = JsonScanner::new(text.as_bytes());
             let result = cursor.skip().and_then(|()| cursor.end());
             assert_eq!(result.is_ok(), good, "{text}: {result:?}");
         };
@@ -320,10 +320,10 @@ mod tests {
 
     #[test]
     fn a_string_is_returned_in_place() {
-        let mut cursor = JsonCursor::new(br#" "a\"\u00e9b" "#);
+        let mut cursor = JsonScanner::new(br#" "a\"\u00e9b" "#);
         let string = cursor.string().unwrap();
         assert!(string.escaped);
         assert_eq!(string.to_text().unwrap(), "a\"éb");
-        assert!(!JsonCursor::new(b"\"plain\"").string().unwrap().escaped);
+        assert!(!JsonScanner::new(b"\"plain\"").string().unwrap().escaped);
     }
 }

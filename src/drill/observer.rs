@@ -2,7 +2,7 @@
 //! polled separately, so that a process without a response does not delay the others.
 
 use loadtest::drill::Event;
-use loadtest::drill::observations::{Observations, RegionObservation, TableObservation};
+use loadtest::drill::observations::{DrillObservations, RegionObservation, TableObservation};
 use regions::{Generation, RegionId};
 use serde_json::Value;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Observations and executed actions so far.
 pub(super) struct ObservationLog {
     start: Instant,
-    kept: Mutex<(Observations, Vec<Event>)>,
+    kept: Mutex<(DrillObservations, Vec<Event>)>,
 }
 
 impl ObservationLog {
@@ -31,11 +31,11 @@ impl ObservationLog {
         self.kept().1.push(Event { at: self.start.elapsed(), is_action: true, text: text.to_owned() });
     }
 
-    pub(super) fn end(self) -> (Observations, Vec<Event>) {
+    pub(super) fn end(self) -> (DrillObservations, Vec<Event>) {
         self.kept.into_inner()
     }
 
-    fn kept(&self) -> MutexGuard<'_, (Observations, Vec<Event>)> {
+    fn kept(&self) -> MutexGuard<'_, (DrillObservations, Vec<Event>)> {
         self.kept.lock()
     }
 

@@ -3,7 +3,7 @@
 use super::observer::{ObservationLog, Observer};
 use crate::up::fleet_control::{FleetControl, send};
 use anyhow::{Context, Result, bail};
-use loadtest::drill::observations::Observations;
+use loadtest::drill::observations::DrillObservations;
 use loadtest::drill::{Action, Drill, Event};
 use loadtest::record::Record;
 use loadtest::{Mark, Options, RawOptions, Report};
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 /// Results of a drill, for its evaluation.
 pub(super) struct DrillRun {
     pub(super) report: Report,
-    pub(super) observations: Observations,
+    pub(super) observations: DrillObservations,
     pub(super) events: Vec<Event>,
 }
 

@@ -29,18 +29,18 @@ const BEFORE: &[u8] = br#"{"object":"list","data":["#;
 const AFTER: &[u8] = br#"],"model":"bench","usage":{"prompt_tokens":1,"total_tokens":1}}"#;
 
 /// Serialized rows, and the end of each.
-struct EncodedRows {
+struct CannedRows {
     text: Vec<u8>,
     ends: Vec<usize>,
 }
 
 struct CannedResponses {
-    base64: EncodedRows,
-    floats: EncodedRows,
+    base64: CannedRows,
+    floats: CannedRows,
 }
 
-impl EncodedRows {
-    fn new(write: impl Fn(&[f32]) -> String) -> EncodedRows {
+impl CannedRows {
+    fn new(write: impl Fn(&[f32]) -> String) -> CannedRows {
         let (mut text, mut ends) = (Vec::new(), Vec::new());
         for index in 0..ROWS {
             let embedding = write(&row(index));
@@ -49,7 +49,7 @@ impl EncodedRows {
             text.extend_from_slice(row.as_bytes());
             ends.push(text.len());
         }
-        EncodedRows { text, ends }
+        CannedRows { text, ends }
     }
 }
 
@@ -61,7 +61,7 @@ impl CannedResponses {
         };
         // Formatted by serde, as in servers written in Rust; those in Python send twice the digits.
         let floats = |row: &[f32]| serde_json::to_string(row).expect("numbers are JSON");
-        CannedResponses { base64: EncodedRows::new(base64), floats: EncodedRows::new(floats) }
+        CannedResponses { base64: CannedRows::new(base64), floats: CannedRows::new(floats) }
     }
 
     /// Returns the rows for a body like `{"input":["…","…"],…}`, whose texts have neither quotes nor commas.

@@ -8,14 +8,14 @@ use std::process::{Command, Stdio};
 const BODY: &str = r#"{"model":"minilm","encoding_format":"float","input":["garden weather ticket update signal bridge museum coffee window letter"]}"#;
 
 /// Other load generator.
-pub(crate) struct Peer {
+pub(crate) struct PeerGenerator {
     pub(crate) name: &'static str,
     program: String,
     words: Vec<String>,
     read: fn(&str) -> Measurement,
 }
 
-impl Peer {
+impl PeerGenerator {
     pub(crate) fn command(&self) -> Command {
         let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
         on_core(crate::OUR_CORE, &self.program, &words)
@@ -27,7 +27,7 @@ impl Peer {
 }
 
 /// Returns the installed generators.
-pub(crate) fn installed(connections: usize, seconds: u32, url: &str) -> Vec<Peer> {
+pub(crate) fn installed(connections: usize, seconds: u32, url: &str) -> Vec<PeerGenerator> {
     let url = format!("{url}/embeddings");
     let script = std::env::temp_dir().join(format!("wrk-{}.lua", std::process::id()));
     let lua = format!(
@@ -37,13 +37,13 @@ pub(crate) fn installed(connections: usize, seconds: u32, url: &str) -> Vec<Peer
     let script = script.to_string_lossy();
     let (connections, duration) = (connections.to_string(), format!("{seconds}s"));
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-    let wrk = Peer {
+    let wrk = PeerGenerator {
         name: "wrk",
         program: "wrk".to_owned(),
         words: words(&["-t1", "-c", &connections, "-d", &duration, "-s", &script, &url]),
         read: parse_wrk,
     };
-    let oha = Peer {
+    let oha = PeerGenerator {
         name: "oha",
         program: oha(),
         words: words(&[

@@ -4,7 +4,9 @@ use std::future::Future;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use loadtest::client::{ClientError, EmbeddingsResult, LabelScore, OperationProgress, OperationStats, RankedText};
+use loadtest::client::{
+    ClientError, EmbeddingsResult, LabelScore, OperationProgress, OperationStats, RankedText,
+};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -23,8 +25,8 @@ pub(crate) enum OperationResult {
 }
 
 /// Running operation, as a Python object.
-#[pyclass(frozen)]
-pub(crate) struct Job {
+#[pyclass(frozen, name = "Job")]
+pub(crate) struct PyJob {
     shared: Arc<Shared>,
     task: AbortHandle,
 }
@@ -42,8 +44,8 @@ struct State {
     notify: Option<Py<PyAny>>,
 }
 
-impl Job {
-    pub(crate) fn start<F, R>(runtime: &Runtime, operation: F) -> PyResult<Job>
+impl PyJob {
+    pub(crate) fn start<F, R>(runtime: &Runtime, operation: F) -> PyResult<PyJob>
     where
         F: FnOnce(Box<dyn FnMut(OperationProgress) + Send>) -> R,
         R: Future<Output = Result<OperationResult, ClientError>> + Send + 'static,
@@ -64,7 +66,7 @@ impl Job {
                 guard.0.state().outcome = Some(outcome);
             }
         });
-        Ok(Job { shared, task: task.abort_handle() })
+        Ok(PyJob { shared, task: task.abort_handle() })
     }
 }
 
@@ -95,7 +97,7 @@ impl Shared {
 }
 
 #[pymethods]
-impl Job {
+impl PyJob {
     /// Waits for the end, at most `seconds`; returns whether the operation has ended.
     fn wait(&self, py: Python<'_>, seconds: f64) -> bool {
         let until = Instant::now() + Duration::try_from_secs_f64(seconds).unwrap_or_default();
@@ -152,8 +154,9 @@ impl Job {
                 Ok((ranks, results::PyOperationStats::new(run)).into_pyobject(py)?.into_any())
             }
             OperationResult::Classified(rows, run) => {
-                let labels =
-                    |row: Vec<LabelScore>| row.into_iter().map(|LabelScore { label, score }| (label, score)).collect();
+                let labels = |row: Vec<LabelScore>| {
+                    row.into_iter().map(|LabelScore { label, score }| (label, score)).collect()
+                };
                 let rows: Vec<Vec<(String, f64)>> = rows.into_iter().map(labels).collect();
                 Ok((rows, results::PyOperationStats::new(run)).into_pyobject(py)?.into_any())
             }

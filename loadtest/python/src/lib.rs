@@ -2,7 +2,7 @@
 //!
 //! The public classes are written in Python ([`../python/meridian_client`]) and contain no hot path; this module makes
 //! no policy decisions. An operation is a task of a process-wide tokio runtime. Starting one copies the texts out of
-//! Python's strings; after that the interpreter lock is not needed until the end. [`Job`] reports the state and
+//! Python's strings; after that the interpreter lock is not needed until the end. [`PyJob`] reports the state and
 //! returns the result. Vectors are exposed to numpy in place by the array interface, without a copy and without an
 //! object per row.
 
@@ -14,7 +14,8 @@ mod texts;
 use std::sync::{Arc, OnceLock};
 
 use loadtest::client::{
-    Client, ClientError, EmbedOptions, EndpointSettings, AttemptError, HttpProtocol, ScoreOptions, ClientSettings,
+    Client, ClientError, ClientSettings, EmbedOptions, EndpointSettings, HttpAttemptError, HttpProtocol,
+    ScoreOptions,
 };
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyRuntimeError};
@@ -22,16 +23,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::runtime::Runtime;
 
-use self::job::{Job, OperationResult};
+use self::job::{OperationResult, PyJob};
 use self::preference::RawPreference;
 use self::texts::PyTexts;
 
-create_exception!(
-    _native,
-    Failed,
-    PyException,
-    "Failed operation: kind, status and message."
-);
+create_exception!(_native, Failed, PyException, "Failed operation: kind, status and message.");
 
 /// Returns the runtime of all operations.
 fn runtime() -> PyResult<&'static Runtime> {
@@ -41,7 +37,8 @@ fn runtime() -> PyResult<&'static Runtime> {
     }
     let built =
         tokio::runtime::Builder::new_multi_thread().thread_name("meridian-client").enable_all().build();
-    let built = built.map_err(|error| PyRuntimeError::new_err(format!("cannot start the runtime: {error}")))?;
+    let built =
+        built.map_err(|error| PyRuntimeError::new_err(format!("cannot start the runtime: {error}")))?;
     Ok(RUNTIME.get_or_init(|| built))
 }
 
@@ -49,8 +46,10 @@ fn runtime() -> PyResult<&'static Runtime> {
 fn failed(error: &ClientError) -> PyErr {
     let (kind, status) = match error {
         ClientError::Invalid(_) => ("invalid", None),
-        ClientError::Failed { failure: AttemptError::ErrorStatus { status, .. }, .. } => ("status", Some(*status)),
-        ClientError::Failed { failure: AttemptError::Timeout, .. } | ClientError::Timeout { .. } => {
+        ClientError::Failed { failure: HttpAttemptError::ErrorStatus { status, .. }, .. } => {
+            ("status", Some(*status))
+        }
+        ClientError::Failed { failure: HttpAttemptError::Timeout, .. } | ClientError::Timeout { .. } => {
             ("timeout", None)
         }
         ClientError::Failed { .. } => ("connection", None),
@@ -94,11 +93,11 @@ impl Native {
         user: Option<String>,
         as_floats: bool,
         preference: RawPreference,
-    ) -> PyResult<Job> {
+    ) -> PyResult<PyJob> {
         let client = Arc::clone(&self.client);
         let options = EmbedOptions { model, dimensions, user, as_floats };
         let preference = preference.checked()?;
-        Job::start(runtime()?, move |mut progress| async move {
+        PyJob::start(runtime()?, move |mut progress| async move {
             let embedded = client.embed(&texts.all(), &options, &preference, &mut progress).await;
             embedded.map(OperationResult::Embeddings)
         })
@@ -120,11 +119,11 @@ impl Native {
         truncate: bool,
         truncation_direction: String,
         preference: RawPreference,
-    ) -> PyResult<Job> {
+    ) -> PyResult<PyJob> {
         let client = Arc::clone(&self.client);
         let options = ScoreOptions { model, raw_scores, return_text, truncate, truncation_direction };
         let preference = preference.checked()?;
-        Job::start(runtime()?, move |mut progress| async move {
+        PyJob::start(runtime()?, move |mut progress| async move {
             let ranked = client.rerank(&query, &texts.all(), &options, &preference, &mut progress).await;
             ranked.map(|(ranks, run)| OperationResult::Ranked(ranks, run))
         })
@@ -140,11 +139,11 @@ impl Native {
         truncate: bool,
         truncation_direction: String,
         preference: RawPreference,
-    ) -> PyResult<Job> {
+    ) -> PyResult<PyJob> {
         let client = Arc::clone(&self.client);
         let options = ScoreOptions { model, raw_scores, return_text: false, truncate, truncation_direction };
         let preference = preference.checked()?;
-        Job::start(runtime()?, move |mut progress| async move {
+        PyJob::start(runtime()?, move |mut progress| async move {
             let classes = client.classify(&texts.all(), &options, &preference, &mut progress).await;
             classes.map(|(classes, run)| OperationResult::Classified(classes, run))
         })
@@ -157,13 +156,13 @@ impl Native {
         path: String,
         bodies: Vec<Bound<'_, PyBytes>>,
         preference: RawPreference,
-    ) -> PyResult<Job> {
+    ) -> PyResult<PyJob> {
         let client = Arc::clone(&self.client);
         let invalid = |_| Failed::new_err(("invalid", None::<u16>, format!("method {method:?}: invalid")));
         let method = http::Method::try_from(method).map_err(invalid)?;
         let bodies: Vec<Vec<u8>> = bodies.iter().map(|body| body.as_bytes().to_vec()).collect();
         let preference = preference.checked()?;
-        Job::start(runtime()?, move |mut progress| async move {
+        PyJob::start(runtime()?, move |mut progress| async move {
             let responses = client.batch(method, &path, &bodies, &preference, &mut progress).await;
             responses.map(|(responses, run)| OperationResult::Bodies(responses, run))
         })
@@ -173,7 +172,7 @@ impl Native {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Native>()?;
-    module.add_class::<Job>()?;
+    module.add_class::<PyJob>()?;
     module.add_class::<results::PyVectors>()?;
     module.add_class::<results::PyOperationStats>()?;
     module.add("Failed", module.py().get_type::<Failed>())?;

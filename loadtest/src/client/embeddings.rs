@@ -6,7 +6,7 @@
 
 use base64_simd::{Out, STANDARD, STANDARD_NO_PAD};
 
-use crate::scan::{DecodeError, JsonCursor, JsonString};
+use crate::scan::{DecodeError, JsonScanner, JsonString};
 
 /// Maximum dimensions of a row: sixteen times those of the largest embedding models.
 pub const DIMENSIONS_MAX: usize = 1 << 16;
@@ -25,7 +25,7 @@ pub(super) struct VectorBlock {
 
 /// Fields of a response besides its rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct ResponseMetadata {
+pub(super) struct EmbeddingsMetadata {
     pub(super) model: String,
     pub(super) prompt_tokens: u64,
     pub(super) total_tokens: u64,
@@ -35,7 +35,7 @@ pub(super) struct ResponseMetadata {
 enum EncodedRow<'a> {
     Base64(JsonString<'a>),
     /// Cursor positioned before the list.
-    Floats(JsonCursor<'a>),
+    Floats(JsonScanner<'a>),
 }
 
 impl VectorBlock {
@@ -56,9 +56,9 @@ impl VectorBlock {
         first: usize,
         count: usize,
         response: &[u8],
-    ) -> Result<ResponseMetadata, DecodeError> {
-        let mut cursor = JsonCursor::new(response);
-        let mut metadata = ResponseMetadata::default();
+    ) -> Result<EmbeddingsMetadata, DecodeError> {
+        let mut cursor = JsonScanner::new(response);
+        let mut metadata = EmbeddingsMetadata::default();
         self.decoded.clear();
         self.decoded.resize(count, false);
         let mut rows = None;
@@ -83,7 +83,7 @@ impl VectorBlock {
         &mut self,
         first: usize,
         count: usize,
-        cursor: &mut JsonCursor<'_>,
+        cursor: &mut JsonScanner<'_>,
     ) -> Result<usize, DecodeError> {
         if cursor.peek()? != b'[' {
             return Err(DecodeError::Shape("list under `data`"));
@@ -139,7 +139,7 @@ impl VectorBlock {
         if finite { Ok(()) } else { Err(DecodeError::NotFinite) }
     }
 
-    fn put_floats(&mut self, index: usize, mut cursor: JsonCursor<'_>) -> Result<(), DecodeError> {
+    fn put_floats(&mut self, index: usize, mut cursor: JsonScanner<'_>) -> Result<(), DecodeError> {
         let Some(dimensions) = self.dimensions else {
             let mut row = Vec::new();
             floats(&mut cursor, |number| {
@@ -184,7 +184,7 @@ impl VectorBlock {
 }
 
 /// Parses one element of `data` and advances the cursor past it.
-fn parse_row<'a>(cursor: &mut JsonCursor<'a>) -> Result<(usize, EncodedRow<'a>), DecodeError> {
+fn parse_row<'a>(cursor: &mut JsonScanner<'a>) -> Result<(usize, EncodedRow<'a>), DecodeError> {
     if cursor.peek()? != b'{' {
         return Err(DecodeError::Shape("object in `data`"));
     }
@@ -212,7 +212,7 @@ fn parse_row<'a>(cursor: &mut JsonCursor<'a>) -> Result<(usize, EncodedRow<'a>),
 }
 
 /// Passes the numbers of a list to `take` until it returns false.
-fn floats(cursor: &mut JsonCursor<'_>, mut take: impl FnMut(f32) -> bool) -> Result<(), DecodeError> {
+fn floats(cursor: &mut JsonScanner<'_>, mut take: impl FnMut(f32) -> bool) -> Result<(), DecodeError> {
     let mut more = cursor.open(b'[', b']')?;
     while more {
         if !take(cursor.float()?) {
@@ -223,7 +223,7 @@ fn floats(cursor: &mut JsonCursor<'_>, mut take: impl FnMut(f32) -> bool) -> Res
     Ok(())
 }
 
-fn usage(cursor: &mut JsonCursor<'_>, metadata: &mut ResponseMetadata) -> Result<(), DecodeError> {
+fn usage(cursor: &mut JsonScanner<'_>, metadata: &mut EmbeddingsMetadata) -> Result<(), DecodeError> {
     let mut more = cursor.open(b'{', b'}')?;
     while more {
         match cursor.key()? {
@@ -261,7 +261,7 @@ mod tests {
         format!(r#"{{"object":"list","data":[{}],"model":"m\"","more":[{{}}],{usage}}}"#, rows.join(","))
     }
 
-    fn read(body: &str, count: usize) -> Result<(Vec<f32>, ResponseMetadata), DecodeError> {
+    fn read(body: &str, count: usize) -> Result<(Vec<f32>, EmbeddingsMetadata), DecodeError> {
         let mut block = VectorBlock::new(count, None);
         let metadata = block.read(0, count, body.as_bytes())?;
         Ok((block.values, metadata))
@@ -272,7 +272,10 @@ mod tests {
         let body = response(&[(1, base64(&[0.25, -1.0e-7])), (0, "[0.1, -3e2]".to_owned())]);
         let (values, metadata) = read(&body, 2).unwrap();
         assert_eq!(values, [0.1, -300.0, 0.25, -1.0e-7]);
-        assert_eq!(metadata, ResponseMetadata { model: "m\"".to_owned(), prompt_tokens: 7, total_tokens: 9 });
+        assert_eq!(
+            metadata,
+            EmbeddingsMetadata { model: "m\"".to_owned(), prompt_tokens: 7, total_tokens: 9 }
+        );
     }
 
     #[test]

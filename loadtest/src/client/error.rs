@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::http::AttemptError;
+use super::http::HttpAttemptError;
 use crate::scan::DecodeError;
 
 /// Error of an operation. One request that fails for good fails the operation, and the others are aborted.
@@ -19,7 +19,7 @@ pub enum ClientError {
         /// The request.
         request: FailedRequest,
         /// Error of its last attempt.
-        failure: AttemptError,
+        failure: HttpAttemptError,
     },
     /// A response with a success status has an invalid body.
     #[error("{request}: invalid response: {error}")]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::body::BodyTemplate;
-use super::embeddings::{ResponseMetadata, VectorBlock};
+use super::embeddings::{EmbeddingsMetadata, VectorBlock};
 use super::operation::BulkJob;
 use crate::scan::DecodeError;
 
@@ -12,7 +12,7 @@ pub(super) struct EmbedJob<'a, S> {
     pub(super) texts: &'a [S],
     pub(super) template: BodyTemplate,
     pub(super) block: VectorBlock,
-    pub(super) metadata: ResponseMetadata,
+    pub(super) metadata: EmbeddingsMetadata,
 }
 
 impl<S: AsRef<str>> BulkJob for EmbedJob<'_, S> {
@@ -26,7 +26,7 @@ impl<S: AsRef<str>> BulkJob for EmbedJob<'_, S> {
 
     fn take(&mut self, number: usize, response: &[u8]) -> Result<(), DecodeError> {
         let request = self.ranges[number].clone();
-        let ResponseMetadata { model, prompt_tokens, total_tokens } =
+        let EmbeddingsMetadata { model, prompt_tokens, total_tokens } =
             self.block.read(request.start, request.len(), response)?;
         if self.metadata.model.is_empty() {
             self.metadata.model = model;
@@ -63,13 +63,13 @@ impl<S: AsRef<str>, R: Fn(usize, usize, &[u8]) -> Result<Vec<T>, DecodeError>, T
     }
 }
 
-pub(super) struct BatchJob<'a, B> {
+pub(super) struct PostJob<'a, B> {
     pub(super) ranges: Vec<Range<usize>>,
     pub(super) bodies: &'a [B],
     pub(super) responses: Vec<Vec<u8>>,
 }
 
-impl<B: AsRef<[u8]>> BulkJob for BatchJob<'_, B> {
+impl<B: AsRef<[u8]>> BulkJob for PostJob<'_, B> {
     fn requests(&self) -> &[Range<usize>] {
         &self.ranges
     }

@@ -36,16 +36,16 @@ use serde_json::{Map, Value};
 
 pub use self::embeddings::DIMENSIONS_MAX;
 pub use self::error::{ClientError, FailedRequest};
-pub use self::http::{AttemptError, HEAD_BYTES_MAX, HttpProtocol, RESPONSE_BYTES_MAX, ResponseHeaders};
+pub use self::http::{HEAD_BYTES_MAX, HeaderLines, HttpAttemptError, HttpProtocol, RESPONSE_BYTES_MAX};
 pub use self::operation::{OperationProgress, RequestRecord};
 pub use self::scores::{LabelScore, RankedText};
 pub use self::settings::{ClientSettings, EndpointSettings, Preference};
 pub use crate::scan::DecodeError;
 
 use self::body::BodyTemplate;
-use self::embeddings::{ResponseMetadata, VectorBlock};
-use self::http::{EndpointClient, TlsClient};
-use self::jobs::{BatchJob, EmbedJob, ScoreJob};
+use self::embeddings::{EmbeddingsMetadata, VectorBlock};
+use self::http::{ClientTls, EndpointClient};
+use self::jobs::{EmbedJob, PostJob, ScoreJob};
 use self::operation::{OperationRoute, execute};
 
 /// Progress callback, called after every response.
@@ -131,7 +131,7 @@ impl Client {
         let mut problems = Vec::new();
         let mut note = |problem: String| problems.push(problem);
         let secured = endpoints.iter().any(|endpoint| endpoint.url.starts_with("https:"));
-        let trust = secured.then(|| TlsClient::new(roots_pem.as_deref(), *protocol)).transpose();
+        let trust = secured.then(|| ClientTls::new(roots_pem.as_deref(), *protocol)).transpose();
         let trust = trust.map_err(&mut note).ok().flatten();
         let mut clients = Vec::new();
         for EndpointSettings { url, key, weight } in endpoints {
@@ -180,10 +180,10 @@ impl Client {
             texts,
             template: BodyTemplate::new(members, "input", false),
             block: VectorBlock::new(texts.len(), *dimensions),
-            metadata: ResponseMetadata::default(),
+            metadata: EmbeddingsMetadata::default(),
         };
         let requests = execute(self.route("/v1/embeddings"), &mut job, preference, progress).await?;
-        let EmbedJob { block, metadata: ResponseMetadata { model, prompt_tokens, total_tokens }, .. } = job;
+        let EmbedJob { block, metadata: EmbeddingsMetadata { model, prompt_tokens, total_tokens }, .. } = job;
         let run = OperationStats { elapsed: start.elapsed(), requests };
         Ok(EmbeddingsResult {
             dimensions: block.dimensions(),
@@ -247,7 +247,7 @@ impl Client {
             return Err(ClientError::Invalid(vec!["payloads: empty; give at least one".to_owned()]));
         }
         let ranges = (0..bodies.len()).map(|index| index..index + 1).collect();
-        let mut job = BatchJob { ranges, bodies, responses: vec![Vec::new(); bodies.len()] };
+        let mut job = PostJob { ranges, bodies, responses: vec![Vec::new(); bodies.len()] };
         let route = OperationRoute { method, ..self.route(path) };
         let requests = execute(route, &mut job, preference, progress).await?;
         Ok((job.responses, OperationStats { elapsed: start.elapsed(), requests }))

@@ -21,7 +21,7 @@ use tokio::time::{sleep_until, timeout_at};
 use super::budget::{ClientHedgeBudget, ClientRetryBudget};
 use super::endpoints::EndpointSelector;
 use super::error::{ClientError, FailedRequest};
-use super::http::{AttemptError, EndpointClient, HttpResponse, RequestTemplate, ResponseHeaders};
+use super::http::{EndpointClient, HeaderLines, HttpAttemptError, HttpResponse, RequestTemplate};
 use super::retry::{self, RetryDecision};
 use super::settings::Preference;
 use super::window::ConcurrencyWindow;
@@ -48,7 +48,7 @@ pub struct RequestRecord {
     /// Number of attempts, including hedges.
     pub attempts: u32,
     /// Headers of the response.
-    pub headers: ResponseHeaders,
+    pub headers: HeaderLines,
 }
 
 /// Source of request bodies and consumer of response bodies.
@@ -78,10 +78,10 @@ struct OpenRequest {
     /// Number of responses of the whole operation when this request was last rejected as overload.
     responses_at_rejection: u64,
     last: usize,
-    running: Vec<RunningAttempt>,
+    running: Vec<AbortableAttempt>,
 }
 
-struct RunningAttempt {
+struct AbortableAttempt {
     /// Number of the attempt within its request, from 1.
     attempt: u32,
     endpoint: usize,
@@ -93,7 +93,7 @@ struct FinishedAttempt {
     number: usize,
     attempt: u32,
     endpoint: usize,
-    result: Result<HttpResponse, AttemptError>,
+    result: Result<HttpResponse, HttpAttemptError>,
 }
 
 /// Delay before an unfundable retry is checked again. [`OperationState::failed`] prevents this case.
@@ -149,10 +149,10 @@ pub(super) async fn execute<J: BulkJob>(
                     number,
                     attempt,
                     endpoint,
-                    result: sent.unwrap_or(Err(AttemptError::Timeout)),
+                    result: sent.unwrap_or(Err(HttpAttemptError::Timeout)),
                 }
             });
-            operation.started(number, RunningAttempt { attempt, endpoint, sent: now, handle });
+            operation.started(number, AbortableAttempt { attempt, endpoint, sent: now, handle });
             attempts.push(sending);
         }
         let next_deadline = operation.next_deadline();
@@ -179,7 +179,7 @@ pub(super) async fn execute<J: BulkJob>(
             }
             // The operation's own timeout is reported at the top of the loop; it is more informative than the
             // attempt's.
-            Err(AttemptError::Timeout) if operation.deadline.is_some_and(|deadline| deadline <= now) => {}
+            Err(HttpAttemptError::Timeout) if operation.deadline.is_some_and(|deadline| deadline <= now) => {}
             Err(failure) => {
                 if let Some(attempts) = operation.failed(number, attempt, endpoint, &failure, now) {
                     let request = name(&route, job.requests(), number, endpoint, attempts);
@@ -295,7 +295,7 @@ impl OperationState<'_> {
         self.open.get(&number).map_or(0, |open| open.attempts)
     }
 
-    fn started(&mut self, number: usize, attempt: RunningAttempt) {
+    fn started(&mut self, number: usize, attempt: AbortableAttempt) {
         let (now, responses_at_rejection) = (attempt.sent, self.responses);
         let new = || OpenRequest {
             since: now,
@@ -346,7 +346,7 @@ impl OperationState<'_> {
         number: usize,
         attempt: u32,
         endpoint: usize,
-        failure: &AttemptError,
+        failure: &HttpAttemptError,
         now: Instant,
     ) -> Option<u32> {
         self.endpoints.finished(endpoint, !retry::is_endpoint_failure(failure), now);

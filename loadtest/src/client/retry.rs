@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::http::AttemptError;
+use super::http::HttpAttemptError;
 
 /// Longest backoff without a `retry-after`.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(10);
@@ -36,34 +36,36 @@ pub enum RetryDecision {
 }
 
 /// Returns whether the failure is the endpoint's, so that it is ejected for a while.
-pub fn is_endpoint_failure(failure: &AttemptError) -> bool {
+pub fn is_endpoint_failure(failure: &HttpAttemptError) -> bool {
     match failure {
-        AttemptError::Unreachable(_)
-        | AttemptError::ConnectionClosed(_)
-        | AttemptError::Timeout
-        | AttemptError::Malformed(_) => true,
-        AttemptError::ErrorStatus { status, .. } => *status == 429 || *status >= 500,
+        HttpAttemptError::Unreachable(_)
+        | HttpAttemptError::ConnectionClosed(_)
+        | HttpAttemptError::Timeout
+        | HttpAttemptError::Malformed(_) => true,
+        HttpAttemptError::ErrorStatus { status, .. } => *status == 429 || *status >= 500,
     }
 }
 
 /// Returns whether the server reports overload, which is neither its fault nor the request's.
-pub fn is_overload(failure: &AttemptError) -> bool {
-    matches!(failure, AttemptError::ErrorStatus { status: 429 | 503, .. })
+pub fn is_overload(failure: &HttpAttemptError) -> bool {
+    matches!(failure, HttpAttemptError::ErrorStatus { status: 429 | 503, .. })
 }
 
 /// Decides what follows `failure` after this number of attempts. `draw` is a random number in [0, 1).
 pub fn decide(
-    failure: &AttemptError,
+    failure: &HttpAttemptError,
     attempts: u32,
     rules: &RetryRules,
     now: Instant,
     draw: f64,
 ) -> RetryDecision {
     let requested_wait = match failure {
-        AttemptError::Unreachable(_) | AttemptError::ConnectionClosed(_) | AttemptError::Timeout => None,
+        HttpAttemptError::Unreachable(_)
+        | HttpAttemptError::ConnectionClosed(_)
+        | HttpAttemptError::Timeout => None,
         // The peer's HTTP is invalid, and will be the next time.
-        AttemptError::Malformed(_) => return RetryDecision::GiveUp,
-        AttemptError::ErrorStatus { status, retry_after, .. } => {
+        HttpAttemptError::Malformed(_) => return RetryDecision::GiveUp,
+        HttpAttemptError::ErrorStatus { status, retry_after, .. } => {
             let is_retryable = matches!(status, 408 | 409 | 425 | 429 | 500..=599);
             if !is_retryable || rules.final_statuses.contains(status) {
                 return RetryDecision::GiveUp;
@@ -89,8 +91,8 @@ mod tests {
         RetryRules { retries_max: 3, backoff_first, final_statuses: vec![529] }
     }
 
-    fn error_status(status: u16, retry_after: Option<u64>) -> AttemptError {
-        AttemptError::ErrorStatus {
+    fn error_status(status: u16, retry_after: Option<u64>) -> HttpAttemptError {
+        HttpAttemptError::ErrorStatus {
             status,
             message: String::new(),
             retry_after: retry_after.map(Duration::from_secs),
@@ -98,7 +100,7 @@ mod tests {
     }
 
     /// Checks the wait in milliseconds; `None` if there is no retry.
-    fn check(failure: AttemptError, attempts: u32, draw: f64, expected: Option<u64>) {
+    fn check(failure: HttpAttemptError, attempts: u32, draw: f64, expected: Option<u64>) {
         let now = Instant::now();
         let expected = expected
             .map_or(RetryDecision::GiveUp, |ms| RetryDecision::RetryAt(now + Duration::from_millis(ms)));
@@ -111,11 +113,11 @@ mod tests {
 
     #[test]
     fn the_backoff_doubles_and_the_number_of_retries_is_limited() {
-        check(AttemptError::Timeout, 1, 0.0, Some(50));
-        check(AttemptError::Timeout, 1, 1.0, Some(100));
-        check(AttemptError::ConnectionClosed(String::new()), 2, 1.0, Some(200));
-        check(AttemptError::Unreachable(String::new()), 3, 1.0, Some(400));
-        check(AttemptError::Unreachable(String::new()), 4, 1.0, None);
+        check(HttpAttemptError::Timeout, 1, 0.0, Some(50));
+        check(HttpAttemptError::Timeout, 1, 1.0, Some(100));
+        check(HttpAttemptError::ConnectionClosed(String::new()), 2, 1.0, Some(200));
+        check(HttpAttemptError::Unreachable(String::new()), 3, 1.0, Some(400));
+        check(HttpAttemptError::Unreachable(String::new()), 4, 1.0, None);
     }
 
     #[test]
@@ -135,6 +137,6 @@ mod tests {
         for status in [408, 409, 425, 429, 500, 502, 503, 504] {
             check(error_status(status, None), 1, 0.0, Some(50));
         }
-        check(AttemptError::Malformed("no HTTP".to_owned()), 1, 0.0, None);
+        check(HttpAttemptError::Malformed("no HTTP".to_owned()), 1, 0.0, None);
     }
 }

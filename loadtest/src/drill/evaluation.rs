@@ -11,7 +11,7 @@ use crate::record::{Record, ServingRegions, TimeWindow};
 
 use super::Drill;
 use super::expectation::{Expectation, ExpectationKind, LatencyBound, Quantile, Span};
-use super::observations::Observations;
+use super::observations::DrillObservations;
 
 /// Result of one expectation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct ExpectationResult {
 pub fn evaluate(
     drill: &Drill,
     record: &Record,
-    observations: &Observations,
+    observations: &DrillObservations,
     catalogue: &Catalogue,
 ) -> Vec<ExpectationResult> {
     let evaluator = Evaluator { drill, record, observations, catalogue };
@@ -47,7 +47,7 @@ pub fn evaluate(
 struct Evaluator<'a> {
     drill: &'a Drill,
     record: &'a Record,
-    observations: &'a Observations,
+    observations: &'a DrillObservations,
     catalogue: &'a Catalogue,
 }
 
@@ -294,8 +294,8 @@ mod tests {
         record
     }
 
-    fn observations(changes: &[(u64, &str)], tables: &[(u64, &str, u64, u64)]) -> Observations {
-        let mut observations = Observations::default();
+    fn observations(changes: &[(u64, &str)], tables: &[(u64, &str, u64, u64)]) -> DrillObservations {
+        let mut observations = DrillObservations::default();
         for (at, health) in changes {
             let region = RegionObservation { health: (*health).to_owned(), draining: false };
             observations.region(Duration::from_millis(*at), &FAR.parse().unwrap(), region);
@@ -311,7 +311,7 @@ mod tests {
         observations
     }
 
-    fn held(drill: &Drill, record: &Record, observations: &Observations) -> (bool, String) {
+    fn held(drill: &Drill, record: &Record, observations: &DrillObservations) -> (bool, String) {
         let results = evaluate(drill, record, observations, &Catalogue::builtin());
         assert_eq!(results.len(), 1, "{results:?}");
         (results[0].held, results[0].observed.clone())
@@ -323,7 +323,7 @@ mod tests {
         let check = |at_top: bool, text: &str, record: &Record, expected: bool, part: &str| {
             let line = format!("expect = ['{text}']");
             let drill = if at_top { drill(&line, "") } else { drill("", &line) };
-            let (held, observed) = held(&drill, record, &Observations::default());
+            let (held, observed) = held(&drill, record, &DrillObservations::default());
             assert!(held == expected && observed.contains(part), "{text}: {held}, {observed}");
         };
         let (good, one_lost) = (record(), failed(record(), 10, outage));
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_region_is_evacuated_without_responses_and_with_the_gateway_not_using_it() {
-        let check = |observations: &Observations, record: &Record, expected: bool, part: &str| {
+        let check = |observations: &DrillObservations, record: &Record, expected: bool, part: &str| {
             let (held, observed) = held(&drill("", "expect = ['evacuated within 3s']"), record, observations);
             assert!(held == expected && observed.contains(part), "{held}, {observed}");
         };
@@ -389,7 +389,7 @@ mod tests {
         );
         let back = [(0, "healthy"), (10_300, "down"), (15_000, "healthy")];
         check(&observations(&back, &[]), &record(), false, "healthy again");
-        check(&Observations::default(), &record(), true, "0 responses");
+        check(&DrillObservations::default(), &record(), true, "0 responses");
         let mut part = record();
         part.add(sample(1, 14, "aws/us-east-1,gcp/europe-west4", 100));
         check(&observations(&left, &[]), &part, false, "1 responses");

@@ -25,12 +25,12 @@ pub struct TableObservation {
 
 /// Observations in order of time; only changes are kept.
 #[derive(Clone, Debug, Default)]
-pub struct Observations {
+pub struct DrillObservations {
     regions: BTreeMap<RegionId, Vec<(Duration, RegionObservation)>>,
     tables: BTreeMap<String, Vec<(Duration, TableObservation)>>,
 }
 
-impl Observations {
+impl DrillObservations {
     /// Records the state of a region; returns whether it changed.
     pub fn region(&mut self, at: Duration, region: &RegionId, observation: RegionObservation) -> bool {
         push_change(self.regions.entry(region.clone()).or_default(), at, observation)

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::SharedState;
-use super::connection::{Completion, InFlightRequest};
-use super::http1::{CompleteResponse, ResponseHead};
+use super::connection::{Completion, LoadRequest};
+use super::http1::{CompleteResponse, ReceivedHead};
 use super::requests::Requests;
 use crate::record::ServingRegions;
 
@@ -21,9 +21,9 @@ const INLINE_BYTES_MAX: usize = 32 << 10;
 const QUEUE_LENGTH_MAX: usize = 64;
 
 struct LargeResponse {
-    in_flight: InFlightRequest,
+    in_flight: LoadRequest,
     at: Instant,
-    head: ResponseHead,
+    head: ReceivedHead,
     body: Vec<u8>,
 }
 
@@ -52,7 +52,7 @@ impl ResponseChecker {
     pub(super) fn check(
         &self,
         requests: &Requests,
-        in_flight: InFlightRequest,
+        in_flight: LoadRequest,
         response: CompleteResponse<'_>,
     ) -> Completion {
         let at = Instant::now();
@@ -89,11 +89,11 @@ impl ResponseChecker {
 
 fn check(
     requests: &Requests,
-    in_flight: InFlightRequest,
+    in_flight: LoadRequest,
     response: CompleteResponse<'_>,
     at: Instant,
 ) -> Completion {
     let outcome = requests.check(in_flight.intended.number, &response);
-    let ResponseHead { served, retried, .. } = response.head;
+    let ReceivedHead { served, retried, .. } = response.head;
     Completion { served, retried, at: Some(at), outcome: Some(outcome) }
 }

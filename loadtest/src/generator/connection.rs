@@ -12,14 +12,14 @@ use crate::exchange::{RequestFailure, Sample};
 use crate::pace::IntendedStart;
 use crate::priority::Priority;
 use crate::record::ServingRegions;
-use crate::response::InvalidResponse;
+use crate::response::ResponseDefect;
 
 /// Maximum consecutive reads of one connection before the others are served; epoll reports the remaining data again.
 const CONSECUTIVE_READS_MAX: usize = 8;
 
 /// Request in flight.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct InFlightRequest {
+pub(super) struct LoadRequest {
     pub(super) intended: IntendedStart,
     /// Whether the request belongs to a closed-loop caller.
     pub(super) by_caller: bool,
@@ -48,14 +48,9 @@ impl Completion {
     }
 
     /// Returns the sample of the request that ended at `now`; `None` if another thread records it.
-    pub(super) fn sample(
-        self,
-        in_flight: InFlightRequest,
-        priority: Priority,
-        now: Instant,
-    ) -> Option<Sample> {
+    pub(super) fn sample(self, in_flight: LoadRequest, priority: Priority, now: Instant) -> Option<Sample> {
         let Completion { served, retried, at, outcome } = self;
-        let InFlightRequest { intended, lag, .. } = in_flight;
+        let LoadRequest { intended, lag, .. } = in_flight;
         let latency = Some(at.unwrap_or(now).saturating_duration_since(intended.at));
         Some(Sample {
             task: intended.task,
@@ -90,14 +85,14 @@ pub(super) struct Connection {
     out: Vec<u8>,
     sent: usize,
     reader: ResponseReader,
-    in_flight: Option<InFlightRequest>,
+    in_flight: Option<LoadRequest>,
     /// Registered epoll interest.
     interest: EventFlags,
 }
 
 impl Connection {
     /// Creates a connection that is being opened for a request.
-    pub(super) fn new(stream: SocketStream, in_flight: InFlightRequest, request: &[u8]) -> Connection {
+    pub(super) fn new(stream: SocketStream, in_flight: LoadRequest, request: &[u8]) -> Connection {
         Connection {
             stream,
             state: State::Connecting,
@@ -130,12 +125,12 @@ impl Connection {
         self.in_flight.is_some_and(|in_flight| in_flight.deadline <= now)
     }
 
-    pub(super) fn take_in_flight(&mut self) -> Option<InFlightRequest> {
+    pub(super) fn take_in_flight(&mut self) -> Option<LoadRequest> {
         self.in_flight.take()
     }
 
     /// Sends a request over a kept connection. Returns false if the connection was closed before accepting a byte.
-    pub(super) fn begin(&mut self, in_flight: InFlightRequest, request: &[u8]) -> bool {
+    pub(super) fn begin(&mut self, in_flight: LoadRequest, request: &[u8]) -> bool {
         // A small request is written at once and not buffered.
         let taken = match self.stream.write(request) {
             Ok(taken) => taken,
@@ -154,7 +149,7 @@ impl Connection {
         &mut self,
         flags: EventFlags,
         read: &mut [u8],
-        mut check: impl FnMut(InFlightRequest, CompleteResponse<'_>) -> Completion,
+        mut check: impl FnMut(LoadRequest, CompleteResponse<'_>) -> Completion,
     ) -> ConnectionProgress {
         if self.state == State::Connecting {
             if !flags.intersects(EventFlags::OUT | EventFlags::ERR | EventFlags::HUP) {
@@ -198,13 +193,13 @@ impl Connection {
                 }
                 (Err(ProtocolError::NotHttp), None) => {
                     return ConnectionProgress::Completed(
-                        Completion::failed(RequestFailure::InvalidResponse(InvalidResponse::NotHttp)),
+                        Completion::failed(RequestFailure::InvalidResponse(ResponseDefect::NotHttp)),
                         false,
                     );
                 }
                 (Err(ProtocolError::TooLarge), None) => {
                     return ConnectionProgress::Completed(
-                        Completion::failed(RequestFailure::InvalidResponse(InvalidResponse::TooLarge)),
+                        Completion::failed(RequestFailure::InvalidResponse(ResponseDefect::TooLarge)),
                         false,
                     );
                 }
@@ -234,7 +229,7 @@ impl Connection {
 
     fn ended(
         &mut self,
-        check: &mut impl FnMut(InFlightRequest, CompleteResponse<'_>) -> Completion,
+        check: &mut impl FnMut(LoadRequest, CompleteResponse<'_>) -> Completion,
     ) -> ConnectionProgress {
         let mut completion = None;
         if let Some(in_flight) = self.in_flight {
@@ -266,7 +261,7 @@ mod tests {
         let at = Instant::now();
         let intended = IntendedStart { task: 0, number: 0, offset: Duration::ZERO, at };
         let in_flight =
-            InFlightRequest { intended, by_caller: false, lag: late, deadline: at + Duration::from_secs(5) };
+            LoadRequest { intended, by_caller: false, lag: late, deadline: at + Duration::from_secs(5) };
         let completion = Completion {
             served: ServingRegions::Unknown,
             retried: false,

@@ -24,7 +24,7 @@ const CHUNK_LINE_BYTES_MAX: usize = 256;
 
 /// Relevant fields of a response head.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ResponseHead {
+pub(crate) struct ReceivedHead {
     pub(crate) status: u16,
     /// Regions that served the request, if named.
     pub(crate) served: ServingRegions,
@@ -37,7 +37,7 @@ pub(crate) struct ResponseHead {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum BodyFraming {
+enum ResponseBodyFraming {
     Length(usize),
     Chunked,
     UntilClose,
@@ -46,7 +46,7 @@ enum BodyFraming {
 /// Complete response.
 #[derive(Debug)]
 pub(crate) struct CompleteResponse<'a> {
-    pub(crate) head: ResponseHead,
+    pub(crate) head: ReceivedHead,
     pub(crate) body: &'a [u8],
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct ResponseReader {
     /// Received data that has not been returned.
     buffered: Vec<u8>,
     /// Head of the current response, framing of its body, and start of the body.
-    head: Option<(ResponseHead, BodyFraming, usize)>,
+    head: Option<(ReceivedHead, ResponseBodyFraming, usize)>,
     /// Chunked body: parsed up to this position, and decoded content.
     read_to: usize,
     decoded: Vec<u8>,
@@ -91,12 +91,12 @@ impl ResponseReader {
                 if is_interim(head.status) {
                     continue;
                 }
-                if let BodyFraming::Length(body) = framing
+                if let ResponseBodyFraming::Length(body) = framing
                     && fresh.len() - at >= body
                 {
                     let reusable = head.reusable && fresh.len() - at == body;
                     complete(CompleteResponse {
-                        head: ResponseHead { reusable, ..head },
+                        head: ReceivedHead { reusable, ..head },
                         body: &fresh[at..at + body],
                     });
                     return Ok(true);
@@ -113,9 +113,9 @@ impl ResponseReader {
 
     /// Handles the end of the connection, which completes a response without a declared length.
     pub(crate) fn end(&mut self, complete: impl FnOnce(CompleteResponse<'_>)) -> bool {
-        let Some((head, BodyFraming::UntilClose, begins)) = self.head.take() else { return false };
+        let Some((head, ResponseBodyFraming::UntilClose, begins)) = self.head.take() else { return false };
         complete(CompleteResponse {
-            head: ResponseHead { reusable: false, ..head },
+            head: ReceivedHead { reusable: false, ..head },
             body: &self.buffered[begins..],
         });
         true
@@ -135,15 +135,15 @@ impl ResponseReader {
         let Some((_, framing, begins)) = self.head.as_ref() else { return Ok(false) };
         let (begins, received) = (*begins, self.buffered.len());
         let ends = match *framing {
-            BodyFraming::Length(length) if length > RESPONSE_BYTES_MAX => {
+            ResponseBodyFraming::Length(length) if length > RESPONSE_BYTES_MAX => {
                 return Err(ProtocolError::TooLarge);
             }
-            BodyFraming::Length(length) => {
+            ResponseBodyFraming::Length(length) => {
                 self.buffered.reserve((begins + length).saturating_sub(received));
                 Some(begins + length).filter(|ends| *ends <= received)
             }
-            BodyFraming::Chunked => self.chunks()?,
-            BodyFraming::UntilClose => None,
+            ResponseBodyFraming::Chunked => self.chunks()?,
+            ResponseBodyFraming::UntilClose => None,
         };
         if received - begins > RESPONSE_BYTES_MAX + HEAD_BYTES_MAX {
             return Err(ProtocolError::TooLarge);
@@ -151,9 +151,12 @@ impl ResponseReader {
         let Some(ends) = ends else { return Ok(false) };
         let Some((head, framing, begins)) = self.head.take() else { return Ok(false) };
         let reusable = head.reusable && received == ends;
-        let body =
-            if framing == BodyFraming::Chunked { &self.decoded[..] } else { &self.buffered[begins..ends] };
-        complete(CompleteResponse { head: ResponseHead { reusable, ..head }, body });
+        let body = if framing == ResponseBodyFraming::Chunked {
+            &self.decoded[..]
+        } else {
+            &self.buffered[begins..ends]
+        };
+        complete(CompleteResponse { head: ReceivedHead { reusable, ..head }, body });
         // Memory of a large response is released.
         self.buffered = Vec::new();
         self.decoded = Vec::new();
@@ -209,7 +212,7 @@ fn is_interim(status: u16) -> bool {
 
 /// Parses the head at the start of `bytes`; returns it with the framing of the body and its own length. `None` while
 /// it is incomplete.
-fn head(bytes: &[u8]) -> Result<Option<(ResponseHead, BodyFraming, usize)>, ProtocolError> {
+fn head(bytes: &[u8]) -> Result<Option<(ReceivedHead, ResponseBodyFraming, usize)>, ProtocolError> {
     let mut lines = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut lines);
     let length = match response.parse(bytes) {
@@ -220,7 +223,7 @@ fn head(bytes: &[u8]) -> Result<Option<(ResponseHead, BodyFraming, usize)>, Prot
     let status = response.code.unwrap_or_default();
     let reusable = response.version == Some(1);
     let mut head =
-        ResponseHead { status, served: ServingRegions::Unknown, retried: false, code: None, reusable };
+        ReceivedHead { status, served: ServingRegions::Unknown, retried: false, code: None, reusable };
     let (mut declared_length, mut chunked) = (None, false);
     let (mut attempts, mut parts) = (1_u32, 1_u32);
     for line in response.headers {
@@ -253,10 +256,12 @@ fn head(bytes: &[u8]) -> Result<Option<(ResponseHead, BodyFraming, usize)>, Prot
     // Each part of a split request takes one attempt.
     head.retried = attempts > parts;
     let framing = match (chunked, declared_length) {
-        _ if status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED => BodyFraming::Length(0),
-        (true, _) => BodyFraming::Chunked,
-        (false, Some(length)) => BodyFraming::Length(length),
-        (false, None) => BodyFraming::UntilClose,
+        _ if status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED => {
+            ResponseBodyFraming::Length(0)
+        }
+        (true, _) => ResponseBodyFraming::Chunked,
+        (false, Some(length)) => ResponseBodyFraming::Length(length),
+        (false, None) => ResponseBodyFraming::UntilClose,
     };
     Ok(Some((head, framing, length)))
 }

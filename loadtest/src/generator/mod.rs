@@ -34,7 +34,7 @@ use crate::options::Options;
 use crate::pace::{IntendedStart, PaceDecision, Pacer};
 use crate::task::Pacing;
 use checker::ResponseChecker;
-use connection::{Completion, Connection, ConnectionProgress, InFlightRequest};
+use connection::{Completion, Connection, ConnectionProgress, LoadRequest};
 use transport::SocketStream;
 
 /// Longest wait: upper bound of the delay until a stop request or a timeout is noticed.
@@ -216,7 +216,7 @@ impl Generator {
             }
             return;
         }
-        let in_flight = InFlightRequest {
+        let in_flight = LoadRequest {
             intended,
             by_caller,
             lag: now.saturating_duration_since(intended.at),
@@ -238,7 +238,7 @@ impl Generator {
     }
 
     /// Sends the prepared request over a new connection.
-    fn open(&mut self, in_flight: InFlightRequest) {
+    fn open(&mut self, in_flight: LoadRequest) {
         let index = self.free_slots.pop().unwrap_or_else(|| {
             self.slots.push(ConnectionSlot::default());
             self.slots.len() - 1
@@ -327,9 +327,9 @@ impl Generator {
     }
 
     /// Records the end of a request.
-    fn end(&mut self, in_flight: InFlightRequest, completion: Completion) {
+    fn end(&mut self, in_flight: LoadRequest, completion: Completion) {
         self.in_flight -= 1;
-        let InFlightRequest { intended, by_caller, .. } = in_flight;
+        let LoadRequest { intended, by_caller, .. } = in_flight;
         let (at, failed) = (Instant::now(), completion.is_failure());
         let priority = self.shared.requests[intended.task].priority();
         if let Some(sample) = completion.sample(in_flight, priority, at) {

@@ -9,7 +9,7 @@ use super::http1::CompleteResponse;
 use crate::exchange::RequestFailure;
 use crate::options::Options;
 use crate::priority::Priority;
-use crate::response::{self, InvalidResponse};
+use crate::response::{self, ResponseDefect};
 use crate::workload::{TaskWorkload, WorkloadType};
 
 /// Constant parts of the requests of one task.
@@ -74,7 +74,7 @@ impl Requests {
         }
     }
 
-    fn check_body(&self, number: u64, body: &[u8]) -> Result<(), InvalidResponse> {
+    fn check_body(&self, number: u64, body: &[u8]) -> Result<(), ResponseDefect> {
         let rows = self.workload.rows(number);
         let dimensions = match (self.workload.kind, &self.workload.expected) {
             (WorkloadType::Rerank, _) => return response::rerank::check(body, rows),
@@ -89,7 +89,7 @@ impl Requests {
             }
         };
         match self.dimensions.compare_exchange(0, dimensions, Ordering::Relaxed, Ordering::Relaxed) {
-            Err(earlier) if earlier != dimensions => Err(InvalidResponse::WrongDimensions),
+            Err(earlier) if earlier != dimensions => Err(ResponseDefect::WrongDimensions),
             Ok(_) | Err(_) => Ok(()),
         }
     }

@@ -5,8 +5,8 @@
 //! validates the JSON; rows in any other notation are parsed number by number. Both paths accept the same rows, and
 //! both agree with a general JSON parser: property tests compare them.
 
-use super::{InvalidResponse, row};
-use crate::scan::{DecodeError, JsonCursor};
+use super::{ResponseDefect, row};
+use crate::scan::{DecodeError, JsonScanner};
 
 /// Row of a response, unparsed.
 struct ResponseRow<'a> {
@@ -30,29 +30,29 @@ pub(crate) fn check(
     body: &[u8],
     inputs: usize,
     is_expected: impl Fn(usize, &[u8]) -> bool,
-) -> Result<usize, InvalidResponse> {
+) -> Result<usize, ResponseDefect> {
     let rows = rows(body, inputs).map_err(|wrong| match wrong {
-        DecodeError::NotJson | DecodeError::NotBase64 => InvalidResponse::NotJson,
-        DecodeError::Shape(_) | DecodeError::Index(_) => InvalidResponse::WrongShape,
-        DecodeError::Count { .. } => InvalidResponse::WrongCount,
-        DecodeError::Dimensions { .. } => InvalidResponse::WrongDimensions,
-        DecodeError::NotFinite => InvalidResponse::NotFinite,
+        DecodeError::NotJson | DecodeError::NotBase64 => ResponseDefect::NotJson,
+        DecodeError::Shape(_) | DecodeError::Index(_) => ResponseDefect::WrongShape,
+        DecodeError::Count { .. } => ResponseDefect::WrongCount,
+        DecodeError::Dimensions { .. } => ResponseDefect::WrongDimensions,
+        DecodeError::NotFinite => ResponseDefect::NotFinite,
     })?;
     if rows.len() != inputs {
-        return Err(InvalidResponse::WrongCount);
+        return Err(ResponseDefect::WrongCount);
     }
     if rows.iter().zip(0..).any(|(row, index)| row.index != index) {
-        return Err(InvalidResponse::WrongOrder);
+        return Err(ResponseDefect::WrongOrder);
     }
     let dimensions = rows.first().map_or(0, |row| row.dimensions);
     if dimensions == 0 || rows.iter().any(|row| row.dimensions != dimensions) {
-        return Err(InvalidResponse::WrongDimensions);
+        return Err(ResponseDefect::WrongDimensions);
     }
     if rows.iter().any(|row| !row.finite) {
-        return Err(InvalidResponse::NotFinite);
+        return Err(ResponseDefect::NotFinite);
     }
     if !rows.iter().enumerate().all(|(index, row)| is_expected(index, row.text)) {
-        return Err(InvalidResponse::Unexpected);
+        return Err(ResponseDefect::Unexpected);
     }
     Ok(dimensions)
 }
@@ -64,7 +64,7 @@ pub(crate) fn numbers(row: &[u8]) -> Option<Vec<Option<f32>>> {
 
 /// Returns all rows of a response; `likely` is the expected number.
 fn rows(body: &[u8], likely: usize) -> Result<Vec<ResponseRow<'_>>, DecodeError> {
-    let mut cursor = JsonCursor::new(body);
+    let mut cursor = JsonScanner::new(body);
     let mut rows = None;
     object(&mut cursor, |key, cursor| {
         if key != b"data" {
@@ -86,7 +86,7 @@ fn rows(body: &[u8], likely: usize) -> Result<Vec<ResponseRow<'_>>, DecodeError>
 }
 
 /// Parses one element of `data`.
-fn parse_row<'a>(cursor: &mut JsonCursor<'a>) -> Result<ResponseRow<'a>, DecodeError> {
+fn parse_row<'a>(cursor: &mut JsonScanner<'a>) -> Result<ResponseRow<'a>, DecodeError> {
     let (mut index, mut row) = (None, None);
     object(cursor, |key, cursor| {
         match key {
@@ -104,8 +104,8 @@ fn parse_row<'a>(cursor: &mut JsonCursor<'a>) -> Result<ResponseRow<'a>, DecodeE
 
 /// Iterates over an object: `visit` is called with each key, and the cursor before its value.
 fn object<'a>(
-    cursor: &mut JsonCursor<'a>,
-    mut visit: impl FnMut(&'a [u8], &mut JsonCursor<'a>) -> Result<(), DecodeError>,
+    cursor: &mut JsonScanner<'a>,
+    mut visit: impl FnMut(&'a [u8], &mut JsonScanner<'a>) -> Result<(), DecodeError>,
 ) -> Result<(), DecodeError> {
     if cursor.peek()? != b'{' {
         return Err(DecodeError::Shape("object"));
@@ -119,7 +119,7 @@ fn object<'a>(
 }
 
 /// Parses a list of numbers.
-fn parse_numbers<'a>(cursor: &mut JsonCursor<'a>) -> Result<(&'a [u8], RowShape), DecodeError> {
+fn parse_numbers<'a>(cursor: &mut JsonScanner<'a>) -> Result<(&'a [u8], RowShape), DecodeError> {
     if cursor.peek()? != b'[' {
         return Err(DecodeError::Shape("list under `embedding`"));
     }
@@ -132,7 +132,7 @@ fn parse_numbers<'a>(cursor: &mut JsonCursor<'a>) -> Result<(&'a [u8], RowShape)
 }
 
 /// Parses a list whose numbers are in any notation.
-fn parse_any_notation(cursor: &mut JsonCursor<'_>) -> Result<RowShape, DecodeError> {
+fn parse_any_notation(cursor: &mut JsonScanner<'_>) -> Result<RowShape, DecodeError> {
     let mut shape = RowShape { dimensions: 0, finite: true };
     let mut more = cursor.open(b'[', b']')?;
     while more {
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_row_is_a_list_of_numbers() {
-        let check = |row: &str, expected: Result<(usize, bool), InvalidResponse>| {
+        let check = |row: &str, expected: Result<(usize, bool), ResponseDefect>| {
             let body = format!(r#"{{"data":[{{"index":0,"embedding":{row}}}]}}"#);
             let got = rows(body.as_bytes(), 1).map(|rows| (rows[0].dimensions, rows[0].finite, rows[0].text));
             let expected = expected.ok().map(|(dimensions, finite)| (dimensions, finite, row.as_bytes()));
@@ -192,7 +192,7 @@ mod tests {
             "[nul]",
             "[true]",
         ] {
-            check(wrong, Err(InvalidResponse::WrongShape));
+            check(wrong, Err(ResponseDefect::WrongShape));
         }
         // 38 digits fit in f32, 39 do not; at every alignment.
         for before in 0..140 {

@@ -2,7 +2,7 @@
 //!
 //! An overloaded or broken server may respond with status 200 and missing rows, rows in another order, a truncated
 //! body or numbers that are not finite. Such a response is a failed request with its own cause in the report
-//! ([`InvalidResponse`]); a tool that counts status codes would report a success. Numbers are not parsed where their
+//! ([`ResponseDefect`]); a tool that counts status codes would report a success. Numbers are not parsed where their
 //! values do not matter, because validation runs on the machine that must also send the next request in time.
 
 pub(crate) mod embeddings;
@@ -16,7 +16,7 @@ use serde_json::error::Category;
 
 /// Defect of a response with status 200.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum InvalidResponse {
+pub enum ResponseDefect {
     /// The body is not JSON, or is truncated.
     NotJson,
     /// The body is JSON, but not a list of embeddings or scores.
@@ -37,31 +37,31 @@ pub enum InvalidResponse {
     TooLarge,
 }
 
-impl fmt::Display for InvalidResponse {
+impl fmt::Display for ResponseDefect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            InvalidResponse::NotJson => "not JSON, or truncated",
-            InvalidResponse::WrongShape => "not a list of embeddings or scores",
-            InvalidResponse::WrongCount => "wrong number of rows",
-            InvalidResponse::WrongOrder => "rows out of order",
-            InvalidResponse::WrongDimensions => "rows of different lengths",
-            InvalidResponse::NotFinite => "non-finite numbers",
-            InvalidResponse::Unexpected => "unexpected vectors",
-            InvalidResponse::NotHttp => "not HTTP",
-            InvalidResponse::TooLarge => "too large",
+            ResponseDefect::NotJson => "not JSON, or truncated",
+            ResponseDefect::WrongShape => "not a list of embeddings or scores",
+            ResponseDefect::WrongCount => "wrong number of rows",
+            ResponseDefect::WrongOrder => "rows out of order",
+            ResponseDefect::WrongDimensions => "rows of different lengths",
+            ResponseDefect::NotFinite => "non-finite numbers",
+            ResponseDefect::Unexpected => "unexpected vectors",
+            ResponseDefect::NotHttp => "not HTTP",
+            ResponseDefect::TooLarge => "too large",
         })
     }
 }
 
 /// Validates an embeddings response to `inputs` inputs; returns the numbers per row.
-pub fn check(body: &[u8], inputs: usize) -> Result<usize, InvalidResponse> {
+pub fn check(body: &[u8], inputs: usize) -> Result<usize, ResponseDefect> {
     embeddings::check(body, inputs, |_, _| true)
 }
 
-fn kind(error: &serde_json::Error) -> InvalidResponse {
+fn kind(error: &serde_json::Error) -> ResponseDefect {
     match error.classify() {
-        Category::Io | Category::Syntax | Category::Eof => InvalidResponse::NotJson,
-        Category::Data => InvalidResponse::WrongShape,
+        Category::Io | Category::Syntax | Category::Eof => ResponseDefect::NotJson,
+        Category::Data => ResponseDefect::WrongShape,
     }
 }
 
@@ -82,19 +82,19 @@ mod tests {
         let good = body(&[(0, "[1.0,-2,3e-7]"), (1, "[0,0,0.5]")]);
         assert_eq!(check(good.as_bytes(), 2), Ok(3));
         for (wrong, expected) in [
-            (body(&[(0, "[1,2,3]")]), InvalidResponse::WrongCount),
-            (body(&[(0, "[1]"), (1, "[1]"), (2, "[1]")]), InvalidResponse::WrongCount),
-            (body(&[(1, "[1]"), (0, "[1]")]), InvalidResponse::WrongOrder),
-            (body(&[(0, "[1,2,3]"), (1, "[1,2]")]), InvalidResponse::WrongDimensions),
-            (body(&[(0, "[]"), (1, "[]")]), InvalidResponse::WrongDimensions),
-            (body(&[(0, "[1]"), (1, "[null]")]), InvalidResponse::NotFinite),
-            (body(&[(0, "[1]"), (1, "[1e39]")]), InvalidResponse::NotFinite),
-            (body(&[(0, "[1]"), (1, "[NaN]")]), InvalidResponse::NotJson),
-            (body(&[(0, "[1]"), (1, "[\"1\"]")]), InvalidResponse::WrongShape),
-            (good[..good.len() - 1].to_owned(), InvalidResponse::NotJson),
-            ("{\"data\":{}}".to_owned(), InvalidResponse::WrongShape),
-            ("{}".to_owned(), InvalidResponse::WrongShape),
-            (String::new(), InvalidResponse::NotJson),
+            (body(&[(0, "[1,2,3]")]), ResponseDefect::WrongCount),
+            (body(&[(0, "[1]"), (1, "[1]"), (2, "[1]")]), ResponseDefect::WrongCount),
+            (body(&[(1, "[1]"), (0, "[1]")]), ResponseDefect::WrongOrder),
+            (body(&[(0, "[1,2,3]"), (1, "[1,2]")]), ResponseDefect::WrongDimensions),
+            (body(&[(0, "[]"), (1, "[]")]), ResponseDefect::WrongDimensions),
+            (body(&[(0, "[1]"), (1, "[null]")]), ResponseDefect::NotFinite),
+            (body(&[(0, "[1]"), (1, "[1e39]")]), ResponseDefect::NotFinite),
+            (body(&[(0, "[1]"), (1, "[NaN]")]), ResponseDefect::NotJson),
+            (body(&[(0, "[1]"), (1, "[\"1\"]")]), ResponseDefect::WrongShape),
+            (good[..good.len() - 1].to_owned(), ResponseDefect::NotJson),
+            ("{\"data\":{}}".to_owned(), ResponseDefect::WrongShape),
+            ("{}".to_owned(), ResponseDefect::WrongShape),
+            (String::new(), ResponseDefect::NotJson),
         ] {
             assert_eq!(check(wrong.as_bytes(), 2), Err(expected), "{wrong}");
         }

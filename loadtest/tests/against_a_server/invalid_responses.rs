@@ -3,9 +3,9 @@
 use std::future::pending;
 use std::net::SocketAddr;
 
-use crate::server::{Arrived, options, respond, rows, serve, to};
+use crate::server::{CapturedRequest, options, respond, rows, serve, to};
 use loadtest::exchange::RequestFailure;
-use loadtest::response::InvalidResponse;
+use loadtest::response::ResponseDefect;
 use loadtest::{Options, RawOptions, run};
 use replica_core::wire::error::ErrorCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,13 +25,13 @@ async fn check(address: SocketAddr, expected: RequestFailure) {
 async fn an_invalid_body_with_status_200_is_a_failure() {
     let good = rows(&[&[0.6, 0.8], &[1.0, 0.0]]);
     for (body, expected) in [
-        (rows(&[&[0.6, 0.8]]), InvalidResponse::WrongCount),
-        (rows(&[&[0.6, 0.8], &[1.0]]), InvalidResponse::WrongDimensions),
-        (good.replace("\"index\":1", "\"index\":0"), InvalidResponse::WrongOrder),
-        (rows(&[&[0.6, f32::NAN], &[1.0, 0.0]]), InvalidResponse::NotFinite),
-        (good.replace("1.0", "NaN"), InvalidResponse::NotJson),
-        (good[..good.len() / 2].to_owned(), InvalidResponse::NotJson),
-        ("{\"object\":\"list\"}".to_owned(), InvalidResponse::WrongShape),
+        (rows(&[&[0.6, 0.8]]), ResponseDefect::WrongCount),
+        (rows(&[&[0.6, 0.8], &[1.0]]), ResponseDefect::WrongDimensions),
+        (good.replace("\"index\":1", "\"index\":0"), ResponseDefect::WrongOrder),
+        (rows(&[&[0.6, f32::NAN], &[1.0, 0.0]]), ResponseDefect::NotFinite),
+        (good.replace("1.0", "NaN"), ResponseDefect::NotJson),
+        (good[..good.len() / 2].to_owned(), ResponseDefect::NotJson),
+        ("{\"object\":\"list\"}".to_owned(), ResponseDefect::WrongShape),
     ] {
         let address = serve(move |_| std::future::ready(respond(200, "a/b", body.clone()))).await;
         check(address, RequestFailure::InvalidResponse(expected)).await;
@@ -47,7 +47,7 @@ async fn a_row_of_another_length_than_earlier_ones_is_a_failure() {
     .await;
     let report = run(options(address, "100", "50ms"), |_| {}, pending()).await.expect("the server listens");
     let total = report.record.total();
-    let wrong = RequestFailure::InvalidResponse(InvalidResponse::WrongDimensions);
+    let wrong = RequestFailure::InvalidResponse(ResponseDefect::WrongDimensions);
     assert_eq!((total.ok(), total.outcomes[&Err(wrong)].count), (1, 4), "{}", report.table());
 }
 
@@ -66,7 +66,7 @@ async fn invalid_http_is_a_failure() {
             });
         }
     });
-    check(address, RequestFailure::InvalidResponse(InvalidResponse::NotHttp)).await;
+    check(address, RequestFailure::InvalidResponse(ResponseDefect::NotHttp)).await;
 }
 
 /// Valid rows of another model.
@@ -76,7 +76,7 @@ async fn unexpected_vectors_are_a_failure() {
     let file = folder.path().join("expected.jsonl");
     let line = |text: &str, row: &str| format!("{{\"text\":\"{text}\",\"embedding\":{row}}}\n");
     std::fs::write(&file, line("a", "[0.6,0.8]") + &line("b", "[1.0,0.0]")).expect("a file");
-    let address = serve(|arrived: Arrived| {
+    let address = serve(|arrived: CapturedRequest| {
         let row: &[f32] = if arrived.body["input"][0] == "a" { &[0.61, 0.79] } else { &[0.0, 1.0] };
         std::future::ready(respond(200, "a/b", rows(&[row])))
     })
@@ -90,7 +90,7 @@ async fn unexpected_vectors_are_a_failure() {
     let options = Options::check(raw).expect("these are good options");
     let report = run(options, |_| {}, pending()).await.expect("the server listens");
     let total = report.record.total();
-    let wrong = RequestFailure::InvalidResponse(InvalidResponse::Unexpected);
+    let wrong = RequestFailure::InvalidResponse(ResponseDefect::Unexpected);
     assert_eq!((total.ok(), total.outcomes[&Err(wrong)].count), (5, 5), "{}", report.table());
 }
 
@@ -98,13 +98,13 @@ async fn unexpected_vectors_are_a_failure() {
 async fn a_rerank_without_a_score_for_each_document_is_a_failure() {
     for (body, expected) in [
         (r#"{"results":[{"index":1,"relevance_score":0.9},{"index":0,"relevance_score":0.1}]}"#, None),
-        (r#"{"results":[{"index":1,"relevance_score":0.9}]}"#, Some(InvalidResponse::WrongCount)),
+        (r#"{"results":[{"index":1,"relevance_score":0.9}]}"#, Some(ResponseDefect::WrongCount)),
         (
             r#"{"results":[{"index":1,"relevance_score":null},{"index":0,"relevance_score":0.1}]}"#,
-            Some(InvalidResponse::NotFinite),
+            Some(ResponseDefect::NotFinite),
         ),
     ] {
-        let address = serve(move |arrived: Arrived| {
+        let address = serve(move |arrived: CapturedRequest| {
             assert_eq!(
                 (&*arrived.path, arrived.body["documents"].as_array().map(Vec::len)),
                 ("/v1/rerank", Some(2))

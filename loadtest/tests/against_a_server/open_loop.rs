@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::server::{Arrived, options, respond, rows, serve};
+use crate::server::{CapturedRequest, options, respond, rows, serve};
 use loadtest::exchange::RequestFailure;
 use loadtest::record::ServingRegions;
 use loadtest::{RunError, run};
@@ -22,7 +22,7 @@ fn good() -> axum::response::Response {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stall_is_visible_in_every_request_of_its_time() {
     let (gate, open) = watch::channel(false);
-    let address = serve(move |arrived: Arrived| {
+    let address = serve(move |arrived: CapturedRequest| {
         let (gate, mut open) = (gate.clone(), open.clone());
         async move {
             match arrived.number {
@@ -98,7 +98,7 @@ async fn a_request_without_a_response_fails_at_its_timeout() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_run_starts_no_request_and_loses_none() {
     let (sender, mut observer) = watch::channel(0);
-    let address = serve(move |arrived: Arrived| {
+    let address = serve(move |arrived: CapturedRequest| {
         sender.send_replace(arrived.number + 1);
         async { good() }
     })
@@ -119,9 +119,9 @@ async fn a_stopped_run_starts_no_request_and_loses_none() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_match_the_options_and_reuse_connections() {
-    let all: Arc<Mutex<Vec<Arrived>>> = Arc::default();
+    let all: Arc<Mutex<Vec<CapturedRequest>>> = Arc::default();
     let keep = Arc::clone(&all);
-    let address = serve(move |arrived: Arrived| {
+    let address = serve(move |arrived: CapturedRequest| {
         let region = if arrived.number < 40 { "aws/us-east-1" } else { "gcp/europe-west4" };
         let inputs = arrived.body["input"].as_array().map_or(0, Vec::len);
         keep.lock().expect("no test thread panics here").push(arrived);

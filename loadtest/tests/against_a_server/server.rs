@@ -14,7 +14,7 @@ use loadtest::{Options, RawOptions};
 
 /// Received request.
 #[derive(Clone, Debug)]
-pub(crate) struct Arrived {
+pub(crate) struct CapturedRequest {
     /// Index in the order of arrival, from 0.
     pub(crate) number: u64,
     pub(crate) from: SocketAddr,
@@ -24,7 +24,7 @@ pub(crate) struct Arrived {
 }
 
 /// Serves `respond` until the test ends.
-pub(crate) async fn serve<F>(handle: impl Fn(Arrived) -> F + Send + Sync + 'static) -> SocketAddr
+pub(crate) async fn serve<F>(handle: impl Fn(CapturedRequest) -> F + Send + Sync + 'static) -> SocketAddr
 where
     F: Future<Output = Response> + Send + 'static,
 {
@@ -32,7 +32,7 @@ where
     let handler = move |uri: Uri, from: ConnectInfo<SocketAddr>, headers: HeaderMap, body: Bytes| {
         let number = arrived.fetch_add(1, Ordering::SeqCst);
         let body = serde_json::from_slice(&body).expect("the load tool sends JSON");
-        let arrived = Arrived { number, from: from.0, path: uri.path().to_owned(), headers, body };
+        let arrived = CapturedRequest { number, from: from.0, path: uri.path().to_owned(), headers, body };
         let handle = Arc::clone(&handle);
         async move { handle(arrived).await }
     };

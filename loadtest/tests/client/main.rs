@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use loadtest::client::split::RequestLimits;
 use loadtest::client::{
-    AttemptError, ClientError, DecodeError, EmbedOptions, EmbeddingsResult, FailedRequest, OperationProgress,
-    Preference, ScoreOptions,
+    ClientError, DecodeError, EmbedOptions, EmbeddingsResult, FailedRequest, HttpAttemptError,
+    OperationProgress, Preference, ScoreOptions,
 };
 use serde_json::{Value, json};
 
@@ -129,7 +129,7 @@ async fn a_permanent_failure_is_an_error_that_names_the_request() {
     };
     let server = Server::start(refuses(400)).await;
     let error = embed(&server.client(), 50, &fast_retries()).await.unwrap_err();
-    let failure = AttemptError::ErrorStatus {
+    let failure = HttpAttemptError::ErrorStatus {
         status: 400,
         message: "{\"error\":\"no\"}".to_owned(),
         retry_after: None,

@@ -11,7 +11,9 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use loadtest::client::{AttemptError, Client, ClientError, ClientSettings, EndpointSettings, HttpProtocol};
+use loadtest::client::{
+    Client, ClientError, ClientSettings, EndpointSettings, HttpAttemptError, HttpProtocol,
+};
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -139,6 +141,6 @@ async fn an_untrusted_server_receives_no_request() {
     let mut preference = fast_retries();
     preference.retries.retries_max = 0;
     let error = embed(&client, 5, &preference).await.unwrap_err();
-    let unreachable = matches!(&error, ClientError::Failed { failure: AttemptError::Unreachable(_), .. });
+    let unreachable = matches!(&error, ClientError::Failed { failure: HttpAttemptError::Unreachable(_), .. });
     assert!(unreachable && counts.over_http2.load(Ordering::SeqCst) == 0, "{error}");
 }

@@ -32,11 +32,11 @@ type Script = dyn Fn(usize, &Value) -> Reaction + Send + Sync;
 
 pub(crate) struct Server {
     pub(crate) url: String,
-    state: Arc<ServerState>,
+    state: Arc<ScriptState>,
     task: JoinHandle<()>,
 }
 
-struct ServerState {
+struct ScriptState {
     script: Box<Script>,
     request_count: AtomicUsize,
     /// Requests without a response whose clients still wait.
@@ -46,7 +46,7 @@ struct ServerState {
 impl Server {
     /// Starts a server that calls `script` with the index (from 0) and the body of each request.
     pub(crate) async fn start(script: impl Fn(usize, &Value) -> Reaction + Send + Sync + 'static) -> Server {
-        let state = Arc::new(ServerState {
+        let state = Arc::new(ScriptState {
             script: Box::new(script),
             request_count: 0.into(),
             hanging_count: 0.into(),
@@ -100,7 +100,7 @@ pub(crate) fn client(servers: &[(&Server, f64)]) -> Client {
 }
 
 /// Decrements the count when the request ends because its client disconnected.
-struct HangingGuard(Arc<ServerState>);
+struct HangingGuard(Arc<ScriptState>);
 
 impl Drop for HangingGuard {
     fn drop(&mut self) {
@@ -108,7 +108,7 @@ impl Drop for HangingGuard {
     }
 }
 
-async fn respond(State(state): State<Arc<ServerState>>, body: String) -> Response<Body> {
+async fn respond(State(state): State<Arc<ScriptState>>, body: String) -> Response<Body> {
     let number = state.request_count.fetch_add(1, Ordering::SeqCst);
     let body: Value = serde_json::from_str(&body).unwrap();
     match (state.script)(number, &body) {

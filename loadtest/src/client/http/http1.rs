@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use super::{AttemptError, HEAD_BYTES_MAX, HttpResponse, RESPONSE_BYTES_MAX, ResponseHeaders};
+use super::{HEAD_BYTES_MAX, HeaderLines, HttpAttemptError, HttpResponse, RESPONSE_BYTES_MAX};
 
 /// Transport for a request.
 pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -31,7 +31,7 @@ enum ResponseFraming {
 #[derive(Debug)]
 struct ParsedHead {
     status: u16,
-    headers: ResponseHeaders,
+    headers: HeaderLines,
     bytes: usize,
     framing: ResponseFraming,
     reusable: bool,
@@ -44,7 +44,7 @@ pub(super) async fn exchange(
     request: &[u8],
     bodiless: bool,
     mut buffer: Vec<u8>,
-) -> Result<(u16, HttpResponse, bool), AttemptError> {
+) -> Result<(u16, HttpResponse, bool), HttpAttemptError> {
     // A server may reject a request before reading all of it; its response is more informative than the write error.
     let sent = io.write_all(request).await;
     buffer.clear();
@@ -54,7 +54,7 @@ pub(super) async fn exchange(
         Err(failure) => {
             return Err(sent
                 .err()
-                .map_or(failure, |error| AttemptError::ConnectionClosed(error.to_string())));
+                .map_or(failure, |error| HttpAttemptError::ConnectionClosed(error.to_string())));
         }
     };
     let ParsedHead { status, headers, bytes, framing, reusable } = head;
@@ -79,7 +79,7 @@ pub(super) async fn exchange(
 }
 
 /// Reads the head of the final response; skips interim (1xx) responses.
-async fn head(io: &mut dyn Io, buffer: &mut Vec<u8>, bodiless: bool) -> Result<ParsedHead, AttemptError> {
+async fn head(io: &mut dyn Io, buffer: &mut Vec<u8>, bodiless: bool) -> Result<ParsedHead, HttpAttemptError> {
     loop {
         if let Some(head) = parse(buffer, bodiless)? {
             if head.status >= 200 {
@@ -98,7 +98,7 @@ async fn head(io: &mut dyn Io, buffer: &mut Vec<u8>, bodiless: bool) -> Result<P
 }
 
 /// Parses the head at the start of `bytes`; `None` while it is incomplete.
-fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<ParsedHead>, AttemptError> {
+fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<ParsedHead>, HttpAttemptError> {
     let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut fields);
     let length = match response.parse(bytes) {
@@ -107,7 +107,7 @@ fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<ParsedHead>, AttemptErro
         Err(error) => return Err(malformed(&error.to_string())),
     };
     let status = response.code.unwrap_or_default();
-    let mut headers = ResponseHeaders::default();
+    let mut headers = HeaderLines::default();
     let mut reusable = response.version == Some(1);
     let (mut content_length, mut chunked) = (None, false);
     for field in response.headers.iter() {
@@ -154,7 +154,7 @@ async fn chunks(
     io: &mut dyn Io,
     buffer: &mut Vec<u8>,
     begin: usize,
-) -> Result<(Range<usize>, bool), AttemptError> {
+) -> Result<(Range<usize>, bool), HttpAttemptError> {
     // The body so far ends at `end`; unparsed bytes begin at `at`.
     let (mut end, mut at) = (begin, begin);
     loop {
@@ -196,7 +196,7 @@ async fn chunks(
 }
 
 /// Returns the end of the line that begins at `at`, before its CRLF.
-async fn line(io: &mut dyn Io, buffer: &mut Vec<u8>, at: usize) -> Result<usize, AttemptError> {
+async fn line(io: &mut dyn Io, buffer: &mut Vec<u8>, at: usize) -> Result<usize, HttpAttemptError> {
     /// Maximum length of a line: sizes are a few digits; extensions and trailers are ignored.
     const LINE_BYTES_MAX: usize = 8 << 10;
     loop {
@@ -210,15 +210,15 @@ async fn line(io: &mut dyn Io, buffer: &mut Vec<u8>, at: usize) -> Result<usize,
     }
 }
 
-async fn more(io: &mut dyn Io, buffer: &mut Vec<u8>) -> Result<(), AttemptError> {
+async fn more(io: &mut dyn Io, buffer: &mut Vec<u8>) -> Result<(), HttpAttemptError> {
     match io.read_buf(buffer).await {
-        Ok(0) => Err(AttemptError::ConnectionClosed("end of stream".to_owned())),
+        Ok(0) => Err(HttpAttemptError::ConnectionClosed("end of stream".to_owned())),
         Ok(_) => Ok(()),
         Err(error) => Err(broken(error)),
     }
 }
 
-fn within_limit(bytes: usize) -> Result<(), AttemptError> {
+fn within_limit(bytes: usize) -> Result<(), HttpAttemptError> {
     if bytes > RESPONSE_BYTES_MAX {
         return Err(malformed(&format!(
             "body exceeds {RESPONSE_BYTES_MAX} bytes; send fewer texts per request"
@@ -227,12 +227,12 @@ fn within_limit(bytes: usize) -> Result<(), AttemptError> {
     Ok(())
 }
 
-fn broken(error: std::io::Error) -> AttemptError {
-    AttemptError::ConnectionClosed(error.to_string())
+fn broken(error: std::io::Error) -> HttpAttemptError {
+    HttpAttemptError::ConnectionClosed(error.to_string())
 }
 
-fn malformed(what: &str) -> AttemptError {
-    AttemptError::Malformed(what.to_owned())
+fn malformed(what: &str) -> HttpAttemptError {
+    HttpAttemptError::Malformed(what.to_owned())
 }
 
 #[cfg(test)]
@@ -241,7 +241,7 @@ mod tests {
     use tokio::io::duplex;
 
     /// Parses `response`, which is delivered in pieces of `piece` bytes and then ends.
-    async fn read(response: &[u8], piece: usize) -> Result<(u16, String, bool), AttemptError> {
+    async fn read(response: &[u8], piece: usize) -> Result<(u16, String, bool), HttpAttemptError> {
         let (mut ours, mut theirs) = duplex(1 << 20);
         let response = response.to_vec();
         let server = async move {

@@ -10,7 +10,7 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
 use super::http1::Io;
-use super::{AttemptError, HttpResponse, RESPONSE_BYTES_MAX, ResponseHeaders};
+use super::{HeaderLines, HttpAttemptError, HttpResponse, RESPONSE_BYTES_MAX};
 
 /// Maximum concurrent requests per connection: below 100, the minimum that servers are recommended to allow.
 pub(super) const STREAMS_MAX: usize = 96;
@@ -35,7 +35,7 @@ pub(super) struct Http2Connection {
 }
 
 impl Http2Connection {
-    pub(super) async fn open(io: Box<dyn Io>) -> Result<Http2Connection, AttemptError> {
+    pub(super) async fn open(io: Box<dyn Io>) -> Result<Http2Connection, HttpAttemptError> {
         let (send, connection) = Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -45,7 +45,7 @@ impl Http2Connection {
             .keep_alive_timeout(PING_TIMEOUT)
             .handshake(TokioIo::new(io))
             .await
-            .map_err(|error| AttemptError::Unreachable(error_chain(&error)))?;
+            .map_err(|error| HttpAttemptError::Unreachable(error_chain(&error)))?;
         // Ends when the last user drops its handle. Errors are reported to the requests.
         tokio::spawn(connection);
         Ok(Http2Connection { send, users: Arc::new(()) })
@@ -64,12 +64,12 @@ impl Http2Connection {
         mut self,
         request: Request<Full<Bytes>>,
         mut buffer: Vec<u8>,
-    ) -> Result<(u16, HttpResponse), AttemptError> {
-        let broken = |error: hyper::Error| AttemptError::ConnectionClosed(error_chain(&error));
+    ) -> Result<(u16, HttpResponse), HttpAttemptError> {
+        let broken = |error: hyper::Error| HttpAttemptError::ConnectionClosed(error_chain(&error));
         self.send.ready().await.map_err(broken)?;
         let response = self.send.send_request(request).await.map_err(broken)?;
         let status = response.status().as_u16();
-        let mut headers = ResponseHeaders::default();
+        let mut headers = HeaderLines::default();
         response.headers().iter().for_each(|(name, value)| headers.push(name.as_str(), value.as_bytes()));
         buffer.clear();
         let mut body = response.into_body();
@@ -78,7 +78,7 @@ impl Http2Connection {
                 if buffer.len() + data.len() > RESPONSE_BYTES_MAX {
                     let limit =
                         format!("body exceeds {RESPONSE_BYTES_MAX} bytes; send fewer texts per request");
-                    return Err(AttemptError::Malformed(limit));
+                    return Err(HttpAttemptError::Malformed(limit));
                 }
                 buffer.extend_from_slice(&data);
             }

@@ -11,7 +11,7 @@ mod pool;
 mod tls;
 
 pub(super) use pool::{EndpointClient, RequestTemplate, is_settable};
-pub(super) use tls::TlsClient;
+pub(super) use tls::ClientTls;
 
 use std::fmt;
 use std::ops::Range;
@@ -36,7 +36,7 @@ pub enum HttpProtocol {
 
 /// Error of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AttemptError {
+pub enum HttpAttemptError {
     /// The connection could not be established.
     Unreachable(String),
     /// The connection was closed before the response was complete.
@@ -56,25 +56,25 @@ pub enum AttemptError {
     Malformed(String),
 }
 
-impl fmt::Display for AttemptError {
+impl fmt::Display for HttpAttemptError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            AttemptError::Unreachable(cause) => write!(f, "connection failed: {cause}"),
-            AttemptError::ConnectionClosed(cause) => write!(f, "connection closed: {cause}"),
-            AttemptError::Timeout => f.write_str("timeout"),
-            AttemptError::ErrorStatus { status, message, retry_after: _ } => {
+            HttpAttemptError::Unreachable(cause) => write!(f, "connection failed: {cause}"),
+            HttpAttemptError::ConnectionClosed(cause) => write!(f, "connection closed: {cause}"),
+            HttpAttemptError::Timeout => f.write_str("timeout"),
+            HttpAttemptError::ErrorStatus { status, message, retry_after: _ } => {
                 write!(f, "status {status}: {message}")
             }
-            AttemptError::Malformed(cause) => write!(f, "invalid HTTP response: {cause}"),
+            HttpAttemptError::Malformed(cause) => write!(f, "invalid HTTP response: {cause}"),
         }
     }
 }
 
 /// Headers of a response, one `name:value` per line, names in lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ResponseHeaders(String);
+pub struct HeaderLines(String);
 
-impl ResponseHeaders {
+impl HeaderLines {
     pub(super) fn push(&mut self, name: &str, value: &[u8]) {
         self.0.extend(name.chars().map(|c| c.to_ascii_lowercase()));
         self.0.push(':');
@@ -96,7 +96,7 @@ impl ResponseHeaders {
 /// Response with a success status.
 #[derive(Debug)]
 pub(super) struct HttpResponse {
-    pub(super) headers: ResponseHeaders,
+    pub(super) headers: HeaderLines,
     /// Buffer that holds the response; reused for the next one.
     pub(super) buffer: Vec<u8>,
     /// Range of the body in the buffer.
@@ -113,7 +113,7 @@ impl HttpResponse {
 const MESSAGE_BYTES_MAX: usize = 512;
 
 /// Returns the response if its status is 2xx, otherwise an error.
-fn check_status(status: u16, response: HttpResponse) -> Result<HttpResponse, AttemptError> {
+fn check_status(status: u16, response: HttpResponse) -> Result<HttpResponse, HttpAttemptError> {
     if (200..300).contains(&status) {
         return Ok(response);
     }
@@ -121,5 +121,5 @@ fn check_status(status: u16, response: HttpResponse) -> Result<HttpResponse, Att
     let message = String::from_utf8_lossy(&body[..body.len().min(MESSAGE_BYTES_MAX)]).trim().to_owned();
     // Only delta-seconds are supported; an HTTP date is ignored.
     let retry_after = response.headers.get("retry-after").and_then(|wait| wait.trim().parse().ok());
-    Err(AttemptError::ErrorStatus { status, message, retry_after: retry_after.map(Duration::from_secs) })
+    Err(HttpAttemptError::ErrorStatus { status, message, retry_after: retry_after.map(Duration::from_secs) })
 }

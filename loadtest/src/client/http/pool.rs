@@ -18,8 +18,8 @@ use tokio::time::timeout;
 
 use super::http1::{self, Io};
 use super::http2::Http2Connection;
-use super::tls::TlsClient;
-use super::{AttemptError, HttpProtocol, HttpResponse, check_status};
+use super::tls::ClientTls;
+use super::{HttpAttemptError, HttpProtocol, HttpResponse, check_status};
 
 /// Timeout of a connection attempt, so that another endpoint can be tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ pub(in crate::client) struct EndpointClient {
     base: String,
     key: Option<HeaderValue>,
     protocol: HttpProtocol,
-    trust: Option<TlsClient>,
+    trust: Option<ClientTls>,
     idle: Mutex<Vec<Box<dyn Io>>>,
     sessions: tokio::sync::Mutex<Vec<Http2Connection>>,
     /// Whether the server declined HTTP/2 in ALPN.
@@ -65,7 +65,7 @@ impl EndpointClient {
         url: &str,
         key: Option<HeaderValue>,
         protocol: HttpProtocol,
-        trust: Option<TlsClient>,
+        trust: Option<ClientTls>,
     ) -> Result<EndpointClient, String> {
         let wrong = |what: &str| format!("endpoint {url:?}: {what}; write it like http://127.0.0.1:8080");
         let uri: Uri = url.parse().map_err(|_| wrong("is not a URL"))?;
@@ -139,7 +139,7 @@ impl EndpointClient {
         out: &RequestTemplate,
         body: Vec<u8>,
         buffer: Vec<u8>,
-    ) -> Result<HttpResponse, AttemptError> {
+    ) -> Result<HttpResponse, HttpAttemptError> {
         if self.protocol == HttpProtocol::Http2
             && let Some(session) = self.session().await?
         {
@@ -168,7 +168,7 @@ impl EndpointClient {
     }
 
     /// Returns an HTTP/2 connection with a free stream; `None` if the server does not support HTTP/2.
-    async fn session(&self) -> Result<Option<Http2Connection>, AttemptError> {
+    async fn session(&self) -> Result<Option<Http2Connection>, HttpAttemptError> {
         if self.declined.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -193,7 +193,7 @@ impl EndpointClient {
     }
 
     /// Opens a connection; returns also whether it speaks HTTP/2.
-    async fn connect(&self) -> Result<(Box<dyn Io>, bool), AttemptError> {
+    async fn connect(&self) -> Result<(Box<dyn Io>, bool), HttpAttemptError> {
         let connected = timeout(CONNECT_TIMEOUT, async {
             let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
             tcp.set_nodelay(true)?;
@@ -205,7 +205,7 @@ impl EndpointClient {
                 }
             })
         });
-        let failed = |error: std::io::Error| AttemptError::Unreachable(error.to_string());
+        let failed = |error: std::io::Error| HttpAttemptError::Unreachable(error.to_string());
         connected.await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())).map_err(failed)
     }
 

@@ -15,16 +15,16 @@ use super::HttpProtocol;
 
 /// TLS connector of a client.
 #[derive(Clone)]
-pub(in crate::client) struct TlsClient {
+pub(in crate::client) struct ClientTls {
     connector: TlsConnector,
 }
 
-impl TlsClient {
+impl ClientTls {
     /// Trusts the system's roots and the certificates in `extra_pem`.
     pub(in crate::client) fn new(
         extra_pem: Option<&[u8]>,
         protocol: HttpProtocol,
-    ) -> Result<TlsClient, String> {
+    ) -> Result<ClientTls, String> {
         let extra = extra_pem.map_or(Ok(Vec::new()), |pem| {
             let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
             match certificates {
@@ -48,7 +48,7 @@ impl TlsClient {
             HttpProtocol::Http1 => vec![b"http/1.1".to_vec()],
             HttpProtocol::Http2 => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
         };
-        Ok(TlsClient { connector: TlsConnector::from(Arc::new(config)) })
+        Ok(ClientTls { connector: TlsConnector::from(Arc::new(config)) })
     }
 
     /// Performs the handshake; returns the stream and whether HTTP/2 was negotiated.
