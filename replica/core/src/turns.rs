@@ -1,40 +1,41 @@
-//! Whose texts are tokenised next.
+//! Order in which texts are tokenized.
 //!
-//! The model: a *job* is the texts of one request; workers take it in *handfuls* of a few kilobytes. What must not
-//! happen is that somebody with one short text waits behind somebody with two thousand, or behind one of a megabyte.
-//! Three rules, in this order:
+//! A *job* is the texts of one request; workers take it in *chunks* of a few kilobytes. One short text must not wait
+//! behind a request of two thousand texts, or behind one of a megabyte. Three rules, in this order:
 //!
-//! 1. A *huge* text, which is a handful by itself and holds its worker for long, is taken only while another worker
-//!    remains for the rest (where there is another). So however many megabytes arrive, one worker turns round quickly.
-//! 2. What fits into one handful goes before what does not: the shortest job first, as far as it matters. Among equals
-//!    it is first come, first served.
-//! 3. But every fourth turn belongs to the long jobs, each in turn, so that a flood of short ones does not starve them.
+//! 1. A *huge* text, which is a chunk by itself and occupies its worker for long, is taken only while another worker
+//!    remains for the rest (if there is more than one). So one worker stays responsive, whatever the number of
+//!    megabytes.
+//! 2. Jobs that fit into one chunk go before longer ones, which approximates shortest job first. Among equals it is
+//!    first come, first served.
+//! 3. Every fourth turn belongs to the long jobs, round robin, so that a flood of short jobs does not starve them.
 //!
-//! Exact shortest-job-first would need to know what a text costs before it is tokenised, and starves; plain round robin
-//! lets a short job wait for one handful of every backfill that is open.
+//! Exact shortest-job-first would need the cost of a text before it is tokenized, and starves long jobs; plain round
+//! robin makes a short job wait for one chunk of every open backfill.
 
 use std::collections::VecDeque;
 
 /// Bytes of text that a worker takes at a time: about a millisecond of work.
 pub const HANDFUL_BYTES: usize = 8 << 10;
-/// A text of more bytes than this holds a worker for ten milliseconds and more.
+/// A text of more bytes than this occupies a worker for at least ten milliseconds.
 pub const HUGE_BYTES: usize = 64 << 10;
-/// One turn in so many belongs to long jobs while short ones wait.
+/// One turn in this many belongs to long jobs while short ones are queued.
 pub const LONG_TURN: u32 = 4;
 
-/// How much of its worker the next handful of a job takes.
+/// Size class of a job, by its next chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Size {
-    /// All that is left of the job fits into one handful.
+    /// The rest of the job fits into one chunk.
     Short,
-    /// There is more than one handful.
+    /// The rest is more than one chunk.
     Long,
     /// The next text is longer than [`HUGE_BYTES`].
     Huge,
 }
 
 impl Size {
-    /// The size of a job whose next text has `next` bytes and which has `left` bytes in all, that one included.
+    /// Returns the size of a job whose next text has `next` bytes and which has `left` bytes in all, the next text
+    /// included.
     pub fn of(next: usize, left: usize) -> Size {
         if next > HUGE_BYTES {
             Size::Huge
@@ -46,20 +47,20 @@ impl Size {
     }
 }
 
-/// The jobs that wait for a worker.
+/// Jobs that are queued for a worker.
 #[derive(Debug)]
 pub struct Turns<J> {
     short: VecDeque<J>,
     long: VecDeque<J>,
     huge: VecDeque<J>,
-    /// Turns since the long jobs had one.
+    /// Turns since a long job had one.
     since_long: u32,
     huge_running: usize,
     huge_running_max: usize,
 }
 
 impl<J> Turns<J> {
-    /// For so many workers.
+    /// Creates a queue for this number of workers.
     pub fn new(workers: usize) -> Turns<J> {
         Turns {
             short: VecDeque::new(),
@@ -71,7 +72,7 @@ impl<J> Turns<J> {
         }
     }
 
-    /// A job waits, whose next handful is of this size.
+    /// Adds a job whose next chunk is of this size.
     pub fn push(&mut self, job: J, size: Size) {
         match size {
             Size::Short => self.short.push_back(job),
@@ -80,7 +81,8 @@ impl<J> Turns<J> {
         }
     }
 
-    /// Whose turn it is; `None` if nobody waits who may have it. A turn of [`Size::Huge`] has to be ended.
+    /// Takes the next job; `None` if no queued job may start. Each job of [`JobSize::Huge`] must be ended with
+    /// [`Self::end_huge`].
     pub fn take(&mut self) -> Option<(J, Size)> {
         let may_huge = self.huge_running < self.huge_running_max && !self.huge.is_empty();
         let long_waits = may_huge || !self.long.is_empty();
@@ -90,7 +92,7 @@ impl<J> Turns<J> {
             return Some((self.short.pop_front()?, Size::Short));
         }
         self.since_long = 0;
-        // A huge text is one turn of its worker whenever it comes, and only some workers may have it: it goes first.
+        // A huge text takes one turn of its worker at any time, and only some workers may have one: it goes first.
         if may_huge {
             self.huge_running += 1;
             return Some((self.huge.pop_front()?, Size::Huge));
@@ -98,9 +100,9 @@ impl<J> Turns<J> {
         Some((self.long.pop_front()?, Size::Long))
     }
 
-    /// A turn of [`Size::Huge`] is over.
+    /// Ends a turn of [`JobSize::Huge`].
     pub fn end_huge(&mut self) {
-        assert!(self.huge_running > 0, "what ends has begun");
+        assert!(self.huge_running > 0, "a huge job that ends has started");
         self.huge_running -= 1;
     }
 }

@@ -1,109 +1,110 @@
-//! Whether to compute what waits, or to wait a moment for company.
+//! Batching delay: whether to compute the queued requests now, or to wait for further requests.
 //!
-//! Most batchers have a timer: every lone request pays for it, for the sake of company that may never come. This one has
-//! none. It knows what a batch costs ([`crate::cost`]) and learns who comes when; it waits only for somebody whom it
-//! has reason to expect, and only as long as that pays. [`decide`] is a pure function of what is known.
+//! Most batchers have a timer: every lone request pays for it, for the sake of requests that may never come. This one
+//! has no timer. It knows the cost of a batch ([`crate::cost`]) and learns the return times of callers; it waits only
+//! for callers that it has reason to expect, and only as long as that pays. [`decide`] is a pure function of this
+//! knowledge.
 //!
-//! **Peers.** Callers that send, wait for the answer and send again (every connection pool at its limit) come back
-//! together, a moment after they were answered together. If the engine begins with whoever is there first, the callers
-//! split into two groups that take turns: `n` callers are served in two batches, `2a + bN`, where `a` is the fixed cost and
-//! `bN` that of the tokens. Waiting for the peers costs their way back `r` once, and saves one fixed part: `a + bN + r`.
-//! So it pays exactly if `r < a`, here with the part of the peers that is known to come back as the probability of the
-//! gain. That part and that way back are learnt from every answer.
+//! **Peers.** Callers that send, wait for the response and send again (every connection pool at its limit) return
+//! together, a moment after their responses were sent together. If the engine starts with the first of them, the
+//! callers split into two groups that alternate: `n` callers are served in two batches, `2a + bN`, where `a` is the
+//! fixed cost and `bN` that of the tokens. Waiting for the peers costs their return time `r` once, and saves one fixed
+//! cost: `a + bN + r`. So it pays exactly if `r < a`; here the fraction of the peers that is known to return is the
+//! probability of the gain. That fraction and the return time are learnt from every response.
 //!
-//! **Strangers.** Callers that know nothing of each other are never waited for, however fast they come. For one batch alone
-//! a wait can lower the sum of all latencies; over a long time it does not: while the engine computes, strangers gather by
-//! themselves, and whoever waited has only moved the idle time before the batch instead of after it. The simulator
-//! (`tests/batch/simulator.rs`) was given a rule that waits for the next stranger wherever that lowers the sum: it cost up
-//! to 17 % of mean latency and gained nowhere, at fixed costs of 0 to 5 ms and from a twentieth of the capacity to one
-//! and a half of it. Strangers are not taken for peers either: the time between an answer and the next stranger has no
-//! pattern, and nobody is expected whose way back varies by more than the fixed cost.
+//! **Strangers.** The planner never waits for callers that are independent of each other, whatever their rate. For one
+//! batch alone a delay can lower the sum of all latencies; over a long time it does not: strangers queue by themselves
+//! while the engine computes, and the delay only moves the idle time before the batch instead of after it. In the
+//! simulator (`tests/batch/simulator.rs`), a rule that waits for the next stranger wherever that lowers the sum cost up
+//! to 17 % of mean latency and gained nothing, at fixed costs of 0 to 5 ms and from a twentieth of the capacity to one
+//! and a half of it. Strangers are not mistaken for peers either: the time between a response and the next stranger has
+//! no pattern, and callers whose return time varies by more than the fixed cost are not expected.
 //!
-//! An idle server has nobody to expect: the peers are back or gone. It never waits.
+//! An idle server expects no callers: the peers have returned or left. It never waits.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::cost::{BatchCost, duration};
 
-/// Answers that are remembered at once; with more of them within [`MEMORY`], the oldest are forgotten first.
+/// Maximum number of cohorts that are remembered; above it, the oldest are dropped first.
 const COHORTS: usize = 64;
-/// Who comes back later than this is nobody's peer: no fixed cost is so long. It is much longer than any wait, because an
-/// arrival belongs to the oldest answer that is still without one; whoever forgets that answer too soon takes its caller
-/// for one who was answered just now, and expects the same of the next.
+/// Callers that return later than this are not peers: no fixed cost is this long. It is much longer than any batching
+/// delay, because an arrival is attributed to the oldest response that is still without one; dropping that response too
+/// early would attribute its caller to a response that was sent just now, and predict the same of the next one.
 const MEMORY: Duration = Duration::from_millis(100);
-/// The weight of the newest in a learnt mean.
+/// Weight of the newest sample in a moving average.
 const GAIN: f64 = 0.125;
-/// Deviations beyond the mean by which a peer is back: as TCP's timer has it, but two and not four, because what is
-/// lost by missing a straggler is a fixed part and not a connection.
+/// Deviations above the mean by which a peer should have returned. TCP's retransmission timer uses four; two are enough
+/// here, because missing a straggler costs one fixed cost and not a connection.
 const DEVIATIONS: f64 = 2.0;
-/// Fewer expected peers than this are nobody.
+/// Fewer expected peers than this are not waited for.
 const SOMEBODY: f64 = 0.5;
 
-/// What is known when the engine is free and something waits.
+/// Input of [`decide`] when the engine is free and requests are queued.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Situation {
-    /// Now.
+    /// Current time.
     pub now: Instant,
-    /// Tokens that wait.
+    /// Queued tokens.
     pub tokens: u64,
-    /// Tokens that the batch may have.
+    /// Maximum tokens of the batch.
     pub budget: u64,
-    /// What batches cost; unknown at first.
+    /// Cost of batches; unknown at first.
     pub cost: Option<BatchCost>,
-    /// When the batch has to begin, for whoever has the earliest deadline.
+    /// Latest start of the batch, for the earliest deadline.
     pub latest_start: Option<Instant>,
-    /// Since when they have been waiting for company, if they have.
+    /// Start of the current batching delay, if there is one.
     pub opened: Option<Instant>,
-    /// Who is expected.
+    /// Expected peers.
     pub expected: Expected,
-    /// The longest that anybody waits for company.
+    /// Longest batching delay.
     pub max: Duration,
 }
 
-/// Who is expected.
+/// Callers that are expected to return.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Expected {
-    /// Callers that were answered, come back as a rule, and are not back yet.
+    /// Callers that received a response, usually return, and have not returned yet.
     pub peers: f64,
-    /// When they should all be back.
+    /// Time by which all of them should have returned.
     pub peers_by: Option<Instant>,
-    /// How much sooner or later than thought that may be: two deviations to either side.
+    /// Uncertainty of that time: two deviations to either side.
     pub spread: Duration,
 }
 
-/// What to do.
+/// Decision of the batching delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Compute what is there.
+    /// Compute the queued requests.
     Now(Reason),
-    /// Ask again at this time, or when something has come.
+    /// Decide again at this time, or when a request arrives.
     Wait(Instant),
 }
 
-/// Why nobody is waited for.
+/// Why a batch starts now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// The batch is full without.
+    /// The batch is full.
     Full,
-    /// What batches cost is not known yet.
+    /// The cost of batches is not known yet.
     CostUnknown,
-    /// Nobody is expected.
+    /// No callers are expected.
     NobodyExpected,
-    /// Somebody is, and it would cost more than it gains.
+    /// Callers are expected, and waiting for them would cost more than it saves.
     DoesNotPay,
-    /// It was waited for as long as it may be.
+    /// The maximum delay has passed.
     WaitedEnough,
     /// A deadline is near.
     DeadlineNear,
-    /// The other priority has work, for which the engine is not kept idle.
+    /// The other priority has queued requests, for which the engine is not kept idle.
     OtherPriority,
-    /// It goes between the steps of a batch of bulk.
+    /// The batch runs between the steps of a bulk batch.
     Between,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Reason; 8] = [
         Reason::Full,
         Reason::CostUnknown,
@@ -115,7 +116,7 @@ impl Reason {
         Reason::Between,
     ];
 
-    /// As metrics call it.
+    /// Returns the name in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Reason::Full => "full",
@@ -130,7 +131,7 @@ impl Reason {
     }
 }
 
-/// Compute now, or wait.
+/// Decides whether to compute now or to wait.
 pub fn decide(situation: &Situation) -> Verdict {
     let Situation { now, tokens, budget, cost, latest_start, opened, expected, max } = *situation;
     if tokens >= budget {
@@ -146,7 +147,7 @@ pub fn decide(situation: &Situation) -> Verdict {
     if expected.spread.as_secs_f64() >= cost.fixed || way_back >= cost.fixed * expected.peers.min(1.0) {
         return Verdict::Now(Reason::DoesNotPay);
     }
-    // However often the forecast moves: never longer than the gain, and than a person allows.
+    // The total delay never exceeds the gain or the configured maximum, however often the forecast changes.
     let until = by.min(opened.unwrap_or(now) + max.min(duration(cost.fixed)));
     match latest_start {
         Some(latest) if latest <= now => Verdict::Now(Reason::DeadlineNear),
@@ -155,7 +156,7 @@ pub fn decide(situation: &Situation) -> Verdict {
     }
 }
 
-/// Callers that were answered together.
+/// Callers that received their responses together.
 #[derive(Clone, Copy, Debug)]
 struct Cohort {
     at: Instant,
@@ -164,25 +165,25 @@ struct Cohort {
     last_back_after: f64,
 }
 
-/// Learns who comes when, and remembers whether anybody is being waited for.
+/// Learns the return times of callers, and tracks the current batching delay.
 #[derive(Clone, Debug)]
 pub struct Window {
     max: Duration,
     cohorts: VecDeque<Cohort>,
-    /// The part of the answered callers that comes back within [`MEMORY`].
+    /// Fraction of the callers that returns within [`COHORT_TTL`] of a response.
     part_back: f64,
-    /// When the last of them is back, in seconds, and how much that deviates.
+    /// Mean time until the last caller of a cohort has returned, in seconds, and its deviation.
     back_after: Option<(f64, f64)>,
     opened: Option<Instant>,
 }
 
 impl Window {
-    /// Nobody waits longer than `max` for company; 0 turns it off.
+    /// Creates a window with a maximum delay of `max`; 0 turns it off.
     pub fn new(max: Duration) -> Window {
         Window { max, cohorts: VecDeque::new(), part_back: 0.0, back_after: None, opened: None }
     }
 
-    /// A request came in.
+    /// Records the arrival of a request.
     pub fn arrived(&mut self, now: Instant) {
         self.forget(now);
         if let Some(cohort) = self.cohorts.iter_mut().find(|cohort| cohort.back < cohort.answered) {
@@ -191,7 +192,7 @@ impl Window {
         }
     }
 
-    /// So many requests were answered together.
+    /// Records that `requests` responses were sent together.
     pub fn answered(&mut self, now: Instant, requests: usize) {
         self.forget(now);
         if requests == 0 {
@@ -206,7 +207,7 @@ impl Window {
         self.cohorts.push_back(Cohort { at: now, answered, back: 0, last_back_after: 0.0 });
     }
 
-    /// Who is expected.
+    /// Returns the expected peers.
     pub fn expected(&mut self, now: Instant) -> Expected {
         self.forget(now);
         let Some((mean, deviation)) = self.back_after else { return Expected::default() };
@@ -224,7 +225,7 @@ impl Window {
         expected
     }
 
-    /// Decides, and remembers since when somebody has been waited for.
+    /// Decides, and tracks the start of the batching delay.
     pub fn ask(&mut self, situation: Situation) -> Verdict {
         let verdict = decide(&Situation { opened: self.opened, max: self.max, ..situation });
         match verdict {
@@ -234,17 +235,17 @@ impl Window {
         verdict
     }
 
-    /// Nothing waits any more, or the engine has other work.
+    /// Ends the batching delay, because the queue is empty or the engine has other work.
     pub fn close(&mut self) {
         self.opened = None;
     }
 
-    /// Since when somebody has been waited for.
+    /// Returns the start of the current batching delay.
     pub fn opened(&self) -> Option<Instant> {
         self.opened
     }
 
-    /// Learns from the cohorts whose time is over.
+    /// Learns from the cohorts that have expired.
     fn forget(&mut self, now: Instant) {
         while let Some(oldest) = self.cohorts.front().copied()
             && now.saturating_duration_since(oldest.at) > MEMORY
@@ -259,7 +260,7 @@ impl Window {
         if back == 0 {
             return;
         }
-        // The first is taken with as much doubt as there can be, as TCP does (RFC 6298).
+        // The first sample gets the largest deviation, as in TCP (RFC 6298).
         let Some((mean, deviation)) = &mut self.back_after else {
             self.back_after = Some((last_back_after, last_back_after / 2.0));
             return;
@@ -282,7 +283,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const MAX: Duration = Duration::from_millis(5);
 
-    /// One request of ten tokens waits; a batch costs 2 ms and 0.1 ms for each token.
+    /// One request of ten tokens is queued; a batch costs 2 ms and 0.1 ms for each token.
     fn situation(now: Instant) -> Situation {
         Situation {
             now,
@@ -301,14 +302,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_waited_for_without_a_reason_to_expect_him() {
+    fn there_is_no_delay_without_expected_peers() {
         let now = origin();
         assert_eq!(decide(&situation(now)), Verdict::Now(Reason::NobodyExpected));
         assert_eq!(decide(&Situation { cost: None, ..situation(now) }), Verdict::Now(Reason::CostUnknown));
     }
 
     #[test]
-    fn peers_are_waited_for_exactly_if_they_are_back_within_the_fixed_cost() {
+    fn the_delay_lasts_for_peers_that_return_within_the_fixed_cost() {
         let now = origin();
         let check = |number: f64, back: Duration, expected: Verdict| {
             let expected_peers = peers(number, now + back);
@@ -325,11 +326,11 @@ mod tests {
         check(0.4, MS, Verdict::Now(Reason::NobodyExpected));
         let vague = Expected { spread: 2 * MS, ..peers(3.0, now + MS) };
         let decided = decide(&Situation { expected: vague, ..situation(now) });
-        assert_eq!(decided, Verdict::Now(Reason::DoesNotPay), "who may come at any time is no peer");
+        assert_eq!(decided, Verdict::Now(Reason::DoesNotPay), "callers without a regular return time are not peers");
     }
 
     #[test]
-    fn a_full_batch_and_a_near_deadline_wait_for_nobody() {
+    fn a_full_batch_and_a_near_deadline_start_without_delay() {
         let now = origin();
         let waiting = Situation { expected: peers(3.0, now + MS), ..situation(now) };
         assert_eq!(
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_of_all_waits_is_bounded() {
+    fn the_total_delay_is_bounded() {
         let now = origin();
         let always = |opened: Instant, max: Duration| {
             let expected = peers(3.0, now + MS);
@@ -352,15 +353,15 @@ mod tests {
         };
         assert_eq!(always(now - MS, MAX), Verdict::Wait(now + MS));
         assert_eq!(always(now - 2 * MS, MAX), Verdict::Now(Reason::WaitedEnough), "the fixed cost");
-        assert_eq!(always(now - MS, MS), Verdict::Now(Reason::WaitedEnough), "what a person allows");
+        assert_eq!(always(now - MS, MS), Verdict::Now(Reason::WaitedEnough), "the configured maximum");
         assert_eq!(always(now, Duration::ZERO), Verdict::Now(Reason::WaitedEnough), "turned off");
     }
 
     #[test]
-    fn callers_that_come_back_are_expected_and_strangers_are_not() {
+    fn callers_that_return_are_expected_and_strangers_are_not() {
         let mut window = Window::new(MAX);
         let mut now = origin();
-        // Four callers, each back half a millisecond after its answer, answered every 20 ms.
+        // Four callers, each of which returns half a millisecond after its response; responses every 20 ms.
         for _ in 0..50 {
             window.answered(now, 4);
             now += MS / 2;
@@ -373,19 +374,19 @@ mod tests {
         let by = expected.peers_by.expect("a time") - now;
         assert!(by >= MS / 2 && by < MS, "{by:?}");
         (0..3).for_each(|_| window.arrived(now + MS / 4));
-        assert!((0.5..=1.0).contains(&window.expected(now + MS / 4).peers), "three of them are back");
-        assert_eq!(window.expected(now + 2 * MS).peers, 0.0, "whoever is late is not expected any longer");
+        assert!((0.5..=1.0).contains(&window.expected(now + MS / 4).peers), "three of them have returned");
+        assert_eq!(window.expected(now + 2 * MS).peers, 0.0, "late callers are not expected any longer");
     }
 
     #[test]
-    fn strangers_are_not_taken_for_peers() {
-        // In batches of so many every so many milliseconds, as many as come.
+    fn strangers_are_not_mistaken_for_peers() {
+        // Batches of `batch` requests every `every` milliseconds, at the arrival rate.
         for (batch, every) in [(1, 50), (1, 5), (5, 10), (20, 20)] {
             let (mut window, mut now) = (Window::new(MAX), origin());
             let mut waits = 0;
             for round in 0..200u32 {
                 for n in 0..batch {
-                    // Evenly, but for a jitter that has no pattern.
+                    // Evenly spaced, with a jitter that has no pattern.
                     let jitter = (round * 7919 + n * 104_729) % 1000;
                     window.arrived(now + every * MS * n / batch + every * MS * jitter / 1000 / batch);
                 }

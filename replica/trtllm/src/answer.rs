@@ -1,7 +1,7 @@
-//! How a request ends: exactly once, with rows or with a reason.
+//! Results of requests: each request ends exactly once, with rows or with an error.
 //!
-//! A [`Pending`] is a future and can be waited for as well, so neither a runtime nor a plain thread has to be somewhere else.
-//! It wakes whoever asked last. Dropped before its answer it gives its request up.
+//! A [`Pending`] is a future and also has a blocking wait, so neither an async runtime nor a dedicated thread is
+//! required. It wakes the task that polled last. Dropping it before its result cancels the request.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,44 +11,44 @@ use std::time::Instant;
 
 use crate::Rows;
 
-/// Why there are no rows.
+/// Error of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// There is no room for more; wait until something was answered.
-    #[error("the engine has as much ahead of it as it takes; ask again when something was answered")]
+    /// The queue is full; retry after a request has ended.
+    #[error("the queue of the engine is full; retry after a request has ended")]
     Overloaded,
-    /// The request is not one that the engine can compute, however often it is asked.
-    #[error("the engine does not take the request: {0}")]
+    /// The request is invalid; a retry does not help.
+    #[error("the engine rejected the request: {0}")]
     Rejected(String),
-    /// It failed alone, after it had failed in company or where it had none.
+    /// The request failed alone, possibly after its batch had failed.
     #[error("the engine failed on this request: {0}")]
     BatchFailed(String),
-    /// It was given up.
+    /// The request was cancelled by the caller.
     #[error("the request was cancelled")]
     Cancelled,
-    /// The engine gave it up.
-    #[error("the engine took longer than it allows itself")]
+    /// The engine cancelled the request after its own timeout.
+    #[error("the request exceeded the engine's timeout")]
     TimedOut,
-    /// The engine has ended, or is about to.
-    #[error("the engine has ended")]
+    /// The engine was shut down, or is shutting down.
+    #[error("the engine was shut down")]
     Closed,
-    /// The engine works no more.
+    /// The engine has failed permanently.
     #[error("the engine is broken: {0}")]
     Broken(String),
 }
 
-/// What a request ends with.
+/// Result of a request.
 pub type Answer = Result<Rows, EngineError>;
 
-/// A request that was taken and not yet answered.
+/// Submitted request without a result.
 #[must_use = "dropping it cancels the request"]
 pub struct Pending {
     pub(crate) slot: Arc<Slot>,
-    /// Is told if nobody waits any more.
+    /// Called if the request is cancelled.
     pub(crate) abandon: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-/// Where an answer is put.
+/// Cell of a result.
 #[derive(Default)]
 pub(crate) struct Slot {
     state: Mutex<State>,
@@ -58,13 +58,13 @@ pub(crate) struct Slot {
 #[derive(Default)]
 struct State {
     answer: Option<Answer>,
-    /// Nobody waits for the answer any more.
+    /// Whether the caller has dropped the request.
     abandoned: bool,
     waker: Option<Waker>,
 }
 
 impl Slot {
-    /// Puts the answer there; a second one is ignored.
+    /// Stores the result; a second one is ignored.
     pub(crate) fn put(&self, answer: Answer) {
         let mut state = self.lock();
         if state.answer.is_none() && !state.abandoned {
@@ -78,7 +78,7 @@ impl Slot {
         }
     }
 
-    /// Whether somebody still wants the answer.
+    /// Returns whether the caller still waits for the result.
     pub(crate) fn is_wanted(&self) -> bool {
         !self.lock().abandoned
     }
@@ -105,7 +105,7 @@ impl Pending {
         answer
     }
 
-    /// The same, up to a time; then the request goes on.
+    /// Blocks this thread until the request has ended or `end` has passed; in the latter case the request continues.
     pub fn wait_until(mut self, end: Instant) -> Result<Answer, Pending> {
         let mut state = self.slot.lock();
         let answer = loop {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_answer_counts_and_an_answered_request_is_not_given_up() {
+    fn the_first_result_is_kept_and_a_finished_request_is_not_cancelled() {
         let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
         let waiting = pending(&slot, &abandoned);
         slot.put(Err(EngineError::TimedOut));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_request_is_given_up_once_and_wants_no_answer() {
+    fn a_dropped_request_is_cancelled_once_and_needs_no_result() {
         let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
         let waiting = pending(&slot, &abandoned).wait_until(Instant::now()).unwrap_err();
         assert!(slot.is_wanted());
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_is_woken_when_the_answer_is_there() {
+    fn a_task_is_woken_by_the_result() {
         let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
         let mut waiting = pending(&slot, &abandoned);
         let woken = Arc::new(Woken(AtomicUsize::new(0)));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_waits_is_woken_when_the_answer_is_there() {
+    fn a_blocked_thread_is_woken_by_the_result() {
         let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
         let waiting = pending(&slot, &abandoned);
         let end = Instant::now() + Duration::from_secs(60);

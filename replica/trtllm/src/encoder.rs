@@ -1,8 +1,9 @@
-//! Encoders over plain TensorRT: BERT, RoBERTa and XLM-RoBERTa, as embedders, classifiers and cross-encoders.
+//! Encoders on plain TensorRT: BERT, RoBERTa and XLM-RoBERTa, as embedding models, classifiers and cross-encoders.
 //!
-//! One thread has the engine, since an execution context is no business of two, and sleeps until there is a batch. Before it
-//! lie [`BATCHES_AHEAD`] batches at most; whoever brings one more is told so. A sequence that nobody waits for when its batch's
-//! turn comes is left out of it. A batch that fails is computed again, sequence by sequence, so that the culprit alone fails.
+//! One thread owns the engine, since an execution context is not thread-safe, and sleeps until there is a batch. At
+//! most [`BATCHES_AHEAD`] batches are queued; a further one is rejected. Sequences that were cancelled before their
+//! batch starts are removed from it. A batch that fails is retried one sequence at a time, so that only the failing
+//! sequence gets the error.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,17 +18,17 @@ use crate::bridge;
 use crate::numbers::Rows;
 use crate::packed::Packed;
 
-/// Batches that wait while one is computed.
+/// Batches that are queued while one is computed.
 pub const BATCHES_AHEAD: usize = 2;
 
-/// An engine.
+/// Settings of an encoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderConfig {
-    /// The file.
+    /// File of the engine.
     pub engine: PathBuf,
 }
 
-/// What an encoder takes; what the engine does not say is not limited.
+/// Limits of an encoder; a limit that the engine does not report is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Tokens of a batch.
@@ -38,18 +39,18 @@ pub struct Limits {
     pub max_tokens: usize,
 }
 
-/// What an encoder has done.
+/// Counters of an encoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Runs of the engine.
     pub iterations: u64,
-    /// Sequences that got their rows.
+    /// Sequences with results.
     pub completed: u64,
-    /// Batches that failed and were taken apart.
+    /// Batches that failed and were retried, one sequence at a time.
     pub taken_apart: u64,
 }
 
-/// A model behind TensorRT. Dropping it ends its thread, after the batch that is being computed.
+/// Model on TensorRT. Dropping it ends its thread, after the current batch.
 pub struct Encoder {
     jobs: Mutex<Option<SyncSender<Job>>>,
     worker: Mutex<Option<JoinHandle<()>>>,
@@ -63,7 +64,7 @@ struct Job {
 }
 
 impl Drop for Job {
-    /// Nobody is forgotten: whoever has not been answered by now will not be.
+    /// Ends the remaining requests: they would not get a result any more.
     fn drop(&mut self) {
         self.slots.iter().for_each(|slot| slot.put(Err(EngineError::Closed)));
     }
@@ -74,7 +75,7 @@ struct Counted {
     iterations: AtomicU64,
     completed: AtomicU64,
     taken_apart: AtomicU64,
-    /// The end has come: what waits is not computed.
+    /// Set on shutdown: queued batches are not computed.
     closed: AtomicBool,
 }
 
@@ -98,12 +99,12 @@ impl Encoder {
         let work = move || work(&engine, &jobs, &counts);
         let worker = thread::Builder::new().name("tensorrt".to_owned()).spawn(work);
         let worker =
-            worker.map_err(|error| EngineError::Broken(format!("no thread for the engine: {error}")))?;
+            worker.map_err(|error| EngineError::Broken(format!("the engine thread cannot be started: {error}")))?;
         Ok(Encoder { jobs: Mutex::new(Some(sender)), worker: Mutex::new(Some(worker)), counted, limits })
     }
 
-    /// Hands a batch over; never waits for what is computed. The answers are in the order of the sequences: the rows of the
-    /// tokens, or the one row of its labels.
+    /// Submits a batch, without waiting for its result. The results are in the order of the sequences: the rows of the
+    /// tokens, or the row of labels.
     pub fn submit(&self, batch: Packed) -> Result<Vec<Pending>, EngineError> {
         self.check(&batch)?;
         let slots: Vec<Arc<Slot>> = batch.lengths().map(|_| Arc::default()).collect();
@@ -115,17 +116,17 @@ impl Encoder {
             Err(TrySendError::Full(_)) => return Err(EngineError::Overloaded),
             Err(TrySendError::Disconnected(_)) => return Err(EngineError::Closed),
         }
-        // The thread looks for itself who is still waited for.
+        // The engine thread checks for cancelled sequences itself.
         let waiting = |slot| Pending { slot, abandon: Some(Box::new(|| {})) };
         Ok(slots.into_iter().map(waiting).collect())
     }
 
-    /// What it takes.
+    /// Returns the limits.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// What it has done.
+    /// Returns the counters.
     pub fn counters(&self) -> Counters {
         Counters {
             iterations: self.counted.iterations.load(Ordering::Relaxed),
@@ -134,12 +135,12 @@ impl Encoder {
         }
     }
 
-    /// Finishes the batch that is being computed, answers the others that it is over, and ends.
+    /// Finishes the current batch, ends the queued ones with [`ExecutorError::Closed`], and joins the thread.
     pub fn shutdown(&self) {
         self.counted.closed.store(true, Ordering::Release);
         drop(self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take());
         if let Some(worker) = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // What it panicked with has been written by the panic.
+            // The panic hook has logged the panic.
             let _ = worker.join();
         }
     }
@@ -153,7 +154,7 @@ impl Encoder {
         ];
         match over.into_iter().find(|(_, given, most)| given > most) {
             Some((what, given, most)) => {
-                Err(EngineError::Rejected(format!("{given} {what}; the engine was built for {most}")))
+                Err(EngineError::Rejected(format!("{given} {what}; the limit of the engine is {most}")))
             }
             None if batch.is_empty() => Err(EngineError::Rejected("the batch is empty".to_owned())),
             None => Ok(()),
@@ -209,8 +210,8 @@ fn run(engine: &bridge::Encoder, batch: &Packed, counted: &Counted) -> Result<Ve
     Ok(divided)
 }
 
-/// One row for each token, or one for each sequence: the engine does not say which, and the number of rows does. Where every
-/// sequence has one token both are the same.
+/// Returns one row for each token, or one for each sequence: the engine does not report which, and the number of rows
+/// decides. If every sequence has one token both are the same.
 fn divide(rows: &Rows, batch: &Packed) -> Result<Vec<Rows>, String> {
     let each: Vec<usize> = if rows.len() == batch.tokens() {
         batch.lengths().collect()
@@ -218,7 +219,7 @@ fn divide(rows: &Rows, batch: &Packed) -> Result<Vec<Rows>, String> {
         vec![1; batch.len()]
     } else {
         let (rows, tokens, sequences) = (rows.len(), batch.tokens(), batch.len());
-        return Err(format!("the engine made {rows} rows of {tokens} tokens in {sequences} sequences"));
+        return Err(format!("the engine returned {rows} rows for {tokens} tokens in {sequences} sequences"));
     };
     let mut rest = rows.numbers.as_slice();
     let parts = each.into_iter().map(|count| {

@@ -1,10 +1,11 @@
-//! Which inputs make up a batch.
+//! Selection of the inputs of one batch.
 //!
-//! Pressing requests first, then rounds (`queue` has the order). An input that does not fit into what is left is passed
-//! over for a smaller one behind it, so that budgets are used up on mixed lengths; but only [`PASSED_OVER`] inputs are
-//! looked at in vain, and since whoever is passed over is first in the next batch, each waits for at most that one.
-//! A batch with a pressing input in it ends before that one's deadline, if it can: it is not made so long by others that
-//! it comes too late for whom it was begun. A batch that would be a single input above the budget is that input alone.
+//! Urgent requests are taken first, then rounds (`queue` defines the order). An input that does not fit into the
+//! remaining budget is skipped in favour of a smaller one behind it, so that budgets are used up with mixed lengths. At
+//! most [`MAX_SKIPPED`] inputs are skipped per batch, and a skipped input is first in the next batch, so each waits for
+//! at most one further batch. A batch that contains an urgent input ends before the deadline of that input if it can:
+//! other inputs must not make the batch so long that this input expires. A single input above the budget is a batch by
+//! itself.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,14 +15,14 @@ use super::{Backlog, BatchPlanner, Input, Item, RequestId};
 use crate::cost::BatchCost;
 use crate::priority::Priority;
 
-/// Requests that are looked at in vain for one batch: enough to find a short input among long ones, few enough to cost
-/// nothing beside the batch.
+/// Maximum number of inputs that are skipped for one batch: enough to find a short input among long ones, few enough to
+/// cost nothing compared with the batch.
 const PASSED_OVER: usize = 32;
-/// How much longer than everything that waits is thought to take a deadline may lie away and still press: the speed is
-/// an estimate, and the other priority wants some of it.
+/// Factor on the estimated time for the whole backlog within which a deadline is urgent: the speed is an estimate, and
+/// the other priority takes a part of it.
 const CAUTION: u32 = 2;
 
-/// A batch in the making.
+/// Batch that is being filled.
 struct Filling<T: Input> {
     items: Vec<Item<T>>,
     class: Option<T::Class>,
@@ -34,7 +35,7 @@ impl<T: Input> Filling<T> {
         self.room == 0 || self.passes == 0
     }
 
-    /// The batch should be done by this deadline of an input in it, if it can be.
+    /// Limits the batch so that it finishes by `deadline`, the deadline of an input in it, if that is possible.
     fn end_by(&mut self, deadline: Instant, cost: Option<BatchCost>, now: Instant) {
         let Some(cost) = cost else { return };
         let taken: u64 = self.items.iter().map(|item| item.tokens).sum();
@@ -62,7 +63,7 @@ impl<T: Input> BatchPlanner<T> {
 
     fn fill_pressing(&mut self, filling: &mut Filling<T>, priority: Priority, now: Instant) {
         let rate = self.rate;
-        // Without a speed every deadline may be near.
+        // Without a measured speed, every deadline may be near.
         let horizon = rate
             .time_for(self.backlog().tokens)
             .and_then(|time| now.checked_add(time.saturating_mul(CAUTION)));
@@ -84,7 +85,7 @@ impl<T: Input> BatchPlanner<T> {
         }
     }
 
-    /// Takes the next input of `request`, if it is of the batch's class and fits, and says whether it did.
+    /// Takes the next input of `request` if it is of the batch's class and fits; returns whether it did.
     fn take(
         &mut self,
         filling: &mut Filling<T>,
@@ -98,7 +99,7 @@ impl<T: Input> BatchPlanner<T> {
         else {
             return false;
         };
-        let job = self.jobs.get(id).expect("a job that waits");
+        let job = self.jobs.get(id).expect("a queued job exists");
         let (input, tokens, job_priority) = (Arc::clone(&job.input), job.input.tokens(), job.priority());
         let fits = tokens <= filling.room || filling.items.is_empty();
         if filling.class.is_some_and(|batch| batch != class) || !fits {
@@ -118,7 +119,7 @@ impl<T: Input> BatchPlanner<T> {
         true
     }
 
-    /// An input of `request` was begun.
+    /// Accounts for an input of `request` whose computation has started.
     fn begun(&mut self, request: RequestId, tokens: u64) {
         let Some(priority) = self.requests.get(&request).map(|request| request.priority) else { return };
         let queue = self.queues.of_mut(priority);

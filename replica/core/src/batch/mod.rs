@@ -1,21 +1,21 @@
-//! Whose tokens are computed next, and whom nobody waits for any more.
+//! Batch planner: selects the inputs that are computed next, and handles expiry and cancellation.
 //!
-//! The model: a *request* is a list of inputs on one priority, with at most one deadline. Each input is a *job*, which equal
-//! inputs share ([`jobs`](self::JobId)). Batches are ragged: their cost is the sum of their tokens, and there is no
-//! padding to save by sorting. Four questions are answered apart, each in a file of its own:
+//! A *request* is a list of inputs with one priority and at most one deadline. Each input is a *job*, which equal
+//! inputs share ([`jobs`](self::JobId)). Batches are ragged: their cost is the sum of their tokens, and sorting saves
+//! no padding. Four decisions are separate, each in its own file:
 //!
-//! 1. `share` — which priority is next, and how long may its batch be?
-//! 2. [`crate::window`] — should it begin now, or does waiting for company pay?
-//! 3. `queue` — within the priority, whose input is next?
-//! 4. `fill` — which of these make up the batch?
+//! 1. `share`: the priority of the next batch, and its maximum length.
+//! 2. [`crate::window`]: whether to start now or to wait for further requests (batching delay).
+//! 3. `queue`: the order of inputs within the priority.
+//! 4. `fill`: the inputs that make up the batch.
 //!
-//! Admission is by what was asked for, in tokens: [`BatchPlanner::push`] takes a request whole or refuses it with the
-//! time after which there should be room. Bulk may fill only [`BULK_QUEUE_PERCENT`] of the queue, and while an
-//! interactive request that was refused would be refused again, no bulk is taken in.
+//! Admission counts requested tokens: [`BatchPlanner::push`] admits a whole request, or rejects it with the time after
+//! which there should be capacity. Bulk may fill only [`BULK_QUEUE_PERCENT`] of the queue, and while a rejected
+//! interactive request would still be rejected, no bulk is admitted.
 //!
-//! Named invariants. *One fate*: each input that was taken in comes out exactly once: computed, expired, or cancelled.
-//! *Bounded*: what waits never exceeds the queue, but for one request that came when its priority was empty. *Bands*: no
-//! interactive request is shed while bulk is admitted.
+//! Invariants. *One outcome*: each admitted input leaves exactly once: computed, expired, or cancelled. *Bounded*:
+//! queued tokens never exceed the queue limit, except for one request that arrived while its priority was empty.
+//! *Priorities*: no interactive request is shed while bulk is admitted.
 
 mod fill;
 mod jobs;
@@ -39,50 +39,50 @@ use crate::priority::{PerPriority, Priority};
 use crate::rate::TokenRate;
 use crate::window::{Reason, Situation, Verdict, Window};
 
-/// Of the queue, how much bulk may fill: the rest is room for lookups, whatever is being backfilled.
+/// Maximum percentage of the queue that bulk may fill; the rest is reserved for interactive requests.
 pub const BULK_QUEUE_PERCENT: u64 = 75;
-/// How long a request may go without a turn before its next input presses, by priority: for somebody who waits a second is
-/// long; a backfill that moves every half minute is not starved.
+/// Time without a turn after which the next input of a request becomes urgent, by priority. A second is long for an
+/// interactive request; a backfill that progresses every half minute is not starved.
 const PATIENCE: PerPriority<Duration> =
     PerPriority { interactive: Duration::from_secs(1), bulk: Duration::from_secs(30) };
 
 /// One input, as the planner sees it. Equal inputs are the same work.
 pub trait Input: Ord {
-    /// What the inputs of one batch must have in common.
+    /// Property that the inputs of one batch must share.
     type Class: Copy + Eq;
-    /// What it costs.
+    /// Returns the cost of the input in tokens.
     fn tokens(&self) -> u64;
-    /// What it has in common with the rest of its batch; the same for all inputs of a request.
+    /// Returns the class of the input; the same for all inputs of a request.
     fn class(&self) -> Self::Class;
 }
 
-/// Names a request within one planner.
+/// Identifier of a request within one planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(u64);
 
-/// What became of a request that was taken in.
+/// Result of admitting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted {
-    /// Its name.
+    /// Identifier of the request.
     pub request: RequestId,
-    /// Inputs that wait or run already, for this request or for another one.
+    /// Inputs that share a job that was already queued or running, of this request or of another one.
     pub joined: u64,
 }
 
-/// The queue has no room for this request.
+/// The queue has no capacity for this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFull {
-    /// Its priority.
+    /// Priority of the request.
     pub priority: Priority,
-    /// Tokens that wait or are being computed.
+    /// Tokens that are queued or being computed.
     pub pending_tokens: u64,
-    /// The limit for this priority.
+    /// Limit for this priority.
     pub max_queue_tokens: u64,
-    /// After this there should be room, at the measured speed; `None` while no speed is known.
+    /// Time after which there should be capacity, at the measured speed; `None` while no speed is known.
     pub wait: Option<Duration>,
 }
 
-/// What waits, or what is being computed.
+/// Amount of work that is queued or being computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
     /// Tokens.
@@ -103,25 +103,25 @@ impl Backlog {
     }
 }
 
-/// What one priority holds.
+/// Load of one priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PriorityLoad {
-    /// Requests with inputs that wait.
+    /// Requests with queued inputs.
     pub requests: u64,
-    /// The work that waits, each job once, on the priority of its most urgent owner.
+    /// Queued work, each job once, at the priority of its most urgent owner.
     pub queued: Backlog,
-    /// What was asked for and waits, equal inputs as often as they were asked for.
+    /// Requested work that is queued; equal inputs count once per request.
     pub asked: Backlog,
 }
 
-/// A request that has not got all its rows.
+/// Request with outstanding rows.
 struct Request {
     priority: Priority,
     /// Inputs without a row.
     left: usize,
 }
 
-/// The queue, and the choice from it.
+/// Request queue and batch planner.
 pub struct BatchPlanner<T: Input> {
     max_queue_tokens: u64,
     requests: BTreeMap<RequestId, Request>,
@@ -130,7 +130,7 @@ pub struct BatchPlanner<T: Input> {
     loads: PerPriority<PriorityLoad>,
     running: Backlog,
     last_id: u64,
-    /// The tokens of an interactive request that was refused, until there is room for as many.
+    /// Tokens of a rejected interactive request, until there is capacity for it.
     shed: Option<u64>,
     share: Share,
     window: Window,
@@ -139,7 +139,7 @@ pub struct BatchPlanner<T: Input> {
 }
 
 impl<T: Input> BatchPlanner<T> {
-    /// Batches as the settings have it, from a queue of at most `max_queue_tokens`.
+    /// Creates a planner with `settings` and a queue of at most `max_queue_tokens`.
     pub fn new(settings: BatchSettings, max_queue_tokens: u64) -> BatchPlanner<T> {
         BatchPlanner {
             max_queue_tokens,
@@ -160,10 +160,10 @@ impl<T: Input> BatchPlanner<T> {
         }
     }
 
-    /// Takes in a request, all of it or nothing.
+    /// Admits a whole request, or rejects it.
     ///
-    /// A request that is larger than its priority's part of the queue is taken when its priority is empty; otherwise it could
-    /// never be served.
+    /// A request that is larger than its priority's part of the queue is admitted when its priority is empty; otherwise
+    /// it could never be served.
     pub fn push(
         &mut self,
         priority: Priority,
@@ -208,7 +208,7 @@ impl<T: Input> BatchPlanner<T> {
         Ok(Admitted { request, joined })
     }
 
-    /// Whether there is room for so many tokens on this priority.
+    /// Checks whether the queue has capacity for `tokens` at this priority.
     fn admit(&mut self, priority: Priority, tokens: u64) -> Result<(), QueueFull> {
         let asked = self.loads.interactive.asked.tokens + self.loads.bulk.asked.tokens;
         let excess = |tokens: u64, limit: u64| (asked + tokens).saturating_sub(limit);
@@ -234,7 +234,7 @@ impl<T: Input> BatchPlanner<T> {
         Err(QueueFull { priority, pending_tokens, max_queue_tokens: limit, wait })
     }
 
-    /// Nobody waits for `request` any more; how many of its inputs will not be computed for it.
+    /// Cancels `request`; returns how many of its inputs will not be computed for it.
     pub fn cancel(&mut self, request: RequestId) -> u64 {
         let Some(Request { priority, .. }) = self.requests.remove(&request) else { return 0 };
         let Some(waiting) = self.queues.of_mut(priority).remove(request) else { return 0 };
@@ -251,7 +251,7 @@ impl<T: Input> BatchPlanner<T> {
         waiting.left.inputs
     }
 
-    /// What to do now.
+    /// Returns the next action for the engine.
     pub fn next(&mut self, now: Instant) -> Plan<T> {
         let expired = self.expire(now);
         let budget = self.share.budget(self.cost.cost(), now);
@@ -285,12 +285,13 @@ impl<T: Input> BatchPlanner<T> {
         Plan { next: Next::Compute(batch), expired }
     }
 
-    /// What to compute between the steps of a batch of bulk, before it goes on: a batch of lookups, if any wait, for as
-    /// long as bulk has its share. [`Next::Idle`] when it is to go on.
+    /// Returns a batch of interactive requests to compute between two steps of a bulk batch, if any are queued and bulk
+    /// has received its share. [`NextAction::Idle`] means that the bulk batch continues.
     pub fn between(&mut self, now: Instant) -> Plan<T> {
         let expired = self.expire(now);
         let interactive = !self.queues.interactive.is_empty();
-        // What is at hand is the bulk that waits: its turn comes when lookups have had theirs.
+        // The bulk work that counts is the interrupted batch: it continues when interactive requests have had their
+        // share.
         let queued =
             PerPriority { interactive: self.loads.interactive.queued.tokens, bulk: self.running.tokens };
         if self.share.choose(PerPriority { interactive, bulk: true }, queued, queued.bulk)
@@ -309,13 +310,13 @@ impl<T: Input> BatchPlanner<T> {
     fn begin(&mut self, priority: Priority, budget: u64, now: Instant) -> Vec<Item<T>> {
         let items = self.fill(priority, budget, now);
         let (tokens, inputs) = (items.iter().map(|item| item.tokens).sum(), items.len() as u64);
-        assert!(inputs > 0, "something waits and nothing was taken");
-        assert!(tokens <= budget || inputs == 1, "over budget");
+        assert!(inputs > 0, "a batch of a queue that is not empty is not empty");
+        assert!(tokens <= budget || inputs == 1, "a batch of several inputs is within its budget");
         self.running.add(tokens, inputs);
         items
     }
 
-    /// `batch` is done, after `busy`.
+    /// Records that `batch` finished after `busy`.
     pub fn finished(&mut self, batch: &Batch<T>, busy: Duration, now: Instant) -> Finished {
         let Backlog { tokens, inputs } = batch.size();
         self.running.sub(tokens, inputs);
@@ -323,10 +324,10 @@ impl<T: Input> BatchPlanner<T> {
         self.cost.observe(tokens, busy);
         let mut complete = BTreeSet::new();
         let mut owners_of = |item: &Item<T>| {
-            let job = self.jobs.remove(item.job).expect("a job is finished once");
+            let job = self.jobs.remove(item.job).expect("a job finishes once");
             let mut owners = Vec::new();
             for owner in job.owners {
-                // Whoever went away while it was computed is not there any more.
+                // Requests that were cancelled in the meantime are not in the map any more.
                 let Some(request) = self.requests.get_mut(&owner.request) else { continue };
                 request.left -= 1;
                 if request.left == 0 {
@@ -342,7 +343,8 @@ impl<T: Input> BatchPlanner<T> {
         Finished { owners, complete }
     }
 
-    /// Whether somebody still waits for a job that is being computed. If not, nobody will: the engine may give it up.
+    /// Returns whether a request still waits for a job that is being computed. If not, no request can join it any more,
+    /// and the engine may cancel it.
     pub fn is_wanted(&mut self, job: JobId) -> bool {
         let Some(found) = self.jobs.get(job) else { return false };
         let wanted = found.owners.iter().any(|owner| self.requests.contains_key(&owner.request));
@@ -352,12 +354,12 @@ impl<T: Input> BatchPlanner<T> {
         wanted
     }
 
-    /// Whether nothing waits.
+    /// Returns whether no request is queued.
     pub fn is_empty(&self) -> bool {
         self.queues.interactive.is_empty() && self.queues.bulk.is_empty()
     }
 
-    /// What waits and what is being computed, each job once.
+    /// Returns the work that is queued or being computed, each job once.
     pub fn backlog(&self) -> Backlog {
         let mut backlog = self.running;
         for priority in Priority::ALL {
@@ -367,22 +369,22 @@ impl<T: Input> BatchPlanner<T> {
         backlog
     }
 
-    /// What each priority holds.
+    /// Returns the load of each priority.
     pub fn loads(&self) -> PerPriority<PriorityLoad> {
         self.loads
     }
 
-    /// What a batch costs; `None` until one is done.
+    /// Returns the learnt cost of a batch; `None` until batches of different sizes are done.
     pub fn cost(&self) -> Option<BatchCost> {
         self.cost.cost()
     }
 
-    /// Tokens of the next batch, at most.
+    /// Returns the maximum number of tokens of the next batch.
     pub fn budget(&self, now: Instant) -> u64 {
         self.share.budget(self.cost.cost(), now)
     }
 
-    /// Measured speed; 0 until it is known.
+    /// Returns the measured speed; 0 until it is known.
     pub fn tokens_per_second(&self) -> f64 {
         self.rate.tokens_per_second()
     }
@@ -418,7 +420,7 @@ impl<T: Input> BatchPlanner<T> {
         expired
     }
 
-    /// The owners of a job that waits have changed, and with them perhaps its priority.
+    /// Updates the loads after the owners of a queued job, and with them possibly its priority, have changed.
     fn moved(&mut self, job: JobId, before: Priority) {
         let Some(job) = self.jobs.waiting(job) else { return };
         if job.priority() != before {
@@ -429,7 +431,7 @@ impl<T: Input> BatchPlanner<T> {
     }
 }
 
-/// So many hundredths of a number, rounded down, whatever its size.
+/// Returns `percent` percent of a number, rounded down, without overflow.
 fn percent(number: u64, percent: u64) -> u64 {
     number / 100 * percent + number % 100 * percent / 100
 }

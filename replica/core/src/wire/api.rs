@@ -1,7 +1,8 @@
-//! The data-plane API as data: what is served at each path, with which fields, headers and limits.
+//! The data-plane API as a table: paths with their fields, headers and limits.
 //!
-//! The fields of a body are those that its parser declares ([`super::body`]), so they cannot differ from what is read. The
-//! gateway joins this table with the paths that it serves and renders `openapi.json` and `docs/api.md` from both.
+//! The fields of a body are those that its parser declares ([`super::body`]), so the table cannot differ from the
+//! parser. The gateway joins this table with the paths that it serves and renders `openapi.json` and `docs/api.md` from
+//! both.
 
 use super::body::Shape;
 use super::cohere::CohereEmbedRequest;
@@ -16,24 +17,24 @@ use super::voyage::{VoyageEmbeddingsRequest, VoyageRerankRequest};
 pub use crate::limits;
 use crate::limits::{MAX_DOCUMENTS, MAX_INPUTS, MAX_PAIRS, MAX_SENTENCES};
 
-/// What is served at a path.
+/// Operation of a path.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
-    /// The path.
+    /// Path.
     pub path: &'static str,
-    /// Whose API it is.
+    /// Project that defines the API.
     pub api: &'static str,
-    /// What it does.
+    /// One-sentence description.
     pub summary: &'static str,
-    /// Its body; absent of a request without one.
+    /// Request body, if there is one.
     pub body: Option<Shape>,
-    /// The field with the list of inputs, and how many a replica takes in one request.
+    /// Field with the list of inputs, and the maximum length of the list in one request.
     pub list: Option<(&'static str, usize)>,
-    /// A response, as JSON.
+    /// Example response, as JSON.
     pub example: &'static str,
 }
 
-/// A header, and what it means.
+/// Header and its description.
 pub type Header = (&'static str, &'static str);
 
 const VECTORS: &str = "One vector for each input.";
@@ -45,7 +46,7 @@ const POOLED: &str = r#"{"id":"r","object":"list","created":0,"model":"minilm","
 const SCORES: &str = r#"{"id":"r","object":"list","created":0,"model":"reranker","data":[{"index":0,"object":"score","score":0.9}],"usage":{"prompt_tokens":9,"total_tokens":9,"completion_tokens":0}}"#;
 const CLASSES: &str = r#"{"id":"r","object":"list","created":0,"model":"classifier","data":[{"index":0,"label":"yes","probs":[0.1,0.9],"num_classes":2}],"usage":{"prompt_tokens":3,"total_tokens":3,"completion_tokens":0}}"#;
 
-/// Every path that a replica computes something for.
+/// Every inference operation of a replica.
 pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/v1/embeddings",
@@ -74,7 +75,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/v1/rerank",
         api: "Cohere, Jina, vLLM",
-        summary: "Documents in the order in which they fit a query, with scores from 0 to 1.",
+        summary: "Documents by relevance to a query, with scores from 0 to 1.",
         body: Some(RerankRequest::SHAPE),
         list: Some(("documents", MAX_DOCUMENTS)),
         example: RANKS,
@@ -82,7 +83,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/v2/rerank",
         api: "Cohere",
-        summary: "Documents in the order in which they fit a query, with scores from 0 to 1.",
+        summary: "Documents by relevance to a query, with scores from 0 to 1.",
         body: Some(RerankRequest::SHAPE),
         list: Some(("documents", MAX_DOCUMENTS)),
         example: RANKS,
@@ -98,7 +99,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/voyage/v1/rerank",
         api: "Voyage",
-        summary: "Documents in the order in which they fit a query, with scores from 0 to 1.",
+        summary: "Documents by relevance to a query, with scores from 0 to 1.",
         body: Some(VoyageRerankRequest::SHAPE),
         list: Some(("documents", MAX_DOCUMENTS)),
         example: r#"{"object":"list","data":[{"relevance_score":0.9,"index":1}],"model":"minilm","usage":{"total_tokens":9}}"#,
@@ -114,7 +115,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/infinity/rerank",
         api: "Infinity",
-        summary: "Documents in the order in which they fit a query; a document is returned as its bare text.",
+        summary: "Documents by relevance to a query; a document is returned as its bare text.",
         body: Some(RerankRequest::SHAPE),
         list: Some(("documents", MAX_DOCUMENTS)),
         example: RANKS,
@@ -130,7 +131,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/pooling",
         api: "vLLM",
-        summary: "What the model's pooler makes of each input: a vector, one for each token, or probabilities.",
+        summary: "Output of the model's pooler for each input: a vector, one vector for each token, or probabilities.",
         body: Some(PoolingRequest::SHAPE),
         list: Some(("input", MAX_INPUTS)),
         example: POOLED,
@@ -138,7 +139,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/v1/pooling",
         api: "vLLM",
-        summary: "As `/pooling`.",
+        summary: "Same as `/pooling`.",
         body: Some(PoolingRequest::SHAPE),
         list: Some(("input", MAX_INPUTS)),
         example: POOLED,
@@ -146,7 +147,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/score",
         api: "vLLM",
-        summary: "How well the texts of each pair fit.",
+        summary: "The relevance of each pair of texts.",
         body: Some(ScoreRequest::SHAPE),
         list: Some(("text_2", MAX_PAIRS)),
         example: SCORES,
@@ -154,7 +155,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/v1/score",
         api: "vLLM",
-        summary: "As `/score`.",
+        summary: "Same as `/score`.",
         body: Some(ScoreRequest::SHAPE),
         list: Some(("text_2", MAX_PAIRS)),
         example: SCORES,
@@ -170,7 +171,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/v1/classify",
         api: "vLLM",
-        summary: "As `/classify`.",
+        summary: "Same as `/classify`.",
         body: Some(ClassifyRequest::SHAPE),
         list: Some(("input", MAX_PAIRS)),
         example: CLASSES,
@@ -186,15 +187,15 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/embed_all",
         api: "TEI",
-        summary: "One vector for each token of each input, as the last layer leaves it.",
+        summary: "One vector for each token of each input: the output of the last layer.",
         body: Some(EmbedRequest::SHAPE),
         list: Some(("inputs", MAX_INPUTS)),
         example: "[[[0.1,0.2],[0.3,0.4]]]",
     },
     Operation {
         path: "/rerank",
-        api: "TEI; with `documents` that of `/v1/rerank`",
-        summary: "Texts in the order in which they fit a query, with scores from 0 to 1.",
+        api: "TEI; with `documents` as `/v1/rerank`",
+        summary: "Texts by relevance to a query, with scores from 0 to 1.",
         body: Some(TextsRequest::SHAPE),
         list: Some(("texts", MAX_DOCUMENTS)),
         example: r#"[{"index":1,"score":0.9},{"index":0,"score":0.4}]"#,
@@ -210,7 +211,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/similarity",
         api: "TEI",
-        summary: "The cosine of a text with each of the others.",
+        summary: "The cosine similarity of a text with each of the others.",
         body: Some(SimilarityRequest::SHAPE),
         list: Some(("inputs.sentences", MAX_SENTENCES)),
         example: "[0.9,0.4]",
@@ -242,7 +243,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         path: "/",
         api: "TEI, Hugging Face (at `/deployments/{name}` only)",
-        summary: "As `/embed`, `/similarity`, `/rerank` or `/predict`, whatever the model is for.",
+        summary: "Same as `/embed`, `/similarity`, `/rerank` or `/predict`, by the task of the model.",
         body: Some(EmbedRequest::SHAPE),
         list: Some(("inputs", MAX_INPUTS)),
         example: "[[0.6,0.8]]",
@@ -251,54 +252,54 @@ pub const OPERATIONS: &[Operation] = &[
 
 /// Headers of requests.
 pub const REQUEST_HEADERS: &[Header] = &[
-    (headers::API_KEY, "The API key, in the place of `authorization: Bearer KEY`."),
+    (headers::API_KEY, "The API key, instead of `authorization: Bearer KEY`."),
     (headers::X_API_KEY, "The same. Where several headers carry a key, it must be the same one."),
     (
         headers::REQUEST_ID,
-        "The request's identifier: 1 to 128 printable ASCII characters. Without it one is made.",
+        "The request's identifier: 1 to 128 printable ASCII characters. Generated if absent.",
     ),
-    (headers::TIMEOUT_MS, "How long the client waits, in milliseconds from 1 to 600000."),
+    (headers::TIMEOUT_MS, "Deadline of the client, in milliseconds from 1 to 600000."),
     (headers::PRIORITY, "`interactive` or `bulk`; without it the number of inputs decides."),
     (
         headers::RESIDENCY,
-        "Narrows the regions that may see the request, as `eu` or `eu,us`; it never widens them.",
+        "Narrows the regions that may see the request, as `eu` or `eu,us`; it cannot add regions.",
     ),
     (
         headers::CLIENT_GEO,
-        "`LATITUDE,LONGITUDE` of the client; read from trusted peers only, and never for residency.",
+        "`LATITUDE,LONGITUDE` of the client; read from trusted peers only, and never used for residency.",
     ),
-    ("traceparent", "W3C Trace Context; passed on."),
-    ("content-encoding", "`gzip`, of a body that is compressed."),
+    ("traceparent", "W3C Trace Context; forwarded."),
+    ("content-encoding", "`gzip`, if the body is compressed."),
 ];
 
 /// Headers of responses.
 pub const RESPONSE_HEADERS: &[Header] = &[
     (headers::REQUEST_ID, "The request's identifier."),
     (headers::REGION, "The region that computed the response; of a request that was split, all of them."),
-    (headers::ATTEMPTS, "How many attempts the response took."),
-    (headers::PARTS, "Into how many parts the request was split, where it was."),
+    (headers::ATTEMPTS, "Number of attempts, over all parts of the request."),
+    (headers::PARTS, "Number of parts, if the request was split."),
     (
         headers::MODEL_REVISION,
         "The revision of the model that computed the response (docs/model-identity.md).",
     ),
     (headers::ERROR, "The error's code (docs/errors.md)."),
     (headers::TOKENS, "Tokens that were computed."),
-    (headers::PRIORITY, "The priority that the request had, where it asked for another."),
-    (headers::HELD_MS, "For how long the request was held because no replica was ready."),
-    (headers::COLD_START_MS, "How long the replica took to be ready."),
-    (headers::RECEIPT, "The receipt of a request to a deployment with a residency."),
-    (headers::SERVER_TIMING, "Where the time went (W3C Server Timing)."),
+    (headers::PRIORITY, "Effective priority, if the request specified another."),
+    (headers::HELD_MS, "Milliseconds for which the request was held because no replica was ready."),
+    (headers::COLD_START_MS, "Milliseconds until the replica was ready."),
+    (headers::RECEIPT, "Receipt of a request to a locked deployment."),
+    (headers::SERVER_TIMING, "Duration of each stage (W3C Server Timing)."),
     ("retry-after", "Seconds until the same request may succeed."),
     ("retry-after-ms", "The same in milliseconds."),
-    ("x-ratelimit-limit-requests", "Requests a second that the tenant may send."),
-    ("x-ratelimit-remaining-requests", "How many of them are left."),
-    ("x-ratelimit-reset-requests", "When all of them are there again."),
-    ("x-ratelimit-limit-tokens", "Tokens a minute that the tenant may use."),
-    ("x-ratelimit-remaining-tokens", "How many of them are left."),
-    ("x-ratelimit-reset-tokens", "When all of them are there again."),
+    ("x-ratelimit-limit-requests", "Requests per second that the tenant may send."),
+    ("x-ratelimit-remaining-requests", "Remaining requests."),
+    ("x-ratelimit-reset-requests", "Time until all requests are available again."),
+    ("x-ratelimit-limit-tokens", "Tokens per minute that the tenant may use."),
+    ("x-ratelimit-remaining-tokens", "Remaining tokens."),
+    ("x-ratelimit-reset-tokens", "Time until all tokens are available again."),
 ];
 
-/// Headers between processes of Meridian, which clients neither send nor see.
+/// Headers between processes of Meridian, which clients neither send nor receive.
 pub const INTERNAL_HEADERS: &[&str] = &[
     headers::DEPLOYMENT,
     headers::TENANT,
@@ -336,7 +337,7 @@ mod tests {
             let Some(body) = body else { continue };
             let reads = |name: &str| body.fields.iter().any(|field| field.name == name);
             for required in body.required {
-                // `type` is a word of Rust; it is required of an element and its value is not looked at.
+                // `type` is a keyword of Rust; it is required of an element and its value is ignored.
                 assert!(reads(required), "{path} requires `{required}`, which it does not read");
             }
             for rejected in body.rejected {

@@ -1,36 +1,36 @@
-//! The fields of a request body, declared once: for the parser that reads them and for the documents that describe them.
+//! Fields of a request body, declared once for the parser and for the API documentation.
 //!
-//! Unknown fields are ignored, as the servers whose clients come here ignore them. A field that *would change the result*
-//! and is not supported is different: ignoring it gives an answer to a question that nobody asked. Each body therefore
-//! lists such fields beside those that it reads, and a request with one of them is rejected by name, unless its value
-//! changes nothing. A field is either read, rejected, or without influence on the result; tests compare the declared
-//! fields with `openapi.json`.
+//! Unknown fields are ignored, as by the servers whose clients are supported. A field that *would change the result*
+//! and is not supported is different: ignoring it would return a result that the caller did not request. Each body
+//! therefore lists such fields beside those that it reads, and a request with one of them is rejected by name, unless
+//! its value changes nothing. A field is either read, rejected, or without influence on the result; tests compare the
+//! declared fields with `openapi.json`.
 
 use super::fields;
 use crate::refusal::Refusal;
 use serde_json::value::RawValue;
 
-/// A field that a path reads.
+/// Field that an operation reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What it may hold.
+    /// Type.
     pub kind: FieldKind,
-    /// What it means.
+    /// Description for the API documentation.
     pub meaning: &'static str,
 }
 
-/// What a field may hold.
+/// Type of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldKind {
-    /// A text.
+    /// A string.
     Text,
     /// `true` or `false`.
     Flag,
-    /// A whole number from 1 on.
+    /// A positive integer.
     Count,
-    /// A whole number, which may be 0 or negative.
+    /// An integer, which may be 0 or negative.
     Integer,
     /// One of these texts.
     OneOf(&'static [&'static str]),
@@ -54,26 +54,26 @@ pub enum FieldKind {
     Sentences,
     /// `true`, `false`, or one of these texts.
     FlagOr(&'static [&'static str]),
-    /// An object, described in the meaning.
+    /// An object, described in the description.
     Object,
-    /// A list of objects, described in the meaning.
+    /// A list of objects, described in the description.
     Objects,
-    /// Anything: the value is not looked at.
+    /// Any value; it is ignored.
     Anything,
 }
 
-/// A field that would change the result and is not supported.
+/// Field that would change the result and is not supported.
 #[derive(Clone, Copy, Debug)]
 pub struct Rejected {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
     /// Values, as JSON, that change nothing and are therefore accepted.
     pub neutral: &'static [&'static str],
-    /// What to send instead.
+    /// Supported alternative.
     pub instead: &'static str,
 }
 
-/// The fields of one body.
+/// Fields of one body.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Fields that are read.
@@ -95,18 +95,18 @@ pub(super) fn reject(rejected: &Rejected, given: Option<&RawValue>) -> Result<()
     }
 }
 
-/// The raw fields of a body.
+/// Raw fields of a body.
 pub(super) trait Body<'a>: serde::Deserialize<'a> {
-    /// The same, or the field that would change the result and is not supported.
+    /// Returns the body, or an error for the first unsupported field.
     fn checked(self) -> Result<Self, Refusal>;
 
-    /// The fields of `body`.
+    /// Parses the fields of `body`.
     fn read(body: &'a [u8]) -> Result<Self, Refusal> {
         fields::split::<Self>(body)?.checked()
     }
 }
 
-/// Declares a body: a struct of raw fields with its [`Shape`] and a reader that rejects what is not supported.
+/// Declares a body: a struct of raw fields with its schema, and a parser that rejects unsupported fields.
 macro_rules! body {
     (
         $(#[$attribute:meta])*
@@ -124,7 +124,7 @@ macro_rules! body {
         }
 
         impl<'a> $name<'a> {
-            /// What this body holds.
+            /// Schema of this body.
             const SHAPE: crate::wire::body::Shape = crate::wire::body::Shape {
                 fields: &[$(crate::wire::body::Field {
                     name: stringify!($field),

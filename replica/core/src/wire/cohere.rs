@@ -1,8 +1,8 @@
 //! Cohere's `POST /v1/embed` and `POST /v2/embed`.
 //!
-//! The two differ in little: v1 answers with bare vectors unless `embedding_types` is given, v2 requires `input_type` and
-//! always answers by type. Of the types, `int8` and `uint8` are rejected: they scale each number by ranges that were
-//! calibrated for Cohere's own models.
+//! v1 returns bare vectors unless `embedding_types` is present; v2 requires `input_type` and always returns vectors by
+//! type. The types `int8` and `uint8` are rejected: they scale each number by ranges that were calibrated for Cohere's
+//! own models.
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::RawValue;
@@ -21,18 +21,18 @@ body! {
     RawV1 requires ["texts"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What to embed.
+        /// Texts to embed.
         texts: FieldKind::Texts,
-        /// What the texts are for; the model's configuration has the prompt.
+        /// Role of the texts, which selects a prompt of the model's configuration.
         input_type: FieldKind::OneOf(fields::INPUT_TYPES),
-        /// How vectors are written, each in a list of its own; without it, one list of JSON numbers.
+        /// Encodings of the vectors, each in its own list; default: one list of JSON numbers.
         embedding_types: FieldKind::ListOf(TYPES),
-        /// Which end of a text that is too long is cut off; `END` without it, and `NONE` rejects it.
+        /// Side from which a text that is too long is truncated; default `END`; `NONE` rejects such a text.
         truncate: FieldKind::OneOf(TRUNCATE),
     } rejects {
         images ["[]"] => "`texts`",
-        inputs ["[]"] => "`texts`, or ask at /v2/embed",
-        output_dimension => "nothing, or ask at /v2/embed",
+        inputs ["[]"] => "`texts`, or use /v2/embed",
+        output_dimension => "nothing, or use /v2/embed",
     }
 }
 
@@ -41,19 +41,19 @@ body! {
     RawV2 requires ["input_type"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What to embed.
+        /// Texts to embed.
         texts: FieldKind::Texts,
-        /// What to embed, in the place of `texts`: objects with `content`, a list of one `{"type": "text", "text"}`.
+        /// Texts to embed, instead of `texts`: objects with `content`, a list of one `{"type": "text", "text"}`.
         inputs: FieldKind::Objects,
-        /// What the texts are for; the model's configuration has the prompt.
+        /// Role of the texts, which selects a prompt of the model's configuration.
         input_type: FieldKind::OneOf(fields::INPUT_TYPES),
-        /// How vectors are written, each in a list of its own; `float` without it.
+        /// Encodings of the vectors, each in its own list. Default: `float`.
         embedding_types: FieldKind::ListOf(TYPES),
-        /// How many of the first numbers of each vector to return; without it, all.
+        /// Number of leading dimensions of each vector to return; default: all.
         output_dimension: FieldKind::Count,
-        /// Cut every text to so many tokens, special tokens included.
+        /// Truncate every text to this number of tokens, special tokens included.
         max_tokens: FieldKind::Count,
-        /// Which end of a text that is too long is cut off; `END` without it, and `NONE` rejects it.
+        /// Side from which a text that is too long is truncated; default `END`; `NONE` rejects such a text.
         truncate: FieldKind::OneOf(TRUNCATE),
     } rejects {
         images ["[]"] => "`texts`",
@@ -83,35 +83,35 @@ body! {
 const TYPES: &[&str] = &["float", "base64", "binary", "ubinary"];
 const TRUNCATE: &[&str] = &["NONE", "START", "END"];
 
-/// Elements of one input's `content`: several would be one vector of text and images.
+/// Maximum elements of one input's `content`: several would be one vector of text and images.
 const CONTENT: AtMost = AtMost { count: 1, key: "CONTENT" };
 
 /// `POST /v1/embed` and `POST /v2/embed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CohereEmbedRequest {
-    /// The deployment, where the caller says so.
+    /// The deployment, if specified.
     pub model: Option<String>,
-    /// What to embed; at least one, none empty.
+    /// Texts to embed; at least one, none empty.
     pub texts: Vec<String>,
-    /// The field that they stand in.
+    /// Field of the request that contains them.
     pub field: &'static str,
-    /// What stands before each text.
+    /// Prompt for each text.
     pub prompt: PromptChoice,
-    /// How vectors are written; absent: bare, as v1 has it.
+    /// Encodings of the vectors; absent: bare, the default of v1.
     pub types: Option<Vec<Encoding>>,
-    /// How many numbers a vector should have, where the caller says so.
+    /// Requested dimensions of a vector, if specified.
     pub dimensions: Option<u64>,
-    /// What becomes of texts that are too long.
+    /// Truncation of texts that are too long.
     pub truncation: Truncation,
 }
 
 impl CohereEmbedRequest {
-    /// The fields of the body of v1.
+    /// Schema of the v1 body.
     pub const SHAPE_V1: Shape = RawV1::SHAPE;
-    /// The fields of the body of v2.
+    /// Schema of the v2 body.
     pub const SHAPE_V2: Shape = RawV2::SHAPE;
 
-    /// Reads the body of v1, which may carry so many texts.
+    /// Parses the v1 body; `limit` applies to the number of texts.
     pub fn parse_v1(body: &[u8], limit: AtMost) -> Result<CohereEmbedRequest, Refusal> {
         let RawV1 { model, texts, input_type, embedding_types, truncate, .. } = RawV1::read(body)?;
         let texts = fields::needed("texts", texts, "a list of texts")?;
@@ -126,7 +126,7 @@ impl CohereEmbedRequest {
         })
     }
 
-    /// Reads the body of v2, which may carry so many texts.
+    /// Parses the v2 body; `limit` applies to the number of texts.
     pub fn parse_v2(body: &[u8], limit: AtMost) -> Result<CohereEmbedRequest, Refusal> {
         let RawV2 {
             model,
@@ -140,10 +140,10 @@ impl CohereEmbedRequest {
             ..
         } = RawV2::read(body)?;
         let input_type =
-            fields::needed("input_type", input_type, "what the texts are for, as \"search_document\"")?;
+            fields::needed("input_type", input_type, "the role of the texts, such as \"search_document\"")?;
         let (texts, field) = match (texts, inputs) {
             (Some(_), Some(_)) => {
-                let problem = "is given beside `texts`, and each is what to embed";
+                let problem = "conflicts with `texts`";
                 return Err(Refusal::invalid("inputs", "inputs", problem, "one of them"));
             }
             (None, Some(inputs)) => (fields::list("inputs", "inputs", inputs, limit, content)?, "inputs"),
@@ -173,7 +173,7 @@ fn not_empty(field: &'static str, place: &str, raw: &RawValue) -> Result<String,
     if text.is_empty() { Err(Refusal::empty_input(field, place)) } else { Ok(text) }
 }
 
-/// The one text of an element of `inputs`.
+/// Returns the text of an element of `inputs`.
 fn content(place: &str, raw: &RawValue) -> Result<String, Refusal> {
     let RawInput { content } = fields::split_field::<RawInput<'_>>("inputs", place, raw)?.checked()?;
     let place = format!("{place}.content");
@@ -190,7 +190,7 @@ fn content(place: &str, raw: &RawValue) -> Result<String, Refusal> {
     Ok(texts.concat())
 }
 
-/// How vectors are written: one or more of the types, each once.
+/// Parses the encodings: one or more, each once.
 fn types(raw: &RawValue) -> Result<Vec<Encoding>, Refusal> {
     const FIELD: &str = "embedding_types";
     let known = [
@@ -210,20 +210,20 @@ fn types(raw: &RawValue) -> Result<Vec<Encoding>, Refusal> {
     Ok(types)
 }
 
-/// The answer, as it is written.
+/// Response to write.
 #[derive(Debug)]
 pub struct CohereEmbedResponse<'a> {
-    /// The request's identifier.
+    /// Identifier of the request.
     pub id: &'a str,
-    /// `1` or `2`: whose path was asked.
+    /// `1` or `2`, by the requested path.
     pub api_version: &'static str,
     /// One vector for each text.
     pub rows: Rows<'a>,
-    /// How they are written; absent: bare.
+    /// Encodings of the vectors; absent: bare.
     pub types: Option<&'a [Encoding]>,
-    /// The texts, which come back.
+    /// The texts, which are returned.
     pub texts: &'a [String],
-    /// Tokens that were computed.
+    /// Number of computed tokens.
     pub tokens: u64,
 }
 
@@ -252,13 +252,13 @@ struct BilledUnits {
     input_tokens: u64,
 }
 
-/// The vectors: in a list, or in one list for each type.
+/// The vectors, in one list, or in one list for each type.
 struct Embeddings<'a> {
     rows: Rows<'a>,
     types: Option<&'a [Encoding]>,
 }
 
-/// The vectors, written in one way.
+/// The vectors in one encoding.
 struct OneType<'a>(Rows<'a>, Encoding);
 
 impl Serialize for OneType<'_> {
@@ -288,7 +288,7 @@ impl Serialize for Embeddings<'_> {
 }
 
 impl CohereEmbedResponse<'_> {
-    /// The answer as JSON.
+    /// Returns the response as JSON.
     pub fn write(&self) -> Vec<u8> {
         let CohereEmbedResponse { id, api_version, rows, types, texts, tokens } = *self;
         let response_type = if types.is_some() { "embeddings_by_type" } else { "embeddings_floats" };
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_or_not_supported_is_named() {
+    fn errors_name_invalid_and_unsupported_fields() {
         for (rest, code, param) in [
             (r#""texts": []"#, ErrorCode::EmptyInput, "texts"),
             (r#""texts": ["a", ""]"#, ErrorCode::EmptyInput, "texts"),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_is_bare_or_by_type() {
+    fn the_response_is_bare_or_by_type() {
         let write = |types| {
             let texts = ["a".to_owned()];
             let rows = Rows::new(&[0.5, -0.5], 2);

@@ -1,10 +1,10 @@
-//! Reading what strangers send, field by field.
+//! Parsers of the fields of untrusted request bodies.
 //!
-//! A body is first split into raw fields without looking into them, then each field is read by itself. So a mistake is
-//! known by the field that it is in and not by a byte offset, unknown fields cost nothing, and a list that is too long
-//! is counted, not stored. `null` is an absent field everywhere, as the stock clients use it.
+//! A body is first split into raw fields without parsing their values, then each field is parsed by itself. So an error
+//! names its field and not a byte offset, unknown fields cost nothing, and a list that is too long is counted, not
+//! stored. `null` is an absent field everywhere, as the stock clients use it.
 //!
-//! Types are taken strictly: `"3"` is not a number and `1` is not true. A client that mixes them up finds out at once
+//! Types are strict: `"3"` is not a number and `1` is not a boolean. A client that confuses them gets an error at once
 //! and not when it meets a stricter server.
 
 use std::collections::BTreeMap;
@@ -19,14 +19,14 @@ use crate::limits::AtMost;
 use crate::prompt::{PromptChoice, Role};
 use crate::refusal::Refusal;
 
-/// What a list of inputs may be.
+/// Valid types of a list of inputs.
 pub(super) const INPUT_WANTED: &str = "a text, a list of texts, a list of token ids, or a list of such lists";
 const TEXT_WANTED: &str = "a text";
 const LIST_WANTED: &str = "a list";
 
 /// Splits a body into the raw fields of `T`.
 pub(super) fn split<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
-    // A JSON list would do for serde's derive, field by field; it would not do for a reader of the API.
+    // serde's derive would accept a JSON list, field by field; the API does not.
     if body.iter().find(|byte| !byte.is_ascii_whitespace()).is_some_and(|first| *first == b'[') {
         return Err(Refusal::not_json("it is a list"));
     }
@@ -43,7 +43,7 @@ pub(super) fn split_field<'a, T: Deserialize<'a>>(
     object.ok_or_else(|| Refusal::invalid(field, place, "is not an object", "an object"))
 }
 
-/// The field, which has to be there.
+/// Returns the field, which is required.
 pub(super) fn needed<'a>(
     field: &'static str,
     raw: Option<&'a RawValue>,
@@ -52,23 +52,23 @@ pub(super) fn needed<'a>(
     raw.ok_or_else(|| Refusal::missing(field, wanted))
 }
 
-/// A text; `place` is the field or an element of it.
+/// Parses a text; `place` is the field or an element of it.
 pub(super) fn text(field: &'static str, place: &str, raw: &RawValue) -> Result<String, Refusal> {
     let raw = raw.get();
     if kind_of(raw) != Kind::Text {
         return Err(wrong_type(field, place, TEXT_WANTED));
     }
-    // Half of a surrogate pair is the one thing that a JSON string may escape and a text cannot contain.
+    // An unpaired surrogate is the only escape that a JSON string may contain and a Rust string cannot.
     serde_json::from_str(raw)
-        .map_err(|_| Refusal::invalid(field, place, "escapes half of a surrogate pair", "whole characters"))
+        .map_err(|_| Refusal::invalid(field, place, "contains an unpaired surrogate", "complete surrogate pairs"))
 }
 
-/// A text that may be absent.
+/// Parses an optional text.
 pub(super) fn optional_text(field: &'static str, raw: Option<&RawValue>) -> Result<Option<String>, Refusal> {
     raw.map(|raw| text(field, field, raw)).transpose()
 }
 
-/// The name of a deployment.
+/// Parses the name of a deployment.
 pub(super) fn model(raw: Option<&RawValue>) -> Result<Option<String>, Refusal> {
     let name = |raw: &RawValue| {
         serde_json::from_str(raw.get())
@@ -77,27 +77,27 @@ pub(super) fn model(raw: Option<&RawValue>) -> Result<Option<String>, Refusal> {
     raw.map(name).transpose()
 }
 
-/// A truth, with what is true without it.
+/// Parses a boolean with a default.
 pub(super) fn flag(field: &'static str, raw: Option<&RawValue>, otherwise: bool) -> Result<bool, Refusal> {
     match raw.map(RawValue::get) {
         None => Ok(otherwise),
         Some("true") => Ok(true),
         Some("false") => Ok(false),
-        Some(_) => Err(Refusal::invalid(field, field, "is not a truth value", "true or false")),
+        Some(_) => Err(Refusal::invalid(field, field, "is not a boolean", "true or false")),
     }
 }
 
-/// A whole number from 1 on.
+/// Parses a positive integer.
 pub(super) fn count(field: &'static str, raw: Option<&RawValue>) -> Result<Option<u64>, Refusal> {
     let read = |raw: &RawValue| {
         serde_json::from_str::<u64>(raw.get()).ok().filter(|n| *n > 0).ok_or_else(|| {
-            Refusal::invalid(field, field, "is not a positive whole number", "one, or leave it out")
+            Refusal::invalid(field, field, "is not a positive integer", "one, or leave it out")
         })
     };
     raw.map(read).transpose()
 }
 
-/// One of a few words, with what is meant without it. `wanted` lists them.
+/// Parses one of several names, with a default. `expected` lists them.
 pub(super) fn choice<T: Copy>(
     field: &'static str,
     raw: Option<&RawValue>,
@@ -108,10 +108,10 @@ pub(super) fn choice<T: Copy>(
     let Some(raw) = raw else { return Ok(otherwise) };
     let given = serde_json::from_str::<String>(raw.get()).ok();
     let known = words.iter().find(|(word, _)| given.as_deref() == Some(*word));
-    known.map(|(_, meaning)| *meaning).ok_or_else(|| Refusal::invalid(field, field, "is not known", wanted))
+    known.map(|(_, meaning)| *meaning).ok_or_else(|| Refusal::invalid(field, field, "is not supported", wanted))
 }
 
-/// A list of at least one element and at most `limit`; each element is read with its place.
+/// Parses a list of at least one element and at most `limit`; `read` gets the path of each element.
 pub(super) fn list<'a, T>(
     field: &'static str,
     place: &str,
@@ -132,7 +132,7 @@ pub(super) fn list<'a, T>(
     elements.iter().enumerate().map(|(i, element)| read(&format!("{place}[{i}]"), element)).collect()
 }
 
-/// What to compute: one text or list of token ids, or a list of those. The truth says whether it is the first.
+/// Parses inputs: one text or list of token ids, or a list of those. Returns whether it is a single input.
 pub(super) fn inputs(field: &'static str, raw: &RawValue, limit: AtMost) -> Result<(Input, bool), Refusal> {
     let wrong = |place: &str| wrong_type(field, place, INPUT_WANTED);
     match kind_of(raw.get()) {
@@ -157,7 +157,7 @@ pub(super) fn inputs(field: &'static str, raw: &RawValue, limit: AtMost) -> Resu
     }
 }
 
-/// As [`inputs`]; a text may also stand in the `text` of an object, as Jina's clients send it.
+/// Parses inputs as [`inputs`] does; a text may also be the `text` of an object, as Jina's clients send it.
 pub(super) fn inputs_or_objects(
     field: &'static str,
     raw: &RawValue,
@@ -175,7 +175,7 @@ pub(super) fn inputs_or_objects(
     }
 }
 
-/// A text, or an object that holds a text and nothing else.
+/// Parses a text, or an object with the only member `text`.
 pub(super) fn text_or_object(field: &'static str, place: &str, raw: &RawValue) -> Result<String, Refusal> {
     if kind_of(raw.get()) == Kind::Text {
         return text(field, place, raw);
@@ -192,7 +192,7 @@ pub(super) fn text_or_object(field: &'static str, place: &str, raw: &RawValue) -
     }
 }
 
-/// Which prompt stands before each text.
+/// Parses the prompt of each text.
 pub(super) fn prompt(
     prompt_name: Option<&RawValue>,
     input_type: Option<&RawValue>,
@@ -212,7 +212,7 @@ pub(super) fn prompt(
         (Some(_), Some(_)) => Err(Refusal::invalid(
             "input_type",
             "input_type",
-            "is given beside `prompt_name`, and both choose the prompt",
+            "conflicts with `prompt_name`, which also selects the prompt",
             "one of them",
         )),
         (Some(name), None) => Ok(PromptChoice::Named(name)),
@@ -221,13 +221,13 @@ pub(super) fn prompt(
     }
 }
 
-/// The words that `input_type` has.
+/// Values of `input_type`.
 pub(super) const INPUT_TYPES: &[&str] =
     &["query", "document", "search_query", "search_document", "passage", "classification", "clustering"];
-/// The ends that a text can lose.
+/// Sides from which a text can be truncated.
 pub(super) const TRUNCATION_ENDS: &[&str] = &["left", "right"];
 
-/// The one of two fields of the same meaning that is given; both are an error.
+/// Returns the one of two synonymous fields that is present; both are an error.
 pub(super) fn one_of_two<'a>(
     first: &'static str,
     of_first: Option<&'a RawValue>,
@@ -236,14 +236,14 @@ pub(super) fn one_of_two<'a>(
 ) -> Result<Option<(&'static str, &'a RawValue)>, Refusal> {
     match (of_first, of_second) {
         (Some(_), Some(_)) => {
-            let problem = format!("is given beside `{first}`, which means the same");
+            let problem = format!("conflicts with `{first}`, which has the same meaning");
             Err(Refusal::invalid(second, second, &problem, "one of them"))
         }
         (of_first, of_second) => Ok(of_first.map(|raw| (first, raw)).or(of_second.map(|raw| (second, raw)))),
     }
 }
 
-/// What a request says about inputs that are too long, in the words of TEI.
+/// Parses the truncation options of TEI.
 pub(super) fn truncation(
     truncate: Option<&RawValue>,
     truncation_direction: Option<&RawValue>,
@@ -253,13 +253,13 @@ pub(super) fn truncation(
     Ok(Truncation { truncate, loses, most: None })
 }
 
-/// The end of a text that is cut off.
+/// Parses the side from which tokens are removed.
 pub(super) fn truncation_end(field: &'static str, raw: Option<&RawValue>) -> Result<End, Refusal> {
     let ends = [("left", End::Left), ("Left", End::Left), ("right", End::Right), ("Right", End::Right)];
     choice(field, raw, End::Right, &ends, "\"left\" or \"right\"")
 }
 
-/// The words that Cohere and NVIDIA have for it.
+/// Parses the truncation options of Cohere and NVIDIA.
 pub(super) fn truncate_word(raw: Option<&RawValue>, otherwise: Truncation) -> Result<Truncation, Refusal> {
     let cut = |loses| Truncation { truncate: Some(true), loses, most: None };
     let words = [
@@ -270,8 +270,8 @@ pub(super) fn truncate_word(raw: Option<&RawValue>, otherwise: Truncation) -> Re
     choice("truncate", raw, otherwise, &words, "\"NONE\", \"START\" or \"END\"")
 }
 
-/// vLLM's `truncate_prompt_tokens`: every input is cut to so many tokens, special tokens included, and -1 cuts to what the
-/// model reads. It decides over `otherwise`, which other fields said.
+/// Parses vLLM's `truncate_prompt_tokens`: every input is truncated to this number of tokens, special tokens included;
+/// -1 means the model's limit. It overrides `otherwise`, the truncation of other fields.
 pub(super) fn truncate_prompt_tokens(
     raw: Option<&RawValue>,
     side: Option<&RawValue>,
@@ -290,36 +290,36 @@ pub(super) fn truncate_prompt_tokens(
             return Err(Refusal::invalid(
                 FIELD,
                 FIELD,
-                "is neither -1 nor a positive whole number",
-                "-1 to cut to what the model reads, or a number of tokens",
+                "is neither -1 nor a positive integer",
+                "-1 to truncate to the limit of the model, or a number of tokens",
             ));
         }
     };
     Ok(Truncation { truncate: Some(true), loses, most })
 }
 
-/// Whether `given` is the JSON value `known`, which is a literal without spaces.
+/// Returns whether `given` is the JSON value `known`, which is a literal without spaces.
 pub(super) fn same_json(known: &str, given: &RawValue) -> bool {
     let given = given.get();
     given == known || known == "[]" && first_kind(given).is_none() && given.starts_with('[')
 }
 
-/// Token ids: at least one.
+/// Parses a list of at least one token id.
 pub(super) fn tokens(field: &'static str, place: &str, raw: &RawValue) -> Result<Vec<u32>, Refusal> {
     if kind_of(raw.get()) != Kind::List {
         return Err(wrong_type(field, place, INPUT_WANTED));
     }
     let tokens: Vec<u32> = serde_json::from_str(raw.get()).map_err(|_| {
-        Refusal::invalid(field, place, "is not a list of token ids", "whole numbers from 0 on")
+        Refusal::invalid(field, place, "is not a list of token ids", "integers from 0")
     })?;
     if tokens.is_empty() { Err(Refusal::empty_input(field, place)) } else { Ok(tokens) }
 }
 
 pub(super) fn wrong_type(field: &'static str, place: &str, wanted: &str) -> Refusal {
-    Refusal::invalid(field, place, "is of a type that is not taken here", wanted)
+    Refusal::invalid(field, place, "has an unsupported type", wanted)
 }
 
-/// What a JSON value is.
+/// Kind of a JSON value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A string.
@@ -328,11 +328,11 @@ pub(super) enum Kind {
     Number,
     /// A list.
     List,
-    /// An object, a truth, or null.
+    /// An object, a boolean, or null.
     Other,
 }
 
-/// What a JSON value is, by its first byte: the first pass over the body has checked that it is one.
+/// Returns the kind of a JSON value, by its first byte; the body is already known to be valid JSON.
 pub(super) fn kind_of(raw: &str) -> Kind {
     match raw.bytes().next() {
         Some(b'"') => Kind::Text,
@@ -342,13 +342,13 @@ pub(super) fn kind_of(raw: &str) -> Kind {
     }
 }
 
-/// What the first element of a JSON list is; `None` when it has none.
+/// Returns the kind of the first element of a JSON list; `None` if it is empty.
 pub(super) fn first_kind(list: &str) -> Option<Kind> {
     let inside = list.strip_prefix('[')?.trim_start();
     (!inside.starts_with(']')).then(|| kind_of(inside))
 }
 
-/// The first elements of a list, and how many it has.
+/// First elements of a list, and its length.
 struct Capped<'a> {
     elements: Vec<&'a RawValue>,
     given: usize,
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_a_list_holds_at_it_and_one_past_it_and_is_named() {
+    fn the_limit_of_a_list_holds_at_the_limit_and_one_past_it_and_is_named() {
         let limit = AtMost { count: 2, key: "max_documents" };
         let read =
             |given: &str| list("documents", "documents", raw(given), limit, |_, raw| Ok(raw.get().len()));
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_not_known_is_told_those_that_are() {
+    fn an_unsupported_value_is_rejected_with_the_supported_ones() {
         let words = [("left", 1), ("right", 2)];
         let read = |given| choice("direction", given, 2, &words, "\"left\" or \"right\"");
         assert_eq!((read(None), read(Some(raw("\"left\"")))), (Ok(2), Ok(1)));

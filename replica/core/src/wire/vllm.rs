@@ -1,8 +1,8 @@
-//! What vLLM and Infinity have beside the APIs of others: `POST /score` (pairs), `POST /classify` (texts) and
-//! `POST /pooling` (whatever the model's pooler makes).
+//! APIs that only vLLM and Infinity define: `POST /score` (pairs), `POST /classify` (texts) and `POST /pooling` (output
+//! of the model's pooler).
 //!
-//! The two differ in the answers to `/classify`, and so do Infinity and Cohere to `/rerank`: therefore Infinity's API has
-//! paths of its own, below `/infinity`.
+//! vLLM and Infinity differ in the responses of `/classify`, and Infinity and Cohere in those of `/rerank`: therefore
+//! Infinity's API is served below `/infinity`.
 
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -18,13 +18,13 @@ use crate::refusal::Refusal;
 /// `POST /score` and `POST /v1/score`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScoreRequest {
-    /// The deployment, where the caller says so.
+    /// The deployment, if specified.
     pub model: Option<String>,
-    /// The first texts of the pairs: one for all, or as many as there are second ones.
+    /// First texts of the pairs: one for all, or one for each second text.
     pub first: Vec<String>,
-    /// The second texts of the pairs.
+    /// Second texts of the pairs.
     pub second: Vec<String>,
-    /// What becomes of pairs that are too long.
+    /// Truncation of pairs that are too long.
     pub truncation: Truncation,
 }
 
@@ -33,11 +33,11 @@ body! {
     RawScore requires ["text_1", "text_2"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// The first texts of the pairs: one for all, or as many as there are second ones.
+        /// First texts of the pairs: one for all, or one for each second text.
         text_1: FieldKind::TextOrTexts,
-        /// The second texts of the pairs.
+        /// Second texts of the pairs.
         text_2: FieldKind::TextOrTexts,
-        /// Cut every pair to what the model reads: only -1 is supported.
+        /// Truncate every pair to the model's limit: only -1 is supported.
         truncate_prompt_tokens: FieldKind::Integer,
     } rejects {
         activation ["true"] => "true, or leave it out",
@@ -51,10 +51,10 @@ body! {
 }
 
 impl ScoreRequest {
-    /// The fields of the body.
+    /// Schema of the body.
     pub const SHAPE: Shape = RawScore::SHAPE;
 
-    /// Reads `body`, which may carry so many pairs.
+    /// Parses `body`; `limit` applies to the number of pairs.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<ScoreRequest, Refusal> {
         let RawScore { model, text_1, text_2, truncate_prompt_tokens, .. } = RawScore::read(body)?;
         let first = texts("text_1", text_1, limit)?;
@@ -64,7 +64,7 @@ impl ScoreRequest {
                 "text_1",
                 "text_1",
                 &format!("has {} texts and `text_2` has {}", first.len(), second.len()),
-                "one text for all, or as many",
+                "one text for all, or the same number",
             ));
         }
         let truncation = fields::truncate_prompt_tokens(truncate_prompt_tokens, None, Truncation::default())?;
@@ -73,7 +73,7 @@ impl ScoreRequest {
             return Err(Refusal::invalid(
                 FIELD,
                 FIELD,
-                "is not -1, and pairs are cut to no other length",
+                "is not -1, the only supported value for pairs",
                 "-1",
             ));
         }
@@ -84,15 +84,15 @@ impl ScoreRequest {
 /// `POST /classify`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassifyRequest {
-    /// The deployment, where the caller says so.
+    /// The deployment, if specified.
     pub model: Option<String>,
-    /// What to classify; at least one.
+    /// Inputs to classify; at least one.
     pub input: Vec<String>,
     /// Whether `input` was one text and not a list of them.
     pub single: bool,
-    /// Whether the model's own numbers are wanted, and not probabilities.
+    /// Whether to return logits and not probabilities.
     pub raw_scores: bool,
-    /// What becomes of texts that are too long.
+    /// Truncation of texts that are too long.
     pub truncation: Truncation,
 }
 
@@ -101,13 +101,13 @@ body! {
     RawClassify requires ["input"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What to classify.
+        /// Inputs to classify.
         input: FieldKind::TextOrTexts,
-        /// Whether to return the model's own numbers and not probabilities (Infinity).
+        /// Whether to return logits and not probabilities (Infinity).
         raw_scores: FieldKind::Flag,
-        /// Cut every text to so many tokens, special tokens included (vLLM); -1: to what the model reads.
+        /// Truncate every text to this number of tokens, special tokens included (vLLM); -1: to the model's limit.
         truncate_prompt_tokens: FieldKind::Integer,
-        /// The end that is cut off.
+        /// Side from which tokens are removed.
         truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
     } rejects {
         activation ["true"] => "`raw_scores`",
@@ -123,20 +123,20 @@ body! {
     RawPooling requires ["input"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// The inputs. Token ids are of the model's own vocabulary.
+        /// The inputs. Token ids must be of the model's own vocabulary.
         input: FieldKind::Inputs,
-        /// What to return for each input: a vector (`embed`), one for each token (`token_embed`, which is the default of a
-        /// model that embeds), or the probabilities of the labels (`classify`, the default of a classifier).
+        /// Output for each input: a vector (`embed`), one for each token (`token_embed`, the default of an embedding
+        /// model), or the probabilities of the labels (`classify`, the default of a classifier).
         task: FieldKind::OneOf(&["embed", "token_embed", "classify"]),
-        /// How vectors are written.
+        /// Encoding of the vectors.
         encoding_format: FieldKind::OneOf(&["float", "base64"]),
-        /// How many of the first numbers of each vector to return; without it, all.
+        /// Number of leading dimensions of each vector to return; default: all.
         dimensions: FieldKind::Integer,
-        /// Whether to scale vectors to length one; true without it.
+        /// Whether to scale vectors to length one. Default: true.
         normalize: FieldKind::Flag,
-        /// Cut every input to so many tokens, special tokens included; -1: to what the model reads.
+        /// Truncate every input to this number of tokens, special tokens included; -1: to the model's limit.
         truncate_prompt_tokens: FieldKind::Integer,
-        /// The end that is cut off.
+        /// Side from which tokens are removed.
         truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
     } rejects {
         activation ["true"] => "true, or leave it out",
@@ -150,7 +150,7 @@ body! {
     }
 }
 
-/// What `POST /pooling` is to return for each input.
+/// Output of `POST /pooling` for each input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolingTask {
     /// One vector.
@@ -164,29 +164,29 @@ pub enum PoolingTask {
 /// `POST /pooling`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolingRequest {
-    /// The deployment, where the caller says so.
+    /// The deployment, if specified.
     pub model: Option<String>,
     /// The inputs.
     pub input: Input,
     /// Whether `input` was one input and not a list of them.
     pub single: bool,
-    /// What to return; absent: what the model is for.
+    /// Output for each input; absent: by the task of the model.
     pub task: Option<PoolingTask>,
-    /// How vectors are written.
+    /// Encoding of the vectors.
     pub encoding: Encoding,
-    /// How many numbers a vector should have, where the caller says so.
+    /// Requested dimensions of a vector, if specified.
     pub dimensions: Option<u64>,
-    /// Whether vectors are brought to length one.
+    /// Whether vectors are scaled to length one.
     pub normalize: bool,
-    /// What becomes of inputs that are too long.
+    /// Truncation of inputs that are too long.
     pub truncation: Truncation,
 }
 
 impl PoolingRequest {
-    /// The fields of the body.
+    /// Schema of the body.
     pub const SHAPE: Shape = RawPooling::SHAPE;
 
-    /// Reads `body`, which may carry so many inputs.
+    /// Parses `body`; `limit` applies to the number of inputs.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<PoolingRequest, Refusal> {
         let RawPooling {
             model,
@@ -233,10 +233,10 @@ impl PoolingRequest {
 }
 
 impl ClassifyRequest {
-    /// The fields of the body.
+    /// Schema of the body.
     pub const SHAPE: Shape = RawClassify::SHAPE;
 
-    /// Reads `body`, which may carry so many texts.
+    /// Parses `body`; `limit` applies to the number of texts.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<ClassifyRequest, Refusal> {
         let RawClassify { model, input, raw_scores, truncate_prompt_tokens, truncation_side, .. } =
             RawClassify::read(body)?;
@@ -281,16 +281,16 @@ struct Usage {
     completion_tokens: u64,
 }
 
-/// What stands around the data of both answers.
+/// Metadata of a response.
 #[derive(Clone, Copy, Debug)]
 pub struct Around<'a> {
-    /// The request's identifier.
+    /// Identifier of the request.
     pub id: &'a str,
     /// Seconds since 1970.
     pub created: u64,
-    /// The deployment that answered.
+    /// Name of the deployment.
     pub model: &'a str,
-    /// Tokens that were computed.
+    /// Number of computed tokens.
     pub tokens: u64,
 }
 
@@ -306,7 +306,7 @@ impl<'a> Around<'a> {
         serde_json::to_vec(&answer).expect("strings and numbers serialise")
     }
 
-    /// The answer to `POST /score`: one number per pair.
+    /// Writes the response of `POST /score`: one number per pair.
     pub fn write_scores(self, scores: &[f32]) -> Vec<u8> {
         #[derive(Serialize)]
         struct Score {
@@ -318,7 +318,8 @@ impl<'a> Around<'a> {
         self.write(scores.iter().enumerate().map(score).collect())
     }
 
-    /// The answer to `POST /classify` in Infinity's words: all labels with their scores, the best first, per text.
+    /// Writes the response of `POST /classify` in Infinity's format: all labels with their scores, the best first, per
+    /// text.
     pub fn write_labels(self, rows: Rows<'_>, labels: &[String]) -> Vec<u8> {
         #[derive(Serialize)]
         struct Label<'a> {
@@ -332,7 +333,8 @@ impl<'a> Around<'a> {
         self.write_as("classify", rows.iter().map(of).collect())
     }
 
-    /// The answer to `POST /pooling`: one vector per input, or, with `counts`, so many for each.
+    /// Writes the response of `POST /pooling`: one vector per input, or, with `counts`, that number of vectors for
+    /// each.
     pub fn write_pooled(self, rows: Rows<'_>, counts: Option<&[u32]>, encoding: Encoding) -> Vec<u8> {
         #[derive(Serialize)]
         struct Pooled<D> {
@@ -351,7 +353,7 @@ impl<'a> Around<'a> {
                 let mut pooled = Vec::with_capacity(counts.len());
                 for (index, count) in counts.iter().enumerate() {
                     let data: Vec<_> = all.by_ref().take(*count as usize).map(vector).collect();
-                    // In base64 the rows of an input are one text, as vLLM writes the tensor's bytes.
+                    // In base64 the rows of an input are one string, as in vLLM, which writes the bytes of the tensor.
                     pooled.push(Pooled { index, object: "pooling", data: TokenVectors(data, encoding) });
                 }
                 self.write(pooled)
@@ -359,7 +361,7 @@ impl<'a> Around<'a> {
         }
     }
 
-    /// The answer to `POST /classify`: the best label and the probabilities of all, per text.
+    /// Writes the response of `POST /classify`: the best label and the probabilities of all, per text.
     pub fn write_classes(self, rows: Rows<'_>, labels: &[String]) -> Vec<u8> {
         #[derive(Serialize)]
         struct Class<'a> {
@@ -376,7 +378,7 @@ impl<'a> Around<'a> {
     }
 }
 
-/// The vectors of one input's tokens.
+/// Token vectors of one input.
 struct TokenVectors<'a>(Vec<Vector<'a>>, Encoding);
 
 impl Serialize for TokenVectors<'_> {
@@ -390,7 +392,7 @@ impl Serialize for TokenVectors<'_> {
     }
 }
 
-/// The answer of `POST /tokenize` in vLLM's words.
+/// Writes the response of `POST /tokenize` in vLLM's format.
 pub fn write_tokens(
     tokens: &[super::tei::SimpleToken],
     max_input_tokens: usize,
@@ -421,7 +423,7 @@ mod tests {
     const AROUND: Around<'static> = Around { id: "r", created: 7, model: "m", tokens: 5 };
 
     #[test]
-    fn one_text_is_paired_with_all_and_many_one_by_one() {
+    fn one_text_is_paired_with_all_and_several_one_by_one() {
         let parse = |body: &str| ScoreRequest::parse(body.as_bytes(), LIMIT);
         let one = parse(r#"{"text_1": "a", "text_2": ["b", "c"]}"#).expect("one for all");
         assert_eq!((one.first.len(), one.second.len()), (1, 2));
@@ -438,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn pooling_and_classification_read_what_their_clients_send() {
+    fn pooling_and_classification_parse_the_fields_of_their_clients() {
         let pooling =
             |rest: &str| PoolingRequest::parse(format!(r#"{{"input": "a"{rest}}}"#).as_bytes(), LIMIT);
         let request = pooling(r#", "task": "embed", "truncate_prompt_tokens": 5"#).expect("a body");
@@ -456,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answers_have_the_members_of_infinity_and_of_pooling() {
+    fn responses_have_the_members_of_infinity_and_of_pooling() {
         let text = |json| String::from_utf8(json).expect("JSON is UTF-8");
         let labels = ["no".to_owned(), "yes".to_owned()];
         let labelled = text(AROUND.write_labels(Rows::new(&[0.25, 0.75], 2), &labels));
@@ -472,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answers_have_the_members_of_vllm() {
+    fn responses_have_the_members_of_vllm() {
         let text = |json| String::from_utf8(json).expect("JSON is UTF-8");
         let rest = r#""usage":{"prompt_tokens":5,"total_tokens":5,"completion_tokens":0}}"#;
         let head = r#"{"id":"r","object":"list","created":7,"model":"m","data":["#;

@@ -1,35 +1,35 @@
-//! What the time of a batch goes to, stage by stage.
+//! Profile of a batch, by stage.
 //!
-//! An engine is asked for it by [`super::CpuEngine::profile`]; otherwise nothing is counted, and what is left in the kernels
-//! is a branch for each tile that is never taken. Each thread counts for itself, in ticks of a counter that takes a few
-//! nanoseconds to read. What is left of a thread's time when all stages are taken off is waiting for other threads, and what
-//! lies between the stages.
+//! [`super::CpuEngine::profile`] enables it; otherwise nothing is counted, and the cost in the kernels is one branch
+//! per tile that is never taken. Each thread counts its own time, in ticks of a counter that takes a few nanoseconds to
+//! read. The rest of a thread's time, without all stages, is synchronization with other threads and work between the
+//! stages.
 
 use std::time::{Duration, Instant};
 
 use super::kernel::ticks;
 
-/// What a thread does.
+/// Stage of the computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Rows of tables, added and normalised.
+    /// Rows of tables, added and normalized.
     Embedding,
-    /// Normalisations between the products.
+    /// Normalizations between the products.
     Norm,
-    /// Turning rows into bytes for a layer of bytes.
+    /// Quantization of rows for an int8 layer.
     Rounding,
-    /// Multiplying rows with weights.
+    /// Matrix products of rows and weights.
     Products,
-    /// What becomes of the sums: scales, biases, activations, what was there before.
+    /// Epilogue of the products: scales, biases, activations, residual additions.
     Finish,
-    /// Multiplying queries with keys, and weights with values.
+    /// Products of queries with keys, and of attention weights with values.
     AttentionProducts,
     /// The rest of attention: packing, softmax, scales.
     Attention,
 }
 
 impl Stage {
-    /// All of them.
+    /// All stages.
     pub const ALL: [Stage; 7] = [
         Stage::Embedding,
         Stage::Norm,
@@ -40,7 +40,7 @@ impl Stage {
         Stage::Attention,
     ];
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Embedding => "embedding",
@@ -54,16 +54,16 @@ impl Stage {
     }
 }
 
-/// What the threads' time went to while a batch was computed.
+/// Time of the threads while a batch was computed.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
-    /// From the beginning to the end.
+    /// Wall-clock time of the batch.
     pub elapsed: Duration,
-    /// Of all threads together, in the order of [`Stage::ALL`].
+    /// Sum over all threads, in the order of [`ComputeStage::ALL`].
     pub stages: [Duration; Stage::ALL.len()],
 }
 
-/// One thread's count.
+/// Counters of one thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Laps {
     counting: bool,
@@ -71,18 +71,18 @@ pub(super) struct Laps {
 }
 
 impl Laps {
-    /// Forgets what was counted, and counts or not.
+    /// Resets the counters, and enables or disables counting.
     pub(super) fn reset(&mut self, counting: bool) {
         *self = Laps { counting, ticks: Default::default() };
     }
 
-    /// The beginning of a stage.
+    /// Starts a stage; returns the current tick.
     #[inline(always)]
     pub(super) fn begin(&self) -> u64 {
         if self.counting { ticks() } else { 0 }
     }
 
-    /// The end of a stage that began there, and the beginning of what follows.
+    /// Ends a stage that started at `begin`; returns the current tick, at which the next stage starts.
     #[inline(always)]
     pub(super) fn end(&mut self, stage: Stage, begin: u64) -> u64 {
         if !self.counting {
@@ -94,7 +94,7 @@ impl Laps {
     }
 }
 
-/// A profile in the making.
+/// Timer of a profile.
 pub(super) struct Watch {
     begin: Instant,
     ticks: u64,
@@ -105,7 +105,7 @@ impl Watch {
         Watch { begin: Instant::now(), ticks: ticks() }
     }
 
-    /// The profile of the batch that is computed, of what the threads have counted.
+    /// Returns the profile of the batch, from the counters of the threads.
     pub(super) fn stop<'a>(self, laps: impl Iterator<Item = &'a Laps>) -> Profile {
         let elapsed = self.begin.elapsed();
         let tick = elapsed.as_secs_f64() / ticks().wrapping_sub(self.ticks).max(1) as f64;

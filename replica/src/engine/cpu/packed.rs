@@ -1,11 +1,10 @@
 //! Packed weights, in memory that replicas of one model share.
 //!
-//! Packing takes the time to read and write all weights and comes to as much memory again, for every process. So the
-//! result is kept as a file beside the model cache, named by the digest of the model and the precision, and mapped: the
-//! second replica finds it in the page cache and starts at once ([`super::packed_file`]).
+//! Packing takes the time to read and write all weights and needs the same amount of memory again, for every process.
+//! So the result is kept as a file in the model cache, named by the digest of the model and the precision, and mapped:
+//! the second replica finds it in the page cache and starts at once ([`super::packed_file`]).
 //!
-//! It is a cache. If it cannot be written, or another user could change it, the weights are private memory, and the
-//! engine works all the same.
+//! The file is a cache. If it cannot be written, or another user could change it, the weights are in private memory.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -20,61 +19,61 @@ use super::packed_file::{HEADER_BYTES, PackedFile};
 use super::panels::{self, Panels, panels_of};
 use crate::model::{MappedFile, ModelError};
 
-/// Where packed weights are kept.
+/// Cache of packed weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedCache {
-    /// The folder; it is made if it does not exist.
+    /// Directory; it is created if it does not exist.
     pub folder: PathBuf,
-    /// The digest of the model: equal digests must mean equal weights.
+    /// Digest of the model: equal digests must mean equal weights.
     pub digest: String,
 }
 
 impl PackedCache {
-    /// The place in the model cache at `root` for a model of this digest.
+    /// Returns the cache for a model with this digest, below the model cache at `root`.
     pub fn below(root: &Path, digest: impl Into<String>) -> PackedCache {
         PackedCache { folder: root.join("packed"), digest: digest.into() }
     }
 }
 
-/// Where an engine's packed weights are.
+/// Location of an engine's packed weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WeightsPlace {
     /// In a mapped file, which all replicas of the model share.
     SharedFile(PathBuf),
     /// In memory of this process.
     OwnMemory {
-        /// Why not in a file, if one was wanted.
+        /// Reason, if a file was requested.
         problem: Option<String>,
     },
 }
 
-/// The linear layers of a model, packed.
+/// Packed linear layers of a model.
 pub(super) struct Packed {
     memory: MappedFile,
     layers: Vec<Place>,
 }
 
-/// The weights of a layer.
+/// Packed weights of a layer.
 #[derive(Clone, Copy)]
 pub(super) enum Weights<'a> {
-    /// As they are.
+    /// In f32.
     Numbers(Panels<'a>),
-    /// Rounded.
+    /// Quantized to int8.
     Bytes(BytePanels<'a>),
 }
 
-/// Where a layer's weights are.
+/// Location of a layer's weights.
 struct Place {
     precision: Precision,
     inputs: usize,
     panels: usize,
-    /// Behind the header.
+    /// Range after the header.
     bytes: Range<usize>,
 }
 
 impl Packed {
-    /// Packs the layers, or finds them packed. Weights that are not finite are refused before they are packed, so a file
-    /// of packed weights holds finite numbers only.
+    /// Packs the layers, or finds them packed. Weights that are not finite are rejected before they are packed, so a
+    /// file of packed weights contains finite numbers only.
     pub(super) fn obtain(
         sources: &[LinearSource],
         precision: Precision,
@@ -104,10 +103,10 @@ impl Packed {
         Ok((Packed { memory, layers }, place))
     }
 
-    /// The layer of this index.
+    /// Returns the layer with this index.
     pub(super) fn layer(&self, index: usize) -> Weights<'_> {
         let Place { precision, inputs, panels, bytes } = &self.layers[index];
-        let numbers = self.memory.floats(bytes.start).expect("layers begin where numbers can begin");
+        let numbers = self.memory.floats(bytes.start).expect("layers are aligned for floats");
         let numbers = &numbers[..bytes.len() / size_of::<f32>()];
         if *precision == Precision::Int8 {
             let bytes = &self.memory.bytes()[bytes.clone()];
@@ -119,7 +118,7 @@ impl Packed {
 }
 
 impl Place {
-    /// The place of a layer when so much is taken; then more is.
+    /// Returns the location of a layer that starts at `end`, and advances `end`.
     fn of(source: &LinearSource, wanted: Precision, end: &mut usize) -> Place {
         let inputs = source.inputs;
         let precision = if inputs > byte_panels::MAX_INPUTS { Precision::F32 } else { wanted };
@@ -134,7 +133,7 @@ impl Place {
     }
 }
 
-/// What layers are made of, in so many words that two that are packed differently are described differently.
+/// Describes the layers so that two layers that are packed differently have different descriptions.
 fn described(sources: &[LinearSource]) -> String {
     let mut hash = Sha256::new();
     for LinearSource { inputs, parts, bias: _, gated } in sources {
@@ -144,7 +143,7 @@ fn described(sources: &[LinearSource]) -> String {
         }
     }
     hash.finalize().iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a string takes what is written");
+        write!(text, "{byte:02x}").expect("writing to a String cannot fail");
         text
     })
 }

@@ -1,11 +1,13 @@
-//! Batches of the server, on engines of `trtllm`.
+//! Engine on the runtimes of `trtllm`.
 //!
-//! A batch is cut into *parts* that the engine was built for, and a part is with it while its rows are waited for. The
-//! batcher asks from as many threads as [`Engine::batches_ahead`] says, and each has one part there: so one is computed, one waits behind
-//! it, and everything else is in the batcher's own queue, where priorities, deadlines and cancellation are.
+//! A batch is divided into *parts* within the limits of the engine, and the calling thread submits a part and waits for
+//! its rows. The batcher calls from [`Engine::batches_ahead`] threads, each with one part: so one part is computed, one
+//! is queued in the runtime, and the rest is in the batcher's own queue, which handles priorities, deadlines and
+//! cancellation.
 //!
-//! Rows are waited for on the batcher's threads, which have nothing else to do; no thread of a runtime comes here. Whoever
-//! goes away meanwhile is noticed within [`LOOK`], and his sequence is given up by dropping its `Pending`.
+//! The batcher's threads wait for rows and have no other work; no thread of an async runtime is blocked. A request that
+//! is cancelled meanwhile is detected within [`CANCELLATION_POLL`], and its sequence is cancelled by dropping its
+//! `Pending`.
 
 mod part;
 
@@ -29,23 +31,25 @@ use crate::engine::{
 };
 use crate::model::ModelDir;
 
-/// How often it is looked at who still waits: a cancelled sequence saves a part of a batch, which takes about as long.
+/// Interval of checks for cancelled requests: a cancelled sequence saves a part of a batch, which takes about this
+/// long.
 const LOOK: Duration = Duration::from_millis(20);
-/// The engine has places for everything that is brought to it, but for what was given up and has not left yet. That takes a
-/// batch or two; an engine that has no place for longer has stopped.
+/// Longest wait for a free slot of the engine. The engine has slots for everything that is submitted, except while
+/// cancelled sequences are still in it. They leave within a batch or two; an engine without a free slot for longer has
+/// stopped.
 const PLACE_WITHIN: Duration = Duration::from_secs(10);
-/// The part of the GPU's free memory for keys and values. An embedder keeps none from one batch to the next; what two
-/// batches need is bounded by their tokens, and this bounds it on a GPU that others share.
+/// Fraction of the GPU's free memory for the key-value cache. An embedding model keeps no keys from one batch to the
+/// next; the need of two batches is limited by their tokens, and this limits it on a GPU that is shared.
 const CACHE_FRACTION: f32 = 0.5;
 
-/// A model on a GPU.
+/// Model on a GPU.
 pub(super) struct TensorrtEngine {
     description: Description,
     runner: Runner,
     form: Form,
     behind: Behind,
     most: Most,
-    /// Whether the model tells token types apart.
+    /// Whether the model has token types.
     typed: bool,
 }
 
@@ -54,7 +58,7 @@ enum Runner {
     Decoder(Decoder),
 }
 
-/// A sequence that is with the engine, until it has ended.
+/// Sequence that was submitted to the engine, until it has ended.
 enum Sent {
     Waiting(Pending),
     Ended(Result<Rows, String>),
@@ -72,11 +76,11 @@ impl TensorrtEngine {
         let width = match (record.form, labels) {
             (Form::EncoderLabels, Some(labels)) => labels,
             (Form::EncoderLabels, None) => {
-                let why = "it answers with labels, and the model has none; build it as one that embeds";
+                let why = "it returns labels, and the model has none; build it as an embedding model";
                 return Err(OpenError::Model(why.to_owned()));
             }
             (Form::DecoderPooled, _) if !behind.wants_the_last_token() => {
-                let why = "it answers with the last token's row, and the model pools all of them; build it again with `meridian model build`";
+                let why = "it returns the last token's row, and the model pools all of them; build it again with `meridian model build`";
                 return Err(OpenError::Model(why.to_owned()));
             }
             (Form::DecoderPooled | Form::EncoderStates | Form::DecoderStates, _) => behind.width(),
@@ -123,7 +127,7 @@ impl TensorrtEngine {
         Ok(TensorrtEngine { description, runner, form: record.form, behind, most, typed })
     }
 
-    /// What the rows of a sequence of so many tokens must be: how many, and how wide.
+    /// Returns the expected number and width of the rows of a sequence with this number of tokens.
     fn shape(&self, tokens: usize) -> (usize, usize) {
         match self.form {
             Form::EncoderStates | Form::DecoderStates => (tokens, self.description.hidden),
@@ -132,7 +136,7 @@ impl TensorrtEngine {
         }
     }
 
-    /// Computes some sequences of a batch, as many as the engine takes, and writes what is wanted of them.
+    /// Computes some sequences of a batch within the limits of the engine, and writes the requested output.
     fn part(
         &self,
         part: &Part<'_>,
@@ -149,12 +153,12 @@ impl TensorrtEngine {
             let (count, width) = self.shape(tokens);
             let got = match sent {
                 Sent::Ended(got) => got,
-                Sent::Waiting(_) => Err("nobody waits for it any more".to_owned()),
+                Sent::Waiting(_) => Err("the request was cancelled".to_owned()),
             };
             let fits = got.and_then(|got| match (got.len(), got.width) {
                 (len, wide) if (len, wide) == (count, width) => Ok(got),
                 (len, wide) => Err(format!(
-                    "the engine made {len} rows of {wide} numbers, and the model has {count} of {width} there"
+                    "the engine returned {len} rows of {wide} numbers, and the model requires {count} of {width}"
                 )),
             });
             match fits {
@@ -191,7 +195,7 @@ impl TensorrtEngine {
                 let mut sent: Vec<Sent> = Vec::new();
                 for sequence in part.sequences.clone() {
                     if !meanwhile.is_wanted(sequence) {
-                        sent.push(Sent::Ended(Err("nobody waits for it any more".to_owned())));
+                        sent.push(Sent::Ended(Err("the request was cancelled".to_owned())));
                         continue;
                     }
                     let tokens = &part.whole.token_ids()[part.range(sequence)];
@@ -205,12 +209,12 @@ impl TensorrtEngine {
         }
     }
 
-    /// Until all have ended, or nobody waits for those that have not.
+    /// Waits until all sequences have ended, or the remaining ones are cancelled.
     fn wait(&self, part: &Part<'_>, sent: &mut [Sent], meanwhile: &dyn Meanwhile) {
         let mut look = Instant::now() + LOOK;
         for index in 0..sent.len() {
             loop {
-                let gone = || Sent::Ended(Err("nobody waits for it any more".to_owned()));
+                let gone = || Sent::Ended(Err("the request was cancelled".to_owned()));
                 match std::mem::replace(&mut sent[index], gone()) {
                     Sent::Ended(ended) => {
                         sent[index] = Sent::Ended(ended);
@@ -258,7 +262,7 @@ impl Engine for TensorrtEngine {
     ) -> Result<Vec<Failed>, EngineError> {
         check(&self.description, self.typed, batch, output, out)?;
         if output == Output::Tokens && !self.description.token_rows {
-            let reason = "the engine was built for rows of sequences and has none of tokens".to_owned();
+            let reason = "the engine was built for rows of sequences and does not return rows of tokens".to_owned();
             return Err(EngineError::Broken { reason });
         }
         let mut failed = Vec::new();
@@ -273,7 +277,7 @@ impl Engine for TensorrtEngine {
         Ok(failed)
     }
 
-    /// The one that is computed, and one so that the GPU never waits for a host.
+    /// One that is computed, and one that is queued so that the GPU never waits for the host.
     fn batches_ahead(&self) -> usize {
         trtllm::decoder::BATCHES_AHEAD as usize
     }
@@ -301,12 +305,12 @@ impl Engine for TensorrtEngine {
     }
 }
 
-/// None of them went to the engine.
+/// Returns the same error for all sequences of the part.
 fn none_of(part: &Part<'_>, error: &Failure) -> Vec<Sent> {
     part.sequences.clone().map(|_| Sent::Ended(Err(error.to_string()))).collect()
 }
 
-/// Brings something to the engine, waiting for those to leave who were given up.
+/// Submits to the engine; waits for cancelled sequences to leave if it has no free slot.
 fn place<T>(mut submit: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
     let end = Instant::now() + PLACE_WITHIN;
     loop {

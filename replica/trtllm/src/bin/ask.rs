@@ -1,7 +1,7 @@
-//! `ask`: one sequence through an engine, from the command line.
+//! `ask`: computes one sequence with an engine, from the command line.
 //!
-//! For the first minutes on a GPU machine: whether the libraries are found and start, whether the engine loads, and whether
-//! the row is the one that the reference computes. It has no tokenizer; give it token ids.
+//! For the first check on a GPU machine: whether the libraries are found and load, whether the engine loads, and
+//! whether the row equals that of the reference. It has no tokenizer; pass token ids.
 //!
 //! ```sh
 //! ask decoder FOLDER TENSOR VOCABULARY TOKEN...
@@ -77,5 +77,5 @@ fn numbers(texts: &[&str]) -> Result<Vec<u32>, String> {
 }
 
 fn number(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("{text} is no number\n{USAGE}"))
+    text.parse().map_err(|_| format!("{text} is not a number\n{USAGE}"))
 }

@@ -1,11 +1,12 @@
-//! Who goes to the executor when, and who goes alone.
+//! Order of submission to the executor, and isolation of requests that fail a batch.
 //!
-//! The executor fails a batch as a whole: one request with a token that its kernels choke on, and everybody who was being
-//! computed is answered with the same error. So an error in company convicts nobody. Whoever got one is a *suspect*; nobody
-//! new goes in until everybody has come out; then the suspects go in one by one, each alone, and the one that fails alone is
-//! the culprit. Everybody is tried twice at most.
+//! The executor fails a batch as a whole: if one request contains a token on which its kernels fail, all requests of
+//! the batch get the same error. So the error of a batch does not identify its cause. Each request with such an error
+//! becomes a *suspect*; no new request is submitted until all requests have left the executor; then the suspects are
+//! retried one at a time, and a request that fails alone is reported as failed. Each request is submitted at most
+//! twice.
 //!
-//! Only decisions: no lock, no clock, no executor.
+//! Pure decisions: no lock, no clock, no executor.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -13,18 +14,18 @@ use std::sync::Arc;
 use crate::answer::{Answer, Slot};
 use crate::{EngineError, Rows};
 
-/// Requests by the tag that travels with them as the client's id.
+/// Requests by tag, which is the client id in the executor.
 pub(super) struct Desk {
     entries: BTreeMap<u64, Entry>,
-    /// Taken while suspects were being tried; they go in afterwards, in their order.
+    /// Requests that arrived while suspects were retried; they are submitted afterwards, in order.
     held: VecDeque<u64>,
     suspects: VecDeque<u64>,
-    /// The suspect that is being tried.
+    /// Suspect that is being retried.
     alone: Option<u64>,
     next_tag: u64,
-    /// Requests that are taken at once.
+    /// Maximum number of concurrent requests.
     most: usize,
-    /// Nothing is taken any more, for this reason.
+    /// Reason why no further requests are accepted.
     end: Option<EngineError>,
 }
 
@@ -32,55 +33,57 @@ struct Entry {
     slot: Arc<Slot>,
     tokens: Vec<i32>,
     place: Place,
-    /// Nobody waits for it, but the executor still has it.
+    /// Cancelled by the caller, and still in the executor.
     abandoned: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Waits here.
+    /// Queued here.
     Outside,
-    /// Somebody is giving it to the executor.
+    /// Being submitted to the executor.
     Entering,
-    /// The executor has it under this id.
+    /// In the executor, with this id.
     Inside(u64),
 }
 
-/// What the executor said of one request.
+/// Response of the executor for one request.
 pub(super) enum Said {
     Rows(Rows),
-    /// With this message.
+    /// With this error message.
     Failed(String),
     Cancelled,
     TimedOut,
 }
 
-/// A request that is to be given to the executor now.
+/// Request to submit to the executor now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Entrant {
     pub(super) tag: u64,
     pub(super) tokens: Vec<i32>,
 }
 
-/// The executor's prefix for a request that it could not even begin with: that is about the request and not the batch.
+/// The executor's message prefix for a request that it could not start: such an error is caused by the request and not
+/// by the batch.
 const OF_THE_REQUEST: &str = "Encountered an error when fetching new request";
 
 impl Desk {
-    /// Takes so many requests at once.
+    /// Creates a scheduler with this maximum of concurrent requests.
     pub(super) fn new(most: usize) -> Desk {
         Desk {
             entries: BTreeMap::new(),
             held: VecDeque::new(),
             suspects: VecDeque::new(),
             alone: None,
-            // 0 is what an answer without a tag counts as.
+            // A response without a tag has tag 0.
             next_tag: 1,
             most,
             end: None,
         }
     }
 
-    /// Takes a request, and says whether it goes in at once. Whoever takes it has registered for the answer by that.
+    /// Adds a request; returns its tag, and whether it is to be submitted at once. Its result slot is registered from
+    /// now on.
     pub(super) fn take(&mut self, slot: &Arc<Slot>, tokens: &[i32]) -> Result<(u64, bool), EngineError> {
         if let Some(end) = &self.end {
             return Err(end.clone());
@@ -100,7 +103,8 @@ impl Desk {
         Ok((tag, at_once))
     }
 
-    /// The executor has it, under this id; says whether it is to be cancelled. It may have been answered already.
+    /// Records that the executor has accepted the request with this id; returns whether it must be cancelled there. It
+    /// may have ended already.
     pub(super) fn entered(&mut self, tag: u64, id: u64) -> bool {
         self.entries.get_mut(&tag).is_some_and(|entry| {
             entry.place = Place::Inside(id);
@@ -108,13 +112,14 @@ impl Desk {
         })
     }
 
-    /// The executor did not take it.
+    /// Removes a request that the executor has rejected.
     pub(super) fn refused(&mut self, tag: u64) -> Option<Arc<Slot>> {
         self.alone.take_if(|alone| *alone == tag);
         self.entries.remove(&tag).map(|entry| entry.slot)
     }
 
-    /// What becomes of what the executor said; nothing if it is to be tried again, or if nobody knows the tag.
+    /// Processes a response of the executor; returns the result, or `None` if the request is retried or the tag is
+    /// unknown.
     pub(super) fn said(&mut self, tag: u64, said: Said) -> Option<(Arc<Slot>, Answer)> {
         let alone = self.alone.take_if(|alone| *alone == tag).is_some();
         let entry = self.entries.get_mut(&tag)?;
@@ -136,7 +141,7 @@ impl Desk {
         self.entries.remove(&tag).map(|entry| (entry.slot, answer))
     }
 
-    /// Who goes in now.
+    /// Returns the next request to submit.
     pub(super) fn next(&mut self) -> Option<Entrant> {
         if self.end.is_some() {
             return None;
@@ -155,12 +160,12 @@ impl Desk {
         Some(Entrant { tag, tokens: entry.tokens.clone() })
     }
 
-    /// Where its answer goes.
+    /// Returns the result slot of a request.
     pub(super) fn slot(&self, tag: u64) -> Option<Arc<Slot>> {
         self.entries.get(&tag).map(|entry| Arc::clone(&entry.slot))
     }
 
-    /// Nobody waits for it any more; the id under which the executor is to give it up.
+    /// Cancels a request; returns the id to cancel in the executor, if it is there.
     pub(super) fn abandon(&mut self, tag: u64) -> Option<u64> {
         let entry = self.entries.get_mut(&tag)?;
         entry.abandoned = true;
@@ -176,7 +181,7 @@ impl Desk {
         }
     }
 
-    /// Takes nothing more. Everybody who waits is told why; the ids are those that the executor is to give up.
+    /// Rejects further requests. Returns the slots of the queued requests, and the ids to cancel in the executor.
     pub(super) fn end(&mut self, why: &EngineError) -> (Vec<Arc<Slot>>, Vec<u64>) {
         self.end.get_or_insert_with(|| why.clone());
         self.held.clear();
@@ -191,12 +196,12 @@ impl Desk {
         (ended.into_values().map(|entry| entry.slot).collect(), ids)
     }
 
-    /// Whether the executor has something to answer, or will.
+    /// Returns whether requests are in the executor, or will be.
     pub(super) fn is_busy(&self) -> bool {
         !self.entries.is_empty()
     }
 
-    /// Requests that were taken and have not ended.
+    /// Returns the number of requests that have not ended.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -243,13 +248,13 @@ mod tests {
     }
 
     #[test]
-    fn of_a_failed_batch_only_who_fails_alone_fails() {
+    fn of_a_failed_batch_only_requests_that_fail_alone_are_failed() {
         let (mut desk, _) = desk(8, 3);
         for tag in 1..=3 {
-            assert_eq!(answer(&mut desk, tag, failed()), None, "an error in company convicts nobody");
+            assert_eq!(answer(&mut desk, tag, failed()), None, "a batch error is not reported");
             let all_out = tag == 3;
             let first = all_out.then(|| Entrant { tag: 1, tokens: vec![1] });
-            assert_eq!(desk.next(), first, "the first suspect goes in when everybody is out");
+            assert_eq!(desk.next(), first, "the first suspect is retried when the executor is empty");
         }
         assert_eq!(desk.next(), None, "one at a time");
         assert_eq!(answer(&mut desk, 1, Said::Rows(rows())), Some(Ok(rows())));
@@ -262,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_while_suspects_are_tried_waits_and_keeps_his_turn() {
+    fn requests_that_arrive_while_suspects_are_retried_wait_in_order() {
         let (mut desk, _) = desk(8, 1);
         assert_eq!(answer(&mut desk, 1, failed()), None);
         let late = Arc::new(Slot::default());
@@ -277,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_the_executor_cannot_begin_with_is_convicted_at_once() {
+    fn a_request_that_the_executor_cannot_start_fails_at_once() {
         let (mut desk, _) = desk(8, 2);
         let message = format!("{OF_THE_REQUEST}: too long");
         let rejected = Err(EngineError::Rejected(message.clone()));
@@ -286,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_as_many_as_it_says_and_not_one_more() {
+    fn the_limit_of_requests_holds_at_the_limit_and_one_past_it() {
         let (mut desk, _) = desk(2, 2);
         let slot = Arc::new(Slot::default());
         assert_eq!(desk.take(&slot, &[3]), Err(EngineError::Overloaded));
@@ -296,27 +301,27 @@ mod tests {
     }
 
     #[test]
-    fn who_is_given_up_is_cancelled_where_he_is() {
+    fn a_cancelled_request_is_removed_in_every_state() {
         let (mut desk, _) = desk(8, 2);
-        assert_eq!(desk.abandon(1), Some(101), "inside: by his id");
-        assert_eq!(desk.len(), 2, "until the executor says so it holds a place of his");
+        assert_eq!(desk.abandon(1), Some(101), "in the executor: by its id");
+        assert_eq!(desk.len(), 2, "it occupies a slot until the executor confirms");
         assert_eq!(
             answer(&mut desk, 1, failed()),
             Some(Err(EngineError::Cancelled)),
-            "and is not tried again"
+            "it is not retried"
         );
         let slot = Arc::new(Slot::default());
         assert_eq!(desk.take(&slot, &[3]), Ok((3, true)));
-        assert_eq!(desk.abandon(3), None, "on his way in: nothing yet");
-        assert!(desk.entered(3, 103), "but as soon as he is");
+        assert_eq!(desk.abandon(3), None, "being submitted: not yet");
+        assert!(desk.entered(3, 103), "as soon as it is in the executor");
         assert_eq!(answer(&mut desk, 2, failed()), None);
-        assert_eq!(desk.abandon(2), None, "outside: he is simply gone");
+        assert_eq!(desk.abandon(2), None, "queued here: removed");
         assert_eq!(answer(&mut desk, 3, Said::Cancelled), Some(Err(EngineError::Cancelled)));
         assert_eq!((desk.next(), desk.is_busy()), (None, false));
     }
 
     #[test]
-    fn a_suspect_that_is_not_taken_back_frees_the_way() {
+    fn a_suspect_that_the_executor_rejects_does_not_block_others() {
         let (mut desk, _) = desk(8, 2);
         assert_eq!((answer(&mut desk, 1, failed()), answer(&mut desk, 2, failed())), (None, None));
         assert_eq!(desk.next().map(|next| next.tag), Some(1));
@@ -325,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_end_everybody_is_told_and_the_executor_gives_up_what_it_has() {
+    fn shutdown_ends_queued_requests_and_cancels_those_in_the_executor() {
         let (mut desk, _) = desk(8, 2);
         let slot = Arc::new(Slot::default());
         assert_eq!(desk.take(&slot, &[3]), Ok((3, true)));
@@ -335,6 +340,6 @@ mod tests {
         assert_eq!((desk.next(), desk.is_busy(), desk.has_ended()), (None, false, true));
         let (slots, _) = desk.end(&EngineError::Broken("later".to_owned()));
         assert!(slots.is_empty());
-        assert_eq!(desk.take(&slot, &[4]), Err(EngineError::Closed), "the first reason stays");
+        assert_eq!(desk.take(&slot, &[4]), Err(EngineError::Closed), "the first reason is kept");
     }
 }

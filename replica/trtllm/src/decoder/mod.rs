@@ -1,11 +1,11 @@
-//! Decoders over TensorRT-LLM's executor: embedders and rerankers that grew out of language models.
+//! Decoders on TensorRT-LLM's executor: embedding models and rerankers that are based on language models.
 //!
-//! Whoever submits gives the request to the executor himself, under the shim's mutex, and gets a [`Pending`]. One thread
-//! asks for answers: it sleeps while nothing is under way, waits inside the executor while something is, and hands answers
-//! out by the tag that went in as the client's id. Nobody waits for the GPU but that thread.
+//! The calling thread submits a request to the executor, under the shim's mutex, and gets a [`Pending`]. One thread
+//! polls for responses: it sleeps while the executor is empty, waits inside the executor otherwise, and delivers
+//! responses by the tag that is the client id of the request. No other thread waits for the GPU.
 //!
-//! A request is registered before it is submitted. The executor may answer before its own call returns, and an answer that
-//! nobody is registered for is lost.
+//! A request is registered before it is submitted. The executor may respond before the submitting call returns, and a
+//! response to an unregistered request would be lost.
 
 mod desk;
 
@@ -21,20 +21,20 @@ use crate::answer::{Answer, EngineError, Pending, Slot};
 use crate::bridge;
 use crate::numbers::Rows;
 
-/// The longest wait for answers inside the executor: how late the end is noticed, and whoever was held back lately.
+/// Longest poll for responses inside the executor: the latency of shutdown, and of requests that were held back.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Batches that the executor is given at once: the one that it computes and one that waits, so that it never runs dry, and no
-/// more, so that priorities, deadlines and cancellation stay with who has the queue. Cancelling something that waits in the
-/// executor's own queue only helps once it has become active.
+/// Batches that are submitted to the executor concurrently: the one that it computes and one that is queued, so that it
+/// never idles, and no more, so that priorities, deadlines and cancellation stay with the owner of the queue.
+/// Cancelling a request in the executor's own queue has an effect only once it has become active.
 pub const BATCHES_AHEAD: u32 = 2;
 
-/// A model and how it is to be run.
+/// Model and its settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// The folder with the engine and its `config.json`.
+    /// Directory with the engine and its `config.json`.
     pub directory: PathBuf,
-    /// What is wanted of it.
+    /// Requested output.
     pub output: DecoderOutput,
     /// Sequences of one batch; not more than the engine was built for.
     pub max_batch_size: u32,
@@ -44,12 +44,12 @@ pub struct DecoderConfig {
     pub max_tokens: u32,
     /// Token ids are below this.
     pub vocabulary: u32,
-    /// The part of the GPU's free memory that the cache of keys and values may have. An embedder keeps none from one batch
-    /// to the next, so what a batch needs is enough.
+    /// Fraction of the GPU's free memory for the key-value cache. An embedding model keeps no keys from one batch to
+    /// the next, so the need of one batch is enough.
     pub cache_fraction: f32,
 }
 
-/// Which tensor a decoder answers with.
+/// Output tensor of a decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DecoderOutput {
     /// An additional output of this name with one row for each sequence: the last token's state before `lm_head`.
@@ -62,35 +62,35 @@ pub enum DecoderOutput {
     GenerationLogits,
 }
 
-/// What a decoder takes.
+/// Limits of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Tokens of the longest sequence.
     pub max_tokens: usize,
-    /// Requests that are taken and not answered, at once.
+    /// Maximum number of concurrent requests.
     pub max_requests: usize,
 }
 
-/// What a decoder has done, and what it has before it.
+/// Counters and load of a decoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
     /// Iterations since the start.
     pub iterations: u64,
-    /// Milliseconds that they took.
+    /// Time of the iterations in milliseconds.
     pub busy_ms: f64,
-    /// Requests that the executor completed since the start.
+    /// Requests that the executor has completed since the start.
     pub completed: u64,
     /// Requests in the executor's last iteration.
     pub active: u64,
-    /// Requests that waited for it then.
+    /// Requests that were queued then.
     pub queued: u64,
-    /// Memory of the GPU that was in use then.
+    /// GPU memory in use then, in bytes.
     pub gpu_bytes: u64,
-    /// Requests that were taken and have not ended.
+    /// Requests that have not ended.
     pub pending: u64,
 }
 
-/// A model behind the executor. Dropping it shuts it down.
+/// Model on the executor. Dropping it shuts it down.
 pub struct Decoder {
     shared: Arc<Shared>,
     poller: Mutex<Option<JoinHandle<()>>>,
@@ -99,7 +99,7 @@ pub struct Decoder {
 struct Shared {
     executor: UniquePtr<bridge::Decoder>,
     desk: Mutex<Desk>,
-    /// Something has been taken, or the end has come.
+    /// Signalled when a request was added, or on shutdown.
     work: Condvar,
     counters: Mutex<Counters>,
     limits: Limits,
@@ -107,7 +107,7 @@ struct Shared {
 }
 
 impl Decoder {
-    /// Loads the engine, which takes seconds to minutes, and starts the thread that asks for answers.
+    /// Loads the engine, which takes seconds to minutes, and starts the polling thread.
     pub fn open(config: &DecoderConfig) -> Result<Decoder, EngineError> {
         let max_requests = config.max_batch_size.saturating_mul(BATCHES_AHEAD).max(1);
         let executor = bridge::open_decoder(&settings(config, max_requests));
@@ -126,27 +126,27 @@ impl Decoder {
         let polls = Arc::clone(&shared);
         let poller = thread::Builder::new().name("trtllm-answers".to_owned()).spawn(move || polls.poll());
         let poller =
-            poller.map_err(|error| EngineError::Broken(format!("no thread for answers: {error}")))?;
+            poller.map_err(|error| EngineError::Broken(format!("the polling thread cannot be started: {error}")))?;
         Ok(Decoder { shared, poller: Mutex::new(Some(poller)) })
     }
 
-    /// Hands a sequence to the executor. Never waits for what it computes.
+    /// Submits a sequence to the executor, without waiting for its result.
     pub fn submit(&self, tokens: &[u32]) -> Result<Pending, EngineError> {
         self.shared.submit(tokens)
     }
 
-    /// What it takes.
+    /// Returns the limits.
     pub fn limits(&self) -> Limits {
         self.shared.limits
     }
 
-    /// What it has done.
+    /// Returns the counters.
     pub fn counters(&self) -> Result<Counters, EngineError> {
         self.shared.counters()
     }
 
-    /// Answers whoever waits that it is over, and ends. What is being computed is given up. The second time nothing
-    /// happens.
+    /// Ends all requests with [`ExecutorError::Closed`], and shuts the executor down. Requests in progress are
+    /// cancelled. A second call has no effect.
     pub fn shutdown(&self) -> Result<(), EngineError> {
         let Some(poller) = self.poller.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return Ok(());
@@ -156,7 +156,7 @@ impl Decoder {
         let outcome = self.shared.executor.shutdown();
         match bridge::failure(&outcome.failure) {
             Some(failure) => Err(EngineError::Broken(failure)),
-            None if joined.is_err() => Err(EngineError::Broken("the thread for answers panicked".to_owned())),
+            None if joined.is_err() => Err(EngineError::Broken("the polling thread panicked".to_owned())),
             None => Ok(()),
         }
     }
@@ -164,7 +164,7 @@ impl Decoder {
 
 impl Drop for Decoder {
     fn drop(&mut self) {
-        // Whoever wants to know how it ended has asked.
+        // A caller that needs the result of the shutdown has called it before.
         let _ = self.shutdown();
     }
 }
@@ -183,24 +183,24 @@ impl Shared {
         Ok(Pending { slot, abandon: Some(abandon) })
     }
 
-    /// What the executor would refuse is refused here, where it costs nothing and names the limit.
+    /// Rejects requests that the executor would reject; here that is cheap and the message names the limit.
     fn checked(&self, tokens: &[u32]) -> Result<Vec<i32>, EngineError> {
         let (length, most) = (tokens.len(), self.limits.max_tokens);
         if length == 0 || length > most {
-            let why = format!("it has {length} tokens; give at least one and at most {most}");
+            let why = format!("the sequence has {length} tokens; allowed are 1 to {most}");
             return Err(EngineError::Rejected(why));
         }
         let vocabulary = self.vocabulary.min(i32::MAX.unsigned_abs());
         let checked = tokens.iter().map(|token| {
             let known = i32::try_from(*token).ok().filter(|_| *token < vocabulary);
             known.ok_or_else(|| {
-                EngineError::Rejected(format!("token {token} is beyond the vocabulary of {vocabulary}"))
+                EngineError::Rejected(format!("token {token} is outside the vocabulary of {vocabulary}"))
             })
         });
         checked.collect()
     }
 
-    /// Gives a request to the executor; it is registered already.
+    /// Submits a registered request to the executor.
     fn enter(&self, entrant: Entrant) -> Result<(), EngineError> {
         let Entrant { tag, tokens } = entrant;
         let submitted = self.executor.submit(tag, &tokens);
@@ -218,7 +218,7 @@ impl Shared {
         }
     }
 
-    /// The thread that asks for answers.
+    /// Main loop of the polling thread.
     fn poll(&self) {
         while self.wait_for_work() {
             let answers = self.executor.poll(POLL.as_millis() as u32);
@@ -237,7 +237,7 @@ impl Shared {
         }
     }
 
-    /// `false` at the end.
+    /// Waits for requests; returns `false` on shutdown.
     fn wait_for_work(&self) -> bool {
         let mut desk = self.lock();
         while !desk.is_busy() && !desk.has_ended() {
@@ -293,12 +293,12 @@ impl Shared {
     }
 }
 
-/// Nobody waits for the request any more.
+/// Cancels the request.
 fn abandon(shared: &Weak<Shared>, tag: u64) {
     let Some(shared) = shared.upgrade() else { return };
     let id = shared.lock().abandon(tag);
     if let Some(id) = id {
-        // It may have been answered in between; then the executor keeps a number that it never uses again.
+        // It may have ended in between; then the executor keeps an id that it never uses again.
         shared.executor.cancel(id);
     }
 }
@@ -310,7 +310,7 @@ fn settings(config: &DecoderConfig, max_requests: u32) -> bridge::DecoderSetting
         DecoderOutput::ContextLogits => (bridge::DecoderOutput::ContextLogits, String::new()),
         DecoderOutput::GenerationLogits => (bridge::DecoderOutput::GenerationLogits, String::new()),
     };
-    // One token is generated for each sequence, so a batch keeps one more than it was given.
+    // One token is generated for each sequence, so the cache holds one more token per sequence.
     let cache_tokens = config.max_batch_tokens.saturating_add(config.max_batch_size);
     bridge::DecoderSettings {
         directory: config.directory.display().to_string(),
@@ -338,7 +338,7 @@ fn said(answers: &bridge::Answers, index: usize) -> Said {
     }
 }
 
-/// The executor says that its queue is full by a sentence, and that it has ended by another.
+/// Maps an error message of the executor: it reports a full queue and a shutdown as text.
 fn why_not_taken(failure: String) -> EngineError {
     if failure.contains("Maximum queue size") {
         EngineError::Overloaded

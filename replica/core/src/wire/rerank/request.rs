@@ -1,7 +1,7 @@
-//! The body of a rerank: bytes to a request, or to the field that is wrong with it.
+//! Parser of the body of a rerank request.
 //!
-//! A document is a text, or an object of which `text`, or the fields that `rank_fields` names, are read. An object comes
-//! back as it was sent, with all that was in it.
+//! A document is a text, or an object of which `text`, or the fields in `rank_fields`, are read. An object is returned
+//! unchanged, with all its members.
 
 use std::collections::BTreeMap;
 
@@ -12,31 +12,31 @@ use crate::refusal::Refusal;
 use crate::wire::body::{Body as _, FieldKind, Shape, body};
 use crate::wire::fields::{self, Kind};
 
-/// What is asked for.
+/// Parsed request.
 #[derive(Clone, Debug)]
 pub struct RerankRequest {
-    /// The deployment, where the caller says so: some of these APIs leave it out.
+    /// The deployment, if specified: some of these APIs have no such field.
     pub model: Option<String>,
-    /// What is searched for; not empty.
+    /// The search query; not empty.
     pub query: String,
-    /// What is found; at least one.
+    /// Documents to rank; at least one.
     pub documents: Vec<Document>,
-    /// How many of the best are wanted; all if absent.
+    /// Number of best documents to return; absent: all.
     pub top_n: Option<u64>,
-    /// Whether the documents come back.
+    /// Whether to return the documents.
     pub return_documents: bool,
-    /// A document is cut to so many tokens.
+    /// Maximum tokens of a document; longer ones are truncated.
     pub max_tokens_per_doc: Option<u64>,
-    /// Whether the model's own numbers are wanted, and not scores from 0 to 1.
+    /// Whether to return logits and not scores from 0 to 1.
     pub raw_scores: bool,
 }
 
 /// One document.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// What is read of it.
+    /// Text to rank.
     pub text: String,
-    /// The object that it was sent as, if it was one.
+    /// The original object, if it was one.
     pub object: Option<Box<RawValue>>,
 }
 
@@ -45,40 +45,40 @@ body! {
     RawFields requires ["query", "documents"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What is searched for.
+        /// The search query.
         query: FieldKind::Text,
-        /// What is ranked. Of an object its `text` is read, or the fields that `rank_fields` names.
+        /// Documents to rank. Of an object, `text` or the fields in `rank_fields` are read.
         documents: FieldKind::Documents,
-        /// How many of the best documents to return; without it, all.
+        /// Number of best documents to return. Default: all.
         top_n: FieldKind::Count,
         /// Whether to return the documents with their scores.
         return_documents: FieldKind::Flag,
-        /// Cut each document to so many tokens (Cohere).
+        /// Truncate each document to this number of tokens (Cohere).
         max_tokens_per_doc: FieldKind::Count,
         /// The fields of a document object to rank by (Cohere v1).
         rank_fields: FieldKind::Texts,
-        /// Whether to return the model's own numbers (Infinity) and not scores from 0 to 1.
+        /// Whether to return logits (Infinity) and not scores from 0 to 1.
         raw_scores: FieldKind::Flag,
     } rejects {
         top_k => "`top_n`",
-        max_chunks_per_doc ["1"] => "1: a document that is too long is cut and not divided",
+        max_chunks_per_doc ["1"] => "1: a document that is too long is truncated and not divided",
         return_embeddings ["false"] => "false, or leave it out",
         truncate_prompt_tokens ["-1"] => "`max_tokens_per_doc`",
-        truncate ["true", "\"END\""] => "true: a document that is too long is always cut; shorten it yourself otherwise",
+        truncate ["true", "\"END\""] => "true: a document that is too long is always truncated; shorten it before sending otherwise",
         activation ["true"] => "`raw_scores`",
         use_activation ["true"] => "`raw_scores`",
         instruction => "the instruction in front of the query",
     }
 }
 
-/// Fields of one document that `rank_fields` may name: more than any table has columns worth reading.
+/// Maximum number of `rank_fields`: more than the useful columns of any table.
 pub const MAX_RANK_FIELDS: usize = 64;
 
 impl RerankRequest {
-    /// The fields of the body.
+    /// Schema of the body.
     pub const SHAPE: Shape = RawFields::SHAPE;
 
-    /// Reads `body`, which may carry so many documents.
+    /// Parses `body`; `limit` applies to the number of documents.
     pub fn parse(body: &[u8], limit: AtMost) -> Result<RerankRequest, Refusal> {
         let RawFields {
             model,
@@ -112,7 +112,7 @@ impl RerankRequest {
         })
     }
 
-    /// How many results are wanted.
+    /// Returns the number of results.
     pub fn results(&self) -> usize {
         let all = self.documents.len();
         self.top_n.map_or(all, |n| usize::try_from(n).map_or(all, |n| n.min(all)))
@@ -140,7 +140,7 @@ fn document(place: &str, raw: &RawValue, rank_fields: Option<&[String]>) -> Resu
     }
 }
 
-/// The named fields of a document, one per line with their names, as Cohere writes them for its models. A document need
+/// Joins the named fields of a document, one per line with their names, as Cohere does for its models. A document need
 /// not have all of them.
 fn join(place: &str, object: &BTreeMap<String, &RawValue>, names: &[String]) -> Result<String, Refusal> {
     let mut lines = Vec::new();
@@ -166,7 +166,7 @@ fn no_field(place: &str, names: &[&str]) -> Refusal {
         "documents",
         place,
         &format!("is an object without {names}"),
-        "that, or name the fields to read in `rank_fields`",
+        "it, or list the fields to read in `rank_fields`",
     )
 }
 
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_texts_or_objects_of_which_the_named_fields_are_read() {
+    fn documents_are_texts_or_objects_with_named_fields() {
         assert_eq!(texts(r#""documents": ["a", {"text": "b", "title": "t"}]"#), ["a", "b"]);
         assert_eq!(texts(r#""documents": [{"title": "t", "n": 3}], "rank_fields": ["title"]"#), ["t"]);
         let both = r#""documents": [{"n": 3, "title": "t", "x": 1}], "rank_fields": ["title", "n", "gone"]"#;
@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_kept_as_it_was_sent() {
+    fn an_object_is_kept_unchanged() {
         let request = parse(r#"{"query": "q", "documents": [{"text":"b","id": 7}]}"#).expect("a request");
         let object = request.documents[0].object.as_ref().expect("an object");
         assert_eq!(object.get(), r#"{"text":"b","id": 7}"#);
     }
 
     #[test]
-    fn the_best_n_are_no_more_than_there_are() {
+    fn top_n_is_limited_to_the_number_of_documents() {
         for (top_n, expected) in [("1", 1), ("2", 2), ("3", 2), ("18446744073709551615", 2), ("null", 2)] {
             let body = format!(r#"{{"query": "q", "documents": ["a", "b"], "top_n": {top_n}}}"#);
             assert_eq!(parse(&body).expect("a request").results(), expected, "{top_n}");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_field() {
         for (body, code, param, says) in [
             (r#"{"documents": ["a"]}"#, ErrorCode::MissingField, "query", "`query` is missing"),
             (r#"{"query": "", "documents": ["a"]}"#, ErrorCode::EmptyInput, "query", "`query` is empty"),
@@ -245,7 +245,7 @@ mod tests {
                 r#"{"query": "q", "documents": ["a", "b", "c", "d"]}"#,
                 ErrorCode::TooManyInputs,
                 "documents",
-                "has 4 elements and one request may carry 3",
+                "has 4 elements and the limit is 3",
             ),
             (
                 r#"{"query": "q", "documents": ["a"], "top_n": 0}"#,
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_would_change_the_ranking_is_read_or_rejected() {
+    fn a_field_that_would_change_the_ranking_is_parsed_or_rejected() {
         let with =
             |rest: &str| parse(&format!(r#"{{"query": {{"text": "q"}}, "documents": ["a"], {rest}}}"#));
         assert!(with(r#""raw_scores": true"#).expect("a flag").raw_scores);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_rank_fields_holds_at_it_and_one_past_it() {
+    fn the_limit_of_rank_fields_holds_at_the_limit_and_one_past_it() {
         let body = |n: usize| {
             let names = vec!["\"text\""; n].join(",");
             format!(r#"{{"query": "q", "documents": [{{"text": "a"}}], "rank_fields": [{names}]}}"#)

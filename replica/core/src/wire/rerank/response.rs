@@ -1,31 +1,31 @@
-//! The answer to a rerank.
+//! Response of a rerank request.
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::RawValue;
 
 use super::request::Document;
 
-/// Documents that Cohere bills as one search. Nothing is billed here; its clients show the number.
+/// Documents per search unit of Cohere's billing. Meridian bills nothing; Cohere's clients show the number.
 const DOCUMENTS_PER_SEARCH_UNIT: usize = 100;
 
-/// The answer, as it is written.
+/// Response to write.
 #[derive(Debug)]
 pub struct RerankResponse<'a> {
-    /// The request's identifier.
+    /// Identifier of the request.
     pub id: &'a str,
-    /// `1` or `2`: whose path was asked.
+    /// `1` or `2`, by the requested path.
     pub api_version: &'static str,
-    /// The deployment that answered.
+    /// Name of the deployment.
     pub model: &'a str,
     /// Indices of the documents, the best first.
     pub order: &'a [usize],
     /// The score of each document, 0 to 1, in the order of the request.
     pub scores: &'a [f32],
-    /// The documents, where they are wanted back.
+    /// The documents, if they are returned.
     pub documents: Option<&'a [Document]>,
-    /// Whether a document comes back as its bare text, as Infinity has it.
+    /// Whether a document is returned as its bare text, as in Infinity's API.
     pub bare_documents: bool,
-    /// Tokens that were computed.
+    /// Number of computed tokens.
     pub tokens: u64,
 }
 
@@ -89,7 +89,7 @@ struct Usage {
 }
 
 impl RerankResponse<'_> {
-    /// The answer as JSON.
+    /// Returns the response as JSON.
     pub fn write(&self) -> Vec<u8> {
         let RerankResponse { id, api_version, model, order, scores, documents, bare_documents, tokens } =
             *self;
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_has_the_members_that_stock_clients_read() {
+    fn the_response_has_the_members_that_stock_clients_read() {
         let documents = [
             Document { text: "a".to_owned(), object: None },
             Document {

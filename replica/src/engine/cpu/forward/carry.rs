@@ -1,13 +1,13 @@
-//! Many sequences: each thread carries some of them from their tokens to the end of the last layer.
+//! Forward pass of many sequences: each thread takes groups of sequences through all layers.
 //!
-//! Blocks of rows that end between sequences need nothing of each other, attention included. So a thread can take a
-//! block through all layers while everything of it stays in its own cache, where a batch that all threads take through
-//! one layer after the other writes and reads each layer's queries, keys and values far away. Weights are read as often
-//! either way: once for each block.
+//! Groups of rows that end between sequences are independent of each other, attention included. So a thread can take a
+//! group through all layers while its activations stay in the thread's own cache, whereas a batch that all threads take
+//! through one layer after the other writes and reads each layer's queries, keys and values in distant memory. Weights
+//! are read equally often either way: once for each group.
 //!
-//! Threads do not meet before the end. So this way is for batches that can be cut into blocks which are small beside a
-//! thread's share, and a thread that is held up has its blocks done by others. When something is to go first, each thread
-//! ends the block that it has; the blocks that were not begun come after that.
+//! Threads synchronize only at the end. So this strategy is for batches that can be partitioned into groups that are
+//! small compared with a thread's share, and the groups of a delayed thread are taken by others. When an urgent batch
+//! is to run first, each thread finishes its current group; the groups that have not started are computed afterwards.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,31 +17,31 @@ use super::ways::{Block, Whole};
 use super::{Between, Crew, Room, Transformer};
 use crate::engine::cpu::matrix::{Cut, Matrix, Window};
 
-/// Rows of a block, more or less: five full tiles. What is computed for the block of a MiniLM at one time, 1.1 MB, fits a
-/// second-level cache.
+/// Approximate rows of a group: five full tiles. The activations of a group of MiniLM, 1.1 MB, fit a second-level
+/// cache.
 const GROUP_ROWS: usize = 70;
 
-/// Blocks of each thread, at the least, if all were as long as the longest sequence.
+/// Minimum groups of each thread, if all were as long as the longest sequence.
 const GROUPS_PER_THREAD: usize = 4;
 
-/// What a thread holds of the sequences that it carries.
+/// Activations of one group of sequences.
 #[derive(Default)]
 pub(super) struct Carried {
     projections: Matrix,
     attended: Matrix,
-    /// Where the sequences begin in there, and where the last one ends.
+    /// Start of each sequence, and the end of the last one.
     offsets: Vec<u32>,
 }
 
-/// Cuts sequences into groups of about [`GROUP_ROWS`], if they are enough and none is too long: `groups` are some of the
-/// offsets.
+/// Partitions sequences into groups of about [`GROUP_ROWS`], if there are enough of them and none is too long; `groups`
+/// are a subset of the offsets.
 pub(super) fn cut(offsets: &[u32], threads: usize, groups: &mut Vec<u32>) -> bool {
     let rows = offsets.last().map_or(0, |last| *last as usize);
     let longest = offsets.windows(2).map(|ends| (ends[1] - ends[0]) as usize).max().unwrap_or(0);
     if longest.max(GROUP_ROWS) * GROUPS_PER_THREAD * threads > rows {
         return false;
     }
-    // As many for each thread, and each ending where a sequence ends that is nearest to an even cut.
+    // The same number for each thread, and each ends at the sequence end nearest to an even partition.
     let count = rows.div_ceil(GROUP_ROWS).next_multiple_of(threads);
     let nearest = |index: usize| {
         let wanted = (index * rows / count) as u32;
@@ -56,8 +56,8 @@ pub(super) fn cut(offsets: &[u32], threads: usize, groups: &mut Vec<u32>) -> boo
 }
 
 impl Transformer {
-    /// Computes the states after the last layer, in `groups` of sequences. If some rows are picked, it ends with the last
-    /// attention, and what that came to is there for these `picks`.
+    /// Computes the states after the last layer, in `groups` of sequences. If some rows are picked, the computation
+    /// ends with the last attention, whose output is stored for these `picks`.
     pub(super) fn carry(
         &self,
         step: &Step<'_>,
@@ -143,7 +143,7 @@ impl Transformer {
 mod tests {
     use super::*;
 
-    /// The offsets of sequences of these lengths.
+    /// Returns the offsets of sequences of these lengths.
     fn offsets(lengths: impl IntoIterator<Item = u32>) -> Vec<u32> {
         let mut offsets = vec![0];
         for length in lengths {
@@ -167,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn long_sequences_are_groups_of_their_own() {
+    fn long_sequences_are_separate_groups() {
         let mut groups = Vec::new();
         assert!(cut(&offsets([128; 9]), 2, &mut groups));
         assert_eq!(groups, offsets([128; 9]));
     }
 
     #[test]
-    fn too_few_rows_or_one_long_sequence_among_them_are_not_carried() {
+    fn too_few_rows_or_one_long_sequence_are_not_grouped() {
         let mut groups = Vec::new();
         let enough = (GROUP_ROWS * GROUPS_PER_THREAD * 2) as u32;
         assert!(cut(&offsets(vec![8; enough as usize / 8]), 2, &mut groups));

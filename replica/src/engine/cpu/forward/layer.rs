@@ -1,4 +1,4 @@
-//! The steps of a layer, from one attention to the next, as the architecture has them.
+//! Steps of a layer, from one attention to the next.
 
 use super::ways::{Place, Way};
 use super::{Rotation, Token, Transformer};
@@ -8,7 +8,7 @@ use crate::engine::cpu::linear::LinearId;
 use crate::engine::cpu::matrix::Window;
 use crate::model::Placement;
 
-/// What the steps of a batch read, whoever takes them.
+/// Read-only inputs of the steps of a batch.
 pub(super) struct Step<'a> {
     pub(super) transformer: &'a Transformer,
     pub(super) tokens: &'a [Token],
@@ -17,13 +17,13 @@ pub(super) struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// From tokens to the first attention.
+    /// Computes the steps from tokens to the first attention.
     pub(super) fn begin(&self, way: &mut impl Way) {
         way.rows(Stage::Embedding, None, Place::States, |_, out| self.embed(out));
         self.project(way, 0);
     }
 
-    /// From the attention of this layer to the next one's, or to the end.
+    /// Computes the steps from the attention of this layer to that of the next one, or to the end.
     pub(super) fn follow(&self, way: &mut impl Way, index: usize) {
         let weights = &self.transformer.weights;
         let layer = &weights.layers[index];
@@ -43,7 +43,7 @@ impl Step<'_> {
         }
     }
 
-    /// Queries, keys and values of this layer.
+    /// Computes queries, keys and values of this layer.
     fn project(&self, way: &mut impl Way, index: usize) {
         let Transformer { isa, architecture, weights, .. } = self.transformer;
         let layer = &weights.layers[index];
@@ -67,7 +67,7 @@ impl Step<'_> {
         });
     }
 
-    /// The states, normalised if there is something to normalise them by.
+    /// Returns the states, normalized if there is a normalization.
     fn normed(&self, way: &mut impl Way, norm: Option<&Norm>) -> Place {
         let Some(norm) = norm else { return Place::States };
         way.rows(Stage::Norm, Some(Place::States), Place::Normed, |input, out| {
@@ -77,7 +77,7 @@ impl Step<'_> {
         Place::Normed
     }
 
-    /// Brings the result of a block back to the states.
+    /// Adds the result of a block to the states (residual connection).
     fn join(&self, way: &mut impl Way, from: Place, linear: LinearId, norm: Option<&Norm>) {
         match (self.transformer.architecture.placement, norm) {
             (Placement::Post, Some(norm)) => {

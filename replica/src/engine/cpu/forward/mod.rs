@@ -1,27 +1,29 @@
-//! One batch through a transformer.
+//! Forward pass of one batch through a transformer.
 //!
-//! Three ways, the same arithmetic, chosen by the number of tokens:
+//! Three strategies with the same arithmetic, chosen by the number of tokens:
 //!
-//! * A batch of many sequences is cut between sequences, and a thread carries some of them from their tokens to the end.
-//!   Whatever is computed stays in the thread's own cache, and threads do not meet at all. See `carry`.
-//! * A *tall* batch has rows for all threads. Rows are cut into blocks, and a thread carries its block through
-//!   everything between two attentions: from what attention came to, through the feed-forward block, to the next layer's
+//! * A batch of many sequences is partitioned between sequences, and a thread takes groups of them from their tokens to
+//!   the end. All activations stay in the thread's own cache, and threads do not synchronize at all. See
+//!   `sequence_groups`.
+//! * A *tall* batch has rows for all threads. Rows are partitioned into blocks, and a thread takes its block through
+//!   all steps between two attentions: from the attention output, through the feed-forward block, to the next layer's
 //!   queries, keys and values. The wide rows in the middle of the feed-forward block exist for one block at a time and
-//!   never leave the thread's own cache. Threads meet twice per layer.
-//! * A *flat* batch, in the extreme one short text, has too few rows. Then columns are cut, so that each thread reads its
-//!   own part of the weights instead of all threads reading all of them, and threads meet after every step.
+//!   never leave the thread's own cache. Threads synchronize twice per layer.
+//! * A *flat* batch, in the extreme one short text, has too few rows. Then columns are partitioned, so that each thread
+//!   reads its own part of the weights instead of all threads reading all of them, and threads synchronize after every
+//!   step.
 //!
-//! The steps themselves stand in `layer`, once, for all ways and for every family. Attention, which alone looks beyond
-//! its row, is cut by sequence and head.
+//! The steps themselves are in `layer`, once, for all strategies and all architectures. Attention, the only step that
+//! reads other rows, is partitioned by sequence and head.
 //!
-//! Where one row of a sequence is all that is wanted (of the first token, as rerankers have it, or of the last), the
-//! last layer ends with that row: behind its attention the others are left behind. Of a model of six layers this saves an
-//! eighth.
+//! Where one row of a sequence is the output (that of the first token, as for rerankers, or of the last), the last
+//! layer computes only that row after its attention. In a model of six layers this saves an eighth.
 //!
-//! Which way is taken, how blocks are cut and who computes them changes no sum: see [`super::linear`].
+//! The strategy, the partition and the assignment to threads change no sum: see [`super::linear`].
 //!
-//! A long batch need not be waited for: between any two steps something else may be computed, in an arena of its own
-//! ([`Between`]). So whoever comes in the middle of it waits for one step, of some milliseconds.
+//! A long batch can be preempted: between any two steps another batch may be computed, in its own arena
+//! ([`Preemption`]). So an interactive request that arrives in the middle of it waits for one step, of some
+//! milliseconds.
 
 #[cfg(feature = "tensorrt")]
 mod behind;
@@ -50,18 +52,19 @@ use layer::Step;
 pub(super) use pool::Pool;
 use ways::{Block, Whole};
 
-/// Rows of a block of a tall batch: ten full tiles. Weights, which come from far away, are used as many times for each
-/// time that they are fetched; and the expanded rows of a block of MiniLM, 840 KiB, fit the thread's second-level cache.
+/// Rows of a block of a tall batch: ten full tiles. Weights, which come from distant memory, are reused that many times
+/// each time that they are fetched; and the expanded rows of a block of MiniLM, 840 KiB, fit the thread's second-level
+/// cache.
 const BLOCK_ROWS: usize = 140;
 
 /// With fewer rows than this for each thread a batch is flat: below it reading weights takes longer than computing.
 const TALL_ROWS: usize = 24;
 
-/// Parts of attention for each thread, below which heads that share their keys are computed apart, though each then
-/// packs the keys for itself.
+/// Minimum parts of attention for each thread. With fewer parts, heads that share their keys are computed separately,
+/// although each then packs the keys again.
 const ATTENTION_PARTS: usize = 4;
 
-/// A transformer, ready to compute.
+/// Transformer with loaded weights.
 pub(super) struct Transformer {
     pub(super) isa: Isa,
     pub(super) precision: Precision,
@@ -70,18 +73,18 @@ pub(super) struct Transformer {
     pub(super) pool: Pool,
 }
 
-/// Memory for one batch. It grows to the largest one and is then not allocated again.
+/// Memory for one batch. It grows to the largest batch and is then not allocated again.
 pub(super) struct Arena {
     tokens: Vec<Token>,
-    /// The place of each token in its sequence.
+    /// Index of each token in its sequence.
     positions: Vec<u32>,
     rotations: Vec<Rotation>,
-    /// Where the groups of carried sequences begin, and where the last one ends.
+    /// Start of each group of sequences, and the end of the last one.
     groups: Vec<u32>,
-    /// Which of them have been carried to the end.
+    /// Flags of the groups that are finished.
     carried: Vec<AtomicBool>,
     whole: Whole,
-    /// The rows that the last layer ends with, and where they are in the batch.
+    /// Rows that the last layer ends with; `picks` are their indices in the batch.
     picked: Whole,
     picks: Vec<usize>,
     pooled: [Matrix; 2],
@@ -89,7 +92,7 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// For batches of this model.
+    /// Creates an arena for batches of this model.
     pub(super) fn new(architecture: &Architecture) -> Arena {
         Arena {
             tokens: Vec::new(),
@@ -106,25 +109,25 @@ impl Arena {
     }
 }
 
-/// One token in the tables of embeddings.
+/// Ids of one token in the embedding tables.
 struct Token {
     id: u32,
     kind: u32,
     position: usize,
 }
 
-/// One thread's own memory.
+/// Local memory of one thread.
 #[derive(Default)]
 struct Room {
     attention: AttentionRoom,
     linear: LinearScratch,
-    /// What a block of a tall batch needs between two attentions.
+    /// Rows of a block of a tall batch between two attentions.
     block: [Matrix; 2],
-    /// What carried sequences need beside it.
+    /// Activations of a group of sequences.
     carried: Carried,
 }
 
-/// One thread's memory for attention, in numbers and in bytes.
+/// Local memory of one thread for attention, in f32 and in bytes.
 #[derive(Default)]
 struct AttentionRoom {
     numbers: AttentionScratch,
@@ -132,7 +135,7 @@ struct AttentionRoom {
 }
 
 impl Room {
-    /// The counts of what its thread does.
+    /// Returns the profile counters of the thread.
     fn laps(&mut self) -> [&mut Laps; 3] {
         let AttentionRoom { numbers, bytes } = &mut self.attention;
         [&mut self.linear.laps, &mut numbers.laps, &mut bytes.laps]
@@ -145,15 +148,15 @@ impl AsMut<LinearScratch> for Room {
     }
 }
 
-/// What goes between the steps of a batch.
+/// Work that runs between the steps of a batch.
 pub(super) trait Between: Sync {
-    /// Whether there is something. Any thread may ask.
+    /// Returns whether there is such work. Any thread may call it.
     fn is_due(&self) -> bool;
-    /// Does it, by these threads, which have nothing to do meanwhile.
+    /// Runs it on these threads, which are idle meanwhile.
     fn run(&mut self, threads: &mut Threads);
 }
 
-/// A batch that nothing interrupts.
+/// Implementation for a batch that cannot be preempted.
 pub(super) struct Nothing;
 
 impl Between for Nothing {
@@ -164,21 +167,21 @@ impl Between for Nothing {
     fn run(&mut self, _threads: &mut Threads) {}
 }
 
-/// The threads, and the room of each.
+/// Threads, with the local memory of each.
 struct Crew<'a> {
     threads: &'a mut Threads,
     rooms: &'a mut [Room],
 }
 
 impl Crew<'_> {
-    /// Into how many blocks so many rows are cut, if they are tall.
+    /// Returns the number of blocks for this number of rows, if the batch is tall.
     fn blocks(&self, rows: usize) -> Option<usize> {
         let threads = self.threads.count();
-        // The same number of blocks for each thread: none waits for the last one.
+        // The same number of blocks for each thread, so that none waits for a last one.
         (rows >= TALL_ROWS * threads).then(|| rows.div_ceil(BLOCK_ROWS).next_multiple_of(threads))
     }
 
-    /// Lets something else go first, if there is anything.
+    /// Runs more urgent work first, if there is any.
     fn let_in(&mut self, between: &mut dyn Between) {
         if between.is_due() {
             between.run(self.threads);
@@ -191,7 +194,7 @@ impl Crew<'_> {
 }
 
 impl Transformer {
-    /// Computes a batch that was checked, as ever, and tells what it took.
+    /// Computes a validated batch without preemption, and returns its profile.
     pub(super) fn profile(
         &self,
         threads: &mut Threads,
@@ -212,7 +215,7 @@ impl Transformer {
         profile
     }
 
-    /// Computes a batch that was checked; `out` has the size of what is wanted.
+    /// Computes a validated batch; `out` has the size of the requested output.
     pub(super) fn run(
         &self,
         threads: &mut Threads,
@@ -268,7 +271,7 @@ impl Transformer {
         }
     }
 
-    /// From tokens to the first attention.
+    /// Computes the steps from tokens to the first attention.
     fn begin(&self, step: &Step<'_>, crew: &mut Crew<'_>, whole: &mut Whole) {
         whole.resize(step.tokens.len(), &self.architecture);
         match crew.blocks(whole.rows()) {
@@ -279,7 +282,7 @@ impl Transformer {
         }
     }
 
-    /// From the attention of this layer to the next one's, or to the end.
+    /// Computes the steps from the attention of this layer to that of the next one, or to the end.
     fn follow(&self, step: &Step<'_>, crew: &mut Crew<'_>, whole: &mut Whole, index: usize) {
         match crew.blocks(whole.rows()) {
             Some(blocks) => crew.each(whole.blocks(blocks), |room, parts| {
@@ -289,7 +292,7 @@ impl Transformer {
         }
     }
 
-    /// Attention of every head over every sequence, by all threads.
+    /// Computes attention of every head over every sequence, on all threads.
     fn attend(&self, crew: &mut Crew<'_>, index: usize, offsets: &[u32], whole: &mut Whole) {
         let attention = &self.architecture.attention;
         let (width, sharing) = (attention.head_width, attention.heads / attention.key_value_heads);
@@ -305,7 +308,7 @@ impl Transformer {
         });
     }
 
-    /// Attention of some heads over one sequence: those of `out`.
+    /// Computes attention of the heads of `out` over one sequence.
     fn attend_part(
         &self,
         index: usize,

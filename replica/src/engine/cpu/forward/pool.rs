@@ -1,4 +1,4 @@
-//! One row per sequence: pooling, and what a model has behind it.
+//! Pooling to one row per sequence, and the dense layers or label head after it.
 
 use std::ops::Range;
 
@@ -9,25 +9,26 @@ use crate::engine::cpu::matrix::{Cut, Matrix};
 use crate::engine::cpu::weights::HeadWeights;
 use crate::model::{HeadPooling, ModelDir, ModelError, Pooling};
 
-/// How rows of tokens become the row of their sequence.
+/// Pooling and head of a model.
 pub(in super::super) struct Pool {
     pub(in super::super) pooling: Pooling,
-    /// Tokens of this id at the end are not looked at.
+    /// Tokens with this id at the end are ignored.
     pub(in super::super) padding: Option<u32>,
-    /// What the pooled row goes through.
+    /// Steps after pooling.
     pub(in super::super) head: HeadWeights,
-    /// Numbers of a row before that.
+    /// Numbers of a pooled row.
     pub(in super::super) hidden: usize,
 }
 
 impl Pool {
-    /// A label head if the model has one, and otherwise what sentence-transformers has behind a transformer.
+    /// Loads the label head if the model has one, and otherwise the stages of sentence-transformers after the
+    /// transformer.
     pub(in super::super) fn load(model: &ModelDir) -> Result<Pool, ModelError> {
         let architecture = &model.architecture;
         let hidden = architecture.hidden;
         if !model.sentence.include_prompt && !model.prompts.by_name.is_empty() {
             let problem =
-                "`include_prompt` = false is not supported: whoever pools does not know which tokens are \
+                "`include_prompt` = false is not supported: pooling does not know which tokens are \
                            those of the prompt"
                     .to_owned();
             return Err(ModelError::Content { path: model.folder.join("1_Pooling/config.json"), problem });
@@ -45,12 +46,12 @@ impl Pool {
         Ok(Pool { pooling, padding, head, hidden })
     }
 
-    /// Numbers of a row at the end.
+    /// Returns the numbers of an output row.
     pub(in super::super) fn width(&self) -> usize {
         self.head.steps.last().map_or(self.hidden, |step| self.head.linears.width(step.linear))
     }
 
-    /// Where in the batch the row is that each sequence is pooled to, if it is one of its tokens' rows.
+    /// Returns the row in the batch to which each sequence is pooled, if it is the row of one of its tokens.
     pub(super) fn pick(&self, batch: &RaggedBatch<'_>, picks: &mut Vec<usize>) {
         let rows = (0..batch.len()).map(|sequence| self.rows(batch, sequence));
         match self.pooling {
@@ -60,7 +61,7 @@ impl Pool {
         }
     }
 
-    /// Writes a row per sequence, by all threads.
+    /// Writes a row per sequence, on all threads.
     pub(super) fn run(
         &self,
         isa: Isa,
@@ -82,7 +83,7 @@ impl Pool {
         self.end(isa, crew, room, out);
     }
 
-    /// The same, of rows that were pooled.
+    /// Applies the steps after pooling to rows that are already pooled.
     pub(super) fn finish(
         &self,
         isa: Isa,
@@ -96,7 +97,7 @@ impl Pool {
         self.end(isa, crew, room, out);
     }
 
-    /// The rows of a sequence that count.
+    /// Returns the rows of a sequence that are pooled.
     fn rows(&self, batch: &RaggedBatch<'_>, sequence: usize) -> Range<usize> {
         let offsets = &batch.offsets()[sequence..];
         let mut rows = offsets[0] as usize..offsets[1] as usize;
@@ -107,7 +108,7 @@ impl Pool {
         rows
     }
 
-    /// What follows pooling, from the first room to `out`.
+    /// Applies the steps after pooling, from the first buffer to `out`.
     fn end(&self, isa: Isa, crew: &mut Crew<'_>, room: &mut [Matrix; 2], out: &mut [f32]) {
         let [from, to] = room;
         let (mut from, mut to) = (from, to);

@@ -1,4 +1,4 @@
-//! The two ways of taking a step: over a block of rows by one thread, or over all rows by all threads.
+//! Two ways to execute a step: over a block of rows on one thread, or over all rows on all threads.
 
 use super::{Crew, Transformer};
 use crate::engine::cpu::kernel::Finish;
@@ -7,32 +7,32 @@ use crate::engine::cpu::linear::{LinearId, LinearScratch};
 use crate::engine::cpu::matrix::{Cut, Matrix, Tiles, View, Window};
 use crate::model::Architecture;
 
-/// What is computed, a row per token.
+/// Matrix of activations, with a row per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// What layers hand to each other.
+    /// States between layers.
     States,
     /// Queries, keys and values.
     Projections,
-    /// What attention came to.
+    /// Output of attention.
     Attended,
-    /// States, or what is to be added to them, on their way through a normalisation.
+    /// Normalized states, or the normalized output of a block.
     Normed,
-    /// The wide rows in the middle of the feed-forward block.
+    /// Wide rows in the middle of the feed-forward block.
     Expanded,
 }
 
 const PLACES: usize = 5;
 
-/// Numbers that one thread normalises in the time in which threads meet, about 2 µs: sixteen rows of 384.
+/// Numbers that one thread normalizes in the time that synchronizing threads takes, about 2 µs: sixteen rows of 384.
 const ALONE: usize = 16 * 384;
 
-/// Takes steps.
+/// Executor of steps.
 pub(super) trait Way {
-    /// A linear layer.
+    /// Computes a linear layer.
     fn product(&mut self, from: Place, linear: LinearId, finish: Finish, to: Place);
 
-    /// Something that is done to every row for itself; `work` is given some rows, of both places the same ones.
+    /// Applies `work` to rows independently; it gets the same rows of both buffers.
     fn rows(
         &mut self,
         stage: Stage,
@@ -42,11 +42,11 @@ pub(super) trait Way {
     );
 }
 
-/// Matrices for all rows of a batch.
+/// Activations of all rows of a batch.
 #[derive(Default)]
 pub(super) struct Whole([Matrix; PLACES]);
 
-/// Parts of the three of them that outlive a block: states, projections, attended.
+/// Windows on the three buffers that outlive a block: states, projections, attended.
 type BlockParts<'a> = ((Window<'a>, Window<'a>), Window<'a>);
 
 impl Whole {
@@ -54,13 +54,13 @@ impl Whole {
         &self.0[Place::States as usize]
     }
 
-    /// What attention reads, and where it writes.
+    /// Returns the input and the output of attention.
     pub(super) fn around_attention(&mut self) -> (&Matrix, &mut Matrix) {
         let [_, projections, attended, ..] = &mut self.0;
         (projections, attended)
     }
 
-    /// States, and what the last attention came to, for so many rows.
+    /// Returns the states, and the output of the last attention, for this number of rows.
     pub(super) fn around_last(&mut self, rows: usize, architecture: &Architecture) -> [&mut Matrix; 2] {
         let [states, _, attended, ..] = &mut self.0;
         states.resize(rows, architecture.hidden);
@@ -72,7 +72,7 @@ impl Whole {
         self.states().rows()
     }
 
-    /// For so many rows.
+    /// Resizes the matrices to this number of rows.
     pub(super) fn resize(&mut self, rows: usize, architecture: &Architecture) {
         let [states, projections, attended, ..] = &mut self.0;
         states.resize(rows, architecture.hidden);
@@ -80,7 +80,7 @@ impl Whole {
         attended.resize(rows, architecture.query_width());
     }
 
-    /// Some rows of another batch, behind an attention.
+    /// Copies some rows of another batch, after an attention.
     pub(super) fn pick(&mut self, from: &Whole, rows: &[usize], architecture: &Architecture) {
         self.resize(rows.len(), architecture);
         for place in [Place::States, Place::Attended] {
@@ -92,13 +92,13 @@ impl Whole {
         }
     }
 
-    /// So many blocks of rows.
+    /// Returns a partition into this number of blocks of rows.
     pub(super) fn blocks(&mut self, blocks: usize) -> ((Tiles<'_>, Tiles<'_>), Tiles<'_>) {
         let [states, projections, attended, ..] = &mut self.0;
         ((whole_rows(states, blocks), whole_rows(projections, blocks)), whole_rows(attended, blocks))
     }
 
-    /// All rows, by all threads.
+    /// Returns an executor over all rows, on all threads.
     pub(super) fn by_all<'a, 'c>(
         &'a mut self,
         transformer: &'a Transformer,
@@ -112,7 +112,7 @@ impl Whole {
     }
 }
 
-/// All rows, by all threads.
+/// Executor over all rows, on all threads.
 pub(super) struct ByAll<'a, 'c> {
     whole: &'a mut Whole,
     transformer: &'a Transformer,
@@ -158,7 +158,7 @@ impl Way for ByAll<'_, '_> {
     }
 }
 
-/// A block of rows, by one thread.
+/// Executor over a block of rows, on one thread.
 pub(super) struct Block<'a> {
     windows: [Window<'a>; PLACES],
     transformer: &'a Transformer,
@@ -166,7 +166,7 @@ pub(super) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// The block of these parts; `between` is room for the rest.
+    /// Creates the executor from its windows; `between` is memory for the other buffers.
     pub(super) fn new(
         transformer: &'a Transformer,
         scratch: &'a mut LinearScratch,
@@ -210,13 +210,13 @@ impl Way for Block<'_> {
     }
 }
 
-/// The matrix in so many parts of whole rows.
+/// Partitions the matrix into this number of parts of whole rows.
 fn whole_rows(matrix: &mut Matrix, parts: usize) -> Tiles<'_> {
     let (rows, columns) = (Cut::even(matrix.rows(), parts, 1), Cut::whole(matrix.width()));
     matrix.tiles(rows, columns)
 }
 
-/// Two different places.
+/// Returns two different buffers, mutably.
 fn two<T>(places: &mut [T; PLACES], from: Place, to: Place) -> [&mut T; 2] {
-    places.get_disjoint_mut([from as usize, to as usize]).expect("a step leads from one place to another")
+    places.get_disjoint_mut([from as usize, to as usize]).expect("a step reads and writes different buffers")
 }

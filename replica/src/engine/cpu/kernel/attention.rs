@@ -1,12 +1,12 @@
 //! Attention of some heads over one sequence: `softmax(Q·Kᵀ)·V`, without padding.
 //!
-//! Keys and values of the sequence are put into panels once for all heads that share them; then both products are tiles
-//! of some rows times a panel, whose sums stay in registers. The scores of a tile's rows stay in the nearest cache
-//! between the two. What a tile does not see at either end is not computed; what some of its rows do not see is computed
-//! and then blotted out.
+//! Keys and values of the sequence are packed into panels once for all heads that share them; then both products are
+//! tiles of some rows times a panel, whose sums stay in registers. The scores of a tile's rows stay in the first-level
+//! cache between the two products. Keys that no row of a tile attends to at either end are not computed; keys that only
+//! some of its rows attend to are computed and then masked.
 //!
-//! Scores come in units of the binary logarithm (see `weights`), since powers of two are what a processor can make. The
-//! sums of a row run over keys in order, whatever the sequence is batched with.
+//! Scores are in units of the binary logarithm (see `weights`), because processors compute powers of two. The sums of a
+//! row run over keys in order, whatever the sequence is batched with.
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -24,34 +24,34 @@ use crate::model::Reach;
 
 /// Heads that share their keys and values, over one sequence.
 pub(in super::super) struct Attention<'a, 'w> {
-    /// The sequence's queries; the first head's stand first.
+    /// Queries of the sequence, from the first head on.
     pub(in super::super) queries: View<'a>,
-    /// Its keys.
+    /// Keys.
     pub(in super::super) keys: View<'a>,
-    /// Its values.
+    /// Values.
     pub(in super::super) values: View<'a>,
-    /// What each token sees.
+    /// Keys that each token attends to.
     pub(in super::super) reach: Reach,
-    /// Scores `s` become `c·tanh(s/c)`.
+    /// Soft cap `c`: scores `s` become `c·tanh(s/c)`.
     pub(in super::super) softcap: Option<f32>,
-    /// What is added to scores, and the number of the first head.
+    /// Biases of the scores, and the number of the first head.
     pub(in super::super) biases: Option<(&'a DistanceBiases, usize)>,
-    /// Where the result goes: the sequence's rows, the heads' columns.
+    /// Output: the rows of the sequence, the columns of the heads.
     pub(in super::super) out: &'a mut Window<'w>,
-    /// Room to work in.
+    /// Working memory.
     pub(in super::super) scratch: &'a mut AttentionScratch,
 }
 
-/// Room for one sequence. It grows to the longest one.
+/// Working memory for one sequence. It grows to the longest one.
 #[derive(Default)]
 pub(in super::super) struct AttentionScratch {
     /// Kᵀ in panels of [`PANEL`] keys, a row per line.
     keys: Matrix,
     /// V in panels of [`PANEL`] columns, a row per line.
     values: Matrix,
-    /// Of the rows of a tile, to all keys.
+    /// Scores of the rows of a tile with all keys.
     scores: Matrix,
-    /// What the thread's time goes to.
+    /// Profile counters of the thread.
     pub(in super::super) laps: Laps,
 }
 
@@ -92,7 +92,7 @@ impl Kernel for Attention<'_, '_> {
                 }
                 lap = laps.end(Stage::AttentionProducts, lap);
                 let mut weights = [0.0; MAX_TILE_ROWS];
-                // Whole vectors around what is seen.
+                // Range of whole vectors that contains the visible keys.
                 let around = seen.start / PANEL * PANEL..seen.end.next_multiple_of(S::LANES);
                 let score_rows = scores.data_mut().chunks_exact_mut(stride);
                 for (row, (scores, weight)) in score_rows.zip(&mut weights[..rows]).enumerate() {
@@ -127,7 +127,7 @@ impl Kernel for Attention<'_, '_> {
     }
 }
 
-/// Key `j` becomes lane `j % PANEL` of panel `j / PANEL`. Lanes beyond the last key keep what was there.
+/// Packs keys: key `j` becomes lane `j % PANEL` of panel `j / PANEL`. Lanes after the last key are unchanged.
 #[inline(always)]
 fn pack_keys<S: Simd>(simd: S, keys: View<'_>, panels: &mut [Line]) {
     let (length, width) = (keys.rows(), keys.width());
@@ -153,7 +153,7 @@ fn pack_keys<S: Simd>(simd: S, keys: View<'_>, panels: &mut [Line]) {
     }
 }
 
-/// Columns beyond the head's width keep what was there; nobody reads what they come to.
+/// Packs values. Columns beyond the head's width are unchanged; their results are not used.
 #[inline(always)]
 fn pack_values(values: View<'_>, panels: &mut [Line]) {
     let length = values.rows();
@@ -184,11 +184,11 @@ fn soften<S: Simd>(simd: S, scores: &mut [f32], cap: f32) {
     }
 }
 
-/// Replaces the scores that are seen by their powers of two, relative to the largest, and the others by nothing beside
-/// the largest; comes to their sum. Scores are whole vectors.
+/// Replaces the visible scores by powers of two relative to the largest, and the others by zero or values that are
+/// negligible; returns their sum. Scores are whole vectors.
 #[inline(always)]
 fn exponentials<S: Simd>(simd: S, scores: &mut [f32], seen: Range<usize>) -> f32 {
-    // Four of each, in turn: what one comes to is wanted four vectors later, by when it is there.
+    // Four independent accumulators: the result of one is needed four vectors later, when it is available.
     let mut largest = [simd.splat(f32::NEG_INFINITY); 4];
     for (index, lanes) in scores.chunks_exact_mut(S::LANES).enumerate() {
         let first = index * S::LANES;
@@ -213,28 +213,28 @@ fn exponentials<S: Simd>(simd: S, scores: &mut [f32], seen: Range<usize>) -> f32
     simd.sum(simd.add(simd.add(a, b), simd.add(c, d)))
 }
 
-/// A vector that begins with ones that change nothing, or ends with them, as the minimum of it and another.
+/// A vector that begins or ends with values that a minimum leaves unchanged.
 const EDGE: [[f32; MAX_LANES]; 3] =
     [[f32::NEG_INFINITY; MAX_LANES], [f32::INFINITY; MAX_LANES], [f32::NEG_INFINITY; MAX_LANES]];
 
-/// Makes those of the scores from `first` on that are not seen nothing. (Writing them one by one would hold up the load
-/// of the vector: a load cannot be served by several stores that are under way.)
+/// Masks the scores from `first` on that are not visible. (Writing them one by one would stall the load of the vector:
+/// store-to-load forwarding does not work from several pending stores.)
 #[inline(always)]
 pub(super) fn blot<S: Simd>(simd: S, scores: S::Vector, first: usize, seen: &Range<usize>) -> S::Vector {
     let edge = EDGE.as_flattened();
     let within = |end: usize| end.saturating_sub(first).min(S::LANES);
     let from_start = simd.load(&edge[MAX_LANES - within(seen.start)..]);
     let to_end = simd.load(&edge[2 * MAX_LANES - within(seen.end)..]);
-    // Where a score is not a number, which one of a lane without a key may be, the second one is taken.
+    // If a score is NaN, which that of a lane without a key may be, the minimum is its second operand.
     simd.min(simd.min(scores, from_start), to_end)
 }
 
-/// What a tile comes to: a line per row, each beginning where a cache line begins.
+/// Sums of a tile: a line per row, aligned to cache lines.
 #[derive(Default)]
 #[repr(align(64))]
 struct Sums([Line; MAX_TILE_ROWS]);
 
-/// Of what is near already.
+/// Tile without prefetching, because its data is cached.
 #[inline(always)]
 fn tile<'a>(inputs: &'a [f32], stride: usize, rows: usize, lines: &'a [Line], columns: usize) -> Tile<'a> {
     Tile { inputs, stride, rows, lines, columns, ahead: &[], rows_ahead: &[] }

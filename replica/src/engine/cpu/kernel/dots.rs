@@ -1,12 +1,12 @@
-//! Products of bytes: `Σ input·weight` over unsigned inputs and signed weights, in whole numbers.
+//! Int8 products: `Σ input·weight` over unsigned inputs and signed weights, in integers.
 //!
-//! Four neighbouring inputs of a row make one 32-bit word, and a lane of a vector of weights is the weights of those four
-//! inputs for one output. `vpdpbusd` multiplies the four pairs and adds all of them to the lane's sum. Processors without
-//! it do the same in several instructions; whole numbers have no rounding, so all paths come to the same sums.
+//! Four adjacent inputs of a row form one 32-bit word, and a lane of a vector of weights contains the weights of those
+//! four inputs for one output. `vpdpbusd` multiplies the four pairs and adds all of them to the lane's sum. Processors
+//! without it need several instructions; integer arithmetic has no rounding, so all paths return the same sums.
 //!
-//! (`vpmaddubsw`, the usual substitute, is not one: it saturates at 16 bits, which two pairs can exceed.)
+//! (`vpmaddubsw`, the usual substitute, is not equivalent: it saturates at 16 bits, which two pairs can exceed.)
 //!
-//! The tile is that of [`super::tile`], with the word in the place of the number.
+//! The tile is that of [`super::tile`], with the word instead of the float.
 
 use super::Isa;
 use super::tile::{STEP, share_of_step};
@@ -21,12 +21,12 @@ pub(super) const MAX_DOT_ROWS: usize = 14;
 /// Vectors of one row in a tile.
 const TILE_VECTORS: usize = 2;
 
-/// What a tile comes to.
+/// Integer sums of a tile.
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct WholeSums(pub(super) [[i32; PANEL]; MAX_DOT_ROWS]);
 
-/// Instructions that multiply bytes. A value of this type is the proof that the processor has them.
+/// Instruction set for byte products. A value of this type is the proof that the processor supports it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Dots {
     #[cfg(target_arch = "x86_64")]
@@ -40,20 +40,20 @@ pub(super) enum Dots {
 
 /// Some rows of bytes, to be multiplied with one panel.
 pub(super) struct ByteTile<'a> {
-    /// All rows, each so many bytes after the one before.
+    /// All rows, `stride` bytes apart.
     pub(super) bytes: &'a [u8],
     pub(super) stride: usize,
-    /// The first row.
+    /// Offset of the first row.
     pub(super) start: usize,
-    /// How many; at most [`Dots::tile_rows`].
+    /// Number of rows; at most [`Dots::tile_rows`].
     pub(super) rows: usize,
     pub(super) panel: &'a [ByteLine],
-    /// Lines that are wanted soon and may be far away.
+    /// Lines to prefetch.
     pub(super) ahead: &'a [ByteLine],
 }
 
 impl Dots {
-    /// What goes with an instruction set for floating-point numbers.
+    /// Returns the byte instructions that accompany an instruction set for floats.
     pub(super) fn of(isa: Isa) -> Dots {
         let best = |widest: usize| {
             let fits = |dots: &Dots| dots.lanes() <= widest;
@@ -65,7 +65,7 @@ impl Dots {
         }
     }
 
-    /// What this processor has, the fastest first.
+    /// Returns the supported instruction sets, the fastest first.
     pub(super) fn available() -> Vec<Dots> {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -90,7 +90,7 @@ impl Dots {
         }
     }
 
-    /// Rows of the largest tile.
+    /// Returns the rows of the largest tile.
     #[inline(always)]
     pub(super) fn tile_rows(self) -> usize {
         match self {
@@ -117,7 +117,7 @@ impl Dots {
         }
     }
 
-    /// The sums of the tile's rows.
+    /// Computes the sums of the tile's rows.
     #[inline(always)]
     pub(super) fn sum(self, tile: &ByteTile<'_>, sums: &mut WholeSums) {
         match self {
@@ -132,21 +132,21 @@ impl Dots {
     }
 }
 
-/// A computation with bytes that does not say with which instructions.
+/// Computation with bytes that is generic over the instruction set.
 pub(super) trait DotKernel {
-    /// What it comes to.
+    /// Result.
     type Output;
 
     /// Computes; implementations are `#[inline(always)]`.
     fn run<D: Dot>(self, dot: D) -> Self::Output;
 }
 
-/// The operations on bytes of an instruction set.
+/// Operations on bytes of an instruction set.
 pub(super) trait Dot: Copy {
-    /// Some 32-bit sums on which one instruction works.
+    /// Vector of 32-bit sums of one instruction.
     type Sums: Copy;
 
-    /// How many.
+    /// Number of lanes.
     const LANES: usize;
 
     /// Rows of the largest tile.
@@ -155,7 +155,7 @@ pub(super) trait Dot: Copy {
     /// Enters a function that is compiled with these instructions.
     fn run<K: DotKernel>(self, kernel: K) -> K::Output;
 
-    /// Has these weights brought nearer.
+    /// Prefetches these weights.
     #[inline(always)]
     fn prefetch(self, line: &ByteLine) {
         let _ = line;
@@ -163,13 +163,13 @@ pub(super) trait Dot: Copy {
 
     fn zero(self) -> Self::Sums;
 
-    /// Adds to each lane the products of the four inputs with its four weights: the first lanes' worth of the slice.
+    /// Adds to each lane the products of the four inputs with its four weights, which are the first bytes of the slice.
     fn add(self, sums: Self::Sums, inputs: [u8; GROUP], weights: &[u8]) -> Self::Sums;
 
-    /// Into the first lanes of a slice.
+    /// Stores into the first lanes of a slice.
     fn store(self, sums: Self::Sums, to: &mut [i32]);
 
-    /// The sums of the tile's rows, of which there are so many.
+    /// Computes the sums of the tile's `ROWS` rows.
     #[inline(always)]
     fn tile<const ROWS: usize>(self, tile: &ByteTile<'_>, sums: &mut WholeSums) {
         let mut rows: [&[[u8; GROUP]]; ROWS] = [&[]; ROWS];
@@ -231,7 +231,7 @@ impl ByteTile<'_> {
     }
 }
 
-/// The innermost loop over some rows: a function of its own for each number of them.
+/// Innermost loop: a separate function for each number of rows.
 struct Rows<'a, 't, const ROWS: usize> {
     tile: &'a ByteTile<'t>,
     sums: &'a mut WholeSums,
@@ -246,7 +246,7 @@ impl<const ROWS: usize> DotKernel for Rows<'_, '_, ROWS> {
     }
 }
 
-/// Plain arrays.
+/// Implementation with plain arrays.
 #[derive(Clone, Copy)]
 struct Portable;
 
@@ -284,7 +284,7 @@ impl Dot for Portable {
 mod tests {
     use super::*;
 
-    /// Numbers that look random.
+    /// Pseudorandom numbers.
     fn noise(seed: u32) -> impl FnMut() -> u8 {
         let mut state = seed;
         move || {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_comes_to_the_same_whole_numbers_for_every_size_of_tile() {
+    fn all_paths_return_the_same_integers_for_every_tile_size() {
         for groups in [1, 7, 8, 9, 24] {
             let mut random = noise(groups as u32);
             let stride = groups * GROUP;

@@ -1,8 +1,8 @@
 //! Matrix products: rows of activations times weights in panels.
 //!
-//! Weights lie in panels of [`PANEL`] columns; within a panel, the columns' weights for one input are side by side. Rows
-//! pass them in tiles: [`super::tile`] for numbers, [`super::dots`] for bytes. Here is what stands around them: the order
-//! of panels and rows, what is fetched ahead, and what becomes of the sums.
+//! Weights are in panels of [`PANEL`] columns; within a panel, the columns' weights for one input are side by side.
+//! Rows are multiplied in tiles: [`super::tile`] for floats, [`super::dots`] for bytes. This module contains the rest:
+//! the order of panels and rows, prefetching, and the epilogues.
 
 use std::ops::Range;
 
@@ -17,35 +17,35 @@ use crate::engine::cpu::matrix::{View, Window};
 use crate::engine::cpu::panels::{GATED_COLUMNS, Line, PANEL, Panels};
 use crate::model::Activation;
 
-/// What a tile comes to: a line per row, each beginning where a cache line begins.
+/// Sums of a tile: a line per row, aligned to cache lines.
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct Sums(pub(super) [Line; MAX_TILE_ROWS]);
 
-/// What becomes of a product.
+/// Epilogue of a product.
 #[derive(Clone, Copy)]
 pub(in super::super) enum Finish {
-    /// It is the result.
+    /// Stores the product.
     Store,
-    /// The result is the activation of it.
+    /// Stores the activation of the product.
     Activate(Activation),
-    /// It is added to what was there.
+    /// Adds the product to the previous content.
     Add,
-    /// Of a gated layer: the activation of the gate, times what it gates.
+    /// For a gated layer: stores the activation of the gate, times the gated output.
     Gate(Activation),
 }
 
-/// The sums of a tile's rows and one panel, before anything becomes of them.
+/// Sums of a tile's rows and one panel, before the epilogue.
 trait Raw {
-    /// Whether what comes out is rounded to bytes, or of an exactness that goes with bytes.
+    /// Whether the result is quantized to bytes, or has only the precision that this needs.
     const COARSE: bool;
 
-    /// What is the same for all rows, from this column on.
+    /// Values that are common to all rows, from a column on.
     type Columns<S: Simd>: Copy;
 
     fn columns<S: Simd>(&self, simd: S, column: usize) -> Self::Columns<S>;
 
-    /// The sums of this row of the tile, from this column on.
+    /// Returns the sums of this row of the tile, from this column on.
     fn value<S: Simd>(&self, simd: S, row: usize, column: usize, columns: Self::Columns<S>) -> S::Vector;
 }
 
@@ -104,7 +104,7 @@ impl Raw for Scaled<'_> {
 }
 
 impl Finish {
-    /// Columns that come out of a panel.
+    /// Returns the number of output columns of a panel.
     #[inline(always)]
     fn columns(self) -> usize {
         match self {
@@ -113,7 +113,7 @@ impl Finish {
         }
     }
 
-    /// The panels that these columns come from.
+    /// Returns the panels of these columns.
     #[inline(always)]
     fn panels(self, columns: &Range<usize>) -> Range<usize> {
         let each = self.columns();
@@ -121,12 +121,12 @@ impl Finish {
         columns.start / each..columns.end.div_ceil(each)
     }
 
-    /// Has the places of these rows' shares of a panel brought near, while the sums are made.
+    /// Prefetches the output of these rows and this panel, while the sums are computed.
     #[inline(always)]
     fn expect<S: Simd>(self, simd: S, out: &mut Window<'_>, rows: Range<usize>, panel: usize) {
         match self {
             Finish::Store | Finish::Add => {}
-            // What stands between two products was written a moment ago.
+            // The buffer between two products was written a moment ago.
             Finish::Activate(_) | Finish::Gate(_) => return,
         }
         let (columns, all) = (self.columns(), out.columns());
@@ -138,14 +138,14 @@ impl Finish {
         }
     }
 
-    /// Writes the rows of a tile, their share of a panel. What becomes of the sums is asked once for all of them.
+    /// Writes the output of a tile. The epilogue is selected once for all rows.
     #[inline(always)]
     fn tile<S: Simd>(self, simd: S, raw: &impl Raw, out: &mut Window<'_>, rows: Range<usize>, panel: usize) {
         let place = Place { rows, first: panel * self.columns() - out.columns().start };
         match self {
             Finish::Store => place.fill(simd, raw, Stored, out),
             Finish::Add => place.fill(simd, raw, Added, out),
-            // One loop for each activation: what is constant there is not asked for every vector.
+            // One loop for each activation, so that constants are not selected for every vector.
             Finish::Activate(activation) => match activation {
                 Activation::Gelu => place.fill(simd, raw, Activated(Activation::Gelu), out),
                 Activation::GeluTanh => place.fill(simd, raw, Activated(Activation::GeluTanh), out),
@@ -166,18 +166,18 @@ impl Finish {
     }
 }
 
-/// What becomes of sums, as a type: all its methods are inlined into the loop that is compiled for the instruction set,
-/// which closures are not always.
+/// Epilogue as a type: all its methods are inlined into the loop that is compiled for the instruction set, which
+/// closures are not always.
 trait Become: Copy {
-    /// Columns that come out of a panel.
+    /// Output columns of a panel.
     const COLUMNS: usize;
 
-    /// What is the same for all rows, from this column on.
+    /// Values that are common to all rows, from a column on.
     type Columns<S: Simd, R: Raw>: Copy;
 
     fn columns<S: Simd, R: Raw>(self, simd: S, raw: &R, column: usize) -> Self::Columns<S, R>;
 
-    /// The vector of this row of the tile from this column on, in whose place stands `before`.
+    /// Returns the output vector of this row of the tile from this column on; `before` is the previous content.
     fn value<S: Simd, R: Raw>(
         self,
         simd: S,
@@ -201,7 +201,7 @@ struct Activated(Activation);
 #[derive(Clone, Copy)]
 struct Gated(Activation);
 
-/// The columns that [`Become`] has of one panel's width.
+/// Members of [`Epilogue`] for output of one panel's width.
 macro_rules! whole_panel {
     () => {
         const COLUMNS: usize = PANEL;
@@ -267,7 +267,7 @@ impl Become for Activated {
 
 impl Become for Gated {
     const COLUMNS: usize = GATED_COLUMNS;
-    /// Of the gate, and of what it gates.
+    /// Values of the gate, and of the gated output.
     type Columns<S: Simd, R: Raw> = (R::Columns<S>, R::Columns<S>);
 
     #[inline(always)]
@@ -295,19 +295,19 @@ fn activate_raw<S: Simd, R: Raw>(simd: S, activation: Activation, x: S::Vector) 
     if R::COARSE { activate_coarse(simd, activation, x) } else { activate(simd, activation, x) }
 }
 
-/// Where a tile's share of a panel goes.
+/// Position of a tile's output.
 struct Place {
     rows: Range<usize>,
-    /// The first column, among those of the window.
+    /// First column in the window.
     first: usize,
 }
 
 impl Place {
-    /// Writes what the sums become, into as many columns as the window has.
+    /// Writes the output of a tile, into as many columns as the window has.
     #[inline(always)]
     fn fill<S: Simd, R: Raw, B: Become>(&self, simd: S, raw: &R, becoming: B, out: &mut Window<'_>) {
         let width = B::COLUMNS.min(out.columns().len() - self.first);
-        // A window of its own: what is written through it cannot be the window itself, whose extent need not be read again.
+        // A separate window: writes through it cannot change the window itself, so its extent need not be reloaded.
         let mut out = out.lend();
         let mut column = 0;
         while column < width {
@@ -327,7 +327,7 @@ impl Place {
     }
 }
 
-/// `out = finish(input · weights + bias)`, for the columns of `out`, which begin where a panel begins.
+/// `out = finish(input · weights + bias)`, for the columns of `out`, which begin with a panel.
 pub(in super::super) struct Product<'a, 'w> {
     pub(in super::super) input: View<'a>,
     pub(in super::super) weights: Panels<'a>,
@@ -351,7 +351,8 @@ impl Kernel for Product<'_, '_> {
         for index in panels.clone() {
             let panel = weights.panel(index);
             let next = weights.panel_if_any(index + 1);
-            // The panel stays in a near cache while all rows pass it. Meanwhile the next one is fetched.
+            // The panel stays in a near cache while all rows are multiplied with it. Meanwhile the next one is
+            // prefetched.
             let mut next = shares(next, input.rows().div_ceil(S::TILE_ROWS));
             for (start, rows) in tiles(input.rows(), S::TILE_ROWS) {
                 let ahead = next.next().unwrap_or_default();
@@ -373,11 +374,11 @@ impl Kernel for Product<'_, '_> {
     }
 }
 
-/// The same of bytes: `out = finish(scale·(step·Σ + low·sum) + bias)`, as [`crate::engine::cpu::byte_panels`] has it.
+/// Int8 product: `out = finish(scale·(step·Σ + low·sum) + bias)`, as defined in [`crate::engine::cpu::byte_panels`].
 pub(in super::super) struct ByteProduct<'a, 'w> {
     pub(in super::super) isa: Isa,
     pub(in super::super) input: &'a ByteRows,
-    /// Which rows of the input; those of `out`.
+    /// Rows of the input, one for each row of `out`.
     pub(in super::super) rows: Range<usize>,
     pub(in super::super) weights: BytePanels<'a>,
     /// For all columns of all panels.
@@ -421,7 +422,7 @@ impl Kernel for ByteProduct<'_, '_> {
     }
 }
 
-/// What is to be fetched, a share for each of so many tiles.
+/// Divides data to prefetch into one share for each of `tiles` tiles.
 #[inline(always)]
 fn shares<T>(next: &[T], tiles: usize) -> std::slice::Chunks<'_, T> {
     next.chunks(next.len().div_ceil(tiles.max(1)).max(1))
