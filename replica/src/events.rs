@@ -10,7 +10,7 @@ use std::time::Duration;
 use replica_core::batch::Backlog;
 use replica_core::priority::Priority;
 use replica_core::refusal::Refusal;
-use replica_core::window::Reason;
+use replica_core::window::StartReason;
 use replica_core::wire::error::Fault;
 use tracing::{debug, error, info, warn};
 
@@ -209,7 +209,7 @@ pub(crate) struct BatchComputed {
     /// Tokens of its longest input.
     pub(crate) longest: u64,
     pub(crate) priority: Priority,
-    pub(crate) reason: Reason,
+    pub(crate) reason: StartReason,
     pub(crate) waited: Duration,
     pub(crate) busy: Duration,
 }

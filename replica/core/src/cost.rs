@@ -13,14 +13,14 @@
 use std::time::Duration;
 
 /// Decay per batch: about the last fifty batches count, a second or two of a busy replica.
-const KEPT: f64 = 0.98;
+const DECAY: f64 = 0.98;
 /// A batch counts as at most this many times its expected time.
-const OUTLIER: f64 = 4.0;
+const OUTLIER_FACTOR: f64 = 4.0;
 /// Batches before outliers can be detected.
-const EXPERIENCE: f64 = 8.0;
+const OUTLIER_MIN_BATCHES: f64 = 8.0;
 /// Sizes differ if their standard deviation is at least this fraction of their mean. Below it the fixed cost would be
 /// an extrapolation over more than five times the measured distance.
-const SPREAD: f64 = 0.2;
+const MIN_RELATIVE_SPREAD: f64 = 0.2;
 
 /// Fixed time and time per token of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,18 +67,18 @@ impl CostModel {
         let tokens = tokens as f64;
         let mut seconds = busy.as_secs_f64();
         if let Some(BatchCost { fixed, per_token }) = self.cost()
-            && self.count >= EXPERIENCE
+            && self.count >= OUTLIER_MIN_BATCHES
         {
-            seconds = seconds.min(OUTLIER * (fixed + per_token * tokens));
+            seconds = seconds.min(OUTLIER_FACTOR * (fixed + per_token * tokens));
         }
-        self.count = self.count * KEPT + 1.0;
-        self.tokens = self.tokens * KEPT + tokens;
-        self.tokens_squared = self.tokens_squared * KEPT + tokens * tokens;
-        self.seconds = self.seconds * KEPT + seconds;
-        self.product = self.product * KEPT + tokens * seconds;
+        self.count = self.count * DECAY + 1.0;
+        self.tokens = self.tokens * DECAY + tokens;
+        self.tokens_squared = self.tokens_squared * DECAY + tokens * tokens;
+        self.seconds = self.seconds * DECAY + seconds;
+        self.product = self.product * DECAY + tokens * seconds;
         let (mean_tokens, mean_seconds) = (self.tokens / self.count, self.seconds / self.count);
         let variance = self.tokens_squared / self.count - mean_tokens * mean_tokens;
-        if variance >= (SPREAD * mean_tokens).powi(2) && variance > 0.0 {
+        if variance >= (MIN_RELATIVE_SPREAD * mean_tokens).powi(2) && variance > 0.0 {
             let slope = (self.product / self.count - mean_tokens * mean_seconds) / variance;
             self.fixed = Some((mean_seconds - slope * mean_tokens).clamp(0.0, mean_seconds));
         } else {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_claimed_before_batches_of_different_sizes_are_done() {
+    fn cost_is_unknown_before_batches_of_different_sizes() {
         let mut model = CostModel::default();
         assert_eq!(model.cost(), None);
         (0..100).for_each(|_| model.observe(256, Duration::from_millis(25)));

@@ -24,7 +24,7 @@ pub mod prompt;
 pub mod rate;
 pub mod refusal;
 pub mod scores;
-pub mod turns;
+pub mod tokenization;
 pub mod window;
 pub mod wire;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Decay per batch: 0.9 remembers about the last ten batches, which is long enough to smooth a scheduling delay and
 /// short enough to follow a noisy neighbour within a second or two.
-const KEPT: f64 = 0.9;
+const DECAY: f64 = 0.9;
 
 /// Tokens per second of busy time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,8 +19,8 @@ pub struct TokenRate {
 impl TokenRate {
     /// Records that a batch of `tokens` took `busy`.
     pub fn observe(&mut self, tokens: u64, busy: Duration) {
-        self.tokens = self.tokens * KEPT + tokens as f64;
-        self.busy_seconds = self.busy_seconds * KEPT + busy.as_secs_f64();
+        self.tokens = self.tokens * DECAY + tokens as f64;
+        self.busy_seconds = self.busy_seconds * DECAY + busy.as_secs_f64();
     }
 
     /// Returns tokens per second; 0 until a batch was measured.

@@ -28,22 +28,22 @@ use std::time::{Duration, Instant};
 use crate::cost::{BatchCost, duration};
 
 /// Maximum number of cohorts that are remembered; above it, the oldest are dropped first.
-const COHORTS: usize = 64;
+const MAX_COHORTS: usize = 64;
 /// Callers that return later than this are not peers: no fixed cost is this long. It is much longer than any batching
 /// delay, because an arrival is attributed to the oldest response that is still without one; dropping that response too
 /// early would attribute its caller to a response that was sent just now, and predict the same of the next one.
-const MEMORY: Duration = Duration::from_millis(100);
+const COHORT_TTL: Duration = Duration::from_millis(100);
 /// Weight of the newest sample in a moving average.
-const GAIN: f64 = 0.125;
+const EWMA_WEIGHT: f64 = 0.125;
 /// Deviations above the mean by which a peer should have returned. TCP's retransmission timer uses four; two are enough
 /// here, because missing a straggler costs one fixed cost and not a connection.
 const DEVIATIONS: f64 = 2.0;
 /// Fewer expected peers than this are not waited for.
-const SOMEBODY: f64 = 0.5;
+const MIN_EXPECTED_PEERS: f64 = 0.5;
 
 /// Input of [`decide`] when the engine is free and requests are queued.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Situation {
+pub struct DecisionInput {
     /// Current time.
     pub now: Instant,
     /// Queued tokens.
@@ -55,16 +55,16 @@ pub struct Situation {
     /// Latest start of the batch, for the earliest deadline.
     pub latest_start: Option<Instant>,
     /// Start of the current batching delay, if there is one.
-    pub opened: Option<Instant>,
+    pub waiting_since: Option<Instant>,
     /// Expected peers.
-    pub expected: Expected,
+    pub expected: ExpectedPeers,
     /// Longest batching delay.
     pub max: Duration,
 }
 
 /// Callers that are expected to return.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Expected {
+pub struct ExpectedPeers {
     /// Callers that received a response, usually return, and have not returned yet.
     pub peers: f64,
     /// Time by which all of them should have returned.
@@ -75,84 +75,84 @@ pub struct Expected {
 
 /// Decision of the batching delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum BatchDecision {
     /// Compute the queued requests.
-    Now(Reason),
+    Now(StartReason),
     /// Decide again at this time, or when a request arrives.
     Wait(Instant),
 }
 
 /// Why a batch starts now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub enum StartReason {
     /// The batch is full.
     Full,
     /// The cost of batches is not known yet.
     CostUnknown,
     /// No callers are expected.
-    NobodyExpected,
+    NoPeersExpected,
     /// Callers are expected, and waiting for them would cost more than it saves.
-    DoesNotPay,
+    NotWorthwhile,
     /// The maximum delay has passed.
-    WaitedEnough,
+    MaxDelayReached,
     /// A deadline is near.
     DeadlineNear,
     /// The other priority has queued requests, for which the engine is not kept idle.
     OtherPriority,
     /// The batch runs between the steps of a bulk batch.
-    Between,
+    BetweenSteps,
 }
 
-impl Reason {
+impl StartReason {
     /// All reasons.
-    pub const ALL: [Reason; 8] = [
-        Reason::Full,
-        Reason::CostUnknown,
-        Reason::NobodyExpected,
-        Reason::DoesNotPay,
-        Reason::WaitedEnough,
-        Reason::DeadlineNear,
-        Reason::OtherPriority,
-        Reason::Between,
+    pub const ALL: [StartReason; 8] = [
+        StartReason::Full,
+        StartReason::CostUnknown,
+        StartReason::NoPeersExpected,
+        StartReason::NotWorthwhile,
+        StartReason::MaxDelayReached,
+        StartReason::DeadlineNear,
+        StartReason::OtherPriority,
+        StartReason::BetweenSteps,
     ];
 
     /// Returns the name in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
-            Reason::Full => "full",
-            Reason::CostUnknown => "cost_unknown",
-            Reason::NobodyExpected => "nobody_expected",
-            Reason::DoesNotPay => "does_not_pay",
-            Reason::WaitedEnough => "waited_enough",
-            Reason::DeadlineNear => "deadline_near",
-            Reason::OtherPriority => "other_priority",
-            Reason::Between => "between",
+            StartReason::Full => "full",
+            StartReason::CostUnknown => "cost_unknown",
+            StartReason::NoPeersExpected => "no_peers_expected",
+            StartReason::NotWorthwhile => "not_worthwhile",
+            StartReason::MaxDelayReached => "max_delay_reached",
+            StartReason::DeadlineNear => "deadline_near",
+            StartReason::OtherPriority => "other_priority",
+            StartReason::BetweenSteps => "between_steps",
         }
     }
 }
 
 /// Decides whether to compute now or to wait.
-pub fn decide(situation: &Situation) -> Verdict {
-    let Situation { now, tokens, budget, cost, latest_start, opened, expected, max } = *situation;
+pub fn decide(input: &DecisionInput) -> BatchDecision {
+    let DecisionInput { now, tokens, budget, cost, latest_start, waiting_since, expected, max } = *input;
     if tokens >= budget {
-        return Verdict::Now(Reason::Full);
+        return BatchDecision::Now(StartReason::Full);
     }
-    let Some(cost) = cost else { return Verdict::Now(Reason::CostUnknown) };
-    let expects = |by: &Instant| expected.peers >= SOMEBODY && *by > now;
-    let Some(by) = expected.peers_by.filter(expects) else {
-        let reason = if opened.is_some() { Reason::WaitedEnough } else { Reason::NobodyExpected };
-        return Verdict::Now(reason);
+    let Some(cost) = cost else { return BatchDecision::Now(StartReason::CostUnknown) };
+    let is_expected = |by: &Instant| expected.peers >= MIN_EXPECTED_PEERS && *by > now;
+    let Some(by) = expected.peers_by.filter(is_expected) else {
+        let reason = if waiting_since.is_some() { StartReason::MaxDelayReached } else { StartReason::NoPeersExpected };
+        return BatchDecision::Now(reason);
     };
-    let way_back = by.saturating_duration_since(now).as_secs_f64();
-    if expected.spread.as_secs_f64() >= cost.fixed || way_back >= cost.fixed * expected.peers.min(1.0) {
-        return Verdict::Now(Reason::DoesNotPay);
+    let return_time = by.saturating_duration_since(now).as_secs_f64();
+    if expected.spread.as_secs_f64() >= cost.fixed || return_time >= cost.fixed * expected.peers.min(1.0) {
+        return BatchDecision::Now(StartReason::NotWorthwhile);
     }
     // The total delay never exceeds the gain or the configured maximum, however often the forecast changes.
-    let until = by.min(opened.unwrap_or(now) + max.min(duration(cost.fixed)));
+    let until = by.min(waiting_since.unwrap_or(now) + max.min(duration(cost.fixed)));
     match latest_start {
-        Some(latest) if latest <= now => Verdict::Now(Reason::DeadlineNear),
-        _ if until <= now => Verdict::Now(Reason::WaitedEnough),
-        latest => Verdict::Wait(latest.map_or(until, |latest| latest.min(until))),
+        Some(latest) if latest <= now => BatchDecision::Now(StartReason::DeadlineNear),
+        _ if until <= now => BatchDecision::Now(StartReason::MaxDelayReached),
+        latest => BatchDecision::Wait(latest.map_or(until, |latest| latest.min(until))),
     }
 }
 
@@ -160,9 +160,9 @@ pub fn decide(situation: &Situation) -> Verdict {
 #[derive(Clone, Copy, Debug)]
 struct Cohort {
     at: Instant,
-    answered: u32,
-    back: u32,
-    last_back_after: f64,
+    responded: u32,
+    returned: u32,
+    last_return_after: f64,
 }
 
 /// Learns the return times of callers, and tracks the current batching delay.
@@ -171,54 +171,54 @@ pub struct Window {
     max: Duration,
     cohorts: VecDeque<Cohort>,
     /// Fraction of the callers that returns within [`COHORT_TTL`] of a response.
-    part_back: f64,
+    return_rate: f64,
     /// Mean time until the last caller of a cohort has returned, in seconds, and its deviation.
-    back_after: Option<(f64, f64)>,
-    opened: Option<Instant>,
+    return_time: Option<(f64, f64)>,
+    waiting_since: Option<Instant>,
 }
 
 impl Window {
     /// Creates a window with a maximum delay of `max`; 0 turns it off.
     pub fn new(max: Duration) -> Window {
-        Window { max, cohorts: VecDeque::new(), part_back: 0.0, back_after: None, opened: None }
+        Window { max, cohorts: VecDeque::new(), return_rate: 0.0, return_time: None, waiting_since: None }
     }
 
     /// Records the arrival of a request.
     pub fn arrived(&mut self, now: Instant) {
-        self.forget(now);
-        if let Some(cohort) = self.cohorts.iter_mut().find(|cohort| cohort.back < cohort.answered) {
-            cohort.back += 1;
-            cohort.last_back_after = now.saturating_duration_since(cohort.at).as_secs_f64();
+        self.expire_cohorts(now);
+        if let Some(cohort) = self.cohorts.iter_mut().find(|cohort| cohort.returned < cohort.responded) {
+            cohort.returned += 1;
+            cohort.last_return_after = now.saturating_duration_since(cohort.at).as_secs_f64();
         }
     }
 
     /// Records that `requests` responses were sent together.
-    pub fn answered(&mut self, now: Instant, requests: usize) {
-        self.forget(now);
+    pub fn responded(&mut self, now: Instant, requests: usize) {
+        self.expire_cohorts(now);
         if requests == 0 {
             return;
         }
-        if self.cohorts.len() == COHORTS
+        if self.cohorts.len() == MAX_COHORTS
             && let Some(oldest) = self.cohorts.pop_front()
         {
             self.learn(oldest);
         }
-        let answered = u32::try_from(requests).unwrap_or(u32::MAX);
-        self.cohorts.push_back(Cohort { at: now, answered, back: 0, last_back_after: 0.0 });
+        let responded = u32::try_from(requests).unwrap_or(u32::MAX);
+        self.cohorts.push_back(Cohort { at: now, responded, returned: 0, last_return_after: 0.0 });
     }
 
     /// Returns the expected peers.
-    pub fn expected(&mut self, now: Instant) -> Expected {
-        self.forget(now);
-        let Some((mean, deviation)) = self.back_after else { return Expected::default() };
+    pub fn expected(&mut self, now: Instant) -> ExpectedPeers {
+        self.expire_cohorts(now);
+        let Some((mean, deviation)) = self.return_time else { return ExpectedPeers::default() };
         let after = mean + DEVIATIONS * deviation;
         let spread = duration(2.0 * DEVIATIONS * deviation);
-        let mut expected = Expected { spread, ..Expected::default() };
+        let mut expected = ExpectedPeers { spread, ..ExpectedPeers::default() };
         for cohort in &self.cohorts {
             let by = cohort.at + duration(after);
-            let coming = f64::from(cohort.answered) * self.part_back - f64::from(cohort.back);
-            if coming > 0.0 && by > now {
-                expected.peers += coming;
+            let outstanding = f64::from(cohort.responded) * self.return_rate - f64::from(cohort.returned);
+            if outstanding > 0.0 && by > now {
+                expected.peers += outstanding;
                 expected.peers_by = expected.peers_by.max(Some(by));
             }
         }
@@ -226,48 +226,48 @@ impl Window {
     }
 
     /// Decides, and tracks the start of the batching delay.
-    pub fn ask(&mut self, situation: Situation) -> Verdict {
-        let verdict = decide(&Situation { opened: self.opened, max: self.max, ..situation });
-        match verdict {
-            Verdict::Wait(..) => self.opened = self.opened.or(Some(situation.now)),
-            Verdict::Now(_) => self.opened = None,
+    pub fn decide(&mut self, input: DecisionInput) -> BatchDecision {
+        let decision = decide(&DecisionInput { waiting_since: self.waiting_since, max: self.max, ..input });
+        match decision {
+            BatchDecision::Wait(..) => self.waiting_since = self.waiting_since.or(Some(input.now)),
+            BatchDecision::Now(_) => self.waiting_since = None,
         }
-        verdict
+        decision
     }
 
     /// Ends the batching delay, because the queue is empty or the engine has other work.
-    pub fn close(&mut self) {
-        self.opened = None;
+    pub fn stop_waiting(&mut self) {
+        self.waiting_since = None;
     }
 
     /// Returns the start of the current batching delay.
-    pub fn opened(&self) -> Option<Instant> {
-        self.opened
+    pub fn waiting_since(&self) -> Option<Instant> {
+        self.waiting_since
     }
 
     /// Learns from the cohorts that have expired.
-    fn forget(&mut self, now: Instant) {
+    fn expire_cohorts(&mut self, now: Instant) {
         while let Some(oldest) = self.cohorts.front().copied()
-            && now.saturating_duration_since(oldest.at) > MEMORY
+            && now.saturating_duration_since(oldest.at) > COHORT_TTL
         {
             self.cohorts.pop_front();
             self.learn(oldest);
         }
     }
 
-    fn learn(&mut self, Cohort { answered, back, last_back_after, .. }: Cohort) {
-        self.part_back += GAIN * (f64::from(back) / f64::from(answered) - self.part_back);
-        if back == 0 {
+    fn learn(&mut self, Cohort { responded, returned, last_return_after, .. }: Cohort) {
+        self.return_rate += EWMA_WEIGHT * (f64::from(returned) / f64::from(responded) - self.return_rate);
+        if returned == 0 {
             return;
         }
         // The first sample gets the largest deviation, as in TCP (RFC 6298).
-        let Some((mean, deviation)) = &mut self.back_after else {
-            self.back_after = Some((last_back_after, last_back_after / 2.0));
+        let Some((mean, deviation)) = &mut self.return_time else {
+            self.return_time = Some((last_return_after, last_return_after / 2.0));
             return;
         };
-        let error = last_back_after - *mean;
-        *mean += GAIN * error;
-        *deviation += GAIN * (error.abs() - *deviation);
+        let error = last_return_after - *mean;
+        *mean += EWMA_WEIGHT * error;
+        *deviation += EWMA_WEIGHT * (error.abs() - *deviation);
     }
 }
 
@@ -284,77 +284,77 @@ mod tests {
     const MAX: Duration = Duration::from_millis(5);
 
     /// One request of ten tokens is queued; a batch costs 2 ms and 0.1 ms for each token.
-    fn situation(now: Instant) -> Situation {
-        Situation {
+    fn input(now: Instant) -> DecisionInput {
+        DecisionInput {
             now,
             tokens: 10,
             budget: 500,
             cost: Some(BatchCost { fixed: 2e-3, per_token: 1e-4 }),
             latest_start: None,
-            opened: None,
-            expected: Expected::default(),
+            waiting_since: None,
+            expected: ExpectedPeers::default(),
             max: MAX,
         }
     }
 
-    fn peers(number: f64, by: Instant) -> Expected {
-        Expected { peers: number, peers_by: Some(by), spread: MS }
+    fn peers(number: f64, by: Instant) -> ExpectedPeers {
+        ExpectedPeers { peers: number, peers_by: Some(by), spread: MS }
     }
 
     #[test]
     fn there_is_no_delay_without_expected_peers() {
         let now = origin();
-        assert_eq!(decide(&situation(now)), Verdict::Now(Reason::NobodyExpected));
-        assert_eq!(decide(&Situation { cost: None, ..situation(now) }), Verdict::Now(Reason::CostUnknown));
+        assert_eq!(decide(&input(now)), BatchDecision::Now(StartReason::NoPeersExpected));
+        assert_eq!(decide(&DecisionInput { cost: None, ..input(now) }), BatchDecision::Now(StartReason::CostUnknown));
     }
 
     #[test]
     fn the_delay_lasts_for_peers_that_return_within_the_fixed_cost() {
         let now = origin();
-        let check = |number: f64, back: Duration, expected: Verdict| {
-            let expected_peers = peers(number, now + back);
+        let check = |number: f64, returned: Duration, expected: BatchDecision| {
+            let expected_peers = peers(number, now + returned);
             assert_eq!(
-                decide(&Situation { expected: expected_peers, ..situation(now) }),
+                decide(&DecisionInput { expected: expected_peers, ..input(now) }),
                 expected,
                 "{number}, {back:?}"
             );
         };
-        check(3.0, MS, Verdict::Wait(now + MS));
-        check(3.0, 2 * MS, Verdict::Now(Reason::DoesNotPay));
-        check(0.6, MS, Verdict::Wait(now + MS));
-        check(0.6, MS + MS / 2, Verdict::Now(Reason::DoesNotPay));
-        check(0.4, MS, Verdict::Now(Reason::NobodyExpected));
-        let vague = Expected { spread: 2 * MS, ..peers(3.0, now + MS) };
-        let decided = decide(&Situation { expected: vague, ..situation(now) });
-        assert_eq!(decided, Verdict::Now(Reason::DoesNotPay), "callers without a regular return time are not peers");
+        check(3.0, MS, BatchDecision::Wait(now + MS));
+        check(3.0, 2 * MS, BatchDecision::Now(StartReason::NotWorthwhile));
+        check(0.6, MS, BatchDecision::Wait(now + MS));
+        check(0.6, MS + MS / 2, BatchDecision::Now(StartReason::NotWorthwhile));
+        check(0.4, MS, BatchDecision::Now(StartReason::NoPeersExpected));
+        let vague = ExpectedPeers { spread: 2 * MS, ..peers(3.0, now + MS) };
+        let decided = decide(&DecisionInput { expected: vague, ..input(now) });
+        assert_eq!(decided, BatchDecision::Now(StartReason::NotWorthwhile), "callers without a regular return time are not peers");
     }
 
     #[test]
     fn a_full_batch_and_a_near_deadline_start_without_delay() {
         let now = origin();
-        let waiting = Situation { expected: peers(3.0, now + MS), ..situation(now) };
+        let waiting = DecisionInput { expected: peers(3.0, now + MS), ..input(now) };
         assert_eq!(
-            decide(&Situation { tokens: 500, ..waiting }),
-            Verdict::Now(Reason::Full),
+            decide(&DecisionInput { tokens: 500, ..waiting }),
+            BatchDecision::Now(StartReason::Full),
             "at the budget"
         );
-        assert!(matches!(decide(&Situation { tokens: 499, ..waiting }), Verdict::Wait(..)), "one below it");
-        let near = |latest: Instant| decide(&Situation { latest_start: Some(latest), ..waiting });
-        assert_eq!(near(now), Verdict::Now(Reason::DeadlineNear));
-        assert_eq!(near(now + MS / 2), Verdict::Wait(now + MS / 2));
+        assert!(matches!(decide(&DecisionInput { tokens: 499, ..waiting }), BatchDecision::Wait(..)), "one below it");
+        let near = |latest: Instant| decide(&DecisionInput { latest_start: Some(latest), ..waiting });
+        assert_eq!(near(now), BatchDecision::Now(StartReason::DeadlineNear));
+        assert_eq!(near(now + MS / 2), BatchDecision::Wait(now + MS / 2));
     }
 
     #[test]
     fn the_total_delay_is_bounded() {
         let now = origin();
-        let always = |opened: Instant, max: Duration| {
+        let always = |waiting_since: Instant, max: Duration| {
             let expected = peers(3.0, now + MS);
-            decide(&Situation { expected, opened: Some(opened), max, ..situation(now) })
+            decide(&DecisionInput { expected, waiting_since: Some(waiting_since), max, ..input(now) })
         };
-        assert_eq!(always(now - MS, MAX), Verdict::Wait(now + MS));
-        assert_eq!(always(now - 2 * MS, MAX), Verdict::Now(Reason::WaitedEnough), "the fixed cost");
-        assert_eq!(always(now - MS, MS), Verdict::Now(Reason::WaitedEnough), "the configured maximum");
-        assert_eq!(always(now, Duration::ZERO), Verdict::Now(Reason::WaitedEnough), "turned off");
+        assert_eq!(always(now - MS, MAX), BatchDecision::Wait(now + MS));
+        assert_eq!(always(now - 2 * MS, MAX), BatchDecision::Now(StartReason::MaxDelayReached), "the fixed cost");
+        assert_eq!(always(now - MS, MS), BatchDecision::Now(StartReason::MaxDelayReached), "the configured maximum");
+        assert_eq!(always(now, Duration::ZERO), BatchDecision::Now(StartReason::MaxDelayReached), "turned off");
     }
 
     #[test]
@@ -363,12 +363,12 @@ mod tests {
         let mut now = origin();
         // Four callers, each of which returns half a millisecond after its response; responses every 20 ms.
         for _ in 0..50 {
-            window.answered(now, 4);
+            window.responded(now, 4);
             now += MS / 2;
             (0..4).for_each(|_| window.arrived(now));
             now += 20 * MS;
         }
-        window.answered(now, 4);
+        window.responded(now, 4);
         let expected = window.expected(now);
         assert!((3.5..=4.0).contains(&expected.peers), "{expected:?}");
         let by = expected.peers_by.expect("a time") - now;
@@ -391,9 +391,9 @@ mod tests {
                     window.arrived(now + every * MS * n / batch + every * MS * jitter / 1000 / batch);
                 }
                 now += every * MS;
-                window.answered(now, batch as usize);
+                window.responded(now, batch as usize);
                 let expected = window.expected(now);
-                if matches!(decide(&Situation { expected, ..situation(now) }), Verdict::Wait(_)) {
+                if matches!(decide(&DecisionInput { expected, ..input(now) }), BatchDecision::Wait(_)) {
                     waits += 1;
                 }
             }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 use supervision::request::{Panicked, contain_work};
 
-use replica_core::batch::{Backlog, Batch, Finished, Next, Owner, Plan, RequestId};
+use replica_core::batch::{Backlog, Batch, FinishedBatch, NextAction, RowOwner, BatchPlan, BatchRequestId};
 use replica_core::priority::Priority;
 
 use super::sequence::Sequence;
@@ -19,7 +19,7 @@ use crate::events::{BatchComputed, EngineFailed, EngineWaits, InputsDropped};
 /// A batch that was computed, and whose rows it made.
 pub(super) struct Done {
     batch: Batch<Sequence>,
-    owners: Vec<Vec<Owner>>,
+    owners: Vec<Vec<RowOwner>>,
     /// Or why there are none.
     rows: Result<Computed, String>,
     busy: Duration,
@@ -51,8 +51,8 @@ struct AtHand<'a> {
 }
 
 impl Meanwhile for AtHand<'_> {
-    fn is_wanted(&self, sequence: usize) -> bool {
-        self.shared.lock().planner.is_wanted(self.batch.items[sequence].job)
+    fn has_waiting_owner(&self, sequence: usize) -> bool {
+        self.shared.lock().planner.has_waiting_owner(self.batch.items[sequence].job)
     }
 
     fn is_urgent(&self) -> bool {
@@ -134,11 +134,11 @@ impl Shared {
         if state.closed {
             return None;
         }
-        let Plan { next, expired } = state.planner.between(Instant::now());
+        let BatchPlan { next, expired } = state.planner.next_between_steps(Instant::now());
         self.publish(&state.planner);
         let next = match next {
-            Next::Compute(batch) => Some(batch),
-            Next::Wait(_) | Next::Idle => {
+            NextAction::Compute(batch) => Some(batch),
+            NextAction::Wait(_) | NextAction::Idle => {
                 // Under the lock: whoever comes later says so again.
                 self.lookups.store(false, Ordering::Relaxed);
                 None
@@ -152,8 +152,8 @@ impl Shared {
     /// The engine was busy with this batch for so long.
     fn finish(&self, state: &mut State, ran: Ran, busy: Duration) -> Done {
         let Ran { batch, rows, .. } = ran;
-        let Finished { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
-        let failed: Vec<&Vec<Owner>> = match &rows {
+        let FinishedBatch { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
+        let failed: Vec<&Vec<RowOwner>> = match &rows {
             Ok(computed) => computed.failed.iter().map(|failed| &owners[failed.sequence]).collect(),
             Err(_) => owners.iter().collect(),
         };
@@ -180,10 +180,10 @@ impl Shared {
                 done.into_iter().for_each(|done| self.answer(done));
                 return None;
             }
-            let Plan { next, expired } = state.planner.next(Instant::now());
+            let BatchPlan { next, expired } = state.planner.next(Instant::now());
             self.publish(&state.planner);
             let until = match next {
-                Next::Compute(batch) => {
+                NextAction::Compute(batch) => {
                     drop(state);
                     self.expire(expired);
                     if let Some(done) = done {
@@ -192,11 +192,11 @@ impl Shared {
                     }
                     return Some(batch);
                 }
-                Next::Wait(until) => {
+                NextAction::Wait(until) => {
                     EngineWaits.record(&self.metrics);
                     Some(until)
                 }
-                Next::Idle => None,
+                NextAction::Idle => None,
             };
             if done.is_some() || !expired.is_empty() {
                 drop(state);
@@ -215,7 +215,7 @@ impl Shared {
         }
     }
 
-    fn expire(&self, expired: Vec<(RequestId, u64)>) {
+    fn expire(&self, expired: Vec<(BatchRequestId, u64)>) {
         for (request, inputs) in expired {
             self.replies.refuse(request, Unanswered::Expired);
             InputsDropped { inputs }.record(&self.metrics);
@@ -225,7 +225,7 @@ impl Shared {
     /// Brings rows to their requests.
     pub(super) fn answer(&self, done: Done) {
         let Done { batch, owners, rows, busy } = done;
-        let requests: BTreeSet<RequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
+        let requests: BTreeSet<BatchRequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
         let Computed { rows, failed } = match rows {
             Ok(computed) => computed,
             Err(reason) => {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use replica_core::input::{Cut, End, Overlong, PairCut, Readable, Unreadable};
-use replica_core::turns::HANDFUL_BYTES;
+use replica_core::tokenization::CHUNK_BYTES;
 use tokio::runtime;
 
 use super::*;
@@ -52,13 +52,13 @@ fn encode(pool: &TokenizerPool, texts: &[&str]) -> Result<Vec<Box<[u32]>>, Token
 fn tokens_come_back_in_the_order_of_the_texts() {
     let pool = TokenizerPool::start(tokenizer(10_000, false), 3).expect("threads");
     // Of a thousand texts each seventh fills a handful by itself.
-    let long = "w1 ".repeat(HANDFUL_BYTES / 3 + 1);
+    let long = "w1 ".repeat(CHUNK_BYTES / 3 + 1);
     let texts: Vec<String> =
         (0..1000).map(|i| if i % 7 == 0 { long.clone() } else { format!("w{} w2", i % 97 + 1) }).collect();
     let tokens = encode(&pool, &texts.iter().map(String::as_str).collect::<Vec<_>>()).expect("tokens");
     for (i, tokens) in tokens.iter().enumerate() {
         if i % 7 == 0 {
-            assert_eq!(tokens.len(), HANDFUL_BYTES / 3 + 1, "{i}");
+            assert_eq!(tokens.len(), CHUNK_BYTES / 3 + 1, "{i}");
         } else {
             assert_eq!(**tokens, [i as u32 % 97 + 1, 2], "{i}");
         }

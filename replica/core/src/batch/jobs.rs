@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Input, RequestId};
+use super::{BatchInput, BatchRequestId};
 use crate::priority::{PerPriority, Priority};
 
 /// Identifier of a job within one planner.
@@ -18,23 +18,23 @@ pub struct JobId(u64);
 
 /// Owner of a row: an input of a request, by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Owner {
+pub struct RowOwner {
     /// The request.
-    pub request: RequestId,
+    pub request: BatchRequestId,
     /// Index among the inputs of the request.
     pub index: usize,
 }
 
 /// One input to compute.
-pub(super) struct Job<T> {
+pub(super) struct BatchJob<T> {
     pub(super) input: Arc<T>,
-    pub(super) owners: BTreeSet<Owner>,
+    pub(super) owners: BTreeSet<RowOwner>,
     /// Number of owners per priority.
     priorities: PerPriority<usize>,
     pub(super) running: bool,
 }
 
-impl<T> Job<T> {
+impl<T> BatchJob<T> {
     /// Returns the priority of the most urgent owner.
     pub(super) fn priority(&self) -> Priority {
         if self.priorities.interactive > 0 { Priority::Interactive } else { Priority::Bulk }
@@ -42,7 +42,7 @@ impl<T> Job<T> {
 }
 
 /// Result of adding an owner.
-pub(super) enum Joined {
+pub(super) enum JoinOutcome {
     /// A new job was created.
     New,
     /// The owner joined a queued job, which had this priority before.
@@ -53,30 +53,30 @@ pub(super) enum Joined {
 
 /// All jobs that are not finished.
 pub(super) struct Jobs<T> {
-    jobs: BTreeMap<JobId, Job<T>>,
+    jobs: BTreeMap<JobId, BatchJob<T>>,
     by_input: BTreeMap<Arc<T>, JobId>,
     last_id: u64,
 }
 
-impl<T: Input> Jobs<T> {
+impl<T: BatchInput> Jobs<T> {
     pub(super) fn new() -> Jobs<T> {
         Jobs { jobs: BTreeMap::new(), by_input: BTreeMap::new(), last_id: 0 }
     }
 
     /// Adds an owner with `priority` to the job of `input`, which is created if it does not exist.
-    pub(super) fn join(&mut self, input: T, owner: Owner, priority: Priority) -> (JobId, Joined) {
+    pub(super) fn join(&mut self, input: T, owner: RowOwner, priority: Priority) -> (JobId, JoinOutcome) {
         let (id, joined) = match self.by_input.get(&input) {
             Some(id) => {
                 let job = &self.jobs[id];
-                (*id, if job.running { Joined::Running } else { Joined::Waiting(job.priority()) })
+                (*id, if job.running { JoinOutcome::Running } else { JoinOutcome::Waiting(job.priority()) })
             }
             None => {
                 self.last_id += 1;
                 let (id, input) = (JobId(self.last_id), Arc::new(input));
                 self.by_input.insert(Arc::clone(&input), id);
                 let (owners, priorities) = (BTreeSet::new(), PerPriority::default());
-                self.jobs.insert(id, Job { input, owners, priorities, running: false });
-                (id, Joined::New)
+                self.jobs.insert(id, BatchJob { input, owners, priorities, running: false });
+                (id, JoinOutcome::New)
             }
         };
         let job = self.jobs.get_mut(&id).expect("the job was found or created above");
@@ -87,11 +87,11 @@ impl<T: Input> Jobs<T> {
 
     /// Removes all inputs of `request`, which has `priority`, from a queued job; returns the job if it has no owner
     /// left.
-    pub(super) fn leave(&mut self, id: JobId, request: RequestId, priority: Priority) -> Option<Job<T>> {
+    pub(super) fn leave(&mut self, id: JobId, request: BatchRequestId, priority: Priority) -> Option<BatchJob<T>> {
         let job = self.jobs.get_mut(&id)?;
         assert!(!job.running, "owners of a running job are removed when it finishes");
         let before = job.owners.len();
-        let (first, last) = (Owner { request, index: 0 }, Owner { request, index: usize::MAX });
+        let (first, last) = (RowOwner { request, index: 0 }, RowOwner { request, index: usize::MAX });
         while let Some(owner) = job.owners.range(first..=last).next().copied() {
             job.owners.remove(&owner);
         }
@@ -100,17 +100,17 @@ impl<T: Input> Jobs<T> {
         if job.owners.is_empty() { self.remove(id) } else { None }
     }
 
-    pub(super) fn get(&self, id: JobId) -> Option<&Job<T>> {
+    pub(super) fn get(&self, id: JobId) -> Option<&BatchJob<T>> {
         self.jobs.get(&id)
     }
 
     /// Returns the job if it has not started.
-    pub(super) fn waiting(&self, id: JobId) -> Option<&Job<T>> {
+    pub(super) fn waiting(&self, id: JobId) -> Option<&BatchJob<T>> {
         self.jobs.get(&id).filter(|job| !job.running)
     }
 
     /// Marks the job as being computed.
-    pub(super) fn begin(&mut self, id: JobId) {
+    pub(super) fn start(&mut self, id: JobId) {
         let job = self.jobs.get_mut(&id).expect("a queued job exists");
         assert!(!job.running, "a job starts once");
         job.running = true;
@@ -126,7 +126,7 @@ impl<T: Input> Jobs<T> {
     }
 
     /// Removes a job that is finished or has no owner left.
-    pub(super) fn remove(&mut self, id: JobId) -> Option<Job<T>> {
+    pub(super) fn remove(&mut self, id: JobId) -> Option<BatchJob<T>> {
         self.seal(id);
         self.jobs.remove(&id)
     }

@@ -27,27 +27,27 @@ mod share;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-pub use jobs::{JobId, Owner};
-pub use plan::{Batch, Finished, Item, Next, Plan};
+pub use jobs::{JobId, RowOwner};
+pub use plan::{Batch, FinishedBatch, Item, NextAction, BatchPlan};
 pub use settings::{BULK_SHARE_PERCENT, BatchSettings, INTERACTIVE_BATCH_TOKENS, WINDOW_MAX};
 
-use self::jobs::{Jobs, Joined};
+use self::jobs::{Jobs, JoinOutcome};
 use self::queue::FairQueue;
-use self::share::Share;
+use self::share::PriorityShare;
 use crate::cost::{BatchCost, CostModel};
 use crate::priority::{PerPriority, Priority};
 use crate::rate::TokenRate;
-use crate::window::{Reason, Situation, Verdict, Window};
+use crate::window::{StartReason, DecisionInput, BatchDecision, Window};
 
 /// Maximum percentage of the queue that bulk may fill; the rest is reserved for interactive requests.
 pub const BULK_QUEUE_PERCENT: u64 = 75;
 /// Time without a turn after which the next input of a request becomes urgent, by priority. A second is long for an
 /// interactive request; a backfill that progresses every half minute is not starved.
-const PATIENCE: PerPriority<Duration> =
+const STARVATION_LIMITS: PerPriority<Duration> =
     PerPriority { interactive: Duration::from_secs(1), bulk: Duration::from_secs(30) };
 
 /// One input, as the planner sees it. Equal inputs are the same work.
-pub trait Input: Ord {
+pub trait BatchInput: Ord {
     /// Property that the inputs of one batch must share.
     type Class: Copy + Eq;
     /// Returns the cost of the input in tokens.
@@ -58,13 +58,13 @@ pub trait Input: Ord {
 
 /// Identifier of a request within one planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(u64);
+pub struct BatchRequestId(u64);
 
 /// Result of admitting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Admitted {
+pub struct AdmittedRequest {
     /// Identifier of the request.
-    pub request: RequestId,
+    pub request: BatchRequestId,
     /// Inputs that share a job that was already queued or running, of this request or of another one.
     pub joined: u64,
 }
@@ -111,7 +111,7 @@ pub struct PriorityLoad {
     /// Queued work, each job once, at the priority of its most urgent owner.
     pub queued: Backlog,
     /// Requested work that is queued; equal inputs count once per request.
-    pub asked: Backlog,
+    pub requested: Backlog,
 }
 
 /// Request with outstanding rows.
@@ -122,9 +122,9 @@ struct Request {
 }
 
 /// Request queue and batch planner.
-pub struct BatchPlanner<T: Input> {
+pub struct BatchPlanner<T: BatchInput> {
     max_queue_tokens: u64,
-    requests: BTreeMap<RequestId, Request>,
+    requests: BTreeMap<BatchRequestId, Request>,
     jobs: Jobs<T>,
     queues: PerPriority<FairQueue<T::Class>>,
     loads: PerPriority<PriorityLoad>,
@@ -132,13 +132,13 @@ pub struct BatchPlanner<T: Input> {
     last_id: u64,
     /// Tokens of a rejected interactive request, until there is capacity for it.
     shed: Option<u64>,
-    share: Share,
+    share: PriorityShare,
     window: Window,
     cost: CostModel,
     rate: TokenRate,
 }
 
-impl<T: Input> BatchPlanner<T> {
+impl<T: BatchInput> BatchPlanner<T> {
     /// Creates a planner with `settings` and a queue of at most `max_queue_tokens`.
     pub fn new(settings: BatchSettings, max_queue_tokens: u64) -> BatchPlanner<T> {
         BatchPlanner {
@@ -146,14 +146,14 @@ impl<T: Input> BatchPlanner<T> {
             requests: BTreeMap::new(),
             jobs: Jobs::new(),
             queues: PerPriority {
-                interactive: FairQueue::new(PATIENCE.interactive),
-                bulk: FairQueue::new(PATIENCE.bulk),
+                interactive: FairQueue::new(STARVATION_LIMITS.interactive),
+                bulk: FairQueue::new(STARVATION_LIMITS.bulk),
             },
             loads: PerPriority::default(),
             running: Backlog::default(),
             last_id: 0,
             shed: None,
-            share: Share::new(settings),
+            share: PriorityShare::new(settings),
             window: Window::new(settings.window_max),
             cost: CostModel::default(),
             rate: TokenRate::default(),
@@ -170,13 +170,13 @@ impl<T: Input> BatchPlanner<T> {
         inputs: Vec<T>,
         deadline: Option<Instant>,
         now: Instant,
-    ) -> Result<Admitted, QueueFull> {
-        let tokens: u64 = inputs.iter().map(Input::tokens).sum();
+    ) -> Result<AdmittedRequest, QueueFull> {
+        let tokens: u64 = inputs.iter().map(BatchInput::tokens).sum();
         self.admit(priority, tokens)?;
         self.last_id += 1;
-        let request = RequestId(self.last_id);
-        let Some(class) = inputs.first().map(Input::class) else {
-            return Ok(Admitted { request, joined: 0 });
+        let request = BatchRequestId(self.last_id);
+        let Some(class) = inputs.first().map(BatchInput::class) else {
+            return Ok(AdmittedRequest { request, joined: 0 });
         };
         self.window.arrived(now);
         self.share.arrived(priority, now);
@@ -184,14 +184,14 @@ impl<T: Input> BatchPlanner<T> {
         let (mut waits, mut left, mut joined) = (VecDeque::new(), Backlog::default(), 0);
         for (index, input) in inputs.into_iter().enumerate() {
             let tokens = input.tokens();
-            let (job, how) = self.jobs.join(input, Owner { request, index }, priority);
+            let (job, how) = self.jobs.join(input, RowOwner { request, index }, priority);
             match how {
-                Joined::New => self.loads.of_mut(priority).queued.add(tokens, 1),
-                Joined::Waiting(before) => {
+                JoinOutcome::New => self.loads.of_mut(priority).queued.add(tokens, 1),
+                JoinOutcome::Waiting(before) => {
                     joined += 1;
-                    self.moved(job, before);
+                    self.update_priority(job, before);
                 }
-                Joined::Running => {
+                JoinOutcome::Running => {
                     joined += 1;
                     continue;
                 }
@@ -201,17 +201,17 @@ impl<T: Input> BatchPlanner<T> {
         }
         if left.inputs > 0 {
             let load = self.loads.of_mut(priority);
-            load.asked.add(left.tokens, left.inputs);
+            load.requested.add(left.tokens, left.inputs);
             load.requests += 1;
             self.queues.of_mut(priority).push(request, class, deadline, (waits, left), now);
         }
-        Ok(Admitted { request, joined })
+        Ok(AdmittedRequest { request, joined })
     }
 
     /// Checks whether the queue has capacity for `tokens` at this priority.
     fn admit(&mut self, priority: Priority, tokens: u64) -> Result<(), QueueFull> {
-        let asked = self.loads.interactive.asked.tokens + self.loads.bulk.asked.tokens;
-        let excess = |tokens: u64, limit: u64| (asked + tokens).saturating_sub(limit);
+        let requested = self.loads.interactive.requested.tokens + self.loads.bulk.requested.tokens;
+        let excess = |tokens: u64, limit: u64| (requested + tokens).saturating_sub(limit);
         self.shed = self.shed.filter(|shed| excess(*shed, self.max_queue_tokens) > 0);
         let (limit, excess) = match priority {
             Priority::Interactive => (self.max_queue_tokens, excess(tokens, self.max_queue_tokens)),
@@ -235,24 +235,24 @@ impl<T: Input> BatchPlanner<T> {
     }
 
     /// Cancels `request`; returns how many of its inputs will not be computed for it.
-    pub fn cancel(&mut self, request: RequestId) -> u64 {
+    pub fn cancel(&mut self, request: BatchRequestId) -> u64 {
         let Some(Request { priority, .. }) = self.requests.remove(&request) else { return 0 };
         let Some(waiting) = self.queues.of_mut(priority).remove(request) else { return 0 };
         let load = self.loads.of_mut(priority);
         load.requests -= 1;
-        load.asked.sub(waiting.left.tokens, waiting.left.inputs);
+        load.requested.sub(waiting.left.tokens, waiting.left.inputs);
         for job in waiting.jobs() {
-            let Some(before) = self.jobs.waiting(job).map(jobs::Job::priority) else { continue };
+            let Some(before) = self.jobs.waiting(job).map(jobs::BatchJob::priority) else { continue };
             match self.jobs.leave(job, request, priority) {
                 Some(abandoned) => self.loads.of_mut(before).queued.sub(abandoned.input.tokens(), 1),
-                None => self.moved(job, before),
+                None => self.update_priority(job, before),
             }
         }
         waiting.left.inputs
     }
 
     /// Returns the next action for the engine.
-    pub fn next(&mut self, now: Instant) -> Plan<T> {
+    pub fn next(&mut self, now: Instant) -> BatchPlan<T> {
         let expired = self.expire(now);
         let budget = self.share.budget(self.cost.cost(), now);
         let waits = PerPriority {
@@ -264,30 +264,30 @@ impl<T: Input> BatchPlanner<T> {
             bulk: self.loads.bulk.queued.tokens,
         };
         let Some(priority) = self.share.choose(waits, queued, budget) else {
-            self.window.close();
-            return Plan { next: Next::Idle, expired };
+            self.window.stop_waiting();
+            return BatchPlan { next: NextAction::Idle, expired };
         };
-        let opened = self.window.opened();
-        let verdict = if *waits.of(priority.other()) {
-            self.window.close();
-            Verdict::Now(Reason::OtherPriority)
+        let waiting_since = self.window.waiting_since();
+        let decision = if *waits.of(priority.other()) {
+            self.window.stop_waiting();
+            BatchDecision::Now(StartReason::OtherPriority)
         } else {
-            let situation = self.situation(priority, budget, now);
-            self.window.ask(situation)
+            let decision_input = self.decision_input(priority, budget, now);
+            self.window.decide(decision_input)
         };
-        let reason = match verdict {
-            Verdict::Now(reason) => reason,
-            Verdict::Wait(until) => return Plan { next: Next::Wait(until), expired },
+        let reason = match decision {
+            BatchDecision::Now(reason) => reason,
+            BatchDecision::Wait(until) => return BatchPlan { next: NextAction::Wait(until), expired },
         };
-        let waited = opened.map_or(Duration::ZERO, |opened| now.saturating_duration_since(opened));
-        let batch = Batch { items: self.begin(priority, budget, now), priority, reason, waited };
+        let waited = waiting_since.map_or(Duration::ZERO, |waiting_since| now.saturating_duration_since(waiting_since));
+        let batch = Batch { items: self.start(priority, budget, now), priority, reason, waited };
         self.share.served(priority, batch.size().tokens, !self.queues.bulk.is_empty());
-        Plan { next: Next::Compute(batch), expired }
+        BatchPlan { next: NextAction::Compute(batch), expired }
     }
 
     /// Returns a batch of interactive requests to compute between two steps of a bulk batch, if any are queued and bulk
     /// has received its share. [`NextAction::Idle`] means that the bulk batch continues.
-    pub fn between(&mut self, now: Instant) -> Plan<T> {
+    pub fn next_between_steps(&mut self, now: Instant) -> BatchPlan<T> {
         let expired = self.expire(now);
         let interactive = !self.queues.interactive.is_empty();
         // The bulk work that counts is the interrupted batch: it continues when interactive requests have had their
@@ -297,17 +297,17 @@ impl<T: Input> BatchPlanner<T> {
         if self.share.choose(PerPriority { interactive, bulk: true }, queued, queued.bulk)
             == Some(Priority::Bulk)
         {
-            return Plan { next: Next::Idle, expired };
+            return BatchPlan { next: NextAction::Idle, expired };
         }
-        let items = self.begin(Priority::Interactive, self.budget(now), now);
+        let items = self.start(Priority::Interactive, self.budget(now), now);
         let batch =
-            Batch { items, priority: Priority::Interactive, reason: Reason::Between, waited: Duration::ZERO };
+            Batch { items, priority: Priority::Interactive, reason: StartReason::BetweenSteps, waited: Duration::ZERO };
         self.share.served(Priority::Interactive, batch.size().tokens, true);
-        Plan { next: Next::Compute(batch), expired }
+        BatchPlan { next: NextAction::Compute(batch), expired }
     }
 
     /// Takes a batch out of a priority that is not empty.
-    fn begin(&mut self, priority: Priority, budget: u64, now: Instant) -> Vec<Item<T>> {
+    fn start(&mut self, priority: Priority, budget: u64, now: Instant) -> Vec<Item<T>> {
         let items = self.fill(priority, budget, now);
         let (tokens, inputs) = (items.iter().map(|item| item.tokens).sum(), items.len() as u64);
         assert!(inputs > 0, "a batch of a queue that is not empty is not empty");
@@ -317,7 +317,7 @@ impl<T: Input> BatchPlanner<T> {
     }
 
     /// Records that `batch` finished after `busy`.
-    pub fn finished(&mut self, batch: &Batch<T>, busy: Duration, now: Instant) -> Finished {
+    pub fn finished(&mut self, batch: &Batch<T>, busy: Duration, now: Instant) -> FinishedBatch {
         let Backlog { tokens, inputs } = batch.size();
         self.running.sub(tokens, inputs);
         self.rate.observe(tokens, busy);
@@ -339,13 +339,13 @@ impl<T: Input> BatchPlanner<T> {
             owners
         };
         let owners = batch.items.iter().map(&mut owners_of).collect();
-        self.window.answered(now, complete.len());
-        Finished { owners, complete }
+        self.window.responded(now, complete.len());
+        FinishedBatch { owners, complete }
     }
 
     /// Returns whether a request still waits for a job that is being computed. If not, no request can join it any more,
     /// and the engine may cancel it.
-    pub fn is_wanted(&mut self, job: JobId) -> bool {
+    pub fn has_waiting_owner(&mut self, job: JobId) -> bool {
         let Some(found) = self.jobs.get(job) else { return false };
         let wanted = found.owners.iter().any(|owner| self.requests.contains_key(&owner.request));
         if !wanted {
@@ -389,26 +389,26 @@ impl<T: Input> BatchPlanner<T> {
         self.rate.tokens_per_second()
     }
 
-    fn situation(&mut self, priority: Priority, budget: u64, now: Instant) -> Situation {
+    fn decision_input(&mut self, priority: Priority, budget: u64, now: Instant) -> DecisionInput {
         let queued = self.loads.of(priority).queued;
         let cost = self.cost.cost();
         let latest_start = self.queues.of(priority).first_deadline().map(|(deadline, _)| {
             let takes = cost.map_or(Duration::ZERO, |cost| cost.time(queued.tokens.min(budget)));
             deadline.checked_sub(takes).unwrap_or(now)
         });
-        Situation {
+        DecisionInput {
             now,
             tokens: queued.tokens,
             budget,
             cost,
             latest_start,
-            opened: None,
+            waiting_since: None,
             expected: self.window.expected(now),
             max: Duration::ZERO,
         }
     }
 
-    fn expire(&mut self, now: Instant) -> Vec<(RequestId, u64)> {
+    fn expire(&mut self, now: Instant) -> Vec<(BatchRequestId, u64)> {
         let mut expired = Vec::new();
         for priority in Priority::ALL {
             while let Some((deadline, request)) = self.queues.of(priority).first_deadline()
@@ -421,7 +421,7 @@ impl<T: Input> BatchPlanner<T> {
     }
 
     /// Updates the loads after the owners of a queued job, and with them possibly its priority, have changed.
-    fn moved(&mut self, job: JobId, before: Priority) {
+    fn update_priority(&mut self, job: JobId, before: Priority) {
         let Some(job) = self.jobs.waiting(job) else { return };
         if job.priority() != before {
             let tokens = job.input.tokens();

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Backlog, JobId, Owner, RequestId};
+use super::{Backlog, JobId, RowOwner, BatchRequestId};
 use crate::priority::Priority;
-use crate::window::Reason;
+use crate::window::StartReason;
 
 /// One job of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Batch<T> {
     /// Priority of the batch.
     pub priority: Priority,
     /// Why the batch starts now.
-    pub reason: Reason,
+    pub reason: StartReason,
     /// Batching delay before it.
     pub waited: Duration,
 }
@@ -41,16 +41,16 @@ impl<T> Batch<T> {
 
 /// Result of [`BatchPlanner::next`].
 #[derive(Debug, PartialEq, Eq)]
-pub struct Plan<T> {
+pub struct BatchPlan<T> {
     /// Action for the engine.
-    pub next: Next<T>,
+    pub next: NextAction<T>,
     /// Requests whose deadline has passed, with the number of their inputs that will not be computed for them.
-    pub expired: Vec<(RequestId, u64)>,
+    pub expired: Vec<(BatchRequestId, u64)>,
 }
 
 /// Next action of the engine.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next<T> {
+pub enum NextAction<T> {
     /// Compute this batch.
     Compute(Batch<T>),
     /// Wait until this time, or until a request arrives.
@@ -61,9 +61,9 @@ pub enum Next<T> {
 
 /// Result of a finished batch.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Finished {
+pub struct FinishedBatch {
     /// Owners of each item's row, in the order of the batch; empty if all of them were cancelled.
-    pub owners: Vec<Vec<Owner>>,
+    pub owners: Vec<Vec<RowOwner>>,
     /// Requests that now have all their rows.
-    pub complete: BTreeSet<RequestId>,
+    pub complete: BTreeSet<BatchRequestId>,
 }

@@ -19,18 +19,18 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
-use super::{Backlog, JobId, RequestId};
+use super::{Backlog, JobId, BatchRequestId};
 
 /// Key in the order of deadlines.
-pub(super) type Due = (Instant, RequestId);
+pub(super) type DeadlineKey = (Instant, BatchRequestId);
 /// Key in the order of rounds.
-pub(super) type Turn = (u64, RequestId);
+pub(super) type RoundKey = (u64, BatchRequestId);
 
 /// Request with queued inputs.
-pub(super) struct Waiting<C> {
+pub(super) struct QueuedRequest<C> {
     pub(super) class: C,
     pub(super) deadline: Option<Instant>,
-    patience_ends: Instant,
+    urgent_at: Instant,
     turn: u64,
     /// In order. Some may have been started already for another owner.
     jobs: VecDeque<JobId>,
@@ -40,53 +40,53 @@ pub(super) struct Waiting<C> {
 
 /// Why a request is urgent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pressing {
+pub(super) enum Urgency {
     /// Its deadline is near.
     Deadline,
     /// It has had no turn for the starvation limit.
-    Patience,
+    Starvation,
 }
 
 /// Queued requests of one priority.
 pub(super) struct FairQueue<C> {
-    patience: Duration,
-    waiting: BTreeMap<RequestId, Waiting<C>>,
-    turns: BTreeSet<Turn>,
-    deadlines: BTreeSet<Due>,
-    patience_ends: BTreeSet<Due>,
+    starvation_limit: Duration,
+    waiting: BTreeMap<BatchRequestId, QueuedRequest<C>>,
+    turns: BTreeSet<RoundKey>,
+    deadlines: BTreeSet<DeadlineKey>,
+    urgent_at: BTreeSet<DeadlineKey>,
 }
 
 impl<C: Copy> FairQueue<C> {
-    pub(super) fn new(patience: Duration) -> FairQueue<C> {
+    pub(super) fn new(starvation_limit: Duration) -> FairQueue<C> {
         FairQueue {
-            patience,
+            starvation_limit,
             waiting: BTreeMap::new(),
             turns: BTreeSet::new(),
             deadlines: BTreeSet::new(),
-            patience_ends: BTreeSet::new(),
+            urgent_at: BTreeSet::new(),
         }
     }
 
     pub(super) fn push(
         &mut self,
-        request: RequestId,
+        request: BatchRequestId,
         class: C,
         deadline: Option<Instant>,
         (jobs, left): (VecDeque<JobId>, Backlog),
         now: Instant,
     ) {
         let turn = self.turns.first().map_or(0, |(turn, _)| *turn);
-        let patience_ends = now + self.patience;
+        let urgent_at = now + self.starvation_limit;
         self.turns.insert((turn, request));
-        self.patience_ends.insert((patience_ends, request));
+        self.urgent_at.insert((urgent_at, request));
         self.deadlines.extend(deadline.map(|deadline| (deadline, request)));
-        self.waiting.insert(request, Waiting { class, deadline, patience_ends, turn, jobs, left });
+        self.waiting.insert(request, QueuedRequest { class, deadline, urgent_at, turn, jobs, left });
     }
 
-    pub(super) fn remove(&mut self, request: RequestId) -> Option<Waiting<C>> {
+    pub(super) fn remove(&mut self, request: BatchRequestId) -> Option<QueuedRequest<C>> {
         let waiting = self.waiting.remove(&request)?;
         self.turns.remove(&(waiting.turn, request));
-        self.patience_ends.remove(&(waiting.patience_ends, request));
+        self.urgent_at.remove(&(waiting.urgent_at, request));
         if let Some(deadline) = waiting.deadline {
             self.deadlines.remove(&(deadline, request));
         }
@@ -94,7 +94,7 @@ impl<C: Copy> FairQueue<C> {
     }
 
     /// Accounts for an input of `request` that has started, in its own turn or for another owner.
-    pub(super) fn begun(&mut self, request: RequestId, tokens: u64) {
+    pub(super) fn started(&mut self, request: BatchRequestId, tokens: u64) {
         let Some(waiting) = self.waiting.get_mut(&request) else { return };
         waiting.left.tokens -= tokens;
         waiting.left.inputs -= 1;
@@ -104,18 +104,18 @@ impl<C: Copy> FairQueue<C> {
     }
 
     /// Moves `request` to the next round.
-    pub(super) fn had_turn(&mut self, request: RequestId, now: Instant) {
+    pub(super) fn finish_turn(&mut self, request: BatchRequestId, now: Instant) {
         let Some(waiting) = self.waiting.get_mut(&request) else { return };
         self.turns.remove(&(waiting.turn, request));
-        self.patience_ends.remove(&(waiting.patience_ends, request));
+        self.urgent_at.remove(&(waiting.urgent_at, request));
         waiting.turn += 1;
-        waiting.patience_ends = now + self.patience;
+        waiting.urgent_at = now + self.starvation_limit;
         self.turns.insert((waiting.turn, request));
-        self.patience_ends.insert((waiting.patience_ends, request));
+        self.urgent_at.insert((waiting.urgent_at, request));
     }
 
     /// Returns the first input of `request` that `is_queued` accepts, and drops those before it.
-    pub(super) fn front(&mut self, request: RequestId, waits: impl Fn(JobId) -> bool) -> Option<(JobId, C)> {
+    pub(super) fn front(&mut self, request: BatchRequestId, waits: impl Fn(JobId) -> bool) -> Option<(JobId, C)> {
         let waiting = self.waiting.get_mut(&request)?;
         while let Some(job) = waiting.jobs.front().copied() {
             if waits(job) {
@@ -127,34 +127,34 @@ impl<C: Copy> FairQueue<C> {
     }
 
     /// Returns the next request in the order of rounds.
-    pub(super) fn next_turn(&self, after: Option<Turn>) -> Option<Turn> {
+    pub(super) fn next_turn(&self, after: Option<RoundKey>) -> Option<RoundKey> {
         self.turns.range((after.map_or(Unbounded, Excluded), Unbounded)).next().copied()
     }
 
     /// Returns the next urgent request: one with a deadline up to `horizon` that `can_meet` accepts, or one past its
     /// starvation limit.
-    pub(super) fn next_pressing(
+    pub(super) fn next_urgent(
         &self,
-        after: Option<Due>,
+        after: Option<DeadlineKey>,
         now: Instant,
         horizon: Option<Instant>,
-        makes: impl Fn(Instant, Backlog) -> bool,
-    ) -> Option<(Due, Pressing)> {
+        can_meet: impl Fn(Instant, Backlog) -> bool,
+    ) -> Option<(DeadlineKey, Urgency)> {
         let range = (after.map_or(Unbounded, Excluded), Unbounded);
-        let pressing = |due: &&Due| horizon.is_none_or(|horizon| due.0 <= horizon);
-        let deadline = self.deadlines.range(range).take_while(pressing);
+        let urgent = |due: &&DeadlineKey| horizon.is_none_or(|horizon| due.0 <= horizon);
+        let deadline = self.deadlines.range(range).take_while(urgent);
         let deadline =
-            deadline.copied().find(|(deadline, request)| makes(*deadline, self.waiting[request].left));
-        let patience = self.patience_ends.range(range).next().copied().filter(|(ends, _)| *ends <= now);
-        match (deadline, patience) {
-            (Some(deadline), Some(patience)) if patience < deadline => Some((patience, Pressing::Patience)),
-            (Some(deadline), _) => Some((deadline, Pressing::Deadline)),
-            (None, patience) => Some((patience?, Pressing::Patience)),
+            deadline.copied().find(|(deadline, request)| can_meet(*deadline, self.waiting[request].left));
+        let starved = self.urgent_at.range(range).next().copied().filter(|(ends, _)| *ends <= now);
+        match (deadline, starved) {
+            (Some(deadline), Some(starved)) if starved < deadline => Some((starved, Urgency::Starvation)),
+            (Some(deadline), _) => Some((deadline, Urgency::Deadline)),
+            (None, starved) => Some((starved?, Urgency::Starvation)),
         }
     }
 
     /// Returns the earliest deadline.
-    pub(super) fn first_deadline(&self) -> Option<Due> {
+    pub(super) fn first_deadline(&self) -> Option<DeadlineKey> {
         self.deadlines.first().copied()
     }
 
@@ -169,7 +169,7 @@ impl<C: Copy> FairQueue<C> {
     }
 }
 
-impl<C> Waiting<C> {
+impl<C> QueuedRequest<C> {
     /// Returns the jobs of its outstanding inputs; some of them may have started.
     pub(super) fn jobs(&self) -> impl Iterator<Item = JobId> + '_ {
         self.jobs.iter().copied()

@@ -27,7 +27,7 @@ use crate::priority::{PerPriority, Priority};
 
 /// Time after the last interactive request for which batches stay short. A user who reads results sends the next query
 /// within seconds; and short batches cost so little that too long a time is the smaller mistake.
-const MEMORY: Duration = Duration::from_secs(5);
+const SHORT_BATCH_MEMORY: Duration = Duration::from_secs(5);
 /// Fraction of the full speed of short batches. The lost 3 %, and the cost of twenty interactive requests a second,
 /// leave a backfill 90 % of its throughput.
 const SHORT_SPEED: f64 = 0.97;
@@ -44,16 +44,16 @@ const LEAST_TOKENS: u64 = 32;
 
 /// Selects the priority of the next batch.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct PriorityShare {
     settings: BatchSettings,
     /// Tokens that bulk may use before a queued interactive request, times [`PriorityShare::interactive_percent`].
     credit: u64,
-    last_lookup: Option<Instant>,
+    last_interactive: Option<Instant>,
 }
 
-impl Share {
-    pub(super) fn new(settings: BatchSettings) -> Share {
-        Share { settings, credit: 0, last_lookup: None }
+impl PriorityShare {
+    pub(super) fn new(settings: BatchSettings) -> PriorityShare {
+        PriorityShare { settings, credit: 0, last_interactive: None }
     }
 
     /// At least one, and at most 99: a priority without any share would starve.
@@ -68,7 +68,7 @@ impl Share {
     /// Records the arrival of a request.
     pub(super) fn arrived(&mut self, priority: Priority, now: Instant) {
         if priority == Priority::Interactive {
-            self.last_lookup = Some(now);
+            self.last_interactive = Some(now);
         }
     }
 
@@ -104,7 +104,7 @@ impl Share {
     /// Returns the maximum number of tokens of the next batch.
     pub(super) fn budget(&self, cost: Option<BatchCost>, now: Instant) -> u64 {
         let BatchSettings { batch_tokens, interactive_batch_tokens, .. } = self.settings;
-        if self.last_lookup.is_none_or(|last| now.saturating_duration_since(last) >= MEMORY) {
+        if self.last_interactive.is_none_or(|last| now.saturating_duration_since(last) >= SHORT_BATCH_MEMORY) {
             return batch_tokens;
         }
         let most = interactive_batch_tokens.min(batch_tokens);
@@ -132,7 +132,7 @@ mod tests {
 
     #[track_caller]
     fn check(fixed: f64, per_token: f64, tokens: u64) {
-        let (mut share, now) = (Share::new(SETTINGS), origin());
+        let (mut share, now) = (PriorityShare::new(SETTINGS), origin());
         share.arrived(Priority::Interactive, now);
         let budget = share.budget(Some(BatchCost { fixed, per_token }), now);
         assert!(budget.abs_diff(tokens) <= 1, "{budget} instead of {tokens}, but for rounding");
@@ -151,22 +151,22 @@ mod tests {
 
     #[test]
     fn batches_are_full_while_there_are_no_interactive_requests() {
-        let (mut share, now) = (Share::new(SETTINGS), origin());
+        let (mut share, now) = (PriorityShare::new(SETTINGS), origin());
         let cost = Some(BatchCost { fixed: 2e-3, per_token: 1e-4 });
         assert_eq!(share.budget(cost, now), 4096);
         share.arrived(Priority::Bulk, now);
         assert_eq!(share.budget(cost, now), 4096);
         share.arrived(Priority::Interactive, now);
         assert_eq!(share.budget(None, now), 1024, "before anything is learnt");
-        let almost = now + MEMORY - Duration::from_millis(1);
-        assert_eq!((share.budget(cost, almost), share.budget(cost, now + MEMORY)), (647, 4096));
+        let almost = now + SHORT_BATCH_MEMORY - Duration::from_millis(1);
+        assert_eq!((share.budget(cost, almost), share.budget(cost, now + SHORT_BATCH_MEMORY)), (647, 4096));
     }
 
     #[test]
     fn bulk_is_next_when_its_credit_covers_its_batch_and_earlier_bulk_is_charged() {
         let both = PerPriority { interactive: true, bulk: true };
         let queued = PerPriority { interactive: 1000, bulk: 1000 };
-        let mut share = Share::new(SETTINGS);
+        let mut share = PriorityShare::new(SETTINGS);
         for _ in 0..3 {
             assert_eq!(share.choose(both, queued, 100), Some(Priority::Interactive));
             share.served(Priority::Interactive, 100, true);

@@ -7,7 +7,7 @@ mod simulator;
 
 use std::time::{Duration, Instant};
 
-use replica_core::batch::{BatchSettings, Input};
+use replica_core::batch::{BatchSettings, BatchInput};
 
 /// Where a test's time begins; it goes on only as the test says.
 #[expect(clippy::disallowed_methods, reason = "an instant cannot be made in any other way")]
@@ -43,7 +43,7 @@ impl Text {
     }
 }
 
-impl Input for Text {
+impl BatchInput for Text {
     type Class = u8;
 
     fn tokens(&self) -> u64 {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use replica_core::batch::{Backlog, Batch, BatchPlanner, BatchSettings, Finished, Next, Plan, RequestId};
+use replica_core::batch::{Backlog, Batch, BatchPlanner, BatchSettings, FinishedBatch, NextAction, BatchPlan, BatchRequestId};
 use replica_core::priority::Priority;
-use replica_core::window::Reason;
+use replica_core::window::StartReason;
 
 use crate::{Text, origin, settings};
 
@@ -22,9 +22,9 @@ enum Step {
     /// The caller of one of the requests goes away.
     Cancel(prop::sample::Index),
     /// So many milliseconds pass, then the engine asks for work; it has at most one more batch under way.
-    Next(u64),
+    NextAction(u64),
     /// The engine asks between two steps of a batch of bulk, if it has one.
-    Between,
+    BetweenSteps,
     /// The engine is done with its oldest batch.
     Finish,
 }
@@ -40,8 +40,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (priority(), 0u8..2, texts, prop::option::of(0u64..40))
             .prop_map(|(priority, class, texts, life)| Step::Push(priority, class, texts, life)),
         1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
-        3 => (0u64..10).prop_map(Step::Next),
-        2 => Just(Step::Between),
+        3 => (0u64..10).prop_map(Step::NextAction),
+        2 => Just(Step::BetweenSteps),
         3 => Just(Step::Finish),
     ]
 }
@@ -67,7 +67,7 @@ struct Pushed {
 struct World {
     planner: BatchPlanner<Text>,
     now: Instant,
-    requests: BTreeMap<RequestId, Pushed>,
+    requests: BTreeMap<BatchRequestId, Pushed>,
     running: Vec<Batch<Text>>,
 }
 
@@ -97,7 +97,7 @@ impl World {
             Step::Push(priority, class, texts, life) => self.push(priority, class, texts, life),
             Step::Cancel(which) => {
                 let waits = |pushed: &&Pushed| pushed.fates.iter().any(Option::is_none);
-                let waiting: Vec<RequestId> =
+                let waiting: Vec<BatchRequestId> =
                     self.requests.iter().filter(|(_, pushed)| waits(pushed)).map(|(id, _)| *id).collect();
                 if !waiting.is_empty() {
                     let request = waiting[which.index(waiting.len())];
@@ -105,13 +105,13 @@ impl World {
                     self.end(request, Fate::Cancelled);
                 }
             }
-            Step::Next(millis) => {
+            Step::NextAction(millis) => {
                 self.now += Duration::from_millis(millis);
                 if self.running.len() < 2 {
                     self.next();
                 }
             }
-            Step::Between => {
+            Step::BetweenSteps => {
                 if self.running.last().is_some_and(|batch| batch.priority == Priority::Bulk) {
                     self.between();
                 }
@@ -155,7 +155,7 @@ impl World {
 
     fn push(&mut self, priority: Priority, class: u8, texts: Vec<u64>, life: Option<u64>) {
         let loads = self.planner.loads();
-        let asked = loads.interactive.asked.tokens + loads.bulk.asked.tokens;
+        let asked = loads.interactive.requested.tokens + loads.bulk.requested.tokens;
         let tokens: u64 = texts.iter().sum();
         let deadline = life.map(|millis| self.now + Duration::from_millis(millis));
         let inputs = texts.iter().map(|text| Text::new(*text, *text).of_class(class)).collect();
@@ -179,31 +179,31 @@ impl World {
     }
 
     fn next(&mut self) {
-        let Plan { next, expired } = self.planner.next(self.now);
+        let BatchPlan { next, expired } = self.planner.next(self.now);
         self.expire(expired);
         match next {
-            Next::Idle => assert!(self.planner.is_empty(), "work waits and none is planned"),
-            Next::Wait(until) => {
+            NextAction::Idle => assert!(self.planner.is_empty(), "work waits and none is planned"),
+            NextAction::Wait(until) => {
                 assert!(until > self.now && until <= self.now + settings().window_max, "a bounded wait");
             }
-            Next::Compute(batch) => self.begin(batch),
+            NextAction::Compute(batch) => self.begin(batch),
         }
     }
 
     fn between(&mut self) {
-        let Plan { next, expired } = self.planner.between(self.now);
+        let BatchPlan { next, expired } = self.planner.next_between_steps(self.now);
         self.expire(expired);
         match next {
-            Next::Idle => {}
-            Next::Wait(_) => panic!("nobody is waited for while a batch is at hand"),
-            Next::Compute(batch) => {
+            NextAction::Idle => {}
+            NextAction::Wait(_) => panic!("nobody is waited for while a batch is at hand"),
+            NextAction::Compute(batch) => {
                 assert_eq!(batch.priority, Priority::Interactive, "bulk does not go before bulk");
                 self.begin(batch);
             }
         }
     }
 
-    fn expire(&mut self, expired: Vec<(RequestId, u64)>) {
+    fn expire(&mut self, expired: Vec<(BatchRequestId, u64)>) {
         for (request, _) in expired {
             let deadline = self.requests[&request].deadline.expect("only what has a deadline expires");
             assert!(deadline <= self.now, "expired too early");
@@ -234,7 +234,7 @@ impl World {
         }
         let batch = self.running.remove(0);
         let busy = Duration::from_millis(1 + batch.size().tokens);
-        let Finished { owners, complete } = self.planner.finished(&batch, busy, self.now);
+        let FinishedBatch { owners, complete } = self.planner.finished(&batch, busy, self.now);
         assert_eq!(owners.len(), batch.items.len());
         for (item, owners) in batch.items.iter().zip(owners) {
             for owner in owners {
@@ -250,7 +250,7 @@ impl World {
         }
     }
 
-    fn end(&mut self, request: RequestId, fate: Fate) {
+    fn end(&mut self, request: BatchRequestId, fate: Fate) {
         for input in &mut self.requests.get_mut(&request).expect("a request").fates {
             *input = input.or(Some(fate));
         }
@@ -286,7 +286,7 @@ proptest! {
         for step in steps {
             world.apply(step);
             let loads = world.planner.loads();
-            let asked = loads.interactive.asked.tokens + loads.bulk.asked.tokens;
+            let asked = loads.interactive.requested.tokens + loads.bulk.requested.tokens;
             prop_assert!(asked <= QUEUE + 2 * largest, "{asked} tokens wait");
         }
     }
@@ -315,7 +315,7 @@ fn planner(queue: u64) -> BatchPlanner<Text> {
 
 fn compute(planner: &mut BatchPlanner<Text>, now: Instant) -> Batch<Text> {
     match planner.next(now).next {
-        Next::Compute(batch) => batch,
+        NextAction::Compute(batch) => batch,
         other => panic!("{other:?} instead of a batch"),
     }
 }
@@ -361,17 +361,17 @@ fn lookups_go_between_the_steps_of_bulk_until_it_is_owed_its_share() {
     planner.push(Priority::Bulk, texts(0..30), None, now).expect("room");
     let bulk = compute(&mut planner, now);
     assert_eq!((bulk.priority, bulk.size().tokens), (Priority::Bulk, 100));
-    assert_eq!(planner.between(now).next, Next::Idle, "nobody looks anything up");
+    assert_eq!(planner.next_between_steps(now).next, NextAction::Idle, "nobody looks anything up");
     planner.push(Priority::Interactive, texts(100..160), None, now).expect("room");
     for _ in 0..3 {
-        let Next::Compute(lookups) = planner.between(now).next else { panic!("lookups wait") };
+        let NextAction::Compute(lookups) = planner.next_between_steps(now).next else { panic!("lookups wait") };
         assert_eq!(
             (lookups.priority, lookups.reason, lookups.size().tokens),
-            (Priority::Interactive, Reason::Between, 100)
+            (Priority::Interactive, StartReason::BetweenSteps, 100)
         );
         planner.finished(&lookups, Duration::from_millis(10), now);
     }
-    assert_eq!(planner.between(now).next, Next::Idle, "the batch at hand goes on");
+    assert_eq!(planner.next_between_steps(now).next, NextAction::Idle, "the batch at hand goes on");
     planner.finished(&bulk, Duration::from_millis(10), now);
     assert_eq!(compute(&mut planner, now).priority, Priority::Bulk, "and is the one that was owed");
 }
@@ -446,9 +446,9 @@ fn what_is_being_computed_for_nobody_may_be_given_up_and_is_joined_by_nobody() {
     let given_up = compute(&mut planner, now);
     let job = given_up.items[0].job;
     planner.cancel(one.request);
-    assert!(planner.is_wanted(job), "the other one waits");
+    assert!(planner.has_waiting_owner(job), "the other one waits");
     planner.cancel(other.request);
-    assert!(!planner.is_wanted(job));
+    assert!(!planner.has_waiting_owner(job));
     let third = planner.push(Priority::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
     assert_eq!(third.joined, 0, "the engine may have let go of it");
     let again = compute(&mut planner, now);
@@ -458,7 +458,7 @@ fn what_is_being_computed_for_nobody_may_be_given_up_and_is_joined_by_nobody() {
     assert_eq!(fourth.joined, 1, "with the one that is being computed for the third");
     let done = planner.finished(&again, Duration::from_millis(1), now);
     assert_eq!(done.complete.into_iter().collect::<Vec<_>>(), [third.request, fourth.request]);
-    assert!(planner.backlog() == Backlog::default() && !planner.is_wanted(job));
+    assert!(planner.backlog() == Backlog::default() && !planner.has_waiting_owner(job));
 }
 
 #[test]
@@ -469,9 +469,9 @@ fn an_equal_text_is_still_computed_when_its_first_owner_goes_away() {
     let expired = planner.push(Priority::Interactive, texts(1..2), Some(soon), now).expect("room");
     let stays = planner.push(Priority::Bulk, texts(1..2), None, now).expect("room");
     assert_eq!(planner.cancel(cancelled.request), 1);
-    let Plan { next, expired: gone } = planner.next(soon);
+    let BatchPlan { next, expired: gone } = planner.next(soon);
     assert_eq!(gone, [(expired.request, 1)]);
-    let Next::Compute(batch) = next else { panic!("{next:?}") };
+    let NextAction::Compute(batch) = next else { panic!("{next:?}") };
     assert_eq!(
         (numbers(&batch), batch.priority),
         (vec![1], Priority::Bulk),

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::{Duration, Instant};
 
-use replica_core::batch::{Batch, BatchPlanner, BatchSettings, Next, QueueFull, RequestId};
+use replica_core::batch::{Batch, BatchPlanner, BatchSettings, NextAction, QueueFull, BatchRequestId};
 use replica_core::cost::BatchCost;
 use replica_core::priority::{PerPriority, Priority};
 
@@ -40,7 +40,7 @@ impl Chance {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Coming {
     /// So many callers, each again so many seconds (give or take a fifth) after its answer.
-    Closed { callers: usize, back_after: f64 },
+    Closed { callers: usize, return_time: f64 },
     /// So many a second, whatever becomes of them.
     Open { per_second: f64 },
 }
@@ -63,7 +63,7 @@ impl Source {
     }
 
     pub(crate) fn backfill(callers: usize) -> Source {
-        let coming = Coming::Closed { callers, back_after: 0.005 };
+        let coming = Coming::Closed { callers, return_time: 0.005 };
         Source { coming, priority: Priority::Bulk, inputs: 64, tokens: (20, 128), life: None }
     }
 }
@@ -106,7 +106,7 @@ pub(crate) struct Report {
     pub(crate) refused: Vec<(f64, QueueFull)>,
     /// Seconds in which the engine was idle and something waited.
     pub(crate) idle_while_waiting: f64,
-    pub(crate) most_asked: u64,
+    pub(crate) max_requested: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -133,7 +133,7 @@ pub(crate) struct Sim {
     /// Nanoseconds, so that they can be ordered.
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     numbers: u64,
-    open: BTreeMap<RequestId, (usize, f64)>,
+    open: BTreeMap<BatchRequestId, (usize, f64)>,
     running: Option<Batch<Text>>,
     /// Of its steps, those to come and the seconds of each.
     to_come: (u32, f64),
@@ -262,7 +262,7 @@ impl Sim {
             }
         }
         let PerPriority { interactive, bulk } = self.planner.loads();
-        self.report.most_asked = self.report.most_asked.max(interactive.asked.tokens + bulk.asked.tokens);
+        self.report.max_requested = self.report.max_requested.max(interactive.requested.tokens + bulk.requested.tokens);
     }
 
     fn engine_done(&mut self) {
@@ -278,18 +278,18 @@ impl Sim {
         if self.to_come.0 == 0 {
             return self.engine_done();
         }
-        let plan = self.planner.between(self.instant());
+        let plan = self.planner.next_between_steps(self.instant());
         for (request, _) in plan.expired {
             self.ends(request, None);
         }
         match plan.next {
-            Next::Compute(batch) => {
+            NextAction::Compute(batch) => {
                 let tokens = batch.size().tokens;
                 let took = self.engine.time(tokens).as_secs_f64();
                 self.begins(batch.priority, tokens, took, Event::StepEnds);
                 self.beside = Some(batch);
             }
-            Next::Wait(_) | Next::Idle => self.step_begins(),
+            NextAction::Wait(_) | NextAction::Idle => self.step_begins(),
         }
     }
 
@@ -315,11 +315,11 @@ impl Sim {
         }
     }
 
-    fn ends(&mut self, request: RequestId, done: Option<f64>) {
+    fn ends(&mut self, request: BatchRequestId, done: Option<f64>) {
         let (source, came) = self.open.remove(&request).expect("a request ends once");
         self.report.outcomes.push(Outcome { source, came, done });
-        if let Coming::Closed { back_after, .. } = self.sources[source].coming {
-            let back = self.now + back_after * (0.8 + 0.4 * self.chance.part());
+        if let Coming::Closed { return_time, .. } = self.sources[source].coming {
+            let back = self.now + return_time * (0.8 + 0.4 * self.chance.part());
             self.at(back, Event::Comes { source });
         }
     }
@@ -342,14 +342,14 @@ impl Sim {
             self.ends(request, None);
         }
         match plan.next {
-            Next::Idle => self.could_begin = None,
-            Next::Wait(until) => {
+            NextAction::Idle => self.could_begin = None,
+            NextAction::Wait(until) => {
                 self.could_begin.get_or_insert(self.now);
                 let until = until.duration_since(self.origin).as_secs_f64();
                 // Rounded up, or it would be asked a nanosecond before its time.
                 self.at(until + 2e-9, Event::WindowEnds);
             }
-            Next::Compute(batch) => {
+            NextAction::Compute(batch) => {
                 let could = self.could_begin.take().unwrap_or(self.now);
                 self.report.idle_while_waiting += self.now - could;
                 let (priority, tokens) = (batch.priority, batch.size().tokens);

@@ -33,8 +33,8 @@ fn lookups(per_second: f64) -> Source {
     Source::lookups(Coming::Open { per_second })
 }
 
-fn peers(callers: usize, back_after: f64) -> Source {
-    Source::lookups(Coming::Closed { callers, back_after })
+fn peers(callers: usize, return_time: f64) -> Source {
+    Source::lookups(Coming::Closed { callers, return_time })
 }
 
 /// By how many tokens bulk had less than its part in any two seconds in a row, and its part of all.
@@ -166,7 +166,7 @@ fn deadlines_that_can_be_met_are_met() {
 fn nobody_is_overtaken_for_ever() {
     // Those in a hurry want more than there is, for ever; one request in between says nothing of a deadline.
     let hurried = Source { inputs: 4, life: Some((0.2, 0.3)), ..lookups(400.0) };
-    let quiet = Source { coming: Coming::Closed { callers: 1, back_after: 0.1 }, ..lookups(1.0) };
+    let quiet = Source { coming: Coming::Closed { callers: 1, return_time: 0.1 }, ..lookups(1.0) };
     let report = sim(CPU, 3).with(hurried).with(quiet).run(60.0);
     let waits = report.latencies(1);
     assert!(report.expired(0) > 1000, "there is too much to do");
@@ -224,7 +224,7 @@ fn the_window_never_costs_where_it_does_not_pay() {
         let capacity = 1.0 / engine.time(12).as_secs_f64();
         let streams = [0.05, 0.3, 0.6, 0.9, 1.5].map(|load| lookups(load * capacity));
         let loops = [(2, 0.0001), (3, 0.003), (8, 0.002), (8, 0.02), (32, 0.001), (64, 0.01)];
-        let loops = loops.map(|(callers, back_after)| peers(callers, back_after));
+        let loops = loops.map(|(callers, return_time)| peers(callers, return_time));
         for source in streams.into_iter().chain(loops) {
             let (with, without) = with_and_without(engine, source, 1);
             worst = worst.max(with / without);
@@ -240,7 +240,7 @@ fn queues_are_bounded_and_the_time_to_come_back_is_the_time_until_there_is_room(
     let sim = Sim::new(machine(), CPU, limit).seed(7);
     let flood = Source { inputs: 20, ..peers(200, 0.01) };
     let report = sim.with(flood).with(Source::backfill(8)).run(30.0);
-    assert!(report.most_asked <= limit + 64 * 128, "{} tokens waited", report.most_asked);
+    assert!(report.max_requested <= limit + 64 * 128, "{} tokens waited", report.max_requested);
     let refused = report.refused.iter().filter(|(at, _)| *at > 1.0);
     let waits: Vec<f64> = refused.filter_map(|(_, full)| Some(full.wait?.as_secs_f64())).collect();
     assert!(waits.len() > 100, "{} were refused", waits.len());

@@ -16,15 +16,15 @@
 use std::collections::VecDeque;
 
 /// Bytes of text that a worker takes at a time: about a millisecond of work.
-pub const HANDFUL_BYTES: usize = 8 << 10;
+pub const CHUNK_BYTES: usize = 8 << 10;
 /// A text of more bytes than this occupies a worker for at least ten milliseconds.
 pub const HUGE_BYTES: usize = 64 << 10;
 /// One turn in this many belongs to long jobs while short ones are queued.
-pub const LONG_TURN: u32 = 4;
+pub const LONG_JOB_INTERVAL: u32 = 4;
 
 /// Size class of a job, by its next chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Size {
+pub enum JobSize {
     /// The rest of the job fits into one chunk.
     Short,
     /// The rest is more than one chunk.
@@ -33,23 +33,23 @@ pub enum Size {
     Huge,
 }
 
-impl Size {
+impl JobSize {
     /// Returns the size of a job whose next text has `next` bytes and which has `left` bytes in all, the next text
     /// included.
-    pub fn of(next: usize, left: usize) -> Size {
+    pub fn of(next: usize, left: usize) -> JobSize {
         if next > HUGE_BYTES {
-            Size::Huge
-        } else if left > HANDFUL_BYTES {
-            Size::Long
+            JobSize::Huge
+        } else if left > CHUNK_BYTES {
+            JobSize::Long
         } else {
-            Size::Short
+            JobSize::Short
         }
     }
 }
 
 /// Jobs that are queued for a worker.
 #[derive(Debug)]
-pub struct Turns<J> {
+pub struct TokenizationQueue<J> {
     short: VecDeque<J>,
     long: VecDeque<J>,
     huge: VecDeque<J>,
@@ -59,10 +59,10 @@ pub struct Turns<J> {
     huge_running_max: usize,
 }
 
-impl<J> Turns<J> {
+impl<J> TokenizationQueue<J> {
     /// Creates a queue for this number of workers.
-    pub fn new(workers: usize) -> Turns<J> {
-        Turns {
+    pub fn new(workers: usize) -> TokenizationQueue<J> {
+        TokenizationQueue {
             short: VecDeque::new(),
             long: VecDeque::new(),
             huge: VecDeque::new(),
@@ -73,35 +73,35 @@ impl<J> Turns<J> {
     }
 
     /// Adds a job whose next chunk is of this size.
-    pub fn push(&mut self, job: J, size: Size) {
+    pub fn push(&mut self, job: J, size: JobSize) {
         match size {
-            Size::Short => self.short.push_back(job),
-            Size::Long => self.long.push_back(job),
-            Size::Huge => self.huge.push_back(job),
+            JobSize::Short => self.short.push_back(job),
+            JobSize::Long => self.long.push_back(job),
+            JobSize::Huge => self.huge.push_back(job),
         }
     }
 
     /// Takes the next job; `None` if no queued job may start. Each job of [`JobSize::Huge`] must be ended with
-    /// [`Self::end_huge`].
-    pub fn take(&mut self) -> Option<(J, Size)> {
-        let may_huge = self.huge_running < self.huge_running_max && !self.huge.is_empty();
-        let long_waits = may_huge || !self.long.is_empty();
-        let turn_of_long = long_waits && self.since_long + 1 >= LONG_TURN;
-        if !self.short.is_empty() && !turn_of_long {
+    /// [`Self::finish_huge`].
+    pub fn take(&mut self) -> Option<(J, JobSize)> {
+        let huge_allowed = self.huge_running < self.huge_running_max && !self.huge.is_empty();
+        let long_waits = huge_allowed || !self.long.is_empty();
+        let long_is_due = long_waits && self.since_long + 1 >= LONG_JOB_INTERVAL;
+        if !self.short.is_empty() && !long_is_due {
             self.since_long = if long_waits { self.since_long + 1 } else { 0 };
-            return Some((self.short.pop_front()?, Size::Short));
+            return Some((self.short.pop_front()?, JobSize::Short));
         }
         self.since_long = 0;
         // A huge text takes one turn of its worker at any time, and only some workers may have one: it goes first.
-        if may_huge {
+        if huge_allowed {
             self.huge_running += 1;
-            return Some((self.huge.pop_front()?, Size::Huge));
+            return Some((self.huge.pop_front()?, JobSize::Huge));
         }
-        Some((self.long.pop_front()?, Size::Long))
+        Some((self.long.pop_front()?, JobSize::Long))
     }
 
     /// Ends a turn of [`JobSize::Huge`].
-    pub fn end_huge(&mut self) {
+    pub fn finish_huge(&mut self) {
         assert!(self.huge_running > 0, "a huge job that ends has started");
         self.huge_running -= 1;
     }
@@ -111,61 +111,61 @@ impl<J> Turns<J> {
 mod tests {
     use super::*;
 
-    fn order(turns: &mut Turns<u32>, most: usize) -> Vec<u32> {
-        std::iter::from_fn(|| turns.take().map(|(job, _)| job)).take(most).collect()
+    fn order(queue: &mut TokenizationQueue<u32>, most: usize) -> Vec<u32> {
+        std::iter::from_fn(|| queue.take().map(|(job, _)| job)).take(most).collect()
     }
 
     #[test]
     fn a_job_is_as_large_as_its_next_handful() {
-        assert_eq!(Size::of(1, HANDFUL_BYTES), Size::Short);
-        assert_eq!(Size::of(1, HANDFUL_BYTES + 1), Size::Long);
-        assert_eq!(Size::of(HUGE_BYTES, HUGE_BYTES), Size::Long);
-        assert_eq!(Size::of(HUGE_BYTES + 1, HUGE_BYTES + 1), Size::Huge);
+        assert_eq!(JobSize::of(1, CHUNK_BYTES), JobSize::Short);
+        assert_eq!(JobSize::of(1, CHUNK_BYTES + 1), JobSize::Long);
+        assert_eq!(JobSize::of(HUGE_BYTES, HUGE_BYTES), JobSize::Long);
+        assert_eq!(JobSize::of(HUGE_BYTES + 1, HUGE_BYTES + 1), JobSize::Huge);
     }
 
     #[test]
     fn short_jobs_go_first_and_long_ones_have_every_fourth_turn() {
-        let mut turns = Turns::new(2);
-        (100..102).for_each(|job| turns.push(job, Size::Long));
-        (0..7).for_each(|job| turns.push(job, Size::Short));
-        assert_eq!(order(&mut turns, 9), [0, 1, 2, 100, 3, 4, 5, 101, 6]);
-        assert_eq!(turns.take(), None);
+        let mut queue = TokenizationQueue::new(2);
+        (100..102).for_each(|job| queue.push(job, JobSize::Long));
+        (0..7).for_each(|job| queue.push(job, JobSize::Short));
+        assert_eq!(order(&mut queue, 9), [0, 1, 2, 100, 3, 4, 5, 101, 6]);
+        assert_eq!(queue.take(), None);
     }
 
     #[test]
     fn a_short_job_that_comes_late_waits_for_one_turn_of_others() {
-        let mut turns = Turns::new(2);
-        (100..200).for_each(|job| turns.push(job, Size::Long));
-        assert_eq!(order(&mut turns, 3), [100, 101, 102]);
-        turns.push(0, Size::Short);
-        assert_eq!(order(&mut turns, 1), [0]);
+        let mut queue = TokenizationQueue::new(2);
+        (100..200).for_each(|job| queue.push(job, JobSize::Long));
+        assert_eq!(order(&mut queue, 3), [100, 101, 102]);
+        queue.push(0, JobSize::Short);
+        assert_eq!(order(&mut queue, 1), [0]);
     }
 
     #[test]
     fn one_worker_always_remains_for_what_is_not_huge() {
-        let mut turns = Turns::new(3);
-        (100..110).for_each(|job| turns.push(job, Size::Huge));
-        assert_eq!(order(&mut turns, 9), [100, 101], "two of three workers");
-        turns.push(1, Size::Long);
-        turns.push(0, Size::Short);
-        assert_eq!(order(&mut turns, 9), [0, 1]);
-        turns.end_huge();
-        assert_eq!(turns.take(), Some((102, Size::Huge)));
-        assert_eq!(turns.take(), None);
+        let mut queue = TokenizationQueue::new(3);
+        (100..110).for_each(|job| queue.push(job, JobSize::Huge));
+        assert_eq!(order(&mut queue, 9), [100, 101], "two of three workers");
+        queue.push(1, JobSize::Long);
+        queue.push(0, JobSize::Short);
+        assert_eq!(order(&mut queue, 9), [0, 1]);
+        queue.finish_huge();
+        assert_eq!(queue.take(), Some((102, JobSize::Huge)));
+        assert_eq!(queue.take(), None);
     }
 
     #[test]
     fn a_lone_worker_takes_huge_texts_too() {
-        let mut turns = Turns::new(1);
-        turns.push(100, Size::Huge);
-        assert_eq!(turns.take(), Some((100, Size::Huge)));
+        let mut queue = TokenizationQueue::new(1);
+        queue.push(100, JobSize::Huge);
+        assert_eq!(queue.take(), Some((100, JobSize::Huge)));
     }
 
     #[test]
     fn huge_texts_do_not_starve_among_short_ones() {
-        let mut turns = Turns::new(2);
-        turns.push(100, Size::Huge);
-        (0..9).for_each(|job| turns.push(job, Size::Short));
-        assert_eq!(order(&mut turns, 4), [0, 1, 2, 100]);
+        let mut queue = TokenizationQueue::new(2);
+        queue.push(100, JobSize::Huge);
+        (0..9).for_each(|job| queue.push(job, JobSize::Short));
+        assert_eq!(order(&mut queue, 4), [0, 1, 2, 100]);
     }
 }
