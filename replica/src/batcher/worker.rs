@@ -51,7 +51,7 @@ struct AtHand<'a> {
 }
 
 impl Meanwhile for AtHand<'_> {
-    fn has_waiting_owner(&self, sequence: usize) -> bool {
+    fn is_needed(&self, sequence: usize) -> bool {
         self.shared.lock().planner.has_waiting_owner(self.batch.items[sequence].job)
     }
 
