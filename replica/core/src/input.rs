@@ -24,7 +24,7 @@ impl Input {
 
 /// Input of a label head: a text, or a pair of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sequence {
+pub enum TextOrPair {
     /// One text.
     One(String),
     /// Two texts, such as question and answer.
@@ -33,11 +33,11 @@ pub enum Sequence {
 
 /// Handling of an input that has more tokens than the model reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Overlong {
+pub enum OverlongPolicy {
     /// It is rejected: a vector of half a text that is returned as that of the whole is an unnoticed error.
-    Refuse,
+    Reject,
     /// It is truncated, because the caller requested it or the API always does it.
-    Cut(Cut),
+    Truncate(TruncationMethod),
 }
 
 /// Truncation options of a request.
@@ -46,36 +46,40 @@ pub struct Truncation {
     /// Whether inputs are truncated; absent: the replica's `auto_truncate` decides.
     pub truncate: Option<bool>,
     /// Side from which tokens are removed.
-    pub loses: End,
+    pub side: TruncationSide,
     /// Maximum number of tokens of every input, special tokens included.
-    pub most: Option<u64>,
+    pub max_tokens: Option<u64>,
 }
 
 impl Truncation {
     /// Default of Voyage and Cohere: an input that is too long loses its end.
-    pub const END: Truncation = Truncation { truncate: Some(true), loses: End::Right, most: None };
+    pub const END: Truncation =
+        Truncation { truncate: Some(true), side: TruncationSide::Right, max_tokens: None };
 
     /// Returns the handling of inputs that are too long, where `auto_truncate` is the replica's setting.
-    pub fn overlong(self, auto_truncate: bool) -> Overlong {
+    pub fn overlong(self, auto_truncate: bool) -> OverlongPolicy {
         match self.truncate.unwrap_or(auto_truncate) {
-            true => Overlong::Cut(Cut { loses: self.loses, pair: PairCut::LongestFirst }),
-            false => Overlong::Refuse,
+            true => OverlongPolicy::Truncate(TruncationMethod {
+                side: self.side,
+                pair: PairTruncation::LongestFirst,
+            }),
+            false => OverlongPolicy::Reject,
         }
     }
 }
 
 /// Truncation of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct TruncationMethod {
     /// Side from which tokens are removed.
-    pub loses: End,
+    pub side: TruncationSide,
     /// Handling of a pair.
-    pub pair: PairCut,
+    pub pair: PairTruncation,
 }
 
 /// Side of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum End {
+pub enum TruncationSide {
     /// Its beginning.
     Left,
     /// Its end.
@@ -85,7 +89,7 @@ pub enum End {
 
 /// Truncation strategy of a pair, as in `transformers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PairCut {
+pub enum PairTruncation {
     /// `longest_first`: the longer text until both are equal, then both.
     LongestFirst,
     /// `only_second`: the second text, and the first as well where it would take more than half of the limit. Cohere
@@ -93,27 +97,27 @@ pub enum PairCut {
     OnlySecond,
 }
 
-impl PairCut {
+impl PairTruncation {
     /// Returns how many tokens of each text of a pair are kept within `limit` tokens for both.
-    pub fn shares(self, [first, second]: [usize; 2], room: usize) -> [usize; 2] {
-        let half = room / 2;
-        if first.saturating_add(second) <= room {
+    pub fn shares(self, [first, second]: [usize; 2], limit: usize) -> [usize; 2] {
+        let half = limit / 2;
+        if first.saturating_add(second) <= limit {
             return [first, second];
         }
         match self {
-            PairCut::OnlySecond => {
+            PairTruncation::OnlySecond => {
                 // Where the reference would leave nothing of the second text, or fail, each gets half.
-                let of_first = first.min(half.max(room.saturating_sub(second)));
-                [of_first, room - of_first]
+                let of_first = first.min(half.max(limit.saturating_sub(second)));
+                [of_first, limit - of_first]
             }
             // The longer text gets an odd token.
-            PairCut::LongestFirst if first <= second => {
+            PairTruncation::LongestFirst if first <= second => {
                 let of_first = first.min(half);
-                [of_first, room - of_first]
+                [of_first, limit - of_first]
             }
-            PairCut::LongestFirst => {
+            PairTruncation::LongestFirst => {
                 let of_second = second.min(half);
-                [room - of_second, of_second]
+                [limit - of_second, of_second]
             }
         }
     }
@@ -130,11 +134,11 @@ pub struct Readable {
 
 /// Reason why a model cannot read an input. The request adds the field and the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unreadable {
+pub enum InvalidInput {
     /// The input has no tokens.
     Empty,
     /// The input is one text, and the model is a cross-encoder.
-    Alone,
+    PairRequired,
     /// The input has more tokens than the model reads.
     TooLong {
         /// Limit of the model.
@@ -151,21 +155,21 @@ pub enum Unreadable {
     },
 }
 
-impl Unreadable {
-    /// Returns the error for the input at `place`, which is `field` or an element of it.
-    pub fn refusal(self, field: &'static str, place: &str) -> Refusal {
+impl InvalidInput {
+    /// Returns the error for the input at `path`, which is `field` or an element of it.
+    pub fn refusal(self, field: &'static str, path: &str) -> Refusal {
         match self {
-            Unreadable::Empty => Refusal::empty_input(field, place),
-            Unreadable::Alone => Refusal::invalid(
+            InvalidInput::Empty => Refusal::empty_input(field, path),
+            InvalidInput::PairRequired => Refusal::invalid(
                 field,
-                place,
+                path,
                 "is one text, and this model is a cross-encoder that scores a query with a document",
                 "a pair of both",
             ),
-            Unreadable::TooLong { limit, given } => Refusal::input_too_long(field, place, limit, given),
-            Unreadable::UnknownToken { id, vocabulary } => Refusal::invalid(
+            InvalidInput::TooLong { limit, given } => Refusal::input_too_long(field, path, limit, given),
+            InvalidInput::UnknownToken { id, vocabulary } => Refusal::invalid(
                 field,
-                place,
+                path,
                 &format!("has the token id {id}, which is not in the vocabulary of this model"),
                 &format!("ids from 0 to {}", vocabulary.saturating_sub(1)),
             ),
@@ -176,25 +180,25 @@ impl Unreadable {
 impl Readable {
     /// Checks that the model reads an input with this number of tokens. A text of spaces only has none with a tokenizer
     /// that adds no special tokens.
-    pub fn check_length(self, tokens: usize) -> Result<(), Unreadable> {
+    pub fn check_length(self, tokens: usize) -> Result<(), InvalidInput> {
         let limit = self.max_input_tokens;
         match tokens {
-            0 => Err(Unreadable::Empty),
-            given if given > limit => Err(Unreadable::TooLong { limit, given }),
+            0 => Err(InvalidInput::Empty),
+            given if given > limit => Err(InvalidInput::TooLong { limit, given }),
             _ => Ok(()),
         }
     }
 
     /// Returns the tokens that the model reads, truncated if `overlong` says so.
-    pub fn tokens(self, mut tokens: Vec<u32>, overlong: Overlong) -> Result<Vec<u32>, Unreadable> {
+    pub fn tokens(self, mut tokens: Vec<u32>, overlong: OverlongPolicy) -> Result<Vec<u32>, InvalidInput> {
         if let Some(unknown) = tokens.iter().find(|id| **id as usize >= self.vocabulary) {
-            return Err(Unreadable::UnknownToken { id: *unknown, vocabulary: self.vocabulary });
+            return Err(InvalidInput::UnknownToken { id: *unknown, vocabulary: self.vocabulary });
         }
-        if let Overlong::Cut(cut) = overlong {
+        if let OverlongPolicy::Truncate(method) = overlong {
             let excess = tokens.len().saturating_sub(self.max_input_tokens);
-            match cut.loses {
-                End::Left => drop(tokens.drain(..excess)),
-                End::Right => tokens.truncate(self.max_input_tokens),
+            match method.side {
+                TruncationSide::Left => drop(tokens.drain(..excess)),
+                TruncationSide::Right => tokens.truncate(self.max_input_tokens),
             }
         }
         self.check_length(tokens.len()).map(|()| tokens)
@@ -203,22 +207,22 @@ impl Readable {
 
 /// Name of the field of inputs, for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct InputField {
     /// The field.
     pub field: &'static str,
     /// Whether the field holds one input and not a list of them.
     pub single: bool,
 }
 
-impl Named {
+impl InputField {
     /// Returns the path of the input at `index`, such as `input[3]`.
-    pub fn place(self, index: usize) -> String {
+    pub fn path(self, index: usize) -> String {
         if self.single { self.field.to_owned() } else { format!("{}[{index}]", self.field) }
     }
 
     /// Returns the error for the input at `index`.
-    pub fn refuse(self, index: usize, unreadable: Unreadable) -> Refusal {
-        unreadable.refusal(self.field, &self.place(index))
+    pub fn refusal(self, index: usize, invalid: InvalidInput) -> Refusal {
+        invalid.refusal(self.field, &self.path(index))
     }
 }
 
@@ -228,39 +232,45 @@ mod tests {
     use crate::wire::error::ErrorCode;
 
     const MODEL: Readable = Readable { max_input_tokens: 4, vocabulary: 100 };
-    const CUT_LEFT: Overlong = Overlong::Cut(Cut { loses: End::Left, pair: PairCut::LongestFirst });
-    const CUT_RIGHT: Overlong = Overlong::Cut(Cut { loses: End::Right, pair: PairCut::LongestFirst });
+    const TRUNCATE_LEFT: OverlongPolicy = OverlongPolicy::Truncate(TruncationMethod {
+        side: TruncationSide::Left,
+        pair: PairTruncation::LongestFirst,
+    });
+    const TRUNCATE_RIGHT: OverlongPolicy = OverlongPolicy::Truncate(TruncationMethod {
+        side: TruncationSide::Right,
+        pair: PairTruncation::LongestFirst,
+    });
 
     #[test]
     fn the_token_limit_holds_at_the_limit_and_one_past_it() {
-        assert_eq!(MODEL.tokens(vec![1; 4], Overlong::Refuse), Ok(vec![1; 4]));
-        let unreadable = MODEL.tokens(vec![1; 5], Overlong::Refuse).expect_err("five tokens");
-        assert_eq!(unreadable, Unreadable::TooLong { limit: 4, given: 5 });
-        let refusal = Named { field: "input", single: false }.refuse(1, unreadable);
+        assert_eq!(MODEL.tokens(vec![1; 4], OverlongPolicy::Reject), Ok(vec![1; 4]));
+        let invalid = MODEL.tokens(vec![1; 5], OverlongPolicy::Reject).expect_err("five tokens");
+        assert_eq!(invalid, InvalidInput::TooLong { limit: 4, given: 5 });
+        let refusal = InputField { field: "input", single: false }.refusal(1, invalid);
         assert_eq!((refusal.code, refusal.param), (ErrorCode::InputTooLong, Some("input")));
         assert!(
-            refusal.message.starts_with("`input[1]` has 5 tokens and this model reads 4"),
+            refusal.message.starts_with("`input[1]` has 5 tokens and the limit of this model is 4"),
             "{}",
             refusal.message
         );
-        let refusal = Named { field: "query", single: true }.refuse(0, unreadable);
+        let refusal = InputField { field: "query", single: true }.refusal(0, invalid);
         assert!(refusal.message.starts_with("`query` has 5"), "{}", refusal.message);
     }
 
     #[test]
     fn tokens_are_removed_from_the_side_that_the_caller_names() {
-        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4, 5], CUT_RIGHT), Ok(vec![1, 2, 3, 4]));
-        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4, 5], CUT_LEFT), Ok(vec![2, 3, 4, 5]));
-        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4], CUT_LEFT), Ok(vec![1, 2, 3, 4]));
-        assert_eq!(MODEL.tokens(vec![], CUT_LEFT), Err(Unreadable::Empty));
+        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4, 5], TRUNCATE_RIGHT), Ok(vec![1, 2, 3, 4]));
+        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4, 5], TRUNCATE_LEFT), Ok(vec![2, 3, 4, 5]));
+        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4], TRUNCATE_LEFT), Ok(vec![1, 2, 3, 4]));
+        assert_eq!(MODEL.tokens(vec![], TRUNCATE_LEFT), Err(InvalidInput::Empty));
     }
 
     #[test]
     fn a_truncated_pair_uses_the_whole_limit() {
-        let check = |cut: PairCut, given: [usize; 2], room, kept: [usize; 2]| {
-            assert_eq!(cut.shares(given, room), kept, "{cut:?} {given:?} {room}");
+        let check = |cut: PairTruncation, given: [usize; 2], limit, kept: [usize; 2]| {
+            assert_eq!(cut.shares(given, limit), kept, "{cut:?} {given:?} {limit}");
         };
-        let (longest, second) = (PairCut::LongestFirst, PairCut::OnlySecond);
+        let (longest, second) = (PairTruncation::LongestFirst, PairTruncation::OnlySecond);
         for cut in [longest, second] {
             check(cut, [3, 4], 7, [3, 4]);
             check(cut, [3, 5], 7, [3, 4]);
@@ -278,9 +288,9 @@ mod tests {
 
     #[test]
     fn the_limit_of_token_ids_holds_at_the_limit_and_one_past_it() {
-        assert_eq!(MODEL.tokens(vec![0, 99], Overlong::Refuse), Ok(vec![0, 99]));
-        let unreadable = MODEL.tokens(vec![0, 100], Overlong::Refuse).expect_err("an unknown token");
-        let refusal = unreadable.refusal("input", "input");
+        assert_eq!(MODEL.tokens(vec![0, 99], OverlongPolicy::Reject), Ok(vec![0, 99]));
+        let invalid = MODEL.tokens(vec![0, 100], OverlongPolicy::Reject).expect_err("an unknown token");
+        let refusal = invalid.refusal("input", "input");
         assert_eq!((refusal.code, refusal.param), (ErrorCode::InvalidValue, Some("input")));
         assert!(
             refusal.message.contains("100") && refusal.message.contains("0 to 99"),

@@ -84,7 +84,7 @@ impl Default for Limits {
 
 /// Maximum length of a list, and its key in `replica.toml`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtMost {
+pub struct ListLimit {
     /// The limit.
     pub count: usize,
     /// Key of the limit.
@@ -93,23 +93,23 @@ pub struct AtMost {
 
 impl Limits {
     /// Returns the limit of the inputs of one request.
-    pub fn inputs(&self) -> AtMost {
-        AtMost { count: self.max_inputs, key: "max_inputs" }
+    pub fn inputs(&self) -> ListLimit {
+        ListLimit { count: self.max_inputs, key: "max_inputs" }
     }
 
     /// Returns the limit of the documents of one rerank request.
-    pub fn documents(&self) -> AtMost {
-        AtMost { count: self.max_documents, key: "max_documents" }
+    pub fn documents(&self) -> ListLimit {
+        ListLimit { count: self.max_documents, key: "max_documents" }
     }
 
     /// Returns the limit of the texts and pairs of one classification request.
-    pub fn pairs(&self) -> AtMost {
-        AtMost { count: self.max_pairs, key: "max_pairs" }
+    pub fn pairs(&self) -> ListLimit {
+        ListLimit { count: self.max_pairs, key: "max_pairs" }
     }
 
     /// Returns the limit of the sentences of one similarity request.
-    pub fn sentences(&self) -> AtMost {
-        AtMost { count: self.max_sentences, key: "max_sentences" }
+    pub fn sentences(&self) -> ListLimit {
+        ListLimit { count: self.max_sentences, key: "max_sentences" }
     }
 
     /// Rejects a request that exceeds the token limit.
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(limits.check_request_tokens(7), Ok(()));
         let refusal = limits.check_request_tokens(8).expect_err("one past it");
         assert_eq!(refusal.code, ErrorCode::TooManyTokens);
-        for part in ["has 8 tokens", "carry 7", "max_request_tokens"] {
+        for part in ["has 8 tokens", "limit is 7", "max_request_tokens"] {
             assert!(refusal.message.contains(part), "{}", refusal.message);
         }
     }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::wire::error::{Dialect, ErrorCode};
 
 /// Rejection of a request.
@@ -42,17 +42,17 @@ impl Refusal {
     }
 
     /// `field` is required and absent.
-    pub fn missing(field: &'static str, wanted: &str) -> Refusal {
-        Refusal::new(ErrorCode::MissingField, Some(field), format!("`{field}` is missing; give {wanted}"))
+    pub fn missing(field: &'static str, expected: &str) -> Refusal {
+        Refusal::new(ErrorCode::MissingField, Some(field), format!("`{field}` is missing; give {expected}"))
     }
 
-    /// `field` (at `place`, which may name an element of it) has an unsupported type or value.
-    pub fn invalid(field: &'static str, place: &str, problem: &str, wanted: &str) -> Refusal {
-        Refusal::new(ErrorCode::InvalidValue, Some(field), format!("`{place}` {problem}; give {wanted}"))
+    /// `field` (at `path`, which may name an element of it) has an unsupported type or value.
+    pub fn invalid(field: &'static str, path: &str, problem: &str, expected: &str) -> Refusal {
+        Refusal::new(ErrorCode::InvalidValue, Some(field), format!("`{path}` {problem}; give {expected}"))
     }
 
     /// `header` cannot be parsed.
-    pub fn invalid_header(header: &'static str, given: &str, wanted: &str) -> Refusal {
+    pub fn invalid_header(header: &'static str, given: &str, expected: &str) -> Refusal {
         Refusal::new(
             ErrorCode::InvalidHeader,
             Some(header),
@@ -60,29 +60,27 @@ impl Refusal {
         )
     }
 
-    /// The list at `place` is empty.
-    pub fn no_inputs(field: &'static str, place: &str) -> Refusal {
+    /// The list at `path` is empty.
+    pub fn no_inputs(field: &'static str, path: &str) -> Refusal {
         Refusal::new(
             ErrorCode::EmptyInput,
             Some(field),
-            format!("`{place}` is an empty list; give at least one element"),
+            format!("`{path}` is an empty list; give at least one element"),
         )
     }
 
-    /// An input is empty; `place` is `field` or an element of it.
-    pub fn empty_input(field: &'static str, place: &str) -> Refusal {
+    /// An input is empty; `path` is `field` or an element of it.
+    pub fn empty_input(field: &'static str, path: &str) -> Refusal {
         Refusal::new(
             ErrorCode::EmptyInput,
             Some(field),
-            format!(
-                "`{place}` is empty; leave it out or give at least one character"
-            ),
+            format!("`{path}` is empty; leave it out or give at least one character"),
         )
     }
 
     /// A list has more elements than the limit.
-    pub fn too_many_inputs(field: &'static str, limit: AtMost, given: usize) -> Refusal {
-        let AtMost { count, key } = limit;
+    pub fn too_many_inputs(field: &'static str, limit: ListLimit, given: usize) -> Refusal {
+        let ListLimit { count, key } = limit;
         Refusal::new(
             ErrorCode::TooManyInputs,
             Some(field),
@@ -108,11 +106,13 @@ impl Refusal {
     }
 
     /// An input has more tokens than the model reads.
-    pub fn input_too_long(field: &'static str, place: &str, limit: usize, given: usize) -> Refusal {
+    pub fn input_too_long(field: &'static str, path: &str, limit: usize, given: usize) -> Refusal {
         Refusal::new(
             ErrorCode::InputTooLong,
             Some(field),
-            format!("`{place}` has {given} tokens and the limit of this model is {limit}; shorten it or split it"),
+            format!(
+                "`{path}` has {given} tokens and the limit of this model is {limit}; shorten it or split it"
+            ),
         )
     }
 
@@ -121,19 +121,21 @@ impl Refusal {
         Refusal::new(
             ErrorCode::WrongTask,
             None,
-            format!("{operation} requires {required}, and this model is {is}; use a deployment of another model"),
+            format!(
+                "{operation} requires {required}, and this model is {is}; use a deployment of another model"
+            ),
         )
     }
 
     /// The model has no prompt of this name.
     pub fn no_such_prompt<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Refusal {
         let names = names.map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
-        let wanted = if names.is_empty() { "leave it out".to_owned() } else { format!("one of {names}") };
+        let expected = if names.is_empty() { "leave it out".to_owned() } else { format!("one of {names}") };
         Refusal::invalid(
             "prompt_name",
             "prompt_name",
             &format!("is \"{}\", which is not among the `prompts` of this model's configuration", cut(given)),
-            &wanted,
+            &expected,
         )
     }
 
@@ -143,9 +145,7 @@ impl Refusal {
         Refusal::new(
             ErrorCode::BodyTooLarge,
             None,
-            format!(
-                "the body has {given} and the limit is {limit} bytes; split it into several requests"
-            ),
+            format!("the body has {given} and the limit is {limit} bytes; split it into several requests"),
         )
     }
 
@@ -195,13 +195,16 @@ impl Refusal {
         Refusal::new(
             ErrorCode::MethodNotAllowed,
             None,
-            format!("{path} does not support {}; the header `allow` lists the supported methods", cut(method)),
+            format!(
+                "{path} does not support {}; the header `allow` lists the supported methods",
+                cut(method)
+            ),
         )
     }
 
     /// The queue has no capacity for this request now.
     pub fn overloaded(what: &str, limit: u64, wait: Option<Duration>) -> Refusal {
-        let wait = wait.unwrap_or(LEAST_WAIT).max(LEAST_WAIT);
+        let wait = wait.unwrap_or(MIN_RETRY_AFTER).max(MIN_RETRY_AFTER);
         Refusal {
             retry_after: Some(wait),
             ..Refusal::new(
@@ -218,7 +221,7 @@ impl Refusal {
     /// The weights are still being loaded.
     pub fn not_ready() -> Refusal {
         Refusal {
-            retry_after: Some(LEAST_WAIT),
+            retry_after: Some(MIN_RETRY_AFTER),
             ..Refusal::new(
                 ErrorCode::NotReady,
                 None,
@@ -284,7 +287,9 @@ impl Refusal {
         Refusal::new(
             ErrorCode::Internal,
             None,
-            format!("internal error of the replica; its log has the cause under the request identifier {request_id}"),
+            format!(
+                "internal error of the replica; its log has the cause under the request identifier {request_id}"
+            ),
         )
     }
 }
@@ -295,7 +300,7 @@ fn cut(text: &str) -> &str {
 }
 
 /// Minimum of `retry-after`: below it a rejection costs more than the wait.
-pub const LEAST_WAIT: Duration = Duration::from_millis(100);
+pub const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -308,7 +313,7 @@ mod tests {
         let refusal = Refusal::overloaded("the queue", 5, Some(Duration::from_millis(2_340)));
         assert_eq!(refusal.retry_after, Some(Duration::from_millis(2_340)));
         assert!(refusal.message.contains("2.3 s"), "{}", refusal.message);
-        assert_eq!(Refusal::overloaded("the queue", 5, None).retry_after, Some(LEAST_WAIT));
+        assert_eq!(Refusal::overloaded("the queue", 5, None).retry_after, Some(MIN_RETRY_AFTER));
     }
 
     #[test]
@@ -318,7 +323,7 @@ mod tests {
                 assert!(refusal.message.contains(part), "{:?} in {}", part, refusal.message);
             }
         };
-        let limit = AtMost { count: 2048, key: "max_inputs" };
+        let limit = ListLimit { count: 2048, key: "max_inputs" };
         check(Refusal::too_many_inputs("input", limit, 2049), &["2049", "2048", "max_inputs", "2 requests"]);
         check(Refusal::too_many_tokens(10, 25), &["25 tokens", "10", "max_request_tokens", "3 requests"]);
         check(Refusal::input_too_long("input", "input[7]", 256, 300), &["input[7]", "300", "256"]);

@@ -140,7 +140,8 @@ pub fn decide(input: &DecisionInput) -> BatchDecision {
     let Some(cost) = cost else { return BatchDecision::Now(StartReason::CostUnknown) };
     let is_expected = |by: &Instant| expected.peers >= MIN_EXPECTED_PEERS && *by > now;
     let Some(by) = expected.peers_by.filter(is_expected) else {
-        let reason = if waiting_since.is_some() { StartReason::MaxDelayReached } else { StartReason::NoPeersExpected };
+        let reason =
+            if waiting_since.is_some() { StartReason::MaxDelayReached } else { StartReason::NoPeersExpected };
         return BatchDecision::Now(reason);
     };
     let return_time = by.saturating_duration_since(now).as_secs_f64();
@@ -305,7 +306,10 @@ mod tests {
     fn there_is_no_delay_without_expected_peers() {
         let now = origin();
         assert_eq!(decide(&input(now)), BatchDecision::Now(StartReason::NoPeersExpected));
-        assert_eq!(decide(&DecisionInput { cost: None, ..input(now) }), BatchDecision::Now(StartReason::CostUnknown));
+        assert_eq!(
+            decide(&DecisionInput { cost: None, ..input(now) }),
+            BatchDecision::Now(StartReason::CostUnknown)
+        );
     }
 
     #[test]
@@ -316,7 +320,7 @@ mod tests {
             assert_eq!(
                 decide(&DecisionInput { expected: expected_peers, ..input(now) }),
                 expected,
-                "{number}, {back:?}"
+                "{number}, {returned:?}"
             );
         };
         check(3.0, MS, BatchDecision::Wait(now + MS));
@@ -326,7 +330,11 @@ mod tests {
         check(0.4, MS, BatchDecision::Now(StartReason::NoPeersExpected));
         let vague = ExpectedPeers { spread: 2 * MS, ..peers(3.0, now + MS) };
         let decided = decide(&DecisionInput { expected: vague, ..input(now) });
-        assert_eq!(decided, BatchDecision::Now(StartReason::NotWorthwhile), "callers without a regular return time are not peers");
+        assert_eq!(
+            decided,
+            BatchDecision::Now(StartReason::NotWorthwhile),
+            "callers without a regular return time are not peers"
+        );
     }
 
     #[test]
@@ -338,7 +346,10 @@ mod tests {
             BatchDecision::Now(StartReason::Full),
             "at the budget"
         );
-        assert!(matches!(decide(&DecisionInput { tokens: 499, ..waiting }), BatchDecision::Wait(..)), "one below it");
+        assert!(
+            matches!(decide(&DecisionInput { tokens: 499, ..waiting }), BatchDecision::Wait(..)),
+            "one below it"
+        );
         let near = |latest: Instant| decide(&DecisionInput { latest_start: Some(latest), ..waiting });
         assert_eq!(near(now), BatchDecision::Now(StartReason::DeadlineNear));
         assert_eq!(near(now + MS / 2), BatchDecision::Wait(now + MS / 2));
@@ -352,9 +363,21 @@ mod tests {
             decide(&DecisionInput { expected, waiting_since: Some(waiting_since), max, ..input(now) })
         };
         assert_eq!(always(now - MS, MAX), BatchDecision::Wait(now + MS));
-        assert_eq!(always(now - 2 * MS, MAX), BatchDecision::Now(StartReason::MaxDelayReached), "the fixed cost");
-        assert_eq!(always(now - MS, MS), BatchDecision::Now(StartReason::MaxDelayReached), "the configured maximum");
-        assert_eq!(always(now, Duration::ZERO), BatchDecision::Now(StartReason::MaxDelayReached), "turned off");
+        assert_eq!(
+            always(now - 2 * MS, MAX),
+            BatchDecision::Now(StartReason::MaxDelayReached),
+            "the fixed cost"
+        );
+        assert_eq!(
+            always(now - MS, MS),
+            BatchDecision::Now(StartReason::MaxDelayReached),
+            "the configured maximum"
+        );
+        assert_eq!(
+            always(now, Duration::ZERO),
+            BatchDecision::Now(StartReason::MaxDelayReached),
+            "turned off"
+        );
     }
 
     #[test]

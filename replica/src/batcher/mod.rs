@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use supervision::{Condvar, Mutex, MutexGuard, task};
 
-use replica_core::batch::{AdmittedRequest, Backlog, BatchPlanner, BatchSettings, QueueFull, BatchRequestId};
+use replica_core::batch::{AdmittedRequest, Backlog, BatchPlanner, BatchRequestId, BatchSettings, QueueFull};
 use replica_core::priority::Priority;
 use tokio::sync::oneshot;
 

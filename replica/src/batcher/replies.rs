@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
-use replica_core::batch::{RowOwner, BatchRequestId};
+use replica_core::batch::{BatchRequestId, RowOwner};
 use tokio::sync::oneshot;
 
 use super::{Computed, Unanswered};

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 use supervision::request::{Panicked, contain_work};
 
-use replica_core::batch::{Backlog, Batch, FinishedBatch, NextAction, RowOwner, BatchPlan, BatchRequestId};
+use replica_core::batch::{Backlog, Batch, BatchPlan, BatchRequestId, FinishedBatch, NextAction, RowOwner};
 use replica_core::priority::Priority;
 
 use super::sequence::Sequence;
 use super::{Shared, State, Unanswered};
-use crate::engine::{BatchBuffer, Beside, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch};
+use crate::engine::{
+    BatchBuffer, BatchCallbacks, ComputeNested, Engine, EngineError, FailedSequence, Output, RaggedBatch,
+};
 use crate::events::{BatchComputed, EngineFailed, EngineWaits, InputsDropped};
 
 /// A batch that was computed, and whose rows it made.
@@ -29,7 +31,7 @@ pub(super) struct Done {
 struct Computed {
     rows: Vec<f32>,
     /// Items that have none of these, in order.
-    failed: Vec<Failed>,
+    failed: Vec<FailedSequence>,
 }
 
 /// A batch that was computed, before the planner knows.
@@ -50,16 +52,16 @@ struct AtHand<'a> {
     others: Mutex<Duration>,
 }
 
-impl Meanwhile for AtHand<'_> {
+impl BatchCallbacks for AtHand<'_> {
     fn is_needed(&self, sequence: usize) -> bool {
         self.shared.lock().planner.has_waiting_owner(self.batch.items[sequence].job)
     }
 
-    fn is_urgent(&self) -> bool {
+    fn has_urgent(&self) -> bool {
         self.batch.priority == Priority::Bulk && self.shared.lookups.load(Ordering::Relaxed)
     }
 
-    fn let_in(&self, beside: &mut Beside<'_>) {
+    fn run_urgent(&self, beside: &mut ComputeNested<'_>) {
         let begun = Instant::now();
         let mut tokens = BatchBuffer::default();
         while let Some(batch) = self.shared.next_between() {
@@ -109,7 +111,7 @@ impl Shared {
             &RaggedBatch<'_>,
             Output,
             &mut [f32],
-        ) -> Result<Vec<Failed>, EngineError>,
+        ) -> Result<Vec<FailedSequence>, EngineError>,
     ) -> Ran {
         let started = Instant::now();
         let output = batch.items[0].input.output;
@@ -237,7 +239,7 @@ impl Shared {
                 return;
             }
         };
-        for Failed { sequence, reason } in &failed {
+        for FailedSequence { sequence, reason } in &failed {
             // Whom nobody waited for was given up, and did not fail.
             if !owners[*sequence].is_empty() {
                 EngineFailed { reason, inputs: 1, tokens: batch.items[*sequence].tokens }

@@ -112,8 +112,8 @@ impl BatchBuffer {
         } else if !self.type_ids.is_empty() {
             self.type_ids.resize(self.token_ids.len(), 0);
         }
-        let end =
-            u32::try_from(self.token_ids.len()).expect("the token budget of a batch is far below four billion");
+        let end = u32::try_from(self.token_ids.len())
+            .expect("the token budget of a batch is far below four billion");
         self.offsets.push(end);
     }
 

@@ -11,10 +11,10 @@ pub(super) fn check(
     out: &[f32],
 ) -> Result<(), EngineError> {
     let Description { max_tokens, vocabulary, token_types, .. } = *described;
-    let wanted = described.numbers(batch, output);
-    if out.len() != wanted {
+    let expected = described.numbers(batch, output);
+    if out.len() != expected {
         let given = out.len();
-        return Err(EngineError::OutputSize { wanted, given });
+        return Err(EngineError::OutputSize { expected, given });
     }
     for (sequence, range) in batch.sequences().enumerate() {
         let tokens = range.len();

@@ -46,10 +46,10 @@ pub trait Engine: Send + Sync {
         &self,
         batch: &RaggedBatch<'_>,
         output: Output,
-        meanwhile: &dyn Meanwhile,
+        callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
-    ) -> Result<Vec<Failed>, EngineError> {
-        let _ = meanwhile;
+    ) -> Result<Vec<FailedSequence>, EngineError> {
+        let _ = callbacks;
         self.compute(batch, output, out).map(|()| Vec::new())
     }
 
@@ -66,33 +66,33 @@ pub trait Engine: Send + Sync {
 }
 
 /// Callbacks of an engine to its caller while it computes a batch; any of its threads may call them.
-pub trait Meanwhile: Sync {
+pub trait BatchCallbacks: Sync {
     /// Returns whether a request still needs the sequence with this index.
-    fn is_wanted(&self, sequence: usize) -> bool;
+    fn is_needed(&self, sequence: usize) -> bool;
 
     /// Returns whether another batch should be computed before the rest of this one. Called between any two steps.
-    fn is_urgent(&self) -> bool {
+    fn has_urgent(&self) -> bool {
         false
     }
 
     /// Computes that batch with `compute`, which runs beside the current batch.
-    fn let_in(&self, beside: &mut Beside<'_>) {
-        let _ = beside;
+    fn run_urgent(&self, compute: &mut ComputeNested<'_>) {
+        let _ = compute;
     }
 }
 
 /// Computes another batch while one is in progress, as [`Engine::compute`] does.
-pub type Beside<'a> = dyn FnMut(&RaggedBatch<'_>, Output, &mut [f32]) -> Result<(), EngineError> + 'a;
+pub type ComputeNested<'a> = dyn FnMut(&RaggedBatch<'_>, Output, &mut [f32]) -> Result<(), EngineError> + 'a;
 
-impl<W: Fn(usize) -> bool + Sync> Meanwhile for W {
-    fn is_wanted(&self, sequence: usize) -> bool {
+impl<W: Fn(usize) -> bool + Sync> BatchCallbacks for W {
+    fn is_needed(&self, sequence: usize) -> bool {
         self(sequence)
     }
 }
 
 /// Sequence without rows in a batch with rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failed {
+pub struct FailedSequence {
     /// Index in the batch.
     pub sequence: usize,
     /// Error of the sequence.
@@ -109,7 +109,7 @@ pub struct Statistics {
     /// Computed sequences.
     pub completed: u64,
     /// Batches that failed and were retried, one sequence at a time.
-    pub taken_apart: u64,
+    pub retried_batches: u64,
     /// Sequences in the last run.
     pub active: u64,
     /// Sequences that are queued in the engine.
@@ -128,7 +128,7 @@ pub struct Accelerator {
     /// The version of TensorRT-LLM.
     pub tensorrt_llm: String,
     /// Whether the runtime is a test double, whose results are meaningless.
-    pub stand_in: bool,
+    pub test_double: bool,
     /// Tokens of the largest batch that it computes in one run.
     pub max_batch_tokens: u64,
 }
@@ -225,7 +225,7 @@ pub enum EngineError {
     #[error("the output buffer has {given} numbers and the batch needs {expected}")]
     OutputSize {
         /// Size of the output.
-        wanted: usize,
+        expected: usize,
         /// Size of the buffer.
         given: usize,
     },

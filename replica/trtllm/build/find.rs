@@ -18,7 +18,7 @@ pub(crate) trait Machine {
 
 /// Inputs of the compiler and the linker.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct BuildInputs {
     pub(crate) includes: Vec<PathBuf>,
     /// Files, each with its directory: libraries from pip have a version in their name and no link without one.
     pub(crate) libraries: Vec<PathBuf>,
@@ -35,30 +35,30 @@ const NEW_ABI: &[u8] = b"8executor8ResponseC1EmNSt7__cxx11";
 const OLD_ABI: &[u8] = b"8executor8ResponseC1EmSs";
 
 /// Header or library, with its possible file names.
-struct Piece {
+struct RequiredFile {
     what: &'static str,
     /// Below an include or library directory; any of them.
     names: &'static [&'static str],
 }
 
-const HEADERS: [Piece; 3] = [
-    Piece { what: "TensorRT-LLM's headers", names: &["tensorrt_llm/executor/executor.h"] },
-    Piece { what: "TensorRT's headers", names: &["NvInferRuntime.h"] },
-    Piece { what: "CUDA's headers", names: &["cuda_runtime_api.h"] },
+const HEADERS: [RequiredFile; 3] = [
+    RequiredFile { what: "TensorRT-LLM's headers", names: &["tensorrt_llm/executor/executor.h"] },
+    RequiredFile { what: "TensorRT's headers", names: &["NvInferRuntime.h"] },
+    RequiredFile { what: "CUDA's headers", names: &["cuda_runtime_api.h"] },
 ];
 
-const LIBRARIES: [Piece; 4] = [
-    Piece { what: "TensorRT-LLM's library", names: &["libtensorrt_llm.so"] },
-    Piece {
+const LIBRARIES: [RequiredFile; 4] = [
+    RequiredFile { what: "TensorRT-LLM's library", names: &["libtensorrt_llm.so"] },
+    RequiredFile {
         what: "TensorRT-LLM's plugins",
         names: &["libnvinfer_plugin_tensorrt_llm.so", "libnvinfer_plugin_tensorrt_llm.so.10"],
     },
-    Piece { what: "TensorRT's library", names: &["libnvinfer.so", "libnvinfer.so.10"] },
-    Piece { what: "CUDA's runtime", names: &["libcudart.so", "libcudart.so.12", "libcudart.so.13"] },
+    RequiredFile { what: "TensorRT's library", names: &["libnvinfer.so", "libnvinfer.so.10"] },
+    RequiredFile { what: "CUDA's runtime", names: &["libcudart.so", "libcudart.so.12", "libcudart.so.13"] },
 ];
 
 /// Locates all files, or returns an error that lists the missing ones.
-pub(crate) fn find(machine: &dyn Machine) -> Result<Found, String> {
+pub(crate) fn find(machine: &dyn Machine) -> Result<BuildInputs, String> {
     let roots = roots(machine);
     let below = |folders: &[&str]| -> Vec<PathBuf> {
         roots.iter().flat_map(|root| folders.iter().map(|folder| root.join(folder))).collect()
@@ -73,7 +73,7 @@ pub(crate) fn find(machine: &dyn Machine) -> Result<Found, String> {
         "cpp/build/tensorrt_llm/plugins",
         "",
     ]);
-    let first = |piece: &Piece, folders: &[PathBuf]| {
+    let first = |piece: &RequiredFile, folders: &[PathBuf]| {
         let files = folders.iter().flat_map(|folder| piece.names.iter().map(|name| folder.join(name)));
         files.into_iter().find(|file| machine.exists(file)).ok_or(piece.what)
     };
@@ -82,7 +82,7 @@ pub(crate) fn find(machine: &dyn Machine) -> Result<Found, String> {
     let missing: Vec<&str> =
         headers.iter().chain(&libraries).filter_map(|piece| piece.as_ref().err().copied()).collect();
     if !missing.is_empty() {
-        let looked = roots.iter().map(|root| root.display().to_string()).collect::<Vec<_>>().join(", ");
+        let searched = roots.iter().map(|root| root.display().to_string()).collect::<Vec<_>>().join(", ");
         return Err(format!(
             "feature `tensorrt-llm` requires {}, not found below {searched}; set TRTLLM_ROOT to its directory, install the vendor's \
              container or wheels ({}.x), or build without the feature",
@@ -108,7 +108,7 @@ pub(crate) fn find(machine: &dyn Machine) -> Result<Found, String> {
             }
         }
     }
-    Ok(Found { includes, libraries })
+    Ok(BuildInputs { includes, libraries })
 }
 
 /// Returns the directories of installations, configured ones first.

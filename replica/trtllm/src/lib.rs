@@ -19,18 +19,18 @@
 //! test can compute. Assumptions about the vendor's side that were not tested on a GPU are listed in `docs/gpu.md`.
 #![cfg(any(feature = "tensorrt-llm", feature = "tensorrt-llm-double"))]
 
-pub mod answer;
 mod bridge;
 pub mod decoder;
 pub mod encoder;
 pub mod numbers;
 pub mod packed;
+pub mod result;
 
-pub use answer::{EngineError, Pending};
 pub use decoder::{Decoder, DecoderConfig, DecoderOutput};
 pub use encoder::{Encoder, EncoderConfig};
-pub use numbers::Rows;
-pub use packed::{Packed, Positions};
+pub use numbers::EngineRows;
+pub use packed::{PackedBatch, Positions};
+pub use result::{ExecutorError, Pending};
 
 /// Versions of the libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -41,16 +41,16 @@ impl Format {
 
 /// Rows of equal width.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rows {
+pub struct EngineRows {
     /// Numbers of one row.
     pub width: usize,
     /// All rows, concatenated.
     pub numbers: Vec<f32>,
 }
 
-impl Rows {
+impl EngineRows {
     /// Converts the output of an engine; an error describes inconsistent sizes.
-    pub(crate) fn read(format: u8, rows: usize, width: usize, bytes: &[u8]) -> Result<Rows, String> {
+    pub(crate) fn read(format: u8, rows: usize, width: usize, bytes: &[u8]) -> Result<EngineRows, String> {
         let Some(format) = Format::numbered(format) else {
             return Err("the output is neither fp32 nor fp16 nor bf16".to_owned());
         };
@@ -61,7 +61,7 @@ impl Rows {
                 "the output has {got} bytes, which do not match {rows} rows of {width} {format:?}"
             ));
         }
-        Ok(Rows { width, numbers: format.numbers(bytes) })
+        Ok(EngineRows { width, numbers: format.numbers(bytes) })
     }
 
     /// Returns the number of rows.
@@ -125,10 +125,13 @@ mod tests {
     #[test]
     fn bytes_that_do_not_match_the_rows_are_rejected() {
         let three = [1.0f32, 2.0, 3.0].map(f32::to_ne_bytes).concat();
-        assert_eq!(Rows::read(0, 1, 3, &three), Ok(Rows { width: 3, numbers: vec![1.0, 2.0, 3.0] }));
+        assert_eq!(
+            EngineRows::read(0, 1, 3, &three),
+            Ok(EngineRows { width: 3, numbers: vec![1.0, 2.0, 3.0] })
+        );
         for (format, rows, width) in [(0, 1, 2), (1, 1, 3), (2, 3, 1), (0, usize::MAX, 2), (0, 0, 0)] {
-            assert!(Rows::read(format, rows, width, &three).is_err(), "{format} {rows} {width}");
+            assert!(EngineRows::read(format, rows, width, &three).is_err(), "{format} {rows} {width}");
         }
-        assert!(Rows::read(255, 1, 3, &three).unwrap_err().contains("neither fp32"));
+        assert!(EngineRows::read(255, 1, 3, &three).unwrap_err().contains("neither fp32"));
     }
 }

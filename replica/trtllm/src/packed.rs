@@ -4,7 +4,7 @@
 //! by token types, so they are passed along. Neither may be left to a default: an engine accepts zeros for both without
 //! an error, and its results are then slightly wrong.
 
-use crate::EngineError;
+use crate::ExecutorError;
 
 /// Numbering of positions of an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,22 +26,22 @@ impl Positions {
 
 /// Packed sequences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackedBatch {
     pub(crate) tokens: Vec<i32>,
     pub(crate) types: Vec<i32>,
     pub(crate) positions: Vec<i32>,
     pub(crate) lengths: Vec<i32>,
 }
 
-impl Packed {
+impl PackedBatch {
     /// Appends a sequence; without `types` all of its types are 0.
     pub fn push(
         &mut self,
         tokens: &[u32],
         types: Option<&[u32]>,
         positions: Positions,
-    ) -> Result<(), EngineError> {
-        let rejected = |why: String| Err(EngineError::Rejected(why));
+    ) -> Result<(), ExecutorError> {
+        let rejected = |why: String| Err(ExecutorError::Rejected(why));
         if tokens.is_empty() {
             return rejected("the sequence has no tokens; at least one is required".to_owned());
         }
@@ -92,13 +92,13 @@ impl Packed {
     }
 
     /// Returns the sequences that `keep` selects, packed again.
-    pub(crate) fn only(&self, wanted: impl Fn(usize) -> bool) -> Packed {
-        let mut packed = Packed::default();
+    pub(crate) fn only(&self, keep: impl Fn(usize) -> bool) -> PackedBatch {
+        let mut packed = PackedBatch::default();
         let mut begin = 0;
         for (index, length) in self.lengths().enumerate() {
             let range = begin..begin + length;
             begin = range.end;
-            if wanted(index) {
+            if keep(index) {
                 packed.tokens.extend_from_slice(&self.tokens[range.clone()]);
                 packed.types.extend_from_slice(&self.types[range.clone()]);
                 packed.positions.extend_from_slice(&self.positions[range]);
@@ -113,8 +113,8 @@ impl Packed {
 mod tests {
     use super::*;
 
-    fn packed() -> Packed {
-        let mut packed = Packed::default();
+    fn packed() -> PackedBatch {
+        let mut packed = PackedBatch::default();
         packed.push(&[5, 6, 7], None, Positions::FromZero).unwrap();
         packed.push(&[8, 9], Some(&[0, 1]), Positions::AfterPadding(1)).unwrap();
         packed.push(&[4], None, Positions::FromZero).unwrap();
@@ -144,7 +144,7 @@ mod tests {
         let before = packed.clone();
         for (tokens, types) in [(&[][..], None), (&[1, 2], Some(&[0][..])), (&[u32::MAX], None)] {
             let refused = packed.push(tokens, types, Positions::FromZero);
-            assert!(matches!(refused, Err(EngineError::Rejected(_))), "{tokens:?}");
+            assert!(matches!(refused, Err(ExecutorError::Rejected(_))), "{tokens:?}");
         }
         assert_eq!(packed, before);
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::queue::Urgency;
-use super::{Backlog, BatchPlanner, BatchInput, Item, BatchRequestId};
+use super::{Backlog, BatchInput, BatchPlanner, BatchRequestId, Item};
 use crate::cost::BatchCost;
 use crate::priority::Priority;
 
@@ -49,7 +49,12 @@ impl<T: BatchInput> BatchBuilder<T> {
 impl<T: BatchInput> BatchPlanner<T> {
     /// Takes a batch of at most `budget` tokens out of a priority that is not empty.
     pub(super) fn fill(&mut self, priority: Priority, budget: u64, now: Instant) -> Vec<Item<T>> {
-        let mut builder = BatchBuilder { items: Vec::new(), class: None, remaining_tokens: budget, skips_left: MAX_SKIPPED };
+        let mut builder = BatchBuilder {
+            items: Vec::new(),
+            class: None,
+            remaining_tokens: budget,
+            skips_left: MAX_SKIPPED,
+        };
         self.fill_urgent(&mut builder, priority, now);
         let mut last = None;
         while !builder.is_full()

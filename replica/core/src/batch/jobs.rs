@@ -87,7 +87,12 @@ impl<T: BatchInput> Jobs<T> {
 
     /// Removes all inputs of `request`, which has `priority`, from a queued job; returns the job if it has no owner
     /// left.
-    pub(super) fn leave(&mut self, id: JobId, request: BatchRequestId, priority: Priority) -> Option<BatchJob<T>> {
+    pub(super) fn leave(
+        &mut self,
+        id: JobId,
+        request: BatchRequestId,
+        priority: Priority,
+    ) -> Option<BatchJob<T>> {
         let job = self.jobs.get_mut(&id)?;
         assert!(!job.running, "owners of a running job are removed when it finishes");
         let before = job.owners.len();

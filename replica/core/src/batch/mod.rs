@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 pub use jobs::{JobId, RowOwner};
-pub use plan::{Batch, FinishedBatch, Item, NextAction, BatchPlan};
+pub use plan::{Batch, BatchPlan, FinishedBatch, Item, NextAction};
 pub use settings::{BULK_SHARE_PERCENT, BatchSettings, INTERACTIVE_BATCH_TOKENS, WINDOW_MAX};
 
 use self::jobs::{Jobs, JoinOutcome};
@@ -37,7 +37,7 @@ use self::share::PriorityShare;
 use crate::cost::{BatchCost, CostModel};
 use crate::priority::{PerPriority, Priority};
 use crate::rate::TokenRate;
-use crate::window::{StartReason, DecisionInput, BatchDecision, Window};
+use crate::window::{BatchDecision, DecisionInput, StartReason, Window};
 
 /// Maximum percentage of the queue that bulk may fill; the rest is reserved for interactive requests.
 pub const BULK_QUEUE_PERCENT: u64 = 75;
@@ -279,7 +279,8 @@ impl<T: BatchInput> BatchPlanner<T> {
             BatchDecision::Now(reason) => reason,
             BatchDecision::Wait(until) => return BatchPlan { next: NextAction::Wait(until), expired },
         };
-        let waited = waiting_since.map_or(Duration::ZERO, |waiting_since| now.saturating_duration_since(waiting_since));
+        let waited = waiting_since
+            .map_or(Duration::ZERO, |waiting_since| now.saturating_duration_since(waiting_since));
         let batch = Batch { items: self.start(priority, budget, now), priority, reason, waited };
         self.share.served(priority, batch.size().tokens, !self.queues.bulk.is_empty());
         BatchPlan { next: NextAction::Compute(batch), expired }
@@ -300,8 +301,12 @@ impl<T: BatchInput> BatchPlanner<T> {
             return BatchPlan { next: NextAction::Idle, expired };
         }
         let items = self.start(Priority::Interactive, self.budget(now), now);
-        let batch =
-            Batch { items, priority: Priority::Interactive, reason: StartReason::BetweenSteps, waited: Duration::ZERO };
+        let batch = Batch {
+            items,
+            priority: Priority::Interactive,
+            reason: StartReason::BetweenSteps,
+            waited: Duration::ZERO,
+        };
         self.share.served(Priority::Interactive, batch.size().tokens, true);
         BatchPlan { next: NextAction::Compute(batch), expired }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Backlog, JobId, RowOwner, BatchRequestId};
+use super::{Backlog, BatchRequestId, JobId, RowOwner};
 use crate::priority::Priority;
 use crate::window::StartReason;
 

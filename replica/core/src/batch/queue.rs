@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
-use super::{Backlog, JobId, BatchRequestId};
+use super::{Backlog, BatchRequestId, JobId};
 
 /// Key in the order of deadlines.
 pub(super) type DeadlineKey = (Instant, BatchRequestId);
@@ -115,7 +115,11 @@ impl<C: Copy> FairQueue<C> {
     }
 
     /// Returns the first input of `request` that `is_queued` accepts, and drops those before it.
-    pub(super) fn front(&mut self, request: BatchRequestId, waits: impl Fn(JobId) -> bool) -> Option<(JobId, C)> {
+    pub(super) fn front(
+        &mut self,
+        request: BatchRequestId,
+        waits: impl Fn(JobId) -> bool,
+    ) -> Option<(JobId, C)> {
         let waiting = self.waiting.get_mut(&request)?;
         while let Some(job) = waiting.jobs.front().copied() {
             if waits(job) {

@@ -104,7 +104,8 @@ impl PriorityShare {
     /// Returns the maximum number of tokens of the next batch.
     pub(super) fn budget(&self, cost: Option<BatchCost>, now: Instant) -> u64 {
         let BatchSettings { batch_tokens, interactive_batch_tokens, .. } = self.settings;
-        if self.last_interactive.is_none_or(|last| now.saturating_duration_since(last) >= SHORT_BATCH_MEMORY) {
+        if self.last_interactive.is_none_or(|last| now.saturating_duration_since(last) >= SHORT_BATCH_MEMORY)
+        {
             return batch_tokens;
         }
         let most = interactive_batch_tokens.min(batch_tokens);

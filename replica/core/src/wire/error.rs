@@ -275,19 +275,19 @@ impl Dialect {
             }
             Dialect::Cohere => {
                 #[derive(Serialize)]
-                struct Body<'a> {
+                struct CohereErrorBody<'a> {
                     message: &'a str,
                     error: ErrorObject,
                 }
-                let body = Body { message, error: ErrorBody::new(code, message, param).error };
+                let body = CohereErrorBody { message, error: ErrorBody::new(code, message, param).error };
                 serde_json::to_vec(&body).expect("strings serialise to JSON")
             }
             Dialect::Voyage => {
                 #[derive(Serialize)]
-                struct Body<'a> {
+                struct VoyageErrorBody<'a> {
                     detail: &'a str,
                 }
-                serde_json::to_vec(&Body { detail: message }).expect("strings serialise to JSON")
+                serde_json::to_vec(&VoyageErrorBody { detail: message }).expect("strings serialise to JSON")
             }
         }
     }
@@ -362,9 +362,9 @@ pub fn markdown() -> String {
          (`/embed`, `/embed_all`, `/rerank`, `/predict`, `/similarity`, `/tokenize`, `/decode`, and `/`) it is TEI's \
          `{\"error\", \"error_type\"}` with the status under *at TEI's paths*. On Cohere's own paths (`/v1/embed`, \
          `/v2/embed`, `/v2/rerank`) there is a `message` beside the object, and below `/voyage/` the body is Voyage's \
-         `{\"detail\"}`. The code stands in the header \
-         `x-meridian-error` in all cases. *Helps* says what whoever holds the request can do: nothing, wait (see \
-         `retry-after`), or go elsewhere (the gateway does this by itself, within the allowed regions).\n\n\
+         `{\"detail\"}`. The code is in the header \
+         `x-meridian-error` in all cases. *Helps* is the remedy: nothing, wait (see `retry-after`), or elsewhere, which is \
+         another region (the gateway retries there by itself, within the allowed regions).\n\n\
          | code | status | at TEI's paths | fault | helps | meaning |\n|---|---|---|---|---|---|\n",
     );
     for code in ErrorCode::ALL {

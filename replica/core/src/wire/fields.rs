@@ -14,15 +14,16 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::input::{End, Input, Truncation};
-use crate::limits::AtMost;
+use crate::input::{Input, Truncation, TruncationSide};
+use crate::limits::ListLimit;
 use crate::prompt::{PromptChoice, Role};
 use crate::refusal::Refusal;
 
 /// Valid types of a list of inputs.
-pub(super) const INPUT_WANTED: &str = "a text, a list of texts, a list of token ids, or a list of such lists";
-const TEXT_WANTED: &str = "a text";
-const LIST_WANTED: &str = "a list";
+pub(super) const INPUT_EXPECTED: &str =
+    "a text, a list of texts, a list of token ids, or a list of such lists";
+const TEXT_EXPECTED: &str = "a text";
+const LIST_EXPECTED: &str = "a list";
 
 /// Splits a body into the raw fields of `T`.
 pub(super) fn split<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
@@ -33,34 +34,35 @@ pub(super) fn split<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal
     serde_json::from_slice(body).map_err(Refusal::not_json)
 }
 
-/// Splits the object in a field; `place` names it.
+/// Splits the object in a field; `path` names it.
 pub(super) fn split_field<'a, T: Deserialize<'a>>(
     field: &'static str,
-    place: &str,
+    path: &str,
     raw: &'a RawValue,
 ) -> Result<T, Refusal> {
     let object = if raw.get().starts_with('{') { serde_json::from_str(raw.get()).ok() } else { None };
-    object.ok_or_else(|| Refusal::invalid(field, place, "is not an object", "an object"))
+    object.ok_or_else(|| Refusal::invalid(field, path, "is not an object", "an object"))
 }
 
 /// Returns the field, which is required.
-pub(super) fn needed<'a>(
+pub(super) fn required<'a>(
     field: &'static str,
     raw: Option<&'a RawValue>,
-    wanted: &str,
+    expected: &str,
 ) -> Result<&'a RawValue, Refusal> {
-    raw.ok_or_else(|| Refusal::missing(field, wanted))
+    raw.ok_or_else(|| Refusal::missing(field, expected))
 }
 
-/// Parses a text; `place` is the field or an element of it.
-pub(super) fn text(field: &'static str, place: &str, raw: &RawValue) -> Result<String, Refusal> {
+/// Parses a text; `path` is the field or an element of it.
+pub(super) fn text(field: &'static str, path: &str, raw: &RawValue) -> Result<String, Refusal> {
     let raw = raw.get();
     if kind_of(raw) != Kind::Text {
-        return Err(wrong_type(field, place, TEXT_WANTED));
+        return Err(wrong_type(field, path, TEXT_EXPECTED));
     }
     // An unpaired surrogate is the only escape that a JSON string may contain and a Rust string cannot.
-    serde_json::from_str(raw)
-        .map_err(|_| Refusal::invalid(field, place, "contains an unpaired surrogate", "complete surrogate pairs"))
+    serde_json::from_str(raw).map_err(|_| {
+        Refusal::invalid(field, path, "contains an unpaired surrogate", "complete surrogate pairs")
+    })
 }
 
 /// Parses an optional text.
@@ -78,9 +80,9 @@ pub(super) fn model(raw: Option<&RawValue>) -> Result<Option<String>, Refusal> {
 }
 
 /// Parses a boolean with a default.
-pub(super) fn flag(field: &'static str, raw: Option<&RawValue>, otherwise: bool) -> Result<bool, Refusal> {
+pub(super) fn flag(field: &'static str, raw: Option<&RawValue>, default: bool) -> Result<bool, Refusal> {
     match raw.map(RawValue::get) {
-        None => Ok(otherwise),
+        None => Ok(default),
         Some("true") => Ok(true),
         Some("false") => Ok(false),
         Some(_) => Err(Refusal::invalid(field, field, "is not a boolean", "true or false")),
@@ -101,54 +103,60 @@ pub(super) fn count(field: &'static str, raw: Option<&RawValue>) -> Result<Optio
 pub(super) fn choice<T: Copy>(
     field: &'static str,
     raw: Option<&RawValue>,
-    otherwise: T,
+    default: T,
     words: &[(&str, T)],
-    wanted: &str,
+    expected: &str,
 ) -> Result<T, Refusal> {
-    let Some(raw) = raw else { return Ok(otherwise) };
+    let Some(raw) = raw else { return Ok(default) };
     let given = serde_json::from_str::<String>(raw.get()).ok();
     let known = words.iter().find(|(word, _)| given.as_deref() == Some(*word));
-    known.map(|(_, meaning)| *meaning).ok_or_else(|| Refusal::invalid(field, field, "is not supported", wanted))
+    known
+        .map(|(_, meaning)| *meaning)
+        .ok_or_else(|| Refusal::invalid(field, field, "is not supported", expected))
 }
 
 /// Parses a list of at least one element and at most `limit`; `read` gets the path of each element.
 pub(super) fn list<'a, T>(
     field: &'static str,
-    place: &str,
+    path: &str,
     raw: &'a RawValue,
-    limit: AtMost,
+    limit: ListLimit,
     mut read: impl FnMut(&str, &'a RawValue) -> Result<T, Refusal>,
 ) -> Result<Vec<T>, Refusal> {
     if kind_of(raw.get()) != Kind::List {
-        return Err(wrong_type(field, place, LIST_WANTED));
+        return Err(wrong_type(field, path, LIST_EXPECTED));
     }
     let Capped { elements, given } = capped(raw.get(), limit.count)?;
     if given > limit.count {
         return Err(Refusal::too_many_inputs(field, limit, given));
     }
     if given == 0 {
-        return Err(Refusal::no_inputs(field, place));
+        return Err(Refusal::no_inputs(field, path));
     }
-    elements.iter().enumerate().map(|(i, element)| read(&format!("{place}[{i}]"), element)).collect()
+    elements.iter().enumerate().map(|(i, element)| read(&format!("{path}[{i}]"), element)).collect()
 }
 
 /// Parses inputs: one text or list of token ids, or a list of those. Returns whether it is a single input.
-pub(super) fn inputs(field: &'static str, raw: &RawValue, limit: AtMost) -> Result<(Input, bool), Refusal> {
-    let wrong = |place: &str| wrong_type(field, place, INPUT_WANTED);
+pub(super) fn inputs(
+    field: &'static str,
+    raw: &RawValue,
+    limit: ListLimit,
+) -> Result<(Input, bool), Refusal> {
+    let wrong = |path: &str| wrong_type(field, path, INPUT_EXPECTED);
     match kind_of(raw.get()) {
         Kind::Text => Ok((Input::Texts(vec![text(field, field, raw)?]), true)),
         Kind::List => match first_kind(raw.get()) {
             None => Err(Refusal::no_inputs(field, field)),
             Some(Kind::Number) => Ok((Input::Tokens(vec![tokens(field, field, raw)?]), true)),
             Some(Kind::Text) => {
-                let texts = list(field, field, raw, limit, |place, raw| match kind_of(raw.get()) {
-                    Kind::Text => text(field, place, raw),
-                    Kind::Number | Kind::List | Kind::Other => Err(wrong(place)),
+                let texts = list(field, field, raw, limit, |path, raw| match kind_of(raw.get()) {
+                    Kind::Text => text(field, path, raw),
+                    Kind::Number | Kind::List | Kind::Other => Err(wrong(path)),
                 });
                 Ok((Input::Texts(texts?), false))
             }
             Some(Kind::List) => {
-                let tokens = list(field, field, raw, limit, |place, raw| tokens(field, place, raw));
+                let tokens = list(field, field, raw, limit, |path, raw| tokens(field, path, raw));
                 Ok((Input::Tokens(tokens?), false))
             }
             Some(Kind::Other) => Err(wrong(&format!("{field}[0]"))),
@@ -161,14 +169,14 @@ pub(super) fn inputs(field: &'static str, raw: &RawValue, limit: AtMost) -> Resu
 pub(super) fn inputs_or_objects(
     field: &'static str,
     raw: &RawValue,
-    limit: AtMost,
+    limit: ListLimit,
 ) -> Result<(Input, bool), Refusal> {
     if raw.get().starts_with('{') {
         return Ok((Input::Texts(vec![text_or_object(field, field, raw)?]), true));
     }
     match first_kind(raw.get()) {
         Some(Kind::Text | Kind::Other) if kind_of(raw.get()) == Kind::List => {
-            let texts = list(field, field, raw, limit, |place, raw| text_or_object(field, place, raw))?;
+            let texts = list(field, field, raw, limit, |path, raw| text_or_object(field, path, raw))?;
             Ok((Input::Texts(texts), false))
         }
         _ => inputs(field, raw, limit),
@@ -176,18 +184,18 @@ pub(super) fn inputs_or_objects(
 }
 
 /// Parses a text, or an object with the only member `text`.
-pub(super) fn text_or_object(field: &'static str, place: &str, raw: &RawValue) -> Result<String, Refusal> {
+pub(super) fn text_or_object(field: &'static str, path: &str, raw: &RawValue) -> Result<String, Refusal> {
     if kind_of(raw.get()) == Kind::Text {
-        return text(field, place, raw);
+        return text(field, path, raw);
     }
     if !raw.get().starts_with('{') {
-        return Err(wrong_type(field, place, "a text, or an object with `text`"));
+        return Err(wrong_type(field, path, "a text, or an object with `text`"));
     }
-    let object: BTreeMap<String, &RawValue> = split_field(field, place, raw)?;
+    let object: BTreeMap<String, &RawValue> = split_field(field, path, raw)?;
     match (object.len(), object.get("text")) {
-        (1, Some(value)) => text(field, &format!("{place}.text"), value),
+        (1, Some(value)) => text(field, &format!("{path}.text"), value),
         _ => {
-            Err(Refusal::invalid(field, place, "is an object with other members than `text`", "`text` alone"))
+            Err(Refusal::invalid(field, path, "is an object with other members than `text`", "`text` alone"))
         }
     }
 }
@@ -207,7 +215,7 @@ pub(super) fn prompt(
         ("classification", Role::Classification),
         ("clustering", Role::Clustering),
     ];
-    let wanted = "\"query\", \"document\", \"classification\" or \"clustering\"";
+    let expected = "\"query\", \"document\", \"classification\" or \"clustering\"";
     match (name, input_type) {
         (Some(_), Some(_)) => Err(Refusal::invalid(
             "input_type",
@@ -217,7 +225,7 @@ pub(super) fn prompt(
         )),
         (Some(name), None) => Ok(PromptChoice::Named(name)),
         (None, None) => Ok(PromptChoice::Default),
-        (None, given) => Ok(PromptChoice::For(choice("input_type", given, Role::Query, &roles, wanted)?)),
+        (None, given) => Ok(PromptChoice::For(choice("input_type", given, Role::Query, &roles, expected)?)),
     }
 }
 
@@ -225,7 +233,7 @@ pub(super) fn prompt(
 pub(super) const INPUT_TYPES: &[&str] =
     &["query", "document", "search_query", "search_document", "passage", "classification", "clustering"];
 /// Sides from which a text can be truncated.
-pub(super) const TRUNCATION_ENDS: &[&str] = &["left", "right"];
+pub(super) const TRUNCATION_SIDES: &[&str] = &["left", "right"];
 
 /// Returns the one of two synonymous fields that is present; both are an error.
 pub(super) fn one_of_two<'a>(
@@ -248,44 +256,52 @@ pub(super) fn truncation(
     truncate: Option<&RawValue>,
     truncation_direction: Option<&RawValue>,
 ) -> Result<Truncation, Refusal> {
-    let loses = truncation_end("truncation_direction", truncation_direction)?;
+    let side = truncation_side("truncation_direction", truncation_direction)?;
     let truncate = truncate.map(|raw| flag("truncate", Some(raw), false)).transpose()?;
-    Ok(Truncation { truncate, loses, most: None })
+    Ok(Truncation { truncate, side, max_tokens: None })
 }
 
 /// Parses the side from which tokens are removed.
-pub(super) fn truncation_end(field: &'static str, raw: Option<&RawValue>) -> Result<End, Refusal> {
-    let ends = [("left", End::Left), ("Left", End::Left), ("right", End::Right), ("Right", End::Right)];
-    choice(field, raw, End::Right, &ends, "\"left\" or \"right\"")
+pub(super) fn truncation_side(
+    field: &'static str,
+    raw: Option<&RawValue>,
+) -> Result<TruncationSide, Refusal> {
+    let ends = [
+        ("left", TruncationSide::Left),
+        ("Left", TruncationSide::Left),
+        ("right", TruncationSide::Right),
+        ("Right", TruncationSide::Right),
+    ];
+    choice(field, raw, TruncationSide::Right, &ends, "\"left\" or \"right\"")
 }
 
 /// Parses the truncation options of Cohere and NVIDIA.
-pub(super) fn truncate_word(raw: Option<&RawValue>, otherwise: Truncation) -> Result<Truncation, Refusal> {
-    let cut = |loses| Truncation { truncate: Some(true), loses, most: None };
+pub(super) fn truncate_keyword(raw: Option<&RawValue>, default: Truncation) -> Result<Truncation, Refusal> {
+    let cut = |side| Truncation { truncate: Some(true), side, max_tokens: None };
     let words = [
-        ("NONE", Truncation { truncate: Some(false), loses: End::Right, most: None }),
-        ("START", cut(End::Left)),
-        ("END", cut(End::Right)),
+        ("NONE", Truncation { truncate: Some(false), side: TruncationSide::Right, max_tokens: None }),
+        ("START", cut(TruncationSide::Left)),
+        ("END", cut(TruncationSide::Right)),
     ];
-    choice("truncate", raw, otherwise, &words, "\"NONE\", \"START\" or \"END\"")
+    choice("truncate", raw, default, &words, "\"NONE\", \"START\" or \"END\"")
 }
 
 /// Parses vLLM's `truncate_prompt_tokens`: every input is truncated to this number of tokens, special tokens included;
-/// -1 means the model's limit. It overrides `otherwise`, the truncation of other fields.
+/// -1 means the model's limit. It overrides `default`, the truncation of other fields.
 pub(super) fn truncate_prompt_tokens(
     raw: Option<&RawValue>,
     side: Option<&RawValue>,
-    otherwise: Truncation,
+    default: Truncation,
 ) -> Result<Truncation, Refusal> {
     const FIELD: &str = "truncate_prompt_tokens";
-    let loses = match side {
-        Some(side) => truncation_end("truncation_side", Some(side))?,
-        None => otherwise.loses,
+    let side = match side {
+        Some(side) => truncation_side("truncation_side", Some(side))?,
+        None => default.side,
     };
-    let Some(raw) = raw else { return Ok(Truncation { loses, ..otherwise }) };
-    let most = match serde_json::from_str::<i64>(raw.get()) {
+    let Some(raw) = raw else { return Ok(Truncation { side, ..default }) };
+    let max_tokens = match serde_json::from_str::<i64>(raw.get()) {
         Ok(-1) => None,
-        Ok(most @ 1..) => Some(most as u64),
+        Ok(tokens @ 1..) => Some(tokens as u64),
         Ok(_) | Err(_) => {
             return Err(Refusal::invalid(
                 FIELD,
@@ -295,7 +311,7 @@ pub(super) fn truncate_prompt_tokens(
             ));
         }
     };
-    Ok(Truncation { truncate: Some(true), loses, most })
+    Ok(Truncation { truncate: Some(true), side, max_tokens })
 }
 
 /// Returns whether `given` is the JSON value `known`, which is a literal without spaces.
@@ -305,18 +321,17 @@ pub(super) fn same_json(known: &str, given: &RawValue) -> bool {
 }
 
 /// Parses a list of at least one token id.
-pub(super) fn tokens(field: &'static str, place: &str, raw: &RawValue) -> Result<Vec<u32>, Refusal> {
+pub(super) fn tokens(field: &'static str, path: &str, raw: &RawValue) -> Result<Vec<u32>, Refusal> {
     if kind_of(raw.get()) != Kind::List {
-        return Err(wrong_type(field, place, INPUT_WANTED));
+        return Err(wrong_type(field, path, INPUT_EXPECTED));
     }
-    let tokens: Vec<u32> = serde_json::from_str(raw.get()).map_err(|_| {
-        Refusal::invalid(field, place, "is not a list of token ids", "integers from 0")
-    })?;
-    if tokens.is_empty() { Err(Refusal::empty_input(field, place)) } else { Ok(tokens) }
+    let tokens: Vec<u32> = serde_json::from_str(raw.get())
+        .map_err(|_| Refusal::invalid(field, path, "is not a list of token ids", "integers from 0"))?;
+    if tokens.is_empty() { Err(Refusal::empty_input(field, path)) } else { Ok(tokens) }
 }
 
-pub(super) fn wrong_type(field: &'static str, place: &str, wanted: &str) -> Refusal {
-    Refusal::invalid(field, place, "has an unsupported type", wanted)
+pub(super) fn wrong_type(field: &'static str, path: &str, expected: &str) -> Refusal {
+    Refusal::invalid(field, path, "has an unsupported type", expected)
 }
 
 /// Kind of a JSON value.
@@ -412,13 +427,13 @@ mod tests {
 
     #[test]
     fn the_limit_of_a_list_holds_at_the_limit_and_one_past_it_and_is_named() {
-        let limit = AtMost { count: 2, key: "max_documents" };
+        let limit = ListLimit { count: 2, key: "max_documents" };
         let read =
             |given: &str| list("documents", "documents", raw(given), limit, |_, raw| Ok(raw.get().len()));
         assert_eq!(read("[1, 22]"), Ok(vec![1, 2]));
         let refusal = read("[1, 22, 3]").expect_err("one past it");
         assert_eq!((refusal.code, refusal.param), (ErrorCode::TooManyInputs, Some("documents")));
-        for part in ["`documents` has 3", "carry 2", "max_documents"] {
+        for part in ["`documents` has 3", "limit is 2", "max_documents"] {
             assert!(refusal.message.contains(part), "{}", refusal.message);
         }
         assert_eq!(read("[]").expect_err("none").code, ErrorCode::EmptyInput);

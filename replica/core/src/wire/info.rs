@@ -161,7 +161,7 @@ pub struct AcceleratorV1 {
     /// The version of TensorRT-LLM.
     pub tensorrt_llm: String,
     /// Whether the runtime is a test double, whose results are meaningless.
-    pub stand_in: bool,
+    pub test_double: bool,
     /// Runs of the model since the start.
     pub iterations: u64,
     /// Time of the runs in milliseconds; 0 if the runtime does not report it.
@@ -169,7 +169,7 @@ pub struct AcceleratorV1 {
     /// Computed inputs.
     pub completed: u64,
     /// Batches that failed and were retried, one input at a time.
-    pub taken_apart: u64,
+    pub retried_batches: u64,
     /// Inputs in the last run; 0 if the runtime does not report it.
     pub active: u64,
     /// Inputs that are queued in the runtime; 0 if it does not report them.

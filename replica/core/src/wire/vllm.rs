@@ -7,12 +7,12 @@
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use super::body::{Body as _, FieldKind, Shape, body};
+use super::body::{BodySchema, FieldKind, RawBody as _, body};
 use super::fields::{self, Kind};
 use super::openai::Encoding;
-use super::openai::response::{Rows, Vector};
+use super::openai::response::{RowsView, Vector};
 use crate::input::{Input, Truncation};
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::refusal::Refusal;
 
 /// `POST /score` and `POST /v1/score`.
@@ -52,10 +52,10 @@ body! {
 
 impl ScoreRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawScore::SHAPE;
+    pub const SCHEMA: BodySchema = RawScore::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of pairs.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<ScoreRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<ScoreRequest, Refusal> {
         let RawScore { model, text_1, text_2, truncate_prompt_tokens, .. } = RawScore::read(body)?;
         let first = texts("text_1", text_1, limit)?;
         let second = texts("text_2", text_2, limit)?;
@@ -68,7 +68,7 @@ impl ScoreRequest {
             ));
         }
         let truncation = fields::truncate_prompt_tokens(truncate_prompt_tokens, None, Truncation::default())?;
-        if truncation.most.is_some() {
+        if truncation.max_tokens.is_some() {
             const FIELD: &str = "truncate_prompt_tokens";
             return Err(Refusal::invalid(
                 FIELD,
@@ -108,7 +108,7 @@ body! {
         /// Truncate every text to this number of tokens, special tokens included (vLLM); -1: to the model's limit.
         truncate_prompt_tokens: FieldKind::Integer,
         /// Side from which tokens are removed.
-        truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        truncation_side: FieldKind::OneOf(fields::TRUNCATION_SIDES),
     } rejects {
         activation ["true"] => "`raw_scores`",
         use_activation ["true"] => "`raw_scores`",
@@ -137,7 +137,7 @@ body! {
         /// Truncate every input to this number of tokens, special tokens included; -1: to the model's limit.
         truncate_prompt_tokens: FieldKind::Integer,
         /// Side from which tokens are removed.
-        truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        truncation_side: FieldKind::OneOf(fields::TRUNCATION_SIDES),
     } rejects {
         activation ["true"] => "true, or leave it out",
         use_activation ["true"] => "`normalize`",
@@ -184,10 +184,10 @@ pub struct PoolingRequest {
 
 impl PoolingRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawPooling::SHAPE;
+    pub const SCHEMA: BodySchema = RawPooling::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of inputs.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<PoolingRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<PoolingRequest, Refusal> {
         let RawPooling {
             model,
             input,
@@ -199,21 +199,21 @@ impl PoolingRequest {
             truncation_side,
             ..
         } = RawPooling::read(body)?;
-        let input = fields::needed("input", input, fields::INPUT_WANTED)?;
+        let input = fields::required("input", input, fields::INPUT_EXPECTED)?;
         let (input, single) = fields::inputs("input", input, limit)?;
         let tasks = [
             ("embed", Some(PoolingTask::Embed)),
             ("token_embed", Some(PoolingTask::TokenEmbed)),
             ("classify", Some(PoolingTask::Classify)),
         ];
-        let wanted = "\"embed\", \"token_embed\" or \"classify\"";
+        let expected = "\"embed\", \"token_embed\" or \"classify\"";
         let encodings = [("float", Encoding::Float), ("base64", Encoding::Base64)];
         let formats = "\"float\" or \"base64\"";
         Ok(PoolingRequest {
             model: fields::model(model)?,
             input,
             single,
-            task: fields::choice("task", task, None, &tasks, wanted)?,
+            task: fields::choice("task", task, None, &tasks, expected)?,
             encoding: fields::choice(
                 "encoding_format",
                 encoding_format,
@@ -234,10 +234,10 @@ impl PoolingRequest {
 
 impl ClassifyRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawClassify::SHAPE;
+    pub const SCHEMA: BodySchema = RawClassify::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of texts.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<ClassifyRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<ClassifyRequest, Refusal> {
         let RawClassify { model, input, raw_scores, truncate_prompt_tokens, truncation_side, .. } =
             RawClassify::read(body)?;
         Ok(ClassifyRequest {
@@ -254,28 +254,28 @@ impl ClassifyRequest {
     }
 }
 
-fn texts(field: &'static str, raw: Option<&RawValue>, limit: AtMost) -> Result<Vec<String>, Refusal> {
-    let raw = fields::needed(field, raw, "a text or a list of texts")?;
+fn texts(field: &'static str, raw: Option<&RawValue>, limit: ListLimit) -> Result<Vec<String>, Refusal> {
+    let raw = fields::required(field, raw, "a text or a list of texts")?;
     match fields::kind_of(raw.get()) {
         Kind::Text => Ok(vec![fields::text(field, field, raw)?]),
         Kind::Number | Kind::List | Kind::Other => {
-            fields::list(field, field, raw, limit, |place, raw| fields::text(field, place, raw))
+            fields::list(field, field, raw, limit, |path, raw| fields::text(field, path, raw))
         }
     }
 }
 
 #[derive(Serialize)]
-struct Answer<'a, D> {
+struct VllmResponseBody<'a, D> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
     data: Vec<D>,
-    usage: Usage,
+    usage: VllmUsage,
 }
 
 #[derive(Serialize)]
-struct Usage {
+struct VllmUsage {
     prompt_tokens: u64,
     total_tokens: u64,
     completion_tokens: u64,
@@ -283,7 +283,7 @@ struct Usage {
 
 /// Metadata of a response.
 #[derive(Clone, Copy, Debug)]
-pub struct Around<'a> {
+pub struct ResponseMetadata<'a> {
     /// Identifier of the request.
     pub id: &'a str,
     /// Seconds since 1970.
@@ -294,50 +294,50 @@ pub struct Around<'a> {
     pub tokens: u64,
 }
 
-impl<'a> Around<'a> {
+impl<'a> ResponseMetadata<'a> {
     fn write<D: Serialize>(self, data: Vec<D>) -> Vec<u8> {
         self.write_as("list", data)
     }
 
     fn write_as<D: Serialize>(self, object: &'static str, data: Vec<D>) -> Vec<u8> {
-        let Around { id, created, model, tokens } = self;
-        let usage = Usage { prompt_tokens: tokens, total_tokens: tokens, completion_tokens: 0 };
-        let answer: Answer<'a, D> = Answer { id, object, created, model, data, usage };
-        serde_json::to_vec(&answer).expect("strings and numbers serialise")
+        let ResponseMetadata { id, created, model, tokens } = self;
+        let usage = VllmUsage { prompt_tokens: tokens, total_tokens: tokens, completion_tokens: 0 };
+        let response: VllmResponseBody<'a, D> = VllmResponseBody { id, object, created, model, data, usage };
+        serde_json::to_vec(&response).expect("strings and numbers serialise")
     }
 
     /// Writes the response of `POST /score`: one number per pair.
     pub fn write_scores(self, scores: &[f32]) -> Vec<u8> {
         #[derive(Serialize)]
-        struct Score {
+        struct ScoreItem {
             index: usize,
             object: &'static str,
             score: f32,
         }
-        let score = |(index, score): (usize, &f32)| Score { index, object: "score", score: *score };
+        let score = |(index, score): (usize, &f32)| ScoreItem { index, object: "score", score: *score };
         self.write(scores.iter().enumerate().map(score).collect())
     }
 
     /// Writes the response of `POST /classify` in Infinity's format: all labels with their scores, the best first, per
     /// text.
-    pub fn write_labels(self, rows: Rows<'_>, labels: &[String]) -> Vec<u8> {
+    pub fn write_labels(self, rows: RowsView<'_>, labels: &[String]) -> Vec<u8> {
         #[derive(Serialize)]
-        struct Label<'a> {
+        struct LabelItem<'a> {
             score: f32,
             label: &'a str,
         }
-        let of = |row: &[f32]| -> Vec<Label<'_>> {
+        let of = |row: &[f32]| -> Vec<LabelItem<'_>> {
             let order = crate::scores::ranking(row, row.len());
-            order.into_iter().map(|i| Label { score: row[i], label: &labels[i] }).collect()
+            order.into_iter().map(|i| LabelItem { score: row[i], label: &labels[i] }).collect()
         };
         self.write_as("classify", rows.iter().map(of).collect())
     }
 
     /// Writes the response of `POST /pooling`: one vector per input, or, with `counts`, that number of vectors for
     /// each.
-    pub fn write_pooled(self, rows: Rows<'_>, counts: Option<&[u32]>, encoding: Encoding) -> Vec<u8> {
+    pub fn write_pooled(self, rows: RowsView<'_>, counts: Option<&[u32]>, encoding: Encoding) -> Vec<u8> {
         #[derive(Serialize)]
-        struct Pooled<D> {
+        struct PooledItem<D> {
             index: usize,
             object: &'static str,
             data: D,
@@ -346,7 +346,7 @@ impl<'a> Around<'a> {
         let mut all = rows.iter();
         match counts {
             None => {
-                let pooled = |(index, row)| Pooled { index, object: "pooling", data: vector(row) };
+                let pooled = |(index, row)| PooledItem { index, object: "pooling", data: vector(row) };
                 self.write(all.enumerate().map(pooled).collect())
             }
             Some(counts) => {
@@ -354,7 +354,7 @@ impl<'a> Around<'a> {
                 for (index, count) in counts.iter().enumerate() {
                     let data: Vec<_> = all.by_ref().take(*count as usize).map(vector).collect();
                     // In base64 the rows of an input are one string, as in vLLM, which writes the bytes of the tensor.
-                    pooled.push(Pooled { index, object: "pooling", data: TokenVectors(data, encoding) });
+                    pooled.push(PooledItem { index, object: "pooling", data: TokenVectors(data, encoding) });
                 }
                 self.write(pooled)
             }
@@ -362,9 +362,9 @@ impl<'a> Around<'a> {
     }
 
     /// Writes the response of `POST /classify`: the best label and the probabilities of all, per text.
-    pub fn write_classes(self, rows: Rows<'_>, labels: &[String]) -> Vec<u8> {
+    pub fn write_classes(self, rows: RowsView<'_>, labels: &[String]) -> Vec<u8> {
         #[derive(Serialize)]
-        struct Class<'a> {
+        struct ClassItem<'a> {
             index: usize,
             label: &'a str,
             probs: &'a [f32],
@@ -372,7 +372,7 @@ impl<'a> Around<'a> {
         }
         let class = |(index, row)| {
             let best = crate::scores::ranking(row, 1)[0];
-            Class { index, label: &labels[best], probs: row, num_classes: row.len() }
+            ClassItem { index, label: &labels[best], probs: row, num_classes: row.len() }
         };
         self.write(rows.iter().enumerate().map(class).collect())
     }
@@ -399,19 +399,19 @@ pub fn write_tokens(
     with_texts: bool,
 ) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Tokens<'a> {
+    struct TokenizeResponseBody<'a> {
         count: usize,
         max_model_len: usize,
         tokens: Vec<u32>,
         token_strs: Option<Vec<&'a str>>,
     }
-    let answer = Tokens {
+    let response = TokenizeResponseBody {
         count: tokens.len(),
         max_model_len: max_input_tokens,
         tokens: tokens.iter().map(|token| token.id).collect(),
         token_strs: with_texts.then(|| tokens.iter().map(|token| token.text.as_str()).collect()),
     };
-    serde_json::to_vec(&answer).expect("strings and numbers serialise")
+    serde_json::to_vec(&response).expect("strings and numbers serialise")
 }
 
 #[cfg(test)]
@@ -419,8 +419,9 @@ mod tests {
     use super::*;
     use crate::wire::error::ErrorCode;
 
-    const LIMIT: AtMost = AtMost { count: 2, key: "max_pairs" };
-    const AROUND: Around<'static> = Around { id: "r", created: 7, model: "m", tokens: 5 };
+    const LIMIT: ListLimit = ListLimit { count: 2, key: "max_pairs" };
+    const METADATA: ResponseMetadata<'static> =
+        ResponseMetadata { id: "r", created: 7, model: "m", tokens: 5 };
 
     #[test]
     fn one_text_is_paired_with_all_and_several_one_by_one() {
@@ -444,7 +445,7 @@ mod tests {
         let pooling =
             |rest: &str| PoolingRequest::parse(format!(r#"{{"input": "a"{rest}}}"#).as_bytes(), LIMIT);
         let request = pooling(r#", "task": "embed", "truncate_prompt_tokens": 5"#).expect("a body");
-        assert_eq!((request.task, request.truncation.most), (Some(PoolingTask::Embed), Some(5)));
+        assert_eq!((request.task, request.truncation.max_tokens), (Some(PoolingTask::Embed), Some(5)));
         assert!(pooling("").expect("a body").normalize);
         assert_eq!(pooling(r#", "task": "plugin""#).expect_err("a task").param, Some("task"));
         let classify =
@@ -461,15 +462,15 @@ mod tests {
     fn responses_have_the_members_of_infinity_and_of_pooling() {
         let text = |json| String::from_utf8(json).expect("JSON is UTF-8");
         let labels = ["no".to_owned(), "yes".to_owned()];
-        let labelled = text(AROUND.write_labels(Rows::new(&[0.25, 0.75], 2), &labels));
+        let labelled = text(METADATA.write_labels(RowsView::new(&[0.25, 0.75], 2), &labels));
         assert!(labelled.contains(r#""object":"classify""#), "{labelled}");
         assert!(labelled.contains(r#""data":[[{"score":0.75,"label":"yes"},{"score":0.25,"#), "{labelled}");
-        let rows = Rows::new(&[1.0, 2.0, 3.0, 4.0], 2);
-        let pooled = text(AROUND.write_pooled(rows, None, Encoding::Float));
+        let rows = RowsView::new(&[1.0, 2.0, 3.0, 4.0], 2);
+        let pooled = text(METADATA.write_pooled(rows, None, Encoding::Float));
         assert!(pooled.contains(r#"{"index":1,"object":"pooling","data":[3.0,4.0]}"#), "{pooled}");
-        let tokens = text(AROUND.write_pooled(rows, Some(&[2]), Encoding::Float));
+        let tokens = text(METADATA.write_pooled(rows, Some(&[2]), Encoding::Float));
         assert!(tokens.contains(r#""data":[{"index":0,"object":"pooling","data":[[1.0,2.0],[3.0,4.0]]}]"#));
-        let base64 = text(AROUND.write_pooled(rows, Some(&[2]), Encoding::Base64));
+        let base64 = text(METADATA.write_pooled(rows, Some(&[2]), Encoding::Base64));
         assert!(base64.contains(r#""data":"AACAPwAAAEAAAEBAAACAQA==""#), "{base64}");
     }
 
@@ -479,12 +480,12 @@ mod tests {
         let rest = r#""usage":{"prompt_tokens":5,"total_tokens":5,"completion_tokens":0}}"#;
         let head = r#"{"id":"r","object":"list","created":7,"model":"m","data":["#;
         assert_eq!(
-            text(AROUND.write_scores(&[0.5])),
+            text(METADATA.write_scores(&[0.5])),
             format!(r#"{head}{{"index":0,"object":"score","score":0.5}}],{rest}"#)
         );
         let labels = ["no".to_owned(), "yes".to_owned()];
         assert_eq!(
-            text(AROUND.write_classes(Rows::new(&[0.25, 0.75], 2), &labels)),
+            text(METADATA.write_classes(RowsView::new(&[0.25, 0.75], 2), &labels)),
             format!(r#"{head}{{"index":0,"label":"yes","probs":[0.25,0.75],"num_classes":2}}],{rest}"#)
         );
     }

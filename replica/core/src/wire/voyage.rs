@@ -4,12 +4,12 @@
 
 use serde::Serialize;
 
-use super::body::{Body as _, FieldKind, Shape, body};
+use super::body::{BodySchema, FieldKind, RawBody as _, body};
 use super::fields::{self, Kind};
 use super::openai::Encoding;
-use super::openai::response::{Rows, Vector};
+use super::openai::response::{RowsView, Vector};
 use crate::input::Truncation;
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::prompt::PromptChoice;
 use crate::refusal::Refusal;
 
@@ -86,10 +86,10 @@ fn model(raw: Option<&serde_json::value::RawValue>) -> Result<String, Refusal> {
 
 impl VoyageEmbeddingsRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawEmbeddings::SHAPE;
+    pub const SCHEMA: BodySchema = RawEmbeddings::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of texts.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<VoyageEmbeddingsRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<VoyageEmbeddingsRequest, Refusal> {
         let RawEmbeddings {
             model: named,
             input,
@@ -100,10 +100,10 @@ impl VoyageEmbeddingsRequest {
             encoding_format,
             ..
         } = RawEmbeddings::read(body)?;
-        let input = fields::needed("input", input, "a text or a list of texts")?;
-        let text = |place: &str, raw| {
-            let text = fields::text("input", place, raw)?;
-            if text.is_empty() { Err(Refusal::empty_input("input", place)) } else { Ok(text) }
+        let input = fields::required("input", input, "a text or a list of texts")?;
+        let text = |path: &str, raw| {
+            let text = fields::text("input", path, raw)?;
+            if text.is_empty() { Err(Refusal::empty_input("input", path)) } else { Ok(text) }
         };
         let single = fields::kind_of(input.get()) == Kind::Text;
         let base64 =
@@ -113,7 +113,7 @@ impl VoyageEmbeddingsRequest {
             ("binary", if base64 { Encoding::BinaryBase64 } else { Encoding::Binary }),
             ("ubinary", if base64 { Encoding::UbinaryBase64 } else { Encoding::Ubinary }),
         ];
-        let wanted = "\"float\", \"binary\" or \"ubinary\" (\"int8\" and \"uint8\" need a model that was trained for them)";
+        let expected = "\"float\", \"binary\" or \"ubinary\" (\"int8\" and \"uint8\" need a model that was trained for them)";
         Ok(VoyageEmbeddingsRequest {
             model: model(named)?,
             input: if single {
@@ -125,7 +125,7 @@ impl VoyageEmbeddingsRequest {
             prompt: fields::prompt(None, input_type)?,
             truncation: truncation(truncate)?,
             dimensions: fields::count("output_dimension", output_dimension)?,
-            encoding: fields::choice("output_dtype", output_dtype, types[0].1, &types, wanted)?,
+            encoding: fields::choice("output_dtype", output_dtype, types[0].1, &types, expected)?,
         })
     }
 }
@@ -149,19 +149,19 @@ pub struct VoyageRerankRequest {
 
 impl VoyageRerankRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawRerank::SHAPE;
+    pub const SCHEMA: BodySchema = RawRerank::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of documents.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<VoyageRerankRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<VoyageRerankRequest, Refusal> {
         let RawRerank {
             model: named, query, documents, top_k, return_documents, truncation: truncate, ..
         } = RawRerank::read(body)?;
-        let query = fields::text("query", "query", fields::needed("query", query, "a text")?)?;
+        let query = fields::text("query", "query", fields::required("query", query, "a text")?)?;
         if query.is_empty() {
             return Err(Refusal::empty_input("query", "query"));
         }
-        let documents = fields::needed("documents", documents, "a list of texts")?;
-        let text = |place: &str, raw| fields::text("documents", place, raw);
+        let documents = fields::required("documents", documents, "a list of texts")?;
+        let text = |path: &str, raw| fields::text("documents", path, raw);
         Ok(VoyageRerankRequest {
             model: model(named)?,
             query,
@@ -180,32 +180,37 @@ impl VoyageRerankRequest {
 }
 
 #[derive(Serialize)]
-struct Answer<'a, D> {
+struct VoyageResponseBody<'a, D> {
     object: &'static str,
     data: Vec<D>,
     model: &'a str,
-    usage: Usage,
+    usage: VoyageUsage,
 }
 
 #[derive(Serialize)]
-struct Usage {
+struct VoyageUsage {
     total_tokens: u64,
 }
 
 fn write<D: Serialize>(model: &str, data: Vec<D>, tokens: u64) -> Vec<u8> {
-    let answer = Answer { object: "list", data, model, usage: Usage { total_tokens: tokens } };
-    serde_json::to_vec(&answer).expect("strings and numbers serialise")
+    let response =
+        VoyageResponseBody { object: "list", data, model, usage: VoyageUsage { total_tokens: tokens } };
+    serde_json::to_vec(&response).expect("strings and numbers serialise")
 }
 
 /// Writes the response of `POST /voyage/v1/embeddings`.
-pub fn write_embeddings(model: &str, rows: Rows<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
+pub fn write_embeddings(model: &str, rows: RowsView<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Object<'a> {
+    struct VoyageEmbeddingItem<'a> {
         object: &'static str,
         embedding: Vector<'a>,
         index: usize,
     }
-    let object = |(index, row)| Object { object: "embedding", embedding: Vector { row, encoding }, index };
+    let object = |(index, row)| VoyageEmbeddingItem {
+        object: "embedding",
+        embedding: Vector { row, encoding },
+        index,
+    };
     write(model, rows.iter().enumerate().map(object).collect(), tokens)
 }
 
@@ -219,7 +224,7 @@ pub fn write_ranks(
     tokens: u64,
 ) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Rank<'a> {
+    struct VoyageRankItem<'a> {
         relevance_score: f32,
         index: usize,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -227,7 +232,7 @@ pub fn write_ranks(
     }
     let rank = |index: &usize| {
         let document = documents.map(|documents| documents[*index].as_str());
-        Rank { relevance_score: scores[*index], index: *index, document }
+        VoyageRankItem { relevance_score: scores[*index], index: *index, document }
     };
     write(model, order.iter().map(rank).collect(), tokens)
 }
@@ -238,7 +243,7 @@ mod tests {
     use crate::prompt::Role;
     use crate::wire::error::ErrorCode;
 
-    const LIMIT: AtMost = AtMost { count: 2, key: "max_inputs" };
+    const LIMIT: ListLimit = ListLimit { count: 2, key: "max_inputs" };
 
     #[test]
     fn fields_of_voyage_are_parsed_and_those_of_other_apis_rejected() {

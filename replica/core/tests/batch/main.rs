@@ -7,7 +7,7 @@ mod simulator;
 
 use std::time::{Duration, Instant};
 
-use replica_core::batch::{BatchSettings, BatchInput};
+use replica_core::batch::{BatchInput, BatchSettings};
 
 /// Where a test's time begins; it goes on only as the test says.
 #[expect(clippy::disallowed_methods, reason = "an instant cannot be made in any other way")]

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use replica_core::batch::{Backlog, Batch, BatchPlanner, BatchSettings, FinishedBatch, NextAction, BatchPlan, BatchRequestId};
+use replica_core::batch::{
+    Backlog, Batch, BatchPlan, BatchPlanner, BatchRequestId, BatchSettings, FinishedBatch, NextAction,
+};
 use replica_core::priority::Priority;
 use replica_core::window::StartReason;
 
@@ -364,7 +366,9 @@ fn lookups_go_between_the_steps_of_bulk_until_it_is_owed_its_share() {
     assert_eq!(planner.next_between_steps(now).next, NextAction::Idle, "nobody looks anything up");
     planner.push(Priority::Interactive, texts(100..160), None, now).expect("room");
     for _ in 0..3 {
-        let NextAction::Compute(lookups) = planner.next_between_steps(now).next else { panic!("lookups wait") };
+        let NextAction::Compute(lookups) = planner.next_between_steps(now).next else {
+            panic!("lookups wait")
+        };
         assert_eq!(
             (lookups.priority, lookups.reason, lookups.size().tokens),
             (Priority::Interactive, StartReason::BetweenSteps, 100)

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::{Duration, Instant};
 
-use replica_core::batch::{Batch, BatchPlanner, BatchSettings, NextAction, QueueFull, BatchRequestId};
+use replica_core::batch::{Batch, BatchPlanner, BatchRequestId, BatchSettings, NextAction, QueueFull};
 use replica_core::cost::BatchCost;
 use replica_core::priority::{PerPriority, Priority};
 
@@ -262,7 +262,8 @@ impl Sim {
             }
         }
         let PerPriority { interactive, bulk } = self.planner.loads();
-        self.report.max_requested = self.report.max_requested.max(interactive.requested.tokens + bulk.requested.tokens);
+        self.report.max_requested =
+            self.report.max_requested.max(interactive.requested.tokens + bulk.requested.tokens);
     }
 
     fn engine_done(&mut self) {

@@ -14,11 +14,11 @@ use std::ops::Range;
 use replica_core::Precision;
 
 use super::kernel::{ByteProduct, ByteRows, Finish, Isa, Product, Quantize};
-use super::laps::{Laps, Stage};
-use super::matrix::{Cut, Matrix, View, Window};
-use super::packed::{Packed, PackedCache, Weights, WeightsPlace};
+use super::matrix::{Matrix, MatrixView, Partition, Window};
+use super::packed::{PackedCache, PackedLayers, PackedWeights, WeightsLocation};
 use super::panels::{GATED_COLUMNS, PANEL, panel_order, panels_of};
-use super::threads::Threads;
+use super::profile::{ComputeStage, StageTicks};
+use super::threads::ThreadPool;
 use crate::model::{ModelError, Tensor};
 
 /// Parts per thread of a product on all threads: small enough that an interrupted thread delays the others little.
@@ -79,12 +79,12 @@ pub(super) struct LinearId(usize);
 
 /// Linear layers of a model.
 pub(super) struct Linears {
-    packed: Packed,
-    layers: Vec<Layer>,
+    packed: PackedLayers,
+    layers: Vec<LinearLayer>,
 }
 
 /// Properties of a layer besides its weights.
-struct Layer {
+struct LinearLayer {
     /// Numbers of an output row.
     width: usize,
     /// In the order of panels, which are full; all zeros if the model has no bias.
@@ -98,7 +98,7 @@ pub(super) struct LinearScratch {
     /// Quantized input rows.
     bytes: ByteRows,
     /// Profile counters of the thread.
-    pub(super) laps: Laps,
+    pub(super) stage_ticks: StageTicks,
 }
 
 impl Linears {
@@ -107,10 +107,10 @@ impl Linears {
         sources: LinearSources,
         precision: Precision,
         cache: Option<&PackedCache>,
-    ) -> Result<(Linears, WeightsPlace), ModelError> {
-        let layers = sources.0.iter().map(Layer::of).collect();
-        let (packed, place) = Packed::obtain(&sources.0, precision, cache)?;
-        Ok((Linears { packed, layers }, place))
+    ) -> Result<(Linears, WeightsLocation), ModelError> {
+        let layers = sources.0.iter().map(LinearLayer::of).collect();
+        let (packed, location) = PackedLayers::obtain(&sources.0, precision, cache)?;
+        Ok((Linears { packed, layers }, location))
     }
 
     /// Returns the numbers of an output row.
@@ -124,7 +124,7 @@ impl Linears {
         &self,
         isa: Isa,
         layer: LinearId,
-        input: View<'_>,
+        input: MatrixView<'_>,
         finish: Finish,
         out: &mut Window<'_>,
         scratch: &mut LinearScratch,
@@ -139,8 +139,8 @@ impl Linears {
     pub(super) fn apply_by_all<R: AsMut<LinearScratch> + Send>(
         &self,
         isa: Isa,
-        threads: &mut Threads,
-        rooms: &mut [R],
+        threads: &mut ThreadPool,
+        scratch: &mut [R],
         layer: LinearId,
         input: &Matrix,
         finish: Finish,
@@ -148,25 +148,25 @@ impl Linears {
     ) {
         let (rows, width) = (out.rows(), out.width());
         let unit = if self.layers[layer.0].gated { GATED_COLUMNS } else { PANEL };
-        let blocks = Cut::even(rows, rows.div_ceil(PART_ROWS), 1);
-        let columns = Cut::even(width, PARTS_PER_THREAD * threads.count(), unit);
+        let blocks = Partition::even(rows, rows.div_ceil(PART_ROWS), 1);
+        let columns = Partition::even(width, PARTS_PER_THREAD * threads.count(), unit);
         // Each thread quantizes all rows for itself: they are few, and sharing them would need one more
         // synchronization.
-        let prepare = |room: &mut R| self.prepare(isa, layer, input.view(0..rows), room.as_mut());
-        threads.for_each_prepared(rooms, out.tiles(blocks, columns), prepare, |room, mut out| {
+        let prepare = |local: &mut R| self.prepare(isa, layer, input.view(0..rows), local.as_mut());
+        threads.for_each_prepared(scratch, out.tiles(blocks, columns), prepare, |local, mut out| {
             let rows = out.rows();
-            self.compute(isa, layer, input.view(rows.clone()), rows, finish, &mut out, room.as_mut());
+            self.compute(isa, layer, input.view(rows.clone()), rows, finish, &mut out, local.as_mut());
         });
     }
 
     /// Quantizes the input of an int8 layer.
-    fn prepare(&self, isa: Isa, layer: LinearId, input: View<'_>, scratch: &mut LinearScratch) {
+    fn prepare(&self, isa: Isa, layer: LinearId, input: MatrixView<'_>, scratch: &mut LinearScratch) {
         match self.packed.layer(layer.0) {
-            Weights::Numbers(_) => {}
-            Weights::Bytes(_) => {
-                let begin = scratch.laps.begin();
+            PackedWeights::Numbers(_) => {}
+            PackedWeights::Bytes(_) => {
+                let begin = scratch.stage_ticks.begin();
                 isa.run(Quantize { rows: input, out: &mut scratch.bytes });
-                scratch.laps.end(Stage::Rounding, begin);
+                scratch.stage_ticks.end(ComputeStage::Rounding, begin);
             }
         }
     }
@@ -177,33 +177,35 @@ impl Linears {
         &self,
         isa: Isa,
         layer: LinearId,
-        input: View<'_>,
+        input: MatrixView<'_>,
         rows: Range<usize>,
         finish: Finish,
         out: &mut Window<'_>,
         scratch: &mut LinearScratch,
     ) {
-        let Layer { bias, gated, .. } = &self.layers[layer.0];
+        let LinearLayer { bias, gated, .. } = &self.layers[layer.0];
         assert!(*gated == matches!(finish, Finish::Gate(_)), "gates belong to a gated layer");
-        let LinearScratch { bytes, laps } = scratch;
+        let LinearScratch { bytes, stage_ticks } = scratch;
         match self.packed.layer(layer.0) {
-            Weights::Numbers(weights) => isa.run(Product { input, weights, bias, finish, out, laps }),
-            Weights::Bytes(weights) => {
+            PackedWeights::Numbers(weights) => {
+                isa.run(Product { input, weights, bias, finish, out, stage_ticks })
+            }
+            PackedWeights::Bytes(weights) => {
                 let input = &*bytes;
-                isa.run(ByteProduct { isa, input, rows, weights, bias, finish, out, laps });
+                isa.run(ByteProduct { isa, input, rows, weights, bias, finish, out, stage_ticks });
             }
         }
     }
 }
 
-impl Layer {
-    fn of(source: &LinearSource) -> Layer {
+impl LinearLayer {
+    fn of(source: &LinearSource) -> LinearLayer {
         let outputs = source.outputs();
         let mut bias = vec![0.0; panels_of(outputs, source.gated) * PANEL];
         for (output, value) in source.bias.iter().flatten().enumerate() {
             bias[panel_order(output, outputs, source.gated)] = *value;
         }
         let width = if source.gated { outputs / 2 } else { outputs };
-        Layer { width, bias, gated: source.gated }
+        LinearLayer { width, bias, gated: source.gated }
     }
 }

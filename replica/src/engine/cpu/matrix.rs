@@ -53,8 +53,8 @@ impl Matrix {
     }
 
     /// Returns a read-only view of some rows.
-    pub(super) fn view(&self, rows: Range<usize>) -> View<'_> {
-        View::new(&self.data()[rows.start * self.width..rows.end * self.width], self.width)
+    pub(super) fn view(&self, rows: Range<usize>) -> MatrixView<'_> {
+        MatrixView::new(&self.data()[rows.start * self.width..rows.end * self.width], self.width)
     }
 
     /// Returns a window on the whole matrix, for writing by one thread.
@@ -70,7 +70,7 @@ impl Matrix {
     }
 
     /// Returns a partition, for writing by several threads.
-    pub(super) fn tiles<'a>(&'a mut self, rows: Cut<'a>, columns: Cut<'a>) -> Tiles<'a> {
+    pub(super) fn tiles<'a>(&'a mut self, rows: Partition<'a>, columns: Partition<'a>) -> Tiles<'a> {
         let width = self.width;
         Tiles::new(self.data_mut(), width, rows, columns)
     }
@@ -78,22 +78,22 @@ impl Matrix {
 
 /// Read-only view of rows, or of some of their columns.
 #[derive(Clone, Copy)]
-pub(super) struct View<'a> {
+pub(super) struct MatrixView<'a> {
     data: &'a [f32],
     stride: usize,
     first_column: usize,
     width: usize,
 }
 
-impl<'a> View<'a> {
-    fn new(data: &'a [f32], width: usize) -> View<'a> {
-        View { data, stride: width, first_column: 0, width }
+impl<'a> MatrixView<'a> {
+    fn new(data: &'a [f32], width: usize) -> MatrixView<'a> {
+        MatrixView { data, stride: width, first_column: 0, width }
     }
 
     /// Returns a view of the same rows with these columns.
-    pub(super) fn columns(self, columns: Range<usize>) -> View<'a> {
+    pub(super) fn columns(self, columns: Range<usize>) -> MatrixView<'a> {
         assert!(columns.end <= self.width, "columns of the view");
-        View { first_column: self.first_column + columns.start, width: columns.len(), ..self }
+        MatrixView { first_column: self.first_column + columns.start, width: columns.len(), ..self }
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -154,7 +154,7 @@ impl<'a> Window<'a> {
     }
 
     /// Reborrows the window.
-    pub(super) fn lend(&mut self) -> Window<'_> {
+    pub(super) fn reborrow(&mut self) -> Window<'_> {
         let Window { corner, stride, ref rows, ref columns, matrix: _ } = *self;
         Window { corner, stride, rows: rows.clone(), columns: columns.clone(), matrix: PhantomData }
     }
@@ -182,59 +182,59 @@ impl<'a> Window<'a> {
     }
 
     /// Returns a read-only view, if the window has whole rows.
-    pub(super) fn view(&self) -> View<'_> {
+    pub(super) fn view(&self) -> MatrixView<'_> {
         assert!(self.columns.len() == self.stride, "a view is of whole rows");
         // SAFETY: whole rows are contiguous memory inside the matrix; the window has exclusive access to it, and the
         // view borrows the window.
         let data = unsafe { std::slice::from_raw_parts(self.corner.as_ptr(), self.rows.len() * self.stride) };
-        View::new(data, self.stride)
+        MatrixView::new(data, self.stride)
     }
 }
 
 /// Partition of rows or columns into consecutive ranges.
 #[derive(Clone, Copy)]
-pub(super) enum Cut<'a> {
+pub(super) enum Partition<'a> {
     /// `total` elements in `parts` of nearly equal size, each but the last a multiple of `unit`.
     Even { total: usize, parts: usize, unit: usize },
     /// Ranges between consecutive offsets.
     At(&'a [u32]),
 }
 
-impl Cut<'_> {
+impl Partition<'_> {
     /// Returns a single range.
-    pub(super) fn whole(total: usize) -> Cut<'static> {
-        Cut::even(total, 1, total.max(1))
+    pub(super) fn whole(total: usize) -> Partition<'static> {
+        Partition::even(total, 1, total.max(1))
     }
 
     /// Returns at most `parts` ranges, of whole units.
-    pub(super) fn even(total: usize, parts: usize, unit: usize) -> Cut<'static> {
+    pub(super) fn even(total: usize, parts: usize, unit: usize) -> Partition<'static> {
         let parts = parts.clamp(1, total.div_ceil(unit).max(1));
-        Cut::Even { total, parts, unit }
+        Partition::Even { total, parts, unit }
     }
 
     fn len(&self) -> usize {
         match self {
-            Cut::Even { parts, .. } => *parts,
-            Cut::At(ends) => ends.len() - 1,
+            Partition::Even { parts, .. } => *parts,
+            Partition::At(ends) => ends.len() - 1,
         }
     }
 
     fn range(&self, index: usize) -> Range<usize> {
         match *self {
-            Cut::Even { total, parts, unit } => {
+            Partition::Even { total, parts, unit } => {
                 let units = total.div_ceil(unit);
                 let end = |index: usize| (index * units / parts * unit).min(total);
                 end(index)..end(index + 1)
             }
-            Cut::At(ends) => ends[index] as usize..ends[index + 1] as usize,
+            Partition::At(ends) => ends[index] as usize..ends[index + 1] as usize,
         }
     }
 
     /// Returns the end of the last range, and checks that the ranges do not overlap.
     fn checked_end(&self) -> usize {
         match self {
-            Cut::Even { total, .. } => *total,
-            Cut::At(ends) => {
+            Partition::Even { total, .. } => *total,
+            Partition::At(ends) => {
                 assert!(ends.is_sorted(), "offsets are sorted");
                 ends.last().map_or(0, |end| *end as usize)
             }
@@ -264,8 +264,8 @@ pub(super) unsafe trait Parts: Sync {
 pub(super) struct Tiles<'a> {
     first: NonNull<f32>,
     stride: usize,
-    rows: Cut<'a>,
-    columns: Cut<'a>,
+    rows: Partition<'a>,
+    columns: Partition<'a>,
     matrix: PhantomData<&'a mut [f32]>,
 }
 
@@ -274,7 +274,12 @@ unsafe impl Sync for Tiles<'_> {}
 
 impl<'a> Tiles<'a> {
     /// Partitions `data`, rows of `width` numbers.
-    pub(super) fn new(data: &'a mut [f32], width: usize, rows: Cut<'a>, columns: Cut<'a>) -> Tiles<'a> {
+    pub(super) fn new(
+        data: &'a mut [f32],
+        width: usize,
+        rows: Partition<'a>,
+        columns: Partition<'a>,
+    ) -> Tiles<'a> {
         assert!(columns.checked_end() <= width, "the columns lie in the matrix");
         assert!(rows.checked_end() * width <= data.len(), "the rows lie in the matrix");
         Tiles { first: NonNull::from(data).cast(), stride: width, rows, columns, matrix: PhantomData }
@@ -328,7 +333,7 @@ mod tests {
     use super::*;
 
     /// Writes the number of each part over all of it, and returns the matrix.
-    fn paint(rows: usize, width: usize, row_cut: Cut<'_>, column_cut: Cut<'_>) -> Vec<f32> {
+    fn paint(rows: usize, width: usize, row_cut: Partition<'_>, column_cut: Partition<'_>) -> Vec<f32> {
         let mut matrix = Matrix::default();
         matrix.resize(rows, width);
         matrix.data_mut().fill(f32::NAN);
@@ -346,7 +351,7 @@ mod tests {
 
     #[test]
     fn windows_cover_a_matrix_and_do_not_overlap() {
-        let painted = paint(3, 5, Cut::At(&[0, 1, 1, 3]), Cut::even(5, 2, 2));
+        let painted = paint(3, 5, Partition::At(&[0, 1, 1, 3]), Partition::even(5, 2, 2));
         let wanted = [[0., 0., 1., 1., 1.], [4., 4., 5., 5., 5.], [4., 4., 5., 5., 5.]];
         assert_eq!(painted, wanted.as_flattened());
     }
@@ -354,7 +359,7 @@ mod tests {
     #[test]
     fn parts_are_of_nearly_equal_size_and_whole_units() {
         let check = |total, parts, unit, wanted: &[Range<usize>]| {
-            let cut = Cut::even(total, parts, unit);
+            let cut = Partition::even(total, parts, unit);
             let ranges: Vec<Range<usize>> = (0..cut.len()).map(|index| cut.range(index)).collect();
             assert_eq!(ranges, wanted, "{total} in {parts} parts of units of {unit}");
         };
@@ -368,13 +373,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "the rows lie in the matrix")]
     fn a_partition_beyond_the_matrix_panics() {
-        paint(3, 5, Cut::At(&[0, 4]), Cut::whole(5));
+        paint(3, 5, Partition::At(&[0, 4]), Partition::whole(5));
     }
 
     #[test]
     #[should_panic(expected = "offsets are sorted")]
     fn a_partition_with_overlapping_ranges_panics() {
-        paint(3, 5, Cut::At(&[0, 2, 1, 3]), Cut::whole(5));
+        paint(3, 5, Partition::At(&[0, 2, 1, 3]), Partition::whole(5));
     }
 
     #[test]

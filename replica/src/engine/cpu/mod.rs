@@ -11,14 +11,14 @@ mod byte_panels;
 mod distance;
 mod forward;
 mod kernel;
-mod laps;
 mod linear;
 #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
 mod matrix;
 mod packed;
 mod packed_file;
 mod panels;
-mod rotation;
+mod profile;
+mod rotary_table;
 #[expect(unsafe_code, reason = "threads borrow data from the caller's stack")]
 mod threads;
 mod weights;
@@ -32,18 +32,18 @@ use supervision::request::{Panicked, contain_work};
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 
 use super::check::check;
-use super::{Description, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch};
+use super::{BatchCallbacks, Description, Engine, EngineError, FailedSequence, Output, RaggedBatch};
 use crate::model::{ModelDir, ModelError};
-use forward::{Arena, Between, Nothing, Pool, Transformer};
+use forward::{Arena, NoPreemption, PoolingHead, Preemption, Transformer};
 use kernel::{MultiplyAdd, MultiplyBytes};
-use threads::Threads;
-use weights::Weights;
+use threads::ThreadPool;
+use weights::TransformerWeights;
 
 #[cfg(feature = "tensorrt")]
-pub(crate) use forward::Behind;
+pub(crate) use forward::OutputHead;
 pub use kernel::Isa;
-pub use laps::{Profile, Stage};
-pub use packed::{PackedCache, WeightsPlace};
+pub use packed::{PackedCache, WeightsLocation};
+pub use profile::{ComputeStage, Profile};
 
 /// Options of the CPU engine.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ pub struct CpuOptions {
 
 /// Errors of [`CpuEngine::load`].
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {
+pub enum CpuLoadError {
     /// The weights do not match the model.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -84,30 +84,30 @@ pub enum LoadError {
 /// CPU engine: a model with its weights in memory, and threads.
 pub struct CpuEngine {
     description: Description,
-    weights_place: WeightsPlace,
+    weights_location: WeightsLocation,
     transformer: Transformer,
-    work: Mutex<Work>,
+    work: Mutex<EngineState>,
 }
 
-struct Work {
-    threads: Threads,
+struct EngineState {
+    threads: ThreadPool,
     arena: Arena,
     /// For a batch that runs between the steps of another one.
-    beside: Arena,
+    nested_arena: Arena,
 }
 
 impl CpuEngine {
     /// Maps and packs the weights, and starts the threads.
-    pub fn load(model: &ModelDir, options: CpuOptions) -> Result<CpuEngine, LoadError> {
+    pub fn load(model: &ModelDir, options: CpuOptions) -> Result<CpuEngine, CpuLoadError> {
         let CpuOptions { threads, precision, packed, isa } = options;
         if !EngineKind::Cpu.precisions().contains(&precision) {
-            return Err(LoadError::Precision { precision });
+            return Err(CpuLoadError::Precision { precision });
         }
         let isa = isa.unwrap_or_else(Isa::best);
         let architecture = &model.architecture;
-        let (weights, weights_place) =
-            Weights::load(&model.checkpoint, architecture, precision, packed.as_ref())?;
-        let pool = Pool::load(model)?;
+        let (weights, weights_location) =
+            TransformerWeights::load(&model.checkpoint, architecture, precision, packed.as_ref())?;
+        let pool = PoolingHead::load(model)?;
         let description = Description {
             engine: EngineSpec { kind: EngineKind::Cpu, precision },
             architecture: architecture.family.clone(),
@@ -122,26 +122,29 @@ impl CpuEngine {
             threads: threads.get(),
             accelerator: None,
         };
-        let work = Work {
-            threads: Threads::new(threads).map_err(|reason| LoadError::Threads { threads, reason })?,
+        let work = EngineState {
+            threads: ThreadPool::new(threads).map_err(|reason| CpuLoadError::Threads { threads, reason })?,
             arena: Arena::new(architecture),
-            beside: Arena::new(architecture),
+            nested_arena: Arena::new(architecture),
         };
         let transformer = Transformer { isa, precision, architecture: architecture.clone(), weights, pool };
-        Ok(CpuEngine { description, weights_place, transformer, work: Mutex::independent(work) })
+        Ok(CpuEngine { description, weights_location, transformer, work: Mutex::independent(work) })
     }
 
     /// Checks that the weights match the model and are finite: everything that [`CpuEngine::load`] checks, without the
     /// memory and the time for packing.
     pub fn check_weights(model: &ModelDir) -> Result<(), ModelError> {
-        let results = [Weights::check(&model.checkpoint, &model.architecture), Pool::load(model).map(drop)];
+        let results = [
+            TransformerWeights::check(&model.checkpoint, &model.architecture),
+            PoolingHead::load(model).map(drop),
+        ];
         let problems = results.into_iter().filter_map(Result::err).flat_map(ModelError::into_all).collect();
         ModelError::of_all(problems).map_or(Ok(()), Err)
     }
 
     /// Returns the location of the packed weights.
-    pub fn weights_place(&self) -> &WeightsPlace {
-        &self.weights_place
+    pub fn weights_location(&self) -> &WeightsLocation {
+        &self.weights_location
     }
 
     fn check(&self, batch: &RaggedBatch<'_>, output: Output, out: &[f32]) -> Result<(), EngineError> {
@@ -162,7 +165,7 @@ impl CpuEngine {
             return Ok(Profile::default());
         }
         let mut work = self.work.lock();
-        let Work { threads, arena, .. } = &mut *work;
+        let EngineState { threads, arena, .. } = &mut *work;
         let transformer = &self.transformer;
         let computed = contain_work(|| transformer.profile(threads, arena, batch, output, out));
         computed.map_err(|Panicked(reason)| EngineError::Broken { reason })
@@ -182,23 +185,23 @@ impl Engine for CpuEngine {
         &self,
         batch: &RaggedBatch<'_>,
         output: Output,
-        meanwhile: &dyn Meanwhile,
+        callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
-    ) -> Result<Vec<Failed>, EngineError> {
+    ) -> Result<Vec<FailedSequence>, EngineError> {
         let mut work = self.work.lock();
-        let Work { threads, arena, beside } = &mut *work;
-        let mut between = Beside { engine: self, meanwhile, arena: beside };
-        self.run((threads, arena), batch, output, &mut between, out).map(|()| Vec::new())
+        let EngineState { threads, arena, nested_arena } = &mut *work;
+        let mut preemption = NestedBatch { engine: self, callbacks, arena: nested_arena };
+        self.run((threads, arena), batch, output, &mut preemption, out).map(|()| Vec::new())
     }
 }
 
 impl CpuEngine {
     fn run(
         &self,
-        (threads, arena): (&mut Threads, &mut Arena),
+        (threads, arena): (&mut ThreadPool, &mut Arena),
         batch: &RaggedBatch<'_>,
         output: Output,
-        between: &mut dyn Between,
+        preemption: &mut dyn Preemption,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         self.check(batch, output, out)?;
@@ -206,27 +209,28 @@ impl CpuEngine {
             return Ok(());
         }
         // After a panic the buffers contain only numbers, which the next batch overwrites.
-        let computed = contain_work(|| self.transformer.run(threads, arena, batch, output, between, out));
+        let computed = contain_work(|| self.transformer.run(threads, arena, batch, output, preemption, out));
         computed.map_err(|Panicked(reason)| EngineError::Broken { reason })
     }
 }
 
 /// More urgent batch, with its own memory.
-struct Beside<'a> {
+struct NestedBatch<'a> {
     engine: &'a CpuEngine,
-    meanwhile: &'a dyn Meanwhile,
+    callbacks: &'a dyn BatchCallbacks,
     arena: &'a mut Arena,
 }
 
-impl Between for Beside<'_> {
-    fn is_due(&self) -> bool {
-        self.meanwhile.is_urgent()
+impl Preemption for NestedBatch<'_> {
+    fn is_pending(&self) -> bool {
+        self.callbacks.has_urgent()
     }
 
-    fn run(&mut self, threads: &mut Threads) {
-        let Beside { engine, meanwhile, arena } = self;
-        meanwhile
-            .let_in(&mut |batch, output, out| engine.run((threads, arena), batch, output, &mut Nothing, out));
+    fn run(&mut self, threads: &mut ThreadPool) {
+        let NestedBatch { engine, callbacks, arena } = self;
+        callbacks.run_urgent(&mut |batch, output, out| {
+            engine.run((threads, arena), batch, output, &mut NoPreemption, out)
+        });
     }
 }
 

@@ -37,25 +37,25 @@ impl PackedCache {
 
 /// Location of an engine's packed weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WeightsPlace {
+pub enum WeightsLocation {
     /// In a mapped file, which all replicas of the model share.
     SharedFile(PathBuf),
     /// In memory of this process.
-    OwnMemory {
+    PrivateMemory {
         /// Reason, if a file was requested.
         problem: Option<String>,
     },
 }
 
 /// Packed linear layers of a model.
-pub(super) struct Packed {
+pub(super) struct PackedLayers {
     memory: MappedFile,
-    layers: Vec<Place>,
+    layers: Vec<PackedLayer>,
 }
 
 /// Packed weights of a layer.
 #[derive(Clone, Copy)]
-pub(super) enum Weights<'a> {
+pub(super) enum PackedWeights<'a> {
     /// In f32.
     Numbers(Panels<'a>),
     /// Quantized to int8.
@@ -63,7 +63,7 @@ pub(super) enum Weights<'a> {
 }
 
 /// Location of a layer's weights.
-struct Place {
+struct PackedLayer {
     precision: Precision,
     inputs: usize,
     panels: usize,
@@ -71,21 +71,21 @@ struct Place {
     bytes: Range<usize>,
 }
 
-impl Packed {
+impl PackedLayers {
     /// Packs the layers, or finds them packed. Weights that are not finite are rejected before they are packed, so a
     /// file of packed weights contains finite numbers only.
     pub(super) fn obtain(
         sources: &[LinearSource],
         precision: Precision,
         cache: Option<&PackedCache>,
-    ) -> Result<(Packed, WeightsPlace), ModelError> {
+    ) -> Result<(PackedLayers, WeightsLocation), ModelError> {
         let mut end = HEADER_BYTES;
-        let layers: Vec<Place> =
-            sources.iter().map(|source| Place::of(source, precision, &mut end)).collect();
+        let layers: Vec<PackedLayer> =
+            sources.iter().map(|source| PackedLayer::of(source, precision, &mut end)).collect();
         let pack_all = |memory: &mut [u8]| {
-            for (source, place) in sources.iter().zip(&layers) {
-                let memory = &mut memory[place.bytes.clone()];
-                if place.precision == Precision::Int8 {
+            for (source, location) in sources.iter().zip(&layers) {
+                let memory = &mut memory[location.bytes.clone()];
+                if location.precision == Precision::Int8 {
                     byte_panels::pack(source, memory);
                 } else {
                     panels::pack(source, memory);
@@ -96,32 +96,32 @@ impl Packed {
             sources.iter().try_for_each(LinearSource::check_finite)?;
             Ok(MappedFile::private(end, pack_all).expect("memory for the weights of the model"))
         };
-        let (memory, place) = match cache {
-            None => (pack()?, WeightsPlace::OwnMemory { problem: None }),
-            Some(cache) => PackedFile::new(cache, precision, &described(sources), end).obtain(&pack)?,
+        let (memory, location) = match cache {
+            None => (pack()?, WeightsLocation::PrivateMemory { problem: None }),
+            Some(cache) => PackedFile::new(cache, precision, &description_of(sources), end).obtain(&pack)?,
         };
-        Ok((Packed { memory, layers }, place))
+        Ok((PackedLayers { memory, layers }, location))
     }
 
     /// Returns the layer with this index.
-    pub(super) fn layer(&self, index: usize) -> Weights<'_> {
-        let Place { precision, inputs, panels, bytes } = &self.layers[index];
+    pub(super) fn layer(&self, index: usize) -> PackedWeights<'_> {
+        let PackedLayer { precision, inputs, panels, bytes } = &self.layers[index];
         let numbers = self.memory.floats(bytes.start).expect("layers are aligned for floats");
         let numbers = &numbers[..bytes.len() / size_of::<f32>()];
         if *precision == Precision::Int8 {
             let bytes = &self.memory.bytes()[bytes.clone()];
-            Weights::Bytes(BytePanels::new(*inputs, *panels, bytes, numbers))
+            PackedWeights::Bytes(BytePanels::new(*inputs, *panels, bytes, numbers))
         } else {
-            Weights::Numbers(Panels::new(*inputs, numbers))
+            PackedWeights::Numbers(Panels::new(*inputs, numbers))
         }
     }
 }
 
-impl Place {
+impl PackedLayer {
     /// Returns the location of a layer that starts at `end`, and advances `end`.
-    fn of(source: &LinearSource, wanted: Precision, end: &mut usize) -> Place {
+    fn of(source: &LinearSource, requested: Precision, end: &mut usize) -> PackedLayer {
         let inputs = source.inputs;
-        let precision = if inputs > byte_panels::MAX_INPUTS { Precision::F32 } else { wanted };
+        let precision = if inputs > byte_panels::MAX_INPUTS { Precision::F32 } else { requested };
         let size = if precision == Precision::Int8 {
             byte_panels::packed_size(source)
         } else {
@@ -129,12 +129,17 @@ impl Place {
         };
         let start = *end;
         *end += size;
-        Place { precision, inputs, panels: panels_of(source.outputs(), source.gated), bytes: start..*end }
+        PackedLayer {
+            precision,
+            inputs,
+            panels: panels_of(source.outputs(), source.gated),
+            bytes: start..*end,
+        }
     }
 }
 
 /// Describes the layers so that two layers that are packed differently have different descriptions.
-fn described(sources: &[LinearSource]) -> String {
+fn description_of(sources: &[LinearSource]) -> String {
     let mut hash = Sha256::new();
     for LinearSource { inputs, parts, bias: _, gated } in sources {
         hash.update(format!("layer {inputs} {gated}\n"));

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use replica_core::Precision;
 use rustix::process::geteuid;
 
-use super::packed::{PackedCache, WeightsPlace};
+use super::packed::{PackedCache, WeightsLocation};
 use crate::model::{MappedFile, ModelError};
 
 /// Version of the layout; raise it with every change of the content of a packed file.
@@ -78,16 +78,16 @@ impl PackedFile {
     }
 
     /// Maps the file, and writes it first if necessary; if that is impossible, returns private memory.
-    pub(super) fn obtain(self, pack: &Pack<'_>) -> Result<(MappedFile, WeightsPlace), ModelError> {
+    pub(super) fn obtain(self, pack: &Pack<'_>) -> Result<(MappedFile, WeightsLocation), ModelError> {
         let own = |memory, problem: io::Error| {
             let problem = Some(problem.to_string());
-            Ok((memory, WeightsPlace::OwnMemory { problem }))
+            Ok((memory, WeightsLocation::PrivateMemory { problem }))
         };
         if let Err(problem) = private_folder(&self.folder) {
             return own(pack()?, problem);
         }
         if let Ok(file) = self.map() {
-            return Ok((file, WeightsPlace::SharedFile(self.path)));
+            return Ok((file, WeightsLocation::SharedFile(self.path)));
         }
         let new = self.path.with_added_extension("new");
         let lock = match lock(&new) {
@@ -96,11 +96,11 @@ impl PackedFile {
         };
         // Another process may have written it while this one waited for the lock.
         if let Ok(file) = self.map() {
-            return Ok((file, WeightsPlace::SharedFile(self.path)));
+            return Ok((file, WeightsLocation::SharedFile(self.path)));
         }
         let memory = pack().inspect_err(|_| discard(&new))?;
         match self.write(lock, &new, &memory).and_then(|()| self.map()) {
-            Ok(file) => Ok((file, WeightsPlace::SharedFile(self.path))),
+            Ok(file) => Ok((file, WeightsLocation::SharedFile(self.path))),
             Err(problem) => {
                 discard(&new);
                 own(memory, problem)

@@ -36,31 +36,31 @@ const SPINS: usize = 2048;
 const GROUPS: usize = 8;
 
 /// Thread pool with one shared loop.
-pub(super) struct Threads {
+pub(super) struct ThreadPool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
     /// One counter for each thread.
-    shares: Vec<Share>,
+    counters: Vec<PartCounter>,
 }
 
 /// Index of a thread's next own part. Each counter has its own cache line.
 #[derive(Default)]
 #[repr(align(64))]
-struct Share(AtomicUsize);
+struct PartCounter(AtomicUsize);
 
 struct Shared {
     /// A [`Gate`].
     gate: AtomicU64,
     /// Body of the current loop. The caller writes it while the gate is closed and no helper is inside; only helpers
     /// inside read it.
-    job: UnsafeCell<Option<Job>>,
+    job: UnsafeCell<Option<LoopBody>>,
     /// Number of helpers that sleep, or are about to.
     asleep: AtomicUsize,
     /// Whether the caller sleeps until the last helper has left, or is about to.
     waits: AtomicBool,
     closing: AtomicBool,
     /// Held by a thread from announcing its sleep until it sleeps, and by a thread that wakes others.
-    bed: Mutex<()>,
+    sleep_lock: Mutex<()>,
     /// Signalled when a loop was opened, or the pool is being dropped.
     work: Condvar,
     /// Signalled when the last helper has left the loop.
@@ -102,10 +102,10 @@ impl Gate {
 /// Loop body that every thread runs with its number: a borrow from the stack of [`ThreadPool::run`] with an erased
 /// lifetime.
 #[derive(Clone, Copy)]
-struct Job(*const (dyn Fn(usize) + Sync));
+struct LoopBody(*const (dyn Fn(usize) + Sync));
 
 // SAFETY: the target of the pointer is `Sync`, and `ThreadPool::run` keeps it alive until all helpers have left it.
-unsafe impl Send for Job {}
+unsafe impl Send for LoopBody {}
 
 impl Shared {
     fn gate(&self) -> Gate {
@@ -114,16 +114,16 @@ impl Shared {
         Gate(self.gate.load(Ordering::SeqCst))
     }
 
-    fn bed(&self) -> MutexGuard<'_, ()> {
-        self.bed.lock()
+    fn sleep_lock(&self) -> MutexGuard<'_, ()> {
+        self.sleep_lock.lock()
     }
 
     /// Waits for a loop that this helper has not processed, and enters it; `None` when the pool is being dropped.
-    fn enter(&self, seen: &mut u64) -> Option<Job> {
+    fn enter(&self, last_loop: &mut u64) -> Option<LoopBody> {
         loop {
-            let mut gate = self.await_loop(*seen)?;
-            *seen = gate.number();
-            while gate.is_open() && gate.number() == *seen {
+            let mut gate = self.await_loop(*last_loop)?;
+            *last_loop = gate.number();
+            while gate.is_open() && gate.number() == *last_loop {
                 let entered =
                     self.gate.compare_exchange(gate.0, gate.0 + 1, Ordering::SeqCst, Ordering::SeqCst);
                 match entered {
@@ -136,19 +136,19 @@ impl Shared {
         }
     }
 
-    /// Waits for a loop with another number than `seen` and returns its gate; `None` when the pool is being dropped.
-    fn await_loop(&self, seen: u64) -> Option<Gate> {
+    /// Waits for a loop with another number than `last_loop` and returns its gate; `None` when the pool is being dropped.
+    fn await_loop(&self, last_loop: u64) -> Option<Gate> {
         for _ in 0..SPINS {
             let gate = self.gate();
-            if gate.number() != seen {
+            if gate.number() != last_loop {
                 return Some(gate);
             }
             std::hint::spin_loop();
         }
-        let mut bed = self.bed();
+        let mut sleep_lock = self.sleep_lock();
         self.asleep.fetch_add(1, Ordering::SeqCst);
-        while !self.closing.load(Ordering::SeqCst) && self.gate().number() == seen {
-            bed = self.work.wait(bed);
+        while !self.closing.load(Ordering::SeqCst) && self.gate().number() == last_loop {
+            sleep_lock = self.work.wait(sleep_lock);
         }
         self.asleep.fetch_sub(1, Ordering::SeqCst);
         (!self.closing.load(Ordering::SeqCst)).then(|| self.gate())
@@ -158,33 +158,33 @@ impl Shared {
     fn leave(&self) {
         let before = Gate(self.gate.fetch_sub(1, Ordering::SeqCst));
         if before.inside() == 1 && self.waits.load(Ordering::SeqCst) {
-            let _bed = self.bed();
+            let _guard = self.sleep_lock();
             self.left.notify_one();
         }
     }
 }
 
-impl Threads {
+impl ThreadPool {
     /// Starts a pool of `threads` threads, including the caller.
-    pub(super) fn new(threads: NonZeroUsize) -> std::io::Result<Threads> {
+    pub(super) fn new(threads: NonZeroUsize) -> std::io::Result<ThreadPool> {
         let shared = Arc::new(Shared {
             gate: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             asleep: AtomicUsize::new(0),
             waits: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            bed: Mutex::new(()),
+            sleep_lock: Mutex::new(()),
             work: Condvar::new(),
             left: Condvar::new(),
             panic: Mutex::independent(None),
         });
-        let shares = (0..threads.get()).map(|_| Share::default()).collect();
-        let mut started = Threads { shared: Arc::clone(&shared), helpers: Vec::new(), shares };
+        let counters = (0..threads.get()).map(|_| PartCounter::default()).collect();
+        let mut started = ThreadPool { shared: Arc::clone(&shared), helpers: Vec::new(), counters };
         for number in 1..threads.get() {
             let shared = Arc::clone(&shared);
             // The helper catches panics of its work; if it ended otherwise, every later batch would wait for it
             // forever.
-            let helper = task::thread(&format!("engine-{number}"), move || help(&shared, number))?;
+            let helper = task::thread(&format!("engine-{number}"), move || run_helper(&shared, number))?;
             started.helpers.push(helper);
         }
         Ok(started)
@@ -198,64 +198,64 @@ impl Threads {
     /// Processes every part once; `scratch` is the local memory of the threads, one element for each.
     pub(super) fn for_each<P: Parts, R: Send>(
         &mut self,
-        rooms: &mut [R],
+        scratch: &mut [R],
         parts: P,
         work: impl Fn(&mut R, P::Part) + Sync,
     ) {
-        self.for_each_prepared(rooms, parts, |_| (), work);
+        self.for_each_prepared(scratch, parts, |_| (), work);
     }
 
     /// Processes every part once; each thread that takes a part first prepares its local memory.
     pub(super) fn for_each_prepared<P: Parts, R: Send>(
         &mut self,
-        rooms: &mut [R],
+        scratch: &mut [R],
         parts: P,
         prepare: impl Fn(&mut R) + Sync,
         work: impl Fn(&mut R, P::Part) + Sync,
     ) {
-        assert!(rooms.len() >= self.count(), "local memory for each thread");
-        let rooms = Rooms(rooms.as_mut_ptr());
+        assert!(scratch.len() >= self.count(), "local memory for each thread");
+        let scratch = PerThread(scratch.as_mut_ptr());
         let (total, threads) = (parts.len(), self.count());
         let group = (total / (GROUPS * threads)).max(1);
         let begin_of = |thread: usize| thread * total / threads;
-        for (thread, share) in self.shares.iter().enumerate() {
+        for (thread, counter) in self.counters.iter().enumerate() {
             // Helpers observe this store, like that of the job, when they enter.
-            share.0.store(begin_of(thread), Ordering::Relaxed);
+            counter.0.store(begin_of(thread), Ordering::Relaxed);
         }
         self.run(total.div_ceil(group), &|thread| {
             // SAFETY: there is an element for each thread number, and each thread runs this once at a time.
-            let room = unsafe { rooms.of(thread) };
+            let local = unsafe { scratch.of(thread) };
             let mut prepared = false;
             // The thread's own parts first, then the remaining ones of the others.
             for owner in (thread..threads).chain(0..thread) {
                 let end = begin_of(owner + 1);
                 loop {
-                    let first = self.shares[owner].0.fetch_add(group, Ordering::Relaxed);
+                    let first = self.counters[owner].0.fetch_add(group, Ordering::Relaxed);
                     if first >= end {
                         break;
                     }
                     if !prepared {
-                        prepare(room);
+                        prepare(local);
                         prepared = true;
                     }
                     for index in first..(first + group).min(end) {
                         // SAFETY: the counter of an owner returns each index of its parts once, and is reset to the
                         // first one when no helper is inside; parts of different owners do not overlap and all indices
                         // are in range.
-                        work(room, unsafe { parts.part(index) });
+                        work(local, unsafe { parts.part(index) });
                     }
                 }
             }
         });
     }
 
-    /// Runs the job on this thread and on up to `useful_helpers` helpers. The caller has `&mut self`, so that one loop
+    /// Runs the job on this thread and on up to `useful_threads - 1` helpers. The caller has `&mut self`, so that one loop
     /// is open at a time.
-    fn run(&self, of_use: usize, job: &(dyn Fn(usize) + Sync)) {
-        if of_use <= 1 || self.helpers.is_empty() {
+    fn run(&self, useful_threads: usize, job: &(dyn Fn(usize) + Sync)) {
+        if useful_threads <= 1 || self.helpers.is_empty() {
             return job(0);
         }
-        self.open(of_use - 1, job);
+        self.open(useful_threads - 1, job);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
         self.close();
         let of_helper = self.shared.panic.lock().take();
@@ -278,11 +278,11 @@ impl Threads {
         };
         // SAFETY: the gate is closed and no helper is inside, so there are no readers; the caller has `&mut self` (see
         // `run`).
-        unsafe { *shared.job.get() = Some(Job(job)) };
+        unsafe { *shared.job.get() = Some(LoopBody(job)) };
         shared.gate.store(gate.next().0, Ordering::SeqCst);
         let asleep = shared.asleep.load(Ordering::SeqCst).min(helpers);
         if asleep > 0 {
-            let _bed = shared.bed();
+            let _guard = shared.sleep_lock();
             for _ in 0..asleep {
                 shared.work.notify_one();
             }
@@ -299,20 +299,20 @@ impl Threads {
             }
             std::hint::spin_loop();
         }
-        let mut bed = shared.bed();
+        let mut sleep_lock = shared.sleep_lock();
         shared.waits.store(true, Ordering::SeqCst);
         while shared.gate().inside() > 0 {
-            bed = shared.left.wait(bed);
+            sleep_lock = shared.left.wait(sleep_lock);
         }
         shared.waits.store(false, Ordering::SeqCst);
     }
 }
 
-impl Drop for Threads {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::SeqCst);
         {
-            let _bed = self.shared.bed();
+            let _guard = self.shared.sleep_lock();
             self.shared.work.notify_all();
         }
         for helper in self.helpers.drain(..) {
@@ -322,9 +322,9 @@ impl Drop for Threads {
 }
 
 /// Main loop of a helper.
-fn help(shared: &Shared, number: usize) {
-    let mut seen = 0;
-    while let Some(job) = shared.enter(&mut seen) {
+fn run_helper(shared: &Shared, number: usize) {
+    let mut last_loop = 0;
+    while let Some(job) = shared.enter(&mut last_loop) {
         // SAFETY: this thread is inside, and the job lives until it has left.
         let done = catch_unwind(AssertUnwindSafe(|| unsafe { (*job.0)(number) }));
         if let Err(panic) = done {
@@ -335,12 +335,12 @@ fn help(shared: &Shared, number: usize) {
 }
 
 /// Local memory of the threads, indexed by thread number.
-struct Rooms<R>(*mut R);
+struct PerThread<R>(*mut R);
 
 // SAFETY: threads take different elements, and an element is `Send`.
-unsafe impl<R: Send> Sync for Rooms<R> {}
+unsafe impl<R: Send> Sync for PerThread<R> {}
 
-impl<R> Rooms<R> {
+impl<R> PerThread<R> {
     /// # Safety
     /// `number` is in range, and no other thread uses this element.
     #[expect(clippy::mut_from_ref, reason = "each caller gets another element")]
@@ -352,33 +352,33 @@ impl<R> Rooms<R> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::matrix::{Cut, Matrix};
+    use super::super::matrix::{Matrix, Partition};
     use super::*;
     use std::thread;
 
-    fn threads(count: usize) -> Threads {
-        Threads::new(NonZeroUsize::new(count).unwrap()).unwrap()
+    fn threads(count: usize) -> ThreadPool {
+        ThreadPool::new(NonZeroUsize::new(count).unwrap()).unwrap()
     }
 
     #[test]
     fn every_part_is_processed_once_for_any_number_of_threads() {
         for count in [1, 2, 5] {
             let mut threads = threads(count);
-            let mut rooms = vec![0_usize; count];
+            let mut scratch = vec![0_usize; count];
             let mut matrix = Matrix::default();
             for rows in [0, 1, 2, 7, 1000] {
                 matrix.resize(rows, 3);
                 matrix.data_mut().fill(0.0);
-                rooms.fill(0);
-                let tiles = matrix.tiles(Cut::even(rows, rows, 1), Cut::even(3, 3, 1));
-                threads.for_each(&mut rooms, tiles, |room, mut window| {
-                    *room += window.rows().len();
+                scratch.fill(0);
+                let tiles = matrix.tiles(Partition::even(rows, rows, 1), Partition::even(3, 3, 1));
+                threads.for_each(&mut scratch, tiles, |local, mut window| {
+                    *local += window.rows().len();
                     for row in 0..window.rows().len() {
                         window.row_mut(row)[0] += 1.0;
                     }
                 });
                 assert!(matrix.data().iter().all(|times| *times == 1.0), "{rows} rows, {count} threads");
-                assert_eq!(rooms.iter().sum::<usize>(), 3 * rows, "{rows} rows, {count} threads");
+                assert_eq!(scratch.iter().sum::<usize>(), 3 * rows, "{rows} rows, {count} threads");
             }
         }
     }
@@ -391,7 +391,7 @@ mod tests {
         // Each part waits for the other one to begin, so a single thread would never finish.
         let barrier = std::sync::Barrier::new(2);
         for _ in 0..100 {
-            let tiles = matrix.tiles(Cut::even(2, 2, 1), Cut::whole(1));
+            let tiles = matrix.tiles(Partition::even(2, 2, 1), Partition::whole(1));
             threads.for_each(&mut [(), ()], tiles, |(), _| {
                 barrier.wait();
             });
@@ -411,7 +411,7 @@ mod tests {
                     thread::yield_now();
                 }
             }
-            let tiles = matrix.tiles(Cut::even(3, 3, 1), Cut::whole(1));
+            let tiles = matrix.tiles(Partition::even(3, 3, 1), Partition::whole(1));
             threads.for_each(&mut [(), (), ()], tiles, |(), _| {
                 barrier.wait();
             });
@@ -424,7 +424,7 @@ mod tests {
         let mut matrix = Matrix::default();
         matrix.resize(50, 1);
         for bad in 0..50 {
-            let tiles = matrix.tiles(Cut::even(50, 50, 1), Cut::whole(1));
+            let tiles = matrix.tiles(Partition::even(50, 50, 1), Partition::whole(1));
             let caught = catch_unwind(AssertUnwindSafe(|| {
                 threads.for_each(&mut [(), (), ()], tiles, |(), window| {
                     assert!(window.rows().start != bad, "the bad one");
@@ -432,7 +432,7 @@ mod tests {
             }));
             assert!(caught.is_err(), "{bad}");
         }
-        let tiles = matrix.tiles(Cut::even(50, 50, 1), Cut::whole(1));
+        let tiles = matrix.tiles(Partition::even(50, 50, 1), Partition::whole(1));
         threads.for_each(&mut [(), (), ()], tiles, |(), mut window| window.row_mut(0).fill(2.0));
         assert!(matrix.data().iter().all(|value| *value == 2.0));
     }

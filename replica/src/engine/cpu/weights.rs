@@ -20,14 +20,14 @@ use replica_core::Precision;
 use super::distance::DistanceBiases;
 use super::kernel::{Finish, Norm};
 use super::linear::{LinearId, LinearSource, LinearSources, Linears};
-use super::packed::{PackedCache, WeightsPlace};
+use super::packed::{PackedCache, WeightsLocation};
 use crate::model::{
     Activation, Architecture, Checkpoint, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadSource,
     HeadStep, Logits, ModelError, Names, NormKind, Part, ProjectionNames, Tensor, YesNo,
 };
 
 /// Weights of a transformer.
-pub(super) struct Weights {
+pub(super) struct TransformerWeights {
     pub(super) words: Tensor,
     pub(super) types: Option<Tensor>,
     pub(super) positions: Option<Tensor>,
@@ -68,22 +68,22 @@ pub(super) struct HeadLayer {
     pub(super) norm: Option<Norm>,
 }
 
-impl Weights {
+impl TransformerWeights {
     /// Loads every tensor, and packs.
     pub(super) fn load(
         checkpoint: &Checkpoint,
         architecture: &Architecture,
         precision: Precision,
         cache: Option<&PackedCache>,
-    ) -> Result<(Weights, WeightsPlace), ModelError> {
-        let (with, sources) = Weights::look_up(checkpoint, architecture)?;
+    ) -> Result<(TransformerWeights, WeightsLocation), ModelError> {
+        let (with, sources) = TransformerWeights::look_up(checkpoint, architecture)?;
         let (linears, place) = Linears::obtain(sources, precision, cache)?;
         Ok((with(linears), place))
     }
 
     /// Checks every tensor, and packs nothing.
     pub(super) fn check(checkpoint: &Checkpoint, architecture: &Architecture) -> Result<(), ModelError> {
-        let (_, sources) = Weights::look_up(checkpoint, architecture)?;
+        let (_, sources) = TransformerWeights::look_up(checkpoint, architecture)?;
         sources.check_finite()
     }
 
@@ -92,7 +92,7 @@ impl Weights {
     fn look_up(
         checkpoint: &Checkpoint,
         architecture: &Architecture,
-    ) -> Result<(impl FnOnce(Linears) -> Weights, LinearSources), ModelError> {
+    ) -> Result<(impl FnOnce(Linears) -> TransformerWeights, LinearSources), ModelError> {
         let reader = Reader::new(checkpoint, architecture);
         let Names { words, types, positions, embedding_norm, final_norm, .. } = *reader.names;
         let Architecture { vocabulary, hidden, token_types, .. } = *architecture;
@@ -115,7 +115,7 @@ impl Weights {
         let layers = layers?;
         reader.refuse_others(&HeadWeights::names(architecture, reader.prefix));
         reader.finish()?;
-        let with = move |linears| Weights {
+        let with = move |linears| TransformerWeights {
             words,
             types,
             positions,
@@ -227,11 +227,11 @@ struct Reader<'a> {
     /// Errors so far. A tensor that could not be loaded is replaced by zeros.
     problems: RefCell<Vec<ModelError>>,
     /// Names of the tensors that were read.
-    taken: RefCell<BTreeSet<String>>,
+    read_names: RefCell<BTreeSet<String>>,
 }
 
 /// Part of a layer: name, number of rows, and factor.
-type Piece = (String, usize, f32);
+type LayerPart = (String, usize, f32);
 
 impl<'a> Reader<'a> {
     /// Determines the prefix of the tensor names in the checkpoint.
@@ -246,7 +246,7 @@ impl<'a> Reader<'a> {
             names,
             prefix,
             problems: RefCell::default(),
-            taken: RefCell::default(),
+            read_names: RefCell::default(),
         }
     }
 
@@ -257,7 +257,7 @@ impl<'a> Reader<'a> {
 
     /// Returns the tensor with this full name. `part` is the part of the model that requires it, for the error message.
     fn find(&self, part: Part, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
-        self.taken.borrow_mut().insert(name.to_owned());
+        self.read_names.borrow_mut().insert(name.to_owned());
         self.checkpoint.tensor(name, shape).or_else(|problem| {
             let layered = self.layer_of(name).is_some();
             let keys = self.architecture.keys.deciding(part, layered);
@@ -295,9 +295,9 @@ impl<'a> Reader<'a> {
 
     /// Rejects tensors that are neither read here nor in `others`, and that are not known to be unused.
     fn refuse_others(&self, others: &BTreeSet<String>) {
-        let taken = self.taken.borrow();
+        let read_names = self.read_names.borrow();
         for name in self.checkpoint.names() {
-            if taken.contains(&name) || others.contains(&name) || self.is_without_effect(&name) {
+            if read_names.contains(&name) || others.contains(&name) || self.is_without_effect(&name) {
                 continue;
             }
             let part = match () {
@@ -382,8 +382,8 @@ impl<'a> Reader<'a> {
     fn layer(&self, index: usize, sources: &mut LinearSources) -> Result<LayerWeights, ModelError> {
         let Architecture { attention, feed_forward, hidden, .. } = self.architecture;
         let names = &self.names.in_layer;
-        let norm = |name: &str, wanted: bool, width: usize| {
-            self.optional_norm(wanted && !name.is_empty(), &self.in_layer(index, name), width)
+        let norm = |name: &str, required: bool, width: usize| {
+            self.optional_norm(required && !name.is_empty(), &self.in_layer(index, name), width)
         };
         let (query_width, width) = (self.architecture.query_width(), feed_forward.width);
         let head_norm = |name: &str, factor: f32| -> Result<Option<Norm>, ModelError> {
@@ -395,7 +395,7 @@ impl<'a> Reader<'a> {
             FeedForwardNames::Gated([gate, up, contract]) => (contract, vec![(*gate, width), (*up, width)]),
             FeedForwardNames::GatedFused([both, contract]) => (contract, vec![(*both, 2 * width)]),
         };
-        let expand: Vec<Piece> =
+        let expand: Vec<LayerPart> =
             expand.into_iter().map(|(name, rows)| (self.in_layer(index, name), rows, 1.0)).collect();
         let one = |name: &str, rows| [(self.in_layer(index, name), rows, 1.0)];
         Ok(LayerWeights {
@@ -447,7 +447,7 @@ impl<'a> Reader<'a> {
         match &self.names.in_layer.projection {
             ProjectionNames::Separate(names) => {
                 let parts = names.iter().zip(rows);
-                let parts: Vec<Piece> =
+                let parts: Vec<LayerPart> =
                     parts.map(|(name, (rows, factor))| (self.in_layer(index, name), rows, factor)).collect();
                 self.linear(Part::Attention, &parts, *hidden, attention.projection_bias, false)
             }
@@ -473,7 +473,7 @@ impl<'a> Reader<'a> {
     fn linear(
         &self,
         part_of: Part,
-        parts: &[Piece],
+        parts: &[LayerPart],
         inputs: usize,
         biased: bool,
         gated: bool,
@@ -491,8 +491,8 @@ impl<'a> Reader<'a> {
         Ok(LinearSource { inputs, parts: weights, bias, gated })
     }
 
-    fn optional_norm(&self, wanted: bool, name: &str, width: usize) -> Result<Option<Norm>, ModelError> {
-        wanted.then(|| self.norm_at(&format!("{}{name}", self.prefix), width)).transpose()
+    fn optional_norm(&self, required: bool, name: &str, width: usize) -> Result<Option<Norm>, ModelError> {
+        required.then(|| self.norm_at(&format!("{}{name}", self.prefix), width)).transpose()
     }
 
     /// Returns the normalization with this full name.

@@ -13,7 +13,7 @@ use super::record::Form;
 use crate::model::{Architecture, HeadPooling, Layer, ModelDir, Pooling};
 
 /// File to which the script writes the versions of its tools.
-pub const FOUND: &str = "built-with";
+pub const BUILT_WITH: &str = "built-with";
 /// File name of the script.
 pub const SCRIPT: &str = "build.sh";
 /// Program that converts the model to one that the converters accept.
@@ -23,7 +23,7 @@ const TAP: &str = "tap.py";
 
 /// Options of a build that the model does not determine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct EngineBuildOptions {
     /// The number format.
     pub precision: Precision,
     /// Sequences of a batch; absent: 8 for an encoder and 64 for a decoder.
@@ -36,7 +36,7 @@ pub struct Wanted {
 
 /// Directories, as the script sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Folders {
+pub struct BuildDirectories {
     /// Model directory.
     pub model: PathBuf,
     /// Working directory of the script; the engine is written below it.
@@ -47,7 +47,7 @@ pub struct Folders {
 
 /// Script and properties of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Build {
+pub struct EngineBuildPlan {
     /// Script for `sh`.
     pub script: String,
     /// Programs that the script runs besides the vendor's, by their file names in the working directory.
@@ -66,20 +66,20 @@ pub struct Build {
 
 /// Supported architectures and their conversion. The class is that of `transformers` which the converter expects; a
 /// model of another class is saved as one of that class.
-const FAMILIES: [(&str, Family); 8] = [
-    ("bert", Family::Encoder("Bert")),
-    ("roberta", Family::Encoder("Roberta")),
+const FAMILIES: [(&str, EngineFamily); 8] = [
+    ("bert", EngineFamily::Encoder("Bert")),
+    ("roberta", EngineFamily::Encoder("Roberta")),
     // The same tensors and the same computation under another name.
-    ("xlm-roberta", Family::Encoder("Roberta")),
-    ("llama", Family::Decoder("LlamaForCausalLM", LLAMA)),
-    ("mistral", Family::Decoder("MistralForCausalLM", LLAMA)),
-    ("qwen2", Family::Decoder("Qwen2ForCausalLM", QWEN)),
-    ("qwen3", Family::Decoder("Qwen3ForCausalLM", QWEN)),
-    ("gemma2", Family::Decoder("Gemma2ForCausalLM", GEMMA)),
+    ("xlm-roberta", EngineFamily::Encoder("Roberta")),
+    ("llama", EngineFamily::Decoder("LlamaForCausalLM", LLAMA)),
+    ("mistral", EngineFamily::Decoder("MistralForCausalLM", LLAMA)),
+    ("qwen2", EngineFamily::Decoder("Qwen2ForCausalLM", QWEN)),
+    ("qwen3", EngineFamily::Decoder("Qwen3ForCausalLM", QWEN)),
+    ("gemma2", EngineFamily::Decoder("Gemma2ForCausalLM", GEMMA)),
 ];
 
 #[derive(Clone, Copy)]
-enum Family {
+enum EngineFamily {
     /// Prefix of the class names.
     Encoder(&'static str),
     /// Class and converter.
@@ -108,7 +108,11 @@ const GEMMA: Converter =
 const MAX_TOKENS: u32 = 512;
 
 /// Returns the build plan of this model; an error names the unsupported property.
-pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Build, String> {
+pub fn plan(
+    model: &ModelDir,
+    options: &EngineBuildOptions,
+    folders: &BuildDirectories,
+) -> Result<EngineBuildPlan, String> {
     let name = model.architecture.family.as_str();
     let Some((_, family)) = FAMILIES.iter().find(|(known, _)| *known == name) else {
         let known: Vec<&str> = FAMILIES.iter().map(|(known, _)| *known).collect();
@@ -118,22 +122,24 @@ pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Buil
         ));
     };
     let of_model = u32::try_from(model.sentence.max_tokens).unwrap_or(u32::MAX);
-    let max_tokens = wanted.max_tokens.unwrap_or(MAX_TOKENS).min(of_model);
+    let max_tokens = options.max_tokens.unwrap_or(MAX_TOKENS).min(of_model);
     let default_size = match family {
-        Family::Encoder(_) => 8,
-        Family::Decoder(..) => 64,
+        EngineFamily::Encoder(_) => 8,
+        EngineFamily::Decoder(..) => 64,
     };
-    let max_batch_size = wanted.max_batch_size.unwrap_or(default_size);
-    if max_tokens == 0 || max_batch_size == 0 || wanted.max_batch_tokens.is_some_and(|most| most < max_tokens)
+    let max_batch_size = options.max_batch_size.unwrap_or(default_size);
+    if max_tokens == 0
+        || max_batch_size == 0
+        || options.max_batch_tokens.is_some_and(|most| most < max_tokens)
     {
         return Err(format!(
             "a batch must hold one sequence of {max_tokens} tokens: set --max-batch-size to at least 1 and \
              --max-batch-tokens of at least as many"
         ));
     }
-    let sizes = Sizes { max_batch_size, max_tokens };
+    let sizes = BatchSizes { max_batch_size, max_tokens };
     let (lines, programs, form, max_batch_tokens) = match *family {
-        Family::Encoder(begins) => {
+        EngineFamily::Encoder(begins) => {
             is_as_wide_as_the_vendors(&model.architecture)?;
             let Some(product) = max_batch_size.checked_mul(max_tokens) else {
                 return Err(
@@ -146,9 +152,9 @@ pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Buil
             };
             let class = format!("{begins}{ends}");
             let programs = vec![(PREPARE, prepare(&class, false, false))];
-            (encoder(&class, wanted.precision, folders, sizes)?, programs, form, product)
+            (encoder(&class, options.precision, folders, sizes)?, programs, form, product)
         }
-        Family::Decoder(class, converter) => {
+        EngineFamily::Decoder(class, converter) => {
             sees_what_the_executor_sees(&model.architecture.layers, max_tokens)?;
             let last = match (&model.head, model.architecture.head_pooling) {
                 (Some(_), HeadPooling::Last { .. }) => true,
@@ -156,16 +162,16 @@ pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Buil
                 (None, _) => model.sentence.pooling == Pooling::LastToken,
             };
             let form = if last { Form::DecoderPooled } else { Form::DecoderStates };
-            let tokens = wanted.max_batch_tokens.unwrap_or(8192.max(max_tokens));
+            let tokens = options.max_batch_tokens.unwrap_or(8192.max(max_tokens));
             // FP8 is calibrated on texts, which needs a tokenizer.
-            let texts = wanted.precision == Precision::Fp8;
+            let texts = options.precision == Precision::Fp8;
             let programs =
                 vec![(PREPARE, prepare(class, converter.head, texts)), (TAP, tap(converter.class, form))];
-            (decoder(converter, wanted.precision, folders, sizes, tokens), programs, form, tokens)
+            (decoder(converter, options.precision, folders, sizes, tokens), programs, form, tokens)
         }
     };
     let tapped = matches!(form, Form::DecoderPooled | Form::DecoderStates);
-    Ok(Build {
+    Ok(EngineBuildPlan {
         script: script(&lines, folders),
         programs,
         form,
@@ -189,7 +195,7 @@ fn is_as_wide_as_the_vendors(architecture: &Architecture) -> Result<(), String> 
 }
 
 #[derive(Clone, Copy)]
-struct Sizes {
+struct BatchSizes {
     max_batch_size: u32,
     max_tokens: u32,
 }
@@ -233,8 +239,8 @@ fn dtype(precision: Precision) -> &'static str {
 fn encoder(
     class: &str,
     precision: Precision,
-    folders: &Folders,
-    Sizes { max_batch_size, max_tokens }: Sizes,
+    folders: &BuildDirectories,
+    BatchSizes { max_batch_size, max_tokens }: BatchSizes,
 ) -> Result<Vec<Line>, String> {
     if !matches!(precision, Precision::F32 | Precision::F16) {
         return Err(format!("TensorRT-LLM has no {precision} for encoders; use f16 or f32"));
@@ -257,8 +263,8 @@ fn encoder(
 fn decoder(
     converter: Converter,
     precision: Precision,
-    folders: &Folders,
-    Sizes { max_batch_size, max_tokens }: Sizes,
+    folders: &BuildDirectories,
+    BatchSizes { max_batch_size, max_tokens }: BatchSizes,
     max_batch_tokens: u32,
 ) -> Vec<Line> {
     let dtype = dtype(precision);
@@ -302,7 +308,7 @@ fn decoder(
 /// Directory in which [`PREPARE`] saves the model.
 const PREPARED: &str = "model";
 
-fn prepared(folders: &Folders) -> Line {
+fn prepared(folders: &BuildDirectories) -> Line {
     line(&["python3", PREPARE, &folders.model.display().to_string(), PREPARED])
 }
 
@@ -350,7 +356,7 @@ fn tap(class: &str, form: Form) -> String {
     )
 }
 
-fn script(lines: &[Line], folders: &Folders) -> String {
+fn script(lines: &[Line], folders: &BuildDirectories) -> String {
     let mut text = format!(
         "#!/bin/sh\n# Builds an engine with NVIDIA's tools. Written by `meridian model build`.\nset -eu\ncd {}\n",
         quoted(&folders.work.display().to_string())
@@ -363,7 +369,7 @@ fn script(lines: &[Line], folders: &Folders) -> String {
     text.push_str(&format!(
         "{{\n    echo \"gpu $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)\"\n    \
          echo \"tensorrt $(python3 -c 'import tensorrt; print(tensorrt.__version__)')\"\n    \
-         echo \"tensorrt_llm $(python3 -c 'import tensorrt_llm; print(tensorrt_llm.__version__)' | tail -n 1)\"\n}} > {FOUND}\n"
+         echo \"tensorrt_llm $(python3 -c 'import tensorrt_llm; print(tensorrt_llm.__version__)' | tail -n 1)\"\n}} > {BUILT_WITH}\n"
     ));
     text
 }
@@ -378,7 +384,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// Parses the output of the script: the GPU, and the versions of TensorRT and TensorRT-LLM.
-pub fn found(text: &str) -> Result<[String; 3], String> {
+pub fn parse_built_with(text: &str) -> Result<[String; 3], String> {
     let value = |name: &str| {
         let values = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         let value = values.map(str::trim).filter(|value| !value.is_empty());

@@ -2,7 +2,7 @@
 //! `trtllm`.
 //!
 //! A replica never builds one. `meridian model build` does, ahead of time, into the model cache under the digest of the
-//! model, and writes a [`record::RecordV1`] beside it: the model, precision, GPU and libraries that it was built for.
+//! model, and writes a [`record::EngineRecordV1`] beside it: the model, precision, GPU and libraries that it was built for.
 //! An engine that was built for a different environment is rejected with an error; running it could crash or, worse,
 //! return wrong results.
 //!
@@ -10,7 +10,7 @@
 //! configured with this engine exits with an error.
 
 pub mod build;
-pub mod here;
+pub mod environment;
 pub mod record;
 #[cfg(feature = "tensorrt")]
 mod run;
@@ -23,11 +23,11 @@ use replica_core::Precision;
 use super::Engine;
 use crate::model::ModelDir;
 
-pub use self::record::{Form, RecordV1, Unfit};
+pub use self::record::{EngineMismatch, EngineRecordV1, Form};
 
 /// Errors of [`open`].
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum TensorrtOpenError {
     /// This program was compiled without the engine.
     #[error(
         "this program was built without the engine `tensorrt-llm`: build it with `--features tensorrt-llm` on a machine that \
@@ -36,7 +36,7 @@ pub enum OpenError {
     NotBuiltIn,
     /// The engine does not exist, or was built for another environment.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
+    EngineMismatch(#[from] EngineMismatch),
     /// The engine and the model directory are inconsistent.
     #[error("the engine does not match the model: {0}")]
     Model(String),
@@ -47,8 +47,8 @@ pub enum OpenError {
 
 /// Opens the engine of the model with this digest; `model` contains its other files.
 #[cfg(not(feature = "tensorrt"))]
-pub fn open(_: &Path, _: &str, _: Precision, _: &ModelDir) -> Result<Arc<dyn Engine>, OpenError> {
-    Err(OpenError::NotBuiltIn)
+pub fn open(_: &Path, _: &str, _: Precision, _: &ModelDir) -> Result<Arc<dyn Engine>, TensorrtOpenError> {
+    Err(TensorrtOpenError::NotBuiltIn)
 }
 
 /// Opens the engine of the model with this digest; `model` contains its other files.
@@ -58,19 +58,22 @@ pub fn open(
     digest: &str,
     precision: Precision,
     model: &ModelDir,
-) -> Result<Arc<dyn Engine>, OpenError> {
+) -> Result<Arc<dyn Engine>, TensorrtOpenError> {
     let folder = record::folder(root, digest, precision);
-    let record = RecordV1::read(&folder)?;
-    record.check(&folder, digest, precision, &here())?;
+    let record = EngineRecordV1::read(&folder)?;
+    record.check(&folder, digest, precision, &environment())?;
     record.check_files(&folder)?;
     Ok(Arc::new(run::TensorrtEngine::open(&folder, &record, precision, model)?))
 }
 
 /// Returns the GPUs and libraries of this machine and this program.
 #[cfg(feature = "tensorrt")]
-pub fn here() -> here::Here {
+pub fn environment() -> environment::EngineEnvironment {
     let trtllm::Versions { tensorrt_llm, tensorrt, double } = trtllm::versions();
-    let gpus =
-        if double { vec![here::STAND_IN.to_owned()] } else { here::gpus(std::path::Path::new(here::DRIVER)) };
-    here::Here { gpus, tensorrt, tensorrt_llm, stand_in: double }
+    let gpus = if double {
+        vec![environment::TEST_DOUBLE.to_owned()]
+    } else {
+        environment::gpus(std::path::Path::new(environment::DRIVER))
+    };
+    environment::EngineEnvironment { gpus, tensorrt, tensorrt_llm, test_double: double }
 }

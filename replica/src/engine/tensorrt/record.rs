@@ -18,7 +18,7 @@ use replica_core::Precision;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::here::Here;
+use super::environment::EngineEnvironment;
 
 /// File name of the record.
 pub const FILE: &str = "engine.json";
@@ -47,7 +47,7 @@ pub enum Form {
 /// Record of a built engine, with its limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RecordV1 {
+pub struct EngineRecordV1 {
     /// Version of the format: 1.
     pub version: u32,
     /// Digest of the model.
@@ -73,14 +73,14 @@ pub struct RecordV1 {
     /// The version of TensorRT-LLM.
     pub tensorrt_llm: String,
     /// Whether it is an engine of the test double, whose results are meaningless.
-    pub stand_in: bool,
+    pub test_double: bool,
     /// SHA-256 of the files, by name.
     pub files: BTreeMap<String, String>,
 }
 
 /// Reason why an engine is not usable.
 #[derive(Debug, thiserror::Error)]
-pub enum Unfit {
+pub enum EngineMismatch {
     /// The engine does not exist.
     #[error(
         "there is no engine at {}: build one on this kind of GPU with `meridian model build --engine tensorrt-llm` \
@@ -108,7 +108,7 @@ pub enum Unfit {
     },
     /// It was built for another environment.
     #[error(
-        "the engine at {} was built for the {what} {built}, and this machine has {here}: build one here, with `meridian model build \
+        "the engine at {} was built for the {what} {built}, and this machine has {environment}: build one here, with `meridian model build \
          --engine tensorrt-llm`", folder.display()
     )]
     Other {
@@ -119,7 +119,7 @@ pub enum Unfit {
         /// Value of the engine.
         built: String,
         /// Value of this machine.
-        here: String,
+        environment: String,
     },
     /// The engine is of the test double and the library is not, or vice versa.
     #[error(
@@ -127,7 +127,7 @@ pub enum Unfit {
         if *engine { "one of the test double of TensorRT, and this program has TensorRT itself" }
         else { "one of TensorRT, and this program has its test double" }
     )]
-    StandIn {
+    TestDouble {
         /// Directory.
         folder: PathBuf,
         /// Whether the engine is of the test double.
@@ -135,47 +135,53 @@ pub enum Unfit {
     },
 }
 
-impl RecordV1 {
+impl EngineRecordV1 {
     /// Reads the record in this directory.
-    pub fn read(folder: &Path) -> Result<RecordV1, Unfit> {
+    pub fn read(folder: &Path) -> Result<EngineRecordV1, EngineMismatch> {
         let path = folder.join(FILE);
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(Unfit::Missing { folder: folder.to_owned() });
+                return Err(EngineMismatch::Missing { folder: folder.to_owned() });
             }
-            Err(reason) => return Err(Unfit::Read { path, reason }),
+            Err(reason) => return Err(EngineMismatch::Read { path, reason }),
         };
-        let record: RecordV1 = serde_json::from_slice(&text)
-            .map_err(|error| Unfit::Content { path: path.clone(), problem: error.to_string() })?;
+        let record: EngineRecordV1 = serde_json::from_slice(&text)
+            .map_err(|error| EngineMismatch::Content { path: path.clone(), problem: error.to_string() })?;
         let problem = match &record {
-            RecordV1 { version, .. } if *version != 1 => {
+            EngineRecordV1 { version, .. } if *version != 1 => {
                 format!("`version` is {version}; supported is 1")
             }
-            RecordV1 { files, .. } if !files.contains_key(ENGINE) => format!("`files` has no {ENGINE}"),
-            RecordV1 { max_batch_size: 0, .. }
-            | RecordV1 { max_batch_tokens: 0, .. }
-            | RecordV1 { max_tokens: 0, .. } => "a limit is 0".to_owned(),
+            EngineRecordV1 { files, .. } if !files.contains_key(ENGINE) => format!("`files` has no {ENGINE}"),
+            EngineRecordV1 { max_batch_size: 0, .. }
+            | EngineRecordV1 { max_batch_tokens: 0, .. }
+            | EngineRecordV1 { max_tokens: 0, .. } => "a limit is 0".to_owned(),
             record if record.max_tokens > record.max_batch_tokens => {
                 "`max_tokens` exceeds `max_batch_tokens`, so that the longest sequence fits no batch"
                     .to_owned()
             }
             _ => return Ok(record),
         };
-        Err(Unfit::Content { path, problem })
+        Err(EngineMismatch::Content { path, problem })
     }
 
     /// Checks that the engine was built for this model and precision, and for this environment.
-    pub fn check(&self, folder: &Path, digest: &str, precision: Precision, here: &Here) -> Result<(), Unfit> {
-        let RecordV1 { model, gpu, tensorrt, tensorrt_llm, stand_in, tensor_parallel, .. } = self;
-        if *stand_in != here.stand_in {
-            return Err(Unfit::StandIn { folder: folder.to_owned(), engine: *stand_in });
+    pub fn check(
+        &self,
+        folder: &Path,
+        digest: &str,
+        precision: Precision,
+        environment: &EngineEnvironment,
+    ) -> Result<(), EngineMismatch> {
+        let EngineRecordV1 { model, gpu, tensorrt, tensorrt_llm, test_double, tensor_parallel, .. } = self;
+        if *test_double != environment.test_double {
+            return Err(EngineMismatch::TestDouble { folder: folder.to_owned(), engine: *test_double });
         }
-        let gpus = if here.gpus.is_empty() { "none".to_owned() } else { here.gpus.join(", ") };
-        let known_gpu = here.gpus.contains(gpu);
-        let differs = |what, built: &str, here: &str| {
-            let (built, here) = (built.to_owned(), here.to_owned());
-            Err(Unfit::Other { folder: folder.to_owned(), what, built, here })
+        let gpus = if environment.gpus.is_empty() { "none".to_owned() } else { environment.gpus.join(", ") };
+        let known_gpu = environment.gpus.contains(gpu);
+        let differs = |what, built: &str, environment: &str| {
+            let (built, environment) = (built.to_owned(), environment.to_owned());
+            Err(EngineMismatch::Other { folder: folder.to_owned(), what, built, environment })
         };
         if model != digest {
             return differs("model", model, digest);
@@ -189,24 +195,26 @@ impl RecordV1 {
         if !known_gpu {
             return differs("GPU", gpu, &gpus);
         }
-        if *tensorrt != here.tensorrt {
-            return differs("TensorRT", tensorrt, &here.tensorrt);
+        if *tensorrt != environment.tensorrt {
+            return differs("TensorRT", tensorrt, &environment.tensorrt);
         }
-        if *tensorrt_llm != here.tensorrt_llm {
-            return differs("TensorRT-LLM", tensorrt_llm, &here.tensorrt_llm);
+        if *tensorrt_llm != environment.tensorrt_llm {
+            return differs("TensorRT-LLM", tensorrt_llm, &environment.tensorrt_llm);
         }
         Ok(())
     }
 
     /// Checks the digests of its files.
-    pub fn check_files(&self, folder: &Path) -> Result<(), Unfit> {
-        for (name, wanted) in &self.files {
+    pub fn check_files(&self, folder: &Path) -> Result<(), EngineMismatch> {
+        for (name, expected) in &self.files {
             let path = folder.join(name);
-            let found = digest(&path).map_err(|reason| Unfit::Read { path: path.clone(), reason })?;
-            if found != *wanted {
-                let problem =
-                    format!("the file differs from the one that was built (SHA-256 {found}, {FILE} has {expected})");
-                return Err(Unfit::Content { path, problem });
+            let found =
+                digest(&path).map_err(|reason| EngineMismatch::Read { path: path.clone(), reason })?;
+            if found != *expected {
+                let problem = format!(
+                    "the file differs from the one that was built (SHA-256 {found}, {FILE} has {expected})"
+                );
+                return Err(EngineMismatch::Content { path, problem });
             }
         }
         Ok(())

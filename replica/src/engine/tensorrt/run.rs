@@ -18,26 +18,27 @@ use std::time::{Duration, Instant};
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 use trtllm::packed::Positions;
 use trtllm::{
-    Decoder, DecoderConfig, DecoderOutput, Encoder, EncoderConfig, EngineError as Failure, Pending, Rows,
+    Decoder, DecoderConfig, Encoder, EncoderConfig, ExecutorError as Failure, OutputTensor, Pending, EngineRows,
 };
 
-use self::part::{Most, Part, parts};
-use super::OpenError;
-use super::record::{ENGINE, Form, RecordV1};
+use self::part::{Part, PartLimits, parts};
+use super::TensorrtOpenError;
+use super::record::{ENGINE, EngineRecordV1, Form};
 use crate::engine::check::check;
-use crate::engine::cpu::{Behind, Isa};
+use crate::engine::cpu::{Isa, OutputHead};
 use crate::engine::{
-    Accelerator, Description, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch, Statistics,
+    Accelerator, BatchCallbacks, Description, Engine, EngineError, FailedSequence, Output, RaggedBatch,
+    Statistics,
 };
 use crate::model::ModelDir;
 
 /// Interval of checks for cancelled requests: a cancelled sequence saves a part of a batch, which takes about this
 /// long.
-const LOOK: Duration = Duration::from_millis(20);
+const CANCELLATION_POLL: Duration = Duration::from_millis(20);
 /// Longest wait for a free slot of the engine. The engine has slots for everything that is submitted, except while
 /// cancelled sequences are still in it. They leave within a batch or two; an engine without a free slot for longer has
 /// stopped.
-const PLACE_WITHIN: Duration = Duration::from_secs(10);
+const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Fraction of the GPU's free memory for the key-value cache. An embedding model keeps no keys from one batch to the
 /// next; the need of two batches is limited by their tokens, and this limits it on a GPU that is shared.
 const CACHE_FRACTION: f32 = 0.5;
@@ -45,62 +46,64 @@ const CACHE_FRACTION: f32 = 0.5;
 /// Model on a GPU.
 pub(super) struct TensorrtEngine {
     description: Description,
-    runner: Runner,
+    runner: EngineRuntime,
     form: Form,
-    behind: Behind,
-    most: Most,
+    head: OutputHead,
+    most: PartLimits,
     /// Whether the model has token types.
     typed: bool,
 }
 
-enum Runner {
+enum EngineRuntime {
     Encoder(Encoder, Positions),
     Decoder(Decoder),
 }
 
 /// Sequence that was submitted to the engine, until it has ended.
-enum Sent {
+enum SubmittedSequence {
     Waiting(Pending),
-    Ended(Result<Rows, String>),
+    Ended(Result<EngineRows, String>),
 }
 
 impl TensorrtEngine {
     pub(super) fn open(
         folder: &Path,
-        record: &RecordV1,
+        record: &EngineRecordV1,
         precision: Precision,
         model: &ModelDir,
-    ) -> Result<TensorrtEngine, OpenError> {
-        let behind = Behind::load(model).map_err(|error| OpenError::Model(error.to_string()))?;
+    ) -> Result<TensorrtEngine, TensorrtOpenError> {
+        let head = OutputHead::load(model).map_err(|error| TensorrtOpenError::Model(error.to_string()))?;
         let labels = model.head.as_ref().map(|head| head.labels.len());
         let width = match (record.form, labels) {
             (Form::EncoderLabels, Some(labels)) => labels,
             (Form::EncoderLabels, None) => {
                 let why = "it returns labels, and the model has none; build it as an embedding model";
-                return Err(OpenError::Model(why.to_owned()));
+                return Err(TensorrtOpenError::Model(why.to_owned()));
             }
-            (Form::DecoderPooled, _) if !behind.wants_the_last_token() => {
+            (Form::DecoderPooled, _) if !head.pools_last_token() => {
                 let why = "it returns the last token's row, and the model pools all of them; build it again with `meridian model build`";
-                return Err(OpenError::Model(why.to_owned()));
+                return Err(TensorrtOpenError::Model(why.to_owned()));
             }
-            (Form::DecoderPooled | Form::EncoderStates | Form::DecoderStates, _) => behind.width(),
+            (Form::DecoderPooled | Form::EncoderStates | Form::DecoderStates, _) => head.width(),
         };
         let architecture = &model.architecture;
-        let most =
-            Most { sequences: record.max_batch_size as usize, tokens: record.max_batch_tokens as usize };
-        let library = |error: Failure| OpenError::Library(error.to_string());
+        let most = PartLimits {
+            sequences: record.max_batch_size as usize,
+            tokens: record.max_batch_tokens as usize,
+        };
+        let library = |error: Failure| TensorrtOpenError::Library(error.to_string());
         let runner = match record.form {
             Form::EncoderStates | Form::EncoderLabels => {
                 let padding = architecture.embedding.positions.and_then(|positions| positions.padding);
                 let positions = padding.map_or(Positions::FromZero, Positions::AfterPadding);
-                Runner::Encoder(
+                EngineRuntime::Encoder(
                     Encoder::open(&EncoderConfig { engine: folder.join(ENGINE) }).map_err(library)?,
                     positions,
                 )
             }
             Form::DecoderPooled | Form::DecoderStates => {
                 let config = decoder_config(folder, record, architecture.vocabulary);
-                Runner::Decoder(Decoder::open(&config).map_err(library)?)
+                EngineRuntime::Decoder(Decoder::open(&config).map_err(library)?)
             }
         };
         let description = Description {
@@ -119,12 +122,12 @@ impl TensorrtEngine {
                 gpu: record.gpu.clone(),
                 tensorrt: record.tensorrt.clone(),
                 tensorrt_llm: record.tensorrt_llm.clone(),
-                stand_in: record.stand_in,
+                test_double: record.test_double,
                 max_batch_tokens: most.tokens as u64,
             }),
         };
         let typed = architecture.embedding.types;
-        Ok(TensorrtEngine { description, runner, form: record.form, behind, most, typed })
+        Ok(TensorrtEngine { description, runner, form: record.form, head, most, typed })
     }
 
     /// Returns the expected number and width of the rows of a sequence with this number of tokens.
@@ -141,19 +144,19 @@ impl TensorrtEngine {
         &self,
         part: &Part<'_>,
         output: Output,
-        meanwhile: &dyn Meanwhile,
+        callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
-    ) -> Vec<Failed> {
-        let mut sent = self.send(part, meanwhile);
-        self.wait(part, &mut sent, meanwhile);
+    ) -> Vec<FailedSequence> {
+        let mut sent = self.send(part, callbacks);
+        self.wait(part, &mut sent, callbacks);
         let mut failed = Vec::new();
         let mut rows = Vec::new();
         for (sequence, sent) in part.sequences.clone().zip(sent) {
             let tokens = part.range(sequence).len();
             let (count, width) = self.shape(tokens);
             let got = match sent {
-                Sent::Ended(got) => got,
-                Sent::Waiting(_) => Err("the request was cancelled".to_owned()),
+                SubmittedSequence::Ended(got) => got,
+                SubmittedSequence::Waiting(_) => Err("the request was cancelled".to_owned()),
             };
             let fits = got.and_then(|got| match (got.len(), got.width) {
                 (len, wide) if (len, wide) == (count, width) => Ok(got),
@@ -165,43 +168,43 @@ impl TensorrtEngine {
                 Ok(got) => rows.extend_from_slice(&got.numbers),
                 Err(reason) => {
                     rows.resize(rows.len() + count * width, 0.0);
-                    failed.push(Failed { sequence, reason });
+                    failed.push(FailedSequence { sequence, reason });
                 }
             }
         }
         match (self.form, output) {
             (_, Output::Tokens) | (Form::EncoderLabels, Output::Pooled) => out.copy_from_slice(&rows),
-            (Form::DecoderPooled, Output::Pooled) => self.behind.of_pooled(&rows, out),
+            (Form::DecoderPooled, Output::Pooled) => self.head.of_pooled(&rows, out),
             (Form::EncoderStates | Form::DecoderStates, Output::Pooled) => {
-                self.behind.of_states(&rows, &part.batch(), out);
+                self.head.of_states(&rows, &part.batch(), out);
             }
         }
         failed
     }
 
-    fn send(&self, part: &Part<'_>, meanwhile: &dyn Meanwhile) -> Vec<Sent> {
+    fn send(&self, part: &Part<'_>, callbacks: &dyn BatchCallbacks) -> Vec<SubmittedSequence> {
         match &self.runner {
-            Runner::Encoder(encoder, positions) => {
+            EngineRuntime::Encoder(encoder, positions) => {
                 let packed = match part.packed(*positions, self.typed) {
                     Ok(packed) => packed,
                     Err(error) => return none_of(part, &error),
                 };
-                match place(|| encoder.submit(packed.clone())) {
-                    Ok(pending) => pending.into_iter().map(Sent::Waiting).collect(),
+                match wait_for_slot(|| encoder.submit(packed.clone())) {
+                    Ok(pending) => pending.into_iter().map(SubmittedSequence::Waiting).collect(),
                     Err(error) => none_of(part, &error),
                 }
             }
-            Runner::Decoder(decoder) => {
-                let mut sent: Vec<Sent> = Vec::new();
+            EngineRuntime::Decoder(decoder) => {
+                let mut sent: Vec<SubmittedSequence> = Vec::new();
                 for sequence in part.sequences.clone() {
-                    if !meanwhile.is_wanted(sequence) {
-                        sent.push(Sent::Ended(Err("the request was cancelled".to_owned())));
+                    if !callbacks.is_needed(sequence) {
+                        sent.push(SubmittedSequence::Ended(Err("the request was cancelled".to_owned())));
                         continue;
                     }
                     let tokens = &part.whole.token_ids()[part.range(sequence)];
-                    sent.push(match place(|| decoder.submit(tokens)) {
-                        Ok(pending) => Sent::Waiting(pending),
-                        Err(error) => Sent::Ended(Err(error.to_string())),
+                    sent.push(match wait_for_slot(|| decoder.submit(tokens)) {
+                        Ok(pending) => SubmittedSequence::Waiting(pending),
+                        Err(error) => SubmittedSequence::Ended(Err(error.to_string())),
                     });
                 }
                 sent
@@ -210,26 +213,30 @@ impl TensorrtEngine {
     }
 
     /// Waits until all sequences have ended, or the remaining ones are cancelled.
-    fn wait(&self, part: &Part<'_>, sent: &mut [Sent], meanwhile: &dyn Meanwhile) {
-        let mut look = Instant::now() + LOOK;
+    fn wait(&self, part: &Part<'_>, sent: &mut [SubmittedSequence], callbacks: &dyn BatchCallbacks) {
+        let mut look = Instant::now() + CANCELLATION_POLL;
         for index in 0..sent.len() {
             loop {
-                let gone = || Sent::Ended(Err("the request was cancelled".to_owned()));
+                let gone = || SubmittedSequence::Ended(Err("the request was cancelled".to_owned()));
                 match std::mem::replace(&mut sent[index], gone()) {
-                    Sent::Ended(ended) => {
-                        sent[index] = Sent::Ended(ended);
+                    SubmittedSequence::Ended(ended) => {
+                        sent[index] = SubmittedSequence::Ended(ended);
                         break;
                     }
-                    Sent::Waiting(pending) => match pending.wait_until(look) {
-                        Ok(answer) => sent[index] = Sent::Ended(answer.map_err(|error| error.to_string())),
+                    SubmittedSequence::Waiting(pending) => match pending.wait_until(look) {
+                        Ok(answer) => {
+                            sent[index] = SubmittedSequence::Ended(answer.map_err(|error| error.to_string()))
+                        }
                         Err(pending) => {
-                            sent[index] = Sent::Waiting(pending);
+                            sent[index] = SubmittedSequence::Waiting(pending);
                             for (sent, sequence) in sent.iter_mut().zip(part.sequences.clone()).skip(index) {
-                                if matches!(sent, Sent::Waiting(_)) && !meanwhile.is_wanted(sequence) {
+                                if matches!(sent, SubmittedSequence::Waiting(_))
+                                    && !callbacks.is_needed(sequence)
+                                {
                                     *sent = gone();
                                 }
                             }
-                            look = Instant::now() + LOOK;
+                            look = Instant::now() + CANCELLATION_POLL;
                         }
                     },
                 }
@@ -247,7 +254,7 @@ impl Engine for TensorrtEngine {
         let failed = self.compute_each(batch, output, &|_| true, out)?;
         match failed.into_iter().next() {
             None => Ok(()),
-            Some(Failed { sequence, reason }) => {
+            Some(FailedSequence { sequence, reason }) => {
                 Err(EngineError::Broken { reason: format!("sequence {sequence}: {reason}") })
             }
         }
@@ -257,12 +264,13 @@ impl Engine for TensorrtEngine {
         &self,
         batch: &RaggedBatch<'_>,
         output: Output,
-        meanwhile: &dyn Meanwhile,
+        callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
-    ) -> Result<Vec<Failed>, EngineError> {
+    ) -> Result<Vec<FailedSequence>, EngineError> {
         check(&self.description, self.typed, batch, output, out)?;
         if output == Output::Tokens && !self.description.token_rows {
-            let reason = "the engine was built for rows of sequences and does not return rows of tokens".to_owned();
+            let reason =
+                "the engine was built for rows of sequences and does not return rows of tokens".to_owned();
             return Err(EngineError::Broken { reason });
         }
         let mut failed = Vec::new();
@@ -272,7 +280,7 @@ impl Engine for TensorrtEngine {
             let numbers = self.description.numbers(&part.batch(), output);
             let (out, after) = rest.split_at_mut(numbers);
             rest = after;
-            failed.extend(self.part(&part, output, meanwhile, out));
+            failed.extend(self.part(&part, output, callbacks, out));
         }
         Ok(failed)
     }
@@ -284,11 +292,11 @@ impl Engine for TensorrtEngine {
 
     fn statistics(&self) -> Option<Statistics> {
         match &self.runner {
-            Runner::Encoder(encoder, _) => {
-                let trtllm::encoder::Counters { iterations, completed, taken_apart } = encoder.counters();
-                Some(Statistics { iterations, completed, taken_apart, ..Statistics::default() })
+            EngineRuntime::Encoder(encoder, _) => {
+                let trtllm::encoder::Counters { iterations, completed, retried_batches } = encoder.counters();
+                Some(Statistics { iterations, completed, retried_batches, ..Statistics::default() })
             }
-            Runner::Decoder(decoder) => {
+            EngineRuntime::Decoder(decoder) => {
                 let trtllm::decoder::Counters {
                     iterations,
                     busy_ms,
@@ -299,20 +307,28 @@ impl Engine for TensorrtEngine {
                     pending: _,
                 } = decoder.counters().ok()?;
                 let busy_ms = busy_ms as u64;
-                Some(Statistics { iterations, busy_ms, completed, active, queued, gpu_bytes, taken_apart: 0 })
+                Some(Statistics {
+                    iterations,
+                    busy_ms,
+                    completed,
+                    active,
+                    queued,
+                    gpu_bytes,
+                    retried_batches: 0,
+                })
             }
         }
     }
 }
 
 /// Returns the same error for all sequences of the part.
-fn none_of(part: &Part<'_>, error: &Failure) -> Vec<Sent> {
-    part.sequences.clone().map(|_| Sent::Ended(Err(error.to_string()))).collect()
+fn none_of(part: &Part<'_>, error: &Failure) -> Vec<SubmittedSequence> {
+    part.sequences.clone().map(|_| SubmittedSequence::Ended(Err(error.to_string()))).collect()
 }
 
 /// Submits to the engine; waits for cancelled sequences to leave if it has no free slot.
-fn place<T>(mut submit: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
-    let end = Instant::now() + PLACE_WITHIN;
+fn wait_for_slot<T>(mut submit: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+    let end = Instant::now() + SLOT_TIMEOUT;
     loop {
         match submit() {
             Err(Failure::Overloaded) if Instant::now() < end => thread::sleep(Duration::from_millis(1)),
@@ -321,13 +337,13 @@ fn place<T>(mut submit: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure
     }
 }
 
-fn decoder_config(folder: &Path, record: &RecordV1, vocabulary: usize) -> DecoderConfig {
+fn decoder_config(folder: &Path, record: &EngineRecordV1, vocabulary: usize) -> DecoderConfig {
     let tensor = record.tensor.clone();
     DecoderConfig {
         directory: folder.to_owned(),
         output: match record.form {
-            Form::DecoderStates => DecoderOutput::States(tensor),
-            Form::DecoderPooled | Form::EncoderStates | Form::EncoderLabels => DecoderOutput::Pooled(tensor),
+            Form::DecoderStates => OutputTensor::States(tensor),
+            Form::DecoderPooled | Form::EncoderStates | Form::EncoderLabels => OutputTensor::Pooled(tensor),
         },
         max_batch_size: record.max_batch_size,
         max_batch_tokens: record.max_batch_tokens,

@@ -7,7 +7,7 @@
 //! A request is registered before it is submitted. The executor may respond before the submitting call returns, and a
 //! response to an unregistered request would be lost.
 
-mod desk;
+mod scheduler;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use cxx::UniquePtr;
 
-use self::desk::{Desk, Entrant, Said};
-use crate::answer::{Answer, EngineError, Pending, Slot};
+use self::scheduler::{ExecutorResponse, RequestScheduler, Submission};
 use crate::bridge;
-use crate::numbers::Rows;
+use crate::numbers::EngineRows;
+use crate::result::{ExecutorError, Pending, RequestResult, ResultSlot};
 
 /// Longest poll for responses inside the executor: the latency of shutdown, and of requests that were held back.
 const POLL: Duration = Duration::from_millis(20);
@@ -35,7 +35,7 @@ pub struct DecoderConfig {
     /// Directory with the engine and its `config.json`.
     pub directory: PathBuf,
     /// Requested output.
-    pub output: DecoderOutput,
+    pub output: OutputTensor,
     /// Sequences of one batch; not more than the engine was built for.
     pub max_batch_size: u32,
     /// Tokens of one batch; not more than the engine was built for.
@@ -51,7 +51,7 @@ pub struct DecoderConfig {
 
 /// Output tensor of a decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DecoderOutput {
+pub enum OutputTensor {
     /// An additional output of this name with one row for each sequence: the last token's state before `lm_head`.
     Pooled(String),
     /// An additional output of this name with one row for each token, for means.
@@ -98,7 +98,7 @@ pub struct Decoder {
 
 struct Shared {
     executor: UniquePtr<bridge::Decoder>,
-    desk: Mutex<Desk>,
+    scheduler: Mutex<RequestScheduler>,
     /// Signalled when a request was added, or on shutdown.
     work: Condvar,
     counters: Mutex<Counters>,
@@ -108,16 +108,16 @@ struct Shared {
 
 impl Decoder {
     /// Loads the engine, which takes seconds to minutes, and starts the polling thread.
-    pub fn open(config: &DecoderConfig) -> Result<Decoder, EngineError> {
+    pub fn open(config: &DecoderConfig) -> Result<Decoder, ExecutorError> {
         let max_requests = config.max_batch_size.saturating_mul(BATCHES_AHEAD).max(1);
         let executor = bridge::open_decoder(&settings(config, max_requests));
         if let Some(failure) = bridge::failure(executor.failure()) {
-            return Err(EngineError::Broken(failure));
+            return Err(ExecutorError::Broken(failure));
         }
         let limits = Limits { max_tokens: config.max_tokens as usize, max_requests: max_requests as usize };
         let shared = Arc::new(Shared {
             executor,
-            desk: Mutex::new(Desk::new(limits.max_requests)),
+            scheduler: Mutex::new(RequestScheduler::new(limits.max_requests)),
             work: Condvar::new(),
             counters: Mutex::default(),
             limits,
@@ -125,13 +125,14 @@ impl Decoder {
         });
         let polls = Arc::clone(&shared);
         let poller = thread::Builder::new().name("trtllm-answers".to_owned()).spawn(move || polls.poll());
-        let poller =
-            poller.map_err(|error| EngineError::Broken(format!("the polling thread cannot be started: {error}")))?;
+        let poller = poller.map_err(|error| {
+            ExecutorError::Broken(format!("the polling thread cannot be started: {error}"))
+        })?;
         Ok(Decoder { shared, poller: Mutex::new(Some(poller)) })
     }
 
     /// Submits a sequence to the executor, without waiting for its result.
-    pub fn submit(&self, tokens: &[u32]) -> Result<Pending, EngineError> {
+    pub fn submit(&self, tokens: &[u32]) -> Result<Pending, ExecutorError> {
         self.shared.submit(tokens)
     }
 
@@ -141,22 +142,22 @@ impl Decoder {
     }
 
     /// Returns the counters.
-    pub fn counters(&self) -> Result<Counters, EngineError> {
+    pub fn counters(&self) -> Result<Counters, ExecutorError> {
         self.shared.counters()
     }
 
     /// Ends all requests with [`ExecutorError::Closed`], and shuts the executor down. Requests in progress are
     /// cancelled. A second call has no effect.
-    pub fn shutdown(&self) -> Result<(), EngineError> {
+    pub fn shutdown(&self) -> Result<(), ExecutorError> {
         let Some(poller) = self.poller.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return Ok(());
         };
-        self.shared.end(&EngineError::Closed);
+        self.shared.end(&ExecutorError::Closed);
         let joined = poller.join();
         let outcome = self.shared.executor.shutdown();
         match bridge::failure(&outcome.failure) {
-            Some(failure) => Err(EngineError::Broken(failure)),
-            None if joined.is_err() => Err(EngineError::Broken("the polling thread panicked".to_owned())),
+            Some(failure) => Err(ExecutorError::Broken(failure)),
+            None if joined.is_err() => Err(ExecutorError::Broken("the polling thread panicked".to_owned())),
             None => Ok(()),
         }
     }
@@ -170,13 +171,13 @@ impl Drop for Decoder {
 }
 
 impl Shared {
-    fn submit(self: &Arc<Self>, tokens: &[u32]) -> Result<Pending, EngineError> {
+    fn submit(self: &Arc<Self>, tokens: &[u32]) -> Result<Pending, ExecutorError> {
         let tokens = self.checked(tokens)?;
-        let slot = Arc::new(Slot::default());
-        let (tag, at_once) = self.lock().take(&slot, &tokens)?;
+        let slot = Arc::new(ResultSlot::default());
+        let (tag, at_once) = self.lock().add(&slot, &tokens)?;
         self.work.notify_one();
         if at_once {
-            self.enter(Entrant { tag, tokens })?;
+            self.enter(Submission { tag, tokens })?;
         }
         let shared = Arc::downgrade(self);
         let abandon = Box::new(move || abandon(&shared, tag));
@@ -184,33 +185,33 @@ impl Shared {
     }
 
     /// Rejects requests that the executor would reject; here that is cheap and the message names the limit.
-    fn checked(&self, tokens: &[u32]) -> Result<Vec<i32>, EngineError> {
-        let (length, most) = (tokens.len(), self.limits.max_tokens);
-        if length == 0 || length > most {
-            let why = format!("the sequence has {length} tokens; allowed are 1 to {most}");
-            return Err(EngineError::Rejected(why));
+    fn checked(&self, tokens: &[u32]) -> Result<Vec<i32>, ExecutorError> {
+        let (length, max_tokens) = (tokens.len(), self.limits.max_tokens);
+        if length == 0 || length > max_tokens {
+            let why = format!("the sequence has {length} tokens; allowed are 1 to {max_tokens}");
+            return Err(ExecutorError::Rejected(why));
         }
         let vocabulary = self.vocabulary.min(i32::MAX.unsigned_abs());
         let checked = tokens.iter().map(|token| {
             let known = i32::try_from(*token).ok().filter(|_| *token < vocabulary);
             known.ok_or_else(|| {
-                EngineError::Rejected(format!("token {token} is outside the vocabulary of {vocabulary}"))
+                ExecutorError::Rejected(format!("token {token} is outside the vocabulary of {vocabulary}"))
             })
         });
         checked.collect()
     }
 
     /// Submits a registered request to the executor.
-    fn enter(&self, entrant: Entrant) -> Result<(), EngineError> {
-        let Entrant { tag, tokens } = entrant;
+    fn enter(&self, submission: Submission) -> Result<(), ExecutorError> {
+        let Submission { tag, tokens } = submission;
         let submitted = self.executor.submit(tag, &tokens);
         match bridge::failure(&submitted.failure) {
             Some(failure) => {
-                self.lock().refused(tag);
-                Err(why_not_taken(failure))
+                self.lock().rejected(tag);
+                Err(submission_error(failure))
             }
             None => {
-                if self.lock().entered(tag, submitted.id) {
+                if self.lock().submitted(tag, submitted.id) {
                     self.executor.cancel(submitted.id);
                 }
                 Ok(())
@@ -223,14 +224,14 @@ impl Shared {
         while self.wait_for_work() {
             let answers = self.executor.poll(POLL.as_millis() as u32);
             if let Some(failure) = bridge::failure(answers.failure()) {
-                self.end(&EngineError::Broken(failure));
+                self.end(&ExecutorError::Broken(failure));
                 return;
             }
             for (slot, answer) in self.collect(&answers) {
                 slot.put(answer);
             }
-            while let Some((entrant, slot)) = self.next() {
-                if let Err(error) = self.enter(entrant) {
+            while let Some((submission, slot)) = self.next() {
+                if let Err(error) = self.enter(submission) {
                     slot.put(Err(error));
                 }
             }
@@ -239,33 +240,33 @@ impl Shared {
 
     /// Waits for requests; returns `false` on shutdown.
     fn wait_for_work(&self) -> bool {
-        let mut desk = self.lock();
-        while !desk.is_busy() && !desk.has_ended() {
-            desk = self.work.wait(desk).unwrap_or_else(PoisonError::into_inner);
+        let mut scheduler = self.lock();
+        while !scheduler.is_busy() && !scheduler.is_shut_down() {
+            scheduler = self.work.wait(scheduler).unwrap_or_else(PoisonError::into_inner);
         }
-        !desk.has_ended()
+        !scheduler.is_shut_down()
     }
 
-    fn collect(&self, answers: &bridge::Answers) -> Vec<(Arc<Slot>, Answer)> {
+    fn collect(&self, answers: &bridge::Answers) -> Vec<(Arc<ResultSlot>, RequestResult)> {
         // Numbers are converted before the lock is taken.
-        let said: Vec<(u64, Said)> =
+        let said: Vec<(u64, ExecutorResponse)> =
             (0..answers.size()).map(|index| (answers.tag(index), said(answers, index))).collect();
-        let mut desk = self.lock();
-        said.into_iter().filter_map(|(tag, said)| desk.said(tag, said)).collect()
+        let mut scheduler = self.lock();
+        said.into_iter().filter_map(|(tag, said)| scheduler.responded(tag, said)).collect()
     }
 
-    fn next(&self) -> Option<(Entrant, Arc<Slot>)> {
-        let mut desk = self.lock();
-        let entrant = desk.next()?;
-        let slot = desk.slot(entrant.tag)?;
-        Some((entrant, slot))
+    fn next(&self) -> Option<(Submission, Arc<ResultSlot>)> {
+        let mut scheduler = self.lock();
+        let submission = scheduler.next()?;
+        let slot = scheduler.slot(submission.tag)?;
+        Some((submission, slot))
     }
 
-    fn counters(&self) -> Result<Counters, EngineError> {
+    fn counters(&self) -> Result<Counters, ExecutorError> {
         let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let latest = self.executor.statistics();
         if let Some(failure) = bridge::failure(&latest.failure) {
-            return Err(EngineError::Broken(failure));
+            return Err(ExecutorError::Broken(failure));
         }
         counters.iterations += latest.iterations;
         counters.busy_ms += latest.busy_ms;
@@ -279,7 +280,7 @@ impl Shared {
         Ok(*counters)
     }
 
-    fn end(&self, why: &EngineError) {
+    fn end(&self, why: &ExecutorError) {
         let (slots, ids) = self.lock().end(why);
         self.work.notify_all();
         slots.iter().for_each(|slot| slot.put(Err(why.clone())));
@@ -288,8 +289,8 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, RequestScheduler> {
+        self.scheduler.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -305,10 +306,10 @@ fn abandon(shared: &Weak<Shared>, tag: u64) {
 
 fn settings(config: &DecoderConfig, max_requests: u32) -> bridge::DecoderSettings {
     let (output, tensor) = match &config.output {
-        DecoderOutput::Pooled(tensor) => (bridge::DecoderOutput::Pooled, tensor.clone()),
-        DecoderOutput::States(tensor) => (bridge::DecoderOutput::States, tensor.clone()),
-        DecoderOutput::ContextLogits => (bridge::DecoderOutput::ContextLogits, String::new()),
-        DecoderOutput::GenerationLogits => (bridge::DecoderOutput::GenerationLogits, String::new()),
+        OutputTensor::Pooled(tensor) => (bridge::DecoderOutput::Pooled, tensor.clone()),
+        OutputTensor::States(tensor) => (bridge::DecoderOutput::States, tensor.clone()),
+        OutputTensor::ContextLogits => (bridge::DecoderOutput::ContextLogits, String::new()),
+        OutputTensor::GenerationLogits => (bridge::DecoderOutput::GenerationLogits, String::new()),
     };
     // One token is generated for each sequence, so the cache holds one more token per sequence.
     let cache_tokens = config.max_batch_tokens.saturating_add(config.max_batch_size);
@@ -324,27 +325,27 @@ fn settings(config: &DecoderConfig, max_requests: u32) -> bridge::DecoderSetting
     }
 }
 
-fn said(answers: &bridge::Answers, index: usize) -> Said {
+fn said(answers: &bridge::Answers, index: usize) -> ExecutorResponse {
     let message = || bridge::failure(answers.message(index)).unwrap_or_default();
     match answers.kind(index) {
         0 => {
             let (rows, width) = (answers.rows(index), answers.width(index));
-            Rows::read(answers.format(index), rows, width, answers.data(index))
-                .map_or_else(Said::Failed, Said::Rows)
+            EngineRows::read(answers.format(index), rows, width, answers.data(index))
+                .map_or_else(ExecutorResponse::Failed, ExecutorResponse::Rows)
         }
-        2 => Said::Cancelled,
-        3 => Said::TimedOut,
-        _ => Said::Failed(message()),
+        2 => ExecutorResponse::Cancelled,
+        3 => ExecutorResponse::TimedOut,
+        _ => ExecutorResponse::Failed(message()),
     }
 }
 
 /// Maps an error message of the executor: it reports a full queue and a shutdown as text.
-fn why_not_taken(failure: String) -> EngineError {
+fn submission_error(failure: String) -> ExecutorError {
     if failure.contains("Maximum queue size") {
-        EngineError::Overloaded
+        ExecutorError::Overloaded
     } else if failure.contains("Shutdown called") || failure.contains("shutdown") {
-        EngineError::Closed
+        ExecutorError::Closed
     } else {
-        EngineError::Rejected(failure)
+        ExecutorError::Rejected(failure)
     }
 }

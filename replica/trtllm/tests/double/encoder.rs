@@ -1,6 +1,6 @@
 //! Encoders: packed batches over plain TensorRT.
 
-use trtllm::{Encoder, EncoderConfig, EngineError, Packed, Positions, Rows};
+use trtllm::{Encoder, EncoderConfig, EngineRows, ExecutorError, PackedBatch, Positions};
 
 use crate::engines::{Engine, answer, encoded, packed, until};
 
@@ -21,7 +21,7 @@ fn a_ragged_batch_has_the_rows_of_its_sequences_in_every_number_format() {
             let pending = encoder.submit(packed(&SEQUENCES, positions)).unwrap();
             for (tokens, pending) in SEQUENCES.iter().zip(pending) {
                 let (rows, _) = encoded(tokens, &zeros(tokens), first, WIDTH);
-                let expected = Rows { width: WIDTH as usize, numbers: rows };
+                let expected = EngineRows { width: WIDTH as usize, numbers: rows };
                 assert_eq!(answer(pending), Ok(expected), "{format} {positions:?} {tokens:?}");
             }
         }
@@ -34,14 +34,14 @@ fn a_cross_encoder_hears_which_tokens_are_the_question_and_which_the_document() 
     let encoder = engine.encoder();
     let types: [&[u32]; 2] = [&[0, 0, 1, 1, 1], &[0, 1]];
     let tokens: [&[u32]; 2] = [&[5, 6, 7, 8, 9], &[5, 6]];
-    let mut batch = Packed::default();
+    let mut batch = PackedBatch::default();
     for (tokens, types) in tokens.iter().zip(types) {
         batch.push(tokens, Some(types), Positions::FromZero).unwrap();
     }
     let pending = encoder.submit(batch).unwrap();
     for ((tokens, types), pending) in tokens.iter().zip(types).zip(pending) {
         let (_, logits) = encoded(tokens, types, 0, LABELS);
-        assert_eq!(answer(pending), Ok(Rows { width: LABELS as usize, numbers: logits }));
+        assert_eq!(answer(pending), Ok(EngineRows { width: LABELS as usize, numbers: logits }));
         assert_ne!(encoded(tokens, types, 0, LABELS).1, encoded(tokens, &zeros(tokens), 0, LABELS).1);
     }
 }
@@ -54,7 +54,7 @@ fn an_engine_without_an_input_for_types_is_given_none() {
     let (_, logits) = encoded(&[5, 6], &[0, 0], 2, LABELS);
     assert_eq!(
         pending.into_iter().map(answer).collect::<Vec<_>>(),
-        [Ok(Rows { width: LABELS as usize, numbers: logits })]
+        [Ok(EngineRows { width: LABELS as usize, numbers: logits })]
     );
 }
 
@@ -67,14 +67,14 @@ fn of_a_batch_that_fails_the_culprit_alone_fails() {
         let (rows, _) = encoded(tokens, &zeros(tokens), 0, WIDTH);
         match answer(pending) {
             Ok(answered) => assert_eq!(answered.numbers, rows),
-            Err(EngineError::BatchFailed(why)) => {
+            Err(ExecutorError::BatchFailed(why)) => {
                 assert!(tokens.contains(&9) && why.contains("illegal memory access"), "{tokens:?}: {why}");
             }
             Err(error) => panic!("{error}"),
         }
     }
     let counters = encoder.counters();
-    assert_eq!((counters.iterations, counters.completed, counters.taken_apart), (4, 2, 1));
+    assert_eq!((counters.iterations, counters.completed, counters.retried_batches), (4, 2, 1));
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn one_batch_more_than_it_keeps_is_refused_and_who_went_away_is_not_computed() {
             false
         }
         Err(error) => {
-            assert_eq!(error, EngineError::Overloaded);
+            assert_eq!(error, ExecutorError::Overloaded);
             waiting.len() == trtllm::encoder::BATCHES_AHEAD
         }
     });
@@ -148,7 +148,7 @@ fn at_the_end_what_is_computed_is_finished_and_what_waits_is_told() {
     std::thread::scope(|scope| {
         scope.spawn(|| encoder.shutdown());
         until("it takes nothing more", || {
-            encoder.submit(batch()).is_err_and(|why| why == EngineError::Closed)
+            encoder.submit(batch()).is_err_and(|why| why == ExecutorError::Closed)
         });
         open(&gate);
     });

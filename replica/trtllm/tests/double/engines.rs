@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use trtllm::{
-    Decoder, DecoderConfig, DecoderOutput, Encoder, EncoderConfig, EngineError, Packed, Pending, Positions,
-    Rows,
+    Decoder, DecoderConfig, Encoder, EncoderConfig, EngineRows, ExecutorError, OutputTensor, PackedBatch,
+    Pending, Positions,
 };
 
 /// Longer than anything takes that is not stuck.
@@ -38,7 +38,7 @@ impl Engine {
         std::fs::write(self.path().join("release"), "").expect("a file");
     }
 
-    pub(crate) fn config(&self, output: DecoderOutput) -> DecoderConfig {
+    pub(crate) fn config(&self, output: OutputTensor) -> DecoderConfig {
         DecoderConfig {
             directory: self.path().to_owned(),
             output,
@@ -63,13 +63,13 @@ impl Engine {
     }
 }
 
-pub(crate) fn pooled() -> DecoderOutput {
-    DecoderOutput::Pooled("pooled".to_owned())
+pub(crate) fn pooled() -> OutputTensor {
+    OutputTensor::Pooled("pooled".to_owned())
 }
 
 /// The answer, or a failure of the test if there is none.
 #[track_caller]
-pub(crate) fn answer(pending: Pending) -> Result<Rows, EngineError> {
+pub(crate) fn answer(pending: Pending) -> Result<EngineRows, ExecutorError> {
     pending.wait_until(Instant::now() + PATIENCE).expect("every request ends")
 }
 
@@ -98,9 +98,9 @@ pub(crate) fn decoded(tokens: &[u32], width: u64, salt: u64) -> Vec<Vec<f32>> {
 }
 
 /// The state of the last token.
-pub(crate) fn pooled_of(tokens: &[u32]) -> Rows {
+pub(crate) fn pooled_of(tokens: &[u32]) -> EngineRows {
     let numbers = decoded(tokens, HIDDEN, 3).pop().expect("a token");
-    Rows { width: HIDDEN as usize, numbers }
+    EngineRows { width: HIDDEN as usize, numbers }
 }
 
 /// What an encoder says of each token, and of the sequence.
@@ -119,8 +119,8 @@ pub(crate) fn encoded(tokens: &[u32], types: &[u32], first: u32, width: u64) -> 
 }
 
 /// A batch of sequences without types.
-pub(crate) fn packed(sequences: &[&[u32]], positions: Positions) -> Packed {
-    let mut packed = Packed::default();
+pub(crate) fn packed(sequences: &[&[u32]], positions: Positions) -> PackedBatch {
+    let mut packed = PackedBatch::default();
     for sequence in sequences {
         packed.push(sequence, None, positions).expect("a sequence");
     }

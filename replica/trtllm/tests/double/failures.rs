@@ -1,6 +1,6 @@
 //! What is thrown and what fails, and whom it concerns.
 
-use trtllm::{Decoder, DecoderOutput, EngineError};
+use trtllm::{Decoder, ExecutorError, OutputTensor};
 
 use crate::engines::{Engine, LONGEST, VOCABULARY, answer, pooled, pooled_of};
 
@@ -14,18 +14,21 @@ fn whatever_the_library_throws_becomes_an_answer() {
     for (how, message) in expected {
         let engine = Engine::new(&format!("open {how}"));
         let error = Decoder::open(&engine.config(pooled())).err().unwrap();
-        assert!(matches!(&error, EngineError::Broken(why) if why.contains(message)), "open: {error:?}");
+        assert!(matches!(&error, ExecutorError::Broken(why) if why.contains(message)), "open: {error:?}");
 
         let engine = Engine::new(&format!("enqueue {how}\nculprit 7"));
         let decoder = engine.decoder();
         let error = decoder.submit(&[6, 7]).unwrap_err();
-        assert!(matches!(&error, EngineError::Rejected(why) if why.contains(message)), "enqueue: {error:?}");
+        assert!(
+            matches!(&error, ExecutorError::Rejected(why) if why.contains(message)),
+            "enqueue: {error:?}"
+        );
         assert_eq!(answer(decoder.submit(&[6]).unwrap()), Ok(pooled_of(&[6])), "it goes on");
 
         let engine = Engine::new(&format!("await {how}"));
         let decoder = engine.decoder();
         let error = answer(decoder.submit(&[6]).unwrap()).unwrap_err();
-        assert!(matches!(&error, EngineError::Broken(why) if why.contains(message)), "await: {error:?}");
+        assert!(matches!(&error, ExecutorError::Broken(why) if why.contains(message)), "await: {error:?}");
         assert_eq!(decoder.submit(&[6]).unwrap_err(), error, "what broke it is what everybody hears");
         assert_eq!(decoder.shutdown(), Ok(()));
     }
@@ -53,7 +56,7 @@ fn of_a_poisoned_batch_the_culprit_alone_fails() {
             if tokens.contains(&13) {
                 let what =
                     if message == "bytes" { "kernel \u{fffd}\u{fffd} failed" } else { "a kernel failed" };
-                assert_eq!(answer, Err(EngineError::BatchFailed(what.to_owned())));
+                assert_eq!(answer, Err(ExecutorError::BatchFailed(what.to_owned())));
             } else {
                 assert_eq!(answer, Ok(pooled_of(tokens)), "{tokens:?}");
             }
@@ -70,7 +73,7 @@ fn what_the_model_cannot_read_is_refused_at_the_limit_and_not_before() {
     assert_eq!(answer(decoder.submit(&longest).unwrap()), Ok(pooled_of(&longest)));
     assert_eq!(answer(decoder.submit(&[VOCABULARY - 1]).unwrap()), Ok(pooled_of(&[VOCABULARY - 1])));
     for tokens in [&[][..], &vec![1; LONGEST as usize + 1], &[VOCABULARY], &[u32::MAX]] {
-        assert!(matches!(decoder.submit(tokens), Err(EngineError::Rejected(_))), "{} tokens", tokens.len());
+        assert!(matches!(decoder.submit(tokens), Err(ExecutorError::Rejected(_))), "{} tokens", tokens.len());
     }
 }
 
@@ -80,7 +83,7 @@ fn what_the_executor_cannot_begin_with_fails_alone_and_at_once() {
     let engine = Engine::new("longest 4\ndelay_ms 5");
     let decoder = engine.decoder();
     let (good, bad) = (decoder.submit(&[1, 2]).unwrap(), decoder.submit(&[1, 2, 3, 4, 5]).unwrap());
-    assert!(matches!(answer(bad), Err(EngineError::Rejected(why)) if why.contains("fetching new request")));
+    assert!(matches!(answer(bad), Err(ExecutorError::Rejected(why)) if why.contains("fetching new request")));
     assert_eq!(answer(good), Ok(pooled_of(&[1, 2])));
 }
 
@@ -90,7 +93,7 @@ fn a_full_house_is_an_answer_and_makes_room_again() {
     let decoder = engine.decoder();
     let most = decoder.limits().max_requests;
     let held: Vec<_> = (0..most).map(|_| decoder.submit(&[30]).unwrap()).collect();
-    assert_eq!(decoder.submit(&[1]).unwrap_err(), EngineError::Overloaded, "one past the limit of {most}");
+    assert_eq!(decoder.submit(&[1]).unwrap_err(), ExecutorError::Overloaded, "one past the limit of {most}");
     engine.release();
     for pending in held {
         assert_eq!(answer(pending), Ok(pooled_of(&[30])));
@@ -101,12 +104,12 @@ fn a_full_house_is_an_answer_and_makes_room_again() {
 #[test]
 fn a_full_queue_of_the_executors_own_is_the_same_answer() {
     let engine = Engine::new("queue 0");
-    assert_eq!(engine.decoder().submit(&[1]).unwrap_err(), EngineError::Overloaded);
+    assert_eq!(engine.decoder().submit(&[1]).unwrap_err(), ExecutorError::Overloaded);
 }
 
 #[test]
 fn a_format_that_no_row_is_written_in_is_said() {
     let engine = Engine::new("");
-    let decoder = Decoder::open(&engine.config(DecoderOutput::States("pooled".to_owned()))).unwrap();
+    let decoder = Decoder::open(&engine.config(OutputTensor::States("pooled".to_owned()))).unwrap();
     assert_eq!(answer(decoder.submit(&[1, 2, 3]).unwrap()).unwrap().len(), 3);
 }

@@ -1,18 +1,18 @@
 //! Every tensor that a decoder can be asked for, in every number format.
 
-use trtllm::{Decoder, DecoderOutput, Rows, versions};
+use trtllm::{Decoder, EngineRows, OutputTensor, versions};
 
 use crate::engines::{Engine, HIDDEN, VOCABULARY, answer, decoded, pooled, pooled_of};
 
 const SEQUENCES: [&[u32]; 4] = [&[1], &[2, 3, 4, 5, 6], &[7, 8], &[9, 10, 11, 12, 13, 14, 15, 16, 17]];
 
 /// The answers to all of them, asked at once.
-fn answers(decoder: &Decoder) -> Vec<Rows> {
+fn answers(decoder: &Decoder) -> Vec<EngineRows> {
     let pending: Vec<_> = SEQUENCES.map(|tokens| decoder.submit(tokens).expect("room")).into();
     pending.into_iter().map(|pending| answer(pending).expect("rows")).collect()
 }
 
-fn check(format: &str, output: DecoderOutput, width: u64, salt: u64, every_token: bool) {
+fn check(format: &str, output: OutputTensor, width: u64, salt: u64, every_token: bool) {
     for prefix in [0, 1] {
         let engine = Engine::new(&format!("format {format}\nprefix {prefix}"));
         let decoder = Decoder::open(&engine.config(output.clone())).expect("an engine");
@@ -21,7 +21,7 @@ fn check(format: &str, output: DecoderOutput, width: u64, salt: u64, every_token
             if !every_token {
                 expected.drain(..tokens.len() - 1);
             }
-            let expected = Rows { width: width as usize, numbers: expected.concat() };
+            let expected = EngineRows { width: width as usize, numbers: expected.concat() };
             assert_eq!(rows, expected, "{format} {output:?} {tokens:?}");
         }
     }
@@ -32,9 +32,9 @@ fn every_output_is_right_in_every_number_format() {
     for format in ["fp32", "fp16", "bf16"] {
         let vocabulary = u64::from(VOCABULARY);
         check(format, pooled(), HIDDEN, 3, false);
-        check(format, DecoderOutput::States("pooled".to_owned()), HIDDEN, 3, true);
-        check(format, DecoderOutput::ContextLogits, vocabulary, 5, true);
-        check(format, DecoderOutput::GenerationLogits, vocabulary, 5, false);
+        check(format, OutputTensor::States("pooled".to_owned()), HIDDEN, 3, true);
+        check(format, OutputTensor::ContextLogits, vocabulary, 5, true);
+        check(format, OutputTensor::GenerationLogits, vocabulary, 5, false);
     }
 }
 

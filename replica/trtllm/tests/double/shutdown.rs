@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use trtllm::{Decoder, EngineError};
+use trtllm::{Decoder, ExecutorError};
 
 use crate::engines::{Engine, answer, pooled, until};
 
@@ -21,9 +21,9 @@ fn at_the_end_everybody_is_told_that_it_is_over() {
     until("some are active", || decoder.counters().unwrap().active == 4);
     assert_eq!(decoder.shutdown(), Ok(()));
     for pending in held {
-        assert_eq!(answer(pending), Err(EngineError::Closed));
+        assert_eq!(answer(pending), Err(ExecutorError::Closed));
     }
-    assert_eq!(decoder.submit(&[1]).unwrap_err(), EngineError::Closed);
+    assert_eq!(decoder.submit(&[1]).unwrap_err(), ExecutorError::Closed);
     assert_eq!(decoder.shutdown(), Ok(()), "the second time nothing happens");
 }
 
@@ -34,7 +34,7 @@ fn nobody_waits_inside_the_executor_when_it_is_shut_down() {
     let held = decoder.submit(&[30]).unwrap();
     until("it is active", || decoder.counters().unwrap().active == 1);
     assert_eq!(decoder.shutdown(), Ok(()), "the stand-in complains of whoever is still inside");
-    assert_eq!(answer(held), Err(EngineError::Closed));
+    assert_eq!(answer(held), Err(ExecutorError::Closed));
 }
 
 #[test]
@@ -49,10 +49,10 @@ fn who_submits_while_it_ends_is_answered() {
                         match decoder.submit(&[1, 2, 3]) {
                             Ok(pending) => match answer(pending) {
                                 Ok(_) => {}
-                                Err(error) => break assert_eq!(error, EngineError::Closed),
+                                Err(error) => break assert_eq!(error, ExecutorError::Closed),
                             },
-                            Err(EngineError::Overloaded) => thread::yield_now(),
-                            Err(error) => break assert_eq!(error, EngineError::Closed),
+                            Err(ExecutorError::Overloaded) => thread::yield_now(),
+                            Err(error) => break assert_eq!(error, ExecutorError::Closed),
                         }
                     }
                 });
@@ -72,5 +72,5 @@ fn a_request_outlives_its_engine_and_still_ends() {
     let (kept, dropped) = (decoder.submit(&[30]).unwrap(), decoder.submit(&[30]).unwrap());
     drop(decoder);
     drop(dropped);
-    assert_eq!(answer(kept), Err(EngineError::Closed));
+    assert_eq!(answer(kept), Err(ExecutorError::Closed));
 }

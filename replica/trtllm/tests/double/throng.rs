@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::thread;
 
-use trtllm::EngineError;
+use trtllm::ExecutorError;
 
 use crate::engines::{Engine, LONGEST, VOCABULARY, answer, pooled_of};
 
@@ -28,7 +28,7 @@ fn a_thousand_requests_of_eight_threads_get_the_answers_to_their_own_questions()
                     loop {
                         match decoder.submit(&tokens) {
                             Ok(pending) => break open.push((tokens, pending)),
-                            Err(EngineError::Overloaded) => {
+                            Err(ExecutorError::Overloaded) => {
                                 *overloaded.lock().unwrap() += 1;
                                 match open.pop() {
                                     Some((tokens, pending)) => {

@@ -8,10 +8,10 @@
 use serde_json::value::RawValue;
 
 use crate::input::{Input, Truncation};
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::prompt::{PromptChoice, Role};
 use crate::refusal::Refusal;
-use crate::wire::body::{Body as _, FieldKind, Shape, body};
+use crate::wire::body::{BodySchema, FieldKind, RawBody as _, body};
 use crate::wire::fields;
 
 /// Parsed request.
@@ -79,11 +79,11 @@ body! {
         /// Default: the replica's `auto_truncate`.
         truncate: FieldKind::FlagOr(&["NONE", "START", "END"]),
         /// Side from which tokens are removed.
-        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_SIDES),
         /// Truncate every input to this number of tokens, special tokens included (vLLM); -1: to the model's limit.
         truncate_prompt_tokens: FieldKind::Integer,
         /// Same as `truncation_direction` (vLLM).
-        truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        truncation_side: FieldKind::OneOf(fields::TRUNCATION_SIDES),
         /// Whether to scale vectors to length one. Default: the replica's `normalize`.
         normalize: FieldKind::Flag,
         /// Same as `normalize` (Jina).
@@ -112,10 +112,10 @@ const TASKS: &[&str] =
 
 impl EmbeddingsRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawFields::SHAPE;
+    pub const SCHEMA: BodySchema = RawFields::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of inputs.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<EmbeddingsRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<EmbeddingsRequest, Refusal> {
         let RawFields {
             model,
             input,
@@ -136,10 +136,13 @@ impl EmbeddingsRequest {
         } = RawFields::read(body)?;
         let model =
             fields::model(model)?.ok_or_else(|| Refusal::missing("model", "the name of a deployment"))?;
-        let (input, single) =
-            fields::inputs_or_objects("input", fields::needed("input", input, fields::INPUT_WANTED)?, limit)?;
+        let (input, single) = fields::inputs_or_objects(
+            "input",
+            fields::required("input", input, fields::INPUT_EXPECTED)?,
+            limit,
+        )?;
         let truncation = match truncate {
-            Some(word) if word.get().starts_with('"') => fields::truncate_word(truncate, Truncation::END)?,
+            Some(word) if word.get().starts_with('"') => fields::truncate_keyword(truncate, Truncation::END)?,
             _ => fields::truncation(truncate, truncation_direction)?,
         };
         let request = EmbeddingsRequest {
@@ -222,8 +225,8 @@ fn encoding(
             &encodings[..2],
             FLOAT_OR_BASE64,
         )?;
-        let wanted = "\"float\", \"base64\", \"binary\" or \"ubinary\"";
-        return fields::choice("embedding_type", embedding_type, Encoding::Float, &encodings, wanted);
+        let expected = "\"float\", \"base64\", \"binary\" or \"ubinary\"";
+        return fields::choice("embedding_type", embedding_type, Encoding::Float, &encodings, expected);
     }
     fields::choice("encoding_format", encoding_format, Encoding::Float, &encodings[..2], FLOAT_OR_BASE64)
 }
@@ -254,20 +257,20 @@ fn prompt(
         ("separation", Role::Clustering),
         ("clustering", Role::Clustering),
     ];
-    let wanted = TASKS.join(", ");
-    fields::choice("task", Some(task), Role::Query, &roles, &wanted).map(PromptChoice::For)
+    let expected = TASKS.join(", ");
+    fields::choice("task", Some(task), Role::Query, &roles, &expected).map(PromptChoice::For)
 }
 
 /// Returns the number of dimensions of a vector, where the model has `model_dimensions` and the request may specify
 /// fewer: then the leading ones are returned, for which Matryoshka models are trained.
-pub fn check_dimensions(wanted: Option<u64>, model_dimensions: usize) -> Result<usize, Refusal> {
-    match wanted {
+pub fn check_dimensions(expected: Option<u64>, model_dimensions: usize) -> Result<usize, Refusal> {
+    match expected {
         None => Ok(model_dimensions),
-        Some(wanted @ 1..) if wanted <= model_dimensions as u64 => Ok(wanted as usize),
-        Some(wanted) => Err(Refusal::invalid(
+        Some(expected @ 1..) if expected <= model_dimensions as u64 => Ok(expected as usize),
+        Some(expected) => Err(Refusal::invalid(
             "dimensions",
             "dimensions",
-            &format!("is {wanted} and the vectors of this model have {model_dimensions}"),
+            &format!("is {expected} and the vectors of this model have {model_dimensions}"),
             &format!("1 to {model_dimensions}, or leave it out"),
         )),
     }
@@ -276,10 +279,10 @@ pub fn check_dimensions(wanted: Option<u64>, model_dimensions: usize) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::input::End;
+    use crate::input::TruncationSide;
     use crate::wire::error::ErrorCode;
 
-    const LIMIT: AtMost = AtMost { count: 3, key: "max_inputs" };
+    const LIMIT: ListLimit = ListLimit { count: 3, key: "max_inputs" };
 
     fn parse(body: &str) -> Result<EmbeddingsRequest, Refusal> {
         EmbeddingsRequest::parse(body.as_bytes(), LIMIT)
@@ -354,14 +357,14 @@ mod tests {
     #[test]
     fn a_field_that_would_change_the_result_is_parsed_or_rejected() {
         let with = |rest: &str| parse(&format!(r#"{{"model": "m", "input": "a", {rest}}}"#));
-        let cut = |loses, most| Truncation { truncate: Some(true), loses, most };
+        let cut = |side, max_tokens| Truncation { truncate: Some(true), side, max_tokens };
         for (rest, expected) in [
-            (r#""truncate": true"#, cut(End::Right, None)),
-            (r#""truncate": true, "truncation_direction": "left""#, cut(End::Left, None)),
-            (r#""truncate": "START""#, cut(End::Left, None)),
+            (r#""truncate": true"#, cut(TruncationSide::Right, None)),
+            (r#""truncate": true, "truncation_direction": "left""#, cut(TruncationSide::Left, None)),
+            (r#""truncate": "START""#, cut(TruncationSide::Left, None)),
             (r#""truncate": "NONE""#, Truncation { truncate: Some(false), ..Truncation::default() }),
-            (r#""truncate_prompt_tokens": -1"#, cut(End::Right, None)),
-            (r#""truncate_prompt_tokens": 7, "truncation_side": "left""#, cut(End::Left, Some(7))),
+            (r#""truncate_prompt_tokens": -1"#, cut(TruncationSide::Right, None)),
+            (r#""truncate_prompt_tokens": 7, "truncation_side": "left""#, cut(TruncationSide::Left, Some(7))),
             (r#""user": "u""#, Truncation::default()),
         ] {
             assert_eq!(with(rest).expect(rest).truncation, expected, "{rest}");
@@ -444,7 +447,7 @@ mod tests {
     #[test]
     fn a_field_of_another_type_is_named() {
         let input = |input: &str| format!(r#"{{"model": "m", "input": {input}}}"#);
-        for (wrong, place) in [
+        for (wrong, path) in [
             ("3", "`input`"),
             ("true", "`input`"),
             ("{}", "`input`"),
@@ -457,7 +460,7 @@ mod tests {
             ("[[1], [1.5]]", "`input[1]`"),
             (r#"["a", "\ud800"]"#, "`input[1]`"),
         ] {
-            check(&input(wrong), ErrorCode::InvalidValue, Some("input"), place);
+            check(&input(wrong), ErrorCode::InvalidValue, Some("input"), path);
         }
         check(r#"{"model": 3, "input": "a"}"#, ErrorCode::InvalidValue, Some("model"), "`model`");
         for dimensions in ["-1", "1.5", "\"384\""] {
@@ -486,12 +489,7 @@ mod tests {
     fn the_limit_of_inputs_holds_at_the_limit_and_one_past_it() {
         let body = |n: usize| format!(r#"{{"model": "m", "input": [{}]}}"#, vec!["\"a\""; n].join(","));
         assert_eq!(parse(&body(3)).expect("at the limit").input.count(), 3);
-        check(
-            &body(4),
-            ErrorCode::TooManyInputs,
-            Some("input"),
-            "has 4 elements and the limit is 3",
-        );
+        check(&body(4), ErrorCode::TooManyInputs, Some("input"), "has 4 elements and the limit is 3");
         check(&body(70), ErrorCode::TooManyInputs, Some("input"), "has 70 elements");
     }
 }

@@ -65,16 +65,16 @@ pub struct Usage {
 
 /// View of the engine's rows in one slice.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a> {
+pub struct RowsView<'a> {
     values: &'a [f32],
     dimensions: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> RowsView<'a> {
     /// Creates a view of rows of `dimensions` numbers each.
-    pub fn new(values: &'a [f32], dimensions: usize) -> Rows<'a> {
+    pub fn new(values: &'a [f32], dimensions: usize) -> RowsView<'a> {
         assert!(dimensions > 0 && values.len().is_multiple_of(dimensions), "whole rows");
-        Rows { values, dimensions }
+        RowsView { values, dimensions }
     }
 
     /// Returns an iterator over the rows.
@@ -90,9 +90,9 @@ impl<'a> Rows<'a> {
 
 impl EmbeddingsResponse {
     /// Returns the response as JSON.
-    pub fn write(model: &str, rows: Rows<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
+    pub fn write(model: &str, rows: RowsView<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
         #[derive(Serialize)]
-        struct Answer<'a> {
+        struct EmbeddingsResponseBody<'a> {
             object: &'static str,
             data: Data<'a>,
             model: &'a str,
@@ -101,22 +101,22 @@ impl EmbeddingsResponse {
         // 12 bytes suffice for nearly every f32 of a unit vector and its comma; base64 needs 5.4.
         let mut json = Vec::with_capacity(256 + rows.values.len() * 12);
         let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
-        let answer = Answer { object: "list", data: Data { rows, encoding }, model, usage };
-        serde_json::to_writer(&mut json, &answer)
+        let response = EmbeddingsResponseBody { object: "list", data: Data { rows, encoding }, model, usage };
+        serde_json::to_writer(&mut json, &response)
             .expect("writing strings and numbers to a Vec cannot fail");
         json
     }
 }
 
 struct Data<'a> {
-    rows: Rows<'a>,
+    rows: RowsView<'a>,
     encoding: Encoding,
 }
 
 impl Serialize for Data<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Object<T> {
+        struct EmbeddingItem<T> {
             object: &'static str,
             index: usize,
             embedding: T,
@@ -125,7 +125,7 @@ impl Serialize for Data<'_> {
         let mut data = serializer.serialize_seq(Some(rows.len()))?;
         for (index, row) in rows.enumerate() {
             let embedding = Vector { row, encoding: self.encoding };
-            data.serialize_element(&Object { object: "embedding", index, embedding })?;
+            data.serialize_element(&EmbeddingItem { object: "embedding", index, embedding })?;
         }
         data.end()
     }
@@ -220,26 +220,26 @@ mod tests {
     const ROWS: [f32; 6] = [0.25, -1.0e-7, 0.1, f32::MIN_POSITIVE, -0.333_333_34, 1.0];
 
     fn read(encoding: Encoding) -> EmbeddingsResponse {
-        let json = EmbeddingsResponse::write("mini\"lm", Rows::new(&ROWS, 3), encoding, 17);
+        let json = EmbeddingsResponse::write("mini\"lm", RowsView::new(&ROWS, 3), encoding, 17);
         serde_json::from_slice(&json).expect("a response that was written by this module")
     }
 
     #[test]
     fn every_number_survives_both_encodings() {
         for encoding in [Encoding::Float, Encoding::Base64] {
-            let answer = read(encoding);
-            assert_eq!(answer.model, "mini\"lm");
-            assert_eq!(answer.usage, Usage { prompt_tokens: 17, total_tokens: 17 });
-            assert_eq!(answer.data.iter().map(|row| row.index).collect::<Vec<_>>(), [0, 1]);
+            let response = read(encoding);
+            assert_eq!(response.model, "mini\"lm");
+            assert_eq!(response.usage, Usage { prompt_tokens: 17, total_tokens: 17 });
+            assert_eq!(response.data.iter().map(|row| row.index).collect::<Vec<_>>(), [0, 1]);
             let values: Vec<f32> =
-                answer.data.iter().flat_map(|row| row.embedding.values().expect("numbers")).collect();
+                response.data.iter().flat_map(|row| row.embedding.values().expect("numbers")).collect();
             assert_eq!(values, ROWS, "{encoding:?}");
         }
     }
 
     #[test]
     fn the_response_has_the_members_that_stock_clients_read() {
-        let json = EmbeddingsResponse::write("m", Rows::new(&[1.0, 0.5], 2), Encoding::Float, 3);
+        let json = EmbeddingsResponse::write("m", RowsView::new(&[1.0, 0.5], 2), Encoding::Float, 3);
         let text = String::from_utf8(json).expect("JSON is UTF-8");
         assert_eq!(
             text,

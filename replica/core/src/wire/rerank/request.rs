@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::refusal::Refusal;
-use crate::wire::body::{Body as _, FieldKind, Shape, body};
+use crate::wire::body::{BodySchema, FieldKind, RawBody as _, body};
 use crate::wire::fields::{self, Kind};
 
 /// Parsed request.
@@ -76,10 +76,10 @@ pub const MAX_RANK_FIELDS: usize = 64;
 
 impl RerankRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawFields::SHAPE;
+    pub const SCHEMA: BodySchema = RawFields::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of documents.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<RerankRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<RerankRequest, Refusal> {
         let RawFields {
             model,
             query,
@@ -91,16 +91,16 @@ impl RerankRequest {
             raw_scores,
             ..
         } = RawFields::read(body)?;
-        let query = fields::text_or_object("query", "query", fields::needed("query", query, "a text")?)?;
+        let query = fields::text_or_object("query", "query", fields::required("query", query, "a text")?)?;
         if query.is_empty() {
             return Err(Refusal::empty_input("query", "query"));
         }
-        let most = AtMost { count: MAX_RANK_FIELDS, key: "MAX_RANK_FIELDS" };
-        let name = |place: &str, raw| fields::text("rank_fields", place, raw);
+        let most = ListLimit { count: MAX_RANK_FIELDS, key: "MAX_RANK_FIELDS" };
+        let name = |path: &str, raw| fields::text("rank_fields", path, raw);
         let rank_fields = rank_fields.map(|raw| fields::list("rank_fields", "rank_fields", raw, most, name));
         let rank_fields = rank_fields.transpose()?;
-        let documents = fields::needed("documents", documents, "a list of texts or objects")?;
-        let read = |place: &str, raw| document(place, raw, rank_fields.as_deref());
+        let documents = fields::required("documents", documents, "a list of texts or objects")?;
+        let read = |path: &str, raw| document(path, raw, rank_fields.as_deref());
         Ok(RerankRequest {
             model: fields::model(model)?,
             query,
@@ -119,52 +119,52 @@ impl RerankRequest {
     }
 }
 
-fn document(place: &str, raw: &RawValue, rank_fields: Option<&[String]>) -> Result<Document, Refusal> {
+fn document(path: &str, raw: &RawValue, rank_fields: Option<&[String]>) -> Result<Document, Refusal> {
     match fields::kind_of(raw.get()) {
-        Kind::Text => Ok(Document { text: fields::text("documents", place, raw)?, object: None }),
+        Kind::Text => Ok(Document { text: fields::text("documents", path, raw)?, object: None }),
         Kind::Other if raw.get().starts_with('{') => {
-            let object: BTreeMap<String, &RawValue> = fields::split_field("documents", place, raw)?;
+            let object: BTreeMap<String, &RawValue> = fields::split_field("documents", path, raw)?;
             let text = match rank_fields {
                 None | Some([_]) => {
                     let field = rank_fields.and_then(<[String]>::first).map_or("text", String::as_str);
-                    let value = object.get(field).ok_or_else(|| no_field(place, &[field]))?;
-                    fields::text("documents", &format!("{place}.{field}"), value)?
+                    let value = object.get(field).ok_or_else(|| no_field(path, &[field]))?;
+                    fields::text("documents", &format!("{path}.{field}"), value)?
                 }
-                Some(names) => join(place, &object, names)?,
+                Some(names) => join(path, &object, names)?,
             };
             Ok(Document { text, object: Some(raw.to_owned()) })
         }
         Kind::Number | Kind::List | Kind::Other => {
-            Err(fields::wrong_type("documents", place, "a text, or an object with `text`"))
+            Err(fields::wrong_type("documents", path, "a text, or an object with `text`"))
         }
     }
 }
 
 /// Joins the named fields of a document, one per line with their names, as Cohere does for its models. A document need
 /// not have all of them.
-fn join(place: &str, object: &BTreeMap<String, &RawValue>, names: &[String]) -> Result<String, Refusal> {
+fn join(path: &str, object: &BTreeMap<String, &RawValue>, names: &[String]) -> Result<String, Refusal> {
     let mut lines = Vec::new();
     for name in names {
         let Some(value) = object.get(name) else { continue };
         let value = match fields::kind_of(value.get()) {
-            Kind::Text => fields::text("documents", &format!("{place}.{name}"), value)?,
+            Kind::Text => fields::text("documents", &format!("{path}.{name}"), value)?,
             Kind::Number | Kind::List | Kind::Other => value.get().to_owned(),
         };
         lines.push(format!("{name}: {value}"));
     }
     if lines.is_empty() {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        return Err(no_field(place, &names));
+        return Err(no_field(path, &names));
     }
     Ok(lines.join("\n"))
 }
 
-fn no_field(place: &str, names: &[&str]) -> Refusal {
+fn no_field(path: &str, names: &[&str]) -> Refusal {
     let names = names.join(", ");
     let names = names.char_indices().nth(80).map_or(names.as_str(), |(end, _)| &names[..end]);
     Refusal::invalid(
         "documents",
-        place,
+        path,
         &format!("is an object without {names}"),
         "it, or list the fields to read in `rank_fields`",
     )
@@ -176,7 +176,7 @@ mod tests {
     use crate::wire::error::ErrorCode;
 
     fn parse(body: &str) -> Result<RerankRequest, Refusal> {
-        RerankRequest::parse(body.as_bytes(), AtMost { count: 3, key: "max_documents" })
+        RerankRequest::parse(body.as_bytes(), ListLimit { count: 3, key: "max_documents" })
     }
 
     fn texts(rest: &str) -> Vec<String> {

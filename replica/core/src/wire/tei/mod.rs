@@ -9,7 +9,7 @@ pub mod request;
 pub mod response;
 
 pub use request::{
-    Classification, DecodeRequest, EmbedRequest, Function, PredictRequest, SimilarityRequest, TextsRequest,
-    TokenizeAnswer, TokenizeRequest, VllmTokens,
+    ActivationFunction, Classification, DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest,
+    TextsRequest, TokenizeFormat, TokenizeRequest, VllmTokenizeOptions,
 };
 pub use response::{Labels, SimpleToken, write_predictions, write_ranks, write_rows, write_token_rows};

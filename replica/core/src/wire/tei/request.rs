@@ -4,11 +4,11 @@
 
 use serde_json::value::RawValue;
 
-use crate::input::{Input, Sequence, Truncation};
-use crate::limits::AtMost;
+use crate::input::{Input, TextOrPair, Truncation};
+use crate::limits::ListLimit;
 use crate::prompt::PromptChoice;
 use crate::refusal::Refusal;
-use crate::wire::body::{Body as _, FieldKind, Shape, body};
+use crate::wire::body::{BodySchema, FieldKind, RawBody as _, body};
 use crate::wire::fields::{self, Kind};
 
 /// `POST /embed` and `POST /embed_all`.
@@ -36,7 +36,7 @@ body! {
         /// Whether to truncate inputs that are longer than the model's limit. Default: the replica's `auto_truncate`.
         truncate: FieldKind::Flag,
         /// Side from which tokens are removed.
-        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_SIDES),
         /// Name of the prompt to prepend to each text, from the model's configuration.
         prompt_name: FieldKind::Text,
         /// Whether to scale vectors to length one. Default: the replica's `normalize`; ignored by `/embed_all`.
@@ -52,13 +52,13 @@ body! {
 
 impl EmbedRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawEmbed::SHAPE;
+    pub const SCHEMA: BodySchema = RawEmbed::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of inputs.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<EmbedRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<EmbedRequest, Refusal> {
         let RawEmbed { inputs, truncate, truncation_direction, prompt_name, normalize, dimensions, .. } =
             RawEmbed::read(body)?;
-        let inputs = fields::needed("inputs", inputs, fields::INPUT_WANTED)?;
+        let inputs = fields::required("inputs", inputs, fields::INPUT_EXPECTED)?;
         let (inputs, single) = fields::inputs("inputs", inputs, limit)?;
         Ok(EmbedRequest {
             inputs,
@@ -102,26 +102,26 @@ body! {
         /// Whether to truncate inputs that are longer than the model's limit. Default: the replica's `auto_truncate`.
         truncate: FieldKind::Flag,
         /// Side from which tokens are removed.
-        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_SIDES),
     } rejects {
     }
 }
 
 impl TextsRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawTexts::SHAPE;
+    pub const SCHEMA: BodySchema = RawTexts::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of texts. `None` if it has `documents` instead, the format of
     /// Cohere, Jina and vLLM, whose clients use this path too.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<Option<TextsRequest>, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<Option<TextsRequest>, Refusal> {
         let RawTexts { query, texts, documents, raw_scores, return_text, truncate, truncation_direction } =
             RawTexts::read(body)?;
         let texts = match (texts, documents) {
             (None, Some(_)) => return Ok(None),
-            (texts, _) => fields::needed("texts", texts, "a list of texts")?,
+            (texts, _) => fields::required("texts", texts, "a list of texts")?,
         };
-        let query = fields::text("query", "query", fields::needed("query", query, "a text")?)?;
-        let text = |place: &str, raw| fields::text("texts", place, raw);
+        let query = fields::text("query", "query", fields::required("query", query, "a text")?)?;
+        let text = |path: &str, raw| fields::text("texts", path, raw);
         Ok(Some(TextsRequest {
             query,
             texts: fields::list("texts", "texts", texts, limit, text)?,
@@ -136,7 +136,7 @@ impl TextsRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PredictRequest {
     /// Inputs to classify; at least one.
-    pub inputs: Vec<Sequence>,
+    pub inputs: Vec<TextOrPair>,
     /// Whether `inputs` was one text or pair and not a list of them.
     pub single: bool,
     /// Whether to return logits without the activation of the model's configuration.
@@ -151,14 +151,14 @@ pub struct PredictRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Classification {
     /// Activation of the logits; absent: that of the model's configuration.
-    pub function: Option<Function>,
+    pub function: Option<ActivationFunction>,
     /// Number of best labels to return; absent: all.
     pub top_k: Option<u64>,
 }
 
 /// Activation of the logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Function {
+pub enum ActivationFunction {
     /// Each label independently, from 0 to 1.
     Sigmoid,
     /// All labels together sum to 1.
@@ -177,7 +177,7 @@ body! {
         /// Whether to truncate inputs that are longer than the model's limit. Default: the replica's `auto_truncate`.
         truncate: FieldKind::Flag,
         /// Side from which tokens are removed.
-        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_SIDES),
         /// Hugging Face's `function_to_apply` and `top_k`; with it the labels of one text are a list in a list.
         parameters: FieldKind::Object,
     } rejects {
@@ -201,21 +201,21 @@ body! {
     }
 }
 
-const PREDICT_WANTED: &str =
+const PREDICT_EXPECTED: &str =
     "a text, a pair [text, text], or a list of [text] and [text, text] (one list per input)";
 
 impl PredictRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawPredict::SHAPE;
+    pub const SCHEMA: BodySchema = RawPredict::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of texts and pairs.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<PredictRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<PredictRequest, Refusal> {
         let RawPredict { inputs, raw_scores, truncate, truncation_direction, parameters, .. } =
             RawPredict::read(body)?;
-        let raw = fields::needed("inputs", inputs, PREDICT_WANTED)?;
-        let wrong = || fields::wrong_type("inputs", "inputs", PREDICT_WANTED);
+        let raw = fields::required("inputs", inputs, PREDICT_EXPECTED)?;
+        let wrong = || fields::wrong_type("inputs", "inputs", PREDICT_EXPECTED);
         let (inputs, single) = match fields::kind_of(raw.get()) {
-            Kind::Text => (vec![Sequence::One(fields::text("inputs", "inputs", raw)?)], true),
+            Kind::Text => (vec![TextOrPair::One(fields::text("inputs", "inputs", raw)?)], true),
             Kind::List => match fields::first_kind(raw.get()) {
                 None => return Err(Refusal::no_inputs("inputs", "inputs")),
                 // One list is one input: two texts are a pair, as in TEI.
@@ -236,7 +236,7 @@ impl PredictRequest {
             parameters: parameters.map(classification).transpose()?,
         };
         let function = request.parameters.and_then(|parameters| parameters.function);
-        if request.raw_scores && function.is_some_and(|function| function != Function::None) {
+        if request.raw_scores && function.is_some_and(|function| function != ActivationFunction::None) {
             let problem = "conflicts with `parameters.function_to_apply`";
             return Err(Refusal::invalid("raw_scores", "raw_scores", problem, "one of them"));
         }
@@ -247,34 +247,35 @@ impl PredictRequest {
 fn classification(raw: RawClassification<'_>) -> Result<Classification, Refusal> {
     const FUNCTION: &str = "parameters.function_to_apply";
     let functions = [
-        ("sigmoid", Some(Function::Sigmoid)),
-        ("softmax", Some(Function::Softmax)),
-        ("none", Some(Function::None)),
+        ("sigmoid", Some(ActivationFunction::Sigmoid)),
+        ("softmax", Some(ActivationFunction::Softmax)),
+        ("none", Some(ActivationFunction::None)),
     ];
-    let wanted = "\"sigmoid\", \"softmax\" or \"none\"";
+    let expected = "\"sigmoid\", \"softmax\" or \"none\"";
     Ok(Classification {
-        function: fields::choice(FUNCTION, raw.function_to_apply, None, &functions, wanted)?,
+        function: fields::choice(FUNCTION, raw.function_to_apply, None, &functions, expected)?,
         top_k: fields::count("parameters.top_k", raw.top_k)?,
     })
 }
 
 /// Maximum texts of one input: one text, or the two of a pair.
-const TEXTS_PER_INPUT: AtMost = AtMost { count: 2, key: "TEXTS_PER_INPUT" };
+const TEXTS_PER_INPUT: ListLimit = ListLimit { count: 2, key: "TEXTS_PER_INPUT" };
 
-fn sequence(place: &str, raw: &RawValue) -> Result<Sequence, Refusal> {
-    let text = |place: &str, raw| fields::text("inputs", place, raw);
+fn sequence(path: &str, raw: &RawValue) -> Result<TextOrPair, Refusal> {
+    let text = |path: &str, raw| fields::text("inputs", path, raw);
     if fields::kind_of(raw.get()) != Kind::List {
-        return Err(fields::wrong_type("inputs", place, PREDICT_WANTED));
+        return Err(fields::wrong_type("inputs", path, PREDICT_EXPECTED));
     }
-    let wrong = || Refusal::invalid("inputs", place, "is a list of neither one text nor two", PREDICT_WANTED);
+    let wrong =
+        || Refusal::invalid("inputs", path, "is a list of neither one text nor two", PREDICT_EXPECTED);
     let elements: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(Refusal::not_json)?;
     if elements.len() > TEXTS_PER_INPUT.count {
         return Err(wrong());
     }
-    let texts = fields::list("inputs", place, raw, TEXTS_PER_INPUT, text)?;
+    let texts = fields::list("inputs", path, raw, TEXTS_PER_INPUT, text)?;
     match <[String; 2]>::try_from(texts) {
-        Ok([first, second]) => Ok(Sequence::Pair(first, second)),
-        Err(texts) => texts.into_iter().next().map(Sequence::One).ok_or_else(wrong),
+        Ok([first, second]) => Ok(TextOrPair::Pair(first, second)),
+        Err(texts) => texts.into_iter().next().map(TextOrPair::One).ok_or_else(wrong),
     }
 }
 
@@ -322,7 +323,7 @@ body! {
         /// Whether to truncate inputs that are longer than the model's limit. Default: the replica's `auto_truncate`.
         truncate: FieldKind::Flag,
         /// Side from which tokens are removed.
-        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_SIDES),
         /// Name of the prompt to prepend to each text.
         prompt_name: FieldKind::Text,
     } rejects {
@@ -331,7 +332,7 @@ body! {
 
 impl SimilarityRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawSimilarity::SHAPE;
+    pub const SCHEMA: BodySchema = RawSimilarity::SCHEMA;
 
     /// JSON paths of [`SimilarityRequest::source`] and [`SimilarityRequest::sentences`].
     pub const FIELDS: [&'static str; 2] = ["inputs.source_sentence", "inputs.sentences"];
@@ -343,18 +344,18 @@ impl SimilarityRequest {
     }
 
     /// Parses `body`; `limit` applies to the number of sentences.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<SimilarityRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<SimilarityRequest, Refusal> {
         let [source_field, sentences_field] = SimilarityRequest::FIELDS;
         let RawSimilarity { inputs, parameters, .. } = RawSimilarity::read(body)?;
-        let inputs = fields::needed("inputs", inputs, "an object with `source_sentence` and `sentences`")?;
+        let inputs = fields::required("inputs", inputs, "an object with `source_sentence` and `sentences`")?;
         let RawSentences { source_sentence, sentences } =
             fields::split_field::<RawSentences<'_>>("inputs", "inputs", inputs)?.checked()?;
         let parameters = parameters.map(|raw| fields::split_field("parameters", "parameters", raw));
         let RawParameters { truncate, truncation_direction, prompt_name } =
             parameters.transpose()?.unwrap_or_else(RawParameters::default).checked()?;
-        let source = fields::needed(source_field, source_sentence, "a text")?;
-        let sentences = fields::needed(sentences_field, sentences, "a list of texts")?;
-        let text = |place: &str, raw| fields::text(sentences_field, place, raw);
+        let source = fields::required(source_field, source_sentence, "a text")?;
+        let sentences = fields::required(sentences_field, sentences, "a list of texts")?;
+        let text = |path: &str, raw| fields::text(sentences_field, path, raw);
         Ok(SimilarityRequest {
             source: fields::text(source_field, source_field, source)?,
             sentences: fields::list(sentences_field, sentences_field, sentences, limit, text)?,
@@ -366,19 +367,19 @@ impl SimilarityRequest {
 
 /// Format of a response of `POST /tokenize`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TokenizeAnswer {
+pub enum TokenizeFormat {
     /// A list of tokens for each text.
     Tei {
         /// Whether `inputs` was one text and not a list of them.
         single: bool,
     },
     /// An object with the tokens of the one text.
-    Vllm(VllmTokens),
+    Vllm(VllmTokenizeOptions),
 }
 
 /// Options of vLLM's clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VllmTokens {
+pub struct VllmTokenizeOptions {
     /// The deployment, if specified.
     pub model: Option<String>,
     /// Whether to return the text of each token.
@@ -391,7 +392,7 @@ pub struct TokenizeRequest {
     /// The texts; at least one.
     pub texts: Vec<String>,
     /// Format of the response.
-    pub answer: TokenizeAnswer,
+    pub format: TokenizeFormat,
     /// Whether to add the model's special tokens.
     pub add_special_tokens: bool,
     /// Prompt for each text.
@@ -420,36 +421,36 @@ body! {
 
 impl TokenizeRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawTokenize::SHAPE;
+    pub const SCHEMA: BodySchema = RawTokenize::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of texts.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<TokenizeRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<TokenizeRequest, Refusal> {
         let RawTokenize { inputs, prompt, model, add_special_tokens, prompt_name, return_token_strs, .. } =
             RawTokenize::read(body)?;
-        let wanted = "a text or a list of texts";
-        let (texts, answer) = match (inputs, prompt) {
+        let expected = "a text or a list of texts";
+        let (texts, format) = match (inputs, prompt) {
             (None, Some(prompt)) => {
-                let vllm = VllmTokens {
+                let vllm = VllmTokenizeOptions {
                     model: fields::model(model)?,
                     with_texts: fields::flag("return_token_strs", return_token_strs, false)?,
                 };
-                (vec![fields::text("prompt", "prompt", prompt)?], TokenizeAnswer::Vllm(vllm))
+                (vec![fields::text("prompt", "prompt", prompt)?], TokenizeFormat::Vllm(vllm))
             }
             (Some(_), Some(_)) => {
                 let problem = "conflicts with `inputs`";
                 return Err(Refusal::invalid("prompt", "prompt", problem, "one of them"));
             }
             (inputs, None) => {
-                let inputs = fields::needed("inputs", inputs, wanted)?;
+                let inputs = fields::required("inputs", inputs, expected)?;
                 let (Input::Texts(texts), single) = fields::inputs("inputs", inputs, limit)? else {
-                    return Err(fields::wrong_type("inputs", "inputs", wanted));
+                    return Err(fields::wrong_type("inputs", "inputs", expected));
                 };
-                (texts, TokenizeAnswer::Tei { single })
+                (texts, TokenizeFormat::Tei { single })
             }
         };
         Ok(TokenizeRequest {
             texts,
-            answer,
+            format,
             add_special_tokens: fields::flag("add_special_tokens", add_special_tokens, true)?,
             prompt: fields::prompt(prompt_name, None)?,
         })
@@ -480,15 +481,15 @@ body! {
 
 impl DecodeRequest {
     /// Schema of the body.
-    pub const SHAPE: Shape = RawDecode::SHAPE;
+    pub const SCHEMA: BodySchema = RawDecode::SCHEMA;
 
     /// Parses `body`; `limit` applies to the number of lists.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<DecodeRequest, Refusal> {
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<DecodeRequest, Refusal> {
         let RawDecode { ids, skip_special_tokens } = RawDecode::read(body)?;
-        let wanted = "a list of token ids, or a list of such lists";
-        let ids = fields::needed("ids", ids, wanted)?;
+        let expected = "a list of token ids, or a list of such lists";
+        let ids = fields::required("ids", ids, expected)?;
         let (Input::Tokens(ids), single) = fields::inputs("ids", ids, limit)? else {
-            return Err(fields::wrong_type("ids", "ids", wanted));
+            return Err(fields::wrong_type("ids", "ids", expected));
         };
         let skip_special_tokens = fields::flag("skip_special_tokens", skip_special_tokens, true)?;
         Ok(DecodeRequest { ids, single, skip_special_tokens })
@@ -498,22 +499,22 @@ impl DecodeRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::input::End;
+    use crate::input::TruncationSide;
     use crate::wire::error::ErrorCode;
 
-    const LIMIT: AtMost = AtMost { count: 3, key: "max_pairs" };
+    const LIMIT: ListLimit = ListLimit { count: 3, key: "max_pairs" };
 
-    fn one(text: &str) -> Sequence {
-        Sequence::One(text.to_owned())
+    fn one(text: &str) -> TextOrPair {
+        TextOrPair::One(text.to_owned())
     }
 
-    fn pair(first: &str, second: &str) -> Sequence {
-        Sequence::Pair(first.to_owned(), second.to_owned())
+    fn pair(first: &str, second: &str) -> TextOrPair {
+        TextOrPair::Pair(first.to_owned(), second.to_owned())
     }
 
     #[test]
     fn texts_and_pairs_and_lists_of_both_are_classified() {
-        let check = |inputs: &str, single: bool, expected: &[Sequence]| {
+        let check = |inputs: &str, single: bool, expected: &[TextOrPair]| {
             let body = format!(r#"{{"inputs": {inputs}}}"#);
             let request = PredictRequest::parse(body.as_bytes(), LIMIT).expect(inputs);
             assert_eq!((request.single, request.inputs.as_slice()), (single, expected), "{inputs}");
@@ -546,16 +547,16 @@ mod tests {
 
     #[test]
     fn truncation_is_set_by_the_request_or_by_the_replica() {
-        let check = |rest: &str, truncate: Option<bool>, loses: End| {
+        let check = |rest: &str, truncate: Option<bool>, side: TruncationSide| {
             let body = format!(r#"{{"inputs": "a"{rest}}}"#);
             let request = EmbedRequest::parse(body.as_bytes(), LIMIT).expect(rest);
-            assert_eq!(request.truncation, Truncation { truncate, loses, most: None }, "{rest}");
+            assert_eq!(request.truncation, Truncation { truncate, side, max_tokens: None }, "{rest}");
             assert!(request.normalize.is_none() && request.single);
         };
-        check("", None, End::Right);
-        check(r#", "truncate": false, "truncation_direction": "left""#, Some(false), End::Left);
-        check(r#", "truncate": true"#, Some(true), End::Right);
-        check(r#", "truncate": true, "truncation_direction": "Left""#, Some(true), End::Left);
+        check("", None, TruncationSide::Right);
+        check(r#", "truncate": false, "truncation_direction": "left""#, Some(false), TruncationSide::Left);
+        check(r#", "truncate": true"#, Some(true), TruncationSide::Right);
+        check(r#", "truncate": true, "truncation_direction": "Left""#, Some(true), TruncationSide::Left);
         let body = br#"{"inputs": "a", "truncation_direction": "up"}"#;
         let refusal = EmbedRequest::parse(body, LIMIT).expect_err("up");
         assert_eq!(refusal.param, Some("truncation_direction"));
@@ -566,7 +567,10 @@ mod tests {
         let parse =
             |rest: &str| PredictRequest::parse(format!(r#"{{"inputs": "a", {rest}}}"#).as_bytes(), LIMIT);
         let read = parse(r#""parameters": {"function_to_apply": "none", "top_k": 2}"#).expect("parameters");
-        assert_eq!(read.parameters, Some(Classification { function: Some(Function::None), top_k: Some(2) }));
+        assert_eq!(
+            read.parameters,
+            Some(Classification { function: Some(ActivationFunction::None), top_k: Some(2) })
+        );
         let none = Classification { function: None, top_k: None };
         assert_eq!(parse(r#""parameters": {}"#).expect("no parameters").parameters, Some(none));
         for (rest, param) in [
@@ -585,8 +589,8 @@ mod tests {
     fn a_prompt_is_tokenized_in_the_format_of_vllm() {
         let parse = |body: &str| TokenizeRequest::parse(body.as_bytes(), LIMIT);
         let request = parse(r#"{"model": "m", "prompt": "a", "return_token_strs": true}"#).expect("a prompt");
-        let vllm = VllmTokens { model: Some("m".into()), with_texts: true };
-        assert_eq!((request.texts, request.answer), (vec!["a".to_owned()], TokenizeAnswer::Vllm(vllm)));
+        let vllm = VllmTokenizeOptions { model: Some("m".into()), with_texts: true };
+        assert_eq!((request.texts, request.format), (vec!["a".to_owned()], TokenizeFormat::Vllm(vllm)));
         for (body, param) in [
             (r#"{"prompt": "a", "inputs": "b"}"#, "prompt"),
             (r#"{"messages": []}"#, "messages"),

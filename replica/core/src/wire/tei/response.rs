@@ -3,10 +3,10 @@
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use crate::wire::openai::response::Rows;
+use crate::wire::openai::response::RowsView;
 
 /// Writes `[[…], …]`: one vector per input.
-pub fn write_rows(rows: Rows<'_>) -> Vec<u8> {
+pub fn write_rows(rows: RowsView<'_>) -> Vec<u8> {
     let mut json = Vec::with_capacity(16 + rows.numbers() * 12);
     serde_json::to_writer(&mut json, &RowList(rows)).expect("writing numbers to a Vec cannot fail");
     json
@@ -21,7 +21,7 @@ pub fn write_token_rows(values: &[f32], width: usize, counts: &[u32]) -> Vec<u8>
             let mut list = serializer.serialize_seq(Some(counts.len()))?;
             for count in counts {
                 let (rows, rest) = values.split_at(*count as usize * width);
-                list.serialize_element(&RowList(Rows::new(rows, width)))?;
+                list.serialize_element(&RowList(RowsView::new(rows, width)))?;
                 values = rest;
             }
             list.end()
@@ -33,7 +33,7 @@ pub fn write_token_rows(values: &[f32], width: usize, counts: &[u32]) -> Vec<u8>
     json
 }
 
-struct RowList<'a>(Rows<'a>);
+struct RowList<'a>(RowsView<'a>);
 
 impl Serialize for RowList<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -45,7 +45,7 @@ impl Serialize for RowList<'_> {
 /// the order of the request.
 pub fn write_ranks(order: &[usize], scores: &[f32], texts: Option<&[String]>) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Rank<'a> {
+    struct TeiRankItem<'a> {
         index: usize,
         score: f32,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,9 +53,9 @@ pub fn write_ranks(order: &[usize], scores: &[f32], texts: Option<&[String]>) ->
     }
     let rank = |index: &usize| {
         let text = texts.map(|texts| texts[*index].as_str());
-        Rank { index: *index, score: scores[*index], text }
+        TeiRankItem { index: *index, score: scores[*index], text }
     };
-    let ranks: Vec<Rank<'_>> = order.iter().map(rank).collect();
+    let ranks: Vec<TeiRankItem<'_>> = order.iter().map(rank).collect();
     serde_json::to_vec(&ranks).expect("strings and numbers serialise")
 }
 
@@ -71,7 +71,7 @@ pub struct Labels<'a> {
 }
 
 /// Writes `[{"score", "label"}, …]`, the highest first, or a list of those.
-pub fn write_predictions(rows: Rows<'_>, labels: Labels<'_>) -> Vec<u8> {
+pub fn write_predictions(rows: RowsView<'_>, labels: Labels<'_>) -> Vec<u8> {
     #[derive(Serialize)]
     struct Prediction<'a> {
         score: f32,
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn vectors_are_written_as_lists_without_envelope() {
-        assert_eq!(text(write_rows(Rows::new(&[1.0, 0.5, -2.0, 0.1], 2))), "[[1.0,0.5],[-2.0,0.1]]");
+        assert_eq!(text(write_rows(RowsView::new(&[1.0, 0.5, -2.0, 0.1], 2))), "[[1.0,0.5],[-2.0,0.1]]");
         let rows = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         assert_eq!(text(write_token_rows(&rows, 2, &[2, 1])), "[[[1.0,2.0],[3.0,4.0]],[[5.0,6.0]]]");
     }
@@ -135,14 +135,14 @@ mod tests {
     fn predictions_are_sorted_and_nested_only_for_a_list() {
         let names = ["no".to_owned(), "yes".to_owned()];
         let labels = |top_k, alone| Labels { names: &names, top_k, alone };
-        let rows = Rows::new(&[0.25, 0.75], 2);
+        let rows = RowsView::new(&[0.25, 0.75], 2);
         let one = r#"[{"score":0.75,"label":"yes"},{"score":0.25,"label":"no"}]"#;
         assert_eq!(text(write_predictions(rows, labels(None, true))), one);
         assert_eq!(text(write_predictions(rows, labels(None, false))), format!("[{one}]"));
         let best = r#"[[{"score":0.75,"label":"yes"}]]"#;
         assert_eq!(text(write_predictions(rows, labels(Some(1), false))), best);
         assert_eq!(text(write_predictions(rows, labels(Some(9), true))), one);
-        let two = Rows::new(&[0.25, 0.75, 0.75, 0.25], 2);
+        let two = RowsView::new(&[0.25, 0.75, 0.75, 0.25], 2);
         assert!(text(write_predictions(two, labels(None, false))).starts_with(&format!("[{one},")));
     }
 }

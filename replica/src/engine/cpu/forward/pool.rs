@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use super::Crew;
+use super::WorkerSet;
 use crate::engine::RaggedBatch;
 use crate::engine::cpu::kernel::{Isa, Normalize, PoolRows};
-use crate::engine::cpu::matrix::{Cut, Matrix};
+use crate::engine::cpu::matrix::{Matrix, Partition};
 use crate::engine::cpu::weights::HeadWeights;
 use crate::model::{HeadPooling, ModelDir, ModelError, Pooling};
 
 /// Pooling and head of a model.
-pub(in super::super) struct Pool {
+pub(in super::super) struct PoolingHead {
     pub(in super::super) pooling: Pooling,
     /// Tokens with this id at the end are ignored.
     pub(in super::super) padding: Option<u32>,
@@ -20,10 +20,10 @@ pub(in super::super) struct Pool {
     pub(in super::super) hidden: usize,
 }
 
-impl Pool {
+impl PoolingHead {
     /// Loads the label head if the model has one, and otherwise the stages of sentence-transformers after the
     /// transformer.
-    pub(in super::super) fn load(model: &ModelDir) -> Result<Pool, ModelError> {
+    pub(in super::super) fn load(model: &ModelDir) -> Result<PoolingHead, ModelError> {
         let architecture = &model.architecture;
         let hidden = architecture.hidden;
         if !model.sentence.include_prompt && !model.prompts.by_name.is_empty() {
@@ -35,7 +35,7 @@ impl Pool {
         }
         let Some(steps) = architecture.head.as_ref().filter(|_| model.head.is_some()) else {
             let head = HeadWeights::of_dense(&model.sentence.dense)?;
-            return Ok(Pool { pooling: model.sentence.pooling, padding: None, head, hidden });
+            return Ok(PoolingHead { pooling: model.sentence.pooling, padding: None, head, hidden });
         };
         let (pooling, padding) = match architecture.head_pooling {
             HeadPooling::First => (Pooling::Cls, None),
@@ -43,7 +43,7 @@ impl Pool {
             HeadPooling::Last { padding } => (Pooling::LastToken, padding),
         };
         let head = HeadWeights::of_labels(&model.checkpoint, architecture, steps)?;
-        Ok(Pool { pooling, padding, head, hidden })
+        Ok(PoolingHead { pooling, padding, head, hidden })
     }
 
     /// Returns the numbers of an output row.
@@ -65,36 +65,36 @@ impl Pool {
     pub(super) fn run(
         &self,
         isa: Isa,
-        crew: &mut Crew<'_>,
+        workers: &mut WorkerSet<'_>,
         states: &Matrix,
         batch: &RaggedBatch<'_>,
-        room: &mut [Matrix; 2],
+        scratch: &mut [Matrix; 2],
         out: &mut [f32],
     ) {
-        let [pooled, _] = &mut *room;
+        let [pooled, _] = &mut *scratch;
         pooled.resize(batch.len(), self.hidden);
-        let each = Cut::even(batch.len(), batch.len(), 1);
-        crew.each(pooled.tiles(each, Cut::whole(self.hidden)), |_, mut out| {
+        let each = Partition::even(batch.len(), batch.len(), 1);
+        workers.each(pooled.tiles(each, Partition::whole(self.hidden)), |_, mut out| {
             for (index, sequence) in out.rows().enumerate() {
                 let rows = states.view(self.rows(batch, sequence));
                 isa.run(PoolRows { pooling: self.pooling, rows, out: out.row_mut(index) });
             }
         });
-        self.end(isa, crew, room, out);
+        self.end(isa, workers, scratch, out);
     }
 
     /// Applies the steps after pooling to rows that are already pooled.
     pub(super) fn finish(
         &self,
         isa: Isa,
-        crew: &mut Crew<'_>,
+        workers: &mut WorkerSet<'_>,
         pooled: &Matrix,
-        room: &mut [Matrix; 2],
+        scratch: &mut [Matrix; 2],
         out: &mut [f32],
     ) {
-        room[0].resize(pooled.rows(), self.hidden);
-        room[0].data_mut().copy_from_slice(pooled.data());
-        self.end(isa, crew, room, out);
+        scratch[0].resize(pooled.rows(), self.hidden);
+        scratch[0].data_mut().copy_from_slice(pooled.data());
+        self.end(isa, workers, scratch, out);
     }
 
     /// Returns the rows of a sequence that are pooled.
@@ -109,14 +109,14 @@ impl Pool {
     }
 
     /// Applies the steps after pooling, from the first buffer to `out`.
-    fn end(&self, isa: Isa, crew: &mut Crew<'_>, room: &mut [Matrix; 2], out: &mut [f32]) {
-        let [from, to] = room;
+    fn end(&self, isa: Isa, workers: &mut WorkerSet<'_>, scratch: &mut [Matrix; 2], out: &mut [f32]) {
+        let [from, to] = scratch;
         let (mut from, mut to) = (from, to);
         let sequences = from.rows();
         for step in &self.head.steps {
             to.resize(sequences, self.head.linears.width(step.linear));
-            let Crew { threads, rooms } = &mut *crew;
-            self.head.linears.apply_by_all(isa, threads, rooms, step.linear, from, step.finish, to);
+            let WorkerSet { threads, scratch } = &mut *workers;
+            self.head.linears.apply_by_all(isa, threads, scratch, step.linear, from, step.finish, to);
             if let Some(norm) = &step.norm {
                 isa.run(Normalize { norm, rows: &mut to.window() });
             }

@@ -17,19 +17,19 @@ use super::math::{exp2, tanh};
 use super::tile::{MAX_TILE_ROWS, Tile, tiles};
 use super::{Kernel, MAX_LANES, SQUARE, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::distance::DistanceBiases;
-use crate::engine::cpu::laps::{Laps, Stage};
-use crate::engine::cpu::matrix::{Matrix, View, Window};
+use crate::engine::cpu::matrix::{Matrix, MatrixView, Window};
 use crate::engine::cpu::panels::{Line, PANEL};
+use crate::engine::cpu::profile::{ComputeStage, StageTicks};
 use crate::model::Reach;
 
 /// Heads that share their keys and values, over one sequence.
 pub(in super::super) struct Attention<'a, 'w> {
     /// Queries of the sequence, from the first head on.
-    pub(in super::super) queries: View<'a>,
+    pub(in super::super) queries: MatrixView<'a>,
     /// Keys.
-    pub(in super::super) keys: View<'a>,
+    pub(in super::super) keys: MatrixView<'a>,
     /// Values.
-    pub(in super::super) values: View<'a>,
+    pub(in super::super) values: MatrixView<'a>,
     /// Keys that each token attends to.
     pub(in super::super) reach: Reach,
     /// Soft cap `c`: scores `s` become `c·tanh(s/c)`.
@@ -52,7 +52,7 @@ pub(in super::super) struct AttentionScratch {
     /// Scores of the rows of a tile with all keys.
     scores: Matrix,
     /// Profile counters of the thread.
-    pub(in super::super) laps: Laps,
+    pub(in super::super) stage_ticks: StageTicks,
 }
 
 impl Kernel for Attention<'_, '_> {
@@ -63,8 +63,8 @@ impl Kernel for Attention<'_, '_> {
         let Attention { queries, keys, values, reach, softcap, biases, out, scratch } = self;
         let (length, width) = (keys.rows(), keys.width());
         let (key_panels, value_panels) = (length.div_ceil(PANEL), width.div_ceil(PANEL));
-        let AttentionScratch { keys: key_lines, values: value_lines, scores, laps } = scratch;
-        let mut lap = laps.begin();
+        let AttentionScratch { keys: key_lines, values: value_lines, scores, stage_ticks } = scratch;
+        let mut lap = stage_ticks.begin();
         key_lines.resize(key_panels * width, PANEL);
         value_lines.resize(value_panels * length, PANEL);
         let stride = key_panels * PANEL;
@@ -73,16 +73,16 @@ impl Kernel for Attention<'_, '_> {
         let (value_lines, _) = value_lines.data_mut().as_chunks_mut::<PANEL>();
         pack_keys(simd, keys, key_lines);
         pack_values(values, value_lines);
-        let mut sums = Sums::default();
+        let mut sums = AttentionSums::default();
         for head in 0..queries.width() / width {
             let first_column = head * width;
             let queries = queries.columns(first_column..first_column + width);
             for (start, rows) in tiles(length, S::TILE_ROWS) {
-                let seen = reach.of(start..start + rows, length);
-                lap = laps.end(Stage::Attention, lap);
-                for panel in seen.start / PANEL..seen.end.div_ceil(PANEL) {
+                let visible = reach.of(start..start + rows, length);
+                lap = stage_ticks.end(ComputeStage::Attention, lap);
+                for panel in visible.start / PANEL..visible.end.div_ceil(PANEL) {
                     let lines = &key_lines[panel * width..][..width];
-                    let columns = PANEL.min(seen.end - panel * PANEL);
+                    let columns = PANEL.min(visible.end - panel * PANEL);
                     let (inputs, stride_in) = queries.span(start..start + rows);
                     tile(inputs, stride_in, rows, lines, columns).sum(
                         simd,
@@ -90,30 +90,34 @@ impl Kernel for Attention<'_, '_> {
                         stride,
                     );
                 }
-                lap = laps.end(Stage::AttentionProducts, lap);
+                lap = stage_ticks.end(ComputeStage::AttentionProducts, lap);
                 let mut weights = [0.0; MAX_TILE_ROWS];
                 // Range of whole vectors that contains the visible keys.
-                let around = seen.start / PANEL * PANEL..seen.end.next_multiple_of(S::LANES);
+                let padded = visible.start / PANEL * PANEL..visible.end.next_multiple_of(S::LANES);
                 let score_rows = scores.data_mut().chunks_exact_mut(stride);
                 for (row, (scores, weight)) in score_rows.zip(&mut weights[..rows]).enumerate() {
                     let query = start + row;
                     if let Some((biases, first)) = biases {
-                        add(simd, &mut scores[seen.clone()], biases.of(first + head, query, seen.start));
+                        add(
+                            simd,
+                            &mut scores[visible.clone()],
+                            biases.of(first + head, query, visible.start),
+                        );
                     }
                     if let Some(cap) = softcap {
-                        soften(simd, &mut scores[seen.clone()], cap);
+                        soft_cap(simd, &mut scores[visible.clone()], cap);
                     }
                     let of_row = reach.of(query..query + 1, length);
-                    let of_row = of_row.start - around.start..of_row.end - around.start;
-                    *weight = exponentials(simd, &mut scores[around.clone()], of_row).recip();
+                    let of_row = of_row.start - padded.start..of_row.end - padded.start;
+                    *weight = exponentials(simd, &mut scores[padded.clone()], of_row).recip();
                 }
                 for panel in 0..value_panels {
-                    let lines = &value_lines[panel * length..][seen.clone()];
+                    let lines = &value_lines[panel * length..][visible.clone()];
                     let columns = PANEL.min(width - panel * PANEL);
-                    let inputs = &scores.data()[seen.start..(rows - 1) * stride + seen.end];
-                    lap = laps.end(Stage::Attention, lap);
+                    let inputs = &scores.data()[visible.start..(rows - 1) * stride + visible.end];
+                    lap = stage_ticks.end(ComputeStage::Attention, lap);
                     tile(inputs, stride, rows, lines, columns).sum(simd, sums.0.as_flattened_mut(), PANEL);
-                    lap = laps.end(Stage::AttentionProducts, lap);
+                    lap = stage_ticks.end(ComputeStage::AttentionProducts, lap);
                     for (row, (sums, weight)) in sums.0[..rows].iter().zip(&weights).enumerate() {
                         let out = &mut out.row_mut(start + row)[first_column + panel * PANEL..][..columns];
                         for (out, sums) in out.chunks_mut(S::LANES).zip(sums.chunks(S::LANES)) {
@@ -123,13 +127,13 @@ impl Kernel for Attention<'_, '_> {
                 }
             }
         }
-        laps.end(Stage::Attention, lap);
+        stage_ticks.end(ComputeStage::Attention, lap);
     }
 }
 
 /// Packs keys: key `j` becomes lane `j % PANEL` of panel `j / PANEL`. Lanes after the last key are unchanged.
 #[inline(always)]
-fn pack_keys<S: Simd>(simd: S, keys: View<'_>, panels: &mut [Line]) {
+fn pack_keys<S: Simd>(simd: S, keys: MatrixView<'_>, panels: &mut [Line]) {
     let (length, width) = (keys.rows(), keys.width());
     for first in (0..length).step_by(SQUARE) {
         let lines = &mut panels[first / PANEL * width..][..width];
@@ -155,7 +159,7 @@ fn pack_keys<S: Simd>(simd: S, keys: View<'_>, panels: &mut [Line]) {
 
 /// Packs values. Columns beyond the head's width are unchanged; their results are not used.
 #[inline(always)]
-fn pack_values(values: View<'_>, panels: &mut [Line]) {
+fn pack_values(values: MatrixView<'_>, panels: &mut [Line]) {
     let length = values.rows();
     for index in 0..length {
         for (panel, part) in values.row(index).chunks(PANEL).enumerate() {
@@ -177,7 +181,7 @@ fn add<S: Simd>(simd: S, scores: &mut [f32], biases: &[f32]) {
 }
 
 #[inline(always)]
-fn soften<S: Simd>(simd: S, scores: &mut [f32], cap: f32) {
+fn soft_cap<S: Simd>(simd: S, scores: &mut [f32], cap: f32) {
     for scores in scores.chunks_mut(S::LANES) {
         let part = simd.mul(load_up_to(simd, scores, 0.0), simd.splat(cap.recip()));
         store_up_to(simd, simd.mul(tanh(simd, part), simd.splat(cap)), scores);
@@ -187,14 +191,14 @@ fn soften<S: Simd>(simd: S, scores: &mut [f32], cap: f32) {
 /// Replaces the visible scores by powers of two relative to the largest, and the others by zero or values that are
 /// negligible; returns their sum. Scores are whole vectors.
 #[inline(always)]
-fn exponentials<S: Simd>(simd: S, scores: &mut [f32], seen: Range<usize>) -> f32 {
+fn exponentials<S: Simd>(simd: S, scores: &mut [f32], visible: Range<usize>) -> f32 {
     // Four independent accumulators: the result of one is needed four vectors later, when it is available.
     let mut largest = [simd.splat(f32::NEG_INFINITY); 4];
     for (index, lanes) in scores.chunks_exact_mut(S::LANES).enumerate() {
         let first = index * S::LANES;
         let mut score = simd.load(lanes);
-        if first < seen.start || first + S::LANES > seen.end {
-            score = blot(simd, score, first, &seen);
+        if first < visible.start || first + S::LANES > visible.end {
+            score = mask(simd, score, first, &visible);
             simd.store(score, lanes);
         }
         let [a, b, c, d] = largest;
@@ -220,11 +224,11 @@ const EDGE: [[f32; MAX_LANES]; 3] =
 /// Masks the scores from `first` on that are not visible. (Writing them one by one would stall the load of the vector:
 /// store-to-load forwarding does not work from several pending stores.)
 #[inline(always)]
-pub(super) fn blot<S: Simd>(simd: S, scores: S::Vector, first: usize, seen: &Range<usize>) -> S::Vector {
+pub(super) fn mask<S: Simd>(simd: S, scores: S::Vector, first: usize, visible: &Range<usize>) -> S::Vector {
     let edge = EDGE.as_flattened();
     let within = |end: usize| end.saturating_sub(first).min(S::LANES);
-    let from_start = simd.load(&edge[MAX_LANES - within(seen.start)..]);
-    let to_end = simd.load(&edge[2 * MAX_LANES - within(seen.end)..]);
+    let from_start = simd.load(&edge[MAX_LANES - within(visible.start)..]);
+    let to_end = simd.load(&edge[2 * MAX_LANES - within(visible.end)..]);
     // If a score is NaN, which that of a lane without a key may be, the minimum is its second operand.
     simd.min(simd.min(scores, from_start), to_end)
 }
@@ -232,7 +236,7 @@ pub(super) fn blot<S: Simd>(simd: S, scores: S::Vector, first: usize, seen: &Ran
 /// Sums of a tile: a line per row, aligned to cache lines.
 #[derive(Default)]
 #[repr(align(64))]
-struct Sums([Line; MAX_TILE_ROWS]);
+struct AttentionSums([Line; MAX_TILE_ROWS]);
 
 /// Tile without prefetching, because its data is cached.
 #[inline(always)]

@@ -19,16 +19,16 @@ mod tests;
 
 use std::ops::Range;
 
-use super::attention::blot;
+use super::attention::mask;
 use super::dots::{ByteTile, Dots, MAX_DOT_ROWS, WholeSums};
 use super::math::exp2_coarse;
 use super::quantize::{Extremes, round_row};
 use super::tile::tiles;
 use super::{Isa, Kernel, MAX_LANES, SQUARE, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::byte_panels::{ByteLine, GROUP};
-use crate::engine::cpu::laps::{Laps, Stage};
-use crate::engine::cpu::matrix::{Matrix, View, Window};
+use crate::engine::cpu::matrix::{Matrix, MatrixView, Window};
 use crate::engine::cpu::panels::PANEL;
+use crate::engine::cpu::profile::{ComputeStage, StageTicks};
 use crate::model::Reach;
 
 /// Keys of the longest sequence: the sum of all weights that are rounded to zero is then at most about one largest
@@ -48,11 +48,11 @@ const WHOLE: f32 = 8_388_608.0;
 pub(in super::super) struct ByteAttention<'a, 'w> {
     pub(in super::super) isa: Isa,
     /// Queries of the sequence, from the first head on.
-    pub(in super::super) queries: View<'a>,
+    pub(in super::super) queries: MatrixView<'a>,
     /// Keys.
-    pub(in super::super) keys: View<'a>,
+    pub(in super::super) keys: MatrixView<'a>,
     /// Values.
-    pub(in super::super) values: View<'a>,
+    pub(in super::super) values: MatrixView<'a>,
     /// Keys that each token attends to.
     pub(in super::super) reach: Reach,
     /// Output: the rows of the sequence, the columns of the heads.
@@ -65,13 +65,13 @@ pub(in super::super) struct ByteAttention<'a, 'w> {
 #[derive(Default)]
 pub(in super::super) struct ByteAttentionScratch {
     /// Queries of one head, row by row.
-    queries: Bytes,
+    queries: AlignedBytes,
     /// Kᵀ in panels of [`PANEL`] keys, a line for each group of columns.
-    keys: Bytes,
+    keys: AlignedBytes,
     /// Sum of each key's bytes, followed by the additive terms of each key's scores for one head.
     key_numbers: Matrix,
     /// V in panels of [`PANEL`] columns, a line for each group of keys.
-    values: Bytes,
+    values: AlignedBytes,
     /// Scale of each column of V.
     value_scales: Matrix,
     /// Integer sums of the rows of a tile with all keys, one panel of keys after another.
@@ -79,23 +79,23 @@ pub(in super::super) struct ByteAttentionScratch {
     /// Scores of one row with all keys.
     scores: Matrix,
     /// Quantized softmax weights.
-    weights: Bytes,
+    weights: AlignedBytes,
     /// A row of ones.
-    ones: Bytes,
+    ones: AlignedBytes,
     /// Profile counters of the thread.
-    pub(in super::super) laps: Laps,
+    pub(in super::super) stage_ticks: StageTicks,
 }
 
 /// Bytes that are aligned to a cache line. The memory only grows.
 #[derive(Default)]
-struct Bytes {
+struct AlignedBytes {
     data: Vec<u8>,
     start: usize,
 }
 
-impl Bytes {
+impl AlignedBytes {
     /// Returns `bytes` bytes with unspecified content.
-    fn room(&mut self, bytes: usize) -> &mut [u8] {
+    fn reserve(&mut self, bytes: usize) -> &mut [u8] {
         let line = size_of::<ByteLine>();
         if self.data.len() < bytes + line {
             self.data = vec![0; bytes + line];
@@ -105,7 +105,7 @@ impl Bytes {
     }
 
     fn lines(&mut self, lines: usize) -> &mut [ByteLine] {
-        self.room(lines * size_of::<ByteLine>()).as_chunks_mut().0
+        self.reserve(lines * size_of::<ByteLine>()).as_chunks_mut().0
     }
 }
 
@@ -116,20 +116,20 @@ impl Kernel for ByteAttention<'_, '_> {
     fn run<S: Simd>(self, simd: S) {
         let ByteAttention { isa, queries, keys, values, reach, out, scratch } = self;
         // A separate window: writes through it cannot change the window itself, so its extent need not be reloaded.
-        let mut out = out.lend();
+        let mut out = out.reborrow();
         let dots = Dots::of(isa);
         let (length, width) = (keys.rows(), keys.width());
         let (key_panels, value_panels) = (length.div_ceil(PANEL), width.div_ceil(PANEL));
         let (key_groups, value_groups) = (width.div_ceil(GROUP), length.div_ceil(GROUP));
         let (stride, row_bytes) = (key_panels * PANEL, width.next_multiple_of(MAX_LANES));
-        let query_bytes = scratch.queries.room(length * row_bytes);
+        let query_bytes = scratch.queries.reserve(length * row_bytes);
         let key_lines = scratch.keys.lines(key_panels * key_groups);
         let value_lines = scratch.values.lines(value_panels * value_groups);
-        let ones = scratch.ones.room(row_bytes);
-        let laps = &mut scratch.laps;
-        let mut lap = laps.begin();
+        let ones = scratch.ones.reserve(row_bytes);
+        let stage_ticks = &mut scratch.stage_ticks;
+        let mut lap = stage_ticks.begin();
         // One row more than needed, because a view of some columns extends beyond the last row.
-        let weights = scratch.weights.room((MAX_DOT_ROWS + 1) * stride);
+        let weights = scratch.weights.reserve((MAX_DOT_ROWS + 1) * stride);
         if scratch.sums.len() < key_panels {
             scratch.sums.resize_with(key_panels, WholeSums::default);
         }
@@ -168,36 +168,36 @@ impl Kernel for ByteAttention<'_, '_> {
             }
             let scale = key_scale * step;
             for (start, rows) in tiles(length, dots.tile_rows()) {
-                let seen = reach.of(start..start + rows, length);
-                let panels = seen.start / PANEL..seen.end.div_ceil(PANEL);
-                lap = laps.end(Stage::Attention, lap);
+                let visible = reach.of(start..start + rows, length);
+                let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
+                lap = stage_ticks.end(ComputeStage::Attention, lap);
                 for (panel, sums) in panels.clone().zip(&mut sums[panels.clone()]) {
                     let panel = &key_lines[panel * key_groups..][..key_groups];
                     let stride = row_bytes;
                     dots.sum(&ByteTile { bytes: query_bytes, stride, start, rows, panel, ahead: &[] }, sums);
                 }
-                lap = laps.end(Stage::AttentionProducts, lap);
+                lap = stage_ticks.end(ComputeStage::AttentionProducts, lap);
                 let first = panels.start * PANEL;
-                let around = first..seen.end.next_multiple_of(S::LANES);
+                let around = first..visible.end.next_multiple_of(S::LANES);
                 let mut shares = [0.0; MAX_DOT_ROWS];
                 let of_rows = weights.chunks_exact_mut(stride).zip(&mut shares[..rows]);
                 for (row, (weights, share)) in of_rows.enumerate() {
-                    let seen = reach.of(start + row..start + row + 1, length);
-                    let made = Made { sums, row, biases, scale, seen };
+                    let visible = reach.of(start + row..start + row + 1, length);
+                    let made = ScoreOperands { sums, row, biases, scale, visible };
                     let largest = made.scores(simd, around.clone(), scores);
                     let weights = &mut weights[around.clone()];
-                    *share = weigh(simd, &scores[around.clone()], largest, weights).recip();
+                    *share = quantize_weights(simd, &scores[around.clone()], largest, weights).recip();
                 }
                 for panel in 0..value_panels {
                     let lines = &value_lines[panel * value_groups..][..value_groups];
-                    let lines = &lines[first / GROUP..seen.end.div_ceil(GROUP)];
+                    let lines = &lines[first / GROUP..visible.end.div_ceil(GROUP)];
                     let bytes = &weights[first..];
-                    lap = laps.end(Stage::Attention, lap);
+                    lap = stage_ticks.end(ComputeStage::Attention, lap);
                     dots.sum(
                         &ByteTile { bytes, stride, start: 0, rows, panel: lines, ahead: &[] },
                         &mut of_values,
                     );
-                    lap = laps.end(Stage::AttentionProducts, lap);
+                    lap = stage_ticks.end(ComputeStage::AttentionProducts, lap);
                     let columns = PANEL.min(width - panel * PANEL);
                     for from in (0..columns).step_by(S::LANES) {
                         let scales = simd.load(&value_scales[panel * PANEL + from..]);
@@ -212,12 +212,12 @@ impl Kernel for ByteAttention<'_, '_> {
                 }
             }
         }
-        laps.end(Stage::Attention, lap);
+        stage_ticks.end(ComputeStage::Attention, lap);
     }
 }
 
 /// Operands of the scores of a row.
-struct Made<'a> {
+struct ScoreOperands<'a> {
     sums: &'a [WholeSums],
     /// Row of the tile.
     row: usize,
@@ -225,21 +225,21 @@ struct Made<'a> {
     biases: &'a [f32],
     scale: f32,
     /// Keys that the row attends to.
-    seen: Range<usize>,
+    visible: Range<usize>,
 }
 
-impl Made<'_> {
+impl ScoreOperands<'_> {
     /// Computes the scores of these keys, in whole vectors; returns the largest.
     #[inline(always)]
     fn scores<S: Simd>(self, simd: S, keys: Range<usize>, scores: &mut [f32]) -> f32 {
-        let Made { sums, row, biases, scale, seen } = self;
+        let ScoreOperands { sums, row, biases, scale, visible } = self;
         let scale = simd.splat(scale);
         let mut largest = [simd.splat(f32::NEG_INFINITY); 2];
         for key in keys.step_by(S::LANES) {
             let sums = &sums[key / PANEL].0[row][key % PANEL..];
             let mut score = simd.mul_add(simd.load_whole(sums), scale, simd.load(&biases[key..]));
-            if key < seen.start || seen.end < key + S::LANES {
-                score = blot(simd, score, key, &seen);
+            if key < visible.start || visible.end < key + S::LANES {
+                score = mask(simd, score, key, &visible);
             }
             simd.store(score, &mut scores[key..]);
             let [a, b] = largest;
@@ -252,7 +252,7 @@ impl Made<'_> {
 
 /// Quantizes scores to bytes, the largest to [`STEPS`]; returns the sum of the bytes. Whole vectors.
 #[inline(always)]
-fn weigh<S: Simd>(simd: S, scores: &[f32], largest: f32, weights: &mut [u8]) -> f32 {
+fn quantize_weights<S: Simd>(simd: S, scores: &[f32], largest: f32, weights: &mut [u8]) -> f32 {
     let top = simd.splat(STEPS.log2() - largest);
     let whole = simd.splat(WHOLE);
     let mut totals = [simd.splat(0.0); 2];
@@ -269,7 +269,7 @@ fn weigh<S: Simd>(simd: S, scores: &[f32], largest: f32, weights: &mut [u8]) -> 
 
 /// Returns the smallest and the largest number of all rows.
 #[inline(always)]
-fn extremes<S: Simd>(simd: S, rows: View<'_>) -> (f32, f32) {
+fn extremes<S: Simd>(simd: S, rows: MatrixView<'_>) -> (f32, f32) {
     let mut found = Extremes::of(simd, rows.row(0)[0]);
     for index in 0..rows.rows() {
         found = found.and(simd, rows.row(index));
@@ -280,7 +280,7 @@ fn extremes<S: Simd>(simd: S, rows: View<'_>) -> (f32, f32) {
 /// Packs keys: key `j` becomes lane `j % PANEL` of panel `j / PANEL`, four columns per line; returns the scale of the
 /// bytes. Lanes after the last key are unspecified.
 #[inline(always)]
-fn pack_keys<S: Simd>(simd: S, keys: View<'_>, lines: &mut [ByteLine]) -> f32 {
+fn pack_keys<S: Simd>(simd: S, keys: MatrixView<'_>, lines: &mut [ByteLine]) -> f32 {
     let (length, width) = (keys.rows(), keys.width());
     let groups = width.div_ceil(GROUP);
     let (low, high) = extremes(simd, keys);
@@ -329,7 +329,7 @@ fn pack_keys<S: Simd>(simd: S, keys: View<'_>, lines: &mut [ByteLine]) -> f32 {
 /// Packs values: four keys' values of a column become a lane; `scales` receives the scale of each column. Columns
 /// beyond the width and keys after the last one are zeros.
 #[inline(always)]
-fn pack_values<S: Simd>(simd: S, values: View<'_>, scales: &mut [f32], lines: &mut [ByteLine]) {
+fn pack_values<S: Simd>(simd: S, values: MatrixView<'_>, scales: &mut [f32], lines: &mut [ByteLine]) {
     let (length, width) = (values.rows(), values.width());
     let groups = length.div_ceil(GROUP);
     let zero = simd.splat(0.0);

@@ -86,7 +86,7 @@ impl Dots {
             Dots::AvxVnni(_) => Avx2Dots::<true>::LANES,
             #[cfg(target_arch = "x86_64")]
             Dots::Avx2(_) => Avx2Dots::<false>::LANES,
-            Dots::Portable => Portable::LANES,
+            Dots::Portable => PortableDots::LANES,
         }
     }
 
@@ -100,7 +100,7 @@ impl Dots {
             Dots::AvxVnni(_) => Avx2Dots::<true>::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Dots::Avx2(_) => Avx2Dots::<false>::TILE_ROWS,
-            Dots::Portable => Portable::TILE_ROWS,
+            Dots::Portable => PortableDots::TILE_ROWS,
         }
     }
 
@@ -113,7 +113,7 @@ impl Dots {
             Dots::AvxVnni(dot) => dot.run(kernel),
             #[cfg(target_arch = "x86_64")]
             Dots::Avx2(dot) => dot.run(kernel),
-            Dots::Portable => Portable.run(kernel),
+            Dots::Portable => PortableDots.run(kernel),
         }
     }
 
@@ -127,7 +127,7 @@ impl Dots {
             Dots::AvxVnni(dot) => tile.sum(dot, sums),
             #[cfg(target_arch = "x86_64")]
             Dots::Avx2(dot) => tile.sum(dot, sums),
-            Dots::Portable => tile.sum(Portable, sums),
+            Dots::Portable => tile.sum(PortableDots, sums),
         }
     }
 }
@@ -212,32 +212,32 @@ impl ByteTile<'_> {
     #[inline(always)]
     fn sum<D: Dot>(&self, dot: D, sums: &mut WholeSums) {
         match self.rows {
-            1 => dot.run(Rows::<1> { tile: self, sums }),
-            2 => dot.run(Rows::<2> { tile: self, sums }),
-            3 => dot.run(Rows::<3> { tile: self, sums }),
-            4 if D::TILE_ROWS >= 4 => dot.run(Rows::<4> { tile: self, sums }),
-            5 if D::TILE_ROWS >= 5 => dot.run(Rows::<5> { tile: self, sums }),
-            6 if D::TILE_ROWS >= 6 => dot.run(Rows::<6> { tile: self, sums }),
-            7 if D::TILE_ROWS >= 7 => dot.run(Rows::<7> { tile: self, sums }),
-            8 if D::TILE_ROWS >= 8 => dot.run(Rows::<8> { tile: self, sums }),
-            9 if D::TILE_ROWS >= 9 => dot.run(Rows::<9> { tile: self, sums }),
-            10 if D::TILE_ROWS >= 10 => dot.run(Rows::<10> { tile: self, sums }),
-            11 if D::TILE_ROWS >= 11 => dot.run(Rows::<11> { tile: self, sums }),
-            12 if D::TILE_ROWS >= 12 => dot.run(Rows::<12> { tile: self, sums }),
-            13 if D::TILE_ROWS >= 13 => dot.run(Rows::<13> { tile: self, sums }),
-            14 if D::TILE_ROWS >= 14 => dot.run(Rows::<14> { tile: self, sums }),
+            1 => dot.run(RowsLoop::<1> { tile: self, sums }),
+            2 => dot.run(RowsLoop::<2> { tile: self, sums }),
+            3 => dot.run(RowsLoop::<3> { tile: self, sums }),
+            4 if D::TILE_ROWS >= 4 => dot.run(RowsLoop::<4> { tile: self, sums }),
+            5 if D::TILE_ROWS >= 5 => dot.run(RowsLoop::<5> { tile: self, sums }),
+            6 if D::TILE_ROWS >= 6 => dot.run(RowsLoop::<6> { tile: self, sums }),
+            7 if D::TILE_ROWS >= 7 => dot.run(RowsLoop::<7> { tile: self, sums }),
+            8 if D::TILE_ROWS >= 8 => dot.run(RowsLoop::<8> { tile: self, sums }),
+            9 if D::TILE_ROWS >= 9 => dot.run(RowsLoop::<9> { tile: self, sums }),
+            10 if D::TILE_ROWS >= 10 => dot.run(RowsLoop::<10> { tile: self, sums }),
+            11 if D::TILE_ROWS >= 11 => dot.run(RowsLoop::<11> { tile: self, sums }),
+            12 if D::TILE_ROWS >= 12 => dot.run(RowsLoop::<12> { tile: self, sums }),
+            13 if D::TILE_ROWS >= 13 => dot.run(RowsLoop::<13> { tile: self, sums }),
+            14 if D::TILE_ROWS >= 14 => dot.run(RowsLoop::<14> { tile: self, sums }),
             rows => unreachable!("a tile of {rows} rows, of at most {}", D::TILE_ROWS),
         }
     }
 }
 
 /// Innermost loop: a separate function for each number of rows.
-struct Rows<'a, 't, const ROWS: usize> {
+struct RowsLoop<'a, 't, const ROWS: usize> {
     tile: &'a ByteTile<'t>,
     sums: &'a mut WholeSums,
 }
 
-impl<const ROWS: usize> DotKernel for Rows<'_, '_, ROWS> {
+impl<const ROWS: usize> DotKernel for RowsLoop<'_, '_, ROWS> {
     type Output = ();
 
     #[inline(always)]
@@ -248,9 +248,9 @@ impl<const ROWS: usize> DotKernel for Rows<'_, '_, ROWS> {
 
 /// Implementation with plain arrays.
 #[derive(Clone, Copy)]
-struct Portable;
+struct PortableDots;
 
-impl Dot for Portable {
+impl Dot for PortableDots {
     type Sums = [i32; 8];
     const LANES: usize = 8;
     const TILE_ROWS: usize = 3;

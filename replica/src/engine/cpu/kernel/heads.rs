@@ -4,7 +4,7 @@
 use super::rows::Norm;
 use super::{Kernel, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::matrix::Window;
-use crate::engine::cpu::rotation::Rotation;
+use crate::engine::cpu::rotary_table::RotaryTable;
 
 /// Queries and keys of all heads of some rows, in place.
 pub(in super::super) struct PrepareHeads<'a, 'w> {
@@ -15,7 +15,7 @@ pub(in super::super) struct PrepareHeads<'a, 'w> {
     /// Normalizations of queries and of keys.
     pub(in super::super) norms: [Option<&'a Norm>; 2],
     /// Rotary position embedding, if the model has it.
-    pub(in super::super) rotation: Option<&'a Rotation>,
+    pub(in super::super) rotation: Option<&'a RotaryTable>,
     /// Position of each row's token in its sequence.
     pub(in super::super) positions: &'a [u32],
     pub(in super::super) rows: &'a mut Window<'w>,
@@ -68,7 +68,7 @@ mod tests {
     use crate::model::Rope;
 
     /// Two rows of two query heads, a key head and a value head, all ones except the value.
-    fn prepared(isa: Isa, norms: [Option<&Norm>; 2], rotation: Option<&Rotation>) -> Vec<f32> {
+    fn prepared(isa: Isa, norms: [Option<&Norm>; 2], rotation: Option<&RotaryTable>) -> Vec<f32> {
         let mut rows = Matrix::default();
         rows.resize(2, 16);
         rows.data_mut().fill(1.0);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn queries_and_keys_are_rotated_by_their_position_and_values_are_not() {
-        let mut rotation = Rotation::new(Rope { rates: vec![0.5, 0.0], magnitude: 2.0 });
+        let mut rotation = RotaryTable::new(Rope { rates: vec![0.5, 0.0], magnitude: 2.0 });
         rotation.reach(4);
         let (sine, cosine) = 1.5_f32.sin_cos();
         let turned = [2.0 * (cosine - sine), 2.0, 2.0 * (cosine + sine), 2.0];

@@ -133,7 +133,7 @@ mod tests {
     use super::super::{Isa, Kernel};
     use super::*;
 
-    enum Function {
+    enum TestFunction {
         Exp,
         Exp2,
         Exp2Coarse,
@@ -142,7 +142,7 @@ mod tests {
         Activate(Activation),
     }
 
-    struct Apply<'a>(Function, &'a mut [f32]);
+    struct Apply<'a>(TestFunction, &'a mut [f32]);
 
     impl Kernel for Apply<'_> {
         type Output = ();
@@ -152,12 +152,12 @@ mod tests {
             for lanes in self.1.chunks_exact_mut(S::LANES) {
                 let x = simd.load(lanes);
                 let y = match self.0 {
-                    Function::Exp => exp(simd, x),
-                    Function::Exp2 => exp2(simd, x),
-                    Function::Exp2Coarse => exp2_coarse(simd, x),
-                    Function::GeluCoarse => activate_coarse(simd, Activation::Gelu, x),
-                    Function::Erf => erf(simd, x),
-                    Function::Activate(activation) => activate(simd, activation, x),
+                    TestFunction::Exp => exp(simd, x),
+                    TestFunction::Exp2 => exp2(simd, x),
+                    TestFunction::Exp2Coarse => exp2_coarse(simd, x),
+                    TestFunction::GeluCoarse => activate_coarse(simd, Activation::Gelu, x),
+                    TestFunction::Erf => erf(simd, x),
+                    TestFunction::Activate(activation) => activate(simd, activation, x),
                 };
                 simd.store(y, lanes);
             }
@@ -165,35 +165,40 @@ mod tests {
     }
 
     /// Compares every instruction set with the reference, over `-limit..limit`.
-    fn check(function: impl Fn() -> Function, limit: f32, error: impl Fn(f64, f64) -> f64, tolerance: f64) {
+    fn check(
+        function: impl Fn() -> TestFunction,
+        limit: f32,
+        error: impl Fn(f64, f64) -> f64,
+        tolerance: f64,
+    ) {
         let arguments: Vec<f32> = (0..8192).map(|i| limit * (i as f32 / 4096.0 - 1.0)).collect();
         for isa in Isa::available() {
             let mut values = arguments.clone();
             isa.run(Apply(function(), &mut values));
             for (x, value) in arguments.iter().zip(values) {
-                let wanted = reference(&function(), f64::from(*x));
-                let error = error(f64::from(value), wanted);
-                assert!(error <= tolerance, "{isa:?} at {x}: {value}, not {wanted} ({error:e})");
+                let expected = reference(&function(), f64::from(*x));
+                let error = error(f64::from(value), expected);
+                assert!(error <= tolerance, "{isa:?} at {x}: {value}, not {expected} ({error:e})");
             }
         }
     }
 
-    fn reference(function: &Function, x: f64) -> f64 {
+    fn reference(function: &TestFunction, x: f64) -> f64 {
         match function {
-            Function::Exp => x.exp(),
-            Function::Exp2 | Function::Exp2Coarse => x.exp2(),
-            Function::Erf => reference_erf(x),
-            Function::GeluCoarse | Function::Activate(Activation::Gelu) => {
+            TestFunction::Exp => x.exp(),
+            TestFunction::Exp2 | TestFunction::Exp2Coarse => x.exp2(),
+            TestFunction::Erf => reference_erf(x),
+            TestFunction::GeluCoarse | TestFunction::Activate(Activation::Gelu) => {
                 0.5 * x * (1.0 + reference_erf(x * 0.5_f64.sqrt()))
             }
-            Function::Activate(Activation::GeluTanh) => {
+            TestFunction::Activate(Activation::GeluTanh) => {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
                 0.5 * x * (1.0 + inner.tanh())
             }
-            Function::Activate(Activation::QuickGelu) => x / (1.0 + (-1.702 * x).exp()),
-            Function::Activate(Activation::Relu) => x.max(0.0),
-            Function::Activate(Activation::Silu) => x / (1.0 + (-x).exp()),
-            Function::Activate(Activation::Tanh) => x.tanh(),
+            TestFunction::Activate(Activation::QuickGelu) => x / (1.0 + (-1.702 * x).exp()),
+            TestFunction::Activate(Activation::Relu) => x.max(0.0),
+            TestFunction::Activate(Activation::Silu) => x / (1.0 + (-x).exp()),
+            TestFunction::Activate(Activation::Tanh) => x.tanh(),
         }
     }
 
@@ -211,31 +216,31 @@ mod tests {
         sum * (-x * x).exp() * 2.0 / std::f64::consts::PI.sqrt()
     }
 
-    fn absolute(value: f64, wanted: f64) -> f64 {
-        (value - wanted).abs()
+    fn absolute(value: f64, expected: f64) -> f64 {
+        (value - expected).abs()
     }
 
-    fn relative(value: f64, wanted: f64) -> f64 {
-        ((value - wanted) / wanted).abs()
+    fn relative(value: f64, expected: f64) -> f64 {
+        ((value - expected) / expected).abs()
     }
 
     #[test]
     fn the_exponential_is_exact_to_the_last_places() {
-        check(|| Function::Exp, 86.0, relative, 2.5e-7);
-        check(|| Function::Exp, 1.0, relative, 2.5e-7);
-        check(|| Function::Exp2, 125.0, relative, 3.5e-7);
-        check(|| Function::Exp2, 1.0, relative, 3.5e-7);
+        check(|| TestFunction::Exp, 86.0, relative, 2.5e-7);
+        check(|| TestFunction::Exp, 1.0, relative, 2.5e-7);
+        check(|| TestFunction::Exp2, 125.0, relative, 3.5e-7);
+        check(|| TestFunction::Exp2, 1.0, relative, 3.5e-7);
     }
 
     #[test]
     fn coarse_functions_are_within_their_tolerance() {
-        check(|| Function::Exp2Coarse, 64.0, relative, 1e-4);
-        check(|| Function::GeluCoarse, 3.5, absolute, 6e-4);
+        check(|| TestFunction::Exp2Coarse, 64.0, relative, 1e-4);
+        check(|| TestFunction::GeluCoarse, 3.5, absolute, 6e-4);
         // Beyond this, the remaining error of the polynomial grows with the argument, as the row's range does.
         check(
-            || Function::GeluCoarse,
+            || TestFunction::GeluCoarse,
             100.0,
-            |value, wanted| absolute(value, wanted) / (1.0 + wanted.abs()),
+            |value, expected| absolute(value, expected) / (1.0 + expected.abs()),
             6e-4,
         );
     }
@@ -244,25 +249,25 @@ mod tests {
     fn the_exponential_of_minus_infinity_is_negligible() {
         for isa in Isa::available() {
             let mut values = [f32::NEG_INFINITY; 16];
-            isa.run(Apply(Function::Exp2, &mut values));
+            isa.run(Apply(TestFunction::Exp2, &mut values));
             assert!(values.iter().all(|value| (0.0..1e-37).contains(value)), "{isa:?}: {values:?}");
         }
     }
 
     #[test]
     fn the_error_function_is_within_its_tolerance() {
-        check(|| Function::Erf, 6.0, absolute, 4e-7);
+        check(|| TestFunction::Erf, 6.0, absolute, 4e-7);
     }
 
     #[test]
     fn the_activations_are_within_their_tolerance() {
         // Error of erf times half the argument, and rounding of the result.
-        let of_magnitude = |value: f64, wanted: f64| absolute(value, wanted) / (1.0 + wanted.abs());
-        check(|| Function::Activate(Activation::Gelu), 8.0, of_magnitude, 1e-6);
-        check(|| Function::Activate(Activation::GeluTanh), 8.0, of_magnitude, 5e-7);
-        check(|| Function::Activate(Activation::QuickGelu), 20.0, of_magnitude, 5e-7);
-        check(|| Function::Activate(Activation::Relu), 8.0, absolute, 0.0);
-        check(|| Function::Activate(Activation::Silu), 20.0, of_magnitude, 5e-7);
-        check(|| Function::Activate(Activation::Tanh), 20.0, absolute, 3e-7);
+        let of_magnitude = |value: f64, expected: f64| absolute(value, expected) / (1.0 + expected.abs());
+        check(|| TestFunction::Activate(Activation::Gelu), 8.0, of_magnitude, 1e-6);
+        check(|| TestFunction::Activate(Activation::GeluTanh), 8.0, of_magnitude, 5e-7);
+        check(|| TestFunction::Activate(Activation::QuickGelu), 20.0, of_magnitude, 5e-7);
+        check(|| TestFunction::Activate(Activation::Relu), 8.0, absolute, 0.0);
+        check(|| TestFunction::Activate(Activation::Silu), 20.0, of_magnitude, 5e-7);
+        check(|| TestFunction::Activate(Activation::Tanh), 20.0, absolute, 3e-7);
     }
 }

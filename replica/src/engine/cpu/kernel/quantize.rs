@@ -6,7 +6,7 @@
 
 use super::{Kernel, MAX_LANES, Simd, load_up_to};
 use crate::engine::cpu::byte_panels::GROUP;
-use crate::engine::cpu::matrix::View;
+use crate::engine::cpu::matrix::MatrixView;
 
 /// Steps between the smallest number of a row and its largest.
 const STEPS: f32 = 255.0;
@@ -44,7 +44,7 @@ impl ByteRows {
 
 /// Quantizes rows of floats.
 pub(in super::super) struct Quantize<'a> {
-    pub(in super::super) rows: View<'a>,
+    pub(in super::super) rows: MatrixView<'a>,
     pub(in super::super) out: &'a mut ByteRows,
 }
 

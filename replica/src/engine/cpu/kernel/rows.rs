@@ -1,7 +1,7 @@
 //! Operations on whole rows: normalization, addition, pooling.
 
 use super::{Kernel, Simd, load_up_to, store_up_to};
-use crate::engine::cpu::matrix::{View, Window};
+use crate::engine::cpu::matrix::{MatrixView, Window};
 use crate::model::Pooling;
 
 /// Parameters of a normalization.
@@ -72,7 +72,7 @@ impl Kernel for Normalize<'_, '_> {
 /// Normalization of every row of `input`, which replaces a row of `out` or is added to it.
 pub(in super::super) struct NormalizeInto<'a, 'w> {
     pub(in super::super) norm: &'a Norm,
-    pub(in super::super) input: View<'a>,
+    pub(in super::super) input: MatrixView<'a>,
     pub(in super::super) add: bool,
     pub(in super::super) out: &'a mut Window<'w>,
 }
@@ -120,7 +120,7 @@ impl Kernel for Scale<'_> {
 /// Pooling of the vectors of a sequence's tokens to one vector.
 pub(in super::super) struct PoolRows<'a> {
     pub(in super::super) pooling: Pooling,
-    pub(in super::super) rows: View<'a>,
+    pub(in super::super) rows: MatrixView<'a>,
     pub(in super::super) out: &'a mut [f32],
 }
 
@@ -143,7 +143,7 @@ impl Kernel for PoolRows<'_> {
                 divide(simd, out, (count as f32).sqrt());
             }
             Pooling::WeightedMean => {
-                fold(simd, &rows, out, Fold::ByPlace);
+                fold(simd, &rows, out, Fold::ByPosition);
                 divide(simd, out, (count * (count + 1) / 2) as f32);
             }
             Pooling::Max => fold(simd, &rows, out, Fold::Largest),
@@ -156,20 +156,20 @@ impl Kernel for PoolRows<'_> {
 enum Fold {
     Sum,
     /// Sum of the rows, weighted by position: the first once, the second twice, and so on.
-    ByPlace,
+    ByPosition,
     Largest,
 }
 
 /// Reduces all rows but the first, which is in `out`, into `out`.
 #[inline(always)]
-fn fold<S: Simd>(simd: S, rows: &View<'_>, out: &mut [f32], how: Fold) {
+fn fold<S: Simd>(simd: S, rows: &MatrixView<'_>, out: &mut [f32], how: Fold) {
     for index in 1..rows.rows() {
         let weight = simd.splat((index + 1) as f32);
         for (out, row) in out.chunks_mut(S::LANES).zip(rows.row(index).chunks(S::LANES)) {
             let (before, row) = (load_up_to(simd, out, 0.0), load_up_to(simd, row, 0.0));
             let folded = match how {
                 Fold::Sum => simd.add(before, row),
-                Fold::ByPlace => simd.mul_add(row, weight, before),
+                Fold::ByPosition => simd.mul_add(row, weight, before),
                 Fold::Largest => simd.max(before, row),
             };
             store_up_to(simd, folded, out);

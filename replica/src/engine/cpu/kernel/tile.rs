@@ -38,20 +38,20 @@ impl Tile<'_> {
     pub(super) fn sum<S: Simd>(&self, simd: S, sums: &mut [f32], stride: usize) {
         // Each size is a separate loop, and sizes that the instruction set does not use are compiled to nothing.
         match self.rows {
-            1 => simd.run(Sum::<1> { tile: self, sums, stride }),
-            2 => simd.run(Sum::<2> { tile: self, sums, stride }),
-            3 => simd.run(Sum::<3> { tile: self, sums, stride }),
-            4 if S::TILE_ROWS >= 4 => simd.run(Sum::<4> { tile: self, sums, stride }),
-            5 if S::TILE_ROWS >= 5 => simd.run(Sum::<5> { tile: self, sums, stride }),
-            6 if S::TILE_ROWS >= 6 => simd.run(Sum::<6> { tile: self, sums, stride }),
-            7 if S::TILE_ROWS >= 7 => simd.run(Sum::<7> { tile: self, sums, stride }),
-            8 if S::TILE_ROWS >= 8 => simd.run(Sum::<8> { tile: self, sums, stride }),
-            9 if S::TILE_ROWS >= 9 => simd.run(Sum::<9> { tile: self, sums, stride }),
-            10 if S::TILE_ROWS >= 10 => simd.run(Sum::<10> { tile: self, sums, stride }),
-            11 if S::TILE_ROWS >= 11 => simd.run(Sum::<11> { tile: self, sums, stride }),
-            12 if S::TILE_ROWS >= 12 => simd.run(Sum::<12> { tile: self, sums, stride }),
-            13 if S::TILE_ROWS >= 13 => simd.run(Sum::<13> { tile: self, sums, stride }),
-            14 if S::TILE_ROWS >= 14 => simd.run(Sum::<14> { tile: self, sums, stride }),
+            1 => simd.run(TileLoop::<1> { tile: self, sums, stride }),
+            2 => simd.run(TileLoop::<2> { tile: self, sums, stride }),
+            3 => simd.run(TileLoop::<3> { tile: self, sums, stride }),
+            4 if S::TILE_ROWS >= 4 => simd.run(TileLoop::<4> { tile: self, sums, stride }),
+            5 if S::TILE_ROWS >= 5 => simd.run(TileLoop::<5> { tile: self, sums, stride }),
+            6 if S::TILE_ROWS >= 6 => simd.run(TileLoop::<6> { tile: self, sums, stride }),
+            7 if S::TILE_ROWS >= 7 => simd.run(TileLoop::<7> { tile: self, sums, stride }),
+            8 if S::TILE_ROWS >= 8 => simd.run(TileLoop::<8> { tile: self, sums, stride }),
+            9 if S::TILE_ROWS >= 9 => simd.run(TileLoop::<9> { tile: self, sums, stride }),
+            10 if S::TILE_ROWS >= 10 => simd.run(TileLoop::<10> { tile: self, sums, stride }),
+            11 if S::TILE_ROWS >= 11 => simd.run(TileLoop::<11> { tile: self, sums, stride }),
+            12 if S::TILE_ROWS >= 12 => simd.run(TileLoop::<12> { tile: self, sums, stride }),
+            13 if S::TILE_ROWS >= 13 => simd.run(TileLoop::<13> { tile: self, sums, stride }),
+            14 if S::TILE_ROWS >= 14 => simd.run(TileLoop::<14> { tile: self, sums, stride }),
             rows => unreachable!("a tile of {rows} rows, of at most {}", S::TILE_ROWS),
         }
     }
@@ -83,18 +83,18 @@ pub(super) fn tiles(rows: usize, largest: usize) -> impl Iterator<Item = (usize,
 }
 
 /// Innermost loop: a separate function for each number of rows.
-struct Sum<'a, 't, const ROWS: usize> {
+struct TileLoop<'a, 't, const ROWS: usize> {
     tile: &'a Tile<'t>,
     sums: &'a mut [f32],
     stride: usize,
 }
 
-impl<const ROWS: usize> Kernel for Sum<'_, '_, ROWS> {
+impl<const ROWS: usize> Kernel for TileLoop<'_, '_, ROWS> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Sum { tile, sums, stride } = self;
+        let TileLoop { tile, sums, stride } = self;
         let mut column = 0;
         while column + S::LANES < tile.columns {
             simd.tile::<ROWS, TILE_VECTORS>(tile, column, sums, stride);
@@ -160,9 +160,9 @@ mod tests {
     use super::*;
     use crate::engine::cpu::panels::PANEL;
 
-    struct Whole<'a>(Tile<'a>, &'a mut [f32]);
+    struct WholeTile<'a>(Tile<'a>, &'a mut [f32]);
 
-    impl Kernel for Whole<'_> {
+    impl Kernel for WholeTile<'_> {
         type Output = ();
 
         #[inline(always)]
@@ -191,7 +191,7 @@ mod tests {
                     let (ahead, rows_ahead) = (&lines[..], numbers);
                     let tile =
                         Tile { inputs: numbers, stride, rows, lines: &lines, columns, ahead, rows_ahead };
-                    isa.run(Whole(tile, sums.as_flattened_mut()));
+                    isa.run(WholeTile(tile, sums.as_flattened_mut()));
                     sums
                 };
                 for size in 1..=rows {

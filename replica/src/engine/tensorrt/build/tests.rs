@@ -7,28 +7,28 @@ use crate::model::Reach;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/families");
 
-fn folders() -> Folders {
-    Folders { model: "/my model".into(), work: "/build".into(), examples: "/examples".into() }
+fn folders() -> BuildDirectories {
+    BuildDirectories { model: "/my model".into(), work: "/build".into(), examples: "/examples".into() }
 }
 
-fn wanted(precision: Precision) -> Wanted {
-    Wanted { precision, max_batch_size: None, max_tokens: None, max_batch_tokens: None }
+fn options(precision: Precision) -> EngineBuildOptions {
+    EngineBuildOptions { precision, max_batch_size: None, max_tokens: None, max_batch_tokens: None }
 }
 
 /// With sequences as long as the windows of these models.
-fn short(precision: Precision) -> Wanted {
-    Wanted { max_tokens: Some(8), ..wanted(precision) }
+fn short(precision: Precision) -> EngineBuildOptions {
+    EngineBuildOptions { max_tokens: Some(8), ..options(precision) }
 }
 
-fn program<'b>(build: &'b Build, name: &str) -> Option<&'b str> {
+fn program<'b>(build: &'b EngineBuildPlan, name: &str) -> Option<&'b str> {
     build.programs.iter().find(|(known, _)| *known == name).map(|(_, text)| text.as_str())
 }
 
-fn planned(family: &str, wanted: &Wanted) -> Result<Build, String> {
+fn planned(family: &str, options: &EngineBuildOptions) -> Result<EngineBuildPlan, String> {
     let mut model = opened(family);
     // The small test models have narrower feed-forward layers.
     model.architecture.feed_forward.width = 4 * model.architecture.hidden;
-    plan(&model, wanted, &folders())
+    plan(&model, options, &folders())
 }
 
 fn opened(family: &str) -> ModelDir {
@@ -38,7 +38,7 @@ fn opened(family: &str) -> ModelDir {
 #[test]
 fn an_encoder_is_converted_by_its_class_with_the_limits_of_its_largest_batch() {
     let check = |family: &str, class: &str, form: Form| {
-        let build = planned(family, &wanted(Precision::F16)).expect(family);
+        let build = planned(family, &options(Precision::F16)).expect(family);
         assert_eq!((build.form, program(&build, TAP)), (form, None), "{family}");
         assert!(program(&build, PREPARE).expect("a program").contains(&format!("transformers.{class}.from")));
         let convert = format!(
@@ -135,29 +135,33 @@ fn a_model_is_saved_as_one_that_its_converter_supports() {
 
 #[test]
 fn unsupported_builds_are_rejected_before_a_command_runs() {
-    let refused = |family: &str, wanted: &Wanted, sentence: &str| {
-        let error = planned(family, wanted).expect_err(family);
+    let refused = |family: &str, options: &EngineBuildOptions, sentence: &str| {
+        let error = planned(family, options).expect_err(family);
         assert!(error.contains(sentence), "{error}");
     };
-    refused("bert", &wanted(Precision::Fp8), "no fp8 for encoders");
-    refused("bert", &wanted(Precision::Bf16), "no bf16 for encoders; use f16 or f32");
-    refused("gemma2", &wanted(Precision::Bf16), "attend to 8 at most");
+    refused("bert", &options(Precision::Fp8), "no fp8 for encoders");
+    refused("bert", &options(Precision::Bf16), "no bf16 for encoders; use f16 or f32");
+    refused("gemma2", &options(Precision::Bf16), "attend to 8 at most");
     assert!(planned("gemma2", &short(Precision::Bf16)).is_ok(), "within the window of all layers");
-    let narrow = plan(&opened("bert"), &wanted(Precision::F16), &folders()).expect_err("a narrow one");
+    let narrow = plan(&opened("bert"), &options(Precision::F16), &folders()).expect_err("a narrow one");
     assert!(narrow.contains("`intermediate_size` = 64 is not four times `hidden_size` = 32"), "{narrow}");
     let mut both = opened("llama");
     both.architecture.layers[1].reach = Reach::ALL;
-    let error =
-        plan(&both, &wanted(Precision::F16), &folders()).expect_err("a bidirectional model");
+    let error = plan(&both, &options(Precision::F16), &folders()).expect_err("a bidirectional model");
     assert!(error.contains("attend to later ones"), "{error}");
-    refused("gemma3", &wanted(Precision::Bf16), "architecture gemma3_text are not supported; supported are bert, roberta");
-    refused("bert", &Wanted { max_batch_size: Some(0), ..wanted(Precision::F16) }, "at least 1");
+    refused(
+        "gemma3",
+        &options(Precision::Bf16),
+        "architecture gemma3_text are not supported; supported are bert, roberta",
+    );
+    refused("bert", &EngineBuildOptions { max_batch_size: Some(0), ..options(Precision::F16) }, "at least 1");
     refused(
         "llama",
-        &Wanted { max_tokens: Some(9), max_batch_tokens: Some(8), ..wanted(Precision::F16) },
+        &EngineBuildOptions { max_tokens: Some(9), max_batch_tokens: Some(8), ..options(Precision::F16) },
         "9 tokens",
     );
-    let fits = Wanted { max_tokens: Some(9), max_batch_tokens: Some(9), ..wanted(Precision::F16) };
+    let fits =
+        EngineBuildOptions { max_tokens: Some(9), max_batch_tokens: Some(9), ..options(Precision::F16) };
     assert_eq!(planned("llama", &fits).map(|build| build.max_batch_tokens), Ok(9));
 }
 
@@ -171,7 +175,7 @@ fn words_are_quoted_for_the_shell() {
 #[test]
 fn versions_of_the_tools_are_parsed() {
     let said = "gpu NVIDIA H200\ntensorrt 10.14.1.48\ntensorrt_llm 1.2.1\n";
-    assert_eq!(found(said), Ok(["NVIDIA H200", "10.14.1", "1.2.1"].map(str::to_owned)));
+    assert_eq!(parse_built_with(said), Ok(["NVIDIA H200", "10.14.1", "1.2.1"].map(str::to_owned)));
     let error = found("gpu \ntensorrt 10.14.1\ntensorrt_llm 1.2.1\n").expect_err("no GPU");
     assert!(error.contains("`gpu`"), "{error}");
 }

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use trtllm::EngineError as Failure;
-use trtllm::packed::{Packed, Positions};
+use trtllm::ExecutorError as Failure;
+use trtllm::packed::{PackedBatch, Positions};
 
 use crate::engine::RaggedBatch;
 
 /// Limits of one part.
 #[derive(Clone, Copy)]
-pub(super) struct Most {
+pub(super) struct PartLimits {
     pub(super) sequences: usize,
     pub(super) tokens: usize,
 }
@@ -42,8 +42,8 @@ impl<'a> Part<'a> {
         offsets[sequence] as usize..offsets[sequence + 1] as usize
     }
 
-    pub(super) fn packed(&self, positions: Positions, typed: bool) -> Result<Packed, Failure> {
-        let mut packed = Packed::default();
+    pub(super) fn packed(&self, positions: Positions, typed: bool) -> Result<PackedBatch, Failure> {
+        let mut packed = PackedBatch::default();
         for sequence in self.sequences.clone() {
             let range = self.range(sequence);
             let types = self.whole.type_ids().filter(|_| typed).map(|types| &types[range.clone()]);
@@ -54,7 +54,7 @@ impl<'a> Part<'a> {
 }
 
 /// Divides a batch, in order, into the least number of parts within `most`.
-pub(super) fn parts(batch: &RaggedBatch<'_>, most: Most) -> Vec<Range<usize>> {
+pub(super) fn parts(batch: &RaggedBatch<'_>, most: PartLimits) -> Vec<Range<usize>> {
     let mut parts: Vec<Range<usize>> = Vec::new();
     let mut tokens = 0;
     for (sequence, range) in batch.sequences().enumerate() {

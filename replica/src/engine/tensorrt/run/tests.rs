@@ -24,11 +24,15 @@ fn model(family: &str) -> ModelDir {
 }
 
 /// Opens the engine of a family, and returns it with its directory.
-fn open(family: &str, form: Form, lines: &str) -> Result<(TensorrtEngine, tempfile::TempDir), OpenError> {
+fn open(
+    family: &str,
+    form: Form,
+    lines: &str,
+) -> Result<(TensorrtEngine, tempfile::TempDir), TensorrtOpenError> {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = format!("stand-in 1\nhidden {HIDDEN}\nvocabulary 110\n{lines}\n");
     std::fs::write(folder.path().join(ENGINE), plan).expect("a file");
-    let record = RecordV1 {
+    let record = EngineRecordV1 {
         version: 1,
         model: String::new(),
         precision: "bf16".to_owned(),
@@ -41,7 +45,7 @@ fn open(family: &str, form: Form, lines: &str) -> Result<(TensorrtEngine, tempfi
         gpu: String::new(),
         tensorrt: String::new(),
         tensorrt_llm: String::new(),
-        stand_in: true,
+        test_double: true,
         files: Default::default(),
     };
     TensorrtEngine::open(folder.path(), &record, Precision::Bf16, &model(family))
@@ -169,9 +173,9 @@ fn a_cancelled_sequence_is_not_waited_for() {
     // Token 9 is held until it is released, which never happens.
     let (engine, _folder) = engine("llama_rerank", Form::DecoderPooled, "hold 9");
     let asked = AtomicU32::new(0);
-    let wanted = |sequence: usize| sequence != 1 || asked.fetch_add(1, Ordering::Relaxed) == 0;
+    let needed = |sequence: usize| sequence != 1 || asked.fetch_add(1, Ordering::Relaxed) == 0;
     let mut rows = vec![0.0; SEQUENCES.len()];
-    let failed = engine.compute_each(&batch().batch(), Output::Pooled, &wanted, &mut rows).expect("rows");
+    let failed = engine.compute_each(&batch().batch(), Output::Pooled, &needed, &mut rows).expect("rows");
     assert!(failed.len() == 1 && failed[0].sequence == 1, "{failed:?}");
     assert!(asked.into_inner() > 1, "the request was not cancelled at submission");
 }
@@ -179,7 +183,7 @@ fn a_cancelled_sequence_is_not_waited_for() {
 #[test]
 fn a_batch_is_divided_by_the_limits_of_the_engine() {
     let check = |sequences: usize, tokens: usize, ends: &[usize]| {
-        let parts = parts(&batch().batch(), Most { sequences, tokens });
+        let parts = parts(&batch().batch(), PartLimits { sequences, tokens });
         let begins = [&[0], &ends[..ends.len() - 1]].concat();
         let expected: Vec<Range<usize>> =
             begins.into_iter().zip(ends).map(|(begin, end)| begin..*end).collect();
@@ -219,8 +223,8 @@ fn two_batches_are_in_the_engine_and_the_third_is_queued() {
     let lines = format!("output logits\nlabels 1\nwait_for {}", gate.display());
     let (engine, _folder) = engine("bert_rerank", Form::EncoderLabels, &lines);
     let batch = BatchSettings { batch_tokens: 4, interactive_batch_tokens: 4, ..BatchSettings::default() };
-    let options = Options { batch, max_queue_tokens: 100, cache: None, metrics: Arc::default() };
-    let batcher = Batcher::start(Arc::new(engine), options).expect("threads");
+    let needed = Options { batch, max_queue_tokens: 100, cache: None, metrics: Arc::default() };
+    let batcher = Batcher::start(Arc::new(engine), needed).expect("threads");
     let submit = |tokens: [u32; 4]| {
         let inputs = vec![Tokenized { ids: tokens.into(), types: None }];
         let (output, priority) = (Output::Pooled, Priority::Interactive);

@@ -2,7 +2,7 @@
 
 use super::super::Isa;
 use super::*;
-use crate::engine::cpu::matrix::Cut;
+use crate::engine::cpu::matrix::Partition;
 
 /// Some heads over one sequence.
 pub(in super::super) struct Case {
@@ -152,8 +152,8 @@ fn a_subset_of_the_heads_has_the_same_bits() {
         let together = computed(&case, &projections, isa, &mut scratch);
         let mut out = Matrix::default();
         out.resize(50, 64);
-        let tiles = out.tiles(Cut::whole(50), Cut::even(64, 2, 32));
-        let mut threads = crate::engine::cpu::threads::Threads::new(std::num::NonZeroUsize::MIN).unwrap();
+        let tiles = out.tiles(Partition::whole(50), Partition::even(64, 2, 32));
+        let mut threads = crate::engine::cpu::threads::ThreadPool::new(std::num::NonZeroUsize::MIN).unwrap();
         threads.for_each(&mut [scratch], tiles, |scratch, mut window| {
             let rows = projections.view(0..50);
             isa.run(Attention {

@@ -9,11 +9,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use crate::Rows;
+use crate::EngineRows;
 
 /// Error of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum EngineError {
+pub enum ExecutorError {
     /// The queue is full; retry after a request has ended.
     #[error("the queue of the engine is full; retry after a request has ended")]
     Overloaded,
@@ -38,34 +38,34 @@ pub enum EngineError {
 }
 
 /// Result of a request.
-pub type Answer = Result<Rows, EngineError>;
+pub type RequestResult = Result<EngineRows, ExecutorError>;
 
 /// Submitted request without a result.
 #[must_use = "dropping it cancels the request"]
 pub struct Pending {
-    pub(crate) slot: Arc<Slot>,
+    pub(crate) slot: Arc<ResultSlot>,
     /// Called if the request is cancelled.
     pub(crate) abandon: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 /// Cell of a result.
 #[derive(Default)]
-pub(crate) struct Slot {
+pub(crate) struct ResultSlot {
     state: Mutex<State>,
     answered: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    answer: Option<Answer>,
+    answer: Option<RequestResult>,
     /// Whether the caller has dropped the request.
     abandoned: bool,
     waker: Option<Waker>,
 }
 
-impl Slot {
+impl ResultSlot {
     /// Stores the result; a second one is ignored.
-    pub(crate) fn put(&self, answer: Answer) {
+    pub(crate) fn put(&self, answer: RequestResult) {
         let mut state = self.lock();
         if state.answer.is_none() && !state.abandoned {
             state.answer = Some(answer);
@@ -79,7 +79,7 @@ impl Slot {
     }
 
     /// Returns whether the caller still waits for the result.
-    pub(crate) fn is_wanted(&self) -> bool {
+    pub(crate) fn is_awaited(&self) -> bool {
         !self.lock().abandoned
     }
 
@@ -90,7 +90,7 @@ impl Slot {
 
 impl Pending {
     /// Blocks this thread until the request has ended.
-    pub fn wait(mut self) -> Answer {
+    pub fn wait(mut self) -> RequestResult {
         let mut state = self.slot.lock();
         let answer = loop {
             match state.answer.take() {
@@ -106,7 +106,7 @@ impl Pending {
     }
 
     /// Blocks this thread until the request has ended or `end` has passed; in the latter case the request continues.
-    pub fn wait_until(mut self, end: Instant) -> Result<Answer, Pending> {
+    pub fn wait_until(mut self, end: Instant) -> Result<RequestResult, Pending> {
         let mut state = self.slot.lock();
         let answer = loop {
             if let Some(answer) = state.answer.take() {
@@ -126,9 +126,9 @@ impl Pending {
 }
 
 impl Future for Pending {
-    type Output = Answer;
+    type Output = RequestResult;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<RequestResult> {
         let mut state = self.slot.lock();
         match state.answer.take() {
             Some(answer) => {
@@ -149,9 +149,9 @@ impl Drop for Pending {
         let Some(abandon) = self.abandon.take() else { return };
         let mut state = self.slot.lock();
         state.abandoned = true;
-        let wanted = state.answer.is_none();
+        let awaited = state.answer.is_none();
         drop(state);
-        if wanted {
+        if awaited {
             abandon();
         }
     }
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    fn pending(slot: &Arc<Slot>, abandoned: &Arc<AtomicUsize>) -> Pending {
+    fn pending(slot: &Arc<ResultSlot>, abandoned: &Arc<AtomicUsize>) -> Pending {
         let abandoned = Arc::clone(abandoned);
         let abandon = Box::new(move || {
             abandoned.fetch_add(1, Ordering::SeqCst);
@@ -190,33 +190,33 @@ mod tests {
 
     #[test]
     fn the_first_result_is_kept_and_a_finished_request_is_not_cancelled() {
-        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+        let (slot, abandoned) = (Arc::new(ResultSlot::default()), Arc::new(AtomicUsize::new(0)));
         let waiting = pending(&slot, &abandoned);
-        slot.put(Err(EngineError::TimedOut));
-        slot.put(Err(EngineError::Closed));
-        assert_eq!(waiting.wait(), Err(EngineError::TimedOut));
+        slot.put(Err(ExecutorError::TimedOut));
+        slot.put(Err(ExecutorError::Closed));
+        assert_eq!(waiting.wait(), Err(ExecutorError::TimedOut));
         assert_eq!(abandoned.load(Ordering::SeqCst), 0);
     }
 
     #[test]
     fn a_dropped_request_is_cancelled_once_and_needs_no_result() {
-        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+        let (slot, abandoned) = (Arc::new(ResultSlot::default()), Arc::new(AtomicUsize::new(0)));
         let waiting = pending(&slot, &abandoned).wait_until(Instant::now()).unwrap_err();
-        assert!(slot.is_wanted());
+        assert!(slot.is_awaited());
         drop(waiting);
-        assert!(!slot.is_wanted());
+        assert!(!slot.is_awaited());
         assert_eq!(abandoned.load(Ordering::SeqCst), 1);
     }
 
     #[test]
     fn a_task_is_woken_by_the_result() {
-        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+        let (slot, abandoned) = (Arc::new(ResultSlot::default()), Arc::new(AtomicUsize::new(0)));
         let mut waiting = pending(&slot, &abandoned);
         let woken = Arc::new(Woken(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&woken));
         let mut context = Context::from_waker(&waker);
         assert!(Pin::new(&mut waiting).poll(&mut context).is_pending());
-        let rows = Rows { width: 1, numbers: vec![4.0] };
+        let rows = EngineRows { width: 1, numbers: vec![4.0] };
         thread::scope(|scope| scope.spawn(|| slot.put(Ok(rows.clone()))).join().unwrap());
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
         assert_eq!(Pin::new(&mut waiting).poll(&mut context), Poll::Ready(Ok(rows)));
@@ -226,14 +226,14 @@ mod tests {
 
     #[test]
     fn a_blocked_thread_is_woken_by_the_result() {
-        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+        let (slot, abandoned) = (Arc::new(ResultSlot::default()), Arc::new(AtomicUsize::new(0)));
         let waiting = pending(&slot, &abandoned);
         let end = Instant::now() + Duration::from_secs(60);
         let answer = thread::scope(|scope| {
             let waits = scope.spawn(|| waiting.wait_until(end).unwrap());
-            slot.put(Err(EngineError::Cancelled));
+            slot.put(Err(ExecutorError::Cancelled));
             waits.join().unwrap()
         });
-        assert_eq!(answer, Err(EngineError::Cancelled));
+        assert_eq!(answer, Err(ExecutorError::Cancelled));
     }
 }

@@ -4,7 +4,7 @@ use crate::model::Rope;
 
 /// Table of angles.
 #[derive(Debug)]
-pub(super) struct Rotation {
+pub(super) struct RotaryTable {
     rope: Rope,
     positions: usize,
     /// A row for each position, with a number per pair.
@@ -12,9 +12,9 @@ pub(super) struct Rotation {
     sines: Vec<f32>,
 }
 
-impl Rotation {
-    pub(super) fn new(rope: Rope) -> Rotation {
-        Rotation { rope, positions: 0, cosines: Vec::new(), sines: Vec::new() }
+impl RotaryTable {
+    pub(super) fn new(rope: Rope) -> RotaryTable {
+        RotaryTable { rope, positions: 0, cosines: Vec::new(), sines: Vec::new() }
     }
 
     /// Extends the table to this number of positions.

@@ -11,7 +11,7 @@ use super::kernel::ticks;
 
 /// Stage of the computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum ComputeStage {
     /// Rows of tables, added and normalized.
     Embedding,
     /// Normalizations between the products.
@@ -28,28 +28,28 @@ pub enum Stage {
     Attention,
 }
 
-impl Stage {
+impl ComputeStage {
     /// All stages.
-    pub const ALL: [Stage; 7] = [
-        Stage::Embedding,
-        Stage::Norm,
-        Stage::Rounding,
-        Stage::Products,
-        Stage::Finish,
-        Stage::AttentionProducts,
-        Stage::Attention,
+    pub const ALL: [ComputeStage; 7] = [
+        ComputeStage::Embedding,
+        ComputeStage::Norm,
+        ComputeStage::Rounding,
+        ComputeStage::Products,
+        ComputeStage::Finish,
+        ComputeStage::AttentionProducts,
+        ComputeStage::Attention,
     ];
 
     /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
-            Stage::Embedding => "embedding",
-            Stage::Norm => "norm",
-            Stage::Rounding => "rounding",
-            Stage::Products => "products",
-            Stage::Finish => "finish",
-            Stage::AttentionProducts => "attention products",
-            Stage::Attention => "attention",
+            ComputeStage::Embedding => "embedding",
+            ComputeStage::Norm => "norm",
+            ComputeStage::Rounding => "rounding",
+            ComputeStage::Products => "products",
+            ComputeStage::Finish => "finish",
+            ComputeStage::AttentionProducts => "attention products",
+            ComputeStage::Attention => "attention",
         }
     }
 }
@@ -60,20 +60,20 @@ pub struct Profile {
     /// Wall-clock time of the batch.
     pub elapsed: Duration,
     /// Sum over all threads, in the order of [`ComputeStage::ALL`].
-    pub stages: [Duration; Stage::ALL.len()],
+    pub stages: [Duration; ComputeStage::ALL.len()],
 }
 
 /// Counters of one thread.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Laps {
+pub(super) struct StageTicks {
     counting: bool,
-    ticks: [u64; Stage::ALL.len()],
+    ticks: [u64; ComputeStage::ALL.len()],
 }
 
-impl Laps {
+impl StageTicks {
     /// Resets the counters, and enables or disables counting.
     pub(super) fn reset(&mut self, counting: bool) {
-        *self = Laps { counting, ticks: Default::default() };
+        *self = StageTicks { counting, ticks: Default::default() };
     }
 
     /// Starts a stage; returns the current tick.
@@ -84,7 +84,7 @@ impl Laps {
 
     /// Ends a stage that started at `begin`; returns the current tick, at which the next stage starts.
     #[inline(always)]
-    pub(super) fn end(&mut self, stage: Stage, begin: u64) -> u64 {
+    pub(super) fn end(&mut self, stage: ComputeStage, begin: u64) -> u64 {
         if !self.counting {
             return 0;
         }
@@ -95,23 +95,23 @@ impl Laps {
 }
 
 /// Timer of a profile.
-pub(super) struct Watch {
+pub(super) struct ProfileTimer {
     begin: Instant,
     ticks: u64,
 }
 
-impl Watch {
-    pub(super) fn start() -> Watch {
-        Watch { begin: Instant::now(), ticks: ticks() }
+impl ProfileTimer {
+    pub(super) fn start() -> ProfileTimer {
+        ProfileTimer { begin: Instant::now(), ticks: ticks() }
     }
 
     /// Returns the profile of the batch, from the counters of the threads.
-    pub(super) fn stop<'a>(self, laps: impl Iterator<Item = &'a Laps>) -> Profile {
+    pub(super) fn stop<'a>(self, stage_ticks: impl Iterator<Item = &'a StageTicks>) -> Profile {
         let elapsed = self.begin.elapsed();
         let tick = elapsed.as_secs_f64() / ticks().wrapping_sub(self.ticks).max(1) as f64;
-        let mut all = [0; Stage::ALL.len()];
-        for laps in laps {
-            for (all, ticks) in all.iter_mut().zip(laps.ticks) {
+        let mut all = [0; ComputeStage::ALL.len()];
+        for stage_ticks in stage_ticks {
+            for (all, ticks) in all.iter_mut().zip(stage_ticks.ticks) {
                 *all += ticks;
             }
         }

@@ -1,15 +1,15 @@
 //! Two ways to execute a step: over a block of rows on one thread, or over all rows on all threads.
 
-use super::{Crew, Transformer};
+use super::{Transformer, WorkerSet};
 use crate::engine::cpu::kernel::Finish;
-use crate::engine::cpu::laps::Stage;
 use crate::engine::cpu::linear::{LinearId, LinearScratch};
-use crate::engine::cpu::matrix::{Cut, Matrix, Tiles, View, Window};
+use crate::engine::cpu::matrix::{Matrix, MatrixView, Partition, Tiles, Window};
+use crate::engine::cpu::profile::ComputeStage;
 use crate::model::Architecture;
 
 /// Matrix of activations, with a row per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ActivationBuffer {
     /// States between layers.
     States,
     /// Queries, keys and values.
@@ -22,36 +22,36 @@ pub(super) enum Place {
     Expanded,
 }
 
-const PLACES: usize = 5;
+const BUFFERS: usize = 5;
 
 /// Numbers that one thread normalizes in the time that synchronizing threads takes, about 2 µs: sixteen rows of 384.
-const ALONE: usize = 16 * 384;
+const SINGLE_THREAD_NUMBERS: usize = 16 * 384;
 
 /// Executor of steps.
-pub(super) trait Way {
+pub(super) trait StepExecutor {
     /// Computes a linear layer.
-    fn product(&mut self, from: Place, linear: LinearId, finish: Finish, to: Place);
+    fn product(&mut self, from: ActivationBuffer, linear: LinearId, finish: Finish, to: ActivationBuffer);
 
     /// Applies `work` to rows independently; it gets the same rows of both buffers.
     fn rows(
         &mut self,
-        stage: Stage,
-        from: Option<Place>,
-        to: Place,
-        work: impl Fn(Option<View<'_>>, &mut Window<'_>) + Sync,
+        stage: ComputeStage,
+        from: Option<ActivationBuffer>,
+        to: ActivationBuffer,
+        work: impl Fn(Option<MatrixView<'_>>, &mut Window<'_>) + Sync,
     );
 }
 
 /// Activations of all rows of a batch.
 #[derive(Default)]
-pub(super) struct Whole([Matrix; PLACES]);
+pub(super) struct Activations([Matrix; BUFFERS]);
 
 /// Windows on the three buffers that outlive a block: states, projections, attended.
 type BlockParts<'a> = ((Window<'a>, Window<'a>), Window<'a>);
 
-impl Whole {
+impl Activations {
     pub(super) fn states(&self) -> &Matrix {
-        &self.0[Place::States as usize]
+        &self.0[ActivationBuffer::States as usize]
     }
 
     /// Returns the input and the output of attention.
@@ -81,11 +81,11 @@ impl Whole {
     }
 
     /// Copies some rows of another batch, after an attention.
-    pub(super) fn pick(&mut self, from: &Whole, rows: &[usize], architecture: &Architecture) {
+    pub(super) fn pick(&mut self, from: &Activations, rows: &[usize], architecture: &Architecture) {
         self.resize(rows.len(), architecture);
-        for place in [Place::States, Place::Attended] {
-            let from = &from.0[place as usize];
-            let out = self.0[place as usize].data_mut().chunks_exact_mut(from.width());
+        for buffer in [ActivationBuffer::States, ActivationBuffer::Attended] {
+            let from = &from.0[buffer as usize];
+            let out = self.0[buffer as usize].data_mut().chunks_exact_mut(from.width());
             for (out, row) in out.zip(rows) {
                 out.copy_from_slice(from.view(*row..row + 1).row(0));
             }
@@ -99,40 +99,40 @@ impl Whole {
     }
 
     /// Returns an executor over all rows, on all threads.
-    pub(super) fn by_all<'a, 'c>(
+    pub(super) fn all_rows<'a, 'c>(
         &'a mut self,
         transformer: &'a Transformer,
-        crew: &'a mut Crew<'c>,
-    ) -> ByAll<'a, 'c> {
+        workers: &'a mut WorkerSet<'c>,
+    ) -> AllRows<'a, 'c> {
         let rows = self.rows();
         let [.., normed, expanded] = &mut self.0;
         normed.resize(rows, transformer.architecture.hidden);
         expanded.resize(rows, transformer.architecture.feed_forward.width);
-        ByAll { whole: self, transformer, crew }
+        AllRows { whole: self, transformer, workers }
     }
 }
 
 /// Executor over all rows, on all threads.
-pub(super) struct ByAll<'a, 'c> {
-    whole: &'a mut Whole,
+pub(super) struct AllRows<'a, 'c> {
+    whole: &'a mut Activations,
     transformer: &'a Transformer,
-    crew: &'a mut Crew<'c>,
+    workers: &'a mut WorkerSet<'c>,
 }
 
-impl Way for ByAll<'_, '_> {
-    fn product(&mut self, from: Place, linear: LinearId, finish: Finish, to: Place) {
+impl StepExecutor for AllRows<'_, '_> {
+    fn product(&mut self, from: ActivationBuffer, linear: LinearId, finish: Finish, to: ActivationBuffer) {
         let [input, out] = two(&mut self.whole.0, from, to);
         let Transformer { isa, weights, .. } = self.transformer;
-        let Crew { threads, rooms } = &mut *self.crew;
-        weights.linears.apply_by_all(*isa, threads, rooms, linear, input, finish, out);
+        let WorkerSet { threads, scratch } = &mut *self.workers;
+        weights.linears.apply_by_all(*isa, threads, scratch, linear, input, finish, out);
     }
 
     fn rows(
         &mut self,
-        stage: Stage,
-        from: Option<Place>,
-        to: Place,
-        work: impl Fn(Option<View<'_>>, &mut Window<'_>) + Sync,
+        stage: ComputeStage,
+        from: Option<ActivationBuffer>,
+        to: ActivationBuffer,
+        work: impl Fn(Option<MatrixView<'_>>, &mut Window<'_>) + Sync,
     ) {
         let (input, out) = match from {
             Some(from) => {
@@ -141,38 +141,38 @@ impl Way for ByAll<'_, '_> {
             }
             None => (None, &mut self.whole.0[to as usize]),
         };
-        if out.data().len() <= ALONE {
+        if out.data().len() <= SINGLE_THREAD_NUMBERS {
             let input = input.map(|input| input.view(0..out.rows()));
-            let laps = &mut self.crew.rooms[0].linear.laps;
-            let begin = laps.begin();
+            let stage_ticks = &mut self.workers.scratch[0].linear.stage_ticks;
+            let begin = stage_ticks.begin();
             work(input, &mut out.window());
-            laps.end(stage, begin);
+            stage_ticks.end(stage, begin);
             return;
         }
         let rows = out.rows();
-        self.crew.each(whole_rows(out, rows), |room, mut out| {
-            let begin = room.linear.laps.begin();
+        self.workers.each(whole_rows(out, rows), |scratch, mut out| {
+            let begin = scratch.linear.stage_ticks.begin();
             work(input.map(|input| input.view(out.rows())), &mut out);
-            room.linear.laps.end(stage, begin);
+            scratch.linear.stage_ticks.end(stage, begin);
         });
     }
 }
 
 /// Executor over a block of rows, on one thread.
-pub(super) struct Block<'a> {
-    windows: [Window<'a>; PLACES],
+pub(super) struct RowBlock<'a> {
+    windows: [Window<'a>; BUFFERS],
     transformer: &'a Transformer,
     scratch: &'a mut LinearScratch,
 }
 
-impl<'a> Block<'a> {
+impl<'a> RowBlock<'a> {
     /// Creates the executor from its windows; `between` is memory for the other buffers.
     pub(super) fn new(
         transformer: &'a Transformer,
         scratch: &'a mut LinearScratch,
         between: &'a mut [Matrix; 2],
         parts: BlockParts<'a>,
-    ) -> Block<'a> {
+    ) -> RowBlock<'a> {
         let ((states, projections), attended) = parts;
         let Architecture { hidden, feed_forward, .. } = &transformer.architecture;
         let [normed, expanded] = between;
@@ -180,12 +180,12 @@ impl<'a> Block<'a> {
         normed.resize(rows, *hidden);
         expanded.resize(rows, feed_forward.width);
         let windows = [states, projections, attended, normed.window(), expanded.window()];
-        Block { windows, transformer, scratch }
+        RowBlock { windows, transformer, scratch }
     }
 }
 
-impl Way for Block<'_> {
-    fn product(&mut self, from: Place, linear: LinearId, finish: Finish, to: Place) {
+impl StepExecutor for RowBlock<'_> {
+    fn product(&mut self, from: ActivationBuffer, linear: LinearId, finish: Finish, to: ActivationBuffer) {
         let [input, out] = two(&mut self.windows, from, to);
         let Transformer { isa, weights, .. } = self.transformer;
         weights.linears.apply(*isa, linear, input.view(), finish, out, self.scratch);
@@ -193,12 +193,12 @@ impl Way for Block<'_> {
 
     fn rows(
         &mut self,
-        stage: Stage,
-        from: Option<Place>,
-        to: Place,
-        work: impl Fn(Option<View<'_>>, &mut Window<'_>) + Sync,
+        stage: ComputeStage,
+        from: Option<ActivationBuffer>,
+        to: ActivationBuffer,
+        work: impl Fn(Option<MatrixView<'_>>, &mut Window<'_>) + Sync,
     ) {
-        let begin = self.scratch.laps.begin();
+        let begin = self.scratch.stage_ticks.begin();
         match from {
             Some(from) => {
                 let [input, out] = two(&mut self.windows, from, to);
@@ -206,17 +206,17 @@ impl Way for Block<'_> {
             }
             None => work(None, &mut self.windows[to as usize]),
         }
-        self.scratch.laps.end(stage, begin);
+        self.scratch.stage_ticks.end(stage, begin);
     }
 }
 
 /// Partitions the matrix into this number of parts of whole rows.
 fn whole_rows(matrix: &mut Matrix, parts: usize) -> Tiles<'_> {
-    let (rows, columns) = (Cut::even(matrix.rows(), parts, 1), Cut::whole(matrix.width()));
+    let (rows, columns) = (Partition::even(matrix.rows(), parts, 1), Partition::whole(matrix.width()));
     matrix.tiles(rows, columns)
 }
 
 /// Returns two different buffers, mutably.
-fn two<T>(places: &mut [T; PLACES], from: Place, to: Place) -> [&mut T; 2] {
-    places.get_disjoint_mut([from as usize, to as usize]).expect("a step reads and writes different buffers")
+fn two<T>(buffers: &mut [T; BUFFERS], from: ActivationBuffer, to: ActivationBuffer) -> [&mut T; 2] {
+    buffers.get_disjoint_mut([from as usize, to as usize]).expect("a step reads and writes different buffers")
 }

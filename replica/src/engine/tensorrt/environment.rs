@@ -7,11 +7,11 @@ use std::path::Path;
 pub const DRIVER: &str = "/proc/driver/nvidia/gpus";
 
 /// GPU name of the test double.
-pub const STAND_IN: &str = "stand-in";
+pub const TEST_DOUBLE: &str = "stand-in";
 
 /// GPUs and libraries of this machine and this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Here {
+pub struct EngineEnvironment {
     /// Names of the GPUs, each once.
     pub gpus: Vec<String>,
     /// Version of the loaded TensorRT library.
@@ -19,7 +19,7 @@ pub struct Here {
     /// Version of TensorRT-LLM at compile time.
     pub tensorrt_llm: String,
     /// Whether both are the test double.
-    pub stand_in: bool,
+    pub test_double: bool,
 }
 
 /// Returns the names of the GPUs in the driver's directory `driver`, each once; empty without a driver.

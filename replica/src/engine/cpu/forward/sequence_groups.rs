@@ -12,10 +12,10 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::layer::Step;
-use super::ways::{Block, Whole};
-use super::{Between, Crew, Room, Transformer};
-use crate::engine::cpu::matrix::{Cut, Matrix, Window};
+use super::executor::{Activations, RowBlock};
+use super::layer::LayerContext;
+use super::{Preemption, ThreadScratch, Transformer, WorkerSet};
+use crate::engine::cpu::matrix::{Matrix, Partition, Window};
 
 /// Approximate rows of a group: five full tiles. The activations of a group of MiniLM, 1.1 MB, fit a second-level
 /// cache.
@@ -26,7 +26,7 @@ const GROUPS_PER_THREAD: usize = 4;
 
 /// Activations of one group of sequences.
 #[derive(Default)]
-pub(super) struct Carried {
+pub(super) struct GroupScratch {
     projections: Matrix,
     attended: Matrix,
     /// Start of each sequence, and the end of the last one.
@@ -44,10 +44,10 @@ pub(super) fn cut(offsets: &[u32], threads: usize, groups: &mut Vec<u32>) -> boo
     // The same number for each thread, and each ends at the sequence end nearest to an even partition.
     let count = rows.div_ceil(GROUP_ROWS).next_multiple_of(threads);
     let nearest = |index: usize| {
-        let wanted = (index * rows / count) as u32;
-        let after = offsets.partition_point(|offset| *offset < wanted);
+        let target = (index * rows / count) as u32;
+        let after = offsets.partition_point(|offset| *offset < target);
         let before = after.saturating_sub(1);
-        if wanted - offsets[before] < offsets[after] - wanted { offsets[before] } else { offsets[after] }
+        if target - offsets[before] < offsets[after] - target { offsets[before] } else { offsets[after] }
     };
     groups.clear();
     groups.extend((0..=count).map(nearest));
@@ -58,14 +58,14 @@ pub(super) fn cut(offsets: &[u32], threads: usize, groups: &mut Vec<u32>) -> boo
 impl Transformer {
     /// Computes the states after the last layer, in `groups` of sequences. If some rows are picked, the computation
     /// ends with the last attention, whose output is stored for these `picks`.
-    pub(super) fn carry(
+    pub(super) fn run_groups(
         &self,
-        step: &Step<'_>,
-        crew: &mut Crew<'_>,
-        whole: &mut Whole,
+        step: &LayerContext<'_>,
+        workers: &mut WorkerSet<'_>,
+        whole: &mut Activations,
         offsets: &[u32],
         (groups, done, picks): (&[u32], &mut Vec<AtomicBool>, &[usize]),
-        between: &mut dyn Between,
+        preemption: &mut dyn Preemption,
     ) {
         let [states, attended] = whole.around_last(step.tokens.len(), &self.architecture);
         let (hidden, queries) = (states.width(), attended.width());
@@ -73,43 +73,43 @@ impl Transformer {
         done.resize_with(groups.len(), AtomicBool::default);
         loop {
             let interrupted = AtomicBool::new(false);
-            let due = &*between;
-            let states = states.tiles(Cut::At(groups), Cut::whole(hidden));
-            let attended = attended.tiles(Cut::At(groups), Cut::whole(queries));
-            crew.each((states, attended), |room, (states, mut attended)| {
+            let due = &*preemption;
+            let states = states.tiles(Partition::At(groups), Partition::whole(hidden));
+            let attended = attended.tiles(Partition::At(groups), Partition::whole(queries));
+            workers.each((states, attended), |scratch, (states, mut attended)| {
                 let rows = states.rows();
                 let done = &done[groups.partition_point(|begin| (*begin as usize) < rows.start)];
                 if interrupted.load(Relaxed) || done.load(Relaxed) {
                     return;
                 }
-                self.carry_group(step, room, states, offsets, !picks.is_empty());
+                self.run_group(step, scratch, states, offsets, !picks.is_empty());
                 let first = picks.partition_point(|pick| *pick < rows.start);
                 for pick in picks[first..].iter().take_while(|pick| **pick < rows.end) {
                     let row = pick - rows.start;
-                    attended.row_mut(row).copy_from_slice(room.carried.attended.view(row..row + 1).row(0));
+                    attended.row_mut(row).copy_from_slice(scratch.carried.attended.view(row..row + 1).row(0));
                 }
                 done.store(true, Relaxed);
-                if due.is_due() {
+                if due.is_pending() {
                     interrupted.store(true, Relaxed);
                 }
             });
             if !interrupted.into_inner() {
                 return;
             }
-            between.run(crew.threads);
+            preemption.run(workers.threads);
         }
     }
 
-    fn carry_group(
+    fn run_group(
         &self,
-        step: &Step<'_>,
-        room: &mut Room,
+        step: &LayerContext<'_>,
+        scratch: &mut ThreadScratch,
         mut states: Window<'_>,
         offsets: &[u32],
         to_attention: bool,
     ) {
-        let Room { attention: scratch, linear, block, carried } = room;
-        let Carried { projections, attended, offsets: own } = carried;
+        let ThreadScratch { attention: scratch, linear, block, carried } = scratch;
+        let GroupScratch { projections, attended, offsets: own } = carried;
         let rows = states.rows();
         let within = offsets.iter().map(|offset| *offset as usize).filter(|offset| rows.start <= *offset);
         own.clear();
@@ -119,19 +119,19 @@ impl Transformer {
         let (queries, keys) = (self.architecture.query_width(), self.architecture.key_value_width());
         projections.resize(rows.len(), queries + 2 * keys);
         attended.resize(rows.len(), queries);
-        let heads = Cut::even(queries, self.architecture.attention.key_value_heads, 1);
+        let heads = Partition::even(queries, self.architecture.attention.key_value_heads, 1);
         let layers = self.architecture.layers.len();
         let steps = if to_attention { layers } else { layers + 1 };
         for layer in 0..steps {
             let parts =
-                ((states.lend(), projections.window_from(rows.start)), attended.window_from(rows.start));
-            let mut way = Block::new(self, linear, block, parts);
+                ((states.reborrow(), projections.window_from(rows.start)), attended.window_from(rows.start));
+            let mut executor = RowBlock::new(self, linear, block, parts);
             match layer {
-                0 => step.begin(&mut way),
-                _ => step.follow(&mut way, layer - 1),
+                0 => step.begin(&mut executor),
+                _ => step.follow(&mut executor, layer - 1),
             }
             if layer < layers {
-                attended.tiles(Cut::At(own), heads).one_by_one(|mut out| {
+                attended.tiles(Partition::At(own), heads).one_by_one(|mut out| {
                     self.attend_part(layer, projections, &mut out, scratch);
                 });
             }
