@@ -86,7 +86,7 @@ impl CostModel {
         }
     }
 
-    /// What was learnt; `None` until batches of different sizes are done.
+    /// Returns the learnt cost; `None` until batches of different sizes are done.
     pub fn cost(&self) -> Option<BatchCost> {
         let fixed = self.fixed?;
         let per_token = (self.seconds - fixed * self.count) / self.tokens;

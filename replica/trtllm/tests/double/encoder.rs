@@ -1,4 +1,4 @@
-//! Encoders: packed batches over plain TensorRT.
+//! Tests of encoders: packed batches on plain TensorRT.
 
 use trtllm::{Encoder, EncoderConfig, EngineRows, ExecutorError, PackedBatch, Positions};
 
@@ -29,7 +29,7 @@ fn a_ragged_batch_has_the_rows_of_its_sequences_in_every_number_format() {
 }
 
 #[test]
-fn a_cross_encoder_hears_which_tokens_are_the_question_and_which_the_document() {
+fn a_cross_encoder_gets_the_token_types_of_query_and_document() {
     let engine = Engine::new("output logits");
     let encoder = engine.encoder();
     let types: [&[u32]; 2] = [&[0, 0, 1, 1, 1], &[0, 1]];
@@ -47,7 +47,7 @@ fn a_cross_encoder_hears_which_tokens_are_the_question_and_which_the_document() 
 }
 
 #[test]
-fn an_engine_without_an_input_for_types_is_given_none() {
+fn an_engine_without_an_input_for_types_gets_none() {
     let engine = Engine::new("types 0\noutput logits");
     let encoder = engine.encoder();
     let pending = encoder.submit(packed(&[&[5, 6]], Positions::AfterPadding(1))).unwrap();
@@ -59,7 +59,7 @@ fn an_engine_without_an_input_for_types_is_given_none() {
 }
 
 #[test]
-fn of_a_batch_that_fails_the_culprit_alone_fails() {
+fn of_a_failed_batch_only_the_failing_sequence_gets_the_error() {
     let engine = Engine::new("poison 9");
     let encoder = engine.encoder();
     let pending = encoder.submit(packed(&SEQUENCES, Positions::FromZero)).unwrap();
@@ -78,7 +78,7 @@ fn of_a_batch_that_fails_the_culprit_alone_fails() {
 }
 
 #[test]
-fn it_takes_the_batches_that_the_engine_was_built_for_and_none_that_is_larger() {
+fn batches_hold_at_the_limits_of_the_engine_and_larger_ones_are_rejected() {
     let engine = Engine::new("input_ids 6\ninput_lengths 2\nmax_input_length 4");
     let encoder = engine.encoder();
     let submit = |sequences: &[&[u32]]| encoder.submit(packed(sequences, Positions::FromZero));
@@ -96,7 +96,7 @@ fn it_takes_the_batches_that_the_engine_was_built_for_and_none_that_is_larger() 
     }
 }
 
-/// An engine that computes once the file is there.
+/// Returns an engine that computes once the gate file exists.
 fn slow() -> (Engine, tempfile::TempDir) {
     let gate = tempfile::tempdir().expect("a folder");
     (Engine::new(&format!("wait_for {}", gate.path().join("open").display())), gate)
@@ -107,13 +107,13 @@ fn open(gate: &tempfile::TempDir) {
 }
 
 #[test]
-fn one_batch_more_than_it_keeps_is_refused_and_who_went_away_is_not_computed() {
+fn a_batch_beyond_the_queue_is_rejected_and_cancelled_sequences_are_not_computed() {
     let (engine, gate) = slow();
     let encoder = engine.encoder();
     let batch = || packed(&SEQUENCES, Positions::FromZero);
     let computed = encoder.submit(batch()).unwrap();
     let mut waiting = Vec::new();
-    until("two batches wait and a third is refused", || match encoder.submit(batch()) {
+    until("two batches are queued and a third is rejected", || match encoder.submit(batch()) {
         Ok(pending) => {
             waiting.push(pending);
             false
@@ -132,11 +132,11 @@ fn one_batch_more_than_it_keeps_is_refused_and_who_went_away_is_not_computed() {
         assert_eq!(answer(pending).unwrap().numbers, encoded(tokens, &zeros(tokens), 0, WIDTH).0);
     }
     let counters = encoder.counters();
-    assert_eq!((counters.iterations, counters.completed), (2, 5), "a batch that nobody waits for is not run");
+    assert_eq!((counters.iterations, counters.completed), (2, 5), "a cancelled batch is not computed");
 }
 
 #[test]
-fn at_the_end_what_is_computed_is_finished_and_what_waits_is_told() {
+fn shutdown_finishes_the_current_batch_and_ends_the_queued_ones() {
     let (engine, gate) = slow();
     let encoder = engine.encoder();
     let batch = || packed(&[&[1, 2]], Positions::FromZero);
@@ -147,7 +147,7 @@ fn at_the_end_what_is_computed_is_finished_and_what_waits_is_told() {
     }
     std::thread::scope(|scope| {
         scope.spawn(|| encoder.shutdown());
-        until("it takes nothing more", || {
+        until("it rejects further batches", || {
             encoder.submit(batch()).is_err_and(|why| why == ExecutorError::Closed)
         });
         open(&gate);
@@ -157,7 +157,7 @@ fn at_the_end_what_is_computed_is_finished_and_what_waits_is_told() {
 }
 
 #[test]
-fn an_engine_that_cannot_be_run_says_why() {
+fn an_engine_that_cannot_be_opened_returns_the_reason() {
     let engine = Engine::new("extra_input attention_mask");
     let encoder = engine.encoder();
     let pending = encoder.submit(packed(&[&[1]], Positions::FromZero)).unwrap();

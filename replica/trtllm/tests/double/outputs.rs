@@ -1,4 +1,4 @@
-//! Every tensor that a decoder can be asked for, in every number format.
+//! Tests of every output tensor of a decoder, in every number format.
 
 use trtllm::{Decoder, EngineRows, OutputTensor, versions};
 
@@ -6,7 +6,7 @@ use crate::engines::{Engine, HIDDEN, VOCABULARY, answer, decoded, pooled, pooled
 
 const SEQUENCES: [&[u32]; 4] = [&[1], &[2, 3, 4, 5, 6], &[7, 8], &[9, 10, 11, 12, 13, 14, 15, 16, 17]];
 
-/// The answers to all of them, asked at once.
+/// Returns the results of all sequences, submitted at once.
 fn answers(decoder: &Decoder) -> Vec<EngineRows> {
     let pending: Vec<_> = SEQUENCES.map(|tokens| decoder.submit(tokens).expect("room")).into();
     pending.into_iter().map(|pending| answer(pending).expect("rows")).collect()
@@ -39,14 +39,14 @@ fn every_output_is_right_in_every_number_format() {
 }
 
 #[test]
-fn an_engine_without_the_tap_says_that_it_lacks_the_output() {
+fn an_engine_without_the_additional_output_is_rejected() {
     let engine = Engine::new("tap another");
     let error = answer(engine.decoder().submit(&[1]).unwrap()).unwrap_err();
     assert!(error.to_string().contains("lacks the output"), "{error}");
 }
 
 #[test]
-fn a_sequence_is_answered_alike_alone_and_in_company() {
+fn a_sequence_has_the_same_rows_alone_and_in_a_batch() {
     let engine = Engine::new("");
     let decoder = engine.decoder();
     let alone = SEQUENCES.map(|tokens| answer(decoder.submit(tokens).unwrap()).unwrap());
@@ -55,14 +55,14 @@ fn a_sequence_is_answered_alike_alone_and_in_company() {
 }
 
 #[test]
-fn the_stand_in_says_what_it_is() {
+fn the_test_double_reports_its_versions() {
     let versions = versions();
     assert!(versions.double);
     assert_eq!((versions.tensorrt_llm.as_str(), versions.tensorrt.as_str()), ("1.2.1-double", "10.14.1"));
 }
 
 #[test]
-fn what_was_computed_is_counted() {
+fn computed_requests_are_counted() {
     let engine = Engine::new("");
     let decoder = engine.decoder();
     answers(&decoder);
@@ -72,6 +72,6 @@ fn what_was_computed_is_counted() {
     assert_eq!(
         decoder.counters().unwrap().completed,
         4,
-        "the executor tells only what is new; the sum is kept"
+        "the executor reports differences; the sum is kept"
     );
 }
