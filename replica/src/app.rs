@@ -195,7 +195,7 @@ impl App {
             identity: self.service.get().map(|service| service.identity.clone()),
             state: self.life().into(),
             pending_tokens,
-            lookup_tokens: Some(batcher.map_or(0, Batcher::lookup_tokens)),
+            interactive_tokens: Some(batcher.map_or(0, Batcher::lookup_tokens)),
             pending_inputs,
             requests_total: self.metrics.requests_total(),
             tokens_per_second,

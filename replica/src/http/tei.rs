@@ -182,12 +182,12 @@ async fn labelled(call: Arc<Call>, body: Vec<u8>, as_infinity: bool) -> Result<A
 pub(super) async fn tokenize(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.inputs();
     let asked = call.parse(body, move |body| TokenizeRequest::parse(body, limit)).await?;
-    let TokenizeRequest { texts, answer, add_special_tokens, prompt } = asked;
+    let TokenizeRequest { texts, format, add_special_tokens, prompt } = asked;
     let prompt = match &call.service().purpose {
         Purpose::Embed(embedding) => embedding.prompt(&prompt)?,
         Purpose::Label(labelling) => labelling.prompt.clone(),
     };
-    let named = match &answer {
+    let named = match &format {
         TokenizeFormat::Tei { single } => InputField { field: "inputs", single: *single },
         TokenizeFormat::Vllm(asked) => {
             call.model(asked.model.clone())?;
@@ -200,7 +200,7 @@ pub(super) async fn tokenize(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, R
     let count: usize = tokens.iter().map(Vec::len).sum();
     let spent = tokenized(&call, inputs, count, started.elapsed())?;
     let max_input_tokens = call.service().readable.max_input_tokens;
-    let write = move || match answer {
+    let write = move || match format {
         TokenizeFormat::Tei { single: _ } => super::to_json(&tokens),
         TokenizeFormat::Vllm(VllmTokenizeOptions { model: _, with_texts }) => {
             write_tokens(&tokens.concat(), max_input_tokens, with_texts)

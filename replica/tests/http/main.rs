@@ -273,12 +273,7 @@ fn the_limit_of_bytes_holds_at_it_and_one_past_it() {
     let replica = Served::start("[limits]\nmax_body_bytes = 4096\n");
     let post = |body: &str| replica.call("POST", "/v1/embeddings", &[], body.as_bytes());
     assert_eq!(post(&body_of(4096)).status, 200);
-    check_refused(
-        &post(&body_of(4097)),
-        ErrorCode::BodyTooLarge,
-        None,
-        "4097 bytes and the limit is 4096",
-    );
+    check_refused(&post(&body_of(4097)), ErrorCode::BodyTooLarge, None, "4097 bytes and the limit is 4096");
 
     let chunked = |body: &str| {
         let mut stream = replica.open("POST", "/v1/embeddings", &[], None);

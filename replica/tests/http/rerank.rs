@@ -322,7 +322,10 @@ fn a_model_that_judges_by_words_reads_pairs_and_says_so() {
         let refused = replica.post(path, &body);
         let says = refused.text();
         assert_eq!(refused.status, if path == "/classify" { 400 } else { 422 }, "{path}: {says}");
-        assert!(says.contains(&format!("`{place}` is one text, and this model is a cross-encoder")), "{path}: {says}");
+        assert!(
+            says.contains(&format!("`{place}` is one text, and this model is a cross-encoder")),
+            "{path}: {says}"
+        );
     }
     let long = json!({"query": "wind", "texts": ["wind ".repeat(100)]});
     let refused = replica.post("/rerank", &long);

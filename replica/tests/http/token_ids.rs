@@ -15,7 +15,12 @@ fn token_ids_of_an_unnamed_tokenizer_are_refused_and_those_of_this_one_are_compu
         let unnamed = replica.embed(&json!({"model": "small", "input": input}));
         check_refused(&unnamed, ErrorCode::InvalidValue, Some("input"), "check_embedding_ctx_length=False");
         let other = replica.embed(&json!({"model": "small", "input": input, "tokenizer": "cl100k_base"}));
-        check_refused(&other, ErrorCode::InvalidValue, Some("tokenizer"), "is the tokenizer of another model");
+        check_refused(
+            &other,
+            ErrorCode::InvalidValue,
+            Some("tokenizer"),
+            "is the tokenizer of another model",
+        );
         let digest = replica.get("/info")["model_sha"].clone();
         let named = replica.embed(&json!({"model": "small", "input": input, "tokenizer": digest}));
         assert_eq!((named.status, &named.json()["data"]), (200, &of_text.json()["data"]));

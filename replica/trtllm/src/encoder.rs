@@ -176,8 +176,13 @@ fn work(engine: &UniquePtr<bridge::Encoder>, jobs: &Receiver<EncodeJob>, totals:
         }
         let awaited: Vec<bool> = job.slots.iter().map(|slot| slot.is_awaited()).collect();
         let batch = job.batch.only(|index| awaited[index]);
-        let slots: Vec<&ResultSlot> =
-            job.slots.iter().zip(&awaited).filter(|(_, awaited)| **awaited).map(|(slot, _)| &**slot).collect();
+        let slots: Vec<&ResultSlot> = job
+            .slots
+            .iter()
+            .zip(&awaited)
+            .filter(|(_, awaited)| **awaited)
+            .map(|(slot, _)| &**slot)
+            .collect();
         if slots.is_empty() {
             continue;
         }

@@ -26,7 +26,7 @@ pub mod numbers;
 pub mod packed;
 pub mod result;
 
-pub use decoder::{Decoder, DecoderConfig, DecoderOutput};
+pub use decoder::{Decoder, DecoderConfig, OutputTensor};
 pub use encoder::{Encoder, EncoderConfig};
 pub use numbers::EngineRows;
 pub use packed::{PackedBatch, Positions};

@@ -54,8 +54,8 @@ impl EngineRows {
         let Some(format) = Format::numbered(format) else {
             return Err("the output is neither fp32 nor fp16 nor bf16".to_owned());
         };
-        let wanted = rows.checked_mul(width).and_then(|numbers| numbers.checked_mul(format.width()));
-        if wanted != Some(bytes.len()) || width == 0 {
+        let expected = rows.checked_mul(width).and_then(|numbers| numbers.checked_mul(format.width()));
+        if expected != Some(bytes.len()) || width == 0 {
             let got = bytes.len();
             return Err(format!(
                 "the output has {got} bytes, which do not match {rows} rows of {width} {format:?}"

@@ -52,12 +52,12 @@ pub struct Pending {
 #[derive(Default)]
 pub(crate) struct ResultSlot {
     state: Mutex<State>,
-    answered: Condvar,
+    ready: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    answer: Option<RequestResult>,
+    result: Option<RequestResult>,
     /// Whether the caller has dropped the request.
     abandoned: bool,
     waker: Option<Waker>,
@@ -65,13 +65,13 @@ struct State {
 
 impl ResultSlot {
     /// Stores the result; a second one is ignored.
-    pub(crate) fn put(&self, answer: RequestResult) {
+    pub(crate) fn put(&self, result: RequestResult) {
         let mut state = self.lock();
-        if state.answer.is_none() && !state.abandoned {
-            state.answer = Some(answer);
+        if state.result.is_none() && !state.abandoned {
+            state.result = Some(result);
             let waker = state.waker.take();
             drop(state);
-            self.answered.notify_all();
+            self.ready.notify_all();
             if let Some(waker) = waker {
                 waker.wake();
             }
@@ -92,36 +92,36 @@ impl Pending {
     /// Blocks this thread until the request has ended.
     pub fn wait(mut self) -> RequestResult {
         let mut state = self.slot.lock();
-        let answer = loop {
-            match state.answer.take() {
-                Some(answer) => break answer,
+        let result = loop {
+            match state.result.take() {
+                Some(result) => break result,
                 None => {
-                    state = self.slot.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.slot.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             }
         };
         drop(state);
         self.abandon = None;
-        answer
+        result
     }
 
     /// Blocks this thread until the request has ended or `end` has passed; in the latter case the request continues.
     pub fn wait_until(mut self, end: Instant) -> Result<RequestResult, Pending> {
         let mut state = self.slot.lock();
-        let answer = loop {
-            if let Some(answer) = state.answer.take() {
-                break answer;
+        let result = loop {
+            if let Some(result) = state.result.take() {
+                break result;
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 drop(state);
                 return Err(self);
             }
-            state = self.slot.answered.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.slot.ready.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
         drop(state);
         self.abandon = None;
-        Ok(answer)
+        Ok(result)
     }
 }
 
@@ -130,11 +130,11 @@ impl Future for Pending {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<RequestResult> {
         let mut state = self.slot.lock();
-        match state.answer.take() {
-            Some(answer) => {
+        match state.result.take() {
+            Some(result) => {
                 drop(state);
                 self.abandon = None;
-                Poll::Ready(answer)
+                Poll::Ready(result)
             }
             None => {
                 state.waker = Some(context.waker().clone());
@@ -149,7 +149,7 @@ impl Drop for Pending {
         let Some(abandon) = self.abandon.take() else { return };
         let mut state = self.slot.lock();
         state.abandoned = true;
-        let awaited = state.answer.is_none();
+        let awaited = state.result.is_none();
         drop(state);
         if awaited {
             abandon();
@@ -229,11 +229,11 @@ mod tests {
         let (slot, abandoned) = (Arc::new(ResultSlot::default()), Arc::new(AtomicUsize::new(0)));
         let waiting = pending(&slot, &abandoned);
         let end = Instant::now() + Duration::from_secs(60);
-        let answer = thread::scope(|scope| {
+        let result = thread::scope(|scope| {
             let waits = scope.spawn(|| waiting.wait_until(end).unwrap());
             slot.put(Err(ExecutorError::Cancelled));
             waits.join().unwrap()
         });
-        assert_eq!(answer, Err(ExecutorError::Cancelled));
+        assert_eq!(result, Err(ExecutorError::Cancelled));
     }
 }

@@ -352,11 +352,11 @@ impl<T: BatchInput> BatchPlanner<T> {
     /// and the engine may cancel it.
     pub fn has_waiting_owner(&mut self, job: JobId) -> bool {
         let Some(found) = self.jobs.get(job) else { return false };
-        let wanted = found.owners.iter().any(|owner| self.requests.contains_key(&owner.request));
-        if !wanted {
+        let has_owner = found.owners.iter().any(|owner| self.requests.contains_key(&owner.request));
+        if !has_owner {
             self.jobs.seal(job);
         }
-        wanted
+        has_owner
     }
 
     /// Returns whether no request is queued.

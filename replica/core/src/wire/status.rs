@@ -35,7 +35,7 @@ pub struct StatusV1 {
     /// Queued tokens of interactive requests: the backlog of a new interactive request, besides the batch that is being
     /// computed. Absent from replicas that do not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lookup_tokens: Option<u64>,
+    pub interactive_tokens: Option<u64>,
     /// Inputs that are queued or being computed.
     pub pending_inputs: u64,
     /// Inference requests since the start, rejected ones included.

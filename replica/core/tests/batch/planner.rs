@@ -162,7 +162,7 @@ impl Model {
 
     fn push(&mut self, priority: Priority, class: u8, texts: Vec<u64>, life: Option<u64>) {
         let loads = self.planner.loads();
-        let asked = loads.interactive.requested.tokens + loads.bulk.requested.tokens;
+        let requested = loads.interactive.requested.tokens + loads.bulk.requested.tokens;
         let tokens: u64 = texts.iter().sum();
         let deadline = life.map(|millis| self.now + Duration::from_millis(millis));
         let inputs = texts.iter().map(|text| Text::new(*text, *text).of_class(class)).collect();
@@ -181,7 +181,7 @@ impl Model {
                     "rejected although its priority is empty"
                 );
                 assert!(
-                    asked + tokens > limit || priority == Priority::Bulk,
+                    requested + tokens > limit || priority == Priority::Bulk,
                     "rejected although there is capacity"
                 );
             }
@@ -306,8 +306,8 @@ proptest! {
         for step in steps {
             world.apply(step);
             let loads = world.planner.loads();
-            let asked = loads.interactive.requested.tokens + loads.bulk.requested.tokens;
-            prop_assert!(asked <= QUEUE + 2 * largest, "{asked} tokens are queued");
+            let requested = loads.interactive.requested.tokens + loads.bulk.requested.tokens;
+            prop_assert!(requested <= QUEUE + 2 * largest, "{requested} tokens are queued");
         }
     }
 

@@ -87,8 +87,8 @@ mod tests {
         let biases = DistanceBiases::alibi(2, 4);
         let unit = std::f32::consts::LOG2_E;
         // The slope of the first of two heads is 1/16 per token.
-        let wanted: Vec<f32> = [2.0_f32, 1.0, 0.0, 1.0].iter().map(|far| -far / 16.0 * unit).collect();
-        assert_eq!(&biases.of(0, 2, 0)[..4], wanted);
+        let expected: Vec<f32> = [2.0_f32, 1.0, 0.0, 1.0].iter().map(|far| -far / 16.0 * unit).collect();
+        assert_eq!(&biases.of(0, 2, 0)[..4], expected);
         assert_eq!(biases.of(1, 3, 3)[0], 0.0);
     }
 

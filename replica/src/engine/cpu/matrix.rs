@@ -26,9 +26,9 @@ pub(super) struct Matrix {
 impl Matrix {
     /// Resizes the matrix. Its content is lost.
     pub(super) fn resize(&mut self, rows: usize, width: usize) {
-        let wanted = rows * width + LINE_BYTES / size_of::<f32>();
-        if self.data.len() < wanted {
-            self.data = vec![0.0; wanted];
+        let needed = rows * width + LINE_BYTES / size_of::<f32>();
+        if self.data.len() < needed {
+            self.data = vec![0.0; needed];
             self.start = self.data.as_ptr().align_offset(LINE_BYTES);
         }
         (self.rows, self.width) = (rows, width);
@@ -352,16 +352,16 @@ mod tests {
     #[test]
     fn windows_cover_a_matrix_and_do_not_overlap() {
         let painted = paint(3, 5, Partition::At(&[0, 1, 1, 3]), Partition::even(5, 2, 2));
-        let wanted = [[0., 0., 1., 1., 1.], [4., 4., 5., 5., 5.], [4., 4., 5., 5., 5.]];
-        assert_eq!(painted, wanted.as_flattened());
+        let expected = [[0., 0., 1., 1., 1.], [4., 4., 5., 5., 5.], [4., 4., 5., 5., 5.]];
+        assert_eq!(painted, expected.as_flattened());
     }
 
     #[test]
     fn parts_are_of_nearly_equal_size_and_whole_units() {
-        let check = |total, parts, unit, wanted: &[Range<usize>]| {
+        let check = |total, parts, unit, expected: &[Range<usize>]| {
             let cut = Partition::even(total, parts, unit);
             let ranges: Vec<Range<usize>> = (0..cut.len()).map(|index| cut.range(index)).collect();
-            assert_eq!(ranges, wanted, "{total} in {parts} parts of units of {unit}");
+            assert_eq!(ranges, expected, "{total} in {parts} parts of units of {unit}");
         };
         check(10, 3, 1, &[0..3, 3..6, 6..10]);
         check(70, 2, 32, &[0..32, 32..70]);

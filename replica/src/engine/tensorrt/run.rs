@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 use trtllm::packed::Positions;
 use trtllm::{
-    Decoder, DecoderConfig, Encoder, EncoderConfig, ExecutorError as Failure, OutputTensor, Pending, EngineRows,
+    Decoder, DecoderConfig, Encoder, EncoderConfig, EngineRows, ExecutorError as Failure, OutputTensor,
+    Pending,
 };
 
 use self::part::{Part, PartLimits, parts};

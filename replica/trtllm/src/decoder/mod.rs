@@ -227,8 +227,8 @@ impl Shared {
                 self.end(&ExecutorError::Broken(failure));
                 return;
             }
-            for (slot, answer) in self.collect(&answers) {
-                slot.put(answer);
+            for (slot, result) in self.collect(&answers) {
+                slot.put(result);
             }
             while let Some((submission, slot)) = self.next() {
                 if let Err(error) = self.enter(submission) {
@@ -249,10 +249,11 @@ impl Shared {
 
     fn collect(&self, answers: &bridge::Answers) -> Vec<(Arc<ResultSlot>, RequestResult)> {
         // Numbers are converted before the lock is taken.
-        let said: Vec<(u64, ExecutorResponse)> =
-            (0..answers.size()).map(|index| (answers.tag(index), said(answers, index))).collect();
+        let responses: Vec<(u64, ExecutorResponse)> = (0..answers.size())
+            .map(|index| (answers.tag(index), executor_response(answers, index)))
+            .collect();
         let mut scheduler = self.lock();
-        said.into_iter().filter_map(|(tag, said)| scheduler.responded(tag, said)).collect()
+        responses.into_iter().filter_map(|(tag, response)| scheduler.responded(tag, response)).collect()
     }
 
     fn next(&self) -> Option<(Submission, Arc<ResultSlot>)> {
@@ -281,7 +282,7 @@ impl Shared {
     }
 
     fn end(&self, why: &ExecutorError) {
-        let (slots, ids) = self.lock().end(why);
+        let (slots, ids) = self.lock().shut_down(why);
         self.work.notify_all();
         slots.iter().for_each(|slot| slot.put(Err(why.clone())));
         for id in ids {
@@ -325,7 +326,7 @@ fn settings(config: &DecoderConfig, max_requests: u32) -> bridge::DecoderSetting
     }
 }
 
-fn said(answers: &bridge::Answers, index: usize) -> ExecutorResponse {
+fn executor_response(answers: &bridge::Answers, index: usize) -> ExecutorResponse {
     let message = || bridge::failure(answers.message(index)).unwrap_or_default();
     match answers.kind(index) {
         0 => {

@@ -131,7 +131,7 @@ impl RequestScheduler {
     ) -> Option<(Arc<ResultSlot>, RequestResult)> {
         let retried = self.retried.take_if(|retried| *retried == tag).is_some();
         let entry = self.entries.get_mut(&tag)?;
-        let answer = match response {
+        let result = match response {
             ExecutorResponse::Rows(rows) => Ok(rows),
             ExecutorResponse::Cancelled => Err(ExecutorError::Cancelled),
             ExecutorResponse::TimedOut => Err(ExecutorError::TimedOut),
@@ -146,7 +146,7 @@ impl RequestScheduler {
                 return None;
             }
         };
-        self.entries.remove(&tag).map(|entry| (entry.slot, answer))
+        self.entries.remove(&tag).map(|entry| (entry.slot, result))
     }
 
     /// Returns the next request to submit.
@@ -251,39 +251,43 @@ mod tests {
         EngineRows { width: 1, numbers: vec![1.0] }
     }
 
-    fn answer(scheduler: &mut RequestScheduler, tag: u64, said: ExecutorResponse) -> Option<RequestResult> {
-        scheduler.responded(tag, said).map(|(_, answer)| answer)
+    fn respond(
+        scheduler: &mut RequestScheduler,
+        tag: u64,
+        response: ExecutorResponse,
+    ) -> Option<RequestResult> {
+        scheduler.responded(tag, response).map(|(_, result)| result)
     }
 
     #[test]
     fn of_a_failed_batch_only_requests_that_fail_alone_are_failed() {
         let (mut scheduler, _) = scheduler(8, 3);
         for tag in 1..=3 {
-            assert_eq!(answer(&mut scheduler, tag, failed()), None, "a batch error is not reported");
+            assert_eq!(respond(&mut scheduler, tag, failed()), None, "a batch error is not reported");
             let all_out = tag == 3;
             let first = all_out.then(|| Submission { tag: 1, tokens: vec![1] });
             assert_eq!(scheduler.next(), first, "the first suspect is retried when the executor is empty");
         }
         assert_eq!(scheduler.next(), None, "one at a time");
-        assert_eq!(answer(&mut scheduler, 1, ExecutorResponse::Rows(rows())), Some(Ok(rows())));
+        assert_eq!(respond(&mut scheduler, 1, ExecutorResponse::Rows(rows())), Some(Ok(rows())));
         assert_eq!(scheduler.next().map(|next| next.tag), Some(2));
         let culprit = Err(ExecutorError::BatchFailed("a kernel failed".to_owned()));
-        assert_eq!(answer(&mut scheduler, 2, failed()), Some(culprit));
+        assert_eq!(respond(&mut scheduler, 2, failed()), Some(culprit));
         assert_eq!(scheduler.next().map(|next| next.tag), Some(3));
-        assert_eq!(answer(&mut scheduler, 3, ExecutorResponse::Rows(rows())), Some(Ok(rows())));
+        assert_eq!(respond(&mut scheduler, 3, ExecutorResponse::Rows(rows())), Some(Ok(rows())));
         assert!(!scheduler.is_busy());
     }
 
     #[test]
     fn requests_that_arrive_while_suspects_are_retried_wait_in_order() {
         let (mut scheduler, _) = scheduler(8, 1);
-        assert_eq!(answer(&mut scheduler, 1, failed()), None);
+        assert_eq!(respond(&mut scheduler, 1, failed()), None);
         let late = Arc::new(ResultSlot::default());
         assert_eq!(scheduler.add(&late, &[7]), Ok((2, false)));
         assert_eq!(scheduler.add(&late, &[8]), Ok((3, false)));
         assert_eq!(scheduler.next().map(|next| next.tag), Some(1));
         assert_eq!(scheduler.next(), None);
-        assert_eq!(answer(&mut scheduler, 1, ExecutorResponse::Rows(rows())), Some(Ok(rows())));
+        assert_eq!(respond(&mut scheduler, 1, ExecutorResponse::Rows(rows())), Some(Ok(rows())));
         let next: Vec<u64> = std::iter::from_fn(|| scheduler.next().map(|next| next.tag)).collect();
         assert_eq!(next, [2, 3]);
         assert_eq!(scheduler.add(&late, &[9]), Ok((4, true)));
@@ -294,8 +298,8 @@ mod tests {
         let (mut scheduler, _) = scheduler(8, 2);
         let message = format!("{REQUEST_ERROR_PREFIX}: too long");
         let rejected = Err(ExecutorError::Rejected(message.clone()));
-        assert_eq!(answer(&mut scheduler, 1, ExecutorResponse::Failed(message)), Some(rejected));
-        assert_eq!(answer(&mut scheduler, 2, ExecutorResponse::Rows(rows())), Some(Ok(rows())));
+        assert_eq!(respond(&mut scheduler, 1, ExecutorResponse::Failed(message)), Some(rejected));
+        assert_eq!(respond(&mut scheduler, 2, ExecutorResponse::Rows(rows())), Some(Ok(rows())));
     }
 
     #[test]
@@ -303,7 +307,7 @@ mod tests {
         let (mut scheduler, _) = scheduler(2, 2);
         let slot = Arc::new(ResultSlot::default());
         assert_eq!(scheduler.add(&slot, &[3]), Err(ExecutorError::Overloaded));
-        assert_eq!(answer(&mut scheduler, 1, ExecutorResponse::Rows(rows())), Some(Ok(rows())));
+        assert_eq!(respond(&mut scheduler, 1, ExecutorResponse::Rows(rows())), Some(Ok(rows())));
         assert_eq!(scheduler.add(&slot, &[3]), Ok((3, true)));
         assert_eq!(scheduler.add(&slot, &[4]), Err(ExecutorError::Overloaded));
     }
@@ -314,7 +318,7 @@ mod tests {
         assert_eq!(scheduler.abandon(1), Some(101), "in the executor: by its id");
         assert_eq!(scheduler.len(), 2, "it occupies a slot until the executor confirms");
         assert_eq!(
-            answer(&mut scheduler, 1, failed()),
+            respond(&mut scheduler, 1, failed()),
             Some(Err(ExecutorError::Cancelled)),
             "it is not retried"
         );
@@ -322,10 +326,10 @@ mod tests {
         assert_eq!(scheduler.add(&slot, &[3]), Ok((3, true)));
         assert_eq!(scheduler.abandon(3), None, "being submitted: not yet");
         assert!(scheduler.submitted(3, 103), "as soon as it is in the executor");
-        assert_eq!(answer(&mut scheduler, 2, failed()), None);
+        assert_eq!(respond(&mut scheduler, 2, failed()), None);
         assert_eq!(scheduler.abandon(2), None, "queued here: removed");
         assert_eq!(
-            answer(&mut scheduler, 3, ExecutorResponse::Cancelled),
+            respond(&mut scheduler, 3, ExecutorResponse::Cancelled),
             Some(Err(ExecutorError::Cancelled))
         );
         assert_eq!((scheduler.next(), scheduler.is_busy()), (None, false));
@@ -334,7 +338,10 @@ mod tests {
     #[test]
     fn a_suspect_that_the_executor_rejects_does_not_block_others() {
         let (mut scheduler, _) = scheduler(8, 2);
-        assert_eq!((answer(&mut scheduler, 1, failed()), answer(&mut scheduler, 2, failed())), (None, None));
+        assert_eq!(
+            (respond(&mut scheduler, 1, failed()), respond(&mut scheduler, 2, failed())),
+            (None, None)
+        );
         assert_eq!(scheduler.next().map(|next| next.tag), Some(1));
         assert!(scheduler.rejected(1).is_some());
         assert_eq!(scheduler.next().map(|next| next.tag), Some(2));
@@ -345,11 +352,11 @@ mod tests {
         let (mut scheduler, _) = scheduler(8, 2);
         let slot = Arc::new(ResultSlot::default());
         assert_eq!(scheduler.add(&slot, &[3]), Ok((3, true)));
-        let (slots, ids) = scheduler.end(&ExecutorError::Closed);
+        let (slots, ids) = scheduler.shut_down(&ExecutorError::Closed);
         assert_eq!((slots.len(), ids), (3, vec![101, 102]));
         assert_eq!(scheduler.add(&slot, &[4]), Err(ExecutorError::Closed));
         assert_eq!((scheduler.next(), scheduler.is_busy(), scheduler.is_shut_down()), (None, false, true));
-        let (slots, _) = scheduler.end(&ExecutorError::Broken("later".to_owned()));
+        let (slots, _) = scheduler.shut_down(&ExecutorError::Broken("later".to_owned()));
         assert!(slots.is_empty());
         assert_eq!(scheduler.add(&slot, &[4]), Err(ExecutorError::Closed), "the first reason is kept");
     }

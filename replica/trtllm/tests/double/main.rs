@@ -11,4 +11,3 @@ mod engines;
 mod failures;
 mod outputs;
 mod shutdown;
-

@@ -69,9 +69,5 @@ fn computed_requests_are_counted() {
     let counters = decoder.counters().unwrap();
     assert_eq!((counters.completed, counters.pending), (4, 0));
     assert!(counters.iterations >= 1 && counters.busy_ms > 0.0 && counters.gpu_bytes > 0, "{counters:?}");
-    assert_eq!(
-        decoder.counters().unwrap().completed,
-        4,
-        "the executor reports differences; the sum is kept"
-    );
+    assert_eq!(decoder.counters().unwrap().completed, 4, "the executor reports differences; the sum is kept");
 }

@@ -58,7 +58,9 @@ fn requests_that_are_submitted_during_shutdown_end() {
                 });
             }
             scope.spawn(|| {
-                until("at least one request was computed", || decoder.counters().is_ok_and(|now| now.completed > 0));
+                until("at least one request was computed", || {
+                    decoder.counters().is_ok_and(|now| now.completed > 0)
+                });
                 assert_eq!(decoder.shutdown(), Ok(()));
             });
         });

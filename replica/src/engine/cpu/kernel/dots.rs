@@ -309,7 +309,7 @@ mod tests {
                     );
                     for (row, sums) in sums.0[..rows].iter().enumerate() {
                         for (column, sum) in sums.iter().enumerate() {
-                            let wanted: i32 = (0..stride)
+                            let expected: i32 = (0..stride)
                                 .map(|input| {
                                     let weight =
                                         panel[input / GROUP][GROUP * column + input % GROUP].cast_signed();
@@ -317,7 +317,7 @@ mod tests {
                                 })
                                 .sum();
                             assert_eq!(
-                                *sum, wanted,
+                                *sum, expected,
                                 "{dots:?}, {groups} groups, row {row} of {rows}, column {column}"
                             );
                         }

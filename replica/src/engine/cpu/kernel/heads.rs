@@ -95,8 +95,8 @@ mod tests {
             assert_eq!(rows[..12], [2.0; 12], "position 0 is scaled only");
             assert_eq!(rows[12..16], [1.0; 4], "values are unchanged");
             for head in rows[16..28].chunks_exact(4) {
-                for (found, wanted) in head.iter().zip(turned) {
-                    assert!((found - wanted).abs() < 1e-6, "{isa:?}: {head:?}");
+                for (found, expected) in head.iter().zip(turned) {
+                    assert!((found - expected).abs() < 1e-6, "{isa:?}: {head:?}");
                 }
             }
             assert_eq!(rows[28..], [1.0; 4]);

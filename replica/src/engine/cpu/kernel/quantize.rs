@@ -181,9 +181,9 @@ mod tests {
             isa.run(Quantize { rows: matrix.view(0..1), out: &mut out });
             out.bytes()[..100].to_vec()
         };
-        let wanted = bytes(Isa::best());
+        let expected = bytes(Isa::best());
         for isa in Isa::available() {
-            assert_eq!(bytes(isa), wanted, "{isa:?}");
+            assert_eq!(bytes(isa), expected, "{isa:?}");
         }
     }
 }

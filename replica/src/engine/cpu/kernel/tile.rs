@@ -209,10 +209,10 @@ mod tests {
                         );
                         for column in 0..columns {
                             let products = lines.iter().zip(&numbers[row * stride..]);
-                            let wanted: f64 = products
+                            let expected: f64 = products
                                 .map(|(line, number)| f64::from(line[column]) * f64::from(*number))
                                 .sum();
-                            let error = (f64::from(together[row][column]) - wanted).abs();
+                            let error = (f64::from(together[row][column]) - expected).abs();
                             assert!(error < 1e-5, "{isa:?}, row {row} of {size}, column {column}");
                         }
                     }

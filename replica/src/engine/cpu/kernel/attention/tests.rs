@@ -81,7 +81,7 @@ fn computed(case: &Case, projections: &Matrix, isa: Isa, scratch: &mut Attention
 
 fn check(case: &Case) {
     let projections = noise(case.length, (case.sharing + 2) * case.width);
-    let wanted = defined(case, &projections);
+    let expected = defined(case, &projections);
     for isa in Isa::available() {
         // The remains of an earlier sequence must not be visible.
         let mut scratch = AttentionScratch::default();
@@ -90,12 +90,12 @@ fn check(case: &Case) {
             matrix.data_mut().fill(f32::NAN);
         }
         let found = computed(case, &projections, isa, &mut scratch);
-        for (index, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-            let error = (f64::from(*found) - wanted).abs();
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let error = (f64::from(*found) - expected).abs();
             let Case { length, width, reach, .. } = case;
             // A NaN fails this comparison.
             let within = error <= 2e-6;
-            assert!(within, "{isa:?}, {length} of {width}, {reach:?}, at {index}: {found}, not {wanted}");
+            assert!(within, "{isa:?}, {length} of {width}, {reach:?}, at {index}: {found}, not {expected}");
         }
     }
 }

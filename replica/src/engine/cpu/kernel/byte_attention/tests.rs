@@ -24,7 +24,7 @@ fn computed(case: &Case, projections: &Matrix, isa: Isa, scratch: &mut ByteAtten
 
 fn check(case: &Case) {
     let projections = noise(case.length, (case.sharing + 2) * case.width);
-    let wanted = defined(case, &projections);
+    let expected = defined(case, &projections);
     for isa in Isa::available() {
         // The remains of an earlier sequence must not be visible.
         let mut scratch = ByteAttentionScratch::default();
@@ -33,11 +33,11 @@ fn check(case: &Case) {
         scratch.values.data.resize(1 << 16, 0x7f);
         let found = computed(case, &projections, isa, &mut scratch);
         // For values between −1 and 1: half a step of each of the three roundings, and their interaction.
-        for (index, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-            let error = (f64::from(*found) - wanted).abs();
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let error = (f64::from(*found) - expected).abs();
             let Case { length, width, reach, .. } = case;
             let within = error <= 0.03;
-            assert!(within, "{isa:?}, {length} of {width}, {reach:?}, at {index}: {found}, not {wanted}");
+            assert!(within, "{isa:?}, {length} of {width}, {reach:?}, at {index}: {found}, not {expected}");
         }
     }
 }
