@@ -90,12 +90,12 @@ impl CostModel {
     pub fn cost(&self) -> Option<BatchCost> {
         let fixed = self.fixed?;
         let per_token = (self.seconds - fixed * self.count) / self.tokens;
-        // A fixed part that explains everything leaves nothing for the tokens; some billionth of a second is never wrong.
+        // If the fixed cost explains the whole time, the cost per token would be 0; a billionth of a second is harmless.
         Some(BatchCost { fixed, per_token: per_token.max(1e-9) })
     }
 }
 
-/// Seconds to a duration; what is not a time at all is for ever.
+/// Converts seconds to a duration; values that are not a valid time become the maximum.
 pub(crate) fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
@@ -118,7 +118,7 @@ mod tests {
         assert!(near(cost.fixed, fixed) && near(cost.per_token, per_token), "{cost:?}");
     }
 
-    /// Sizes from 10 to 500, in no order.
+    /// Returns sizes from 10 to 500 in pseudorandom order.
     fn sizes() -> impl Iterator<Item = u64> {
         (0..400).map(|n| 10 + n * 7919 % 491)
     }

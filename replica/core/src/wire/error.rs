@@ -353,7 +353,7 @@ impl ErrorCode {
     }
 }
 
-/// `docs/errors.md`, rendered.
+/// Renders `docs/errors.md`.
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Errors\n\n\
