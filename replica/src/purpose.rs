@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use replica_core::input::Overlong;
+use replica_core::input::OverlongPolicy;
 use replica_core::prompt::PromptChoice;
 use replica_core::refusal::Refusal;
 use replica_core::scores;
@@ -213,7 +213,7 @@ impl Labelling {
     }
 
     /// How the texts of a request are read.
-    pub(crate) fn reading(&self, overlong: Overlong) -> Reading {
+    pub(crate) fn reading(&self, overlong: OverlongPolicy) -> Reading {
         Reading { prompt: self.prompt.clone(), overlong, most: None }
     }
 }

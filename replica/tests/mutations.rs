@@ -22,7 +22,9 @@ use replica::engine::cpu::{CpuEngine, CpuOptions, Isa};
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
 use replica::tokenize::{Reading, Text, TextTokenizer, TokenizeError, TokenizerPool};
-use replica_core::input::{Cut, End, Overlong, PairCut, Readable, Unreadable};
+use replica_core::input::{
+    InvalidInput, OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide,
+};
 use replica_core::prompt::PromptChoice;
 use replica_core::{DeploymentTask, Precision};
 use serde::Deserialize;
@@ -223,8 +225,11 @@ fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
     // As the libraries do it, what is too long loses its end. Behind a chat template that is refused: there the libraries
     // cut off what the template puts at the end, and the replica cuts the document.
     let overlong = match &model.template {
-        None => Overlong::Cut(Cut { loses: End::Right, pair: PairCut::LongestFirst }),
-        Some(_) => Overlong::Refuse,
+        None => OverlongPolicy::Truncate(TruncationMethod {
+            side: TruncationSide::Right,
+            pair: PairTruncation::LongestFirst,
+        }),
+        Some(_) => OverlongPolicy::Reject,
     };
     let mut rows = Vec::new();
     let prompts: &[Option<String>] =
@@ -251,7 +256,7 @@ fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
         let reading = Reading { prompt: prompt.map(Into::into), overlong, most: None };
         let encoded = runtime().block_on(pool.encode(texts, reading));
         let encoded = encoded.map_err(|error| match error {
-            TokenizeError::Unreadable { why: Unreadable::TooLong { limit, given }, .. } => format!(
+            TokenizeError::Unreadable { why: InvalidInput::TooLong { limit, given }, .. } => format!(
                 "{given} tokens are more than the {limit} that `max_seq_length`, `model_max_length` and \
                  `max_position_embeddings` allow"
             ),

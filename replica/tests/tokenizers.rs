@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use replica::model::TokenizerConfig;
 use replica::tokenize::{Reading, Text, TextTokenizer, Tokenized, TokenizerPool};
-use replica_core::input::{Cut, End, Overlong, PairCut, Readable};
+use replica_core::input::{OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -108,8 +108,9 @@ fn every_kind_of_tokenizer_says_what_transformers_says() {
         check_places(&whole, &reference.texts, &what);
 
         for cut in &reference.cut {
-            let loses = if cut.side == "left" { End::Left } else { End::Right };
-            let overlong = Overlong::Cut(Cut { loses, pair: PairCut::LongestFirst });
+            let side = if cut.side == "left" { TruncationSide::Left } else { TruncationSide::Right };
+            let overlong =
+                OverlongPolicy::Truncate(TruncationMethod { side, pair: PairTruncation::LongestFirst });
             let reading = Reading { prompt: None, overlong, most: None };
             let pool = pool(&folder, cut.max_tokens, apart);
             let what = format!("{what}, {} cut to {}", cut.side, cut.max_tokens);
@@ -160,7 +161,10 @@ fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it(
             let readable = Readable { max_input_tokens: most, vocabulary: 330 };
             let tokenizer = TextTokenizer::load(&model, readable, 1);
             let pool = TokenizerPool::start(tokenizer.expect("a tokenizer"), 1).expect("a thread");
-            let overlong = Overlong::Cut(Cut { loses: End::Right, pair: PairCut::OnlySecond });
+            let overlong = OverlongPolicy::Truncate(TruncationMethod {
+                side: TruncationSide::Right,
+                pair: PairTruncation::OnlySecond,
+            });
             let text = Text::Pair(query.as_str().into(), document.clone());
             let given = block_on(pool.encode(vec![text], Reading { prompt: None, overlong, most: None }));
             let given = given.expect("tokens").remove(0);

@@ -213,7 +213,7 @@ impl Forwarder {
             extra.push((headers::RESIDENCY, policy.residency.as_str()));
         }
         if request.spills_over_to(region) {
-            extra.push((headers::OVERFLOW, "1"));
+            extra.push((headers::SPILLOVER, "1"));
         }
         let revision = request.revision.map(|revision| revision.to_string());
         extra.extend(revision.as_deref().map(|revision| (headers::MODEL_REVISION, revision)));
@@ -228,7 +228,7 @@ impl Forwarder {
         };
         let connect = connect.clamp(CONNECT_MIN, CONNECT_MAX);
         let elsewhere_ms = elsewhere.map(|there| there.as_millis().to_string());
-        extra.extend(elsewhere_ms.as_deref().map(|there| (headers::ELSEWHERE_MS, there)));
+        extra.extend(elsewhere_ms.as_deref().map(|there| (headers::ALTERNATIVE_MS, there)));
         let head = request.crossing.head(request.path, &request.body.bytes, &extra);
         let body = allowed.seal(request.body.bytes.clone());
         let answer = self.upstream.ask(to, connect, head, body, WHOLE_ANSWER_MAX).await?;

@@ -327,7 +327,7 @@ impl Ingress {
             return Err(self.no_receipt().into());
         }
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
-        let whose = if session.get_header(headers::OVERFLOW).is_some() {
+        let whose = if session.get_header(headers::SPILLOVER).is_some() {
             TrafficOrigin::Spillover
         } else {
             TrafficOrigin::Local
@@ -349,7 +349,7 @@ impl Ingress {
             deadline,
             chance: chance(),
             band: hold::band(text(session, headers::PRIORITY)?),
-            elsewhere: milliseconds(session, headers::ELSEWHERE_MS)?,
+            elsewhere: milliseconds(session, headers::ALTERNATIVE_MS)?,
         };
         arrival.commit().await.map_err(|NoReceipt| self.no_receipt())?;
         self.spoke.lock().arrived(&request.deployment, request.tokens, whose, Instant::now());

@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use supervision::{Condvar, Mutex, MutexGuard, task};
 
-use replica_core::batch::{Admitted, Backlog, BatchPlanner, BatchSettings, QueueFull, RequestId};
+use replica_core::batch::{AdmittedRequest, Backlog, BatchPlanner, BatchRequestId, BatchSettings, QueueFull};
 use replica_core::priority::Priority;
 use tokio::sync::oneshot;
 
@@ -191,7 +191,7 @@ impl Batcher {
         }
         let mut state = shared.lock();
         let admitted = state.planner.push(priority, missing, deadline, taken_in);
-        let Admitted { request, joined } = admitted.inspect_err(|full| {
+        let AdmittedRequest { request, joined } = admitted.inspect_err(|full| {
             RequestShed { priority: full.priority }.record(&shared.metrics);
         })?;
         // Under the lock, or the engine could be done with it before it is there.
@@ -238,7 +238,7 @@ impl Drop for Batcher {
 /// The right to the rows of one request. Dropped before they are there, it takes the request out of the queue.
 pub struct Ticket {
     /// None if all of it was in the cache.
-    request: Option<RequestId>,
+    request: Option<BatchRequestId>,
     shared: Arc<Shared>,
     answered: oneshot::Receiver<Result<Computed, Unanswered>>,
 }

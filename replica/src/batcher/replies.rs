@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
-use replica_core::batch::{Owner, RequestId};
+use replica_core::batch::{BatchRequestId, RowOwner};
 use tokio::sync::oneshot;
 
 use super::{Computed, Unanswered};
@@ -87,21 +87,21 @@ impl Reply {
 
 /// All of them.
 #[derive(Default)]
-pub(super) struct Replies(Mutex<BTreeMap<RequestId, Arc<Mutex<Option<Reply>>>>>);
+pub(super) struct Replies(Mutex<BTreeMap<BatchRequestId, Arc<Mutex<Option<Reply>>>>>);
 
 impl Replies {
-    pub(super) fn insert(&self, request: RequestId, reply: Reply) {
+    pub(super) fn insert(&self, request: BatchRequestId, reply: Reply) {
         self.0.lock().insert(request, Arc::new(Mutex::independent(Some(reply))));
     }
 
     /// Takes a reply out, unless it was answered.
-    pub(super) fn take(&self, request: RequestId) -> Option<Reply> {
+    pub(super) fn take(&self, request: BatchRequestId) -> Option<Reply> {
         let reply = self.0.lock().remove(&request)?;
         reply.lock().take()
     }
 
     /// Says no, unless it was answered.
-    pub(super) fn refuse(&self, request: RequestId, why: Unanswered) {
+    pub(super) fn refuse(&self, request: BatchRequestId, why: Unanswered) {
         if let Some(reply) = self.take(request) {
             // As above.
             let _ = reply.answer.send(Err(why));
@@ -109,7 +109,7 @@ impl Replies {
     }
 
     /// Fills one hole.
-    pub(super) fn fill(&self, owner: Owner, rows: &[f32]) {
+    pub(super) fn fill(&self, owner: RowOwner, rows: &[f32]) {
         self.change(owner.request, |reply| {
             let begin = reply.missing[owner.index];
             reply.rows[begin..begin + rows.len()].copy_from_slice(rows);
@@ -118,7 +118,7 @@ impl Replies {
     }
 
     /// A batch that filled holes of this request took `busy`; if none is left, it is answered.
-    pub(super) fn filled(&self, request: RequestId, busy: Duration, now: Instant) {
+    pub(super) fn filled(&self, request: BatchRequestId, busy: Duration, now: Instant) {
         let mut complete = false;
         self.change(request, |reply| {
             reply.engine += busy;
@@ -135,7 +135,7 @@ impl Replies {
     }
 
     /// A request that was cancelled or expired while some of its inputs were computed is not there any more.
-    fn change(&self, request: RequestId, change: impl FnOnce(&mut Reply)) {
+    fn change(&self, request: BatchRequestId, change: impl FnOnce(&mut Reply)) {
         let Some(reply) = self.0.lock().get(&request).map(Arc::clone) else { return };
         if let Some(reply) = reply.lock().as_mut() {
             change(reply);

@@ -10,7 +10,7 @@
 
 use std::cmp::Ordering;
 
-use replica_core::batch::Input;
+use replica_core::batch::BatchInput;
 use sha2::{Digest, Sha256};
 
 use crate::engine::Output;
@@ -93,7 +93,7 @@ impl Sequence {
     }
 }
 
-impl Input for Sequence {
+impl BatchInput for Sequence {
     type Class = Output;
 
     fn tokens(&self) -> u64 {

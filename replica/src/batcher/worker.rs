@@ -8,18 +8,20 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 use supervision::request::{Panicked, contain_work};
 
-use replica_core::batch::{Backlog, Batch, Finished, Next, Owner, Plan, RequestId};
+use replica_core::batch::{Backlog, Batch, BatchPlan, BatchRequestId, FinishedBatch, NextAction, RowOwner};
 use replica_core::priority::Priority;
 
 use super::sequence::Sequence;
 use super::{Shared, State, Unanswered};
-use crate::engine::{BatchBuffer, Beside, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch};
+use crate::engine::{
+    BatchBuffer, BatchCallbacks, ComputeNested, Engine, EngineError, FailedSequence, Output, RaggedBatch,
+};
 use crate::events::{BatchComputed, EngineFailed, EngineWaits, InputsDropped};
 
 /// A batch that was computed, and whose rows it made.
 pub(super) struct Done {
     batch: Batch<Sequence>,
-    owners: Vec<Vec<Owner>>,
+    owners: Vec<Vec<RowOwner>>,
     /// Or why there are none.
     rows: Result<Computed, String>,
     busy: Duration,
@@ -29,7 +31,7 @@ pub(super) struct Done {
 struct Computed {
     rows: Vec<f32>,
     /// Items that have none of these, in order.
-    failed: Vec<Failed>,
+    failed: Vec<FailedSequence>,
 }
 
 /// A batch that was computed, before the planner knows.
@@ -50,16 +52,16 @@ struct AtHand<'a> {
     others: Mutex<Duration>,
 }
 
-impl Meanwhile for AtHand<'_> {
-    fn is_wanted(&self, sequence: usize) -> bool {
-        self.shared.lock().planner.is_wanted(self.batch.items[sequence].job)
+impl BatchCallbacks for AtHand<'_> {
+    fn is_needed(&self, sequence: usize) -> bool {
+        self.shared.lock().planner.has_waiting_owner(self.batch.items[sequence].job)
     }
 
-    fn is_urgent(&self) -> bool {
+    fn has_urgent(&self) -> bool {
         self.batch.priority == Priority::Bulk && self.shared.lookups.load(Ordering::Relaxed)
     }
 
-    fn let_in(&self, beside: &mut Beside<'_>) {
+    fn run_urgent(&self, beside: &mut ComputeNested<'_>) {
         let begun = Instant::now();
         let mut tokens = BatchBuffer::default();
         while let Some(batch) = self.shared.next_between() {
@@ -109,7 +111,7 @@ impl Shared {
             &RaggedBatch<'_>,
             Output,
             &mut [f32],
-        ) -> Result<Vec<Failed>, EngineError>,
+        ) -> Result<Vec<FailedSequence>, EngineError>,
     ) -> Ran {
         let started = Instant::now();
         let output = batch.items[0].input.output;
@@ -134,11 +136,11 @@ impl Shared {
         if state.closed {
             return None;
         }
-        let Plan { next, expired } = state.planner.between(Instant::now());
+        let BatchPlan { next, expired } = state.planner.next_between_steps(Instant::now());
         self.publish(&state.planner);
         let next = match next {
-            Next::Compute(batch) => Some(batch),
-            Next::Wait(_) | Next::Idle => {
+            NextAction::Compute(batch) => Some(batch),
+            NextAction::Wait(_) | NextAction::Idle => {
                 // Under the lock: whoever comes later says so again.
                 self.lookups.store(false, Ordering::Relaxed);
                 None
@@ -152,8 +154,8 @@ impl Shared {
     /// The engine was busy with this batch for so long.
     fn finish(&self, state: &mut State, ran: Ran, busy: Duration) -> Done {
         let Ran { batch, rows, .. } = ran;
-        let Finished { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
-        let failed: Vec<&Vec<Owner>> = match &rows {
+        let FinishedBatch { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
+        let failed: Vec<&Vec<RowOwner>> = match &rows {
             Ok(computed) => computed.failed.iter().map(|failed| &owners[failed.sequence]).collect(),
             Err(_) => owners.iter().collect(),
         };
@@ -180,10 +182,10 @@ impl Shared {
                 done.into_iter().for_each(|done| self.answer(done));
                 return None;
             }
-            let Plan { next, expired } = state.planner.next(Instant::now());
+            let BatchPlan { next, expired } = state.planner.next(Instant::now());
             self.publish(&state.planner);
             let until = match next {
-                Next::Compute(batch) => {
+                NextAction::Compute(batch) => {
                     drop(state);
                     self.expire(expired);
                     if let Some(done) = done {
@@ -192,11 +194,11 @@ impl Shared {
                     }
                     return Some(batch);
                 }
-                Next::Wait(until) => {
+                NextAction::Wait(until) => {
                     EngineWaits.record(&self.metrics);
                     Some(until)
                 }
-                Next::Idle => None,
+                NextAction::Idle => None,
             };
             if done.is_some() || !expired.is_empty() {
                 drop(state);
@@ -215,7 +217,7 @@ impl Shared {
         }
     }
 
-    fn expire(&self, expired: Vec<(RequestId, u64)>) {
+    fn expire(&self, expired: Vec<(BatchRequestId, u64)>) {
         for (request, inputs) in expired {
             self.replies.refuse(request, Unanswered::Expired);
             InputsDropped { inputs }.record(&self.metrics);
@@ -225,7 +227,7 @@ impl Shared {
     /// Brings rows to their requests.
     pub(super) fn answer(&self, done: Done) {
         let Done { batch, owners, rows, busy } = done;
-        let requests: BTreeSet<RequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
+        let requests: BTreeSet<BatchRequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
         let Computed { rows, failed } = match rows {
             Ok(computed) => computed,
             Err(reason) => {
@@ -237,7 +239,7 @@ impl Shared {
                 return;
             }
         };
-        for Failed { sequence, reason } in &failed {
+        for FailedSequence { sequence, reason } in &failed {
             // Whom nobody waited for was given up, and did not fail.
             if !owners[*sequence].is_empty() {
                 EngineFailed { reason, inputs: 1, tokens: batch.items[*sequence].tokens }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Response};
-use replica_core::input::{Input, Named, Overlong, Sequence, Truncation};
+use replica_core::input::{Input, InputField, OverlongPolicy, TextOrPair, Truncation};
 use replica_core::priority::Priority;
 use replica_core::prompt::PromptChoice;
 use replica_core::refusal::Refusal;
@@ -177,14 +177,14 @@ impl Call {
     }
 
     /// How texts without a prompt are read, as the request says or else the replica's configuration.
-    pub(super) fn reading(&self, truncation: Truncation, named: Named) -> Result<Reading, Refusal> {
+    pub(super) fn reading(&self, truncation: Truncation, named: InputField) -> Result<Reading, Refusal> {
         let overlong = truncation.overlong(self.app.embeddings.auto_truncate);
-        let most = truncation.most.map(|most| self.texts_of(most, named)).transpose()?;
+        let most = truncation.max_tokens.map(|most| self.texts_of(most, named)).transpose()?;
         Ok(Reading { most, ..reading(overlong) })
     }
 
     /// The tokens of a text where `most` is the number with the special tokens around it.
-    fn texts_of(&self, most: u64, named: Named) -> Result<usize, Refusal> {
+    fn texts_of(&self, most: u64, named: InputField) -> Result<usize, Refusal> {
         let special = self.service().tokenizer.special_tokens();
         let limit = self.service().readable.max_input_tokens;
         let given = usize::try_from(most).unwrap_or(usize::MAX);
@@ -209,7 +209,7 @@ impl Call {
     pub(super) async fn tokens(
         &self,
         input: Input,
-        named: Named,
+        named: InputField,
         choice: &PromptChoice,
         reading: Reading,
     ) -> Result<Tokens, Refusal> {
@@ -234,7 +234,7 @@ impl Call {
             readable.max_input_tokens = most + self.service().tokenizer.special_tokens();
         }
         let check = move |(index, ids): (usize, Vec<u32>)| {
-            let ids = readable.tokens(ids, reading.overlong).map_err(|why| named.refuse(index, why))?;
+            let ids = readable.tokens(ids, reading.overlong).map_err(|why| named.refusal(index, why))?;
             Ok(Tokenized { ids: ids.into(), types: None })
         };
         let listed = lists.len();
@@ -248,7 +248,7 @@ impl Call {
     pub(super) async fn read(
         &self,
         texts: Vec<Text>,
-        named: Named,
+        named: InputField,
         reading: Reading,
     ) -> Result<Tokens, Refusal> {
         let (started, listed) = (Instant::now(), texts.len());
@@ -258,13 +258,13 @@ impl Call {
     }
 
     /// Says no for a tokenizer that did.
-    pub(super) fn unread(&self, error: TokenizeError, named: Named) -> Refusal {
+    pub(super) fn unread(&self, error: TokenizeError, named: InputField) -> Refusal {
         match error {
-            TokenizeError::Unreadable { index, why } => named.refuse(index, why),
+            TokenizeError::Unreadable { index, why } => named.refusal(index, why),
             TokenizeError::Template { index, why } => {
                 let why: String = why.chars().take(TEMPLATE_WORDS).collect();
                 let problem = format!("is not taken by the model's chat template ({why})");
-                Refusal::invalid(named.field, &named.place(index), &problem, "another text")
+                Refusal::invalid(named.field, &named.path(index), &problem, "another text")
             }
             TokenizeError::Full => {
                 Refusal::overloaded("too many requests wait for a tokenizer", MAX_JOBS as u64, None)
@@ -330,15 +330,15 @@ impl Call {
 }
 
 /// Texts as they stand, without a prompt.
-pub(super) fn reading(overlong: Overlong) -> Reading {
+pub(super) fn reading(overlong: OverlongPolicy) -> Reading {
     Reading { prompt: None, overlong, most: None }
 }
 
 /// What the tokenizer reads.
-pub(super) fn text(sequence: Sequence) -> Text {
+pub(super) fn text(sequence: TextOrPair) -> Text {
     match sequence {
-        Sequence::One(text) => Text::One(text),
-        Sequence::Pair(first, second) => Text::Pair(first.into(), second),
+        TextOrPair::One(text) => Text::One(text),
+        TextOrPair::Pair(first, second) => Text::Pair(first.into(), second),
     }
 }
 

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use replica_core::input::{Input, Named, Truncation};
+use replica_core::input::{Input, InputField, Truncation};
 use replica_core::prompt::PromptChoice;
 use replica_core::refusal::Refusal;
 use replica_core::wire::cohere::{CohereEmbedRequest, CohereEmbedResponse};
-use replica_core::wire::openai::response::Rows;
+use replica_core::wire::openai::response::RowsView;
 use replica_core::wire::openai::{EmbeddingsRequest, EmbeddingsResponse, check_dimensions};
-use replica_core::wire::vllm::{Around, PoolingRequest, PoolingTask};
+use replica_core::wire::vllm::{PoolingRequest, PoolingTask, ResponseMetadata};
 use replica_core::wire::voyage::{self, VoyageEmbeddingsRequest};
 
 use super::call::{Answer, Call, Done};
@@ -26,11 +26,11 @@ pub(super) async fn embeddings(call: Arc<Call>, body: Vec<u8>) -> Result<Answer,
     let model = call.model(Some(asked.model.clone()))?;
     asked.check_token_ids(call.app.token_inputs, &call.service().model.digest)?;
     let EmbeddingsRequest { input, single, encoding, dimensions, prompt, truncation, normalize, .. } = asked;
-    let named = Named { field: "input", single };
+    let named = InputField { field: "input", single };
     let wanted = Wanted { path: "/v1/embeddings", input, named, prompt, truncation, dimensions, normalize };
     let (done, keep) = embed(&call, wanted).await?;
     let write = move |done: Done| {
-        EmbeddingsResponse::write(&model, Rows::new(&done.rows, keep), encoding, done.spent.tokens)
+        EmbeddingsResponse::write(&model, RowsView::new(&done.rows, keep), encoding, done.spent.tokens)
     };
     call.write(done, write).await
 }
@@ -57,13 +57,13 @@ async fn cohere(
 ) -> Result<Answer, Refusal> {
     let CohereEmbedRequest { model, texts, field, prompt, types, dimensions, truncation } = asked;
     call.model(model)?;
-    let named = Named { field, single: false };
+    let named = InputField { field, single: false };
     let input = Input::Texts(texts.clone());
     let wanted = Wanted { path, input, named, prompt, truncation, dimensions, normalize: None };
     let (done, keep) = embed(&call, wanted).await?;
     let id = call.id.clone();
     let write = move |done: Done| {
-        let (rows, tokens) = (Rows::new(&done.rows, keep), done.spent.tokens);
+        let (rows, tokens) = (RowsView::new(&done.rows, keep), done.spent.tokens);
         let types = types.as_deref();
         CohereEmbedResponse { id: id.as_str(), api_version, rows, types, texts: &texts, tokens }.write()
     };
@@ -76,12 +76,12 @@ pub(super) async fn voyage(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Ref
     let asked = call.parse(body, move |body| VoyageEmbeddingsRequest::parse(body, limit)).await?;
     let VoyageEmbeddingsRequest { model, input, single, prompt, truncation, dimensions, encoding } = asked;
     let model = call.model(Some(model))?;
-    let (input, named) = (Input::Texts(input), Named { field: "input", single });
+    let (input, named) = (Input::Texts(input), InputField { field: "input", single });
     let path = "/voyage/v1/embeddings";
     let wanted = Wanted { path, input, named, prompt, truncation, dimensions, normalize: None };
     let (done, keep) = embed(&call, wanted).await?;
     let write = move |done: Done| {
-        voyage::write_embeddings(&model, Rows::new(&done.rows, keep), encoding, done.spent.tokens)
+        voyage::write_embeddings(&model, RowsView::new(&done.rows, keep), encoding, done.spent.tokens)
     };
     call.write(done, write).await
 }
@@ -92,7 +92,7 @@ pub(super) async fn pooling(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Re
     let asked = call.parse(body, move |body| PoolingRequest::parse(body, limit)).await?;
     let PoolingRequest { model, input, single, task, encoding, dimensions, normalize, truncation } = asked;
     let model = call.model(model)?;
-    let named = Named { field: "input", single };
+    let named = InputField { field: "input", single };
     let task = task.unwrap_or(match call.service().purpose {
         Purpose::Embed(_) => PoolingTask::TokenEmbed,
         Purpose::Label(_) => PoolingTask::Classify,
@@ -119,9 +119,9 @@ pub(super) async fn pooling(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Re
     };
     let (created, id) = (call.app.started_at, call.id.clone());
     let write = move |done: Done| {
-        let around = Around { id: id.as_str(), created, model: &model, tokens: done.spent.tokens };
+        let around = ResponseMetadata { id: id.as_str(), created, model: &model, tokens: done.spent.tokens };
         let counts = (task == PoolingTask::TokenEmbed).then_some(done.counts.as_slice());
-        around.write_pooled(Rows::new(&done.rows, width), counts, encoding)
+        around.write_pooled(RowsView::new(&done.rows, width), counts, encoding)
     };
     call.write(done, write).await
 }
@@ -130,7 +130,7 @@ pub(super) async fn pooling(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Re
 async fn labelled(
     call: &Call,
     input: Input,
-    named: Named,
+    named: InputField,
     truncation: Truncation,
 ) -> Result<(Done, usize), Refusal> {
     let labelling = call.service().purpose.labels("/pooling")?;
@@ -150,7 +150,7 @@ pub(super) struct Wanted {
     /// The path, for refusals.
     pub(super) path: &'static str,
     pub(super) input: Input,
-    pub(super) named: Named,
+    pub(super) named: InputField,
     pub(super) prompt: PromptChoice,
     pub(super) truncation: Truncation,
     pub(super) dimensions: Option<u64>,

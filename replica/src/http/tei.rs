@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use replica_core::input::Named;
+use replica_core::input::InputField;
 use replica_core::refusal::Refusal;
 use replica_core::scores;
-use replica_core::wire::openai::response::Rows;
+use replica_core::wire::openai::response::RowsView;
 use replica_core::wire::tei::{
-    self, DecodeRequest, EmbedRequest, Function, Labels, PredictRequest, SimilarityRequest, TokenizeAnswer,
-    TokenizeRequest, VllmTokens,
+    self, ActivationFunction, DecodeRequest, EmbedRequest, Labels, PredictRequest, SimilarityRequest,
+    TokenizeFormat, TokenizeRequest, VllmTokenizeOptions,
 };
-use replica_core::wire::vllm::{Around, ClassifyRequest, write_tokens};
+use replica_core::wire::vllm::{ClassifyRequest, ResponseMetadata, write_tokens};
 
 use super::call::{Answer, Call, Done, Spent, text};
 use super::openai::{self, Wanted};
@@ -57,11 +57,11 @@ pub(super) async fn embed(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refu
 
 async fn embedded(call: &Call, asked: EmbedRequest) -> Result<Answer, Refusal> {
     let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = asked;
-    let named = Named { field: "inputs", single };
+    let named = InputField { field: "inputs", single };
     let (path, input) = ("/embed", inputs);
     let wanted = Wanted { path, input, named, prompt, truncation, dimensions, normalize };
     let (done, keep) = openai::embed(call, wanted).await?;
-    call.write(done, move |done| tei::write_rows(Rows::new(&done.rows, keep))).await
+    call.write(done, move |done| tei::write_rows(RowsView::new(&done.rows, keep))).await
 }
 
 /// `POST /embed_all`: a row per token, special tokens included, as the last layer leaves it.
@@ -79,7 +79,7 @@ pub(super) async fn embed_all(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, 
     }
     call.service().purpose.token_rows("/embed_all")?;
     let embedding = call.service().purpose.embedding("/embed_all")?;
-    let named = Named { field: "inputs", single };
+    let named = InputField { field: "inputs", single };
     let reading = Reading { prompt: embedding.prompt(&prompt)?, ..call.reading(truncation, named)? };
     let tokens = call.tokens(inputs, named, &prompt, reading).await?;
     let done = call.compute(tokens, Output::Tokens).await?;
@@ -97,12 +97,12 @@ async fn compared(call: &Call, asked: SimilarityRequest) -> Result<Answer, Refus
     let SimilarityRequest { source, sentences, truncation, prompt } = asked;
     let embedding = call.service().purpose.embedding("/similarity")?;
     let [source_field, sentences_field] = SimilarityRequest::FIELDS;
-    let reading = call.reading(truncation, Named { field: sentences_field, single: false })?;
+    let reading = call.reading(truncation, InputField { field: sentences_field, single: false })?;
     let reading = Reading { prompt: embedding.prompt(&prompt)?, ..reading };
     let sentences = sentences.into_iter().map(Text::One).collect();
     let (source, sentences) = tokio::try_join!(
-        call.read(vec![Text::One(source)], Named { field: source_field, single: true }, reading.clone()),
-        call.read(sentences, Named { field: sentences_field, single: false }, reading),
+        call.read(vec![Text::One(source)], InputField { field: source_field, single: true }, reading.clone()),
+        call.read(sentences, InputField { field: sentences_field, single: false }, reading),
     )?;
     let done = call.compute(source.and(sentences), Output::Pooled).await?;
     let (source, sentences) = done.rows.split_at(done.width);
@@ -119,18 +119,18 @@ pub(super) async fn predict(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Re
     let labelling = call.service().purpose.labels("/predict")?;
     let head = &labelling.head;
     let texts = inputs.into_iter().map(text).collect();
-    let named = Named { field: "inputs", single };
+    let named = InputField { field: "inputs", single };
     let reading = Reading { prompt: labelling.prompt.clone(), ..call.reading(truncation, named)? };
     let tokens = call.read(texts, named, reading).await?;
     let mut done = call.compute(tokens, Output::Pooled).await?;
     match parameters.and_then(|parameters| parameters.function) {
         None if raw_scores => {}
         None => head.activate(&mut done.rows),
-        Some(Function::None) => {}
-        Some(Function::Softmax) => {
+        Some(ActivationFunction::None) => {}
+        Some(ActivationFunction::Softmax) => {
             done.rows.chunks_exact_mut(head.labels.len()).for_each(scores::softmax);
         }
-        Some(Function::Sigmoid) => {
+        Some(ActivationFunction::Sigmoid) => {
             done.rows.iter_mut().for_each(|logit| *logit = scores::sigmoid(*logit));
         }
     }
@@ -139,7 +139,7 @@ pub(super) async fn predict(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Re
         let top_k = parameters.and_then(|parameters| parameters.top_k);
         // Hugging Face's pipelines answer one text with a list in a list, and their clients take the first.
         let alone = single && parameters.is_none();
-        tei::write_predictions(Rows::new(&done.rows, done.width), Labels { names: &names, top_k, alone })
+        tei::write_predictions(RowsView::new(&done.rows, done.width), Labels { names: &names, top_k, alone })
     };
     call.write(done, write).await
 }
@@ -162,7 +162,7 @@ async fn labelled(call: Arc<Call>, body: Vec<u8>, as_infinity: bool) -> Result<A
     let labelling = call.service().purpose.labels("/classify")?;
     let head = &labelling.head;
     let texts = input.into_iter().map(Text::One).collect();
-    let named = Named { field: "input", single };
+    let named = InputField { field: "input", single };
     let reading = Reading { prompt: labelling.prompt.clone(), ..call.reading(truncation, named)? };
     let tokens = call.read(texts, named, reading).await?;
     let mut done = call.compute(tokens, Output::Pooled).await?;
@@ -171,8 +171,8 @@ async fn labelled(call: Arc<Call>, body: Vec<u8>, as_infinity: bool) -> Result<A
     }
     let (labels, created, id) = (head.labels.clone(), call.app.started_at, call.id.clone());
     let write = move |done: Done| {
-        let around = Around { id: id.as_str(), created, model: &model, tokens: done.spent.tokens };
-        let rows = Rows::new(&done.rows, done.width);
+        let around = ResponseMetadata { id: id.as_str(), created, model: &model, tokens: done.spent.tokens };
+        let rows = RowsView::new(&done.rows, done.width);
         if as_infinity { around.write_labels(rows, &labels) } else { around.write_classes(rows, &labels) }
     };
     call.write(done, write).await
@@ -182,16 +182,16 @@ async fn labelled(call: Arc<Call>, body: Vec<u8>, as_infinity: bool) -> Result<A
 pub(super) async fn tokenize(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Refusal> {
     let limit = call.app.limits.inputs();
     let asked = call.parse(body, move |body| TokenizeRequest::parse(body, limit)).await?;
-    let TokenizeRequest { texts, answer, add_special_tokens, prompt } = asked;
+    let TokenizeRequest { texts, format, add_special_tokens, prompt } = asked;
     let prompt = match &call.service().purpose {
         Purpose::Embed(embedding) => embedding.prompt(&prompt)?,
         Purpose::Label(labelling) => labelling.prompt.clone(),
     };
-    let named = match &answer {
-        TokenizeAnswer::Tei { single } => Named { field: "inputs", single: *single },
-        TokenizeAnswer::Vllm(asked) => {
+    let named = match &format {
+        TokenizeFormat::Tei { single } => InputField { field: "inputs", single: *single },
+        TokenizeFormat::Vllm(asked) => {
             call.model(asked.model.clone())?;
-            Named { field: "prompt", single: true }
+            InputField { field: "prompt", single: true }
         }
     };
     let (inputs, started) = (texts.len(), Instant::now());
@@ -200,9 +200,9 @@ pub(super) async fn tokenize(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, R
     let count: usize = tokens.iter().map(Vec::len).sum();
     let spent = tokenized(&call, inputs, count, started.elapsed())?;
     let max_input_tokens = call.service().readable.max_input_tokens;
-    let write = move || match answer {
-        TokenizeAnswer::Tei { single: _ } => super::to_json(&tokens),
-        TokenizeAnswer::Vllm(VllmTokens { model: _, with_texts }) => {
+    let write = move || match format {
+        TokenizeFormat::Tei { single: _ } => super::to_json(&tokens),
+        TokenizeFormat::Vllm(VllmTokenizeOptions { model: _, with_texts }) => {
             write_tokens(&tokens.concat(), max_input_tokens, with_texts)
         }
     };
@@ -221,7 +221,7 @@ pub(super) async fn decode(call: Arc<Call>, body: Vec<u8>) -> Result<Answer, Ref
     let (inputs, count) = (ids.len(), ids.iter().map(Vec::len).sum());
     let started = Instant::now();
     let texts = call.service().tokenizer.decode(ids, skip_special_tokens).await;
-    let texts = texts.map_err(|error| call.unread(error, Named { field: "ids", single }))?;
+    let texts = texts.map_err(|error| call.unread(error, InputField { field: "ids", single }))?;
     let spent = tokenized(&call, inputs, count, started.elapsed())?;
     Ok(Answer { json: super::to_json(&texts), spent })
 }

@@ -21,7 +21,7 @@ use supervision::{Mutex, MutexGuard};
 use replica_core::batch::PriorityLoad;
 use replica_core::cost::BatchCost;
 use replica_core::priority::{PerPriority, Priority};
-use replica_core::window::Reason;
+use replica_core::window::StartReason;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::info::{CountersV1, EngineInfoV1};
 
@@ -164,7 +164,7 @@ pub struct Metrics {
     pub(crate) tokens: Counter,
     pub(crate) priorities: PerPriority<PriorityMetrics>,
     /// By priority, and why they were not made larger.
-    pub(crate) batches: Family<(Priority, Reason)>,
+    pub(crate) batches: Family<(Priority, StartReason)>,
     pub(crate) padding_saved: Counter,
     pub(crate) engine_micros: Counter,
     pub(crate) engine_failures: Counter,

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use supervision::Mutex;
 
-use replica_core::turns::{HANDFUL_BYTES, HUGE_BYTES, Size};
+use replica_core::tokenization::{CHUNK_BYTES, HUGE_BYTES, JobSize};
 use replica_core::wire::tei::SimpleToken;
 use tokio::sync::oneshot;
 
@@ -18,11 +18,11 @@ use super::{Reading, Text, TextTokenizer, TokenizeError, Tokenized};
 /// The texts of one request and what is to be done with them.
 pub(super) trait Job: Send + Sync {
     /// What the next handful is.
-    fn size(&self) -> Size;
+    fn size(&self) -> JobSize;
     /// Takes the next handful, and says what the one after it is; `None` if nobody waits for them any more.
-    fn take(&self) -> Option<(Range<usize>, Option<Size>)>;
+    fn take(&self) -> Option<(Range<usize>, Option<JobSize>)>;
     /// Works on a handful, and says whether it was the last one.
-    fn work(&self, tokenizer: &TextTokenizer, handful: Range<usize>) -> bool;
+    fn work(&self, tokenizer: &TextTokenizer, chunk: Range<usize>) -> bool;
 }
 
 /// What is done with the items of a job.
@@ -34,7 +34,7 @@ pub(super) trait Task: Send + Sync + 'static {
     fn run(
         &self,
         tokenizer: &TextTokenizer,
-        handful: &[Self::Item],
+        chunk: &[Self::Item],
     ) -> impl Iterator<Item = Result<Self::Done, Problem>>;
 }
 
@@ -142,9 +142,9 @@ impl<T: Task> Items<T> {
         (Items { task, items, progress: Mutex::independent(progress) }, answered)
     }
 
-    fn next_size(&self, progress: &Progress<T::Done>) -> Option<Size> {
+    fn next_size(&self, progress: &Progress<T::Done>) -> Option<JobSize> {
         let next = self.items.get(progress.taken)?;
-        Some(Size::of(T::bytes(next), progress.bytes_left))
+        Some(JobSize::of(T::bytes(next), progress.bytes_left))
     }
 
     /// Answers with what there is.
@@ -164,11 +164,11 @@ impl<T: Task> Items<T> {
 }
 
 impl<T: Task> Job for Items<T> {
-    fn size(&self) -> Size {
-        self.next_size(&self.progress.lock()).unwrap_or(Size::Short)
+    fn size(&self) -> JobSize {
+        self.next_size(&self.progress.lock()).unwrap_or(JobSize::Short)
     }
 
-    fn take(&self) -> Option<(Range<usize>, Option<Size>)> {
+    fn take(&self) -> Option<(Range<usize>, Option<JobSize>)> {
         let mut progress = self.progress.lock();
         if progress.answer.as_ref().is_none_or(oneshot::Sender::is_closed) {
             return None;
@@ -178,7 +178,7 @@ impl<T: Task> Job for Items<T> {
         for item in &self.items[from..] {
             let more = T::bytes(item);
             // A huge text is a handful by itself.
-            if progress.taken > from && (bytes >= HANDFUL_BYTES || more > HUGE_BYTES) {
+            if progress.taken > from && (bytes >= CHUNK_BYTES || more > HUGE_BYTES) {
                 break;
             }
             progress.taken += 1;
@@ -191,11 +191,11 @@ impl<T: Task> Job for Items<T> {
         Some((from..progress.taken, self.next_size(&progress)))
     }
 
-    fn work(&self, tokenizer: &TextTokenizer, handful: Range<usize>) -> bool {
+    fn work(&self, tokenizer: &TextTokenizer, chunk: Range<usize>) -> bool {
         let done: Vec<Result<T::Done, Problem>> =
-            self.task.run(tokenizer, &self.items[handful.clone()]).collect();
+            self.task.run(tokenizer, &self.items[chunk.clone()]).collect();
         let mut progress = self.progress.lock();
-        for (index, result) in handful.zip(done) {
+        for (index, result) in chunk.zip(done) {
             progress.left -= 1;
             match result {
                 Ok(done) => progress.done[index] = Some(done),

@@ -14,7 +14,7 @@ mod tests;
 mod text;
 mod word_pieces;
 
-use replica_core::input::Unreadable;
+use replica_core::input::InvalidInput;
 
 pub use pool::{MAX_JOBS, TokenizerPool};
 pub use text::{LoadError, Reading, Text, TextTokenizer};
@@ -36,7 +36,7 @@ pub enum TokenizeError {
         /// Its place among the inputs.
         index: usize,
         /// Why.
-        why: Unreadable,
+        why: InvalidInput,
     },
     /// The model's chat template does not take an input; the first one of those, by index.
     Template {

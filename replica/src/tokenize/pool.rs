@@ -3,7 +3,7 @@
 //! Tokenising is plain computation, and the longest text that a body may hold takes seconds; on a reactor thread it
 //! would stop everybody's sockets. So a request's texts go as one *job* into a bounded queue, from which workers take a
 //! handful of texts at a time and then put the job back: a request of two thousand texts is worked on by all threads at
-//! once. Whose turn it is, so that neither many texts nor long ones hold up short ones, [`Turns`] decides.
+//! once. Whose turn it is, so that neither many texts nor long ones hold up short ones, [`TokenizationQueue`] decides.
 //!
 //! A job whose caller has gone away is dropped at its next turn.
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use supervision::{Condvar, Mutex, task};
 
-use replica_core::turns::{Size, Turns};
+use replica_core::tokenization::{JobSize, TokenizationQueue};
 use replica_core::wire::tei::SimpleToken;
 
 use super::jobs::{Decode, Encode, Inspect, Items, Job, Task};
@@ -36,7 +36,7 @@ pub(super) struct Shared {
 
 pub(super) struct Queue {
     /// Jobs of which some texts are still untouched.
-    turns: Turns<Arc<dyn Job>>,
+    turns: TokenizationQueue<Arc<dyn Job>>,
     /// Jobs that have not been answered.
     pub(super) open: usize,
     pub(super) closed: bool,
@@ -45,7 +45,7 @@ pub(super) struct Queue {
 impl TokenizerPool {
     /// Starts `threads` workers.
     pub fn start(tokenizer: TextTokenizer, threads: usize) -> std::io::Result<TokenizerPool> {
-        let queue = Mutex::new(Queue { turns: Turns::new(threads), open: 0, closed: false });
+        let queue = Mutex::new(Queue { turns: TokenizationQueue::new(threads), open: 0, closed: false });
         let shared = Arc::new(Shared { tokenizer, queue, work: Condvar::new() });
         let mut pool = TokenizerPool { shared, workers: Vec::new() };
         for n in 0..threads {
@@ -125,14 +125,14 @@ impl Shared {
     }
 
     pub(super) fn work(&self) {
-        while let Some((job, handful, size)) = self.next_turn() {
-            let last = job.work(&self.tokenizer, handful);
+        while let Some((job, chunk, size)) = self.next_turn() {
+            let last = job.work(&self.tokenizer, chunk);
             let mut queue = self.queue.lock();
             if last {
                 queue.open -= 1;
             }
-            if size == Size::Huge {
-                queue.turns.end_huge();
+            if size == JobSize::Huge {
+                queue.turns.finish_huge();
                 // Another huge text may have waited for this one, and its worker with it.
                 self.work.notify_one();
             }
@@ -140,7 +140,7 @@ impl Shared {
     }
 
     /// The next texts to work on, waiting for them; `None` when the pool ends.
-    fn next_turn(&self) -> Option<(Arc<dyn Job>, Range<usize>, Size)> {
+    fn next_turn(&self) -> Option<(Arc<dyn Job>, Range<usize>, JobSize)> {
         let mut queue = self.queue.lock();
         loop {
             if queue.closed {
@@ -151,17 +151,17 @@ impl Shared {
                 continue;
             };
             match job.take() {
-                Some((handful, more)) => {
+                Some((chunk, more)) => {
                     if let Some(more) = more {
                         queue.turns.push(Arc::clone(&job), more);
                         self.work.notify_one();
                     }
-                    return Some((job, handful, size));
+                    return Some((job, chunk, size));
                 }
                 None => {
                     queue.open -= 1;
-                    if size == Size::Huge {
-                        queue.turns.end_huge();
+                    if size == JobSize::Huge {
+                        queue.turns.finish_huge();
                     }
                 }
             }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use replica_core::input::{Cut, End, Overlong, PairCut, Readable, Unreadable};
-use replica_core::turns::HANDFUL_BYTES;
+use replica_core::input::{
+    InvalidInput, OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide,
+};
+use replica_core::tokenization::CHUNK_BYTES;
 use tokio::runtime;
 
 use super::*;
@@ -52,13 +54,13 @@ fn encode(pool: &TokenizerPool, texts: &[&str]) -> Result<Vec<Box<[u32]>>, Token
 fn tokens_come_back_in_the_order_of_the_texts() {
     let pool = TokenizerPool::start(tokenizer(10_000, false), 3).expect("threads");
     // Of a thousand texts each seventh fills a handful by itself.
-    let long = "w1 ".repeat(HANDFUL_BYTES / 3 + 1);
+    let long = "w1 ".repeat(CHUNK_BYTES / 3 + 1);
     let texts: Vec<String> =
         (0..1000).map(|i| if i % 7 == 0 { long.clone() } else { format!("w{} w2", i % 97 + 1) }).collect();
     let tokens = encode(&pool, &texts.iter().map(String::as_str).collect::<Vec<_>>()).expect("tokens");
     for (i, tokens) in tokens.iter().enumerate() {
         if i % 7 == 0 {
-            assert_eq!(tokens.len(), HANDFUL_BYTES / 3 + 1, "{i}");
+            assert_eq!(tokens.len(), CHUNK_BYTES / 3 + 1, "{i}");
         } else {
             assert_eq!(**tokens, [i as u32 % 97 + 1, 2], "{i}");
         }
@@ -75,13 +77,13 @@ fn the_truncation_and_padding_of_the_file_are_not_applied() {
 #[test]
 fn the_first_input_that_cannot_be_read_is_named() {
     let pool = TokenizerPool::start(tokenizer(3, false), 2).expect("threads");
-    let check = |texts: &[&str], index: usize, why: Unreadable| {
+    let check = |texts: &[&str], index: usize, why: InvalidInput| {
         assert_eq!(encode(&pool, texts), Err(TokenizeError::Unreadable { index, why }));
     };
     let long = "w1 w1 w1 w1";
-    check(&["w1", long, "w1", long], 1, Unreadable::TooLong { limit: 3, given: 4 });
-    check(&[long], 0, Unreadable::TooLong { limit: 3, given: 4 });
-    check(&["w1", "  "], 1, Unreadable::Empty);
+    check(&["w1", long, "w1", long], 1, InvalidInput::TooLong { limit: 3, given: 4 });
+    check(&[long], 0, InvalidInput::TooLong { limit: 3, given: 4 });
+    check(&["w1", "  "], 1, InvalidInput::Empty);
 }
 
 #[test]
@@ -139,25 +141,26 @@ fn a_huge_text_does_not_hold_up_a_short_one() {
 #[test]
 fn what_is_too_long_is_cut_at_the_end_that_was_named() {
     let pool = TokenizerPool::start(tokenizer(4, false), 1).expect("threads");
-    let cut = |loses, pair| Overlong::Cut(Cut { loses, pair });
-    let check = |text: Text, overlong: Overlong, most: Option<usize>, ids: &[u32], types: Option<&[u32]>| {
-        let reading = Reading { prompt: None, overlong, most };
-        let tokens = block_on(pool.encode(vec![text.clone()], reading)).expect("tokens");
-        assert_eq!((&*tokens[0].ids, tokens[0].types.as_deref()), (ids, types), "{text:?} {overlong:?}");
-    };
-    let (left, right) = (End::Left, End::Right);
-    let longest = PairCut::LongestFirst;
+    let cut = |side, pair| OverlongPolicy::Truncate(TruncationMethod { side, pair });
+    let check =
+        |text: Text, overlong: OverlongPolicy, most: Option<usize>, ids: &[u32], types: Option<&[u32]>| {
+            let reading = Reading { prompt: None, overlong, most };
+            let tokens = block_on(pool.encode(vec![text.clone()], reading)).expect("tokens");
+            assert_eq!((&*tokens[0].ids, tokens[0].types.as_deref()), (ids, types), "{text:?} {overlong:?}");
+        };
+    let (left, right) = (TruncationSide::Left, TruncationSide::Right);
+    let longest = PairTruncation::LongestFirst;
     check(one("w1 w2 w3 w4 w5"), cut(right, longest), None, &[1, 2, 3, 4], None);
     check(one("w1 w2 w3 w4 w5"), cut(left, longest), None, &[2, 3, 4, 5], None);
     check(one("w1 w2 w3 w4 w5"), cut(right, longest), Some(2), &[1, 2], None);
-    check(one("w1 w2 w3"), Overlong::Refuse, Some(2), &[1, 2], None);
+    check(one("w1 w2 w3"), OverlongPolicy::Reject, Some(2), &[1, 2], None);
     let pair = |first: &str, second: &str| Text::Pair(first.into(), second.to_owned());
     let types = Some(&[0, 0, 1, 1][..]);
-    check(pair("w1 w2", "w3 w4"), Overlong::Refuse, None, &[1, 2, 3, 4], types);
+    check(pair("w1 w2", "w3 w4"), OverlongPolicy::Reject, None, &[1, 2, 3, 4], types);
     check(pair("w1 w2 w3", "w4 w5 w6"), cut(right, longest), None, &[1, 2, 4, 5], types);
     check(pair("w1 w2 w3", "w4 w5 w6"), cut(left, longest), None, &[2, 3, 5, 6], types);
     check(pair("w1", "w4 w5 w6 w7"), cut(right, longest), None, &[1, 4, 5, 6], Some(&[0, 1, 1, 1]));
-    let second = PairCut::OnlySecond;
+    let second = PairTruncation::OnlySecond;
     check(pair("w1", "w4 w5 w6 w7"), cut(right, second), None, &[1, 4, 5, 6], Some(&[0, 1, 1, 1]));
     check(pair("w1 w2 w3 w4 w5", "w6 w7 w8"), cut(right, second), None, &[1, 2, 6, 7], types);
     check(pair("w1 w2 w3 w4 w5", "w6"), cut(right, second), None, &[1, 2, 3, 6], Some(&[0, 0, 0, 1]));
@@ -181,7 +184,7 @@ fn tokens_are_shown_with_their_places_and_made_text_again() {
     let expected = [(1, "w1", Some(0), Some(2)), (0, "é", Some(3), Some(5)), (22, "w22", Some(6), Some(9))];
     assert_eq!(seen, expected);
     assert_eq!(block_on(pool.decode(vec![vec![1, 22]], true)), Ok(vec!["w1 w22".to_owned()]));
-    let why = Unreadable::UnknownToken { id: 100, vocabulary: 100 };
+    let why = InvalidInput::UnknownToken { id: 100, vocabulary: 100 };
     let unknown = block_on(pool.decode(vec![vec![1], vec![99, 100]], true));
     assert_eq!(unknown, Err(TokenizeError::Unreadable { index: 1, why }));
 }
@@ -229,13 +232,13 @@ fn the_short_way_to_word_pieces_comes_to_the_tokens_of_the_long_one() {
         "a", "b", "A", "B", "ab", "c1", "1", "z", " ", "  ", "\t", "\n", "\r", "\u{b}", "\u{c}", "\u{0}",
         "\u{1}", "\u{7f}", "!", "#", "-", "_", "[", "[CLS]", "é", "\u{2003}", "字", "aaaaaa", "aaaaaaa",
     ];
-    let cut = |loses| Overlong::Cut(Cut { loses, pair: PairCut::LongestFirst });
+    let cut = |side| OverlongPolicy::Truncate(TruncationMethod { side, pair: PairTruncation::LongestFirst });
     let readings = [
         Reading::WHOLE,
-        Reading { overlong: cut(End::Right), ..Reading::WHOLE },
-        Reading { overlong: cut(End::Left), ..Reading::WHOLE },
+        Reading { overlong: cut(TruncationSide::Right), ..Reading::WHOLE },
+        Reading { overlong: cut(TruncationSide::Left), ..Reading::WHOLE },
         Reading { most: Some(3), ..Reading::WHOLE },
-        Reading { most: Some(0), overlong: cut(End::Left), ..Reading::WHOLE },
+        Reading { most: Some(0), overlong: cut(TruncationSide::Left), ..Reading::WHOLE },
     ];
     // A generator of whole numbers, as good as any for this.
     let mut state = 7_u64;
@@ -295,17 +298,17 @@ fn templated(max_input_tokens: usize) -> Result<TextTokenizer, LoadError> {
 
 #[test]
 fn a_pair_in_a_template_loses_of_its_texts_and_never_of_the_template() {
-    let cut = |loses, pair| Overlong::Cut(Cut { loses, pair });
-    let (left, right) = (End::Left, End::Right);
-    let (second, longest) = (PairCut::OnlySecond, PairCut::LongestFirst);
+    let cut = |side, pair| OverlongPolicy::Truncate(TruncationMethod { side, pair });
+    let (left, right) = (TruncationSide::Left, TruncationSide::Right);
+    let (second, longest) = (PairTruncation::OnlySecond, PairTruncation::LongestFirst);
     let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
-    let check = |query: &str, document: &str, overlong: Overlong, most: Option<usize>, ids: &[u32]| {
+    let check = |query: &str, document: &str, overlong: OverlongPolicy, most: Option<usize>, ids: &[u32]| {
         let text = Text::Pair(query.into(), document.to_owned());
         let tokens = block_on(pool.encode(vec![text], Reading { prompt: None, overlong, most }));
         assert_eq!(*tokens.expect("tokens")[0].ids, *ids, "{query} | {document} {overlong:?} {most:?}");
     };
     let long = "w3 w4 w5 w6 w7 w8";
-    check("w1 w2", "w3 w4 w5", Overlong::Refuse, None, &[50, 1, 2, 51, 3, 4, 5, 52]);
+    check("w1 w2", "w3 w4 w5", OverlongPolicy::Reject, None, &[50, 1, 2, 51, 3, 4, 5, 52]);
     check("w1 w2", long, cut(right, second), None, &[50, 1, 2, 51, 3, 4, 5, 52]);
     check("w1 w2", long, cut(left, second), None, &[50, 1, 2, 51, 6, 7, 8, 52]);
     check("w1 w2", long, cut(right, longest), None, &[50, 1, 2, 51, 3, 4, 5, 52]);
@@ -314,7 +317,7 @@ fn a_pair_in_a_template_loses_of_its_texts_and_never_of_the_template() {
     check(long, long, cut(left, longest), None, &[50, 7, 8, 51, 6, 7, 8, 52]);
     check("w1", long, cut(right, second), Some(2), &[50, 1, 51, 3, 4, 52]);
     check("w1", long, cut(left, second), Some(4), &[50, 1, 51, 3, 4, 5, 6, 52]);
-    check("w1", long, Overlong::Refuse, Some(1), &[50, 1, 51, 3, 52]);
+    check("w1", long, OverlongPolicy::Reject, Some(1), &[50, 1, 51, 3, 52]);
     check("w1", long, cut(right, second), Some(0), &[50, 1, 51, 52]);
     check("", "", cut(right, second), None, &[50, 51, 52]);
     // The words of the template stand in the texts as well.
@@ -324,19 +327,19 @@ fn a_pair_in_a_template_loses_of_its_texts_and_never_of_the_template() {
 #[test]
 fn a_query_of_megabytes_is_cut_before_it_meets_the_documents() {
     let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
-    for (loses, kept) in [(End::Right, [7, 1]), (End::Left, [1, 9])] {
+    for (side, kept) in [(TruncationSide::Right, [7, 1]), (TruncationSide::Left, [1, 9])] {
         let query: Arc<str> = format!("w7 {}w9", "w1 ".repeat(1 << 20)).into();
-        let overlong = Overlong::Cut(Cut { loses, pair: PairCut::OnlySecond });
+        let overlong = OverlongPolicy::Truncate(TruncationMethod { side, pair: PairTruncation::OnlySecond });
         let texts = (0..64).map(|_| Text::Pair(Arc::clone(&query), "w2 w3 w4 w5".to_owned())).collect();
         // With all of it each of 64 documents would take seconds.
         let tokens =
             block_on(pool.encode(texts, Reading { prompt: None, overlong, most: None })).expect("tokens");
-        let document = if loses == End::Right { [2, 3, 4] } else { [3, 4, 5] };
+        let document = if side == TruncationSide::Right { [2, 3, 4] } else { [3, 4, 5] };
         let wanted = [&[50][..], &kept, &[51], &document, &[52]].concat();
         assert!(tokens.iter().all(|tokens| *tokens.ids == *wanted), "{:?} and not {wanted:?}", tokens[0]);
         let text = Text::Pair(query, String::new());
         // In the 128 bytes that are looked at.
-        let why = Unreadable::TooLong { limit: 8, given: 43 };
+        let why = InvalidInput::TooLong { limit: 8, given: 43 };
         let refused = block_on(pool.encode(vec![text], Reading::WHOLE));
         assert_eq!(refused, Err(TokenizeError::Unreadable { index: 0, why }));
     }
@@ -351,9 +354,9 @@ fn a_long_query_of_few_tokens_is_read_whole_where_nothing_is_to_be_cut() {
         let tokens = block_on(pool.encode(vec![text], Reading { prompt: None, overlong, most: None }));
         tokens.expect("tokens").remove(0).ids.to_vec()
     };
-    assert_eq!(read(Overlong::Refuse), [50, 1, 2, 51, 3, 52]);
-    let cut = Cut { loses: End::Right, pair: PairCut::OnlySecond };
-    assert_eq!(read(Overlong::Cut(cut)), [50, 1, 51, 3, 52]);
+    assert_eq!(read(OverlongPolicy::Reject), [50, 1, 2, 51, 3, 52]);
+    let cut = TruncationMethod { side: TruncationSide::Right, pair: PairTruncation::OnlySecond };
+    assert_eq!(read(OverlongPolicy::Truncate(cut)), [50, 1, 51, 3, 52]);
 }
 
 #[test]
@@ -363,10 +366,13 @@ fn what_a_template_cannot_take_is_refused_by_its_place() {
     let check = |texts: Vec<Text>, error: TokenizeError| {
         assert_eq!(block_on(pool.encode(texts, Reading::WHOLE)), Err(error));
     };
-    check(vec![pair("w2"), one("w2")], TokenizeError::Unreadable { index: 1, why: Unreadable::Alone });
+    check(
+        vec![pair("w2"), one("w2")],
+        TokenizeError::Unreadable { index: 1, why: InvalidInput::PairRequired },
+    );
     let why = "no w66, line 1 of the template".to_owned();
     check(vec![pair("w2"), pair("w66")], TokenizeError::Template { index: 1, why });
-    let why = Unreadable::TooLong { limit: 8, given: 9 };
+    let why = InvalidInput::TooLong { limit: 8, given: 9 };
     check(vec![pair("w1 w2 w3 w4 w5")], TokenizeError::Unreadable { index: 0, why });
     // Three words of the template, and a text of one word each.
     templated(5).expect("room for the shortest pair");

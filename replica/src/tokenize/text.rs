@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
-use replica_core::input::{End, Overlong, Readable, Unreadable};
+use replica_core::input::{InvalidInput, OverlongPolicy, Readable, TruncationSide};
 use replica_core::wire::tei::SimpleToken;
 use supervision::request::contain_work;
 use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection};
@@ -53,21 +53,21 @@ pub struct Reading {
     /// What stands before each lone text, and of a pair before the first. A pair of a chat template has its own.
     pub prompt: Option<Arc<str>>,
     /// What becomes of inputs that are too long.
-    pub overlong: Overlong,
+    pub overlong: OverlongPolicy,
     /// A lone text, or the second of a pair, is cut to so many tokens before anything else.
     pub most: Option<usize>,
 }
 
 impl Reading {
     /// Texts as they stand; what is too long is refused.
-    pub const WHOLE: Reading = Reading { prompt: None, overlong: Overlong::Refuse, most: None };
+    pub const WHOLE: Reading = Reading { prompt: None, overlong: OverlongPolicy::Reject, most: None };
 }
 
 /// Why a text did not become tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     /// The model cannot read it.
-    Unreadable(Unreadable),
+    Unreadable(InvalidInput),
     /// The chat template does not take it, for this reason.
     Template(String),
     /// The tokenizer failed.
@@ -152,7 +152,7 @@ impl TextTokenizer {
         firsts: &mut LastFirst,
     ) -> Result<Tokenized, Problem> {
         let tokens = caught(|| match (text, &self.template) {
-            (Text::One(_), Some(_)) => Err(Problem::Unreadable(Unreadable::Alone)),
+            (Text::One(_), Some(_)) => Err(Problem::Unreadable(InvalidInput::PairRequired)),
             (Text::One(text), None) => {
                 Ok(self.encode_one(&self.prepared(text, reading.prompt.as_deref()), reading)?)
             }
@@ -166,7 +166,7 @@ impl TextTokenizer {
         let Readable { max_input_tokens: _, vocabulary } = self.readable;
         if let Some(id) = tokens.ids.iter().copied().find(|id| *id as usize >= vocabulary) {
             // A tokenizer may have tokens that its model was never given.
-            return Err(Problem::Unreadable(Unreadable::UnknownToken { id, vocabulary }));
+            return Err(Problem::Unreadable(InvalidInput::UnknownToken { id, vocabulary }));
         }
         self.readable.check_length(tokens.ids.len()).map_err(Problem::Unreadable)?;
         Ok(tokens)
@@ -183,19 +183,19 @@ impl TextTokenizer {
 
     fn encode_one(&self, text: &str, reading: &Reading) -> tokenizers::Result<Tokenized> {
         let Reading { prompt: _, overlong, most } = reading;
-        let (cut, loses) = match overlong {
-            Overlong::Refuse => (usize::MAX, End::Right),
-            Overlong::Cut(cut) => (self.room(false), cut.loses),
+        let (cut, side) = match overlong {
+            OverlongPolicy::Reject => (usize::MAX, TruncationSide::Right),
+            OverlongPolicy::Truncate(cut) => (self.room(false), cut.side),
         };
         let most = most.unwrap_or(usize::MAX).min(cut);
-        if let Some(ids) = self.pieces.as_ref().and_then(|pieces| pieces.encode(text, most, loses)) {
+        if let Some(ids) = self.pieces.as_ref().and_then(|pieces| pieces.encode(text, most, side)) {
             return Ok(Tokenized { ids, types: None });
         }
         if most == usize::MAX {
             return self.tokenizer.encode_fast(text, true).map(|encoding| self.told(&encoding));
         }
         let mut encoding = self.tokenizer.encode_fast(text, false)?;
-        truncate(&mut encoding, most, loses);
+        truncate(&mut encoding, most, side);
         self.tokenizer.post_process(encoding, None, true).map(|encoding| self.told(&encoding))
     }
 
@@ -214,12 +214,12 @@ impl TextTokenizer {
         }
         let mut first = firsts.0.as_ref().map(|(_, encoding)| encoding.clone()).unwrap_or_default();
         if let Some(most) = reading.most {
-            truncate(&mut second, most, End::Right);
+            truncate(&mut second, most, TruncationSide::Right);
         }
-        if let Overlong::Cut(cut) = reading.overlong {
+        if let OverlongPolicy::Truncate(cut) = reading.overlong {
             let [of_first, of_second] = cut.pair.shares([first.len(), second.len()], self.room(true));
-            truncate(&mut first, of_first, cut.loses);
-            truncate(&mut second, of_second, cut.loses);
+            truncate(&mut first, of_first, cut.side);
+            truncate(&mut second, of_second, cut.side);
         }
         // By itself it was a first text; a tokenizer without a template keeps the types that it finds.
         second.set_type_ids(vec![1; second.len()]);
@@ -268,22 +268,22 @@ impl TextTokenizer {
     pub(super) fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, Problem> {
         let vocabulary = self.readable.vocabulary;
         if let Some(id) = ids.iter().copied().find(|id| *id as usize >= vocabulary) {
-            return Err(Problem::Unreadable(Unreadable::UnknownToken { id, vocabulary }));
+            return Err(Problem::Unreadable(InvalidInput::UnknownToken { id, vocabulary }));
         }
         caught(|| Ok(self.tokenizer.decode(ids, skip_special_tokens)?))
     }
 }
 
-fn direction(loses: End) -> TruncationDirection {
-    match loses {
-        End::Left => TruncationDirection::Left,
-        End::Right => TruncationDirection::Right,
+fn direction(side: TruncationSide) -> TruncationDirection {
+    match side {
+        TruncationSide::Left => TruncationDirection::Left,
+        TruncationSide::Right => TruncationDirection::Right,
     }
 }
 
 /// What is cut off is thrown away at once: the template would go round each piece of it.
-fn truncate(encoding: &mut Encoding, most: usize, loses: End) {
-    encoding.truncate(most, 0, direction(loses));
+fn truncate(encoding: &mut Encoding, most: usize, side: TruncationSide) {
+    encoding.truncate(most, 0, direction(side));
     encoding.take_overflowing();
 }
 

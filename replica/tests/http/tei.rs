@@ -76,7 +76,7 @@ fn what_is_too_long_is_cut_only_if_the_caller_says_so() {
         extra.iter().for_each(|(name, value)| body[*name] = value.clone());
         rows(&replica.ask("/embed", &body)).swap_remove(0)
     };
-    let says = "`inputs[0]` has 302 tokens and this model reads 128";
+    let says = "`inputs[0]` has 302 tokens and the limit of this model is 128";
     check_tei(&replica, "/embed", &json!({"inputs": [long]}), ErrorCode::InputTooLong, says);
     let cut = ("truncate", json!(true));
     check_close(&embed(&long, std::slice::from_ref(&cut)), &embed(&words[..room].join(" "), &[]));
