@@ -183,7 +183,12 @@ fn recreate(work: &Path) -> Result<()> {
 }
 
 /// Creates the record of the built engine and the versions of its tools.
-fn build_record(build: &EngineBuildPlan, work: &Path, digest: String, precision: Precision) -> Result<EngineRecordV1> {
+fn build_record(
+    build: &EngineBuildPlan,
+    work: &Path,
+    digest: String,
+    precision: Precision,
+) -> Result<EngineRecordV1> {
     let versions = fs::read_to_string(work.join(BUILT_WITH)).unwrap_or_default();
     let [gpu, tensorrt, tensorrt_llm] = parse_built_with(&versions).map_err(|problem| anyhow!(problem))?;
     let engine = work.join("engine");
