@@ -52,8 +52,8 @@ pub struct Config {
     pub threads: Threads,
     /// How batches are made.
     pub batch: BatchChoice,
-    /// What requests that do not say otherwise get.
-    pub embeddings: Embeddings,
+    /// What requests that do not say defaults get.
+    pub embeddings: EmbeddingDefaults,
     /// The file of `meridian tune`, if not the one in the model cache.
     pub tuned: Option<PathBuf>,
     /// How much memory there is for rows that were computed before; 0 keeps none.
@@ -71,18 +71,18 @@ pub struct EngineChoice {
     pub precision: Option<Precision>,
 }
 
-/// What requests get that do not say otherwise. The defaults are those of text-embeddings-inference.
+/// What requests get that do not say defaults. The defaults are those of text-embeddings-inference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Embeddings {
+pub struct EmbeddingDefaults {
     /// Vectors are scaled to length one; without it, as the model's own modules say.
     pub normalize: bool,
     /// Inputs that are longer than the model reads are cut; without it they are rejected.
     pub auto_truncate: bool,
 }
 
-impl Default for Embeddings {
-    fn default() -> Embeddings {
-        Embeddings { normalize: true, auto_truncate: false }
+impl Default for EmbeddingDefaults {
+    fn default() -> EmbeddingDefaults {
+        EmbeddingDefaults { normalize: true, auto_truncate: false }
     }
 }
 
@@ -123,7 +123,7 @@ pub struct RawConfig {
     pub batch: RawBatch,
     /// [`Config::embeddings`]
     #[serde(default)]
-    pub embeddings: RawEmbeddings,
+    pub embeddings: RawEmbeddingDefaults,
     /// [`Config::tuned`]
     pub tuned: Option<PathBuf>,
     /// [`Config::embedding_cache_bytes`]
@@ -172,20 +172,20 @@ pub struct RawLimits {
 /// `[embeddings]`, as it is written.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RawEmbeddings {
-    /// [`Embeddings::normalize`]
+pub struct RawEmbeddingDefaults {
+    /// [`EmbeddingDefaults::normalize`]
     pub normalize: Option<bool>,
-    /// [`Embeddings::auto_truncate`]
+    /// [`EmbeddingDefaults::auto_truncate`]
     pub auto_truncate: Option<bool>,
 }
 
-impl RawEmbeddings {
-    fn check(self) -> Embeddings {
-        let RawEmbeddings { normalize, auto_truncate } = self;
-        let otherwise = Embeddings::default();
-        Embeddings {
-            normalize: normalize.unwrap_or(otherwise.normalize),
-            auto_truncate: auto_truncate.unwrap_or(otherwise.auto_truncate),
+impl RawEmbeddingDefaults {
+    fn check(self) -> EmbeddingDefaults {
+        let RawEmbeddingDefaults { normalize, auto_truncate } = self;
+        let defaults = EmbeddingDefaults::default();
+        EmbeddingDefaults {
+            normalize: normalize.unwrap_or(defaults.normalize),
+            auto_truncate: auto_truncate.unwrap_or(defaults.auto_truncate),
         }
     }
 }
@@ -359,7 +359,7 @@ impl Problems {
         } = given;
         let default = Limits::default();
         // 32 bits are enough for every one of them, and then no sum of two overflows.
-        let size = |given: Option<u64>, otherwise: usize| given.map_or(otherwise, |n| n as usize);
+        let size = |given: Option<u64>, defaults: usize| given.map_or(defaults, |n| n as usize);
         let limits = Limits {
             max_inputs: size(self.limit("max_inputs", max_inputs), default.max_inputs),
             max_documents: size(self.limit("max_documents", max_documents), default.max_documents),

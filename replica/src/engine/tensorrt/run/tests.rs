@@ -9,7 +9,7 @@ use replica_core::batch::BatchSettings;
 use replica_core::priority::Priority;
 
 use super::*;
-use crate::batcher::{Batcher, Options, Work};
+use crate::batcher::{Batcher, ComputeRequest, Options};
 use crate::engine::BatchBuffer;
 use crate::tokenize::Tokenized;
 
@@ -224,7 +224,9 @@ fn two_batches_are_with_the_engine_and_the_third_is_in_the_queue() {
     let submit = |tokens: [u32; 4]| {
         let inputs = vec![Tokenized { ids: tokens.into(), types: None }];
         let (output, priority) = (Output::Pooled, Priority::Interactive);
-        batcher.submit(Work { inputs, output, priority, deadline: None, tenant: None }).expect("room")
+        batcher
+            .submit(ComputeRequest { inputs, output, priority, deadline: None, tenant: None })
+            .expect("room")
     };
     let until = |what: &str, so: &dyn Fn() -> bool| {
         let end = Instant::now() + PATIENCE;
