@@ -146,7 +146,8 @@ impl App {
 
     fn engine(&self, service: &Service) -> EngineInfoV1 {
         let mut engine = service.engine.clone();
-        if let (Some(accelerator), Some(statistics)) = (&mut engine.accelerator, self.metrics.now().engine) {
+        if let (Some(accelerator), Some(statistics)) = (&mut engine.accelerator, self.metrics.gauges().engine)
+        {
             let Statistics { iterations, busy_ms, completed, taken_apart, active, queued, gpu_bytes } =
                 statistics;
             let AcceleratorV1 { gpu, tensorrt, tensorrt_llm, stand_in, .. } = accelerator.clone();

@@ -15,7 +15,7 @@ use replica_core::wire::error::Fault;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::cpu::WeightsPlace;
-use crate::metrics::{Metrics, Route, Stage};
+use crate::metrics::{Metrics, RequestStage, Route};
 use crate::tune::file::Unfit;
 
 /// The process listens; the model is not loaded yet.
@@ -128,10 +128,10 @@ impl RequestCompleted<'_> {
         metrics.inputs.add(inputs);
         metrics.tokens.add(tokens);
         let stages = metrics.priorities.of(priority);
-        stages.stage(Stage::Tokenize, tokenize);
-        stages.stage(Stage::Queue, queue);
-        stages.stage(Stage::Engine, engine);
-        stages.stage(Stage::Total, total);
+        stages.stage(RequestStage::Tokenize, tokenize);
+        stages.stage(RequestStage::Queue, queue);
+        stages.stage(RequestStage::Engine, engine);
+        stages.stage(RequestStage::Total, total);
         let micros = |duration: Duration| duration.as_micros() as u64;
         let (queue_us, tokenize_us, engine_us) = (micros(queue), micros(tokenize), micros(engine));
         let (route, priority, total_us) = (route.as_str(), priority.as_str(), micros(total));
@@ -188,13 +188,13 @@ impl CacheLookup {
 }
 
 /// Inputs of a request are already queued or being computed, and share that work.
-pub(crate) struct InputsCoalesced {
+pub(crate) struct InputsDeduplicated {
     pub(crate) inputs: u64,
 }
 
-impl InputsCoalesced {
+impl InputsDeduplicated {
     pub(crate) fn record(self, metrics: &Metrics) {
-        metrics.joined_inputs.add(self.inputs);
+        metrics.deduplicated_inputs.add(self.inputs);
     }
 }
 
@@ -282,11 +282,11 @@ impl Draining {
 }
 
 /// The drain limit passed while requests were in flight.
-pub(crate) struct DrainCutShort {
+pub(crate) struct DrainLimitReached {
     pub(crate) after: Duration,
 }
 
-impl DrainCutShort {
+impl DrainLimitReached {
     pub(crate) fn record(self) {
         warn!(after_ms = self.after.as_millis() as u64, "drain limit reached, requests in flight aborted");
     }

@@ -13,7 +13,7 @@ use replica_core::wire::info::{TeiLabels, TeiModelType};
 
 use crate::engine::{Description, Output};
 use crate::model::{LabelHead, ModelDir, Pooling, Prompts, SentenceConfig};
-use crate::tokenize::Reading;
+use crate::tokenize::EncodeOptions;
 
 /// Task of the loaded model.
 pub(crate) enum Purpose {
@@ -219,8 +219,8 @@ impl ClassifierModel {
     }
 
     /// Returns the tokenizer options for the texts of a request.
-    pub(crate) fn reading(&self, overlong: Overlong) -> Reading {
-        Reading { prompt: self.prompt.clone(), overlong, most: None }
+    pub(crate) fn options(&self, overlong: Overlong) -> EncodeOptions {
+        EncodeOptions { prompt: self.prompt.clone(), overlong, most: None }
     }
 }
 

@@ -31,7 +31,7 @@ use crate::cache::{CachedModel, ModelCache, ResolveError, default_root};
 use crate::config::Config;
 use crate::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache};
 use crate::engine::{Accelerator, BatchBuffer, Engine, EngineError, Output, tensorrt};
-use crate::events::{DrainCutShort, Draining, Listening, ModelReady, TunedSettings, TunedSettingsUnfit};
+use crate::events::{DrainLimitReached, Draining, Listening, ModelReady, TunedSettings, TunedSettingsUnfit};
 use crate::http;
 use crate::identity;
 use crate::metrics::Metrics;
@@ -157,7 +157,7 @@ impl Server {
     async fn drain(mut self) {
         self.end.send_replace(true);
         if timeout(DRAIN_LIMIT, self.ended()).await.is_err() {
-            DrainCutShort { after: DRAIN_LIMIT }.record();
+            DrainLimitReached { after: DRAIN_LIMIT }.record();
         }
     }
 }

@@ -21,7 +21,7 @@ use std::sync::{Mutex, OnceLock};
 use replica::engine::cpu::{CpuEngine, CpuOptions, Isa};
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
-use replica::tokenize::{Reading, Text, TextTokenizer, TokenizeError, TokenizerPool};
+use replica::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, TokenizerPool};
 use replica_core::input::{Cut, End, Overlong, PairCut, Readable, Unreadable};
 use replica_core::prompt::PromptChoice;
 use replica_core::{DeploymentTask, Precision};
@@ -237,18 +237,18 @@ fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
         if prompt.is_some() && !model.sentence.include_prompt && model.head.is_none() {
             return Err("`include_prompt` is false, which is refused of a request with a prompt".to_owned());
         }
-        let texts: Vec<Text> = reference
+        let texts: Vec<TextInput> = reference
             .inputs
             .iter()
             .map(|input| match input {
-                Value::String(text) => Text::One(text.clone()),
+                Value::String(text) => TextInput::One(text.clone()),
                 Value::Array(pair) => {
-                    Text::Pair(pair[0].as_str().unwrap().into(), pair[1].as_str().unwrap().to_owned())
+                    TextInput::Pair(pair[0].as_str().unwrap().into(), pair[1].as_str().unwrap().to_owned())
                 }
                 other => panic!("{other}"),
             })
             .collect();
-        let reading = Reading { prompt: prompt.map(Into::into), overlong, most: None };
+        let reading = EncodeOptions { prompt: prompt.map(Into::into), overlong, most: None };
         let encoded = runtime().block_on(pool.encode(texts, reading));
         let encoded = encoded.map_err(|error| match error {
             TokenizeError::Unreadable { why: Unreadable::TooLong { limit, given }, .. } => format!(

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use replica::model::TokenizerConfig;
-use replica::tokenize::{Reading, Text, TextTokenizer, Tokenized, TokenizerPool};
+use replica::tokenize::{EncodeOptions, TextInput, TextTokenizer, Tokenized, TokenizerPool};
 use replica_core::input::{Cut, End, Overlong, PairCut, Readable};
 use serde::Deserialize;
 
@@ -86,23 +86,24 @@ fn every_kind_of_tokenizer_says_what_transformers_says() {
         let text = std::fs::read_to_string(folder.join("tokens.json")).expect("the reference");
         let reference: Reference = serde_json::from_str(&text).expect("the reference");
         let apart = reference.pairs.iter().any(|pair| pair.tokens.types.is_some());
-        let texts: Vec<Text> = reference.texts.iter().map(|case| Text::One(case.text.clone())).collect();
+        let texts: Vec<TextInput> =
+            reference.texts.iter().map(|case| TextInput::One(case.text.clone())).collect();
         // Asked for one pair with an empty second text, transformers takes it for a text without one; asked for a list
         // of pairs, as its users who rank do, it does not. Here a pair is a pair, so these cases say nothing.
         let whole_pair = |index: &usize| !reference.pairs[*index].second.is_empty();
         let kept: Vec<usize> = (0..reference.pairs.len()).filter(whole_pair).collect();
         let pair = |index: &usize| {
             let PairCase { first, second, .. } = &reference.pairs[*index];
-            Text::Pair(first.as_str().into(), second.clone())
+            TextInput::Pair(first.as_str().into(), second.clone())
         };
-        let pairs: Vec<Text> = kept.iter().map(pair).collect();
+        let pairs: Vec<TextInput> = kept.iter().map(pair).collect();
         let what = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
 
         let whole = pool(&folder, 1 << 20, apart);
-        let given = block_on(whole.encode(texts.clone(), Reading::WHOLE)).expect("tokens");
+        let given = block_on(whole.encode(texts.clone(), EncodeOptions::WHOLE)).expect("tokens");
         let expected: Vec<&Tokens> = reference.texts.iter().map(|case| &case.tokens).collect();
         check(&given, &expected, &format!("{what}, texts"));
-        let given = block_on(whole.encode(pairs.clone(), Reading::WHOLE)).expect("tokens");
+        let given = block_on(whole.encode(pairs.clone(), EncodeOptions::WHOLE)).expect("tokens");
         let expected: Vec<&Tokens> = kept.iter().map(|index| &reference.pairs[*index].tokens).collect();
         check(&given, &expected, &format!("{what}, pairs"));
         check_places(&whole, &reference.texts, &what);
@@ -110,12 +111,12 @@ fn every_kind_of_tokenizer_says_what_transformers_says() {
         for cut in &reference.cut {
             let loses = if cut.side == "left" { End::Left } else { End::Right };
             let overlong = Overlong::Cut(Cut { loses, pair: PairCut::LongestFirst });
-            let reading = Reading { prompt: None, overlong, most: None };
+            let options = EncodeOptions { prompt: None, overlong, most: None };
             let pool = pool(&folder, cut.max_tokens, apart);
             let what = format!("{what}, {} cut to {}", cut.side, cut.max_tokens);
-            let given = block_on(pool.encode(texts.clone(), reading.clone())).expect("tokens");
+            let given = block_on(pool.encode(texts.clone(), options.clone())).expect("tokens");
             check(&given, &cut.texts.iter().collect::<Vec<_>>(), &format!("{what}, texts"));
-            let given = block_on(pool.encode(pairs.clone(), reading)).expect("tokens");
+            let given = block_on(pool.encode(pairs.clone(), options)).expect("tokens");
             let expected: Vec<&Tokens> = kept.iter().map(|index| &cut.pairs[*index]).collect();
             check(&given, &expected, &format!("{what}, pairs"));
         }
@@ -161,8 +162,9 @@ fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it(
             let tokenizer = TextTokenizer::load(&model, readable, 1);
             let pool = TokenizerPool::start(tokenizer.expect("a tokenizer"), 1).expect("a thread");
             let overlong = Overlong::Cut(Cut { loses: End::Right, pair: PairCut::OnlySecond });
-            let text = Text::Pair(query.as_str().into(), document.clone());
-            let given = block_on(pool.encode(vec![text], Reading { prompt: None, overlong, most: None }));
+            let text = TextInput::Pair(query.as_str().into(), document.clone());
+            let given =
+                block_on(pool.encode(vec![text], EncodeOptions { prompt: None, overlong, most: None }));
             let given = given.expect("tokens").remove(0);
             let what = format!("{fixture}, {query:?} and {document:?} in {most}");
             whole += usize::from(same && ids.len() < most);

@@ -20,7 +20,7 @@ use replica::cache::{CachedModel, ModelCache, ModelSource, default_root};
 use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache, peak_byte_ops, peak_flops};
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
-use replica::tokenize::{Reading, Text, TextTokenizer, TokenizerPool};
+use replica::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizerPool};
 use replica_core::Precision;
 use replica_core::input::Readable;
 use replica_core::limits::BATCH_TOKENS;
@@ -82,8 +82,8 @@ impl Ours {
 
     /// The vectors of the texts, one after another.
     fn embed(&mut self, texts: &[String]) -> Result<&[f32], String> {
-        let texts = texts.iter().cloned().map(Text::One).collect();
-        let tokens = self.runtime.block_on(self.tokenizer.encode(texts, Reading::WHOLE));
+        let texts = texts.iter().cloned().map(TextInput::One).collect();
+        let tokens = self.runtime.block_on(self.tokenizer.encode(texts, EncodeOptions::WHOLE));
         let tokens = tokens.map_err(|error| format!("{error:?}"))?;
         let width = self.engine.describe().width;
         self.rows.clear();

@@ -3,7 +3,7 @@
 //! The engine runs on a thread of its own, or on as many threads as the number of batches it accepts ahead: one, except
 //! for GPU engines. Requests are enqueued under one short lock, without a channel in between: the planner *is* the
 //! queue, so it holds exactly what is waiting, and a caller that disconnects removes its work at once by dropping its
-//! [`Ticket`]. While the engine computes one batch, the next requests are tokenized and enqueued.
+//! [`ComputeTicket`]. While the engine computes one batch, the next requests are tokenized and enqueued.
 //!
 //! Between two batches the engine thread does the minimum: it reports the finished batch to the planner and takes the
 //! next one. The rows go to a second thread (`pending`), which copies them into their responses and wakes the callers
@@ -36,9 +36,9 @@ use replica_core::priority::Priority;
 use tokio::sync::oneshot;
 
 use self::pending::{PendingResponse, PendingResponses};
-use self::sequence::Sequence;
+use self::sequence::QueuedSequence;
 use crate::engine::{Engine, Output};
-use crate::events::{CacheLookup, InputsCoalesced, InputsDropped, RequestShed};
+use crate::events::{CacheLookup, InputsDeduplicated, InputsDropped, RequestShed};
 use crate::metrics::Metrics;
 use crate::tokenize::Tokenized;
 use crate::vectors::RowCache;
@@ -126,7 +126,7 @@ struct Shared {
 }
 
 struct State {
-    planner: BatchPlanner<Sequence>,
+    planner: BatchPlanner<QueuedSequence>,
     /// Time at which the engine last finished a batch.
     ended: Option<Instant>,
     closed: bool,
@@ -165,11 +165,11 @@ impl Batcher {
     }
 
     /// Enqueues all inputs of one request, or none of them.
-    pub fn submit(&self, compute: ComputeRequest) -> Result<Ticket, QueueFull> {
+    pub fn submit(&self, compute: ComputeRequest) -> Result<ComputeTicket, QueueFull> {
         let ComputeRequest { inputs, output, priority, deadline, tenant } = compute;
         let shared = &self.shared;
         let cached = shared.cache.is_some();
-        let sequences = inputs.into_iter().map(|input| Sequence::new(input, output, tenant, cached));
+        let sequences = inputs.into_iter().map(|input| QueuedSequence::new(input, output, tenant, cached));
         let (sender, receiver) = oneshot::channel();
         let enqueued_at = Instant::now();
         let mut response = PendingResponse::new(shared.width_of(output), enqueued_at, sender);
@@ -190,7 +190,7 @@ impl Batcher {
         }
         if missing.is_empty() {
             response.send(enqueued_at);
-            return Ok(Ticket { request: None, shared: Arc::clone(shared), receiver });
+            return Ok(ComputeTicket { request: None, shared: Arc::clone(shared), receiver });
         }
         let mut state = shared.lock();
         let admitted = state.planner.push(priority, missing, deadline, enqueued_at);
@@ -205,8 +205,8 @@ impl Batcher {
         shared.publish(&state.planner);
         drop(state);
         shared.work.notify_one();
-        InputsCoalesced { inputs: joined }.record(&shared.metrics);
-        Ok(Ticket { request: Some(request), shared: Arc::clone(shared), receiver })
+        InputsDeduplicated { inputs: joined }.record(&shared.metrics);
+        Ok(ComputeTicket { request: Some(request), shared: Arc::clone(shared), receiver })
     }
 
     /// Returns the tokens and inputs that wait or are being computed.
@@ -239,21 +239,21 @@ impl Drop for Batcher {
 }
 
 /// Handle to the rows of one request. Dropping it before they are complete cancels the request.
-pub struct Ticket {
+pub struct ComputeTicket {
     /// None if all rows came from the cache.
     request: Option<RequestId>,
     shared: Arc<Shared>,
     receiver: oneshot::Receiver<Result<ComputedRows, ComputeError>>,
 }
 
-impl Ticket {
+impl ComputeTicket {
     /// Waits for the rows.
     pub async fn rows(mut self) -> Result<ComputedRows, ComputeError> {
         (&mut self.receiver).await.unwrap_or(Err(ComputeError::Stopped))
     }
 }
 
-impl Drop for Ticket {
+impl Drop for ComputeTicket {
     fn drop(&mut self) {
         let Some(request) = self.request else { return };
         if self.shared.pending.take(request).is_some() {
@@ -279,12 +279,12 @@ impl Shared {
     }
 
     /// Copies the planner's state to the gauges of `/metrics`.
-    fn publish(&self, planner: &BatchPlanner<Sequence>) {
+    fn publish(&self, planner: &BatchPlanner<QueuedSequence>) {
         let (loads, cost, tokens_per_second) = (planner.loads(), planner.cost(), planner.tokens_per_second());
-        self.metrics.set_now(|now| {
-            now.loads = loads;
-            now.cost = cost;
-            now.tokens_per_second = tokens_per_second;
+        self.metrics.update_gauges(|gauges| {
+            gauges.loads = loads;
+            gauges.cost = cost;
+            gauges.tokens_per_second = tokens_per_second;
         });
     }
 }

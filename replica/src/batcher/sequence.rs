@@ -34,7 +34,7 @@ pub(crate) struct SequenceKey(pub(crate) [u8; 32]);
 
 /// One input of a request.
 #[derive(Debug)]
-pub(super) struct Sequence {
+pub(super) struct QueuedSequence {
     pub(super) tokens: Tokenized,
     pub(super) output: Output,
     tenant: Option<TenantKey>,
@@ -42,14 +42,14 @@ pub(super) struct Sequence {
     pub(super) key: Option<SequenceKey>,
 }
 
-impl Sequence {
+impl QueuedSequence {
     pub(super) fn new(
         tokens: Tokenized,
         output: Output,
         tenant: Option<TenantKey>,
         cached: bool,
-    ) -> Sequence {
-        let mut sequence = Sequence { tokens, output, tenant, key: None };
+    ) -> QueuedSequence {
+        let mut sequence = QueuedSequence { tokens, output, tenant, key: None };
         sequence.key = cached.then(|| sequence.digest());
         sequence
     }
@@ -68,10 +68,10 @@ impl Sequence {
     }
 }
 
-impl Sequence {
+impl QueuedSequence {
     /// Returns everything that decides the rows, as a comparable tuple.
     fn parts(&self) -> (u8, Option<&TenantKey>, &[u32], Option<&[u32]>) {
-        let Sequence { tokens: Tokenized { ids, types }, output, tenant, key: _ } = self;
+        let QueuedSequence { tokens: Tokenized { ids, types }, output, tenant, key: _ } = self;
         let output = match output {
             Output::Pooled => 0,
             Output::Tokens => 1,
@@ -94,7 +94,7 @@ impl Sequence {
     }
 }
 
-impl Input for Sequence {
+impl Input for QueuedSequence {
     type Class = Output;
 
     fn tokens(&self) -> u64 {
@@ -106,25 +106,25 @@ impl Input for Sequence {
     }
 }
 
-impl Ord for Sequence {
-    fn cmp(&self, other: &Sequence) -> Ordering {
+impl Ord for QueuedSequence {
+    fn cmp(&self, other: &QueuedSequence) -> Ordering {
         self.parts().cmp(&other.parts())
     }
 }
 
-impl PartialOrd for Sequence {
-    fn partial_cmp(&self, other: &Sequence) -> Option<Ordering> {
+impl PartialOrd for QueuedSequence {
+    fn partial_cmp(&self, other: &QueuedSequence) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Sequence {
-    fn eq(&self, other: &Sequence) -> bool {
+impl PartialEq for QueuedSequence {
+    fn eq(&self, other: &QueuedSequence) -> bool {
         self.parts() == other.parts()
     }
 }
 
-impl Eq for Sequence {}
+impl Eq for QueuedSequence {}
 
 #[cfg(test)]
 mod tests {
@@ -134,7 +134,7 @@ mod tests {
     fn inputs_with_different_rows_have_different_keys() {
         let of = |ids: &[u32], types: Option<&[u32]>, output: Output, tenant: Option<&str>| {
             let tokens = Tokenized { ids: ids.into(), types: types.map(Into::into) };
-            Sequence::new(tokens, output, tenant.map(TenantKey::new), true)
+            QueuedSequence::new(tokens, output, tenant.map(TenantKey::new), true)
         };
         let different = [
             of(&[1, 2], None, Output::Pooled, None),

@@ -123,7 +123,7 @@ impl Fixture {
     }
 
     /// A request of `(first token, length)` inputs.
-    fn submit(&self, inputs: &[(u32, usize)]) -> Result<Ticket, QueueFull> {
+    fn submit(&self, inputs: &[(u32, usize)]) -> Result<ComputeTicket, QueueFull> {
         self.batcher.submit(Fixture::work(inputs))
     }
 
@@ -142,12 +142,12 @@ impl Fixture {
     }
 }
 
-fn computed(ticket: Ticket) -> Result<ComputedRows, ComputeError> {
+fn computed(ticket: ComputeTicket) -> Result<ComputedRows, ComputeError> {
     let runtime = runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(ticket.rows())
 }
 
-fn wait(ticket: Ticket) -> Result<Vec<f32>, ComputeError> {
+fn wait(ticket: ComputeTicket) -> Result<Vec<f32>, ComputeError> {
     computed(ticket).map(|computed| computed.rows)
 }
 
@@ -157,7 +157,8 @@ fn each_caller_gets_the_rows_of_his_inputs_in_their_order() {
     fixture.release_all();
     let many: Vec<(u32, usize)> = (1..=9).map(|n| (n, n as usize % 4 + 1)).collect();
     let requests = [&many[..], &[(50, 25)], &[(60, 1), (61, 2)]];
-    let tickets: Vec<Ticket> = requests.iter().map(|inputs| fixture.submit(inputs).expect("room")).collect();
+    let tickets: Vec<ComputeTicket> =
+        requests.iter().map(|inputs| fixture.submit(inputs).expect("room")).collect();
     for (ticket, inputs) in tickets.into_iter().zip(requests) {
         let expected: Vec<f32> = inputs.iter().flat_map(|(first, n)| [*first as f32, *n as f32]).collect();
         assert_eq!(wait(ticket), Ok(expected));
@@ -324,7 +325,7 @@ fn equal_inputs_are_computed_once_and_everybody_has_his_row() {
     }
     computed.sort_unstable();
     assert_eq!(computed, [7, 8, 8], "the one that ran already not again, and a stranger's apart");
-    assert!(fixture.counted("meridian_replica_inputs_joined_total 3"));
+    assert!(fixture.counted("meridian_replica_inputs_deduplicated_total 3"));
 }
 
 #[test]

@@ -12,14 +12,14 @@ use supervision::request::{Panicked, contain_work};
 use replica_core::batch::{Backlog, Batch, Finished, Next, Owner, Plan, RequestId};
 use replica_core::priority::Priority;
 
-use super::sequence::Sequence;
+use super::sequence::QueuedSequence;
 use super::{ComputeError, Shared, State};
 use crate::engine::{BatchBuffer, Beside, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch};
 use crate::events::{BatchComputed, BatchDelayed, EngineFailed, InputsDropped};
 
 /// Finished batch, on its way to the delivery thread.
 pub(super) struct FinishedBatch {
-    batch: Batch<Sequence>,
+    batch: Batch<QueuedSequence>,
     owners: Vec<Vec<Owner>>,
     /// Rows, or the error message of the engine.
     rows: Result<BatchRows, String>,
@@ -35,7 +35,7 @@ struct BatchRows {
 
 /// Batch that was executed, but not yet reported to the planner.
 struct ExecutedBatch {
-    batch: Batch<Sequence>,
+    batch: Batch<QueuedSequence>,
     rows: Result<BatchRows, String>,
     started: Instant,
     /// Part of the time since `started` in which interrupting batches were computed.
@@ -45,7 +45,7 @@ struct ExecutedBatch {
 /// Callbacks of an engine during a batch.
 struct BatchCallbacks<'a> {
     shared: &'a Shared,
-    batch: &'a Batch<Sequence>,
+    batch: &'a Batch<QueuedSequence>,
     finished_batches: &'a Sender<FinishedBatch>,
     /// Time spent on interrupting batches.
     interruptions: Mutex<Duration>,
@@ -94,7 +94,7 @@ impl Shared {
             });
             computed.interruptions = interruptions;
             if let Some(statistics) = engine.statistics() {
-                self.metrics.set_now(|now| now.engine = Some(statistics));
+                self.metrics.update_gauges(|gauges| gauges.engine = Some(statistics));
             }
             executed = Some(computed);
         }
@@ -104,9 +104,9 @@ impl Shared {
     fn run(
         &self,
         tokens: &mut BatchBuffer,
-        batch: Batch<Sequence>,
+        batch: Batch<QueuedSequence>,
         compute: impl FnOnce(
-            &Batch<Sequence>,
+            &Batch<QueuedSequence>,
             &RaggedBatch<'_>,
             Output,
             &mut [f32],
@@ -130,7 +130,7 @@ impl Shared {
     }
 
     /// Returns an interactive batch that interrupts a bulk batch; `None` resumes the bulk batch.
-    fn next_interrupting(&self) -> Option<Batch<Sequence>> {
+    fn next_interrupting(&self) -> Option<Batch<QueuedSequence>> {
         let mut state = self.lock();
         if state.closed {
             return None;
@@ -170,7 +170,7 @@ impl Shared {
         &self,
         executed: Option<ExecutedBatch>,
         finished_batches: &Sender<FinishedBatch>,
-    ) -> Option<Batch<Sequence>> {
+    ) -> Option<Batch<QueuedSequence>> {
         let mut state = self.lock();
         let mut finished = executed.map(|executed| {
             // While this batch waited behind another one, the engine was busy with that one.

@@ -1,7 +1,7 @@
 //! One request that needs the engine, from its headers to its response.
 //!
 //! Every such route takes the same steps: check the lifecycle state, read the client's timeout, read the body within
-//! its limits, then run the route's own handler with a [`Call`]: parse, tokenize, compute, write. ComputeRequest that grows with
+//! its limits, then run the route's own handler with a [`ApiCall`]: parse, tokenize, compute, write. ComputeRequest that grows with
 //! the request (parsing a large body, writing many vectors) leaves the reactor threads.
 
 use std::future::Future;
@@ -27,7 +27,7 @@ use crate::engine::Output;
 use crate::events::{RequestCompleted, RequestReceived, RequestRejected, TokenizerFailed};
 use crate::metrics::Route;
 use crate::respond;
-use crate::tokenize::{MAX_JOBS, Reading, Text, TokenizeError, Tokenized};
+use crate::tokenize::{EncodeOptions, MAX_JOBS, TextInput, TokenizeError, Tokenized};
 
 /// Body size above which parsing (some 50 µs) takes longer than handing it to another thread.
 const INLINE_BODY_BYTES: usize = 64 << 10;
@@ -35,7 +35,7 @@ const INLINE_BODY_BYTES: usize = 64 << 10;
 pub(super) const INLINE_NUMBERS: usize = 16 * 384;
 
 /// Context of a request that is being processed.
-pub(super) struct Call {
+pub(super) struct ApiCall {
     pub(super) app: Arc<App>,
     pub(super) id: HttpRequestId,
     pub(super) received: Instant,
@@ -102,7 +102,7 @@ pub(super) async fn serve<H, F>(
     handle: H,
 ) -> Response<Body>
 where
-    H: FnOnce(Arc<Call>, Vec<u8>) -> F,
+    H: FnOnce(Arc<ApiCall>, Vec<u8>) -> F,
     F: Future<Output = Result<ComputedResponse, Refusal>>,
 {
     RequestReceived.record(&app.metrics);
@@ -136,7 +136,7 @@ async fn within_time<H, F>(
     handle: H,
 ) -> Result<ComputedResponse, Refusal>
 where
-    H: FnOnce(Arc<Call>, Vec<u8>) -> F,
+    H: FnOnce(Arc<ApiCall>, Vec<u8>) -> F,
     F: Future<Output = Result<ComputedResponse, Refusal>>,
 {
     match app.lifecycle() {
@@ -148,7 +148,7 @@ where
     let deadline = timeout.map(|timeout| received + timeout);
     let priority = request.headers().get(headers::PRIORITY).cloned();
     let tenant = request.headers().get(headers::TENANT).map(|tenant| TenantKey::new(tenant.as_bytes()));
-    let call = Arc::new(Call { app: Arc::clone(app), id, received, priority, tenant, deadline });
+    let call = Arc::new(ApiCall { app: Arc::clone(app), id, received, priority, tenant, deadline });
     let answer = async {
         let (head, body) = request.into_parts();
         let body = app.bodies.read(&head.headers, body).await?;
@@ -166,7 +166,7 @@ where
     }
 }
 
-impl Call {
+impl ApiCall {
     pub(super) fn service(&self) -> &Service {
         self.app.service().expect("a call begins when the model is there, and it never goes")
     }
@@ -182,10 +182,10 @@ impl Call {
     }
 
     /// Returns how texts without a prompt are tokenized, by the request or else by the configuration.
-    pub(super) fn reading(&self, truncation: Truncation, named: Named) -> Result<Reading, Refusal> {
+    pub(super) fn options(&self, truncation: Truncation, named: Named) -> Result<EncodeOptions, Refusal> {
         let overlong = truncation.overlong(self.app.embeddings.auto_truncate);
         let most = truncation.most.map(|most| self.texts_of(most, named)).transpose()?;
-        Ok(Reading { most, ..reading(overlong) })
+        Ok(EncodeOptions { most, ..unprompted(overlong) })
     }
 
     /// Returns the limit of tokens of a text, given the limit `most` that includes the special tokens.
@@ -216,11 +216,11 @@ impl Call {
         input: Input,
         named: Named,
         choice: &PromptChoice,
-        reading: Reading,
+        options: EncodeOptions,
     ) -> Result<Tokens, Refusal> {
         let lists = match input {
             Input::Texts(texts) => {
-                return self.read(texts.into_iter().map(Text::One).collect(), named, reading).await;
+                return self.read(texts.into_iter().map(TextInput::One).collect(), named, options).await;
             }
             Input::Tokens(lists) => lists,
         };
@@ -234,12 +234,12 @@ impl Call {
         }
         let started = Instant::now();
         let mut readable = self.service().readable;
-        if let Some(most) = reading.most {
+        if let Some(most) = options.most {
             // Token ids of a request include the special tokens.
             readable.max_input_tokens = most + self.service().tokenizer.special_tokens();
         }
         let check = move |(index, ids): (usize, Vec<u32>)| {
-            let ids = readable.tokens(ids, reading.overlong).map_err(|why| named.refuse(index, why))?;
+            let ids = readable.tokens(ids, options.overlong).map_err(|why| named.refuse(index, why))?;
             Ok(Tokenized { ids: ids.into(), types: None })
         };
         let listed = lists.len();
@@ -252,12 +252,12 @@ impl Call {
     /// Tokenizes texts and pairs.
     pub(super) async fn read(
         &self,
-        texts: Vec<Text>,
+        texts: Vec<TextInput>,
         named: Named,
-        reading: Reading,
+        options: EncodeOptions,
     ) -> Result<Tokens, Refusal> {
         let (started, listed) = (Instant::now(), texts.len());
-        let read = self.service().tokenizer.encode(texts, reading).await;
+        let read = self.service().tokenizer.encode(texts, options).await;
         let inputs = read.map_err(|error| self.unread(error, named))?;
         Ok(Tokens { inputs, took: started.elapsed(), listed })
     }
@@ -335,15 +335,15 @@ impl Call {
 }
 
 /// Options for texts without a prompt.
-pub(super) fn reading(overlong: Overlong) -> Reading {
-    Reading { prompt: None, overlong, most: None }
+pub(super) fn unprompted(overlong: Overlong) -> EncodeOptions {
+    EncodeOptions { prompt: None, overlong, most: None }
 }
 
 /// Converts a parsed sequence into the tokenizer's input.
-pub(super) fn text(sequence: Sequence) -> Text {
+pub(super) fn text(sequence: Sequence) -> TextInput {
     match sequence {
-        Sequence::One(text) => Text::One(text),
-        Sequence::Pair(first, second) => Text::Pair(first.into(), second),
+        Sequence::One(text) => TextInput::One(text),
+        Sequence::Pair(first, second) => TextInput::Pair(first.into(), second),
     }
 }
 

@@ -26,7 +26,7 @@ use replica_core::wire::error::Dialect;
 use replica_core::wire::headers;
 use replica_core::wire::openai::{ModelList, ModelObject};
 
-use self::call::{Call, ComputedResponse};
+use self::call::{ApiCall, ComputedResponse};
 use crate::app::{App, Lifecycle};
 use crate::events::RequestPanicked;
 use crate::metrics::CONTENT_TYPE;
@@ -79,7 +79,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 /// Route of a request that needs the engine, handled by `handle`.
 fn computed<H, F>(handle: H) -> MethodRouter<Arc<App>>
 where
-    H: Fn(Arc<Call>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
+    H: Fn(Arc<ApiCall>, Vec<u8>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Result<ComputedResponse, Refusal>> + Send + 'static,
 {
     post(move |State(app): State<Arc<App>>, Extension(id): Extension<HttpRequestId>, request: Request| {

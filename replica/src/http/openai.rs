@@ -13,13 +13,13 @@ use replica_core::wire::openai::{EmbeddingsRequest, EmbeddingsResponse, check_di
 use replica_core::wire::vllm::{Around, PoolingRequest, PoolingTask};
 use replica_core::wire::voyage::{self, VoyageEmbeddingsRequest};
 
-use super::call::{Call, ComputedResponse, EngineRows};
+use super::call::{ApiCall, ComputedResponse, EngineRows};
 use crate::engine::Output;
 use crate::purpose::Purpose;
-use crate::tokenize::{Reading, Text};
+use crate::tokenize::{EncodeOptions, TextInput};
 
 /// `POST /v1/embeddings`.
-pub(super) async fn embeddings(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn embeddings(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| EmbeddingsRequest::parse(body, limit)).await?;
     let model = call.model(Some(request.model.clone()))?;
@@ -37,21 +37,21 @@ pub(super) async fn embeddings(call: Arc<Call>, body: Vec<u8>) -> Result<Compute
 }
 
 /// Cohere's `POST /v1/embed`.
-pub(super) async fn cohere_v1(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn cohere_v1(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| CohereEmbedRequest::parse_v1(body, limit)).await?;
     cohere(call, request, "/v1/embed", "1").await
 }
 
 /// Cohere's `POST /v2/embed`.
-pub(super) async fn cohere_v2(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn cohere_v2(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| CohereEmbedRequest::parse_v2(body, limit)).await?;
     cohere(call, request, "/v2/embed", "2").await
 }
 
 async fn cohere(
-    call: Arc<Call>,
+    call: Arc<ApiCall>,
     request: CohereEmbedRequest,
     path: &'static str,
     api_version: &'static str,
@@ -72,7 +72,7 @@ async fn cohere(
 }
 
 /// Voyage's `POST /v1/embeddings`.
-pub(super) async fn voyage(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn voyage(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| VoyageEmbeddingsRequest::parse(body, limit)).await?;
     let VoyageEmbeddingsRequest { model, input, single, prompt, truncation, dimensions, encoding } = request;
@@ -88,7 +88,7 @@ pub(super) async fn voyage(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedRes
 }
 
 /// vLLM's `POST /pooling`.
-pub(super) async fn pooling(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn pooling(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| PoolingRequest::parse(body, limit)).await?;
     let PoolingRequest { model, input, single, task, encoding, dimensions, normalize, truncation } = request;
@@ -130,16 +130,18 @@ pub(super) async fn pooling(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedRe
 
 /// Computes the probabilities of the labels of each text.
 async fn labelled(
-    call: &Call,
+    call: &ApiCall,
     input: Input,
     named: Named,
     truncation: Truncation,
 ) -> Result<(EngineRows, usize), Refusal> {
     let classifier = call.service().purpose.labels("/pooling")?;
-    let reading = Reading { prompt: classifier.prompt.clone(), ..call.reading(truncation, named)? };
+    let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
     let tokens = match input {
-        Input::Texts(texts) => call.read(texts.into_iter().map(Text::One).collect(), named, reading).await?,
-        Input::Tokens(_) => call.tokens(input, named, &PromptChoice::Default, reading).await?,
+        Input::Texts(texts) => {
+            call.read(texts.into_iter().map(TextInput::One).collect(), named, options).await?
+        }
+        Input::Tokens(_) => call.tokens(input, named, &PromptChoice::Default, options).await?,
     };
     let mut computed = call.compute(tokens, Output::Pooled).await?;
     classifier.head.activate(&mut computed.rows);
@@ -161,21 +163,21 @@ pub(super) struct EmbeddingRequest {
 }
 
 /// Computes one vector for each input. Returns the rows and the number of values to keep of each.
-pub(super) async fn embed(call: &Call, request: EmbeddingRequest) -> Result<(EngineRows, usize), Refusal> {
+pub(super) async fn embed(call: &ApiCall, request: EmbeddingRequest) -> Result<(EngineRows, usize), Refusal> {
     rows(call, request, Output::Pooled).await
 }
 
 /// Computes vectors of inputs or of their tokens. Returns the rows and the number of values to keep of each.
 async fn rows(
-    call: &Call,
+    call: &ApiCall,
     request: EmbeddingRequest,
     output: Output,
 ) -> Result<(EngineRows, usize), Refusal> {
     let EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize } = request;
     let embedding = call.service().purpose.embedding(path)?;
     let keep = check_dimensions(dimensions, embedding.width_of(output))?;
-    let reading = Reading { prompt: embedding.prompt(&prompt)?, ..call.reading(truncation, named)? };
-    let tokens = call.tokens(input, named, &prompt, reading).await?;
+    let options = EncodeOptions { prompt: embedding.prompt(&prompt)?, ..call.options(truncation, named)? };
+    let tokens = call.tokens(input, named, &prompt, options).await?;
     let mut computed = call.compute(tokens, output).await?;
     let normalize = normalize.or(call.app.embeddings.normalize.then_some(true));
     let finish = embedding.finish(output, keep, normalize);

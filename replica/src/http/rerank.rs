@@ -16,34 +16,34 @@ use replica_core::wire::tei::{self, TextsRequest};
 use replica_core::wire::vllm::{Around, ScoreRequest};
 use replica_core::wire::voyage::{self, VoyageRerankRequest};
 
-use super::call::{Call, ComputedResponse, RequestCost, Tokens, reading};
+use super::call::{ApiCall, ComputedResponse, RequestCost, Tokens, unprompted};
 use crate::engine::Output;
 use crate::purpose::{ClassifierModel, EmbeddingModel, Ranker};
-use crate::tokenize::{Reading, Text};
+use crate::tokenize::{EncodeOptions, TextInput};
 
 /// `POST /v1/rerank`.
-pub(super) async fn v1(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn v1(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.documents();
     let request = call.parse(body, move |body| RerankRequest::parse(body, limit)).await?;
     cohere(&call, request, RerankFormat::V1).await
 }
 
 /// `POST /v2/rerank`.
-pub(super) async fn v2(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn v2(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.documents();
     let request = call.parse(body, move |body| RerankRequest::parse(body, limit)).await?;
     cohere(&call, request, RerankFormat::V2).await
 }
 
 /// Infinity's `POST /rerank`.
-pub(super) async fn infinity(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn infinity(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.documents();
     let request = call.parse(body, move |body| RerankRequest::parse(body, limit)).await?;
     cohere(&call, request, RerankFormat { api_version: "1", bare_documents: true }).await
 }
 
 /// Voyage's `POST /v1/rerank`.
-pub(super) async fn voyage(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn voyage(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.documents();
     let request = call.parse(body, move |body| VoyageRerankRequest::parse(body, limit)).await?;
     let most = request.results();
@@ -77,7 +77,7 @@ impl RerankFormat {
 }
 
 /// `POST /rerank`: TEI's format; a body in another format is accepted as well.
-pub(super) async fn tei(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn tei(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     enum ParsedRequest {
         Tei(TextsRequest),
         Others(RerankRequest),
@@ -102,7 +102,7 @@ pub(super) async fn tei(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedRespon
 }
 
 /// `POST /score`.
-pub(super) async fn score(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn score(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.pairs();
     let request = call.parse(body, move |body| ScoreRequest::parse(body, limit)).await?;
     let ScoreRequest { model, first, second, truncation } = request;
@@ -122,7 +122,7 @@ pub(super) async fn score(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResp
 }
 
 async fn cohere(
-    call: &Call,
+    call: &ApiCall,
     request: RerankRequest,
     format: RerankFormat,
 ) -> Result<ComputedResponse, Refusal> {
@@ -177,32 +177,37 @@ struct PairScores {
 }
 
 impl Pairs {
-    async fn score(self, call: &Call, requested: &str) -> Result<PairScores, Refusal> {
+    async fn score(self, call: &ApiCall, requested: &str) -> Result<PairScores, Refusal> {
         match call.service().purpose.ranker(requested)? {
             Ranker::CrossEncoder(classifier) => self.read_together(call, classifier).await,
             Ranker::Similarity(embedding) => self.compare(call, embedding).await,
         }
     }
 
-    async fn read_together(self, call: &Call, classifier: &ClassifierModel) -> Result<PairScores, Refusal> {
+    async fn read_together(
+        self,
+        call: &ApiCall,
+        classifier: &ClassifierModel,
+    ) -> Result<PairScores, Refusal> {
         let Pairs { first, second, fields, overlong, most } = self;
         let first: Vec<Arc<str>> = first.into_iter().map(Arc::from).collect();
         let of = |index: usize| Arc::clone(&first[if first.len() == 1 { 0 } else { index }]);
-        let texts = second.into_iter().enumerate().map(|(i, second)| Text::Pair(of(i), second)).collect();
+        let texts =
+            second.into_iter().enumerate().map(|(i, second)| TextInput::Pair(of(i), second)).collect();
         let named = Named { field: fields[1], single: false };
-        let tokens = call.read(texts, named, Reading { most, ..classifier.reading(overlong) }).await?;
+        let tokens = call.read(texts, named, EncodeOptions { most, ..classifier.options(overlong) }).await?;
         let computed = call.compute(tokens, Output::Pooled).await?;
         let scores = computed.rows.iter().map(|logit| scores::sigmoid(*logit)).collect();
         Ok(PairScores { raw: computed.rows, scores, cost: computed.cost })
     }
 
-    async fn compare(self, call: &Call, embedding: &EmbeddingModel) -> Result<PairScores, Refusal> {
+    async fn compare(self, call: &ApiCall, embedding: &EmbeddingModel) -> Result<PairScores, Refusal> {
         let Pairs { first, second, fields, overlong, most } = self;
         let count = first.len();
         let prompt = |role| embedding.prompt(&PromptChoice::For(role));
         let [queries, documents] = [prompt(Role::Query)?, prompt(Role::Document)?];
-        let of_first = Reading { prompt: queries, ..reading(overlong) };
-        let of_second = Reading { prompt: documents, overlong, most };
+        let of_first = EncodeOptions { prompt: queries, ..unprompted(overlong) };
+        let of_second = EncodeOptions { prompt: documents, overlong, most };
         let named = |field, single| Named { field, single };
         let both = tokio::try_join!(
             call.read(texts(first), named(fields[0], count == 1), of_first),
@@ -219,6 +224,6 @@ impl Pairs {
     }
 }
 
-fn texts(texts: Vec<String>) -> Vec<Text> {
-    texts.into_iter().map(Text::One).collect()
+fn texts(texts: Vec<String>) -> Vec<TextInput> {
+    texts.into_iter().map(TextInput::One).collect()
 }

@@ -13,15 +13,15 @@ use replica_core::wire::tei::{
 };
 use replica_core::wire::vllm::{Around, ClassifyRequest, write_tokens};
 
-use super::call::{Call, ComputedResponse, EngineRows, RequestCost, text};
+use super::call::{ApiCall, ComputedResponse, EngineRows, RequestCost, text};
 use super::openai::{self, EmbeddingRequest};
 use super::rerank;
 use crate::engine::Output;
 use crate::purpose::Purpose;
-use crate::tokenize::{Reading, Text};
+use crate::tokenize::{EncodeOptions, TextInput};
 
 /// `POST /`: dispatches by the task of the model, as TEI does; clients of Hugging Face use no other path.
-pub(super) async fn root(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn root(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     match &call.service().purpose {
         Purpose::Embed(_) => embed_or_compare(call, body).await,
         Purpose::Label(classifier) if classifier.ranks() => rerank::tei(call, body).await,
@@ -29,7 +29,7 @@ pub(super) async fn root(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedRespo
     }
 }
 
-async fn embed_or_compare(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+async fn embed_or_compare(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     enum ParsedRequest {
         Embed(EmbedRequest),
         Compare(SimilarityRequest),
@@ -49,13 +49,13 @@ async fn embed_or_compare(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResp
 }
 
 /// `POST /embed`.
-pub(super) async fn embed(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn embed(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
     embedded(&call, request).await
 }
 
-async fn embedded(call: &Call, request: EmbedRequest) -> Result<ComputedResponse, Refusal> {
+async fn embedded(call: &ApiCall, request: EmbedRequest) -> Result<ComputedResponse, Refusal> {
     let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = request;
     let named = Named { field: "inputs", single };
     let (path, input) = ("/embed", inputs);
@@ -65,7 +65,7 @@ async fn embedded(call: &Call, request: EmbedRequest) -> Result<ComputedResponse
 }
 
 /// `POST /embed_all`: one row per token, special tokens included, as the last layer outputs it.
-pub(super) async fn embed_all(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn embed_all(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| EmbedRequest::parse(body, limit)).await?;
     let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = request;
@@ -80,30 +80,30 @@ pub(super) async fn embed_all(call: Arc<Call>, body: Vec<u8>) -> Result<Computed
     call.service().purpose.token_rows("/embed_all")?;
     let embedding = call.service().purpose.embedding("/embed_all")?;
     let named = Named { field: "inputs", single };
-    let reading = Reading { prompt: embedding.prompt(&prompt)?, ..call.reading(truncation, named)? };
-    let tokens = call.tokens(inputs, named, &prompt, reading).await?;
+    let options = EncodeOptions { prompt: embedding.prompt(&prompt)?, ..call.options(truncation, named)? };
+    let tokens = call.tokens(inputs, named, &prompt, options).await?;
     let computed = call.compute(tokens, Output::Tokens).await?;
     call.write(computed, |computed| tei::write_token_rows(&computed.rows, computed.width, &computed.counts))
         .await
 }
 
 /// `POST /similarity`.
-pub(super) async fn similarity(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn similarity(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.sentences();
     let request = call.parse(body, move |body| SimilarityRequest::parse(body, limit)).await?;
     compared(&call, request).await
 }
 
-async fn compared(call: &Call, request: SimilarityRequest) -> Result<ComputedResponse, Refusal> {
+async fn compared(call: &ApiCall, request: SimilarityRequest) -> Result<ComputedResponse, Refusal> {
     let SimilarityRequest { source, sentences, truncation, prompt } = request;
     let embedding = call.service().purpose.embedding("/similarity")?;
     let [source_field, sentences_field] = SimilarityRequest::FIELDS;
-    let reading = call.reading(truncation, Named { field: sentences_field, single: false })?;
-    let reading = Reading { prompt: embedding.prompt(&prompt)?, ..reading };
-    let sentences = sentences.into_iter().map(Text::One).collect();
+    let options = call.options(truncation, Named { field: sentences_field, single: false })?;
+    let options = EncodeOptions { prompt: embedding.prompt(&prompt)?, ..options };
+    let sentences = sentences.into_iter().map(TextInput::One).collect();
     let (source, sentences) = tokio::try_join!(
-        call.read(vec![Text::One(source)], Named { field: source_field, single: true }, reading.clone()),
-        call.read(sentences, Named { field: sentences_field, single: false }, reading),
+        call.read(vec![TextInput::One(source)], Named { field: source_field, single: true }, options.clone()),
+        call.read(sentences, Named { field: sentences_field, single: false }, options),
     )?;
     let computed = call.compute(source.and(sentences), Output::Pooled).await?;
     let (source, sentences) = computed.rows.split_at(computed.width);
@@ -113,7 +113,7 @@ async fn compared(call: &Call, request: SimilarityRequest) -> Result<ComputedRes
 }
 
 /// `POST /predict`.
-pub(super) async fn predict(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn predict(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.pairs();
     let request = call.parse(body, move |body| PredictRequest::parse(body, limit)).await?;
     let PredictRequest { inputs, single, raw_scores, truncation, parameters } = request;
@@ -121,8 +121,8 @@ pub(super) async fn predict(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedRe
     let head = &classifier.head;
     let texts = inputs.into_iter().map(text).collect();
     let named = Named { field: "inputs", single };
-    let reading = Reading { prompt: classifier.prompt.clone(), ..call.reading(truncation, named)? };
-    let tokens = call.read(texts, named, reading).await?;
+    let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
+    let tokens = call.read(texts, named, options).await?;
     let mut computed = call.compute(tokens, Output::Pooled).await?;
     match parameters.and_then(|parameters| parameters.function) {
         None if raw_scores => {}
@@ -149,26 +149,29 @@ pub(super) async fn predict(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedRe
 }
 
 /// vLLM's `POST /classify`.
-pub(super) async fn classify(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn classify(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     labelled(call, body, false).await
 }
 
 /// Infinity's `POST /classify`.
-pub(super) async fn classify_infinity(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn classify_infinity(
+    call: Arc<ApiCall>,
+    body: Vec<u8>,
+) -> Result<ComputedResponse, Refusal> {
     labelled(call, body, true).await
 }
 
-async fn labelled(call: Arc<Call>, body: Vec<u8>, as_infinity: bool) -> Result<ComputedResponse, Refusal> {
+async fn labelled(call: Arc<ApiCall>, body: Vec<u8>, as_infinity: bool) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.pairs();
     let request = call.parse(body, move |body| ClassifyRequest::parse(body, limit)).await?;
     let ClassifyRequest { model, input, single, raw_scores, truncation } = request;
     let model = call.model(model)?;
     let classifier = call.service().purpose.labels("/classify")?;
     let head = &classifier.head;
-    let texts = input.into_iter().map(Text::One).collect();
+    let texts = input.into_iter().map(TextInput::One).collect();
     let named = Named { field: "input", single };
-    let reading = Reading { prompt: classifier.prompt.clone(), ..call.reading(truncation, named)? };
-    let tokens = call.read(texts, named, reading).await?;
+    let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
+    let tokens = call.read(texts, named, options).await?;
     let mut computed = call.compute(tokens, Output::Pooled).await?;
     if !raw_scores {
         head.activate(&mut computed.rows);
@@ -183,7 +186,7 @@ async fn labelled(call: Arc<Call>, body: Vec<u8>, as_infinity: bool) -> Result<C
 }
 
 /// `POST /tokenize`, in the format of TEI or of vLLM.
-pub(super) async fn tokenize(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn tokenize(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| TokenizeRequest::parse(body, limit)).await?;
     let TokenizeRequest { texts, answer, add_special_tokens, prompt } = request;
@@ -218,7 +221,7 @@ pub(super) async fn tokenize(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedR
 const INLINE_TOKENS: usize = 512;
 
 /// `POST /decode`.
-pub(super) async fn decode(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
+pub(super) async fn decode(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| DecodeRequest::parse(body, limit)).await?;
     let DecodeRequest { ids, single, skip_special_tokens } = request;
@@ -231,7 +234,12 @@ pub(super) async fn decode(call: Arc<Call>, body: Vec<u8>) -> Result<ComputedRes
 }
 
 /// Returns the cost of a request that did not use the engine.
-fn tokenized(call: &Call, inputs: usize, tokens: usize, tokenize: Duration) -> Result<RequestCost, Refusal> {
+fn tokenized(
+    call: &ApiCall,
+    inputs: usize,
+    tokens: usize,
+    tokenize: Duration,
+) -> Result<RequestCost, Refusal> {
     let (queue, engine) = (Duration::ZERO, Duration::ZERO);
     let priority = call.priority(inputs)?;
     Ok(RequestCost { priority, inputs: inputs as u64, tokens: tokens as u64, tokenize, queue, engine })

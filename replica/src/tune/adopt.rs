@@ -12,14 +12,14 @@ use replica_core::Precision;
 use replica_core::batch::BatchSettings;
 
 use super::file::Tuned;
-use crate::config::{BatchChoice, Config};
+use crate::config::{BatchOverrides, Config};
 
 /// What a replica runs with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Adopted {
     /// The number format.
     pub precision: Precision,
-    /// Threads of the engine.
+    /// ThreadCounts of the engine.
     pub threads: NonZeroUsize,
     /// How batches are made.
     pub batch: BatchSettings,
@@ -31,7 +31,8 @@ pub fn adopt(config: &Config, tuned: Option<&Tuned>) -> Adopted {
     let precision = config.engine.precision.unwrap_or(Precision::F32);
     let choice = tuned.and_then(|tuned| tuned.choices.iter().find(|choice| choice.precision == precision));
     let found = choice.map_or_else(BatchSettings::default, |choice| choice.batch);
-    let BatchChoice { batch_tokens, interactive_batch_tokens, bulk_share_percent, window_max } = config.batch;
+    let BatchOverrides { batch_tokens, interactive_batch_tokens, bulk_share_percent, window_max } =
+        config.batch;
     let batch_tokens = batch_tokens.unwrap_or(found.batch_tokens).min(config.limits.max_queue_tokens);
     let of_lookups = interactive_batch_tokens.unwrap_or(found.interactive_batch_tokens);
     let cores = || available_parallelism().unwrap_or(NonZeroUsize::MIN);

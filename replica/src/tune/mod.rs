@@ -39,7 +39,7 @@ use crate::cache::{CachedModel, ModelCache};
 use crate::engine::Engine;
 use crate::engine::cpu::{Isa, PackedCache};
 use crate::model::ModelDir;
-use crate::tokenize::{Reading, Text, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
+use crate::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
 
 /// The least that says anything: the threads, a few budgets and the comparison, once each.
 pub const SECONDS_LEAST: u64 = 5;
@@ -275,8 +275,8 @@ fn tokens(tokenizer: TextTokenizer, pairs: bool, threads: NonZeroUsize) -> Resul
         runtime::Builder::new_current_thread().build().map_err(|error| broken(error.to_string()))?;
     let mut tokens = Vec::new();
     for text in texts::sentences(QUALITY_TEXTS) {
-        let text = if pairs { Text::Pair(QUERY.into(), text) } else { Text::One(text) };
-        match runtime.block_on(pool.encode(vec![text], Reading::WHOLE)) {
+        let text = if pairs { TextInput::Pair(QUERY.into(), text) } else { TextInput::One(text) };
+        match runtime.block_on(pool.encode(vec![text], EncodeOptions::WHOLE)) {
             Ok(read) => tokens.extend(read),
             Err(TokenizeError::Unreadable { .. }) => {}
             Err(error) => return Err(broken(format!("{error:?}"))),

@@ -73,7 +73,7 @@ impl RowCache {
     /// Stores for `/metrics` what is in it.
     pub(crate) fn publish(&self, metrics: &Metrics) {
         let cached = (self.rows.weight(), self.rows.len() as u64);
-        metrics.set_now(|now| now.cached = cached);
+        metrics.update_gauges(|gauges| gauges.cached = cached);
         metrics.cache_evictions.set(self.evicted.load(Ordering::Relaxed));
     }
 

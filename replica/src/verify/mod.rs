@@ -25,7 +25,7 @@ use crate::cache::{CachedModel, ModelCache};
 use crate::engine::cpu::{CpuEngine, CpuOptions, PackedCache};
 use crate::engine::{BatchBuffer, Engine, Output, tensorrt};
 use crate::model::ModelDir;
-use crate::tokenize::{Reading, Text, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
+use crate::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized, TokenizerPool};
 use crate::tune::texts;
 
 /// What all others are compared with.
@@ -155,7 +155,7 @@ fn read(model: &ModelDir, reference: &dyn Engine, most: usize, ranks: bool) -> R
         runtime::Builder::new_current_thread().build().map_err(|error| broken(error.to_string()))?;
     let mut texts = Texts { tokens: Vec::new(), query_of: Vec::new() };
     for (query, text) in inputs(texts::sentences(TEXTS), ranks) {
-        match runtime.block_on(pool.encode(vec![text], Reading::WHOLE)) {
+        match runtime.block_on(pool.encode(vec![text], EncodeOptions::WHOLE)) {
             Ok(read) => {
                 texts.query_of.extend(read.iter().map(|_| query));
                 texts.tokens.extend(read);
@@ -168,15 +168,15 @@ fn read(model: &ModelDir, reference: &dyn Engine, most: usize, ranks: bool) -> R
 }
 
 /// What is read, and of which query it is.
-fn inputs(mut sentences: Vec<String>, ranks: bool) -> Vec<(usize, Text)> {
+fn inputs(mut sentences: Vec<String>, ranks: bool) -> Vec<(usize, TextInput)> {
     if !ranks {
-        return sentences.into_iter().map(|text| (0, Text::One(text))).collect();
+        return sentences.into_iter().map(|text| (0, TextInput::One(text))).collect();
     }
     let documents = sentences.split_off(QUERIES);
     let queries: Vec<Arc<str>> = sentences.into_iter().map(Arc::from).collect();
     let pair = |(index, document)| {
         let query = index % queries.len();
-        (query, Text::Pair(Arc::clone(&queries[query]), document))
+        (query, TextInput::Pair(Arc::clone(&queries[query]), document))
     };
     documents.into_iter().enumerate().map(pair).collect()
 }
