@@ -1,4 +1,4 @@
-//! Lifecycle that the routes share: the components of the replica, its lifecycle state, and what it reports about itself.
+//! State that the routes share: the components of the replica, its lifecycle state, and what it reports about itself.
 
 use std::sync::Arc;
 use std::sync::OnceLock;

@@ -104,7 +104,7 @@ impl TokenizeTask for Decode {
     }
 }
 
-/// TokenizeJob of this task.
+/// Job of this task.
 pub(super) struct TaskJob<T: TokenizeTask> {
     task: T,
     items: Vec<T::Item>,
@@ -112,11 +112,11 @@ pub(super) struct TaskJob<T: TokenizeTask> {
 }
 
 struct JobProgress<D> {
-    /// TaskJob before this index are done or in progress.
+    /// Items before this index are done or in progress.
     taken: usize,
     /// Bytes of the other items.
     bytes_left: usize,
-    /// TaskJob that are not done.
+    /// Items that are not done.
     left: usize,
     done: Vec<Option<D>>,
     /// Failure with the smallest index.

@@ -1,4 +1,4 @@
-//! Consistency of `tokenizer.json` with the files load_with_config it.
+//! Consistency of `tokenizer.json` with the files beside it.
 //!
 //! Version 5 of transformers rebuilds several tokenizers from the vocabulary and the keys of `tokenizer_config.json`;
 //! version 4 uses `tokenizer.json` as it is, except for some keys. Where both files agree, all versions agree. Where

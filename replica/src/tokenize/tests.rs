@@ -378,7 +378,7 @@ fn inputs_that_a_template_rejects_are_reported_by_index() {
     );
 }
 
-/// Loads a word tokenizer with `<s>` before a text and `</s>` after it, if `ends` says so, load_with_config a
+/// Loads a word tokenizer with `<s>` before a text and `</s>` after it, if `ends` says so, beside a
 /// tokenizer_config.json.
 fn load_with_config(ends: [bool; 2], config: &str, vocabulary: usize) -> Result<TextTokenizer, String> {
     let special = |name: &str| format!(r#"{{"SpecialToken": {{"id": "{name}", "type_id": 0}}}}"#);

@@ -224,7 +224,7 @@ impl TextTokenizer {
         self.tokenizer.post_process(first, Some(second), true)
     }
 
-    /// Returns the number of tokens left load_with_config the special ones.
+    /// Returns the number of tokens left beside the special ones.
     fn text_capacity(&self, pair: bool) -> usize {
         self.readable.max_input_tokens.saturating_sub(self.special_tokens(pair))
     }

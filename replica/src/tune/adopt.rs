@@ -19,7 +19,7 @@ use crate::config::{BatchOverrides, Config};
 pub struct Adopted {
     /// The number format.
     pub precision: Precision,
-    /// ThreadCounts of the engine.
+    /// Threads of the engine.
     pub threads: NonZeroUsize,
     /// How batches are made.
     pub batch: BatchSettings,
