@@ -39,7 +39,7 @@ pub(crate) struct EmbeddingModel {
     /// Post-processing of the engine's rows.
     sentence: SentenceConfig,
     /// Whether the model has no head and no stated task, so that it could be a reranker; then it does not rank.
-    is_bare: bool,
+    is_task_ambiguous: bool,
     /// Whether the engine also outputs the rows of tokens.
     token_rows: bool,
     pooling: Pooling,
@@ -62,7 +62,7 @@ impl Purpose {
                 hidden: engine.hidden,
                 token_rows: engine.token_rows,
                 sentence: model.sentence.clone(),
-                is_bare: model.is_bare,
+                is_task_ambiguous: model.is_task_ambiguous,
                 pooling: model.sentence.pooling,
                 prompts: model.prompts.clone(),
                 prompt_is_pooled: model.sentence.include_prompt,
@@ -100,7 +100,7 @@ impl Purpose {
     /// Returns how the model ranks, or rejects the request for `requested`.
     pub(crate) fn ranker(&self, requested: &str) -> Result<Ranker<'_>, Refusal> {
         match self {
-            Purpose::Embed(embedding) if embedding.is_bare => Err(Refusal::wrong_task(
+            Purpose::Embed(embedding) if embedding.is_task_ambiguous => Err(Refusal::wrong_task(
                 requested,
                 "a language model without a head, whose configuration does not state its task",
                 "a deployment with `task` set: rerank if the model judges pairs by its chat template, embed if its \

@@ -11,7 +11,7 @@ use tokenizers::processors::PostProcessorWrapper;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{NormalizerWrapper, Tokenizer};
 
-use crate::model::{TOKENS, TokenizerClass, TokenizerConfig, Words};
+use crate::model::{TOKENS, TokenizerClass, TokenizerConfig, WordOptions};
 
 /// Compares the files and applies the changes that the library applies; returns the problems.
 pub(super) fn apply(
@@ -22,7 +22,7 @@ pub(super) fn apply(
 ) -> Vec<String> {
     let mut problems = Vec::new();
     beyond(tokenizer, vocabulary, &mut problems);
-    if config.is_there {
+    if config.exists {
         let first = problems.len();
         check_tokens(tokenizer, config, &mut problems);
         check_class(tokenizer, config, &mut problems);
@@ -80,15 +80,18 @@ fn check_tokens(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut 
             ));
         }
     }
-    for said in &config.added {
-        let Some(known) = added.get(&said.id).filter(|known| known.content == said.content) else {
+    for added_token in &config.added {
+        let Some(known) = added.get(&added_token.id).filter(|known| known.content == added_token.content)
+        else {
             // Such tokens may be part of the vocabulary instead.
-            if said.key == "added_tokens.json" && tokenizer.token_to_id(&said.content) == Some(said.id) {
+            if added_token.key == "added_tokens.json"
+                && tokenizer.token_to_id(&added_token.content) == Some(added_token.id)
+            {
                 continue;
             }
             problems.push(format!(
                 "`{}`: the `content` of token {} is {:?}, but tokenizer.json differs; save the tokenizer again",
-                said.key, said.id, said.content
+                added_token.key, added_token.id, added_token.content
             ));
             continue;
         };
@@ -98,16 +101,16 @@ fn check_tokens(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut 
             ("rstrip", known.rstrip, false),
             ("single_word", known.single_word, false),
             // The default is the opposite of `special`.
-            ("normalized", known.normalized, !said.flags.get("special").copied().unwrap_or(false)),
+            ("normalized", known.normalized, !added_token.flags.get("special").copied().unwrap_or(false)),
         ];
-        if said.key == "added_tokens.json" {
+        if added_token.key == "added_tokens.json" {
             continue;
         }
         for (flag, known, default) in flags {
-            if said.flags.get(flag).copied().unwrap_or(default) != known {
+            if added_token.flags.get(flag).copied().unwrap_or(default) != known {
                 problems.push(format!(
                     "`{}`: `{flag}` of {:?} is {}, but {known} in tokenizer.json; save the tokenizer again",
-                    said.key, said.content, !known
+                    added_token.key, added_token.content, !known
                 ));
             }
         }
@@ -184,8 +187,8 @@ fn all_kinds(part: &Value) -> Vec<String> {
     own.into_iter().chain(inner.flat_map(all_kinds)).collect()
 }
 
-fn check_words(normalizer: &Value, words: Words, problems: &mut Vec<String>) {
-    let Words { lower_case, strip_accents, chinese } = words;
+fn check_words(normalizer: &Value, words: WordOptions, problems: &mut Vec<String>) {
+    let WordOptions { lower_case, strip_accents, chinese } = words;
     let lowers = normalizer["lowercase"] == Value::Bool(true);
     for (key, given, known) in [
         ("do_lower_case", lower_case, lowers),

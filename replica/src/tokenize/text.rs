@@ -138,7 +138,7 @@ impl TextTokenizer {
             return Err(failed(problems.join("; ").into()));
         }
         let pieces = WordPieces::of(&tokenizer);
-        let token_types = if config.tells_types() { token_types } else { 1 };
+        let token_types = if config.uses_token_types() { token_types } else { 1 };
         let loaded = TextTokenizer { tokenizer, pieces, template, readable, token_types };
         loaded.check_template().map_err(|reason| failed(reason.into()))?;
         Ok(loaded)

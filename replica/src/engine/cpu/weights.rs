@@ -23,7 +23,7 @@ use super::linear::{LinearId, LinearSource, LinearSources, Linears};
 use super::packed::{PackedCache, WeightsPlace};
 use crate::model::{
     Activation, Architecture, Checkpoint, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadSource,
-    HeadStep, Logits, ModelError, Names, NormKind, Part, ProjectionNames, Tensor, YesNo,
+    HeadStep, Logits, ModelError, NormKind, Part, ProjectionNames, Tensor, TensorNames, YesNo,
 };
 
 /// The weights of a transformer.
@@ -93,7 +93,7 @@ impl Weights {
         architecture: &Architecture,
     ) -> Result<(impl FnOnce(Linears) -> Weights, LinearSources), ModelError> {
         let reader = Reader::new(checkpoint, architecture);
-        let Names { words, types, positions, embedding_norm, final_norm, .. } = *reader.names;
+        let TensorNames { words, types, positions, embedding_norm, final_norm, .. } = *reader.names;
         let Architecture { vocabulary, hidden, token_types, .. } = *architecture;
         let embedding = &architecture.embedding;
         let table = |part: Part, name: &str, rows| {
@@ -136,7 +136,7 @@ impl HeadWeights {
             let name = match step.source {
                 HeadSource::Named(name) => name.to_owned(),
                 HeadSource::Prefixed(name) => format!("{prefix}{name}"),
-                HeadSource::Words(..) => Logits::NAME.to_owned(),
+                HeadSource::YesNo(..) => Logits::NAME.to_owned(),
             };
             names.insert(format!("{name}.weight"));
             if step.bias {
@@ -195,7 +195,7 @@ impl HeadWeights {
                 HeadSource::Prefixed(name) => {
                     reader.layer_at(&format!("{}{name}", reader.prefix), &shape, step.bias)?
                 }
-                HeadSource::Words(words, logits) => (reader.words(words, logits)?, None),
+                HeadSource::YesNo(words, logits) => (reader.words(words, logits)?, None),
             };
             let source = LinearSource {
                 inputs,
@@ -221,7 +221,7 @@ impl HeadWeights {
 struct Reader<'a> {
     checkpoint: &'a Checkpoint,
     architecture: &'a Architecture,
-    names: &'static Names,
+    names: &'static TensorNames,
     prefix: &'static str,
     /// Everything that is wrong so far. Zeros stand in for what could not be had.
     problems: RefCell<Vec<ModelError>>,
@@ -328,7 +328,7 @@ impl<'a> Reader<'a> {
             || name.ends_with("attn.rotary_emb.inv_freq");
         // A head that reads it has taken it.
         let is_pooler = within.starts_with("pooler.");
-        let is_guess = self.architecture.guesses_words()
+        let is_guess = self.architecture.has_lm_head()
             && begins(&[
                 "cls.",
                 "lm_head.",

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use replica_core::Precision;
 
 use super::record::Form;
-use crate::model::{Architecture, HeadPooling, Layer, ModelDir, Pooling};
+use crate::model::{Architecture, HeadPooling, LayerSpec, ModelDir, Pooling};
 
 /// Where the script writes what it was built with.
 pub const FOUND: &str = "built-with";
@@ -194,7 +194,7 @@ struct Sizes {
 }
 
 /// The executor's decoders look at all that came before and at nothing behind, whatever the model's own do.
-fn sees_what_the_executor_sees(layers: &[Layer], max_tokens: u32) -> Result<(), String> {
+fn sees_what_the_executor_sees(layers: &[LayerSpec], max_tokens: u32) -> Result<(), String> {
     if layers.iter().any(|layer| layer.reach.behind > 0) {
         return Err("tokens of this model look at those behind them, and those of TensorRT-LLM's decoders do not; run it \
                     on the processor"
