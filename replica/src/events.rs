@@ -16,7 +16,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::engine::cpu::WeightsPlace;
 use crate::metrics::{Metrics, RequestStage, Route};
-use crate::tune::file::Unfit;
+use crate::tune::file::TunedSettingsMismatch;
 
 /// The process listens; the model is not loaded yet.
 pub(crate) struct Listening {
@@ -53,13 +53,13 @@ impl TunedSettings<'_> {
 }
 
 /// Tuned settings exist, but do not apply to this model or machine.
-pub(crate) struct TunedSettingsUnfit<'a> {
-    pub(crate) unfit: &'a Unfit,
+pub(crate) struct TunedSettingsIgnored<'a> {
+    pub(crate) mismatch: &'a TunedSettingsMismatch,
 }
 
-impl TunedSettingsUnfit<'_> {
+impl TunedSettingsIgnored<'_> {
     pub(crate) fn record(self) {
-        let Unfit { path, reason } = self.unfit;
+        let TunedSettingsMismatch { path, reason } = self.mismatch;
         warn!(file = %path.display(), reason, "tuned settings ignored; run `meridian tune` to create new ones");
     }
 }

@@ -31,7 +31,9 @@ use crate::cache::{CachedModel, ModelCache, ResolveError, default_root};
 use crate::config::Config;
 use crate::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache};
 use crate::engine::{Accelerator, BatchBuffer, Engine, EngineError, Output, tensorrt};
-use crate::events::{DrainLimitReached, Draining, Listening, ModelReady, TunedSettings, TunedSettingsUnfit};
+use crate::events::{
+    DrainLimitReached, Draining, Listening, ModelReady, TunedSettings, TunedSettingsIgnored,
+};
 use crate::http;
 use crate::identity;
 use crate::metrics::Metrics;
@@ -39,7 +41,7 @@ use crate::model::ModelDir;
 use crate::purpose::Purpose;
 use crate::tokenize::{TextTokenizer, TokenizerPool};
 use crate::tune;
-use crate::tune::adopt::{Adopted, adopt};
+use crate::tune::effective::{EffectiveSettings, effective_settings};
 use crate::tune::file::Hardware;
 use crate::vectors::RowCache;
 
@@ -172,8 +174,8 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     let root = config.cache.clone().or_else(default_root).ok_or(ServeError::NoCache)?;
     let cached = ModelCache::new(&root).resolve(&config.model)?;
     let model = ModelDir::open_for(&cached.path, config.task).map_err(|error| failed(&error))?;
-    let (adopted, tuned) = settings(config, &root, &cached);
-    let Adopted { precision, threads, batch } = adopted;
+    let (effective, tuned) = settings(config, &root, &cached);
+    let EffectiveSettings { precision, threads, batch } = effective;
     let (engine, weights): (Arc<dyn Engine>, _) = match config.engine.kind {
         EngineKind::Cpu => {
             let packed = PackedCache::below(&root, &cached.digest);
@@ -249,21 +251,21 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
 }
 
 /// Combines configuration, tuned settings and defaults for this model; returns the path of the tuned settings, if used.
-fn settings(config: &Config, root: &Path, cached: &CachedModel) -> (Adopted, Option<PathBuf>) {
+fn settings(config: &Config, root: &Path, cached: &CachedModel) -> (EffectiveSettings, Option<PathBuf>) {
     if config.engine.kind != EngineKind::Cpu {
         // Settings tuned on this CPU do not apply to a GPU.
-        return (adopt(config, None), None);
+        return (effective_settings(config, None), None);
     }
     let hardware = Hardware::here(Isa::best().name());
     match tune::file::find(root, config.tuned.as_deref(), &cached.digest, &hardware) {
         Ok(Some((path, tuned))) => {
             TunedSettings { file: &path }.record();
-            (adopt(config, Some(&tuned)), Some(path))
+            (effective_settings(config, Some(&tuned)), Some(path))
         }
-        Ok(None) => (adopt(config, None), None),
-        Err(unfit) => {
-            TunedSettingsUnfit { unfit: &unfit }.record();
-            (adopt(config, None), None)
+        Ok(None) => (effective_settings(config, None), None),
+        Err(mismatch) => {
+            TunedSettingsIgnored { mismatch: &mismatch }.record();
+            (effective_settings(config, None), None)
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use replica::cache::{CachedModel, ModelCache, ModelSource};
-use replica::tune::{Order, Progress, Report};
+use replica::tune::{Report, TuneProgress, TuneRequest};
 use replica_core::Precision;
 use served::{Served, config, write_model};
 use tempfile::TempDir;
@@ -18,7 +18,7 @@ fn tune(folder: &Path, out: Option<&Path>) -> (Report, usize) {
     let cache = ModelCache::new(folder.join("cache"));
     let source: ModelSource = folder.to_str().expect("a path").parse().expect("a source");
     let model: CachedModel = cache.resolve(&source).expect("a model");
-    let order = Order {
+    let order = TuneRequest {
         model,
         precisions: vec![Precision::F32],
         target_p99: None,
@@ -27,7 +27,7 @@ fn tune(folder: &Path, out: Option<&Path>) -> (Report, usize) {
     };
     let mut measured = 0;
     let mut count =
-        |progress: Progress| measured += usize::from(matches!(progress, Progress::Measured { .. }));
+        |progress: TuneProgress| measured += usize::from(matches!(progress, TuneProgress::Measured { .. }));
     let report = replica::tune::run(&cache, order, &mut count).expect("settings");
     (report, measured)
 }

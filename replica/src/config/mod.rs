@@ -5,7 +5,7 @@
 //! each with the key, the value and what to write instead.
 //!
 //! `configs/replica.toml` is the commented example. Options that are `None` in a [`Config`] are decided by `meridian
-//! tune` and then by a default: see [`crate::tune::adopt`].
+//! tune` and then by a default: see [`crate::tune::effective`].
 
 mod batch;
 
