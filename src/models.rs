@@ -7,7 +7,7 @@ mod verify;
 use crate::cli::ModelCommand;
 use crate::{FAILED, WRONG_USAGE, fail};
 use indicatif::{ProgressBar, ProgressStyle};
-use replica::cache::{CachedModel, ModelCache, ModelSource, Phase, PullProgress, default_root};
+use replica::cache::{CachedModel, ModelCache, ModelSource, Phase, PullObserver, default_root};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -119,7 +119,7 @@ impl View {
     }
 }
 
-impl PullProgress for View {
+impl PullObserver for View {
     fn phase(&mut self, phase: Phase) {
         let line = format!("{}: {}", self.what, phase.as_str());
         match &self.bar {

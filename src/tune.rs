@@ -5,7 +5,7 @@ use crate::{FAILED, WRONG_USAGE, fail, models};
 use indicatif::{ProgressBar, ProgressStyle};
 use regions::{EngineKind, Precision};
 use replica::cache::ModelSource;
-use replica::tune::{Order, Progress, SECONDS_LEAST, SECONDS_MOST};
+use replica::tune::{SECONDS_MAX, SECONDS_MIN, TuneEvent, TuneRequest};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(crate) fn main(options: TuneOptions) -> ExitCode {
     };
     let Checked { precisions, target_p99, time } = checked;
     let mut view = View::new(time);
-    let order = Order { model, precisions, target_p99, time, out: options.out };
+    let order = TuneRequest { model, precisions, target_p99, time, out: options.out };
     let report = replica::tune::run(&cache, order, &mut |progress| view.show(&progress));
     view.clear();
     match report {
@@ -65,8 +65,8 @@ fn check(options: &TuneOptions) -> Result<(ModelSource, Checked), Vec<String>> {
             Err(error) => problems.push(format!("--precision: {error}")),
         }
     }
-    if !(SECONDS_LEAST..=SECONDS_MOST).contains(seconds) {
-        problems.push(format!("--seconds {seconds}: give {SECONDS_LEAST} to {SECONDS_MOST}"));
+    if !(SECONDS_MIN..=SECONDS_MAX).contains(seconds) {
+        problems.push(format!("--seconds {seconds}: give {SECONDS_MIN} to {SECONDS_MAX}"));
     }
     if target_p99_ms.is_some_and(|millis| millis == 0 || millis > TARGET_MOST_MS) {
         let given = target_p99_ms.unwrap_or_default();
@@ -97,13 +97,13 @@ impl View {
         View { bar, last: String::new() }
     }
 
-    fn show(&mut self, progress: &Progress) {
+    fn show(&mut self, progress: &TuneEvent) {
         let (line, elapsed) = match progress {
-            Progress::Quality(precision, quality) => {
+            TuneEvent::Quality(precision, quality) => {
                 let (mean, least) = (quality.mean_cosine, quality.min_cosine);
                 (format!("{precision} beside f32: mean cosine {mean:.4}, least {least:.4}"), None)
             }
-            Progress::Measured { point, elapsed } => {
+            TuneEvent::Measured { point, elapsed } => {
                 let setting = point.setting;
                 let line = format!(
                     "{} {} threads, {} tokens: {:.0} tokens/s",
@@ -111,11 +111,11 @@ impl View {
                 );
                 // Elsewhere than on a bar only what is measured for the first time is news.
                 (
-                    if point.turns > 1 && self.bar.is_none() { "again, in turn".to_owned() } else { line },
+                    if point.runs > 1 && self.bar.is_none() { "again, in turn".to_owned() } else { line },
                     Some(elapsed),
                 )
             }
-            Progress::Comparing { elapsed } => ("before and after, in turn".to_owned(), Some(elapsed)),
+            TuneEvent::Comparing { elapsed } => ("before and after, in turn".to_owned(), Some(elapsed)),
         };
         match &self.bar {
             Some(bar) => {

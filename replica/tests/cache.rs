@@ -13,7 +13,7 @@ use std::thread;
 
 use origin::{Fault, OriginServer};
 use replica::cache::{
-    CachedModel, ModelCache, ModelSource, Phase, PullError, PullProgress, PullResult, ResolveError,
+    CachedModel, ModelCache, ModelSource, Phase, PullError, PullObserver, PullResult, ResolveError,
 };
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -325,7 +325,7 @@ fn a_truncated_model_is_rejected_and_pulled_again() {
 /// Reports when a pull waits for another one.
 struct WaitingReporter(mpsc::Sender<()>);
 
-impl PullProgress for WaitingReporter {
+impl PullObserver for WaitingReporter {
     fn phase(&mut self, phase: Phase) {
         if phase == Phase::Waiting {
             self.0.send(()).expect("a receiver");

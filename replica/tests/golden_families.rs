@@ -402,7 +402,7 @@ fn a_judge_whose_files_contradict_each_other_is_refused_by_the_file() {
     check(
         "config.json",
         |said| said["architectures"] = vec!["Qwen3Model"].into(),
-        "config.json: `architectures` = Qwen3Model as a cross-encoder",
+        "config.json: `architectures` = Qwen3Model is not supported for a cross-encoder",
     );
     check(
         "sentence_bert_config.json",

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use replica::cache::{CachedModel, ModelCache, ModelSource};
-use replica::tune::{Report, TuneProgress, TuneRequest};
+use replica::tune::{Report, TuneEvent, TuneRequest};
 use replica_core::Precision;
 use served::{Served, config, write_model};
 use tempfile::TempDir;
@@ -27,7 +27,7 @@ fn tune(folder: &Path, out: Option<&Path>) -> (Report, usize) {
     };
     let mut measured = 0;
     let mut count =
-        |progress: TuneProgress| measured += usize::from(matches!(progress, TuneProgress::Measured { .. }));
+        |progress: TuneEvent| measured += usize::from(matches!(progress, TuneEvent::Measured { .. }));
     let report = replica::tune::run(&cache, order, &mut count).expect("settings");
     (report, measured)
 }

@@ -1,4 +1,4 @@
-//! The batcher over an engine that a test holds by the hand.
+//! Tests of the batcher with an engine that the test controls.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -10,14 +10,14 @@ use tokio::runtime;
 use super::*;
 use crate::engine::{Description, EngineError, Failed, Meanwhile, RaggedBatch};
 
-/// Token ids with a meaning of their own.
+/// Token ids that trigger a failure.
 const FAILS: u32 = 666;
 const PANICS: u32 = 667;
-/// Its sequence comes to NaN.
+/// The row of its sequence is NaN.
 const OVERFLOWS: u32 = 668;
 
-/// The row of a sequence is its first token and its length; the row of a token is the token, thrice. Before each batch it
-/// says that it begins, and waits until it may; after it has made the rows it lets others in.
+/// Engine under the control of the test. The row of a sequence is its first token and its length; the row of a token is
+/// the token three times. It announces each batch and waits for a permission; after the rows it allows interruptions.
 struct Scripted {
     description: Description,
     begins: Mutex<Sender<Vec<u32>>>,
@@ -46,13 +46,13 @@ impl Engine for Scripted {
     fn compute(&self, batch: &RaggedBatch<'_>, output: Output, out: &mut [f32]) -> Result<(), EngineError> {
         let firsts = batch.sequences().map(|range| batch.token_ids()[range.start]).collect();
         self.begins.lock().send(firsts).ok();
-        // A test that has let go of the gate lets everything pass.
+        // Without a sender all batches proceed.
         let _ = self.released.lock().recv();
         assert!(!batch.token_ids().contains(&PANICS), "a token that panics");
         if batch.token_ids().contains(&FAILS) {
             return Err(EngineError::Broken { reason: "a token that fails".to_owned() });
         }
-        assert_eq!(out.len(), self.description.numbers(batch, output), "room for exactly the answer");
+        assert_eq!(out.len(), self.description.numbers(batch, output), "the output has the size of the rows");
         match output {
             Output::Pooled => {
                 for (row, range) in out.chunks_exact_mut(2).zip(batch.sequences()) {
@@ -71,7 +71,7 @@ impl Engine for Scripted {
     }
 }
 
-/// A batcher over a scripted engine.
+/// Batcher with a scripted engine.
 struct Fixture {
     batcher: Batcher,
     metrics: Arc<Metrics>,
@@ -80,7 +80,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Batches of ten tokens, and a queue of a hundred.
+    /// Starts a batcher with batches of ten tokens and a queue of a hundred.
     fn new(cache: Option<RowCache>) -> Fixture {
         let (begins, began) = channel();
         let (release, released) = channel();
@@ -122,17 +122,17 @@ impl Fixture {
         }
     }
 
-    /// A request of `(first token, length)` inputs.
+    /// Submits a request of `(first token, length)` inputs.
     fn submit(&self, inputs: &[(u32, usize)]) -> Result<ComputeTicket, QueueFull> {
         self.batcher.submit(Fixture::work(inputs))
     }
 
-    /// Waits until the engine begins, and returns the first tokens of its batch.
+    /// Waits until the engine begins a batch, and returns the first tokens of its sequences.
     fn begins(&self) -> Vec<u32> {
         self.began.recv().expect("the engine's thread")
     }
 
-    /// Lets the engine go on, for good.
+    /// Lets the engine compute all further batches.
     fn release_all(&mut self) {
         self.release = None;
     }
@@ -152,7 +152,7 @@ fn wait(ticket: ComputeTicket) -> Result<Vec<f32>, ComputeError> {
 }
 
 #[test]
-fn each_caller_gets_the_rows_of_his_inputs_in_their_order() {
+fn each_request_gets_the_rows_of_its_inputs_in_order() {
     let mut fixture = Fixture::new(None);
     fixture.release_all();
     let many: Vec<(u32, usize)> = (1..=9).map(|n| (n, n as usize % 4 + 1)).collect();
@@ -168,7 +168,7 @@ fn each_caller_gets_the_rows_of_his_inputs_in_their_order() {
 }
 
 #[test]
-fn rows_of_tokens_and_rows_of_sequences_come_from_batches_of_their_own() {
+fn token_rows_and_pooled_rows_are_computed_in_separate_batches() {
     let mut fixture = Fixture::new(None);
     let running = fixture.submit(&[(1, 1)]).expect("room");
     assert_eq!(fixture.begins(), [1]);
@@ -186,7 +186,7 @@ fn rows_of_tokens_and_rows_of_sequences_come_from_batches_of_their_own() {
 }
 
 #[test]
-fn a_batch_that_fails_or_panics_costs_its_requests_and_nobody_else() {
+fn a_batch_that_fails_or_panics_fails_its_requests_only() {
     for poison in [FAILS, PANICS] {
         let mut fixture = Fixture::new(None);
         let first = fixture.submit(&[(1, 10)]).expect("room");
@@ -203,7 +203,7 @@ fn a_batch_that_fails_or_panics_costs_its_requests_and_nobody_else() {
 }
 
 #[test]
-fn a_row_that_is_not_finite_costs_its_requests_and_is_never_sent_or_kept() {
+fn a_row_that_is_not_finite_fails_its_requests_and_is_never_sent_or_cached() {
     for cache in [None, RowCache::new(1 << 20, "digest", "f32")] {
         let mut fixture = Fixture::new(cache);
         let first = fixture.submit(&[(1, 1)]).expect("room");
@@ -213,16 +213,16 @@ fn a_row_that_is_not_finite_costs_its_requests_and_is_never_sent_or_kept() {
         fixture.release_all();
         assert!(wait(first).is_ok());
         assert_eq!(wait(poisoned), Err(ComputeError::NotFinite));
-        assert_eq!(wait(company), Ok(vec![2.0, 1.0]), "others of the batch have their rows");
+        assert_eq!(wait(company), Ok(vec![2.0, 1.0]), "other requests of the batch succeed");
         let again = fixture.submit(&[(OVERFLOWS, 2)]).expect("room");
-        assert_eq!(wait(again), Err(ComputeError::NotFinite), "it was not kept");
+        assert_eq!(wait(again), Err(ComputeError::NotFinite), "it was not cached");
         assert_eq!(fixture.batcher.backlog(), Backlog::default());
         assert!(fixture.counted("meridian_replica_engine_failures_total 2"));
     }
 }
 
 #[test]
-fn what_nobody_waits_for_any_more_is_not_computed() {
+fn inputs_of_cancelled_requests_are_not_computed() {
     let mut fixture = Fixture::new(None);
     let running = fixture.submit(&[(1, 1)]).expect("room");
     assert_eq!(fixture.begins(), [1]);
@@ -232,12 +232,12 @@ fn what_nobody_waits_for_any_more_is_not_computed() {
     assert_eq!(fixture.batcher.backlog(), Backlog { tokens: 2, inputs: 2 });
     fixture.release_all();
     assert!(wait(running).is_ok() && wait(last).is_ok());
-    assert_eq!(fixture.begins(), [5], "only the last was still wanted");
+    assert_eq!(fixture.begins(), [5], "only the last request remains");
     assert_eq!(fixture.metrics.read().dropped_inputs_total, 3);
 }
 
 #[test]
-fn what_is_too_late_is_not_computed() {
+fn expired_inputs_are_not_computed() {
     let mut fixture = Fixture::new(None);
     let running = fixture.submit(&[(1, 1)]).expect("room");
     assert_eq!(fixture.begins(), [1]);
@@ -255,7 +255,7 @@ fn what_is_too_late_is_not_computed() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_computes_what_it_has() {
+fn a_full_queue_rejects_requests_and_computes_the_queued_ones() {
     let mut fixture = Fixture::new(None);
     let running = fixture.submit(&[(1, 1)]).expect("room");
     assert_eq!(fixture.begins(), [1]);
@@ -269,7 +269,7 @@ fn a_full_queue_refuses_and_computes_what_it_has() {
 }
 
 #[test]
-fn a_lookup_goes_before_a_backfill() {
+fn interactive_requests_precede_bulk_requests() {
     let mut fixture = Fixture::new(None);
     let running = fixture.submit(&[(1, 1)]).expect("room");
     assert_eq!(fixture.begins(), [1]);
@@ -282,7 +282,7 @@ fn a_lookup_goes_before_a_backfill() {
 }
 
 #[test]
-fn a_lookup_comes_in_between_and_one_that_fails_costs_only_itself() {
+fn an_interactive_request_interrupts_a_bulk_batch_and_its_failure_does_not_affect_it() {
     for (token, row) in [
         (5, Ok(vec![5.0, 1.0])),
         (FAILS, Err(ComputeError::EngineFailed)),
@@ -294,7 +294,7 @@ fn a_lookup_comes_in_between_and_one_that_fails_costs_only_itself() {
         assert_eq!(fixture.begins(), [1]);
         let interactive = fixture.submit(&[(token, 1)]).expect("room");
         fixture.release.as_ref().expect("a gate").send(()).expect("the engine's thread");
-        assert_eq!(fixture.begins(), [token], "and the rows of the other are not there yet");
+        assert_eq!(fixture.begins(), [token], "the bulk batch is still running");
         assert_eq!(fixture.batcher.backlog(), Backlog { tokens: 10, inputs: 2 });
         fixture.release_all();
         assert_eq!((wait(interactive), wait(bulk)), (row, Ok(vec![1.0, 9.0])));
@@ -305,31 +305,32 @@ fn a_lookup_comes_in_between_and_one_that_fails_costs_only_itself() {
 }
 
 #[test]
-fn equal_inputs_are_computed_once_and_everybody_has_his_row() {
+fn equal_inputs_are_computed_once_per_tenant() {
     let mut fixture = Fixture::new(None);
     let running = fixture.submit(&[(1, 1)]).expect("room");
     assert_eq!(fixture.begins(), [1]);
     let tickets = [&[(7, 2), (8, 1), (7, 2)][..], &[(8, 1)], &[(1, 1)]];
     let tickets = tickets.map(|inputs| fixture.submit(inputs).expect("room"));
-    let stranger = ComputeRequest { tenant: Some(TenantKey::new("stranger")), ..Fixture::work(&[(8, 1)]) };
-    let stranger = fixture.batcher.submit(stranger).expect("room");
+    let other_tenant =
+        ComputeRequest { tenant: Some(TenantKey::new("other_tenant")), ..Fixture::work(&[(8, 1)]) };
+    let other_tenant = fixture.batcher.submit(other_tenant).expect("room");
     fixture.release_all();
     assert_eq!(
         tickets.map(wait),
         [Ok(vec![7.0, 2.0, 8.0, 1.0, 7.0, 2.0]), Ok(vec![8.0, 1.0]), Ok(vec![1.0, 1.0])]
     );
-    assert!(wait(running).is_ok() && wait(stranger).is_ok());
+    assert!(wait(running).is_ok() && wait(other_tenant).is_ok());
     let mut computed: Vec<u32> = fixture.begins();
     while computed.len() < 3 {
         computed.extend(fixture.begins());
     }
     computed.sort_unstable();
-    assert_eq!(computed, [7, 8, 8], "the one that ran already not again, and a stranger's apart");
+    assert_eq!(computed, [7, 8, 8], "the running one is not repeated, and the other tenant's is separate");
     assert!(fixture.counted("meridian_replica_inputs_deduplicated_total 3"));
 }
 
 #[test]
-fn what_was_computed_before_is_not_computed_again_for_the_same_tenant() {
+fn cached_rows_are_returned_to_the_same_tenant_only() {
     let mut fixture = Fixture::new(RowCache::new(1 << 20, "digest", "f32"));
     fixture.release_all();
     let of = |tenant: &str, inputs: &[(u32, usize)]| {
@@ -342,7 +343,7 @@ fn what_was_computed_before_is_not_computed_again_for_the_same_tenant() {
     assert_eq!(again.rows, [2.0, 2.0, 3.0, 3.0, 1.0, 1.0]);
     let all = of("a", &[(3, 3)]);
     assert_eq!((all.cached_inputs, all.rows, all.tokens), (1, vec![3.0, 3.0], 3));
-    assert_eq!(of("b", &[(1, 1)]).cached_inputs, 0, "another tenant learns nothing");
+    assert_eq!(of("b", &[(1, 1)]).cached_inputs, 0, "another tenant has no hits");
     assert_eq!((fixture.begins(), fixture.begins(), fixture.begins()), (vec![1, 2], vec![3], vec![1]));
     for line in [
         "meridian_replica_cache_hits_total 3",
@@ -354,7 +355,7 @@ fn what_was_computed_before_is_not_computed_again_for_the_same_tenant() {
 }
 
 #[test]
-fn padding_that_was_not_computed_is_counted() {
+fn saved_padding_is_counted() {
     let mut fixture = Fixture::new(None);
     let running = fixture.submit(&[(1, 1)]).expect("room");
     assert_eq!(fixture.begins(), [1]);
@@ -366,7 +367,7 @@ fn padding_that_was_not_computed_is_counted() {
 }
 
 #[test]
-fn whoever_waits_when_it_stops_is_told_so() {
+fn queued_requests_fail_when_the_batcher_stops() {
     let mut fixture = Fixture::new(None);
     let running = fixture.submit(&[(1, 1)]).expect("room");
     assert_eq!(fixture.begins(), [1]);
@@ -380,6 +381,6 @@ fn whoever_waits_when_it_stops_is_told_so() {
         }
         drop(release);
     });
-    assert!(wait(running).is_ok(), "what was being computed is finished");
+    assert!(wait(running).is_ok(), "the running batch is finished");
     assert_eq!(wait(waiting), Err(ComputeError::Stopped));
 }

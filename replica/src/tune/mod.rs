@@ -72,7 +72,7 @@ pub struct TuneRequest {
 
 /// Progress of a tuning run.
 #[derive(Clone, Debug, PartialEq)]
-pub enum TuneProgress {
+pub enum TuneEvent {
     /// A precision was compared with f32.
     Quality(Precision, Quality),
     /// A setting was measured.
@@ -162,7 +162,7 @@ impl TuneError {
 pub fn run(
     cache: &ModelCache,
     order: TuneRequest,
-    progress: &mut dyn FnMut(TuneProgress),
+    progress: &mut dyn FnMut(TuneEvent),
 ) -> Result<Report, TuneError> {
     let begin = Instant::now();
     let load_per_core = load_per_core();
@@ -196,7 +196,7 @@ pub fn run(
         let texts = read_texts(&mut bench)?;
         let limit = time.mul_f64(QUALITY_TIME);
         let quality = bench.quality(precision, REFERENCE, max_threads, &texts, limit)?;
-        progress(TuneProgress::Quality(precision, quality));
+        progress(TuneEvent::Quality(precision, quality));
         qualities.push((precision, quality));
         if quality.is_sufficient() {
             good.push(precision);
@@ -220,8 +220,8 @@ pub fn run(
         let elapsed = begin.elapsed();
         let measured = plan.points().into_iter().find(|point| point.setting == setting);
         match measured {
-            Some(point) if !plan.is_comparing() => progress(TuneProgress::Measured { point, elapsed }),
-            _ => progress(TuneProgress::Comparing { elapsed }),
+            Some(point) if !plan.is_comparing() => progress(TuneEvent::Measured { point, elapsed }),
+            _ => progress(TuneEvent::Comparing { elapsed }),
         }
     }
     let choices = plan.choices();

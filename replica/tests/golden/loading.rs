@@ -117,7 +117,7 @@ fn weights_that_are_not_numbers_are_refused_by_the_name_of_the_tensor() {
                 continue;
             };
             assert_eq!(checked, loaded);
-            assert!(loaded.contains(&format!("tensor `{name}` holds {value} at row")), "{loaded}");
+            assert!(loaded.contains(&format!("tensor `{name}` contains {value} at row")), "{loaded}");
             tried += 1;
         }
     }
@@ -143,8 +143,8 @@ fn a_tensor_that_nothing_takes_is_refused_by_its_name() {
     let checked = CpuEngine::check_weights(&model).unwrap_err().to_string();
     let loaded = CpuEngine::load(&model, options(1, Isa::best())).err().unwrap().to_string();
     assert_eq!(checked, loaded);
-    assert!(loaded.contains("tensor `projection.weight` is taken by nothing"), "{loaded}");
-    assert!(loaded.contains("`architectures`") && loaded.contains("of config.json"), "{loaded}");
+    assert!(loaded.contains("tensor `projection.weight` is not used by the model"), "{loaded}");
+    assert!(loaded.contains("`architectures`") && loaded.contains("in config.json"), "{loaded}");
 }
 
 #[test]
@@ -199,8 +199,8 @@ fn a_checkpoint_of_another_model_is_refused_by_the_name_of_the_tensor() {
             let config = fs::read_to_string(&path).unwrap();
             fs::write(&path, config.replace(key, given)).unwrap();
         });
-        let (wanted, found) = (wanted.to_vec(), found.to_vec());
-        assert_eq!((name.as_str(), problem), (tensor, TensorProblem::Shape { wanted, found }));
+        let (expected, actual) = (expected.to_vec(), actual.to_vec());
+        assert_eq!((name.as_str(), problem), (tensor, TensorProblem::Shape { expected, actual }));
     }
     let (name, problem) = refused(|folder| {
         let path = folder.join("config.json");

@@ -41,7 +41,7 @@ fn a_language_model_without_a_head_ranks_only_where_its_task_is_stated() {
         };
         let answer = replica.post(path, &body);
         assert_eq!(answer.status, if path == "/rerank" { 424 } else { 400 }, "{path}: {}", answer.text());
-        assert!(answer.text().contains("whose `task` is stated"), "{path}: {}", answer.text());
+        assert!(answer.text().contains("with `task` set"), "{path}: {}", answer.text());
     }
     assert_eq!(replica.get("/info")["model"]["rerank"], "none");
     drop(replica);
@@ -51,7 +51,10 @@ fn a_language_model_without_a_head_ranks_only_where_its_task_is_stated() {
     let refused = of_fixture("qwen3", &[], "task = \"rerank\"\n").map(drop).unwrap_err();
     assert!(refused.contains("there is no token `yes`"), "{refused}");
     let refused = of_fixture("qwen3", &[], "task = \"classify\"\n").map(drop).unwrap_err();
-    assert!(refused.contains("the deployment's `task` is classify, and the model has no head"), "{refused}");
+    assert!(
+        refused.contains("the deployment's `task` is classify, but the model has no classification head"),
+        "{refused}"
+    );
 }
 
 #[test]
