@@ -1,5 +1,5 @@
-//! Texts and pairs become the tokens that `transformers` makes of them, whole and cut, for the kinds of tokenizers that
-//! the families have. The references stand beside the fixtures (`tests/golden/make_tokenizers.py` makes them).
+//! Tokens of texts and pairs equal those of `transformers`, whole and truncated, for all kinds of tokenizers of the
+//! families. The references are beside the fixtures (made by `tests/golden/make_tokenizers.py`).
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ struct TextCase {
     text: String,
     #[serde(flatten)]
     tokens: Tokens,
-    /// In characters.
+    /// Offsets in characters.
     offsets: Vec<(usize, usize)>,
 }
 
@@ -72,14 +72,14 @@ fn check(given: &[Tokenized], expected: &[&Tokens], what: &str) {
     assert_eq!(given.len(), expected.len(), "{what}");
     for (i, (given, expected)) in given.iter().zip(expected).enumerate() {
         assert_eq!(*given.ids, *expected.ids, "{what}, case {i}");
-        // Types that are all 0 are not carried.
+        // Types that are all 0 are omitted.
         let types = expected.types.as_deref().filter(|types| types.iter().any(|kind| *kind != 0));
         assert_eq!(given.types.as_deref(), types, "{what}, case {i}");
     }
 }
 
 #[test]
-fn every_kind_of_tokenizer_says_what_transformers_says() {
+fn every_kind_of_tokenizer_equals_transformers() {
     let folders = fixtures();
     assert!(folders.len() >= 5, "{folders:?}");
     for folder in folders {
@@ -88,8 +88,8 @@ fn every_kind_of_tokenizer_says_what_transformers_says() {
         let apart = reference.pairs.iter().any(|pair| pair.tokens.types.is_some());
         let texts: Vec<TextInput> =
             reference.texts.iter().map(|case| TextInput::One(case.text.clone())).collect();
-        // Asked for one pair with an empty second text, transformers takes it for a text without one; asked for a list
-        // of pairs, as its users who rank do, it does not. Here a pair is a pair, so these cases say nothing.
+        // For a single pair with an empty second text, transformers treats it as a text without a pair; for a list of
+        // pairs, as in reranking, it does not. Here a pair is always a pair, so these cases are skipped.
         let whole_pair = |index: &usize| !reference.pairs[*index].second.is_empty();
         let kept: Vec<usize> = (0..reference.pairs.len()).filter(whole_pair).collect();
         let pair = |index: &usize| {
@@ -134,13 +134,13 @@ struct TemplatedPair {
     document: String,
     most: usize,
     ids: Vec<u32>,
-    /// Whether nothing is missing but tokens of the document.
+    /// Whether only tokens of the document are missing.
     whole: bool,
 }
 
 /// References of `tests/golden/make_yes_no.py`.
 #[test]
-fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it() {
+fn a_pair_in_a_chat_template_has_the_tokens_of_sentence_transformers() {
     for (fixture, template) in [
         (
             "qwen3_yes_no",
@@ -173,7 +173,8 @@ fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it(
                 assert_eq!((given.ids.to_vec(), given.types), (ids, None), "{what}");
                 continue;
             }
-            // The reference has lost the query or all of the document; here the template is whole, and something of both.
+            // The reference has lost the query or the whole document; here the template is complete, with parts of
+            // both.
             assert_eq!(given.ids.len(), most, "{what}");
             let read = block_on(pool.decode(vec![given.ids.to_vec()], false)).expect("a text").remove(0);
             let [before, between, behind] = template;
@@ -185,8 +186,8 @@ fn a_pair_in_a_chat_template_has_the_tokens_that_sentence_transformers_gives_it(
     }
 }
 
-/// The places of tokens are told in bytes; the reference counts characters.
-fn check_places(pool: &TokenizerPool, cases: &[TextCase], what: &str) {
+/// Compares the offsets of tokens, which are in bytes; the reference counts characters.
+fn check_offsets(pool: &TokenizerPool, cases: &[TextCase], what: &str) {
     let texts = cases.iter().map(|case| case.text.clone()).collect();
     let given = block_on(pool.inspect(texts, None, true)).expect("tokens");
     for (case, given) in cases.iter().zip(given) {
@@ -196,7 +197,7 @@ fn check_places(pool: &TokenizerPool, cases: &[TextCase], what: &str) {
             if !token.special {
                 let places = (token.start, token.stop);
                 let (start, stop) = (byte(*start), byte(*stop));
-                // Parts of a character are the whole character to whoever counts characters.
+                // In characters, a part of a character is the whole character.
                 let covered = places.0 >= Some(start) && places.1 <= Some(stop);
                 assert!(covered, "{what}: {token:?} of {:?} is at {start}..{stop}", case.text);
             }
