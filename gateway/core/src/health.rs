@@ -19,7 +19,7 @@
 //! cut off), and silence proves nothing: the last state stands. A refusal in band still counts.
 
 use regions::id::DeploymentName;
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

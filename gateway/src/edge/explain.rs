@@ -9,7 +9,7 @@ use gateway_core::trail::{Attempted, End, Trail};
 use gateway_core::words::Ended;
 use regions::catalogue::Catalogue;
 use regions::id::TenantId;
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::RegionIndex;
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -17,7 +17,7 @@ use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::RegionIndex;
 use scheduler_core::spoke::{self, Report};
 use std::collections::{BTreeMap, BTreeSet};

@@ -27,7 +27,7 @@ use gateway_core::tenant::{Cost, Tenant};
 use gateway_core::weights::{Weights, throw};
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights;
 use scheduler_core::spoke::{Load, Report};

@@ -15,7 +15,7 @@ use rand::Rng;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::DeploymentName;
-use regions::selection::Health;
+use regions::health::Health;
 use regions::set::RegionIndex;
 use scheduler_core::spoke::Report;
 use std::collections::BTreeMap;
