@@ -169,7 +169,7 @@ impl Measurements {
 /// Measures interactive requests, bulk requests, or both, for a number of seconds.
 fn measure(
     replica: &Replica,
-    bulk: &[Vec<u8>],
+    bulk_bodies: &[Vec<u8>],
     seconds: f64,
     interactive: bool,
     bulk: bool,
@@ -184,7 +184,7 @@ fn measure(
                 let over = &over;
                 scope.spawn(move || {
                     let mut connection = replica.connect();
-                    let bodies = bulk.iter().cycle().skip(n * bulk.len() / BULK_CONNECTIONS);
+                    let bodies = bulk_bodies.iter().cycle().skip(n * bulk_bodies.len() / BULK_CONNECTIONS);
                     for body in bodies.take_while(|_| !over.load(Ordering::Relaxed)) {
                         connection.embed("bulk", body);
                     }
@@ -197,13 +197,13 @@ fn measure(
         let (began, before) = (Instant::now(), replica.metrics());
         if interactive {
             let mut random = SmallRng::seed_from_u64(SEED * 1000 + round);
-            let timetable = timetable(&mut random, seconds);
+            let schedule = schedule(&mut random, seconds);
             thread::scope(|scope| {
                 for n in 0..INTERACTIVE_CONNECTIONS {
-                    let (timetable, latencies) = (&timetable, &latencies);
+                    let (schedule, latencies) = (&schedule, &latencies);
                     scope.spawn(move || {
                         let mut connection = replica.connect();
-                        for (at, body) in timetable.iter().skip(n).step_by(INTERACTIVE_CONNECTIONS) {
+                        for (at, body) in schedule.iter().skip(n).step_by(INTERACTIVE_CONNECTIONS) {
                             let intended = began + Duration::from_secs_f64(*at);
                             thread::sleep(intended.saturating_duration_since(Instant::now()));
                             connection.embed("interactive", body);
@@ -231,16 +231,16 @@ fn measure(
 }
 
 /// Schedule and texts of interactive requests: a Poisson process.
-fn timetable(random: &mut SmallRng, seconds: f64) -> Vec<(f64, Vec<u8>)> {
-    let mut interactive = Vec::new();
+fn schedule(random: &mut SmallRng, seconds: f64) -> Vec<(f64, Vec<u8>)> {
+    let mut requests = Vec::new();
     let mut at = 0.0;
     loop {
         at += -(1.0 - random.random::<f64>()).ln() / INTERACTIVE_PER_SECOND;
         if at >= seconds {
-            return interactive;
+            return requests;
         }
         let words = random.random_range(6..=12);
-        interactive.push((at, body(&[text(random, words)])));
+        requests.push((at, body(&[text(random, words)])));
     }
 }
 

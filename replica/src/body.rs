@@ -57,9 +57,9 @@ impl BodyBudget {
         if declared.is_some_and(|bytes| bytes > max as u64) {
             return Err(Refusal::body_too_large(max, declared));
         }
-        // An declared length is reserved only as the bytes arrive.
+        // A declared length is reserved only as the bytes arrive.
         let mut bytes = Vec::with_capacity(declared.unwrap_or(0).min(64 << 10) as usize);
-        let mut permit: Option<OwnedSemaphorePermit> = None;
+        let mut acquired: Option<OwnedSemaphorePermit> = None;
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.map_err(|_| Refusal::body_broken_off())?.into_data() else { continue };
             if bytes.len() + data.len() > max {
@@ -73,13 +73,13 @@ impl BodyBudget {
                     None,
                 )
             })?;
-            match permit.as_mut() {
-                Some(permit) => permit.merge(permit),
-                None => permit = Some(permit),
+            match acquired.as_mut() {
+                Some(acquired) => acquired.merge(permit),
+                None => acquired = Some(permit),
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(BufferedBody { bytes, permit })
+        Ok(BufferedBody { bytes, permit: acquired })
     }
 }
 

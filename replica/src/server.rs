@@ -321,8 +321,8 @@ fn warm_up(engine: &dyn Engine) -> Result<(), EngineError> {
         None => Ok(()),
         Some(number) => Err(EngineError::Broken {
             reason: format!(
-                "the model computes {number} for {} tokens of id 0: its weights overflow in {}; choose another precision \
-                 or another revision of the model",
+                "the model computes {number} for {} tokens of id 0: its weights overflow in {}; choose another \
+                 precision or another revision of the model",
                 batch.batch().token_ids().len(),
                 description.engine.precision
             ),

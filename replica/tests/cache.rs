@@ -1,5 +1,5 @@
-//! Tests of the model cache with an index and a hub that close connections, send wrong data and stall: a model is either
-//! complete or absent, and each failure is one sentence.
+//! Tests of the model cache with an index and a hub that close connections, send wrong data and stall: a model is
+//! either complete or absent, and each failure is one sentence.
 
 mod origin;
 

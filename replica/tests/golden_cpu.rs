@@ -118,7 +118,7 @@ fn embed_cases(engine: &dyn Engine, cases: &[Case]) -> Vec<Vec<f32>> {
 
 /// Returns the largest difference, relative to the largest number.
 fn difference(actual: &[f32], expected: &[f32]) -> f64 {
-    compare::difference(found, expected, size(expected))
+    compare::difference(actual, expected, size(expected))
 }
 
 /// Normalizes a row if the reference has length one: the engine does not normalize.
@@ -349,7 +349,7 @@ fn unsupported_inputs_are_rejected_and_the_engine_continues() {
     let types = RaggedBatch::new(&[1, 2], Some(&[0, 2]), &[0, 2]).unwrap();
     let unknown_type = EngineError::UnknownType { sequence: 0, position: 1, given: 2, token_types: 2 };
     assert_eq!(embed(&engine, &types).unwrap_err(), unknown_type);
-    let room = EngineError::OutputSize { expected: 64, given: 63 };
+    let room = EngineError::OutputSize { wanted: 64, given: 63 };
     let one: BatchBuffer = [[1]].into_iter().collect();
     assert_eq!(engine.compute(&one.batch(), Output::Pooled, &mut [0.0; 63]), Err(room));
 

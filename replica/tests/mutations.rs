@@ -395,8 +395,8 @@ fn a_changed_key_is_served_like_the_libraries_or_rejected_by_name() {
     let families: BTreeSet<&str> =
         fixtures.iter().filter_map(|fixture| fixture.files["config.json"]["model_type"].as_str()).collect();
     println!(
-        "{} families in {} fixtures, {} keys × fixtures in {} cases: {} served equal, {} refused by name, {} refused where the library \
-         fails ({} of them by name), served wrongly: {}",
+        "{} families in {} fixtures, {} keys × fixtures in {} cases: {} served equal, {} refused by name, {} refused \
+         where the library fails ({} of them by name), served wrongly: {}",
         families.len(),
         fixtures.len(),
         keys.len(),

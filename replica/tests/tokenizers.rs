@@ -106,7 +106,7 @@ fn every_kind_of_tokenizer_equals_transformers() {
         let given = block_on(whole.encode(pairs.clone(), EncodeOptions::WHOLE)).expect("tokens");
         let expected: Vec<&Tokens> = kept.iter().map(|index| &reference.pairs[*index].tokens).collect();
         check(&given, &expected, &format!("{what}, pairs"));
-        check_places(&whole, &reference.texts, &what);
+        check_offsets(&whole, &reference.texts, &what);
 
         for cut in &reference.cut {
             let loses = if cut.side == "left" { End::Left } else { End::Right };

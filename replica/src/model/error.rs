@@ -109,8 +109,8 @@ pub enum TensorProblem {
     Missing,
     /// The model does not use the tensor.
     #[error(
-        "is not used by the model that the configuration describes: the weights belong to another model, or to one with \
-         additional parts; use the configuration that belongs to the weights"
+        "is not used by the model that the configuration describes: the weights belong to another model, or to one \
+         with additional parts; use the configuration that belongs to the weights"
     )]
     Unused,
     /// The shape differs from the configured one.
@@ -129,8 +129,8 @@ pub enum TensorProblem {
     },
     /// The tensor contains NaN or an infinity.
     #[error(
-        "contains {value} at row {}, column {}: the weights are damaged or their training diverged; pull the model again, \
-         or use another revision of it",
+        "contains {value} at row {}, column {}: the weights are damaged or their training diverged; pull the model \
+         again, or use another revision of it",
         at[0], at[1]
     )]
     NotFinite {
@@ -141,8 +141,8 @@ pub enum TensorProblem {
     },
     /// The tensor contains a number that overflows in the engine.
     #[error(
-        "contains {value} at row {}, column {}, and the engine multiplies it by {factor}, which overflows a 32-bit float; \
-         use another revision of the model",
+        "contains {value} at row {}, column {}, and the engine multiplies it by {factor}, which overflows a 32-bit \
+         float; use another revision of the model",
         at[0], at[1]
     )]
     Overflow {

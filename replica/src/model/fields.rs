@@ -1,8 +1,8 @@
 //! Strict reader of a JSON file: no key is ignored by accident.
 //!
-//! A replica computes exactly what the libraries of the checkpoint compute, or the checkpoint is rejected. So every key
-//! of a file is either read, or listed as [`Inert`] with a reason, or rejected by name ([`JsonFields::refuse_others`]). All
-//! problems of a file are reported together.
+//! A replica computes exactly what the libraries of the checkpoint compute, or the checkpoint is rejected. So every
+//! key of a file is either read, or listed as [`Inert`] with a reason, or rejected by name
+//! ([`JsonFields::refuse_others`]). All problems of a file are reported together.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -168,8 +168,8 @@ impl<'a> JsonFields<'a> {
             let (required, optional) = (of_key(key, false), of_key(key, true));
             if !required && !optional {
                 self.problems.push(format!(
-                    "`{key}` = {} is not understood, and it may change the results of the model; if the model's own code \
-                     does not read it, remove it from the file",
+                    "`{key}` = {} is not understood, and it may change the results of the model; if the model's own \
+                     code does not read it, remove it from the file",
                     shown(value)
                 ));
             } else if value.is_null() && !optional {

@@ -98,7 +98,7 @@ impl Format {
                     .to_owned()
             }
             Format::Adapter => format!(
-                "it is a LoRA adapter (PEFT), which holds the difference to a base model; merge it into the base model: {}",
+                "it is a LoRA adapter (PEFT), which holds the difference to a base model; merge the two: {}",
                 merge(listing)
             ),
             Format::StaticEmbedding => {
@@ -150,8 +150,8 @@ pub(super) fn pickle(folder: &Path) -> String {
     let read = |path: &str| std::fs::read_to_string(model.join(path)).ok();
     let listing = Listing { paths: BTreeSet::new(), name: model.to_str(), is_hub: false, read: &read };
     format!(
-        "weights in Python's pickle format are not supported, because loading them executes their code; save the model as \
-         safetensors: {}",
+        "weights in Python's pickle format are not supported, because loading them executes their code; save the \
+         model as safetensors: {}",
         resave(&listing)
     )
 }

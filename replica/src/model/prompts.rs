@@ -48,8 +48,8 @@ impl SentenceTransformersConfig {
             Some("CrossEncoder") => Ok(()),
             other => {
                 let problem = format!(
-                    "`model_type` is {}, but the modules in modules.json are those of a CrossEncoder, which would ignore the \
-                     rest of this file; set it to CrossEncoder",
+                    "`model_type` is {}, but the modules in modules.json are those of a CrossEncoder, which would \
+                     ignore the rest of this file; set it to CrossEncoder",
                     other.unwrap_or("absent, which means SentenceTransformer")
                 );
                 Err(ModelError::Content { path: folder.join(FILE), problem })
@@ -63,8 +63,8 @@ impl SentenceTransformersConfig {
             None | Some("SentenceTransformer") => Ok(()),
             Some(other) => {
                 let problem = format!(
-                    "`model_type` is {other}, but the modules in modules.json are those of a SentenceTransformer, which \
-                     would ignore the rest of this file; set it to SentenceTransformer"
+                    "`model_type` is {other}, but the modules in modules.json are those of a SentenceTransformer, \
+                     which would ignore the rest of this file; set it to SentenceTransformer"
                 );
                 Err(ModelError::Content { path: folder.join(FILE), problem })
             }

@@ -94,8 +94,8 @@ pub(super) fn refuse_for_labels(folder: &Path, head: Option<&LabelHead>) -> Resu
         return Ok(());
     }
     let problem = format!(
-        "`chat_template` (or {FILE}) exists beside a reranker with a classification head; sentence-transformers would format \
-         each pair with it, which is not supported; remove the template if the model was trained on plain pairs"
+        "`chat_template` (or {FILE}) exists beside a reranker with a classification head; sentence-transformers would \
+         format each pair with it, which is not supported; remove the template if the model was trained on plain pairs"
     );
     Err(ModelError::Content { path, problem })
 }
@@ -201,8 +201,8 @@ impl PairTemplate {
             return Ok(());
         }
         Err(format!(
-            "the template drops the {}: each is a message with that role, and the template must render it; use a revision of \
-             the model whose template does, or write one to {FILE}",
+            "the template drops the {}: each is a message with that role, and the template must render it; use a \
+             revision of the model whose template does, or write one to {FILE}",
             dropped.join(" and the ")
         ))
     }
@@ -276,8 +276,8 @@ fn source(folder: &Path, tokenizer: &Map<String, Json>) -> Result<Source, ModelE
     let given = match tokenizer.get("chat_template") {
         None | Some(Json::Null) => {
             return Err(refuse(format!(
-                "there is no chat template, which an LLM reranker needs to format pairs: `chat_template` is not set here, \
-                 and {FILE} does not exist; add one that renders the messages with the roles query and document"
+                "there is no chat template, which an LLM reranker needs to format pairs: `chat_template` is not set \
+                 here, and {FILE} does not exist; add one that renders the messages with the roles query and document"
             )));
         }
         Some(Json::String(text)) => {

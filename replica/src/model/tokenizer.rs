@@ -382,8 +382,8 @@ fn auto_map(fields: &mut JsonFields<'_>, family: &str) -> bool {
     };
     if let Some(unknown) = references.iter().find(|reference| !is_known(reference)) {
         fields.problem(format!(
-            "`auto_map` names {}, which is code that comes with the model; it is not executed, and its effect on texts is \
-             unknown; use a model whose tokenizer class is part of transformers",
+            "`auto_map` names {}, which is code that comes with the model; it is not executed, and its effect on \
+             texts is unknown; use a model whose tokenizer class is part of transformers",
             shown(unknown)
         ));
         return false;

@@ -65,9 +65,9 @@ pub(super) fn by_default(folder: &Path, vocabulary: usize) -> Result<YesNo, Mode
         let id = tokenizer.token_to_id(word).filter(|id| (*id as usize) < vocabulary);
         id.ok_or_else(|| {
             refuse(format!(
-                "there is no token `{word}`, which an LLM reranker without modules.json needs for its score; if the model \
-                 is no reranker (`architectures` of config.json is that of a language model), set another `task` for the \
-                 deployment, else save it with the tokens that it was trained with: in Python, \
+                "there is no token `{word}`, which an LLM reranker without modules.json needs for its score; if the \
+                 model is no reranker (`architectures` of config.json is that of a language model), set another \
+                 `task` for the deployment, else save it with the tokens that it was trained with: in Python, \
                  `CrossEncoder(modules=[transformer, LogitScore(…)]).save_pretrained(…)`"
             ))
         })

@@ -45,8 +45,8 @@ fn beyond(tokenizer: &Tokenizer, vocabulary: usize, problems: &mut Vec<String>) 
     tokens.sort_by_key(|(_, id)| *id);
     if let [(token, id), ..] = tokens.as_slice() {
         problems.push(format!(
-            "{} tokens have ids beyond the model's vocabulary (`vocab_size` = {vocabulary} in config.json), the first is \
-             `{token}` = {id}; use the tokenizer that belongs to the weights, or add rows to the word embeddings",
+            "{} tokens have ids beyond the model's vocabulary (`vocab_size` = {vocabulary} in config.json), the first \
+             is `{token}` = {id}; use the tokenizer that belongs to the weights, or add rows to the word embeddings",
             tokens.len()
         ));
     }
@@ -75,8 +75,8 @@ fn check_tokens(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut 
     for (name, token) in defaults.filter_map(|name| Some((name, config.class.default_token(name)?))) {
         if !is_special(token) {
             problems.push(format!(
-                "`{name}` is missing; its default for this `tokenizer_class` is {token:?}, which is not a special token \
-                 of tokenizer.json; set `{name}`, or set `tokenizer_class` to TokenizersBackend"
+                "`{name}` is missing; its default for this `tokenizer_class` is {token:?}, which is not a special \
+                 token of tokenizer.json; set `{name}`, or set `tokenizer_class` to TokenizersBackend"
             ));
         }
     }
@@ -202,8 +202,8 @@ fn check_words(normalizer: &Value, words: WordOptions, problems: &mut Vec<String
     ] {
         if given != known {
             problems.push(format!(
-                "`{key}` is {given} (or that is the default of the class), but tokenizer.json does the opposite; set both \
-                 to the value that the model was trained with"
+                "`{key}` is {given} (or that is the default of the class), but tokenizer.json does the opposite; set \
+                 both to the value that the model was trained with"
             ));
         }
     }
@@ -236,8 +236,8 @@ fn check_prefix(
             };
             if config.class == Llama && adds_space_everywhere.is_some_and(|everywhere| everywhere != legacy) {
                 problems.push(format!(
-                    "`legacy` is {legacy} (or absent), so this `tokenizer_class` adds a space {}, but tokenizer.json does \
-                     the opposite; set the value that the model was trained with",
+                    "`legacy` is {legacy} (or absent), so this `tokenizer_class` adds a space {}, but tokenizer.json \
+                     does the opposite; set the value that the model was trained with",
                     if legacy { "after every special token as well" } else { "at the beginning of a text only" }
                 ));
             }
@@ -248,8 +248,8 @@ fn check_prefix(
     };
     if known.is_some_and(|known| known != given) {
         problems.push(format!(
-            "`add_prefix_space` is {given}, but tokenizer.json does the opposite; set both to the value that the model was \
-             trained with"
+            "`add_prefix_space` is {given}, but tokenizer.json does the opposite; set both to the value that the \
+             model was trained with"
         ));
     }
 }
@@ -309,8 +309,8 @@ fn check_ends(tokenizer: &mut Tokenizer, config: &TokenizerConfig, problems: &mu
     {
         if given.is_some_and(|given| given != known) {
             problems.push(format!(
-                "`{key}` is {}, but tokenizer.json does the opposite, and versions of transformers differ in which one they \
-                 use; save the tokenizer again with the post-processor that the model was trained with",
+                "`{key}` is {}, but tokenizer.json does the opposite, and versions of transformers differ in which \
+                 one they use; save the tokenizer again with the post-processor that the model was trained with",
                 !known
             ));
         }

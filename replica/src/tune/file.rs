@@ -218,8 +218,8 @@ pub fn text(tuned: &TunedModel, qualities: &[(Precision, Quality)], points: &[Po
     };
     let body = toml::to_string(&file).expect("numbers and names are TOML");
     format!(
-        "# Written by `meridian tune`. A replica of this model on this hardware uses the settings of its precision, unless\n\
-         # its configuration sets another value. Delete this file to return to the defaults.\n\n{body}"
+        "# Written by `meridian tune`. A replica of this model on this hardware uses the settings of its precision,\n\
+         # unless its configuration sets another value. Delete this file to return to the defaults.\n\n{body}"
     )
 }
 

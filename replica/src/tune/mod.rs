@@ -129,8 +129,8 @@ pub enum TuneError {
     NoTexts,
     /// No precision is accurate enough.
     #[error(
-        "{precision} has a mean cosine of {:.4} and a minimum of {:.4} compared with f32, which is not accurate enough; \
-         add f32 to the precisions",
+        "{precision} has a mean cosine of {:.4} and a minimum of {:.4} compared with f32, which is not accurate \
+         enough; add f32 to the precisions",
         quality.mean_cosine, quality.min_cosine
     )]
     NotGoodEnough {

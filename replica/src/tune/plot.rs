@@ -108,8 +108,8 @@ pub fn svg(title: &str, points: &[Point], choices: &[TunedChoice]) -> String {
     let lines = lines(points, choices);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n<text x=\"{MARGIN}\" y=\"24\" \
-         font-size=\"14\">{}</text>\n",
+         font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n<text x=\"{MARGIN}\" \
+         y=\"24\" font-size=\"14\">{}</text>\n",
         escaped(title)
     );
     if let Some(axes) = Axes::around(&lines) {

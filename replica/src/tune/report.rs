@@ -40,7 +40,7 @@ impl Report {
         for (precision, Quality { texts, mean_cosine, min_cosine }) in qualities {
             let _ = writeln!(
                 table,
-                "{precision} compared with f32, over {texts} texts: mean cosine {mean_cosine:.4}, minimum {min_cosine:.4}{}",
+                "{precision} compared with f32 ({texts} texts): mean cosine {mean_cosine:.4}, minimum {min_cosine:.4}{}",
                 if is_sufficient_for(qualities, *precision) { "" } else { ": not accurate enough" }
             );
         }
@@ -60,14 +60,14 @@ impl Report {
         if let Some(load_per_core) = load_per_core.filter(|load_per_core| *load_per_core > BUSY) {
             let _ = writeln!(
                 table,
-                "other processes were using this machine (load {load_per_core:.1} per core): repeat the measurement when it is idle"
+                "other processes were using this machine (load {load_per_core:.1} per core); repeat when it is idle"
             );
         }
         if let Some(recommended) = self.recommended() {
             let _ = writeln!(
                 table,
-                "{recommended} is the fastest precision that is accurate enough; a replica uses it only if its deployment \
-                 has precision = \"{recommended}\""
+                "{recommended} is the fastest precision that is accurate enough; a replica uses it only if its \
+                 deployment has precision = \"{recommended}\""
             );
         }
         let _ = write!(
@@ -156,8 +156,8 @@ fn sentence(choice: &TunedChoice) -> String {
         None => "",
     };
     format!(
-        "{precision}: {threads} threads, {} tokens per batch, {} while interactive requests wait, batching delay {:.2} ms: \
-         {tokens_per_second:.0} tokens/s{target}\n",
+        "{precision}: {threads} threads, {} tokens per batch, {} while interactive requests wait, batching delay \
+         {:.2} ms: {tokens_per_second:.0} tokens/s{target}\n",
         batch.batch_tokens,
         batch.interactive_batch_tokens,
         millis(batch.window_max),

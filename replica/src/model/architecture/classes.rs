@@ -128,8 +128,8 @@ fn auto_map(fields: &mut JsonFields<'_>, family: &str) {
         Some(None) => {}
         Some(Some((key, reference))) => {
             fields.problem(format!(
-                "`auto_map` has `{key}` = {}, which is code that comes with the model; it is not executed, and its results \
-                 are unknown; use a model whose class is part of transformers",
+                "`auto_map` has `{key}` = {}, which is code that comes with the model; it is not executed, and its \
+                 results are unknown; use a model whose class is part of transformers",
                 shown(reference)
             ));
             return;
@@ -142,8 +142,8 @@ fn auto_map(fields: &mut JsonFields<'_>, family: &str) {
     // The code of gte-Qwen2 attends to both sides by default, transformers to the preceding tokens only.
     if family == "qwen2" && !fields.has("is_causal") {
         fields.problem(
-            "`auto_map` names code that attends to both sides by default, but transformers attends to one, and `is_causal` \
-             is absent; set `is_causal` to the value that the model was trained with"
+            "`auto_map` names code that attends to both sides by default, but transformers attends to one, and \
+             `is_causal` is absent; set `is_causal` to the value that the model was trained with"
                 .to_owned(),
         );
     }

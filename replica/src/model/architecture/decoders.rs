@@ -82,8 +82,8 @@ fn decoder(
         fields.must_be(
             "use_bidirectional_attention",
             false,
-            "transformers ignores it for this family, but the code of some repositories does not; if the model attends to both \
-             sides, write `is_causal` = false instead, which both understand",
+            "transformers ignores it for this family, but the code of some repositories does not; if the model \
+             attends to both sides, write `is_causal` = false instead, which both understand",
         );
     }
     let biased = fields.flag("attention_bias", false);

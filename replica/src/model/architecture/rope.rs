@@ -78,8 +78,8 @@ pub(super) fn for_kind(
     }
     if old.is_some_and(|old| !old.contains_key("rope_type")) {
         fields.problem(
-            "`rope_scaling` has its type in `type`, which version 5 of transformers ignores for this family; rename it to \
-             `rope_type`"
+            "`rope_scaling` has its type in `type`, which version 5 of transformers ignores for this family; rename \
+             it to `rope_type`"
                 .to_owned(),
         );
     }

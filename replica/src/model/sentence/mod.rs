@@ -303,8 +303,8 @@ impl TransformerSizes {
             if configured > positions {
                 let path = transformer::find(folder)?.map_or_else(|| folder.to_owned(), |(path, _)| path);
                 let problem = format!(
-                    "`max_seq_length` = {configured} is more than the {positions} tokens for which the model has positions \
-                     (`{key}` = {rows} in {CONFIG}); lower it"
+                    "`max_seq_length` = {configured} is more than the {positions} tokens for which the model has \
+                     positions (`{key}` = {rows} in {CONFIG}); lower it"
                 );
                 return Err(ModelError::Content { path, problem });
             }

@@ -237,10 +237,10 @@ fn two_batches_are_with_the_engine_and_the_third_is_in_the_queue() {
     };
     let sequences = [[5, 6, 7, 8], [6, 7, 8, 9], [7, 8, 9, 10], [8, 9, 10, 11]];
     let mut tickets: Vec<_> = sequences.map(submit).into();
-    until("two are with the engine, and two wait", &|| batcher.lookup_tokens() == 8);
+    until("two are with the engine, and two wait", &|| batcher.interactive_tokens() == 8);
     // Of those that are with the engine the second goes away: nobody waits for it, and the third takes its place.
     drop(tickets.remove(1));
-    until("one waits", &|| batcher.lookup_tokens() == 4);
+    until("one waits", &|| batcher.interactive_tokens() == 4);
     std::fs::write(&gate, "").expect("a file");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     for (ticket, tokens) in tickets.into_iter().zip([sequences[0], sequences[2], sequences[3]]) {
