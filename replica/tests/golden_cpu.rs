@@ -73,7 +73,7 @@ fn minilm() -> PathBuf {
         return folder.into();
     }
     let source: ModelSource = MINILM.parse().unwrap();
-    let root = default_root().expect("a place for the model cache; set MERIDIAN_CACHE");
+    let root = default_root().expect("the location of the model cache; set MERIDIAN_CACHE");
     match ModelCache::new(root).resolve(&source) {
         Ok(model) => model.path,
         Err(error) => panic!(

@@ -47,7 +47,7 @@ fn an_engine_that_says_something_else_does_not_hold() {
     let (code, text) = said(command.env("MERIDIAN_CACHE", models.cache()));
     assert_eq!(code, Some(3), "{text}");
     assert!(
-        text.contains("\ntensorrt-llm f16: cosines of 200: mean ") && text.contains("the least cosine is"),
+        text.contains("\ntensorrt-llm f16: cosines of 200: mean ") && text.contains("the lowest cosine is"),
         "{text}"
     );
     // Whatever is here, unless somebody says what: the processor's int8 and the engine that was built.

@@ -444,10 +444,10 @@ fn the_tokens_around_a_text_are_those_that_both_files_state() {
         (
             [true, false],
             r#""add_eos_token": true"#,
-            "`add_eos_token` is true, and tokenizer.json does the opposite",
+            "`add_eos_token` is true, but tokenizer.json does the opposite",
         ),
-        ([true, true], r#""add_eos_token": false"#, "`add_eos_token` is false, and"),
-        ([true, false], r#""add_bos_token": false"#, "`add_bos_token` is false, and"),
+        ([true, true], r#""add_eos_token": false"#, "`add_eos_token` is false, but"),
+        ([true, false], r#""add_bos_token": false"#, "`add_bos_token` is false, but"),
         (
             [true, false],
             r#""sep_token": "b""#,

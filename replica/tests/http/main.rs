@@ -400,9 +400,9 @@ fn a_lone_request_does_not_wait_for_a_bulk_request() {
     let stream = send_backfill(&replica);
     assert_eq!(replica.vectors(&texts(1)).len(), 1);
     let left = replica.get("/status")["pending_tokens"].as_u64().expect("a number");
-    assert!(left > 0, "it was answered while the backfill is under way");
+    assert!(left > 0, "it succeeded while the bulk request is running");
     let answer = Response::read(stream);
-    assert_eq!((answer.status, answer.vectors().len()), (200, BACKFILL), "and the backfill is answered");
+    assert_eq!((answer.status, answer.vectors().len()), (200, BACKFILL), "the bulk request succeeds");
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn contents_come_in_parts_where_the_files_or_the_template_say_so() {
         assert_eq!(template.render("q", "d").unwrap(), expected, "{written} {source}");
     }
     let error = read_from(&[(BERT, &format("structured")), (FILE, CHAT)], None).unwrap_err();
-    assert!(error.contains("`format` structured, and the template reads contents as texts"), "{error}");
+    assert!(error.contains("`format` structured, but the template expects the content as text"), "{error}");
     let error = read_from(&[(BERT, &format("prose")), (FILE, CHAT)], None).unwrap_err();
     assert!(error.contains("`format` = prose of `message` is not supported"), "{error}");
     for system in [None, Some("")] {
@@ -110,7 +110,7 @@ fn the_template_is_the_file_or_what_the_tokenizer_says() {
         (r#"{"chat_template": 3}"#, "neither a template nor a list"),
         (
             r#"{"chat_template": [{"name": "rag", "template": ""}, {"name": "tools", "template": ""}]}"#,
-            "has rag, tools, and none is called default",
+            "has rag, tools, but none is called default",
         ),
     ] {
         let error = read_from(&[MESSAGES, (TOKENIZER, tokenizer)], None).unwrap_err();
