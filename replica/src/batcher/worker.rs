@@ -18,7 +18,7 @@ use crate::engine::{BatchBuffer, Beside, Engine, EngineError, Failed, Meanwhile,
 use crate::events::{BatchComputed, BatchDelayed, EngineFailed, InputsDropped};
 
 /// Finished batch, on its way to the delivery thread.
-pub(super) struct FinishedBatch {
+pub(super) struct BatchResult {
     batch: Batch<QueuedSequence>,
     owners: Vec<Vec<Owner>>,
     /// Rows, or the error message of the engine.
@@ -43,15 +43,15 @@ struct ExecutedBatch {
 }
 
 /// Callbacks of an engine during a batch.
-struct BatchCallbacks<'a> {
+struct WorkerCallbacks<'a> {
     shared: &'a Shared,
     batch: &'a Batch<QueuedSequence>,
-    finished_batches: &'a Sender<FinishedBatch>,
+    finished_batches: &'a Sender<BatchResult>,
     /// Time spent on interrupting batches.
     interruptions: Mutex<Duration>,
 }
 
-impl Meanwhile for BatchCallbacks<'_> {
+impl Meanwhile for WorkerCallbacks<'_> {
     fn is_wanted(&self, sequence: usize) -> bool {
         self.shared.lock().planner.is_wanted(self.batch.items[sequence].job)
     }
@@ -76,13 +76,13 @@ impl Meanwhile for BatchCallbacks<'_> {
 }
 
 impl Shared {
-    pub(super) fn work(&self, engine: &dyn Engine, finished_batches: &Sender<FinishedBatch>) {
+    pub(super) fn work(&self, engine: &dyn Engine, finished_batches: &Sender<BatchResult>) {
         let mut tokens = BatchBuffer::default();
         let mut executed = None;
         while let Some(batch) = self.next_batch(executed.take(), finished_batches) {
             let mut interruptions = Duration::ZERO;
             let mut computed = self.run(&mut tokens, batch, |own_batch, batch, output, rows| {
-                let meanwhile = BatchCallbacks {
+                let meanwhile = WorkerCallbacks {
                     shared: self,
                     batch: own_batch,
                     finished_batches,
@@ -151,7 +151,7 @@ impl Shared {
     }
 
     /// Reports to the planner that the engine was busy with this batch for `busy`.
-    fn finish(&self, state: &mut State, executed: ExecutedBatch, busy: Duration) -> FinishedBatch {
+    fn finish(&self, state: &mut State, executed: ExecutedBatch, busy: Duration) -> BatchResult {
         let ExecutedBatch { batch, rows, .. } = executed;
         let Finished { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
         let failed: Vec<&Vec<Owner>> = match &rows {
@@ -162,14 +162,14 @@ impl Shared {
         failed.into_iter().flatten().for_each(|owner| {
             state.planner.cancel(owner.request);
         });
-        FinishedBatch { batch, owners, rows, busy }
+        BatchResult { batch, owners, rows, busy }
     }
 
     /// Reports `executed` and returns the next batch, waiting for one if necessary; `None` when the batcher stops.
     fn next_batch(
         &self,
         executed: Option<ExecutedBatch>,
-        finished_batches: &Sender<FinishedBatch>,
+        finished_batches: &Sender<BatchResult>,
     ) -> Option<Batch<QueuedSequence>> {
         let mut state = self.lock();
         let mut finished = executed.map(|executed| {
@@ -229,8 +229,8 @@ impl Shared {
     }
 
     /// Copies rows into their responses and sends the complete ones.
-    pub(super) fn deliver(&self, finished: FinishedBatch) {
-        let FinishedBatch { batch, owners, rows, busy } = finished;
+    pub(super) fn deliver(&self, finished: BatchResult) {
+        let BatchResult { batch, owners, rows, busy } = finished;
         let requests: BTreeSet<RequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
         let BatchRows { rows, failed } = match rows {
             Ok(computed) => computed,
