@@ -116,7 +116,7 @@ async fn status(State(replica): State<Arc<Replica>>) -> Json<StatusV1> {
         model: MODEL.to_owned(),
         state: StateV1::Ready,
         pending_tokens: waiting + queue.computing,
-        lookup_tokens: Some(waiting),
+        interactive_tokens: Some(waiting),
         pending_inputs: queue.waiting.len() as u64,
         requests_total: queue.requests,
         tokens_per_second: queue.rate.tokens_per_second(),

@@ -9,8 +9,8 @@ use gateway_core::endpoint::{Endpoint, ModelField};
 use gateway_core::scatter::INPUTS_MAX;
 use gateway_core::scatter::cut;
 
-use replica_core::wire::api::{Header, OPERATIONS, Operation, REQUEST_HEADERS, RESPONSE_HEADERS, limits};
-use replica_core::wire::body::{Field, FieldKind, Shape};
+use replica_core::wire::api::{Header, OPERATIONS, ApiOperation, REQUEST_HEADERS, RESPONSE_HEADERS, limits};
+use replica_core::wire::body::{Field, FieldKind, BodySchema};
 use replica_core::wire::error::{Dialect, ErrorCode};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
@@ -22,7 +22,7 @@ pub fn document() -> &'static [u8] {
     &DOCUMENT
 }
 
-fn operation(path: &str) -> Option<&'static Operation> {
+fn operation(path: &str) -> Option<&'static ApiOperation> {
     OPERATIONS.iter().find(|operation| operation.path == path)
 }
 
@@ -39,8 +39,8 @@ fn render() -> Value {
     for (path, summary, example) in AT_THE_EDGE {
         paths.insert((*path).to_owned(), json!({"get": local(path, summary, example)}));
     }
-    let header = |(name, meaning): &Header| {
-        ((*name).to_owned(), json!({"description": meaning, "schema": {"type": "string"}}))
+    let header = |(name, description): &Header| {
+        ((*name).to_owned(), json!({"description": description, "schema": {"type": "string"}}))
     };
     json!({
         "openapi": "3.1.0",
@@ -88,8 +88,8 @@ const AT_THE_EDGE: &[(&str, &str, &str)] = &[
     ("/openapi.json", "This document; no key is needed.", r#"{"openapi":"3.1.0"}"#),
 ];
 
-fn computed(operation: &Operation, model: ModelField) -> Value {
-    let Operation { path, api, summary, body, list, example } = *operation;
+fn computed(operation: &ApiOperation, model: ModelField) -> Value {
+    let ApiOperation { path, api, summary, body, list, example } = *operation;
     let mut described = json!({
         "operationId": operation_id(path),
         "summary": summary,
@@ -187,8 +187,8 @@ fn errors() -> Map<String, Value> {
     schemas
 }
 
-fn parameter((name, meaning): &Header) -> (String, Value) {
-    let described = json!({"name": name, "in": "header", "required": false, "description": meaning, "schema": {"type": "string"}});
+fn parameter((name, description): &Header) -> (String, Value) {
+    let described = json!({"name": name, "in": "header", "required": false, "description": description, "schema": {"type": "string"}});
     ((*name).to_owned(), described)
 }
 
@@ -201,20 +201,20 @@ fn deployment_server() -> Value {
     })
 }
 
-fn schema(shape: &Shape, list: Option<(&'static str, usize)>, model: ModelField) -> Value {
+fn schema(shape: &BodySchema, list: Option<(&'static str, usize)>, model: ModelField) -> Value {
     let mut properties = Map::new();
-    for Field { name, kind, meaning } in shape.fields {
+    for Field { name, kind, description } in shape.fields {
         let mut described = field(*kind);
-        described["description"] = meaning.trim().into();
+        described["description"] = description.trim().into();
         if let Some((_, most)) = list.filter(|(field, _)| field == name) {
-            let limited = format!("{} At most {most} elements{}.", meaning.trim(), split_note(most));
+            let limited = format!("{} At most {most} elements{}.", description.trim(), split_note(most));
             described["description"] = limited.into();
         }
         properties.insert((*name).to_owned(), described);
     }
     if model == ModelField::Optional && !properties.contains_key("model") {
-        let meaning = "The deployment, where the path does not name one.";
-        properties.insert("model".to_owned(), json!({"type": "string", "description": meaning}));
+        let description = "The deployment, where the path does not name one.";
+        properties.insert("model".to_owned(), json!({"type": "string", "description": description}));
     }
     let mut required = shape.required.to_vec();
     if model == ModelField::Required && !required.contains(&"model") {
@@ -327,16 +327,16 @@ pub fn markdown() -> String {
          Cohere's and Voyage's paths cut them by themselves, as their services do, unless the request says otherwise.\n\n\
          **Prompts.** `prompt_name` names a prompt of the model's configuration; `input_type` and `task` say what the text is \
          for and use the model's prompt for that, or its default prompt where it has none.\n\n\
-         ## Headers of requests\n\n| header | meaning |\n|---|---|\n",
+         ## Headers of requests\n\n| header | description |\n|---|---|\n",
     );
     let row =
-        |page: &mut String, name: &str, meaning: &str| page.push_str(&format!("| `{name}` | {meaning} |\n"));
-    for (name, meaning) in REQUEST_HEADERS {
-        row(&mut page, name, meaning);
+        |page: &mut String, name: &str, description: &str| page.push_str(&format!("| `{name}` | {description} |\n"));
+    for (name, description) in REQUEST_HEADERS {
+        row(&mut page, name, description);
     }
     page.push_str("\n## Headers of responses\n\n| header | meaning |\n|---|---|\n");
-    for (name, meaning) in RESPONSE_HEADERS {
-        row(&mut page, name, meaning);
+    for (name, description) in RESPONSE_HEADERS {
+        row(&mut page, name, description);
     }
     page.push_str("\n## Limits\n\n| limit | default | where |\n|---|---|---|\n");
     for (name, value, place) in limits() {
@@ -347,7 +347,7 @@ pub fn markdown() -> String {
         page.push_str(&format!("\n### `GET {path}`\n\n{summary}\n"));
     }
     for (method, path, _) in Endpoint::computed() {
-        let Some(Operation { api, summary, body, list, .. }) = operation(path) else { continue };
+        let Some(ApiOperation { api, summary, body, list, .. }) = operation(path) else { continue };
         page.push_str(&format!("\n### `{method} {path}`\n\n{summary} API: {api}.\n"));
         if let Some((field, most)) = list {
             let split = cut::fields(path).contains(field);
@@ -357,9 +357,9 @@ pub fn markdown() -> String {
         }
         let Some(shape) = body else { continue };
         page.push_str("\n| field | meaning |\n|---|---|\n");
-        for Field { name, kind, meaning } in shape.fields {
+        for Field { name, kind, description } in shape.fields {
             let needed = if shape.required.contains(name) { " (required)" } else { "" };
-            page.push_str(&format!("| `{name}`{needed} | {}{} |\n", meaning.trim(), values(*kind)));
+            page.push_str(&format!("| `{name}`{needed} | {}{} |\n", description.trim(), values(*kind)));
         }
         if !shape.rejected.is_empty() {
             page.push_str("\nRejected: ");

@@ -23,7 +23,9 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use replica::cache::{ModelCache, ModelSource, default_root};
-use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache, Stage, peak_byte_ops, peak_flops};
+use replica::engine::cpu::{
+    ComputeStage, CpuEngine, CpuOptions, Isa, PackedCache, peak_byte_ops, peak_flops,
+};
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
 use replica_core::{EngineKind, Precision};
@@ -182,7 +184,7 @@ fn profile(engine: &CpuEngine, lengths: &[usize], rng: &mut SmallRng) -> String 
     let all = best.elapsed.as_secs_f64() * engine.describe().threads as f64;
     let mut waiting = 100.0;
     let mut words = Vec::new();
-    for (stage, time) in Stage::ALL.iter().zip(best.stages) {
+    for (stage, time) in ComputeStage::ALL.iter().zip(best.stages) {
         let share = 100.0 * time.as_secs_f64() / all;
         waiting -= share;
         words.push(format!("{} {share:.1}", stage.name()));

@@ -148,18 +148,18 @@ impl App {
         let mut engine = service.engine.clone();
         if let (Some(accelerator), Some(statistics)) = (&mut engine.accelerator, self.metrics.gauges().engine)
         {
-            let Statistics { iterations, busy_ms, completed, taken_apart, active, queued, gpu_bytes } =
+            let Statistics { iterations, busy_ms, completed, retried_batches, active, queued, gpu_bytes } =
                 statistics;
-            let AcceleratorV1 { gpu, tensorrt, tensorrt_llm, stand_in, .. } = accelerator.clone();
+            let AcceleratorV1 { gpu, tensorrt, tensorrt_llm, test_double, .. } = accelerator.clone();
             *accelerator = AcceleratorV1 {
                 gpu,
                 tensorrt,
                 tensorrt_llm,
-                stand_in,
+                test_double,
                 iterations,
                 busy_ms,
                 completed,
-                taken_apart,
+                retried_batches,
                 active,
                 queued,
                 gpu_bytes,
@@ -196,7 +196,7 @@ impl App {
             identity: self.service.get().map(|service| service.identity.clone()),
             state: self.lifecycle().into(),
             pending_tokens,
-            lookup_tokens: Some(batcher.map_or(0, Batcher::interactive_tokens)),
+            interactive_tokens: Some(batcher.map_or(0, Batcher::interactive_tokens)),
             pending_inputs,
             requests_total: self.metrics.requests_total(),
             tokens_per_second,

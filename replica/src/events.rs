@@ -10,11 +10,11 @@ use std::time::Duration;
 use replica_core::batch::Backlog;
 use replica_core::priority::Priority;
 use replica_core::refusal::Refusal;
-use replica_core::window::Reason;
+use replica_core::window::StartReason;
 use replica_core::wire::error::Fault;
 use tracing::{debug, error, info, warn};
 
-use crate::engine::cpu::WeightsPlace;
+use crate::engine::cpu::WeightsLocation;
 use crate::metrics::{Metrics, RequestStage, Route};
 use crate::tune::file::TunedSettingsMismatch;
 
@@ -70,7 +70,7 @@ pub(crate) struct ModelReady<'a> {
     pub(crate) digest: &'a str,
     pub(crate) instruction_set: &'a str,
     /// Location of the packed weights, for an engine that packs them.
-    pub(crate) weights: Option<&'a WeightsPlace>,
+    pub(crate) weights: Option<&'a WeightsLocation>,
     pub(crate) took: Duration,
 }
 
@@ -80,10 +80,10 @@ impl ModelReady<'_> {
         let took_ms = took.as_millis() as u64;
         match weights {
             None => info!(source, digest, instruction_set, took_ms, "model ready"),
-            Some(WeightsPlace::SharedFile(file)) => {
+            Some(WeightsLocation::SharedFile(file)) => {
                 info!(source, digest, instruction_set, weights = %file.display(), took_ms, "model ready");
             }
-            Some(WeightsPlace::OwnMemory { problem }) => {
+            Some(WeightsLocation::PrivateMemory { problem }) => {
                 let problem = problem.as_deref().unwrap_or("sharing disabled");
                 warn!(
                     source,
@@ -213,7 +213,7 @@ pub(crate) struct BatchComputed {
     /// Tokens of the longest input.
     pub(crate) longest: u64,
     pub(crate) priority: Priority,
-    pub(crate) reason: Reason,
+    pub(crate) reason: StartReason,
     pub(crate) waited: Duration,
     pub(crate) busy: Duration,
 }

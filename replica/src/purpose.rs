@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use replica_core::input::Overlong;
+use replica_core::input::OverlongPolicy;
 use replica_core::prompt::PromptChoice;
 use replica_core::refusal::Refusal;
 use replica_core::scores;
@@ -219,7 +219,7 @@ impl ClassifierModel {
     }
 
     /// Returns the tokenizer options for the texts of a request.
-    pub(crate) fn options(&self, overlong: Overlong) -> EncodeOptions {
+    pub(crate) fn options(&self, overlong: OverlongPolicy) -> EncodeOptions {
         EncodeOptions { prompt: self.prompt.clone(), overlong, most: None }
     }
 }

@@ -181,7 +181,7 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
             let packed = PackedCache::below(&root, &cached.digest);
             let options = CpuOptions { threads, precision, packed: Some(packed), isa: None };
             let engine = CpuEngine::load(&model, options).map_err(|error| failed(&error))?;
-            let weights = engine.weights_place().clone();
+            let weights = engine.weights_location().clone();
             (Arc::new(engine), Some(weights))
         }
         EngineKind::TensorrtLlm => {
@@ -282,16 +282,16 @@ fn within(settings: BatchSettings, accelerator: Option<&Accelerator>) -> BatchSe
 
 /// Converts the description of the device; its counters are read on request.
 fn accelerator(accelerator: Accelerator) -> AcceleratorV1 {
-    let Accelerator { gpu, tensorrt, tensorrt_llm, stand_in, max_batch_tokens: _ } = accelerator;
+    let Accelerator { gpu, tensorrt, tensorrt_llm, test_double, max_batch_tokens: _ } = accelerator;
     AcceleratorV1 {
         gpu,
         tensorrt,
         tensorrt_llm,
-        stand_in,
+        test_double,
         iterations: 0,
         busy_ms: 0,
         completed: 0,
-        taken_apart: 0,
+        retried_batches: 0,
         active: 0,
         queued: 0,
         gpu_bytes: 0,

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use compare::{size, within};
 use replica::cache::{ModelCache, ModelSource, default_root};
 use replica::engine::cpu::{CpuEngine, CpuOptions, Isa};
-use replica::engine::{BatchBuffer, Beside, Engine, EngineError, Meanwhile, Output, RaggedBatch};
+use replica::engine::{BatchBuffer, BatchCallbacks, ComputeNested, Engine, EngineError, Output, RaggedBatch};
 use replica::model::ModelDir;
 use replica_core::Precision;
 use serde::Deserialize;
@@ -279,16 +279,16 @@ struct Lookups<'a> {
     let_in: AtomicUsize,
 }
 
-impl Meanwhile for Lookups<'_> {
-    fn is_wanted(&self, _sequence: usize) -> bool {
+impl BatchCallbacks for Lookups<'_> {
+    fn is_needed(&self, _sequence: usize) -> bool {
         true
     }
 
-    fn is_urgent(&self) -> bool {
+    fn has_urgent(&self) -> bool {
         true
     }
 
-    fn let_in(&self, beside: &mut Beside<'_>) {
+    fn run_urgent(&self, beside: &mut ComputeNested<'_>) {
         let mut tokens = BatchBuffer::default();
         tokens.push(self.sequence, None);
         let mut row = vec![0.0; self.engine.describe().width];
@@ -349,7 +349,7 @@ fn unsupported_inputs_are_rejected_and_the_engine_continues() {
     let types = RaggedBatch::new(&[1, 2], Some(&[0, 2]), &[0, 2]).unwrap();
     let unknown_type = EngineError::UnknownType { sequence: 0, position: 1, given: 2, token_types: 2 };
     assert_eq!(embed(&engine, &types).unwrap_err(), unknown_type);
-    let room = EngineError::OutputSize { wanted: 64, given: 63 };
+    let room = EngineError::OutputSize { expected: 64, given: 63 };
     let one: BatchBuffer = [[1]].into_iter().collect();
     assert_eq!(engine.compute(&one.batch(), Output::Pooled, &mut [0.0; 63]), Err(room));
 

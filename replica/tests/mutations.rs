@@ -22,7 +22,9 @@ use replica::engine::cpu::{CpuEngine, CpuOptions, Isa};
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
 use replica::tokenize::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, TokenizerPool};
-use replica_core::input::{Cut, End, Overlong, PairCut, Readable, Unreadable};
+use replica_core::input::{
+    InvalidInput, OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide,
+};
 use replica_core::prompt::PromptChoice;
 use replica_core::{DeploymentTask, Precision};
 use serde::Deserialize;
@@ -45,12 +47,12 @@ struct Reference {
     inputs: Vec<Value>,
     #[serde(default)]
     prompt_names: Vec<Option<String>>,
-    base: Rows,
+    base: RowsView,
     cases: Vec<Case>,
 }
 
 #[derive(Clone, Deserialize)]
-struct Rows {
+struct RowsView {
     rows: [usize; 2],
     offset: usize,
     /// Names of the labels, if they differ from those of the unchanged checkpoint.
@@ -67,7 +69,7 @@ struct Case {
     remove: bool,
     outcome: String,
     #[serde(flatten)]
-    rows: Option<Rows>,
+    rows: Option<RowsView>,
 }
 
 /// Deserializes null as a value.
@@ -152,7 +154,7 @@ impl Fixture {
         }
     }
 
-    fn rows(&self, rows: &Rows) -> &[f32] {
+    fn rows(&self, rows: &RowsView) -> &[f32] {
         &self.numbers[rows.offset..rows.offset + rows.rows[0] * rows.rows[1]]
     }
 }
@@ -223,8 +225,11 @@ fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
     // As in the libraries, the end of an input that is too long is cut off. With a chat template it is rejected: there
     // the libraries cut off the end of the template, and the replica cuts the document.
     let overlong = match &model.template {
-        None => Overlong::Cut(Cut { loses: End::Right, pair: PairCut::LongestFirst }),
-        Some(_) => Overlong::Refuse,
+        None => OverlongPolicy::Truncate(TruncationMethod {
+            side: TruncationSide::Right,
+            pair: PairTruncation::LongestFirst,
+        }),
+        Some(_) => OverlongPolicy::Reject,
     };
     let mut rows = Vec::new();
     let prompts: &[Option<String>] =
@@ -251,7 +256,7 @@ fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
         let reading = EncodeOptions { prompt: prompt.map(Into::into), overlong, most: None };
         let encoded = runtime().block_on(pool.encode(texts, reading));
         let encoded = encoded.map_err(|error| match error {
-            TokenizeError::Unreadable { why: Unreadable::TooLong { limit, given }, .. } => format!(
+            TokenizeError::Unreadable { why: InvalidInput::TooLong { limit, given }, .. } => format!(
                 "{given} tokens are more than the {limit} that `max_seq_length`, `model_max_length` and \
                  `max_position_embeddings` allow"
             ),

@@ -13,7 +13,7 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use replica::cache::{ModelCache, ModelSource, default_root};
-use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache, WeightsPlace};
+use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache, WeightsLocation};
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
 use replica_core::Precision;
@@ -321,7 +321,7 @@ fn packed_bytes_are_written_once_and_produce_the_same_rows() {
     let files = || std::fs::read_dir(cache.path()).unwrap().count();
     for _ in 0..2 {
         let engine = load(Precision::Int8, true);
-        assert!(matches!(engine.weights_place(), WeightsPlace::SharedFile(_)));
+        assert!(matches!(engine.weights_location(), WeightsLocation::SharedFile(_)));
         assert_eq!(rows(&engine), expected);
         assert_eq!(files(), 1);
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use replica::model::TokenizerConfig;
 use replica::tokenize::{EncodeOptions, TextInput, TextTokenizer, Tokenized, TokenizerPool};
-use replica_core::input::{Cut, End, Overlong, PairCut, Readable};
+use replica_core::input::{OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -109,8 +109,9 @@ fn every_kind_of_tokenizer_equals_transformers() {
         check_offsets(&whole, &reference.texts, &what);
 
         for cut in &reference.cut {
-            let loses = if cut.side == "left" { End::Left } else { End::Right };
-            let overlong = Overlong::Cut(Cut { loses, pair: PairCut::LongestFirst });
+            let side = if cut.side == "left" { TruncationSide::Left } else { TruncationSide::Right };
+            let overlong =
+                OverlongPolicy::Truncate(TruncationMethod { side, pair: PairTruncation::LongestFirst });
             let options = EncodeOptions { prompt: None, overlong, most: None };
             let pool = pool(&folder, cut.max_tokens, apart);
             let what = format!("{what}, {} cut to {}", cut.side, cut.max_tokens);
@@ -161,7 +162,10 @@ fn a_pair_in_a_chat_template_has_the_tokens_of_sentence_transformers() {
             let readable = Readable { max_input_tokens: most, vocabulary: 330 };
             let tokenizer = TextTokenizer::load(&model, readable, 1);
             let pool = TokenizerPool::start(tokenizer.expect("a tokenizer"), 1).expect("a thread");
-            let overlong = Overlong::Cut(Cut { loses: End::Right, pair: PairCut::OnlySecond });
+            let overlong = OverlongPolicy::Truncate(TruncationMethod {
+                side: TruncationSide::Right,
+                pair: PairTruncation::OnlySecond,
+            });
             let text = TextInput::Pair(query.as_str().into(), document.clone());
             let given =
                 block_on(pool.encode(vec![text], EncodeOptions { prompt: None, overlong, most: None }));

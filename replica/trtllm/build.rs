@@ -1,4 +1,4 @@
-//! Compiles the shim, over the vendor's headers or over the stand-in's.
+//! Compiles the C++ shim, with the vendor's headers or with those of the test double.
 
 #[cfg(any(feature = "tensorrt-llm", feature = "tensorrt-llm-double"))]
 #[path = "build/compile.rs"]

@@ -8,8 +8,10 @@ use crate::{FAILED, WRONG_USAGE, fail};
 use anyhow::{Context, Result, anyhow, bail};
 use regions::{EngineKind, Precision};
 use replica::cache::{CachedModel, ModelCache, ModelSource, default_root};
-use replica::engine::tensorrt::RecordV1;
-use replica::engine::tensorrt::build::{Build, FOUND, Folders, SCRIPT, Wanted, found, plan};
+use replica::engine::tensorrt::EngineRecordV1;
+use replica::engine::tensorrt::build::{
+    BUILT_WITH, BuildDirectories, EngineBuildOptions, EngineBuildPlan, SCRIPT, parse_built_with, plan,
+};
 use replica::engine::tensorrt::record::{self, ENGINE, FILE};
 use replica::model::ModelDir;
 use std::collections::BTreeMap;
@@ -51,19 +53,23 @@ fn build(source: &ModelSource, precision: Precision, options: &BuildOptions) -> 
     let place = record::folder(&root, &digest, precision);
     if !options.dry_run
         && !options.again
-        && RecordV1::read(&place).and_then(|record| record.check_files(&place)).is_ok()
+        && EngineRecordV1::read(&place).and_then(|record| record.check_files(&place)).is_ok()
     {
         eprintln!("{source}: built already, in {}; --again builds it once more", place.display());
         return Ok(());
     }
     let work = place.with_extension("part");
     let folders = match &options.container {
-        Some(_) => Folders { model: "/model".into(), work: "/build".into(), examples: EXAMPLES.into() },
-        None => {
-            Folders { model: path.canonicalize()?, work: work.clone(), examples: options.examples.clone() }
+        Some(_) => {
+            BuildDirectories { model: "/model".into(), work: "/build".into(), examples: EXAMPLES.into() }
         }
+        None => BuildDirectories {
+            model: path.canonicalize()?,
+            work: work.clone(),
+            examples: options.examples.clone(),
+        },
     };
-    let wanted = Wanted {
+    let wanted = EngineBuildOptions {
         precision,
         max_batch_size: options.max_batch_size,
         max_tokens: options.max_tokens,
@@ -97,7 +103,7 @@ fn build(source: &ModelSource, precision: Precision, options: &BuildOptions) -> 
     fs::write(engine.join(FILE), serde_json::to_vec_pretty(&record)?)?;
     put(&engine, &place)?;
     fs::remove_dir_all(&work).with_context(|| format!("{} cannot be removed", work.display()))?;
-    let RecordV1 { gpu, tensorrt, tensorrt_llm, .. } = record;
+    let EngineRecordV1 { gpu, tensorrt, tensorrt_llm, .. } = record;
     eprintln!(
         "{source}: {precision} for {gpu}, TensorRT {tensorrt}, TensorRT-LLM {tensorrt_llm}, in {}",
         place.display()
@@ -153,7 +159,7 @@ fn contained(image: &str, model: &Path, work: &Path) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).chain([script]).collect()
 }
 
-fn shown(build: &Build, run: &[String], work: &Path) -> String {
+fn shown(build: &EngineBuildPlan, run: &[String], work: &Path) -> String {
     let mut text = String::new();
     for (name, program) in &build.programs {
         text.push_str(&format!("# {}\n{program}\n", work.join(name).display()));
@@ -177,9 +183,14 @@ fn fresh(work: &Path) -> Result<()> {
 }
 
 /// What was built, and with what.
-fn recorded(build: &Build, work: &Path, digest: String, precision: Precision) -> Result<RecordV1> {
-    let said = fs::read_to_string(work.join(FOUND)).unwrap_or_default();
-    let [gpu, tensorrt, tensorrt_llm] = found(&said).map_err(|problem| anyhow!(problem))?;
+fn recorded(
+    build: &EngineBuildPlan,
+    work: &Path,
+    digest: String,
+    precision: Precision,
+) -> Result<EngineRecordV1> {
+    let said = fs::read_to_string(work.join(BUILT_WITH)).unwrap_or_default();
+    let [gpu, tensorrt, tensorrt_llm] = parse_built_with(&said).map_err(|problem| anyhow!(problem))?;
     let engine = work.join("engine");
     let mut files = BTreeMap::new();
     let listed = fs::read_dir(&engine).with_context(|| format!("the tools left no {}", engine.display()))?;
@@ -191,8 +202,16 @@ fn recorded(build: &Build, work: &Path, digest: String, precision: Precision) ->
     if !files.contains_key(ENGINE) {
         bail!("the tools left no {ENGINE} in {}", engine.display());
     }
-    let Build { form, tensor, max_batch_size, max_batch_tokens, max_tokens, script: _, programs: _ } = build;
-    Ok(RecordV1 {
+    let EngineBuildPlan {
+        form,
+        tensor,
+        max_batch_size,
+        max_batch_tokens,
+        max_tokens,
+        script: _,
+        programs: _,
+    } = build;
+    Ok(EngineRecordV1 {
         version: 1,
         model: digest,
         precision: precision.to_string(),
@@ -205,7 +224,7 @@ fn recorded(build: &Build, work: &Path, digest: String, precision: Precision) ->
         gpu,
         tensorrt,
         tensorrt_llm,
-        stand_in: false,
+        test_double: false,
         files,
     })
 }

@@ -5,7 +5,7 @@ use crate::fixture;
 use crate::world::meridian;
 use replica::cache::ModelCache;
 use replica::engine::tensorrt::record::{ENGINE, folder};
-use replica::engine::tensorrt::{Form, RecordV1};
+use replica::engine::tensorrt::{EngineRecordV1, Form};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -104,11 +104,11 @@ fn an_engine_is_built_by_the_documented_commands_once_and_described() {
         ]
     );
     let place = machine.place(regions::Precision::F16);
-    let record = RecordV1::read(&place).unwrap();
+    let record = EngineRecordV1::read(&place).unwrap();
     record.check_files(&place).unwrap();
     let names: Vec<&String> = record.files.keys().collect();
     assert_eq!(names, ["config.json", ENGINE]);
-    assert_eq!((record.form, record.max_batch_tokens, record.stand_in), (Form::EncoderLabels, 128, false));
+    assert_eq!((record.form, record.max_batch_tokens, record.test_double), (Form::EncoderLabels, 128, false));
 
     let (fine, said) = machine.build(&["--precision", "f16"]);
     assert!(fine && said.contains("built already"), "{said}");
@@ -212,7 +212,7 @@ fn tools_that_fail_leave_no_engine_and_tools_that_are_missing_are_named() {
     refused(&["--precision", "f16"], "left no rank0.engine");
     machine.tools();
     machine.tool("nvidia-smi", "");
-    refused(&["--precision", "f16"], "did not say what `gpu`");
+    refused(&["--precision", "f16"], "has no line `gpu`");
 }
 
 #[test]
@@ -233,6 +233,6 @@ fn a_dry_run_shows_what_would_be_run_here_or_in_a_container() {
 
     machine.tool("docker", "exit 0");
     let (fine, said) = machine.build(&contained);
-    assert!(!fine && said.contains("did not say what"), "a container that does nothing: {said}");
+    assert!(!fine && said.contains("has no line"), "a container that does nothing: {said}");
     assert!(machine.calls()[0].ends_with("vendor/release:1.2.1 sh /build/build.sh"), "{:?}", machine.calls());
 }

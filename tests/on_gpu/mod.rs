@@ -11,7 +11,7 @@ use crate::world::{Answer, World, meridian};
 use crate::{ASHBURN, fixture};
 use replica::cache::ModelCache;
 use replica::engine::tensorrt::record::{ENGINE, FILE, digest, folder};
-use replica::engine::tensorrt::{Form, RecordV1, here};
+use replica::engine::tensorrt::{EngineRecordV1, Form, environment};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,13 @@ impl Models {
     }
 
     /// A model of the golden tests, and an engine of the stand-in for it, of these lines. `change` makes another record of it.
-    fn add(&self, family: &str, form: Form, lines: &str, change: impl FnOnce(&mut RecordV1)) -> PathBuf {
+    fn add(
+        &self,
+        family: &str,
+        form: Form,
+        lines: &str,
+        change: impl FnOnce(&mut EngineRecordV1),
+    ) -> PathBuf {
         // The tokenizer is the same for all of them, and lies beside some.
         let tokenizer = ["tokenizer.json", "tokenizer_config.json"];
         copy(&fixture("families/bert"), &self.folder.path().join(family), &tokenizer);
@@ -50,7 +56,7 @@ impl Models {
         name: &str,
         form: Form,
         lines: &str,
-        change: impl FnOnce(&mut RecordV1),
+        change: impl FnOnce(&mut EngineRecordV1),
     ) -> PathBuf {
         let model = self.folder.path().join(name);
         copy(from, &model, &[]);
@@ -60,8 +66,8 @@ impl Models {
         let engine = folder(&self.cache(), &found.digest, precision);
         std::fs::create_dir_all(&engine).unwrap();
         std::fs::write(engine.join(ENGINE), format!("stand-in 1\nformat fp16\n{lines}\n")).unwrap();
-        let here = here();
-        let mut record = RecordV1 {
+        let here = environment();
+        let mut record = EngineRecordV1 {
             version: 1,
             model: found.digest,
             precision: precision.to_string(),
@@ -74,7 +80,7 @@ impl Models {
             gpu: here.gpus[0].clone(),
             tensorrt: here.tensorrt,
             tensorrt_llm: here.tensorrt_llm,
-            stand_in: here.stand_in,
+            test_double: here.test_double,
             files: BTreeMap::from([(ENGINE.to_owned(), digest(&engine.join(ENGINE)).unwrap())]),
         };
         change(&mut record);
@@ -140,7 +146,7 @@ async fn post(world: &World, path: &str, body: Value) -> Answer {
 #[tokio::test]
 async fn embeddings_reranks_and_predictions_come_from_engines_on_a_gpu() {
     let models = Models::new();
-    let same = |_: &mut RecordV1| {};
+    let same = |_: &mut EngineRecordV1| {};
     let deployments = [
         ("embed", "embed", models.add("bert", Form::EncoderStates, "hidden 32", same)),
         ("rank", "rerank", models.add("bert_rerank", Form::EncoderLabels, "output logits\nlabels 1", same)),
@@ -225,10 +231,14 @@ async fn embeddings_reranks_and_predictions_come_from_engines_on_a_gpu() {
     let info = world.get("/deployments/embed/info").await.body;
     let (engine, accelerator) = (&info["engine"], &info["engine"]["accelerator"]);
     assert_eq!((&engine["kind"], &engine["precision"]), (&json!("tensorrt-llm"), &json!("f16")), "{info}");
-    assert_eq!((&accelerator["stand_in"], &accelerator["gpu"]), (&json!(true), &json!("stand-in")), "{info}");
+    assert_eq!(
+        (&accelerator["test_double"], &accelerator["gpu"]),
+        (&json!(true), &json!("stand-in")),
+        "{info}"
+    );
     // One to warm up, and two for three texts.
     assert_eq!((&accelerator["iterations"], &accelerator["completed"]), (&json!(3), &json!(4)), "{info}");
-    assert_eq!(accelerator["tensorrt_llm"], here().tensorrt_llm);
+    assert_eq!(accelerator["tensorrt_llm"], environment().tensorrt_llm);
 }
 
 #[test]
@@ -245,12 +255,12 @@ fn a_replica_does_not_run_an_engine_that_was_built_for_another_gpu() {
         let output = meridian().args(["replica", "--config", &config]).output().unwrap();
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let other = |record: &mut RecordV1| record.gpu = "NVIDIA H200".to_owned();
+    let other = |record: &mut EngineRecordV1| record.gpu = "NVIDIA H200".to_owned();
     let (fine, said) = start(&models.add("bert", Form::EncoderStates, "hidden 32", other));
-    assert!(!fine && said.contains("built for the GPU NVIDIA H200, and here is stand-in"), "{said}");
+    assert!(!fine && said.contains("built for the GPU NVIDIA H200, and this machine has stand-in"), "{said}");
     let (fine, said) = start(&models.add("roberta", Form::EncoderStates, "hidden 16", |_| {}));
-    assert!(!fine && said.contains("rows of 16 numbers, and the model has"), "{said}");
+    assert!(!fine && said.contains("rows of 16 numbers, and the model requires"), "{said}");
     let (fine, said) =
-        start(&models.add("bert_labels", Form::EncoderLabels, "", |record| record.stand_in = false));
-    assert!(!fine && said.contains("this program has our stand-in for it"), "{said}");
+        start(&models.add("bert_labels", Form::EncoderLabels, "", |record| record.test_double = false));
+    assert!(!fine && said.contains("this program has its test double"), "{said}");
 }

@@ -72,7 +72,7 @@ fn observed(status: StatusV1) -> Result<ReplicaObserved, String> {
         identity,
         state,
         pending_tokens,
-        lookup_tokens,
+        interactive_tokens,
         pending_inputs: _, // tokens say more
         requests_total: _, // for people
         tokens_per_second,
@@ -88,7 +88,7 @@ fn observed(status: StatusV1) -> Result<ReplicaObserved, String> {
         ready: state == StateV1::Ready,
         draining: state == StateV1::Draining,
         pending_tokens,
-        lookup_tokens,
+        lookup_tokens: interactive_tokens,
         tokens_per_second,
     })
 }

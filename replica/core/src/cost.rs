@@ -1,28 +1,28 @@
-//! What a batch costs, as learnt from the batches that are done: a fixed part, and a part for each token.
+//! Cost model of a batch, learnt from finished batches: a fixed cost, and a cost per token.
 //!
-//! The fixed part is why batches exist: weights have to be streamed from memory and threads woken however little there
-//! is to compute. Knowing it says how short a batch may be before brevity costs throughput ([`BatchCost::tokens_at`]),
-//! how much fits into a time ([`BatchCost::tokens_within`]), and what there is to be gained by waiting for company
-//! ([`crate::window`]).
+//! The fixed cost is the reason for batches: weights are streamed from memory and threads woken however few tokens
+//! there are. With it follow how short a batch may be before throughput suffers ([`BatchCost::tokens_at`]), how many
+//! tokens fit into a time ([`BatchCost::tokens_within`]), and what a batching delay can save ([`crate::window`]).
 //!
-//! The line is fitted by least squares over sums that decay, so that it follows an engine that becomes slower. Two things
-//! keep it sane on a shared machine. A batch that was preempted for a second counts as [`OUTLIER`] times what was
-//! expected. And batches that are all of one size say nothing about the fixed part, so while sizes do not
-//! differ the last known fixed part stays and only the slope follows; before they ever did, nothing is known.
+//! The line is fitted by least squares over decaying sums, so that it follows an engine that becomes slower. Two rules
+//! keep it stable on a shared machine. A batch that was preempted for a second counts as at most [`OUTLIER_FACTOR`]
+//! times its expected time. And batches of one size carry no information about the fixed cost: while sizes do not
+//! differ, the last known fixed cost stays and only the slope is updated; before sizes have ever differed, the cost is
+//! unknown.
 
 use std::time::Duration;
 
-/// What one more batch leaves of the older ones: about the last fifty count, a second or two of a busy replica.
-const KEPT: f64 = 0.98;
+/// Decay per batch: about the last fifty batches count, a second or two of a busy replica.
+const DECAY: f64 = 0.98;
 /// A batch counts as at most this many times its expected time.
-const OUTLIER: f64 = 4.0;
-/// Batches before outliers can be told.
-const EXPERIENCE: f64 = 8.0;
-/// Sizes differ if their standard deviation is at least this part of their mean. Below it the fixed part would be an
-/// extrapolation over more than five times the distance that was measured.
-const SPREAD: f64 = 0.2;
+const OUTLIER_FACTOR: f64 = 4.0;
+/// Batches before outliers can be detected.
+const OUTLIER_MIN_BATCHES: f64 = 8.0;
+/// Sizes differ if their standard deviation is at least this fraction of their mean. Below it the fixed cost would be
+/// an extrapolation over more than five times the measured distance.
+const MIN_RELATIVE_SPREAD: f64 = 0.2;
 
-/// A fixed time and a time for each token.
+/// Fixed time and time per token of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchCost {
     /// Seconds of an empty batch.
@@ -32,24 +32,24 @@ pub struct BatchCost {
 }
 
 impl BatchCost {
-    /// How long a batch of so many tokens takes.
+    /// Returns the time of a batch of `tokens`.
     pub fn time(&self, tokens: u64) -> Duration {
         duration(self.fixed + self.per_token * tokens as f64)
     }
 
-    /// The tokens of a batch that takes at most so long; 0 if the fixed part alone takes longer.
+    /// Returns the tokens of a batch that takes at most `time`; 0 if the fixed cost alone takes longer.
     pub fn tokens_within(&self, time: Duration) -> u64 {
         ((time.as_secs_f64() - self.fixed) / self.per_token).max(0.0) as u64
     }
 
-    /// The tokens of the shortest batches that have this part of the speed of endless ones: where the fixed part is a
-    /// part `1 - speed` of the whole.
+    /// Returns the tokens of the shortest batch that has the fraction `speed` of the speed of an infinite batch: the
+    /// one whose fixed cost is a fraction `1 - speed` of its time.
     pub fn tokens_at(&self, speed: f64) -> u64 {
         (self.fixed / self.per_token * speed / (1.0 - speed)).ceil() as u64
     }
 }
 
-/// Learns a [`BatchCost`].
+/// Estimator of a [`BatchCost`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CostModel {
     count: f64,
@@ -57,28 +57,28 @@ pub struct CostModel {
     tokens_squared: f64,
     seconds: f64,
     product: f64,
-    /// Unknown until sizes have differed.
+    /// Unknown until batch sizes have differed.
     fixed: Option<f64>,
 }
 
 impl CostModel {
-    /// A batch of `tokens` took `busy`.
+    /// Records that a batch of `tokens` took `busy`.
     pub fn observe(&mut self, tokens: u64, busy: Duration) {
         let tokens = tokens as f64;
         let mut seconds = busy.as_secs_f64();
         if let Some(BatchCost { fixed, per_token }) = self.cost()
-            && self.count >= EXPERIENCE
+            && self.count >= OUTLIER_MIN_BATCHES
         {
-            seconds = seconds.min(OUTLIER * (fixed + per_token * tokens));
+            seconds = seconds.min(OUTLIER_FACTOR * (fixed + per_token * tokens));
         }
-        self.count = self.count * KEPT + 1.0;
-        self.tokens = self.tokens * KEPT + tokens;
-        self.tokens_squared = self.tokens_squared * KEPT + tokens * tokens;
-        self.seconds = self.seconds * KEPT + seconds;
-        self.product = self.product * KEPT + tokens * seconds;
+        self.count = self.count * DECAY + 1.0;
+        self.tokens = self.tokens * DECAY + tokens;
+        self.tokens_squared = self.tokens_squared * DECAY + tokens * tokens;
+        self.seconds = self.seconds * DECAY + seconds;
+        self.product = self.product * DECAY + tokens * seconds;
         let (mean_tokens, mean_seconds) = (self.tokens / self.count, self.seconds / self.count);
         let variance = self.tokens_squared / self.count - mean_tokens * mean_tokens;
-        if variance >= (SPREAD * mean_tokens).powi(2) && variance > 0.0 {
+        if variance >= (MIN_RELATIVE_SPREAD * mean_tokens).powi(2) && variance > 0.0 {
             let slope = (self.product / self.count - mean_tokens * mean_seconds) / variance;
             self.fixed = Some((mean_seconds - slope * mean_tokens).clamp(0.0, mean_seconds));
         } else {
@@ -86,7 +86,7 @@ impl CostModel {
         }
     }
 
-    /// What was learnt; `None` until batches of different sizes are done.
+    /// Returns the learnt cost; `None` until batches of different sizes are done.
     pub fn cost(&self) -> Option<BatchCost> {
         let fixed = self.fixed?;
         let per_token = (self.seconds - fixed * self.count) / self.tokens;
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_claimed_before_batches_of_different_sizes_are_done() {
+    fn cost_is_unknown_before_batches_of_different_sizes() {
         let mut model = CostModel::default();
         assert_eq!(model.cost(), None);
         (0..100).for_each(|_| model.observe(256, Duration::from_millis(25)));

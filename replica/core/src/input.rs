@@ -1,18 +1,19 @@
-//! What is to be computed, and whether the model can read it.
+//! Inputs of a model: types, validation and truncation.
 
 use crate::refusal::Refusal;
 
-/// What to embed: at least one input.
+/// Inputs to embed: at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// Texts.
     Texts(Vec<String>),
-    /// Token ids of the model's own vocabulary, special tokens included: they are computed as they stand. None is empty.
+    /// Token ids of the model's own vocabulary, special tokens included, which are computed unchanged. No list is
+    /// empty.
     Tokens(Vec<Vec<u32>>),
 }
 
 impl Input {
-    /// How many inputs there are.
+    /// Returns the number of inputs.
     pub fn count(&self) -> usize {
         match self {
             Input::Texts(texts) => texts.len(),
@@ -21,60 +22,64 @@ impl Input {
     }
 }
 
-/// What a label head reads: a text, or two that belong together.
+/// Input of a label head: a text, or a pair of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sequence {
+pub enum TextOrPair {
     /// One text.
     One(String),
-    /// Two, as in question and answer.
+    /// Two texts, such as question and answer.
     Pair(String, String),
 }
 
-/// What becomes of an input that has more tokens than the model reads.
+/// Handling of an input that has more tokens than the model reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Overlong {
-    /// It is refused: a vector of half a text, handed out as that of the whole, is an error that nobody sees.
-    Refuse,
-    /// It is cut, because the caller said so or the API always does it.
-    Cut(Cut),
+pub enum OverlongPolicy {
+    /// It is rejected: a vector of half a text that is returned as that of the whole is an unnoticed error.
+    Reject,
+    /// It is truncated, because the caller requested it or the API always does it.
+    Truncate(TruncationMethod),
 }
 
-/// What a request says about inputs that are too long.
+/// Truncation options of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Truncation {
-    /// Whether they are cut; where the request does not say, the replica's `auto_truncate` decides.
+    /// Whether inputs are truncated; absent: the replica's `auto_truncate` decides.
     pub truncate: Option<bool>,
-    /// The end that is lost.
-    pub loses: End,
-    /// Every input is cut to so many tokens, special tokens included.
-    pub most: Option<u64>,
+    /// Side from which tokens are removed.
+    pub side: TruncationSide,
+    /// Maximum number of tokens of every input, special tokens included.
+    pub max_tokens: Option<u64>,
 }
 
 impl Truncation {
-    /// As Voyage and Cohere do without being told: an input that is too long loses its end.
-    pub const END: Truncation = Truncation { truncate: Some(true), loses: End::Right, most: None };
+    /// Default of Voyage and Cohere: an input that is too long loses its end.
+    pub const END: Truncation =
+        Truncation { truncate: Some(true), side: TruncationSide::Right, max_tokens: None };
 
-    /// What becomes of inputs that are too long, where `auto_truncate` is the replica's setting.
-    pub fn overlong(self, auto_truncate: bool) -> Overlong {
+    /// Returns the handling of inputs that are too long, where `auto_truncate` is the replica's setting.
+    pub fn overlong(self, auto_truncate: bool) -> OverlongPolicy {
         match self.truncate.unwrap_or(auto_truncate) {
-            true => Overlong::Cut(Cut { loses: self.loses, pair: PairCut::LongestFirst }),
-            false => Overlong::Refuse,
+            true => OverlongPolicy::Truncate(TruncationMethod {
+                side: self.side,
+                pair: PairTruncation::LongestFirst,
+            }),
+            false => OverlongPolicy::Reject,
         }
     }
 }
 
-/// How an input is cut.
+/// Truncation of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// The end that is lost.
-    pub loses: End,
-    /// What of a pair is cut.
-    pub pair: PairCut,
+pub struct TruncationMethod {
+    /// Side from which tokens are removed.
+    pub side: TruncationSide,
+    /// Handling of a pair.
+    pub pair: PairTruncation,
 }
 
-/// An end of a text.
+/// Side of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum End {
+pub enum TruncationSide {
     /// Its beginning.
     Left,
     /// Its end.
@@ -82,90 +87,90 @@ pub enum End {
     Right,
 }
 
-/// What of a pair is cut, in the words of `transformers`.
+/// Truncation strategy of a pair, as in `transformers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PairCut {
-    /// `longest_first`: the longer one until they are equal, then both.
+pub enum PairTruncation {
+    /// `longest_first`: the longer text until both are equal, then both.
     LongestFirst,
-    /// `only_second`: the second; and the first to half the room where it would take more, as Cohere does, for a
-    /// document of which nothing is left cannot be ranked.
+    /// `only_second`: the second text, and the first as well where it would take more than half of the limit. Cohere
+    /// does the same, because a document without any tokens cannot be ranked.
     OnlySecond,
 }
 
-impl PairCut {
-    /// Of a pair of so many tokens, how many of each are kept where there is room for so many together.
-    pub fn shares(self, [first, second]: [usize; 2], room: usize) -> [usize; 2] {
-        let half = room / 2;
-        if first.saturating_add(second) <= room {
+impl PairTruncation {
+    /// Returns how many tokens of each text of a pair are kept within `limit` tokens for both.
+    pub fn shares(self, [first, second]: [usize; 2], limit: usize) -> [usize; 2] {
+        let half = limit / 2;
+        if first.saturating_add(second) <= limit {
             return [first, second];
         }
         match self {
-            PairCut::OnlySecond => {
-                // Where the reference would leave nothing of the second text, or fail, each has half.
-                let of_first = first.min(half.max(room.saturating_sub(second)));
-                [of_first, room - of_first]
+            PairTruncation::OnlySecond => {
+                // Where the reference would leave nothing of the second text, or fail, each gets half.
+                let of_first = first.min(half.max(limit.saturating_sub(second)));
+                [of_first, limit - of_first]
             }
-            // An odd token is the longer one's.
-            PairCut::LongestFirst if first <= second => {
+            // The longer text gets an odd token.
+            PairTruncation::LongestFirst if first <= second => {
                 let of_first = first.min(half);
-                [of_first, room - of_first]
+                [of_first, limit - of_first]
             }
-            PairCut::LongestFirst => {
+            PairTruncation::LongestFirst => {
                 let of_second = second.min(half);
-                [room - of_second, of_second]
+                [limit - of_second, of_second]
             }
         }
     }
 }
 
-/// What a model can read.
+/// Limits of the inputs of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readable {
     /// Tokens of the longest input, special tokens included.
     pub max_input_tokens: usize,
-    /// Token ids are smaller than this.
+    /// Size of the vocabulary; token ids are smaller.
     pub vocabulary: usize,
 }
 
-/// Why an input cannot be read. Where it stood in the request, and in which field, only the request knows.
+/// Reason why a model cannot read an input. The request adds the field and the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unreadable {
-    /// It has no tokens.
+pub enum InvalidInput {
+    /// The input has no tokens.
     Empty,
-    /// It is one text, and the model judges pairs.
-    Alone,
-    /// It has more tokens than the model reads.
+    /// The input is one text, and the model is a cross-encoder.
+    PairRequired,
+    /// The input has more tokens than the model reads.
     TooLong {
-        /// What the model reads.
+        /// Limit of the model.
         limit: usize,
-        /// What it has.
+        /// Tokens of the input.
         given: usize,
     },
     /// A token id is not in the vocabulary.
     UnknownToken {
         /// The id.
         id: u32,
-        /// Ids are smaller than this.
+        /// Size of the vocabulary.
         vocabulary: usize,
     },
 }
 
-impl Unreadable {
-    /// Says no to the input at `place`, which is `field` or an element of it.
-    pub fn refusal(self, field: &'static str, place: &str) -> Refusal {
+impl InvalidInput {
+    /// Returns the error for the input at `path`, which is `field` or an element of it.
+    pub fn refusal(self, field: &'static str, path: &str) -> Refusal {
         match self {
-            Unreadable::Empty => Refusal::empty_input(field, place),
-            Unreadable::Alone => Refusal::invalid(
+            InvalidInput::Empty => Refusal::empty_input(field, path),
+            InvalidInput::PairRequired => Refusal::invalid(
                 field,
-                place,
-                "is one text, and this model judges how a document fits a query",
+                path,
+                "is one text, and this model is a cross-encoder that scores a query with a document",
                 "a pair of both",
             ),
-            Unreadable::TooLong { limit, given } => Refusal::input_too_long(field, place, limit, given),
-            Unreadable::UnknownToken { id, vocabulary } => Refusal::invalid(
+            InvalidInput::TooLong { limit, given } => Refusal::input_too_long(field, path, limit, given),
+            InvalidInput::UnknownToken { id, vocabulary } => Refusal::invalid(
                 field,
-                place,
-                &format!("has the token id {id}, which this model does not know"),
+                path,
+                &format!("has the token id {id}, which is not in the vocabulary of this model"),
                 &format!("ids from 0 to {}", vocabulary.saturating_sub(1)),
             ),
         }
@@ -173,51 +178,51 @@ impl Unreadable {
 }
 
 impl Readable {
-    /// Whether the model reads an input of so many tokens. A text of nothing but spaces has none with a tokenizer
-    /// that adds no tokens of its own.
-    pub fn check_length(self, tokens: usize) -> Result<(), Unreadable> {
+    /// Checks that the model reads an input with this number of tokens. A text of spaces only has none with a tokenizer
+    /// that adds no special tokens.
+    pub fn check_length(self, tokens: usize) -> Result<(), InvalidInput> {
         let limit = self.max_input_tokens;
         match tokens {
-            0 => Err(Unreadable::Empty),
-            given if given > limit => Err(Unreadable::TooLong { limit, given }),
+            0 => Err(InvalidInput::Empty),
+            given if given > limit => Err(InvalidInput::TooLong { limit, given }),
             _ => Ok(()),
         }
     }
 
-    /// The tokens as the model reads them, which are fewer than given if they are cut.
-    pub fn tokens(self, mut tokens: Vec<u32>, overlong: Overlong) -> Result<Vec<u32>, Unreadable> {
+    /// Returns the tokens that the model reads, truncated if `overlong` says so.
+    pub fn tokens(self, mut tokens: Vec<u32>, overlong: OverlongPolicy) -> Result<Vec<u32>, InvalidInput> {
         if let Some(unknown) = tokens.iter().find(|id| **id as usize >= self.vocabulary) {
-            return Err(Unreadable::UnknownToken { id: *unknown, vocabulary: self.vocabulary });
+            return Err(InvalidInput::UnknownToken { id: *unknown, vocabulary: self.vocabulary });
         }
-        if let Overlong::Cut(cut) = overlong {
+        if let OverlongPolicy::Truncate(method) = overlong {
             let excess = tokens.len().saturating_sub(self.max_input_tokens);
-            match cut.loses {
-                End::Left => drop(tokens.drain(..excess)),
-                End::Right => tokens.truncate(self.max_input_tokens),
+            match method.side {
+                TruncationSide::Left => drop(tokens.drain(..excess)),
+                TruncationSide::Right => tokens.truncate(self.max_input_tokens),
             }
         }
         self.check_length(tokens.len()).map(|()| tokens)
     }
 }
 
-/// How the inputs of a field are called in sentences about them.
+/// Name of the field of inputs, for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct InputField {
     /// The field.
     pub field: &'static str,
-    /// Whether it holds one input and not a list of them.
+    /// Whether the field holds one input and not a list of them.
     pub single: bool,
 }
 
-impl Named {
-    /// What the input at `index` is called.
-    pub fn place(self, index: usize) -> String {
+impl InputField {
+    /// Returns the path of the input at `index`, such as `input[3]`.
+    pub fn path(self, index: usize) -> String {
         if self.single { self.field.to_owned() } else { format!("{}[{index}]", self.field) }
     }
 
-    /// Says no to the input at `index`.
-    pub fn refuse(self, index: usize, unreadable: Unreadable) -> Refusal {
-        unreadable.refusal(self.field, &self.place(index))
+    /// Returns the error for the input at `index`.
+    pub fn refusal(self, index: usize, invalid: InvalidInput) -> Refusal {
+        invalid.refusal(self.field, &self.path(index))
     }
 }
 
@@ -227,39 +232,45 @@ mod tests {
     use crate::wire::error::ErrorCode;
 
     const MODEL: Readable = Readable { max_input_tokens: 4, vocabulary: 100 };
-    const CUT_LEFT: Overlong = Overlong::Cut(Cut { loses: End::Left, pair: PairCut::LongestFirst });
-    const CUT_RIGHT: Overlong = Overlong::Cut(Cut { loses: End::Right, pair: PairCut::LongestFirst });
+    const TRUNCATE_LEFT: OverlongPolicy = OverlongPolicy::Truncate(TruncationMethod {
+        side: TruncationSide::Left,
+        pair: PairTruncation::LongestFirst,
+    });
+    const TRUNCATE_RIGHT: OverlongPolicy = OverlongPolicy::Truncate(TruncationMethod {
+        side: TruncationSide::Right,
+        pair: PairTruncation::LongestFirst,
+    });
 
     #[test]
-    fn the_limit_of_tokens_holds_at_it_and_one_past_it() {
-        assert_eq!(MODEL.tokens(vec![1; 4], Overlong::Refuse), Ok(vec![1; 4]));
-        let unreadable = MODEL.tokens(vec![1; 5], Overlong::Refuse).expect_err("five tokens");
-        assert_eq!(unreadable, Unreadable::TooLong { limit: 4, given: 5 });
-        let refusal = Named { field: "input", single: false }.refuse(1, unreadable);
+    fn the_token_limit_holds_at_the_limit_and_one_past_it() {
+        assert_eq!(MODEL.tokens(vec![1; 4], OverlongPolicy::Reject), Ok(vec![1; 4]));
+        let invalid = MODEL.tokens(vec![1; 5], OverlongPolicy::Reject).expect_err("five tokens");
+        assert_eq!(invalid, InvalidInput::TooLong { limit: 4, given: 5 });
+        let refusal = InputField { field: "input", single: false }.refusal(1, invalid);
         assert_eq!((refusal.code, refusal.param), (ErrorCode::InputTooLong, Some("input")));
         assert!(
-            refusal.message.starts_with("`input[1]` has 5 tokens and this model reads 4"),
+            refusal.message.starts_with("`input[1]` has 5 tokens and the limit of this model is 4"),
             "{}",
             refusal.message
         );
-        let refusal = Named { field: "query", single: true }.refuse(0, unreadable);
+        let refusal = InputField { field: "query", single: true }.refusal(0, invalid);
         assert!(refusal.message.starts_with("`query` has 5"), "{}", refusal.message);
     }
 
     #[test]
-    fn tokens_are_cut_at_the_end_that_the_caller_names() {
-        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4, 5], CUT_RIGHT), Ok(vec![1, 2, 3, 4]));
-        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4, 5], CUT_LEFT), Ok(vec![2, 3, 4, 5]));
-        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4], CUT_LEFT), Ok(vec![1, 2, 3, 4]));
-        assert_eq!(MODEL.tokens(vec![], CUT_LEFT), Err(Unreadable::Empty));
+    fn tokens_are_removed_from_the_side_that_the_caller_names() {
+        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4, 5], TRUNCATE_RIGHT), Ok(vec![1, 2, 3, 4]));
+        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4, 5], TRUNCATE_LEFT), Ok(vec![2, 3, 4, 5]));
+        assert_eq!(MODEL.tokens(vec![1, 2, 3, 4], TRUNCATE_LEFT), Ok(vec![1, 2, 3, 4]));
+        assert_eq!(MODEL.tokens(vec![], TRUNCATE_LEFT), Err(InvalidInput::Empty));
     }
 
     #[test]
-    fn what_is_kept_of_a_pair_fills_the_room_and_no_more() {
-        let check = |cut: PairCut, given: [usize; 2], room, kept: [usize; 2]| {
-            assert_eq!(cut.shares(given, room), kept, "{cut:?} {given:?} {room}");
+    fn a_truncated_pair_uses_the_whole_limit() {
+        let check = |cut: PairTruncation, given: [usize; 2], limit, kept: [usize; 2]| {
+            assert_eq!(cut.shares(given, limit), kept, "{cut:?} {given:?} {limit}");
         };
-        let (longest, second) = (PairCut::LongestFirst, PairCut::OnlySecond);
+        let (longest, second) = (PairTruncation::LongestFirst, PairTruncation::OnlySecond);
         for cut in [longest, second] {
             check(cut, [3, 4], 7, [3, 4]);
             check(cut, [3, 5], 7, [3, 4]);
@@ -276,10 +287,10 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_token_ids_holds_at_it_and_one_past_it() {
-        assert_eq!(MODEL.tokens(vec![0, 99], Overlong::Refuse), Ok(vec![0, 99]));
-        let unreadable = MODEL.tokens(vec![0, 100], Overlong::Refuse).expect_err("an unknown token");
-        let refusal = unreadable.refusal("input", "input");
+    fn the_limit_of_token_ids_holds_at_the_limit_and_one_past_it() {
+        assert_eq!(MODEL.tokens(vec![0, 99], OverlongPolicy::Reject), Ok(vec![0, 99]));
+        let invalid = MODEL.tokens(vec![0, 100], OverlongPolicy::Reject).expect_err("an unknown token");
+        let refusal = invalid.refusal("input", "input");
         assert_eq!((refusal.code, refusal.param), (ErrorCode::InvalidValue, Some("input")));
         assert!(
             refusal.message.contains("100") && refusal.message.contains("0 to 99"),

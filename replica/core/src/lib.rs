@@ -1,19 +1,19 @@
-//! The replica's decisions, without IO, clock or runtime: what the wire says, what is too much, what goes into the
-//! next batch.
+//! Decisions of the replica, without IO, clock or runtime: request parsing, limits, scheduling and batching.
 //!
-//! In the order in which a request meets them:
+//! In the order in which a request passes them:
 //!
-//! 1. [`wire`] — bytes to a request, or to the field that is wrong with it; and answers to bytes.
-//! 2. [`limits`] — what is too many, too long, too big; each limit has a name, a value and a reason.
-//! 3. [`prompt`] — what stands before a text; [`input`] — whether the model can read it, and how it is cut.
-//! 4. [`turns`] — whose texts are tokenised next.
-//! 5. [`priority`] — who is waited for, and who wants throughput.
-//! 6. [`batch`] — whose tokens are computed next, and whom nobody waits for any more; with [`window`], whether waiting
-//!    for company pays, and what [`cost`] and [`rate`] have learnt of the engine.
-//! 7. [`scores`] — from what the model computes to what an API promises.
-//! 8. [`refusal`] — every sentence with which the replica says no.
+//! 1. [`wire`]: bytes to a request, or to the field that is invalid; responses to bytes.
+//! 2. [`limits`]: maximum counts, lengths and sizes; each limit has a name, a value and a reason.
+//! 3. [`prompt`]: prompts that are prepended to texts; [`input`]: checks that the model can read an input, and
+//!    truncation.
+//! 4. [`tokenization`]: order in which texts are tokenized.
+//! 5. [`priority`]: interactive requests and bulk requests.
+//! 6. [`batch`]: order in which tokens are computed, expiry and cancellation; with [`window`], whether a batching delay
+//!    pays, and [`cost`] and [`rate`], the measured cost and speed of the engine.
+//! 7. [`scores`]: model outputs to the values that an API specifies.
+//! 8. [`refusal`]: every error message with which the replica rejects a request.
 //!
-//! The shell around it (`replica`) owns the sockets, the threads and the clock, and does as it is told.
+//! The shell around this crate (`replica`) owns the sockets, the threads and the clock, and executes the decisions.
 
 pub mod batch;
 pub mod cost;
@@ -24,25 +24,25 @@ pub mod prompt;
 pub mod rate;
 pub mod refusal;
 pub mod scores;
-pub mod turns;
+pub mod tokenization;
 pub mod window;
 pub mod wire;
 
-/// What a model is for, as its configuration says.
+/// Task of a model, as its configuration defines it.
 ///
-/// Deployments say it in the words of their callers: one that reranks has a model that classifies with one label, or a
-/// model that embeds, whose answer is then a similarity.
+/// Deployments use the terms of their callers: a deployment that reranks has a model that classifies with one label, or
+/// a model that embeds, in which case the score is a similarity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// One vector per text.
     Embed,
-    /// A number per label for each text or pair of texts.
+    /// One number per label, for each text or pair of texts.
     Classify,
 }
 
-/// What a replica is asked to be, in the words of the deployment file.
+/// Types of the deployment file that describe a replica.
 pub use regions::deployment::UnknownName;
 pub use regions::{DeploymentName, EngineKind, EngineSpec, MAX_TENSOR_PARALLEL, ModelIdentity, Precision};
 
-/// What a deployment does, as its file says it.
+/// Task of a deployment, as its file names it.
 pub use regions::Task as DeploymentTask;

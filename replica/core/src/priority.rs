@@ -1,32 +1,33 @@
-//! Two kinds of traffic in one replica: lookups that somebody waits for, and backfills that want throughput.
+//! Two kinds of traffic in one replica: interactive requests, which need low latency, and bulk requests, which need
+//! throughput.
 //!
-//! The caller says which it is (`x-meridian-priority`). Where he says nothing, the size of the request does: a person types
-//! one query, a reranker sends some dozen passages, and whoever sends more at once is filling an index.
+//! The caller selects one with `x-meridian-priority`. Without the header the size of the request decides: a user types
+//! one query, a reranker sends some dozen passages, and a request with more inputs fills an index.
 
 use std::fmt;
 
 use crate::refusal::Refusal;
 use crate::wire::headers;
 
-/// A request of more inputs than this is bulk, unless it says otherwise. The largest batches of lookups that stock
-/// clients send by themselves are those of rerankers, some 25 to 100 documents; those of backfills begin at 128 (the
-/// stock sizes of the batch clients are 128, 512 and 2048).
+/// A request of more inputs than this is bulk, unless its header selects a priority. The largest interactive batches
+/// that stock clients send by default are those of rerankers, some 25 to 100 documents; those of backfills begin at 128
+/// (the default sizes of the batch clients are 128, 512 and 2048).
 pub const INTERACTIVE_INPUTS: usize = 100;
 
-/// Who goes first. The order of the variants is the preference.
+/// Priority of a request. The order of the variants is the preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// Needs low latency.
     Interactive,
-    /// It wants throughput.
+    /// Needs throughput.
     Bulk,
 }
 
 impl Priority {
-    /// Both, in the order of preference.
+    /// Both priorities, in the order of preference.
     pub const ALL: [Priority; 2] = [Priority::Interactive, Priority::Bulk];
 
-    /// The priority of a request of so many inputs, by its header if it has one.
+    /// Returns the priority of a request with this number of inputs, by its header if it has one.
     pub fn of(header: Option<&str>, inputs: usize) -> Result<Priority, Refusal> {
         match header {
             None if inputs > INTERACTIVE_INPUTS => Ok(Priority::Bulk),
@@ -38,7 +39,7 @@ impl Priority {
         }
     }
 
-    /// As it is written in headers and metrics.
+    /// Returns the name in headers and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Priority::Interactive => "interactive",
@@ -46,7 +47,7 @@ impl Priority {
         }
     }
 
-    /// The other one.
+    /// Returns the other priority.
     pub fn other(self) -> Priority {
         match self {
             Priority::Interactive => Priority::Bulk,
@@ -71,7 +72,7 @@ pub struct PerPriority<T> {
 }
 
 impl<T> PerPriority<T> {
-    /// That of one priority.
+    /// Returns the value of `priority`.
     pub fn of(&self, priority: Priority) -> &T {
         match priority {
             Priority::Interactive => &self.interactive,
@@ -79,7 +80,7 @@ impl<T> PerPriority<T> {
         }
     }
 
-    /// That of one priority, to change it.
+    /// Returns the value of `priority`, mutably.
     pub fn of_mut(&mut self, priority: Priority) -> &mut T {
         match priority {
             Priority::Interactive => &mut self.interactive,

@@ -1,43 +1,43 @@
-//! What stands before a text.
+//! Prompts that are prepended to texts.
 //!
 //! Instruction-tuned models were trained with a prompt before each text (`query: `, `Represent this sentence for
-//! searching relevant passages: `), and their configuration names them. A prompt is put before the text and tokenised
-//! with it, as sentence-transformers does it, so its tokens count in `usage` and towards the model's limit.
+//! searching relevant passages: `), and their configuration names them. A prompt is prepended to the text and tokenized
+//! with it, as in sentence-transformers, so its tokens count in `usage` and towards the model's limit.
 
 use std::collections::BTreeMap;
 
 use crate::refusal::Refusal;
 
-/// Which prompt a request wants.
+/// Prompt that a request selects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PromptChoice {
-    /// The one that the model's configuration calls its default, if there is one.
+    /// The default of the model's configuration, if there is one.
     #[default]
     Default,
-    /// The one of this name.
+    /// The prompt with this name.
     Named(String),
-    /// The one for such texts, or the default where the model makes no difference.
+    /// The prompt for texts of this role, or the default where the model has none for it.
     For(Role),
 }
 
-/// What a text is for.
+/// Role of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// What is searched for.
+    /// A search query.
     Query,
-    /// What is found.
+    /// A document to search.
     Document,
-    /// What is classified.
+    /// A text to classify.
     Classification,
-    /// What is grouped.
+    /// A text to cluster.
     Clustering,
-    /// What is compared with others of its kind.
+    /// A text to compare with others of its kind.
     Similarity,
 }
 
 impl Role {
-    /// What models call the prompt for it: the names that sentence-transformers' `encode_query` and `encode_document`
-    /// try, and Cohere's words.
+    /// Returns the names that models use for the prompt of this role: those that sentence-transformers' `encode_query`
+    /// and `encode_document` try, and Cohere's terms.
     fn names(self) -> &'static [&'static str] {
         match self {
             Role::Query => &["query", "search_query", "retrieval.query"],
@@ -50,8 +50,7 @@ impl Role {
 }
 
 impl PromptChoice {
-    /// The prompt, from those that the model has `by_name` and the name of its `default`; `None` if nothing stands
-    /// before the text.
+    /// Returns the prompt, from the model's prompts `by_name` and the name of its `default`; `None` if there is none.
     pub fn resolve<'a>(
         &self,
         by_name: &'a BTreeMap<String, String>,
@@ -77,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prompt_is_found_by_its_name_by_what_the_text_is_or_by_default() {
+    fn a_prompt_is_selected_by_name_by_role_or_by_default() {
         let prompts = |names: &[&str]| -> BTreeMap<String, String> {
             names.iter().map(|name| ((*name).to_owned(), format!("{name}: "))).collect()
         };

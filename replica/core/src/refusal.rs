@@ -1,24 +1,23 @@
-//! Every sentence with which the replica says no.
+//! Error messages with which the replica rejects a request.
 //!
-//! A refusal is an answer: it names the field, states the limit and the given value, and says what to do. The
-//! sentences stand together here so that they can be read as a whole, and so that a test can hold each of them to
-//! that rule; whoever refuses calls the one that fits.
+//! Each message names the field, states the limit and the given value, and says what to do. All messages are in this
+//! file, so that they can be reviewed together and tested against that rule.
 
 use std::time::Duration;
 
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::wire::error::{Dialect, ErrorCode};
 
-/// A request that is not served, and why.
+/// Rejection of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The code, which carries the status and what would help.
+    /// Error code, which determines the status and the remedy.
     pub code: ErrorCode,
     /// One sentence for a person.
     pub message: String,
-    /// The field or header that is wrong, where there is one.
+    /// Field or header that is invalid, if any.
     pub param: Option<&'static str>,
-    /// How long to wait, where waiting helps.
+    /// Time to wait, where waiting helps.
     pub retry_after: Option<Duration>,
 }
 
@@ -27,7 +26,7 @@ impl Refusal {
         Refusal { code, message, param, retry_after: None }
     }
 
-    /// The body that says it, in the words of an ecosystem.
+    /// Returns the response body in the format of `dialect`.
     pub fn body(&self, dialect: Dialect) -> Vec<u8> {
         let Refusal { code, message, param, retry_after: _ } = self;
         dialect.body(*code, message, *param)
@@ -42,66 +41,64 @@ impl Refusal {
         )
     }
 
-    /// `field` is needed and absent.
-    pub fn missing(field: &'static str, wanted: &str) -> Refusal {
-        Refusal::new(ErrorCode::MissingField, Some(field), format!("`{field}` is missing; give {wanted}"))
+    /// `field` is required and absent.
+    pub fn missing(field: &'static str, expected: &str) -> Refusal {
+        Refusal::new(ErrorCode::MissingField, Some(field), format!("`{field}` is missing; give {expected}"))
     }
 
-    /// `field` (at `place`, which may name an element of it) has a type or a value that is not taken.
-    pub fn invalid(field: &'static str, place: &str, problem: &str, wanted: &str) -> Refusal {
-        Refusal::new(ErrorCode::InvalidValue, Some(field), format!("`{place}` {problem}; give {wanted}"))
+    /// `field` (at `path`, which may name an element of it) has an unsupported type or value.
+    pub fn invalid(field: &'static str, path: &str, problem: &str, expected: &str) -> Refusal {
+        Refusal::new(ErrorCode::InvalidValue, Some(field), format!("`{path}` {problem}; give {expected}"))
     }
 
-    /// `header` cannot be read.
-    pub fn invalid_header(header: &'static str, given: &str, wanted: &str) -> Refusal {
+    /// `header` cannot be parsed.
+    pub fn invalid_header(header: &'static str, given: &str, expected: &str) -> Refusal {
         Refusal::new(
             ErrorCode::InvalidHeader,
             Some(header),
-            format!("the header `{header}` is `{}`, which cannot be read; give {wanted}", cut(given)),
+            format!("the header `{header}` is `{}`, which is not valid; give {expected}", cut(given)),
         )
     }
 
-    /// The list at `place` is empty.
-    pub fn no_inputs(field: &'static str, place: &str) -> Refusal {
+    /// The list at `path` is empty.
+    pub fn no_inputs(field: &'static str, path: &str) -> Refusal {
         Refusal::new(
             ErrorCode::EmptyInput,
             Some(field),
-            format!("`{place}` is an empty list; give at least one element"),
+            format!("`{path}` is an empty list; give at least one element"),
         )
     }
 
-    /// An input is empty; `place` is `field` or an element of it.
-    pub fn empty_input(field: &'static str, place: &str) -> Refusal {
+    /// An input is empty; `path` is `field` or an element of it.
+    pub fn empty_input(field: &'static str, path: &str) -> Refusal {
         Refusal::new(
             ErrorCode::EmptyInput,
             Some(field),
-            format!(
-                "`{place}` is empty, there is nothing to compute; leave it out or give at least one character"
-            ),
+            format!("`{path}` is empty; leave it out or give at least one character"),
         )
     }
 
-    /// More elements than a list may have.
-    pub fn too_many_inputs(field: &'static str, limit: AtMost, given: usize) -> Refusal {
-        let AtMost { count, key } = limit;
+    /// A list has more elements than the limit.
+    pub fn too_many_inputs(field: &'static str, limit: ListLimit, given: usize) -> Refusal {
+        let ListLimit { count, key } = limit;
         Refusal::new(
             ErrorCode::TooManyInputs,
             Some(field),
             format!(
-                "`{field}` has {given} elements and one request may carry {count} (the limit `{key}`); split it into \
+                "`{field}` has {given} elements and the limit is {count} (`{key}`); split it into \
                  {} requests",
                 given.div_ceil(count.max(1))
             ),
         )
     }
 
-    /// More tokens, all inputs together, than one request may have.
+    /// The inputs of the request have more tokens together than the limit.
     pub fn too_many_tokens(limit: u64, given: u64) -> Refusal {
         Refusal::new(
             ErrorCode::TooManyTokens,
             None,
             format!(
-                "the request has {given} tokens and one may carry {limit} (the limit `max_request_tokens`); split it \
+                "the request has {given} tokens and the limit is {limit} (`max_request_tokens`); split it \
                  into {} requests",
                 given.div_ceil(limit.max(1))
             ),
@@ -109,44 +106,46 @@ impl Refusal {
     }
 
     /// An input has more tokens than the model reads.
-    pub fn input_too_long(field: &'static str, place: &str, limit: usize, given: usize) -> Refusal {
+    pub fn input_too_long(field: &'static str, path: &str, limit: usize, given: usize) -> Refusal {
         Refusal::new(
             ErrorCode::InputTooLong,
             Some(field),
-            format!("`{place}` has {given} tokens and this model reads {limit}; shorten it or split it"),
+            format!(
+                "`{path}` has {given} tokens and the limit of this model is {limit}; shorten it or split it"
+            ),
         )
     }
 
-    /// The model does something else: it `is` this, and `asked` needs what is `wanted`.
-    pub fn wrong_task(asked: &str, is: &str, wanted: &str) -> Refusal {
+    /// The model has another task: it `is` this, and `operation` requires `required`.
+    pub fn wrong_task(operation: &str, is: &str, required: &str) -> Refusal {
         Refusal::new(
             ErrorCode::WrongTask,
             None,
-            format!("{asked} needs {wanted}, and this model is {is}; ask a deployment of another model"),
+            format!(
+                "{operation} requires {required}, and this model is {is}; use a deployment of another model"
+            ),
         )
     }
 
     /// The model has no prompt of this name.
     pub fn no_such_prompt<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Refusal {
         let names = names.map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
-        let wanted = if names.is_empty() { "leave it out".to_owned() } else { format!("one of {names}") };
+        let expected = if names.is_empty() { "leave it out".to_owned() } else { format!("one of {names}") };
         Refusal::invalid(
             "prompt_name",
             "prompt_name",
             &format!("is \"{}\", which is not among the `prompts` of this model's configuration", cut(given)),
-            &wanted,
+            &expected,
         )
     }
 
-    /// More bytes than one body may have; `given` where the length was announced.
+    /// The body has more bytes than the limit; `given` is its length, if known in advance.
     pub fn body_too_large(limit: usize, given: Option<u64>) -> Refusal {
-        let given = given.map_or("more".to_owned(), |bytes| format!("{bytes} bytes"));
+        let given = given.map_or("too many bytes".to_owned(), |bytes| format!("{bytes} bytes"));
         Refusal::new(
             ErrorCode::BodyTooLarge,
             None,
-            format!(
-                "the body has {given} and one request may have {limit} bytes; split it into several requests"
-            ),
+            format!("the body has {given} and the limit is {limit} bytes; split it into several requests"),
         )
     }
 
@@ -159,16 +158,16 @@ impl Refusal {
         )
     }
 
-    /// The body broke off.
+    /// The connection ended before the body was complete.
     pub fn body_broken_off() -> Refusal {
         Refusal::new(
             ErrorCode::InvalidJson,
             None,
-            "the body ended before the length that it announced; send it again".to_owned(),
+            "the body is shorter than its declared length; send it again".to_owned(),
         )
     }
 
-    /// No deployment of this name.
+    /// No deployment has this name.
     pub fn model_not_found(given: &str, names: &[String]) -> Refusal {
         let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         Refusal::new(
@@ -178,14 +177,14 @@ impl Refusal {
         )
     }
 
-    /// No such path.
+    /// No operation has this path.
     pub fn not_found(path: &str) -> Refusal {
         Refusal::new(
             ErrorCode::NotFound,
             None,
             format!(
-                "there is nothing at {}; POST /v1/embeddings embeds, /v1/rerank ranks, /predict classifies, and GET /info \
-                 says what this model does",
+                "{} does not exist; POST /v1/embeddings embeds, /v1/rerank ranks, /predict classifies, and GET /info \
+                 describes this model",
                 cut(path)
             ),
         )
@@ -196,20 +195,23 @@ impl Refusal {
         Refusal::new(
             ErrorCode::MethodNotAllowed,
             None,
-            format!("{path} does not take {}; the header `allow` says what it takes", cut(method)),
+            format!(
+                "{path} does not support {}; the header `allow` lists the supported methods",
+                cut(method)
+            ),
         )
     }
 
-    /// The queue cannot take this request now.
+    /// The queue has no capacity for this request now.
     pub fn overloaded(what: &str, limit: u64, wait: Option<Duration>) -> Refusal {
-        let wait = wait.unwrap_or(LEAST_WAIT).max(LEAST_WAIT);
+        let wait = wait.unwrap_or(MIN_RETRY_AFTER).max(MIN_RETRY_AFTER);
         Refusal {
             retry_after: Some(wait),
             ..Refusal::new(
                 ErrorCode::Overloaded,
                 None,
                 format!(
-                    "this replica is full ({what}, the limit is {limit}); try again in {:.1} s",
+                    "this replica is full ({what}, the limit is {limit}); retry in {:.1} s",
                     wait.as_secs_f64()
                 ),
             )
@@ -219,11 +221,11 @@ impl Refusal {
     /// The weights are still being loaded.
     pub fn not_ready() -> Refusal {
         Refusal {
-            retry_after: Some(LEAST_WAIT),
+            retry_after: Some(MIN_RETRY_AFTER),
             ..Refusal::new(
                 ErrorCode::NotReady,
                 None,
-                "this replica is still loading its model; ask another one, or again in a moment".to_owned(),
+                "this replica is still loading its model; use another one, or retry in a moment".to_owned(),
             )
         }
     }
@@ -234,36 +236,36 @@ impl Refusal {
             ErrorCode::ModelRevisionUnavailable,
             Some(crate::wire::headers::MODEL_REVISION),
             format!(
-                "the request requires model revision {required} and this replica runs {loaded}; ask another one"
+                "the request requires model revision {required} and this replica runs {loaded}; use another one"
             ),
         )
     }
 
-    /// The process does not find itself well.
+    /// The process is unhealthy.
     pub fn unhealthy(problem: &str) -> Refusal {
         Refusal::new(
             ErrorCode::NotReady,
             None,
-            format!("this replica cannot serve: {problem}; ask another one"),
+            format!("this replica cannot serve: {problem}; use another one"),
         )
     }
 
-    /// The process is going away.
+    /// The process is draining.
     pub fn draining() -> Refusal {
         Refusal::new(
             ErrorCode::Draining,
             None,
-            "this replica is shutting down and takes no new work; ask another one".to_owned(),
+            "this replica is shutting down and accepts no new requests; use another one".to_owned(),
         )
     }
 
-    /// The deadline passed before there was an answer.
+    /// The deadline passed before the response was complete.
     pub fn deadline_exceeded(timeout: Duration) -> Refusal {
         Refusal::new(
             ErrorCode::DeadlineExceeded,
             Some(crate::wire::headers::TIMEOUT_MS),
             format!(
-                "there was no answer within the {} ms that the request allowed; allow more, or send less at once",
+                "the deadline of {} ms passed; raise it, or send fewer inputs at once",
                 timeout.as_millis()
             ),
         )
@@ -280,23 +282,25 @@ impl Refusal {
         )
     }
 
-    /// Something that cannot happen did.
+    /// An internal error occurred.
     pub fn internal(request_id: &str) -> Refusal {
         Refusal::new(
             ErrorCode::Internal,
             None,
-            format!("the replica failed; its log says why under the request identifier {request_id}"),
+            format!(
+                "internal error of the replica; its log has the cause under the request identifier {request_id}"
+            ),
         )
     }
 }
 
-/// As much of a stranger's text as helps to find the mistake in it.
+/// Returns the beginning of text from a request, enough to recognize it in an error message.
 fn cut(text: &str) -> &str {
     text.char_indices().nth(80).map_or(text, |(end, _)| &text[..end])
 }
 
-/// Whoever is told to wait is told to wait at least this long: below it a refusal costs more than the wait.
-pub const LEAST_WAIT: Duration = Duration::from_millis(100);
+/// Minimum of `retry-after`: below it a rejection costs more than the wait.
+pub const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -304,22 +308,22 @@ mod tests {
     use crate::wire::error::Remedy;
 
     #[test]
-    fn a_refusal_for_which_waiting_helps_says_how_long() {
+    fn a_rejection_for_which_waiting_helps_has_retry_after() {
         assert_eq!(ErrorCode::Overloaded.remedy(), Remedy::Wait);
         let refusal = Refusal::overloaded("the queue", 5, Some(Duration::from_millis(2_340)));
         assert_eq!(refusal.retry_after, Some(Duration::from_millis(2_340)));
         assert!(refusal.message.contains("2.3 s"), "{}", refusal.message);
-        assert_eq!(Refusal::overloaded("the queue", 5, None).retry_after, Some(LEAST_WAIT));
+        assert_eq!(Refusal::overloaded("the queue", 5, None).retry_after, Some(MIN_RETRY_AFTER));
     }
 
     #[test]
-    fn a_limit_is_told_with_the_value_that_broke_it() {
+    fn a_message_has_the_limit_and_the_value_that_exceeds_it() {
         let check = |refusal: Refusal, parts: &[&str]| {
             for part in parts {
                 assert!(refusal.message.contains(part), "{:?} in {}", part, refusal.message);
             }
         };
-        let limit = AtMost { count: 2048, key: "max_inputs" };
+        let limit = ListLimit { count: 2048, key: "max_inputs" };
         check(Refusal::too_many_inputs("input", limit, 2049), &["2049", "2048", "max_inputs", "2 requests"]);
         check(Refusal::too_many_tokens(10, 25), &["25 tokens", "10", "max_request_tokens", "3 requests"]);
         check(Refusal::input_too_long("input", "input[7]", 256, 300), &["input[7]", "300", "256"]);
@@ -331,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_stranger_sent_is_not_sent_back_at_length() {
+    fn long_values_of_a_request_are_shortened_in_messages() {
         let long = "é".repeat(10_000);
         for refusal in [
             Refusal::model_not_found(&long, &["a".into()]),

@@ -1,9 +1,9 @@
-//! From what a model computes to what an API promises: unit vectors, probabilities, ranks.
+//! Model outputs to the values that an API specifies: unit vectors, probabilities, rankings.
 //!
-//! Sums are taken in f64: they are short beside what the model computed, and a vector's length then does not depend on
-//! the order of its numbers.
+//! Sums are computed in f64: they are short compared with the model's work, and the length of a vector then does not
+//! depend on the order of its elements.
 
-/// Brings each row of `width` numbers to length one. A row of zeros stays one.
+/// Scales each row of `width` numbers to length one. A row of zeros is unchanged.
 pub fn normalize(rows: &mut [f32], width: usize) {
     for row in rows.chunks_exact_mut(width) {
         let length = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
@@ -13,9 +13,9 @@ pub fn normalize(rows: &mut [f32], width: usize) {
     }
 }
 
-/// Keeps the first `keep` numbers of each row of `width`: what a Matryoshka model packs the most into.
+/// Keeps the first `keep` numbers of each row of `width`, where a Matryoshka model concentrates its information.
 pub fn shorten(mut rows: Vec<f32>, width: usize, keep: usize) -> Vec<f32> {
-    assert!(0 < keep && keep <= width, "part of a row");
+    assert!(0 < keep && keep <= width, "keep is between 1 and the width of a row");
     if keep < width {
         let count = rows.len() / width;
         for row in 1..count {
@@ -26,24 +26,24 @@ pub fn shorten(mut rows: Vec<f32>, width: usize, keep: usize) -> Vec<f32> {
     rows
 }
 
-/// The cosine of the angle between two vectors, -1 to 1; 0 if one of them is zero.
+/// Returns the cosine of the angle between two vectors, -1 to 1; 0 if one of them is zero.
 pub fn cosine(a: &[f32], b: &[f32]) -> f32 {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
     let lengths = (dot(a, a) * dot(b, b)).sqrt();
     if lengths > 0.0 { (dot(a, b) / lengths).clamp(-1.0, 1.0) as f32 } else { 0.0 }
 }
 
-/// A cosine as a score from 0 to 1 that keeps every order and every difference.
+/// Maps a cosine to a score from 0 to 1; order and relative differences are preserved.
 pub fn cosine_score(cosine: f32) -> f32 {
     (1.0 + cosine) / 2.0
 }
 
-/// The probability that a logit says, by itself.
+/// Returns the probability of a single logit.
 pub fn sigmoid(logit: f32) -> f32 {
     (1.0 / (1.0 + (-f64::from(logit)).exp())) as f32
 }
 
-/// The probabilities that logits say, if one of them is true.
+/// Replaces logits of exclusive labels by their probabilities.
 pub fn softmax(logits: &mut [f32]) {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let power = |x: f32| f64::from(x - most).exp();
@@ -51,7 +51,7 @@ pub fn softmax(logits: &mut [f32]) {
     logits.iter_mut().for_each(|x| *x = (power(*x) / sum) as f32);
 }
 
-/// The indices of the `most` highest scores, the highest first, ties by index.
+/// Returns the indices of the `most` highest scores, the highest first, ties by index.
 pub fn ranking(scores: &[f32], most: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn cosines_are_of_the_angle_and_not_of_the_length() {
+    fn a_cosine_depends_on_the_angle_and_not_on_the_length() {
         assert_eq!(cosine(&[3.0, 4.0], &[6.0, 8.0]), 1.0);
         assert_eq!(cosine(&[1.0, 0.0], &[0.0, 2.0]), 0.0);
         assert_eq!(cosine(&[1.0, 0.0], &[-2.0, 0.0]), -1.0);

@@ -1,272 +1,274 @@
-//! Whether to compute what waits, or to wait a moment for company.
+//! Batching delay: whether to compute the queued requests now, or to wait for further requests.
 //!
-//! Most batchers have a timer: every lone request pays for it, for the sake of company that may never come. This one has
-//! none. It knows what a batch costs ([`crate::cost`]) and learns who comes when; it waits only for somebody whom it
-//! has reason to expect, and only as long as that pays. [`decide`] is a pure function of what is known.
+//! Most batchers have a timer: every lone request pays for it, for the sake of requests that may never come. This one
+//! has no timer. It knows the cost of a batch ([`crate::cost`]) and learns the return times of callers; it waits only
+//! for callers that it has reason to expect, and only as long as that pays. [`decide`] is a pure function of this
+//! knowledge.
 //!
-//! **Peers.** Callers that send, wait for the answer and send again (every connection pool at its limit) come back
-//! together, a moment after they were answered together. If the engine begins with whoever is there first, the callers
-//! split into two groups that take turns: `n` callers are served in two batches, `2a + bN`, where `a` is the fixed cost and
-//! `bN` that of the tokens. Waiting for the peers costs their way back `r` once, and saves one fixed part: `a + bN + r`.
-//! So it pays exactly if `r < a`, here with the part of the peers that is known to come back as the probability of the
-//! gain. That part and that way back are learnt from every answer.
+//! **Peers.** Callers that send, wait for the response and send again (every connection pool at its limit) return
+//! together, a moment after their responses were sent together. If the engine starts with the first of them, the
+//! callers split into two groups that alternate: `n` callers are served in two batches, `2a + bN`, where `a` is the
+//! fixed cost and `bN` that of the tokens. Waiting for the peers costs their return time `r` once, and saves one fixed
+//! cost: `a + bN + r`. So it pays exactly if `r < a`; here the fraction of the peers that is known to return is the
+//! probability of the gain. That fraction and the return time are learnt from every response.
 //!
-//! **Strangers.** Callers that know nothing of each other are never waited for, however fast they come. For one batch alone
-//! a wait can lower the sum of all latencies; over a long time it does not: while the engine computes, strangers gather by
-//! themselves, and whoever waited has only moved the idle time before the batch instead of after it. The simulator
-//! (`tests/batch/simulator.rs`) was given a rule that waits for the next stranger wherever that lowers the sum: it cost up
-//! to 17 % of mean latency and gained nowhere, at fixed costs of 0 to 5 ms and from a twentieth of the capacity to one
-//! and a half of it. Strangers are not taken for peers either: the time between an answer and the next stranger has no
-//! pattern, and nobody is expected whose way back varies by more than the fixed cost.
+//! **Strangers.** The planner never waits for callers that are independent of each other, whatever their rate. For one
+//! batch alone a delay can lower the sum of all latencies; over a long time it does not: strangers queue by themselves
+//! while the engine computes, and the delay only moves the idle time before the batch instead of after it. In the
+//! simulator (`tests/batch/simulator.rs`), a rule that waits for the next stranger wherever that lowers the sum cost up
+//! to 17 % of mean latency and gained nothing, at fixed costs of 0 to 5 ms and from a twentieth of the capacity to one
+//! and a half of it. Strangers are not mistaken for peers either: the time between a response and the next stranger has
+//! no pattern, and callers whose return time varies by more than the fixed cost are not expected.
 //!
-//! An idle server has nobody to expect: the peers are back or gone. It never waits.
+//! An idle server expects no callers: the peers have returned or left. It never waits.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::cost::{BatchCost, duration};
 
-/// Answers that are remembered at once; with more of them within [`MEMORY`], the oldest are forgotten first.
-const COHORTS: usize = 64;
-/// Who comes back later than this is nobody's peer: no fixed cost is so long. It is much longer than any wait, because an
-/// arrival belongs to the oldest answer that is still without one; whoever forgets that answer too soon takes its caller
-/// for one who was answered just now, and expects the same of the next.
-const MEMORY: Duration = Duration::from_millis(100);
-/// The weight of the newest in a learnt mean.
-const GAIN: f64 = 0.125;
-/// Deviations beyond the mean by which a peer is back: as TCP's timer has it, but two and not four, because what is
-/// lost by missing a straggler is a fixed part and not a connection.
+/// Maximum number of cohorts that are remembered; above it, the oldest are dropped first.
+const MAX_COHORTS: usize = 64;
+/// Callers that return later than this are not peers: no fixed cost is this long. It is much longer than any batching
+/// delay, because an arrival is attributed to the oldest response that is still without one; dropping that response too
+/// early would attribute its caller to a response that was sent just now, and predict the same of the next one.
+const COHORT_TTL: Duration = Duration::from_millis(100);
+/// Weight of the newest sample in a moving average.
+const EWMA_WEIGHT: f64 = 0.125;
+/// Deviations above the mean by which a peer should have returned. TCP's retransmission timer uses four; two are enough
+/// here, because missing a straggler costs one fixed cost and not a connection.
 const DEVIATIONS: f64 = 2.0;
-/// Fewer expected peers than this are nobody.
-const SOMEBODY: f64 = 0.5;
+/// Fewer expected peers than this are not waited for.
+const MIN_EXPECTED_PEERS: f64 = 0.5;
 
-/// What is known when the engine is free and something waits.
+/// Input of [`decide`] when the engine is free and requests are queued.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Situation {
-    /// Now.
+pub struct DecisionInput {
+    /// Current time.
     pub now: Instant,
-    /// Tokens that wait.
+    /// Queued tokens.
     pub tokens: u64,
-    /// Tokens that the batch may have.
+    /// Maximum tokens of the batch.
     pub budget: u64,
-    /// What batches cost; unknown at first.
+    /// Cost of batches; unknown at first.
     pub cost: Option<BatchCost>,
-    /// When the batch has to begin, for whoever has the earliest deadline.
+    /// Latest start of the batch, for the earliest deadline.
     pub latest_start: Option<Instant>,
-    /// Since when they have been waiting for company, if they have.
-    pub opened: Option<Instant>,
-    /// Who is expected.
-    pub expected: Expected,
-    /// The longest that anybody waits for company.
+    /// Start of the current batching delay, if there is one.
+    pub waiting_since: Option<Instant>,
+    /// Expected peers.
+    pub expected: ExpectedPeers,
+    /// Longest batching delay.
     pub max: Duration,
 }
 
-/// Who is expected.
+/// Callers that are expected to return.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Expected {
-    /// Callers that were answered, come back as a rule, and are not back yet.
+pub struct ExpectedPeers {
+    /// Callers that received a response, usually return, and have not returned yet.
     pub peers: f64,
-    /// When they should all be back.
+    /// Time by which all of them should have returned.
     pub peers_by: Option<Instant>,
-    /// How much sooner or later than thought that may be: two deviations to either side.
+    /// Uncertainty of that time: two deviations to either side.
     pub spread: Duration,
 }
 
-/// What to do.
+/// Decision of the batching delay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Compute what is there.
-    Now(Reason),
-    /// Ask again at this time, or when something has come.
+pub enum BatchDecision {
+    /// Compute the queued requests.
+    Now(StartReason),
+    /// Decide again at this time, or when a request arrives.
     Wait(Instant),
 }
 
-/// Why nobody is waited for.
+/// Why a batch starts now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
-    /// The batch is full without.
+pub enum StartReason {
+    /// The batch is full.
     Full,
-    /// What batches cost is not known yet.
+    /// The cost of batches is not known yet.
     CostUnknown,
-    /// Nobody is expected.
-    NobodyExpected,
-    /// Somebody is, and it would cost more than it gains.
-    DoesNotPay,
-    /// It was waited for as long as it may be.
-    WaitedEnough,
+    /// No callers are expected.
+    NoPeersExpected,
+    /// Callers are expected, and waiting for them would cost more than it saves.
+    NotWorthwhile,
+    /// The maximum delay has passed.
+    MaxDelayReached,
     /// A deadline is near.
     DeadlineNear,
-    /// The other priority has work, for which the engine is not kept idle.
+    /// The other priority has queued requests, for which the engine is not kept idle.
     OtherPriority,
-    /// It goes between the steps of a batch of bulk.
-    Between,
+    /// The batch runs between the steps of a bulk batch.
+    BetweenSteps,
 }
 
-impl Reason {
-    /// All of them.
-    pub const ALL: [Reason; 8] = [
-        Reason::Full,
-        Reason::CostUnknown,
-        Reason::NobodyExpected,
-        Reason::DoesNotPay,
-        Reason::WaitedEnough,
-        Reason::DeadlineNear,
-        Reason::OtherPriority,
-        Reason::Between,
+impl StartReason {
+    /// All reasons.
+    pub const ALL: [StartReason; 8] = [
+        StartReason::Full,
+        StartReason::CostUnknown,
+        StartReason::NoPeersExpected,
+        StartReason::NotWorthwhile,
+        StartReason::MaxDelayReached,
+        StartReason::DeadlineNear,
+        StartReason::OtherPriority,
+        StartReason::BetweenSteps,
     ];
 
-    /// As metrics call it.
+    /// Returns the name in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
-            Reason::Full => "full",
-            Reason::CostUnknown => "cost_unknown",
-            Reason::NobodyExpected => "nobody_expected",
-            Reason::DoesNotPay => "does_not_pay",
-            Reason::WaitedEnough => "waited_enough",
-            Reason::DeadlineNear => "deadline_near",
-            Reason::OtherPriority => "other_priority",
-            Reason::Between => "between",
+            StartReason::Full => "full",
+            StartReason::CostUnknown => "cost_unknown",
+            StartReason::NoPeersExpected => "no_peers_expected",
+            StartReason::NotWorthwhile => "not_worthwhile",
+            StartReason::MaxDelayReached => "max_delay_reached",
+            StartReason::DeadlineNear => "deadline_near",
+            StartReason::OtherPriority => "other_priority",
+            StartReason::BetweenSteps => "between_steps",
         }
     }
 }
 
-/// Compute now, or wait.
-pub fn decide(situation: &Situation) -> Verdict {
-    let Situation { now, tokens, budget, cost, latest_start, opened, expected, max } = *situation;
+/// Decides whether to compute now or to wait.
+pub fn decide(input: &DecisionInput) -> BatchDecision {
+    let DecisionInput { now, tokens, budget, cost, latest_start, waiting_since, expected, max } = *input;
     if tokens >= budget {
-        return Verdict::Now(Reason::Full);
+        return BatchDecision::Now(StartReason::Full);
     }
-    let Some(cost) = cost else { return Verdict::Now(Reason::CostUnknown) };
-    let expects = |by: &Instant| expected.peers >= SOMEBODY && *by > now;
-    let Some(by) = expected.peers_by.filter(expects) else {
-        let reason = if opened.is_some() { Reason::WaitedEnough } else { Reason::NobodyExpected };
-        return Verdict::Now(reason);
+    let Some(cost) = cost else { return BatchDecision::Now(StartReason::CostUnknown) };
+    let is_expected = |by: &Instant| expected.peers >= MIN_EXPECTED_PEERS && *by > now;
+    let Some(by) = expected.peers_by.filter(is_expected) else {
+        let reason =
+            if waiting_since.is_some() { StartReason::MaxDelayReached } else { StartReason::NoPeersExpected };
+        return BatchDecision::Now(reason);
     };
-    let way_back = by.saturating_duration_since(now).as_secs_f64();
-    if expected.spread.as_secs_f64() >= cost.fixed || way_back >= cost.fixed * expected.peers.min(1.0) {
-        return Verdict::Now(Reason::DoesNotPay);
+    let return_time = by.saturating_duration_since(now).as_secs_f64();
+    if expected.spread.as_secs_f64() >= cost.fixed || return_time >= cost.fixed * expected.peers.min(1.0) {
+        return BatchDecision::Now(StartReason::NotWorthwhile);
     }
-    // However often the forecast moves: never longer than the gain, and than a person allows.
-    let until = by.min(opened.unwrap_or(now) + max.min(duration(cost.fixed)));
+    // The total delay never exceeds the gain or the configured maximum, however often the forecast changes.
+    let until = by.min(waiting_since.unwrap_or(now) + max.min(duration(cost.fixed)));
     match latest_start {
-        Some(latest) if latest <= now => Verdict::Now(Reason::DeadlineNear),
-        _ if until <= now => Verdict::Now(Reason::WaitedEnough),
-        latest => Verdict::Wait(latest.map_or(until, |latest| latest.min(until))),
+        Some(latest) if latest <= now => BatchDecision::Now(StartReason::DeadlineNear),
+        _ if until <= now => BatchDecision::Now(StartReason::MaxDelayReached),
+        latest => BatchDecision::Wait(latest.map_or(until, |latest| latest.min(until))),
     }
 }
 
-/// Callers that were answered together.
+/// Callers that received their responses together.
 #[derive(Clone, Copy, Debug)]
 struct Cohort {
     at: Instant,
-    answered: u32,
-    back: u32,
-    last_back_after: f64,
+    responded: u32,
+    returned: u32,
+    last_return_after: f64,
 }
 
-/// Learns who comes when, and remembers whether anybody is being waited for.
+/// Learns the return times of callers, and tracks the current batching delay.
 #[derive(Clone, Debug)]
 pub struct Window {
     max: Duration,
     cohorts: VecDeque<Cohort>,
-    /// The part of the answered callers that comes back within [`MEMORY`].
-    part_back: f64,
-    /// When the last of them is back, in seconds, and how much that deviates.
-    back_after: Option<(f64, f64)>,
-    opened: Option<Instant>,
+    /// Fraction of the callers that returns within [`COHORT_TTL`] of a response.
+    return_rate: f64,
+    /// Mean time until the last caller of a cohort has returned, in seconds, and its deviation.
+    return_time: Option<(f64, f64)>,
+    waiting_since: Option<Instant>,
 }
 
 impl Window {
-    /// Nobody waits longer than `max` for company; 0 turns it off.
+    /// Creates a window with a maximum delay of `max`; 0 turns it off.
     pub fn new(max: Duration) -> Window {
-        Window { max, cohorts: VecDeque::new(), part_back: 0.0, back_after: None, opened: None }
+        Window { max, cohorts: VecDeque::new(), return_rate: 0.0, return_time: None, waiting_since: None }
     }
 
-    /// A request came in.
+    /// Records the arrival of a request.
     pub fn arrived(&mut self, now: Instant) {
-        self.forget(now);
-        if let Some(cohort) = self.cohorts.iter_mut().find(|cohort| cohort.back < cohort.answered) {
-            cohort.back += 1;
-            cohort.last_back_after = now.saturating_duration_since(cohort.at).as_secs_f64();
+        self.expire_cohorts(now);
+        if let Some(cohort) = self.cohorts.iter_mut().find(|cohort| cohort.returned < cohort.responded) {
+            cohort.returned += 1;
+            cohort.last_return_after = now.saturating_duration_since(cohort.at).as_secs_f64();
         }
     }
 
-    /// So many requests were answered together.
-    pub fn answered(&mut self, now: Instant, requests: usize) {
-        self.forget(now);
+    /// Records that `requests` responses were sent together.
+    pub fn responded(&mut self, now: Instant, requests: usize) {
+        self.expire_cohorts(now);
         if requests == 0 {
             return;
         }
-        if self.cohorts.len() == COHORTS
+        if self.cohorts.len() == MAX_COHORTS
             && let Some(oldest) = self.cohorts.pop_front()
         {
             self.learn(oldest);
         }
-        let answered = u32::try_from(requests).unwrap_or(u32::MAX);
-        self.cohorts.push_back(Cohort { at: now, answered, back: 0, last_back_after: 0.0 });
+        let responded = u32::try_from(requests).unwrap_or(u32::MAX);
+        self.cohorts.push_back(Cohort { at: now, responded, returned: 0, last_return_after: 0.0 });
     }
 
-    /// Who is expected.
-    pub fn expected(&mut self, now: Instant) -> Expected {
-        self.forget(now);
-        let Some((mean, deviation)) = self.back_after else { return Expected::default() };
+    /// Returns the expected peers.
+    pub fn expected(&mut self, now: Instant) -> ExpectedPeers {
+        self.expire_cohorts(now);
+        let Some((mean, deviation)) = self.return_time else { return ExpectedPeers::default() };
         let after = mean + DEVIATIONS * deviation;
         let spread = duration(2.0 * DEVIATIONS * deviation);
-        let mut expected = Expected { spread, ..Expected::default() };
+        let mut expected = ExpectedPeers { spread, ..ExpectedPeers::default() };
         for cohort in &self.cohorts {
             let by = cohort.at + duration(after);
-            let coming = f64::from(cohort.answered) * self.part_back - f64::from(cohort.back);
-            if coming > 0.0 && by > now {
-                expected.peers += coming;
+            let outstanding = f64::from(cohort.responded) * self.return_rate - f64::from(cohort.returned);
+            if outstanding > 0.0 && by > now {
+                expected.peers += outstanding;
                 expected.peers_by = expected.peers_by.max(Some(by));
             }
         }
         expected
     }
 
-    /// Decides, and remembers since when somebody has been waited for.
-    pub fn ask(&mut self, situation: Situation) -> Verdict {
-        let verdict = decide(&Situation { opened: self.opened, max: self.max, ..situation });
-        match verdict {
-            Verdict::Wait(..) => self.opened = self.opened.or(Some(situation.now)),
-            Verdict::Now(_) => self.opened = None,
+    /// Decides, and tracks the start of the batching delay.
+    pub fn decide(&mut self, input: DecisionInput) -> BatchDecision {
+        let decision = decide(&DecisionInput { waiting_since: self.waiting_since, max: self.max, ..input });
+        match decision {
+            BatchDecision::Wait(..) => self.waiting_since = self.waiting_since.or(Some(input.now)),
+            BatchDecision::Now(_) => self.waiting_since = None,
         }
-        verdict
+        decision
     }
 
-    /// Nothing waits any more, or the engine has other work.
-    pub fn close(&mut self) {
-        self.opened = None;
+    /// Ends the batching delay, because the queue is empty or the engine has other work.
+    pub fn stop_waiting(&mut self) {
+        self.waiting_since = None;
     }
 
-    /// Since when somebody has been waited for.
-    pub fn opened(&self) -> Option<Instant> {
-        self.opened
+    /// Returns the start of the current batching delay.
+    pub fn waiting_since(&self) -> Option<Instant> {
+        self.waiting_since
     }
 
-    /// Learns from the cohorts whose time is over.
-    fn forget(&mut self, now: Instant) {
+    /// Learns from the cohorts that have expired.
+    fn expire_cohorts(&mut self, now: Instant) {
         while let Some(oldest) = self.cohorts.front().copied()
-            && now.saturating_duration_since(oldest.at) > MEMORY
+            && now.saturating_duration_since(oldest.at) > COHORT_TTL
         {
             self.cohorts.pop_front();
             self.learn(oldest);
         }
     }
 
-    fn learn(&mut self, Cohort { answered, back, last_back_after, .. }: Cohort) {
-        self.part_back += GAIN * (f64::from(back) / f64::from(answered) - self.part_back);
-        if back == 0 {
+    fn learn(&mut self, Cohort { responded, returned, last_return_after, .. }: Cohort) {
+        self.return_rate += EWMA_WEIGHT * (f64::from(returned) / f64::from(responded) - self.return_rate);
+        if returned == 0 {
             return;
         }
-        // The first is taken with as much doubt as there can be, as TCP does (RFC 6298).
-        let Some((mean, deviation)) = &mut self.back_after else {
-            self.back_after = Some((last_back_after, last_back_after / 2.0));
+        // The first sample gets the largest deviation, as in TCP (RFC 6298).
+        let Some((mean, deviation)) = &mut self.return_time else {
+            self.return_time = Some((last_return_after, last_return_after / 2.0));
             return;
         };
-        let error = last_back_after - *mean;
-        *mean += GAIN * error;
-        *deviation += GAIN * (error.abs() - *deviation);
+        let error = last_return_after - *mean;
+        *mean += EWMA_WEIGHT * error;
+        *deviation += EWMA_WEIGHT * (error.abs() - *deviation);
     }
 }
 
@@ -282,117 +284,139 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const MAX: Duration = Duration::from_millis(5);
 
-    /// One request of ten tokens waits; a batch costs 2 ms and 0.1 ms for each token.
-    fn situation(now: Instant) -> Situation {
-        Situation {
+    /// One request of ten tokens is queued; a batch costs 2 ms and 0.1 ms for each token.
+    fn input(now: Instant) -> DecisionInput {
+        DecisionInput {
             now,
             tokens: 10,
             budget: 500,
             cost: Some(BatchCost { fixed: 2e-3, per_token: 1e-4 }),
             latest_start: None,
-            opened: None,
-            expected: Expected::default(),
+            waiting_since: None,
+            expected: ExpectedPeers::default(),
             max: MAX,
         }
     }
 
-    fn peers(number: f64, by: Instant) -> Expected {
-        Expected { peers: number, peers_by: Some(by), spread: MS }
+    fn peers(number: f64, by: Instant) -> ExpectedPeers {
+        ExpectedPeers { peers: number, peers_by: Some(by), spread: MS }
     }
 
     #[test]
-    fn nobody_is_waited_for_without_a_reason_to_expect_him() {
+    fn there_is_no_delay_without_expected_peers() {
         let now = origin();
-        assert_eq!(decide(&situation(now)), Verdict::Now(Reason::NobodyExpected));
-        assert_eq!(decide(&Situation { cost: None, ..situation(now) }), Verdict::Now(Reason::CostUnknown));
+        assert_eq!(decide(&input(now)), BatchDecision::Now(StartReason::NoPeersExpected));
+        assert_eq!(
+            decide(&DecisionInput { cost: None, ..input(now) }),
+            BatchDecision::Now(StartReason::CostUnknown)
+        );
     }
 
     #[test]
-    fn peers_are_waited_for_exactly_if_they_are_back_within_the_fixed_cost() {
+    fn the_delay_lasts_for_peers_that_return_within_the_fixed_cost() {
         let now = origin();
-        let check = |number: f64, back: Duration, expected: Verdict| {
-            let expected_peers = peers(number, now + back);
+        let check = |number: f64, returned: Duration, expected: BatchDecision| {
+            let expected_peers = peers(number, now + returned);
             assert_eq!(
-                decide(&Situation { expected: expected_peers, ..situation(now) }),
+                decide(&DecisionInput { expected: expected_peers, ..input(now) }),
                 expected,
-                "{number}, {back:?}"
+                "{number}, {returned:?}"
             );
         };
-        check(3.0, MS, Verdict::Wait(now + MS));
-        check(3.0, 2 * MS, Verdict::Now(Reason::DoesNotPay));
-        check(0.6, MS, Verdict::Wait(now + MS));
-        check(0.6, MS + MS / 2, Verdict::Now(Reason::DoesNotPay));
-        check(0.4, MS, Verdict::Now(Reason::NobodyExpected));
-        let vague = Expected { spread: 2 * MS, ..peers(3.0, now + MS) };
-        let decided = decide(&Situation { expected: vague, ..situation(now) });
-        assert_eq!(decided, Verdict::Now(Reason::DoesNotPay), "who may come at any time is no peer");
+        check(3.0, MS, BatchDecision::Wait(now + MS));
+        check(3.0, 2 * MS, BatchDecision::Now(StartReason::NotWorthwhile));
+        check(0.6, MS, BatchDecision::Wait(now + MS));
+        check(0.6, MS + MS / 2, BatchDecision::Now(StartReason::NotWorthwhile));
+        check(0.4, MS, BatchDecision::Now(StartReason::NoPeersExpected));
+        let vague = ExpectedPeers { spread: 2 * MS, ..peers(3.0, now + MS) };
+        let decided = decide(&DecisionInput { expected: vague, ..input(now) });
+        assert_eq!(
+            decided,
+            BatchDecision::Now(StartReason::NotWorthwhile),
+            "callers without a regular return time are not peers"
+        );
     }
 
     #[test]
-    fn a_full_batch_and_a_near_deadline_wait_for_nobody() {
+    fn a_full_batch_and_a_near_deadline_start_without_delay() {
         let now = origin();
-        let waiting = Situation { expected: peers(3.0, now + MS), ..situation(now) };
+        let waiting = DecisionInput { expected: peers(3.0, now + MS), ..input(now) };
         assert_eq!(
-            decide(&Situation { tokens: 500, ..waiting }),
-            Verdict::Now(Reason::Full),
+            decide(&DecisionInput { tokens: 500, ..waiting }),
+            BatchDecision::Now(StartReason::Full),
             "at the budget"
         );
-        assert!(matches!(decide(&Situation { tokens: 499, ..waiting }), Verdict::Wait(..)), "one below it");
-        let near = |latest: Instant| decide(&Situation { latest_start: Some(latest), ..waiting });
-        assert_eq!(near(now), Verdict::Now(Reason::DeadlineNear));
-        assert_eq!(near(now + MS / 2), Verdict::Wait(now + MS / 2));
+        assert!(
+            matches!(decide(&DecisionInput { tokens: 499, ..waiting }), BatchDecision::Wait(..)),
+            "one below it"
+        );
+        let near = |latest: Instant| decide(&DecisionInput { latest_start: Some(latest), ..waiting });
+        assert_eq!(near(now), BatchDecision::Now(StartReason::DeadlineNear));
+        assert_eq!(near(now + MS / 2), BatchDecision::Wait(now + MS / 2));
     }
 
     #[test]
-    fn the_sum_of_all_waits_is_bounded() {
+    fn the_total_delay_is_bounded() {
         let now = origin();
-        let always = |opened: Instant, max: Duration| {
+        let always = |waiting_since: Instant, max: Duration| {
             let expected = peers(3.0, now + MS);
-            decide(&Situation { expected, opened: Some(opened), max, ..situation(now) })
+            decide(&DecisionInput { expected, waiting_since: Some(waiting_since), max, ..input(now) })
         };
-        assert_eq!(always(now - MS, MAX), Verdict::Wait(now + MS));
-        assert_eq!(always(now - 2 * MS, MAX), Verdict::Now(Reason::WaitedEnough), "the fixed cost");
-        assert_eq!(always(now - MS, MS), Verdict::Now(Reason::WaitedEnough), "what a person allows");
-        assert_eq!(always(now, Duration::ZERO), Verdict::Now(Reason::WaitedEnough), "turned off");
+        assert_eq!(always(now - MS, MAX), BatchDecision::Wait(now + MS));
+        assert_eq!(
+            always(now - 2 * MS, MAX),
+            BatchDecision::Now(StartReason::MaxDelayReached),
+            "the fixed cost"
+        );
+        assert_eq!(
+            always(now - MS, MS),
+            BatchDecision::Now(StartReason::MaxDelayReached),
+            "the configured maximum"
+        );
+        assert_eq!(
+            always(now, Duration::ZERO),
+            BatchDecision::Now(StartReason::MaxDelayReached),
+            "turned off"
+        );
     }
 
     #[test]
-    fn callers_that_come_back_are_expected_and_strangers_are_not() {
+    fn callers_that_return_are_expected_and_strangers_are_not() {
         let mut window = Window::new(MAX);
         let mut now = origin();
-        // Four callers, each back half a millisecond after its answer, answered every 20 ms.
+        // Four callers, each of which returns half a millisecond after its response; responses every 20 ms.
         for _ in 0..50 {
-            window.answered(now, 4);
+            window.responded(now, 4);
             now += MS / 2;
             (0..4).for_each(|_| window.arrived(now));
             now += 20 * MS;
         }
-        window.answered(now, 4);
+        window.responded(now, 4);
         let expected = window.expected(now);
         assert!((3.5..=4.0).contains(&expected.peers), "{expected:?}");
         let by = expected.peers_by.expect("a time") - now;
         assert!(by >= MS / 2 && by < MS, "{by:?}");
         (0..3).for_each(|_| window.arrived(now + MS / 4));
-        assert!((0.5..=1.0).contains(&window.expected(now + MS / 4).peers), "three of them are back");
-        assert_eq!(window.expected(now + 2 * MS).peers, 0.0, "whoever is late is not expected any longer");
+        assert!((0.5..=1.0).contains(&window.expected(now + MS / 4).peers), "three of them have returned");
+        assert_eq!(window.expected(now + 2 * MS).peers, 0.0, "late callers are not expected any longer");
     }
 
     #[test]
-    fn strangers_are_not_taken_for_peers() {
-        // In batches of so many every so many milliseconds, as many as come.
+    fn strangers_are_not_mistaken_for_peers() {
+        // Batches of `batch` requests every `every` milliseconds, at the arrival rate.
         for (batch, every) in [(1, 50), (1, 5), (5, 10), (20, 20)] {
             let (mut window, mut now) = (Window::new(MAX), origin());
             let mut waits = 0;
             for round in 0..200u32 {
                 for n in 0..batch {
-                    // Evenly, but for a jitter that has no pattern.
+                    // Evenly spaced, with a jitter that has no pattern.
                     let jitter = (round * 7919 + n * 104_729) % 1000;
                     window.arrived(now + every * MS * n / batch + every * MS * jitter / 1000 / batch);
                 }
                 now += every * MS;
-                window.answered(now, batch as usize);
+                window.responded(now, batch as usize);
                 let expected = window.expected(now);
-                if matches!(decide(&Situation { expected, ..situation(now) }), Verdict::Wait(_)) {
+                if matches!(decide(&DecisionInput { expected, ..input(now) }), BatchDecision::Wait(_)) {
                     waits += 1;
                 }
             }

@@ -31,7 +31,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use supervision::{Condvar, Mutex, MutexGuard, task};
 
-use replica_core::batch::{Admitted, Backlog, BatchPlanner, BatchSettings, QueueFull, RequestId};
+use replica_core::batch::{AdmittedRequest, Backlog, BatchPlanner, BatchRequestId, BatchSettings, QueueFull};
 use replica_core::priority::Priority;
 use tokio::sync::oneshot;
 
@@ -194,7 +194,7 @@ impl Batcher {
         }
         let mut state = shared.lock();
         let admitted = state.planner.push(priority, missing, deadline, enqueued_at);
-        let Admitted { request, joined } = admitted.inspect_err(|full| {
+        let AdmittedRequest { request, joined } = admitted.inspect_err(|full| {
             RequestShed { priority: full.priority }.record(&shared.metrics);
         })?;
         // Inserted under the lock: otherwise the engine could finish the batch before the response is registered.
@@ -241,7 +241,7 @@ impl Drop for Batcher {
 /// Handle to the rows of one request. Dropping it before they are complete cancels the request.
 pub struct ComputeTicket {
     /// None if all rows came from the cache.
-    request: Option<RequestId>,
+    request: Option<BatchRequestId>,
     shared: Arc<Shared>,
     receiver: oneshot::Receiver<Result<ComputedRows, ComputeError>>,
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
-use replica_core::batch::{Owner, RequestId};
+use replica_core::batch::{BatchRequestId, RowOwner};
 use tokio::sync::oneshot;
 
 use super::{ComputeError, ComputedRows};
@@ -94,21 +94,21 @@ impl PendingResponse {
 
 /// Pending responses of all requests.
 #[derive(Default)]
-pub(super) struct PendingResponses(Mutex<BTreeMap<RequestId, Arc<Mutex<Option<PendingResponse>>>>>);
+pub(super) struct PendingResponses(Mutex<BTreeMap<BatchRequestId, Arc<Mutex<Option<PendingResponse>>>>>);
 
 impl PendingResponses {
-    pub(super) fn insert(&self, request: RequestId, response: PendingResponse) {
+    pub(super) fn insert(&self, request: BatchRequestId, response: PendingResponse) {
         self.0.lock().insert(request, Arc::new(Mutex::independent(Some(response))));
     }
 
     /// Removes and returns a response, unless it was sent.
-    pub(super) fn take(&self, request: RequestId) -> Option<PendingResponse> {
+    pub(super) fn take(&self, request: BatchRequestId) -> Option<PendingResponse> {
         let response = self.0.lock().remove(&request)?;
         response.lock().take()
     }
 
     /// Completes a request with an error, unless its response was sent.
-    pub(super) fn fail(&self, request: RequestId, error: ComputeError) {
+    pub(super) fn fail(&self, request: BatchRequestId, error: ComputeError) {
         if let Some(response) = self.take(request) {
             // As above: the caller may have disconnected.
             let _ = response.sender.send(Err(error));
@@ -116,7 +116,7 @@ impl PendingResponses {
     }
 
     /// Fills the rows of one missing input.
-    pub(super) fn fill(&self, owner: Owner, rows: &[f32]) {
+    pub(super) fn fill(&self, owner: RowOwner, rows: &[f32]) {
         self.change(owner.request, |response| {
             let begin = response.missing[owner.index];
             response.rows[begin..begin + rows.len()].copy_from_slice(rows);
@@ -125,7 +125,7 @@ impl PendingResponses {
     }
 
     /// Adds the compute time `busy` of a batch to the response, and sends the response if it is complete.
-    pub(super) fn filled(&self, request: RequestId, busy: Duration, now: Instant) {
+    pub(super) fn filled(&self, request: BatchRequestId, busy: Duration, now: Instant) {
         let mut complete = false;
         self.change(request, |response| {
             response.engine += busy;
@@ -142,7 +142,7 @@ impl PendingResponses {
     }
 
     /// Applies `change`. Does nothing if the request was cancelled or expired while its inputs were computed.
-    fn change(&self, request: RequestId, change: impl FnOnce(&mut PendingResponse)) {
+    fn change(&self, request: BatchRequestId, change: impl FnOnce(&mut PendingResponse)) {
         let Some(response) = self.0.lock().get(&request).map(Arc::clone) else { return };
         if let Some(response) = response.lock().as_mut() {
             change(response);

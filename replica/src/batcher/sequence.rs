@@ -11,7 +11,7 @@
 
 use std::cmp::Ordering;
 
-use replica_core::batch::Input;
+use replica_core::batch::BatchInput;
 use sha2::{Digest, Sha256};
 
 use crate::engine::Output;
@@ -94,7 +94,7 @@ impl QueuedSequence {
     }
 }
 
-impl Input for QueuedSequence {
+impl BatchInput for QueuedSequence {
     type Class = Output;
 
     fn tokens(&self) -> u64 {

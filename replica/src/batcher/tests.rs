@@ -8,7 +8,7 @@ use replica_core::{EngineKind, EngineSpec, Precision, Task};
 use tokio::runtime;
 
 use super::*;
-use crate::engine::{Description, EngineError, Failed, Meanwhile, RaggedBatch};
+use crate::engine::{BatchCallbacks, Description, EngineError, FailedSequence, RaggedBatch};
 
 /// Token ids that trigger a failure.
 const FAILS: u32 = 666;
@@ -33,12 +33,12 @@ impl Engine for Scripted {
         &self,
         batch: &RaggedBatch<'_>,
         output: Output,
-        meanwhile: &dyn Meanwhile,
+        callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
-    ) -> Result<Vec<Failed>, EngineError> {
+    ) -> Result<Vec<FailedSequence>, EngineError> {
         self.compute(batch, output, out)?;
-        if meanwhile.is_urgent() {
-            meanwhile.let_in(&mut |batch, output, out| self.compute(batch, output, out));
+        if callbacks.has_urgent() {
+            callbacks.run_urgent(&mut |batch, output, out| self.compute(batch, output, out));
         }
         Ok(Vec::new())
     }

@@ -9,18 +9,20 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 use supervision::request::{Panicked, contain_work};
 
-use replica_core::batch::{Backlog, Batch, Finished, Next, Owner, Plan, RequestId};
+use replica_core::batch::{Backlog, Batch, BatchPlan, BatchRequestId, FinishedBatch, NextAction, RowOwner};
 use replica_core::priority::Priority;
 
 use super::sequence::QueuedSequence;
 use super::{ComputeError, Shared, State};
-use crate::engine::{BatchBuffer, Beside, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch};
+use crate::engine::{
+    BatchBuffer, BatchCallbacks, ComputeNested, Engine, EngineError, FailedSequence, Output, RaggedBatch,
+};
 use crate::events::{BatchComputed, BatchDelayed, EngineFailed, InputsDropped};
 
 /// Finished batch, on its way to the delivery thread.
 pub(super) struct BatchResult {
     batch: Batch<QueuedSequence>,
-    owners: Vec<Vec<Owner>>,
+    owners: Vec<Vec<RowOwner>>,
     /// Rows, or the error message of the engine.
     rows: Result<BatchRows, String>,
     busy: Duration,
@@ -30,7 +32,7 @@ pub(super) struct BatchResult {
 struct BatchRows {
     rows: Vec<f32>,
     /// Items without rows, in order.
-    failed: Vec<Failed>,
+    failed: Vec<FailedSequence>,
 }
 
 /// Batch that was executed, but not yet reported to the planner.
@@ -51,21 +53,21 @@ struct WorkerCallbacks<'a> {
     interruptions: Mutex<Duration>,
 }
 
-impl Meanwhile for WorkerCallbacks<'_> {
-    fn is_wanted(&self, sequence: usize) -> bool {
-        self.shared.lock().planner.is_wanted(self.batch.items[sequence].job)
+impl BatchCallbacks for WorkerCallbacks<'_> {
+    fn is_needed(&self, sequence: usize) -> bool {
+        self.shared.lock().planner.has_waiting_owner(self.batch.items[sequence].job)
     }
 
-    fn is_urgent(&self) -> bool {
+    fn has_urgent(&self) -> bool {
         self.batch.priority == Priority::Bulk && self.shared.interactive_pending.load(Ordering::Relaxed)
     }
 
-    fn let_in(&self, beside: &mut Beside<'_>) {
+    fn run_urgent(&self, compute_nested: &mut ComputeNested<'_>) {
         let begun = Instant::now();
         let mut tokens = BatchBuffer::default();
         while let Some(batch) = self.shared.next_interrupting() {
             let executed = self.shared.run(&mut tokens, batch, |_, batch, output, rows| {
-                beside(batch, output, rows).map(|()| Vec::new())
+                compute_nested(batch, output, rows).map(|()| Vec::new())
             });
             let busy = executed.started.elapsed();
             let finished = self.shared.finish(&mut self.shared.lock(), executed, busy);
@@ -82,14 +84,14 @@ impl Shared {
         while let Some(batch) = self.next_batch(executed.take(), finished_batches) {
             let mut interruptions = Duration::ZERO;
             let mut computed = self.run(&mut tokens, batch, |own_batch, batch, output, rows| {
-                let meanwhile = WorkerCallbacks {
+                let callbacks = WorkerCallbacks {
                     shared: self,
                     batch: own_batch,
                     finished_batches,
                     interruptions: Mutex::independent(Duration::ZERO),
                 };
-                let computed = engine.compute_each(batch, output, &meanwhile, rows);
-                interruptions = meanwhile.interruptions.into_inner();
+                let computed = engine.compute_each(batch, output, &callbacks, rows);
+                interruptions = callbacks.interruptions.into_inner();
                 computed
             });
             computed.interruptions = interruptions;
@@ -110,7 +112,7 @@ impl Shared {
             &RaggedBatch<'_>,
             Output,
             &mut [f32],
-        ) -> Result<Vec<Failed>, EngineError>,
+        ) -> Result<Vec<FailedSequence>, EngineError>,
     ) -> ExecutedBatch {
         let started = Instant::now();
         let output = batch.items[0].input.output;
@@ -135,11 +137,11 @@ impl Shared {
         if state.closed {
             return None;
         }
-        let Plan { next, expired } = state.planner.between(Instant::now());
+        let BatchPlan { next, expired } = state.planner.next_between_steps(Instant::now());
         self.publish(&state.planner);
         let next = match next {
-            Next::Compute(batch) => Some(batch),
-            Next::Wait(_) | Next::Idle => {
+            NextAction::Compute(batch) => Some(batch),
+            NextAction::Wait(_) | NextAction::Idle => {
                 // Cleared under the lock: a later request sets the flag again.
                 self.interactive_pending.store(false, Ordering::Relaxed);
                 None
@@ -153,8 +155,8 @@ impl Shared {
     /// Reports to the planner that the engine was busy with this batch for `busy`.
     fn finish(&self, state: &mut State, executed: ExecutedBatch, busy: Duration) -> BatchResult {
         let ExecutedBatch { batch, rows, .. } = executed;
-        let Finished { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
-        let failed: Vec<&Vec<Owner>> = match &rows {
+        let FinishedBatch { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
+        let failed: Vec<&Vec<RowOwner>> = match &rows {
             Ok(computed) => computed.failed.iter().map(|failed| &owners[failed.sequence]).collect(),
             Err(_) => owners.iter().collect(),
         };
@@ -186,10 +188,10 @@ impl Shared {
                 finished.into_iter().for_each(|finished| self.deliver(finished));
                 return None;
             }
-            let Plan { next, expired } = state.planner.next(Instant::now());
+            let BatchPlan { next, expired } = state.planner.next(Instant::now());
             self.publish(&state.planner);
             let until = match next {
-                Next::Compute(batch) => {
+                NextAction::Compute(batch) => {
                     drop(state);
                     self.expire(expired);
                     if let Some(finished) = finished {
@@ -198,11 +200,11 @@ impl Shared {
                     }
                     return Some(batch);
                 }
-                Next::Wait(until) => {
+                NextAction::Wait(until) => {
                     BatchDelayed.record(&self.metrics);
                     Some(until)
                 }
-                Next::Idle => None,
+                NextAction::Idle => None,
             };
             if finished.is_some() || !expired.is_empty() {
                 drop(state);
@@ -221,7 +223,7 @@ impl Shared {
         }
     }
 
-    fn expire(&self, expired: Vec<(RequestId, u64)>) {
+    fn expire(&self, expired: Vec<(BatchRequestId, u64)>) {
         for (request, inputs) in expired {
             self.pending.fail(request, ComputeError::Expired);
             InputsDropped { inputs }.record(&self.metrics);
@@ -231,7 +233,7 @@ impl Shared {
     /// Copies rows into their responses and sends the complete ones.
     pub(super) fn deliver(&self, finished: BatchResult) {
         let BatchResult { batch, owners, rows, busy } = finished;
-        let requests: BTreeSet<RequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
+        let requests: BTreeSet<BatchRequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
         let BatchRows { rows, failed } = match rows {
             Ok(computed) => computed,
             Err(reason) => {
@@ -243,7 +245,7 @@ impl Shared {
                 return;
             }
         };
-        for Failed { sequence, reason } in &failed {
+        for FailedSequence { sequence, reason } in &failed {
             // An input without owners was cancelled; that is no failure.
             if !owners[*sequence].is_empty() {
                 EngineFailed { reason, inputs: 1, tokens: batch.items[*sequence].tokens }

@@ -1,29 +1,29 @@
-//! A batch without padding: all tokens one after another, and where each sequence begins.
+//! Batches without padding: all tokens one after another, and the offsets of the sequences.
 //!
-//! A padded rectangle costs the longest sequence for every one of them, three to five times the work on texts of mixed
-//! length. Here the cost of a batch is the sum of its tokens, and no mask has to be right.
+//! In a padded rectangle every sequence costs as much as the longest one, three to five times the work on texts of
+//! mixed length. Here the cost of a batch is the sum of its tokens, and no attention mask is needed.
 
 use std::ops::Range;
 
-/// Sequences of tokens, borrowed.
+/// Borrowed batch of token sequences.
 #[derive(Clone, Copy, Debug)]
 pub struct RaggedBatch<'a> {
     token_ids: &'a [u32],
     type_ids: Option<&'a [u32]>,
-    /// `n + 1` of them: sequence `i` is `offsets[i]..offsets[i + 1]`.
+    /// `n + 1` offsets: sequence `i` is `offsets[i]..offsets[i + 1]`.
     offsets: &'a [u32],
 }
 
-/// Parts of a batch that do not fit together.
+/// Inconsistent parts of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedBatch {
-    /// The offsets must begin at 0, never fall, and end at the number of tokens.
-    #[error("the offsets do not go from 0 up to the {tokens} tokens")]
+    /// The offsets must begin at 0, never decrease, and end at the number of tokens.
+    #[error("the offsets must increase from 0 to the number of tokens ({tokens})")]
     Offsets {
         /// Tokens of the batch.
         tokens: usize,
     },
-    /// Every token has a type, or none has.
+    /// Either every token has a type, or none.
     #[error("there are {tokens} tokens and {types} token types")]
     Types {
         /// Tokens of the batch.
@@ -34,7 +34,7 @@ pub enum MalformedBatch {
 }
 
 impl<'a> RaggedBatch<'a> {
-    /// Puts the parts together; `offsets` has one entry more than there are sequences. Without `type_ids` all are 0.
+    /// Creates a batch; `offsets` has one entry more than there are sequences. Without `type_ids` all types are 0.
     pub fn new(
         token_ids: &'a [u32],
         type_ids: Option<&'a [u32]>,
@@ -51,42 +51,42 @@ impl<'a> RaggedBatch<'a> {
         }
     }
 
-    /// Sequences.
+    /// Returns the number of sequences.
     pub fn len(&self) -> usize {
         self.offsets.len() - 1
     }
 
-    /// Whether there is no sequence.
+    /// Returns whether there are no sequences.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The tokens of all sequences.
+    /// Returns the tokens of all sequences.
     pub fn token_ids(&self) -> &'a [u32] {
         self.token_ids
     }
 
-    /// Their types; absent if all are 0.
+    /// Returns the token types; `None` if all are 0.
     pub fn type_ids(&self) -> Option<&'a [u32]> {
         self.type_ids
     }
 
-    /// Where the sequences begin, and where the last one ends.
+    /// Returns the start of each sequence, and the end of the last one.
     pub fn offsets(&self) -> &'a [u32] {
         self.offsets
     }
 
-    /// Where each sequence lies among the tokens, in order.
+    /// Returns the range of tokens of each sequence, in order.
     pub fn sequences(&self) -> impl ExactSizeIterator<Item = Range<usize>> + 'a {
         self.offsets.windows(2).map(|ends| ends[0] as usize..ends[1] as usize)
     }
 }
 
-/// A batch in the making; its memory is kept from one batch to the next.
+/// Owned batch that is filled step by step; its memory is reused.
 #[derive(Clone, Debug)]
 pub struct BatchBuffer {
     token_ids: Vec<u32>,
-    /// Empty as long as every type is 0, which is the usual case.
+    /// Empty while every type is 0, which is the usual case.
     type_ids: Vec<u32>,
     offsets: Vec<u32>,
 }
@@ -98,33 +98,33 @@ impl Default for BatchBuffer {
 }
 
 impl BatchBuffer {
-    /// Appends one sequence; without `type_ids` all of them are 0.
+    /// Appends a sequence; without `type_ids` all of its types are 0.
     ///
     /// # Panics
-    /// If there is not a type for every token.
+    /// If the number of types differs from the number of tokens.
     pub fn push(&mut self, token_ids: &[u32], type_ids: Option<&[u32]>) {
         let before = self.token_ids.len();
         self.token_ids.extend_from_slice(token_ids);
         if let Some(type_ids) = type_ids {
-            assert_eq!(type_ids.len(), token_ids.len(), "a type for each token");
+            assert_eq!(type_ids.len(), token_ids.len(), "one type for each token");
             self.type_ids.resize(before, 0);
             self.type_ids.extend_from_slice(type_ids);
         } else if !self.type_ids.is_empty() {
             self.type_ids.resize(self.token_ids.len(), 0);
         }
-        let end =
-            u32::try_from(self.token_ids.len()).expect("a batch has a budget far below four billion tokens");
+        let end = u32::try_from(self.token_ids.len())
+            .expect("the token budget of a batch is far below four billion");
         self.offsets.push(end);
     }
 
-    /// Empties it.
+    /// Removes all sequences.
     pub fn clear(&mut self) {
         self.token_ids.clear();
         self.type_ids.clear();
         self.offsets.truncate(1);
     }
 
-    /// What was pushed.
+    /// Returns a view of the batch.
     pub fn batch(&self) -> RaggedBatch<'_> {
         let type_ids = (!self.type_ids.is_empty()).then_some(self.type_ids.as_slice());
         RaggedBatch { token_ids: &self.token_ids, type_ids, offsets: &self.offsets }
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pushed_is_what_is_in_the_batch() {
+    fn a_batch_contains_the_pushed_sequences() {
         let mut buffer: BatchBuffer = [&[7, 8][..], &[], &[9]].into_iter().collect();
         let batch = buffer.batch();
         assert_eq!((batch.token_ids(), batch.offsets()), (&[7, 8, 9][..], &[0, 2, 2, 3][..]));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_those_of_their_tokens_and_absent_where_nobody_gave_any() {
+    fn types_match_their_tokens_and_are_absent_by_default() {
         let mut buffer = BatchBuffer::default();
         buffer.push(&[7, 8], None);
         assert_eq!(buffer.batch().type_ids(), None);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_do_not_fit_together_are_refused() {
+    fn inconsistent_parts_are_rejected() {
         let offsets = |offsets: &[u32]| RaggedBatch::new(&[1, 2, 3], None, offsets).map(|batch| batch.len());
         assert_eq!(offsets(&[0, 3]), Ok(1));
         assert_eq!(offsets(&[0, 1, 3]), Ok(2));

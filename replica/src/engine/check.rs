@@ -1,8 +1,8 @@
-//! Whether an engine can take a batch: what it would have to say to each of them, said once for all engines.
+//! Validation of a batch, common to all engines.
 
 use super::{Description, EngineError, Output, RaggedBatch};
 
-/// Refuses what the engine that is described cannot compute; a model that is not `typed` has no use for token types.
+/// Rejects a batch that the described engine cannot compute. Token types are checked only if the model is `typed`.
 pub(super) fn check(
     described: &Description,
     typed: bool,
@@ -11,10 +11,10 @@ pub(super) fn check(
     out: &[f32],
 ) -> Result<(), EngineError> {
     let Description { max_tokens, vocabulary, token_types, .. } = *described;
-    let wanted = described.numbers(batch, output);
-    if out.len() != wanted {
+    let expected = described.numbers(batch, output);
+    if out.len() != expected {
         let given = out.len();
-        return Err(EngineError::OutputSize { wanted, given });
+        return Err(EngineError::OutputSize { expected, given });
     }
     for (sequence, range) in batch.sequences().enumerate() {
         let tokens = range.len();
@@ -34,7 +34,7 @@ pub(super) fn check(
                 vocabulary,
             });
         }
-        // Tokenizers tell the texts of a pair apart also for models that have no use for it.
+        // Tokenizers assign token types to pairs even for models that ignore them.
         let Some(types) = batch.type_ids().filter(|_| typed) else { continue };
         if let Some(position) = beyond(types, token_types) {
             return Err(EngineError::UnknownType {

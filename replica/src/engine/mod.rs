@@ -1,13 +1,13 @@
-//! What computes: ragged batches in, rows of numbers out.
+//! Engines: they compute rows of numbers from ragged batches.
 //!
-//! [`Engine`] is the seam between the model server and whatever does the arithmetic. It is narrow on purpose: a batch is
-//! token ids and offsets, an answer is rows of numbers in the same order, and everything that the server must know to
-//! ask correctly stands in the [`Description`]. An engine is asked from as many threads as it wants batches ahead, one for
-//! most, and uses as many of its own as it was given.
+//! [`Engine`] is the interface between the model server and the code that computes. It is deliberately narrow: a batch
+//! is token ids and offsets, the result is rows of numbers in the same order, and the properties that the server needs
+//! are in the [`Description`]. The server calls an engine from [`Engine::batches_ahead`] threads, one for most engines;
+//! an engine uses its configured number of its own threads.
 //!
-//! 1. [`batch`] — what goes in; `check` — whether it can.
-//! 2. [`cpu`] — the native engine for CPUs.
-//! 3. [`tensorrt`] — engines that NVIDIA's tools built for a GPU, where the feature is there.
+//! 1. [`batch`]: input of an engine; `check`: its validation.
+//! 2. [`cpu`]: the native engine for CPUs.
+//! 3. [`tensorrt`]: engines that NVIDIA's tools built for a GPU, if the feature is enabled.
 
 pub mod batch;
 mod check;
@@ -18,105 +18,107 @@ use replica_core::{EngineSpec, Task};
 
 pub use batch::{BatchBuffer, MalformedBatch, RaggedBatch};
 
-/// What is wanted of a batch.
+/// Requested output of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// One row per sequence, of [`Description::width`]: its vector, not normalised, or what its label head comes to.
+    /// One row per sequence, of [`Description::width`] numbers: its vector, not normalized, or the output of its label
+    /// head.
     Pooled,
-    /// One row per token, of [`Description::hidden`]: the last layer's.
+    /// One row per token, of [`Description::hidden`] numbers: the output of the last layer.
     Tokens,
 }
 
 /// Computes rows of numbers from token sequences.
 pub trait Engine: Send + Sync {
-    /// What it is and what it can take.
+    /// Returns the properties and limits of the engine.
     fn describe(&self) -> &Description;
 
-    /// Writes what is wanted to `out`, row after row in the order of the batch.
+    /// Writes the requested rows to `out`, in the order of the batch.
     ///
-    /// `out` has room for exactly [`Description::numbers`]. A sequence has the same rows alone and in any company.
-    /// After an error the content of `out` means nothing.
+    /// `out` holds exactly [`Description::numbers`] numbers. The rows of a sequence do not depend on the other
+    /// sequences of the batch. After an error the content of `out` is unspecified.
     fn compute(&self, batch: &RaggedBatch<'_>, output: Output, out: &mut [f32]) -> Result<(), EngineError>;
 
-    /// The same, of an engine on which one sequence may fail and not the others, which need not go on with those that
-    /// nobody waits for, and which lets something more urgent go first: the rows of those that are named mean nothing.
+    /// Computes a batch as [`Engine::compute`] does, on an engine on which single sequences may fail. The engine may
+    /// skip sequences that no request needs any more, and may run a more urgent batch first. The rows of the returned
+    /// sequences are unspecified.
     fn compute_each(
         &self,
         batch: &RaggedBatch<'_>,
         output: Output,
-        meanwhile: &dyn Meanwhile,
+        callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
-    ) -> Result<Vec<Failed>, EngineError> {
-        let _ = meanwhile;
+    ) -> Result<Vec<FailedSequence>, EngineError> {
+        let _ = callbacks;
         self.compute(batch, output, out).map(|()| Vec::new())
     }
 
-    /// Batches that it wants at the same time, so that it is never without one; each more is one that the next lookup waits
-    /// behind.
+    /// Returns the number of batches to submit concurrently, so that the engine never idles. Each further batch delays
+    /// the next interactive request.
     fn batches_ahead(&self) -> usize {
         1
     }
 
-    /// What it counts itself, if it does.
+    /// Returns the engine's own counters, if it has any.
     fn statistics(&self) -> Option<Statistics> {
         None
     }
 }
 
-/// What an engine may ask, while it computes a batch, of whoever gave it. Any of its threads may.
-pub trait Meanwhile: Sync {
-    /// Whether somebody still waits for the sequence of this index.
-    fn is_wanted(&self, sequence: usize) -> bool;
+/// Callbacks of an engine to its caller while it computes a batch; any of its threads may call them.
+pub trait BatchCallbacks: Sync {
+    /// Returns whether a request still needs the sequence with this index.
+    fn is_needed(&self, sequence: usize) -> bool;
 
-    /// Whether something should be computed before the rest of this batch. It is asked between any two steps.
-    fn is_urgent(&self) -> bool {
+    /// Returns whether another batch should be computed before the rest of this one. Called between any two steps.
+    fn has_urgent(&self) -> bool {
         false
     }
 
-    /// Has that computed, by what computes beside this batch.
-    fn let_in(&self, beside: &mut Beside<'_>) {
-        let _ = beside;
+    /// Computes that batch with `compute`, which runs beside the current batch.
+    fn run_urgent(&self, compute: &mut ComputeNested<'_>) {
+        let _ = compute;
     }
 }
 
-/// Computes another batch while one is at hand, as [`Engine::compute`] does.
-pub type Beside<'a> = dyn FnMut(&RaggedBatch<'_>, Output, &mut [f32]) -> Result<(), EngineError> + 'a;
+/// Computes another batch while one is in progress, as [`Engine::compute`] does.
+pub type ComputeNested<'a> = dyn FnMut(&RaggedBatch<'_>, Output, &mut [f32]) -> Result<(), EngineError> + 'a;
 
-impl<W: Fn(usize) -> bool + Sync> Meanwhile for W {
-    fn is_wanted(&self, sequence: usize) -> bool {
+impl<W: Fn(usize) -> bool + Sync> BatchCallbacks for W {
+    fn is_needed(&self, sequence: usize) -> bool {
         self(sequence)
     }
 }
 
-/// A sequence without rows in a batch with rows.
+/// Sequence without rows in a batch with rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failed {
-    /// Its place in the batch.
+pub struct FailedSequence {
+    /// Index in the batch.
     pub sequence: usize,
-    /// Why.
+    /// Error of the sequence.
     pub reason: String,
 }
 
-/// What an engine behind a library counts since its start, and what it has now; 0 where it does not say.
+/// Counters of an engine since its start, and its current load; 0 if the engine does not report a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Runs of the model.
     pub iterations: u64,
-    /// Milliseconds that they took.
+    /// Time of the runs in milliseconds.
     pub busy_ms: u64,
-    /// Sequences that were computed.
+    /// Computed sequences.
     pub completed: u64,
-    /// Batches that failed and were computed again, one by one.
-    pub taken_apart: u64,
+    /// Batches that failed and were retried, one sequence at a time.
+    pub retried_batches: u64,
     /// Sequences in the last run.
     pub active: u64,
-    /// Sequences that waited for it.
+    /// Sequences that are queued in the engine.
     pub queued: u64,
-    /// Memory of the GPU in use.
+    /// GPU memory in use, in bytes.
     pub gpu_bytes: u64,
 }
 
-/// What computes beside the processor.
+/// Accelerator of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accelerator {
     /// The GPU.
@@ -125,43 +127,43 @@ pub struct Accelerator {
     pub tensorrt: String,
     /// The version of TensorRT-LLM.
     pub tensorrt_llm: String,
-    /// Whether all of it is our stand-in, whose numbers mean nothing.
-    pub stand_in: bool,
-    /// Tokens of the largest batch that it takes in one piece.
+    /// Whether the runtime is a test double, whose results are meaningless.
+    pub test_double: bool,
+    /// Tokens of the largest batch that it computes in one run.
     pub max_batch_tokens: u64,
 }
 
-/// What an engine is and what it can take.
+/// Properties and limits of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Its kind and the precision of its arithmetic.
+    /// Kind and precision of the engine.
     pub engine: EngineSpec,
-    /// The family of the model, as `config.json` names it.
+    /// Architecture of the model, as named in `config.json`.
     pub architecture: String,
-    /// What its rows mean.
+    /// Task of the model, which defines the meaning of the rows.
     pub task: Task,
-    /// Numbers of one pooled row: of a vector, or one per label.
+    /// Numbers of a pooled row: of a vector, or one per label.
     pub width: usize,
-    /// Numbers of one token's row.
+    /// Numbers of a token's row.
     pub hidden: usize,
-    /// Whether it makes those.
+    /// Whether it can return rows of tokens.
     pub token_rows: bool,
     /// Tokens of the longest sequence, special tokens included.
     pub max_tokens: usize,
-    /// Token ids are below this.
+    /// Size of the vocabulary; token ids are smaller.
     pub vocabulary: usize,
-    /// Token types are below this; a model that has none takes no notice of them.
+    /// Number of token types; ids of types are smaller. A model without token types ignores them.
     pub token_types: usize,
-    /// The instructions that it computes with.
+    /// Instruction set in use.
     pub instruction_set: String,
-    /// Threads that compute.
+    /// Compute threads.
     pub threads: usize,
-    /// What computes beside the processor, if anything does.
+    /// Accelerator, if there is one.
     pub accelerator: Option<Accelerator>,
 }
 
 impl Description {
-    /// Numbers that a batch comes to.
+    /// Returns the number of output numbers of a batch.
     pub fn numbers(&self, batch: &RaggedBatch<'_>, output: Output) -> usize {
         match output {
             Output::Pooled => batch.len() * self.width,
@@ -170,67 +172,67 @@ impl Description {
     }
 }
 
-/// Why there are no rows. The first four are faults of the caller and hold for the batch however often it is tried.
+/// Errors of an engine. The first four are errors of the caller, and retrying the same batch does not help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// There is nothing to make a vector of.
+    /// A sequence has no tokens.
     #[error("sequence {sequence} has no tokens; give at least one")]
     Empty {
-        /// Its place in the batch.
+        /// Index in the batch.
         sequence: usize,
     },
-    /// The model has not learnt so many positions.
-    #[error("sequence {sequence} has {tokens} tokens and the model reads at most {max_tokens}")]
+    /// A sequence is longer than the model's limit.
+    #[error("sequence {sequence} has {tokens} tokens and the limit of the model is {max_tokens}")]
     TooLong {
-        /// Its place in the batch.
+        /// Index in the batch.
         sequence: usize,
-        /// Its length.
+        /// Length of the sequence.
         tokens: usize,
         /// The limit.
         max_tokens: usize,
     },
-    /// A token that the vocabulary does not have.
+    /// A token id is outside the vocabulary.
     #[error(
         "token {position} of sequence {sequence} is {token} and the vocabulary ends at {}",
         vocabulary - 1
     )]
     UnknownToken {
-        /// Its sequence's place in the batch.
+        /// Index of the sequence in the batch.
         sequence: usize,
-        /// Its place in the sequence.
+        /// Index of the token in the sequence.
         position: usize,
         /// The token id.
         token: u32,
-        /// Entries of the vocabulary.
+        /// Size of the vocabulary.
         vocabulary: usize,
     },
-    /// A token type that the model does not have.
+    /// A token type is outside the model's types.
     #[error(
         "token {position} of sequence {sequence} is of type {given} and the types end at {}",
         token_types - 1
     )]
     UnknownType {
-        /// Its sequence's place in the batch.
+        /// Index of the sequence in the batch.
         sequence: usize,
-        /// Its place in the sequence.
+        /// Index of the token in the sequence.
         position: usize,
         /// The type.
         given: u32,
-        /// Types of the model.
+        /// Number of the model's types.
         token_types: usize,
     },
-    /// The place for the answer has another size than the answer.
-    #[error("the output has room for {given} numbers and the batch makes {wanted}")]
+    /// The output buffer has another size than the output.
+    #[error("the output buffer has {given} numbers and the batch needs {expected}")]
     OutputSize {
-        /// What the batch makes.
-        wanted: usize,
-        /// What was given.
+        /// Size of the output.
+        expected: usize,
+        /// Size of the buffer.
         given: usize,
     },
-    /// The engine failed for reasons of its own.
+    /// The engine failed with an error of its own.
     #[error("the engine failed: {reason}")]
     Broken {
-        /// What it said.
+        /// Error message of the engine.
         reason: String,
     },
 }

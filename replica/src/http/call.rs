@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Response};
-use replica_core::input::{Input, Named, Overlong, Sequence, Truncation};
+use replica_core::input::{Input, InputField, OverlongPolicy, TextOrPair, Truncation};
 use replica_core::priority::Priority;
 use replica_core::prompt::PromptChoice;
 use replica_core::refusal::Refusal;
@@ -182,14 +182,18 @@ impl ApiCall {
     }
 
     /// Returns how texts without a prompt are tokenized, by the request or else by the configuration.
-    pub(super) fn options(&self, truncation: Truncation, named: Named) -> Result<EncodeOptions, Refusal> {
+    pub(super) fn options(
+        &self,
+        truncation: Truncation,
+        named: InputField,
+    ) -> Result<EncodeOptions, Refusal> {
         let overlong = truncation.overlong(self.app.embeddings.auto_truncate);
-        let most = truncation.most.map(|most| self.texts_of(most, named)).transpose()?;
+        let most = truncation.max_tokens.map(|most| self.texts_of(most, named)).transpose()?;
         Ok(EncodeOptions { most, ..unprompted(overlong) })
     }
 
     /// Returns the limit of tokens of a text, given the limit `most` that includes the special tokens.
-    fn texts_of(&self, most: u64, named: Named) -> Result<usize, Refusal> {
+    fn texts_of(&self, most: u64, named: InputField) -> Result<usize, Refusal> {
         let special = self.service().tokenizer.special_tokens();
         let limit = self.service().readable.max_input_tokens;
         let given = usize::try_from(most).unwrap_or(usize::MAX);
@@ -214,7 +218,7 @@ impl ApiCall {
     pub(super) async fn tokens(
         &self,
         input: Input,
-        named: Named,
+        named: InputField,
         choice: &PromptChoice,
         options: EncodeOptions,
     ) -> Result<Tokens, Refusal> {
@@ -239,7 +243,7 @@ impl ApiCall {
             readable.max_input_tokens = most + self.service().tokenizer.special_tokens();
         }
         let check = move |(index, ids): (usize, Vec<u32>)| {
-            let ids = readable.tokens(ids, options.overlong).map_err(|why| named.refuse(index, why))?;
+            let ids = readable.tokens(ids, options.overlong).map_err(|why| named.refusal(index, why))?;
             Ok(Tokenized { ids: ids.into(), types: None })
         };
         let listed = lists.len();
@@ -253,7 +257,7 @@ impl ApiCall {
     pub(super) async fn read(
         &self,
         texts: Vec<TextInput>,
-        named: Named,
+        named: InputField,
         options: EncodeOptions,
     ) -> Result<Tokens, Refusal> {
         let (started, listed) = (Instant::now(), texts.len());
@@ -263,13 +267,13 @@ impl ApiCall {
     }
 
     /// Converts an error of the tokenizer.
-    pub(super) fn unread(&self, error: TokenizeError, named: Named) -> Refusal {
+    pub(super) fn unread(&self, error: TokenizeError, named: InputField) -> Refusal {
         match error {
-            TokenizeError::Unreadable { index, why } => named.refuse(index, why),
+            TokenizeError::Unreadable { index, why } => named.refusal(index, why),
             TokenizeError::Template { index, why } => {
                 let why: String = why.chars().take(TEMPLATE_WORDS).collect();
                 let problem = format!("is not taken by the model's chat template ({why})");
-                Refusal::invalid(named.field, &named.place(index), &problem, "another text")
+                Refusal::invalid(named.field, &named.path(index), &problem, "another text")
             }
             TokenizeError::Full => {
                 Refusal::overloaded("too many requests wait for a tokenizer", MAX_JOBS as u64, None)
@@ -335,15 +339,15 @@ impl ApiCall {
 }
 
 /// Options for texts without a prompt.
-pub(super) fn unprompted(overlong: Overlong) -> EncodeOptions {
+pub(super) fn unprompted(overlong: OverlongPolicy) -> EncodeOptions {
     EncodeOptions { prompt: None, overlong, most: None }
 }
 
 /// Converts a parsed sequence into the tokenizer's input.
-pub(super) fn text(sequence: Sequence) -> TextInput {
+pub(super) fn text(sequence: TextOrPair) -> TextInput {
     match sequence {
-        Sequence::One(text) => TextInput::One(text),
-        Sequence::Pair(first, second) => TextInput::Pair(first.into(), second),
+        TextOrPair::One(text) => TextInput::One(text),
+        TextOrPair::Pair(first, second) => TextInput::Pair(first.into(), second),
     }
 }
 

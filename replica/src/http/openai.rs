@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use replica_core::input::{Input, Named, Truncation};
+use replica_core::input::{Input, InputField, Truncation};
 use replica_core::prompt::PromptChoice;
 use replica_core::refusal::Refusal;
 use replica_core::wire::cohere::{CohereEmbedRequest, CohereEmbedResponse};
-use replica_core::wire::openai::response::Rows;
+use replica_core::wire::openai::response::RowsView;
 use replica_core::wire::openai::{EmbeddingsRequest, EmbeddingsResponse, check_dimensions};
-use replica_core::wire::vllm::{Around, PoolingRequest, PoolingTask};
+use replica_core::wire::vllm::{PoolingRequest, PoolingTask, ResponseMetadata};
 use replica_core::wire::voyage::{self, VoyageEmbeddingsRequest};
 
 use super::call::{ApiCall, ComputedResponse, EngineRows};
@@ -26,12 +26,12 @@ pub(super) async fn embeddings(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Comp
     request.check_token_ids(call.app.token_inputs, &call.service().model.digest)?;
     let EmbeddingsRequest { input, single, encoding, dimensions, prompt, truncation, normalize, .. } =
         request;
-    let named = Named { field: "input", single };
+    let named = InputField { field: "input", single };
     let request =
         EmbeddingRequest { path: "/v1/embeddings", input, named, prompt, truncation, dimensions, normalize };
     let (computed, keep) = embed(&call, request).await?;
     let write = move |computed: EngineRows| {
-        EmbeddingsResponse::write(&model, Rows::new(&computed.rows, keep), encoding, computed.cost.tokens)
+        EmbeddingsResponse::write(&model, RowsView::new(&computed.rows, keep), encoding, computed.cost.tokens)
     };
     call.write(computed, write).await
 }
@@ -58,13 +58,13 @@ async fn cohere(
 ) -> Result<ComputedResponse, Refusal> {
     let CohereEmbedRequest { model, texts, field, prompt, types, dimensions, truncation } = request;
     call.model(model)?;
-    let named = Named { field, single: false };
+    let named = InputField { field, single: false };
     let input = Input::Texts(texts.clone());
     let request = EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize: None };
     let (computed, keep) = embed(&call, request).await?;
     let id = call.id.clone();
     let write = move |computed: EngineRows| {
-        let (rows, tokens) = (Rows::new(&computed.rows, keep), computed.cost.tokens);
+        let (rows, tokens) = (RowsView::new(&computed.rows, keep), computed.cost.tokens);
         let types = types.as_deref();
         CohereEmbedResponse { id: id.as_str(), api_version, rows, types, texts: &texts, tokens }.write()
     };
@@ -77,12 +77,12 @@ pub(super) async fn voyage(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Computed
     let request = call.parse(body, move |body| VoyageEmbeddingsRequest::parse(body, limit)).await?;
     let VoyageEmbeddingsRequest { model, input, single, prompt, truncation, dimensions, encoding } = request;
     let model = call.model(Some(model))?;
-    let (input, named) = (Input::Texts(input), Named { field: "input", single });
+    let (input, named) = (Input::Texts(input), InputField { field: "input", single });
     let path = "/voyage/v1/embeddings";
     let request = EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize: None };
     let (computed, keep) = embed(&call, request).await?;
     let write = move |computed: EngineRows| {
-        voyage::write_embeddings(&model, Rows::new(&computed.rows, keep), encoding, computed.cost.tokens)
+        voyage::write_embeddings(&model, RowsView::new(&computed.rows, keep), encoding, computed.cost.tokens)
     };
     call.write(computed, write).await
 }
@@ -93,7 +93,7 @@ pub(super) async fn pooling(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compute
     let request = call.parse(body, move |body| PoolingRequest::parse(body, limit)).await?;
     let PoolingRequest { model, input, single, task, encoding, dimensions, normalize, truncation } = request;
     let model = call.model(model)?;
-    let named = Named { field: "input", single };
+    let named = InputField { field: "input", single };
     let task = task.unwrap_or(match call.service().purpose {
         Purpose::Embed(_) => PoolingTask::TokenEmbed,
         Purpose::Label(_) => PoolingTask::Classify,
@@ -121,9 +121,10 @@ pub(super) async fn pooling(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compute
     };
     let (created, id) = (call.app.started_at, call.id.clone());
     let write = move |computed: EngineRows| {
-        let around = Around { id: id.as_str(), created, model: &model, tokens: computed.cost.tokens };
+        let around =
+            ResponseMetadata { id: id.as_str(), created, model: &model, tokens: computed.cost.tokens };
         let counts = (task == PoolingTask::TokenEmbed).then_some(computed.counts.as_slice());
-        around.write_pooled(Rows::new(&computed.rows, width), counts, encoding)
+        around.write_pooled(RowsView::new(&computed.rows, width), counts, encoding)
     };
     call.write(computed, write).await
 }
@@ -132,7 +133,7 @@ pub(super) async fn pooling(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compute
 async fn labelled(
     call: &ApiCall,
     input: Input,
-    named: Named,
+    named: InputField,
     truncation: Truncation,
 ) -> Result<(EngineRows, usize), Refusal> {
     let classifier = call.service().purpose.labels("/pooling")?;
@@ -154,7 +155,7 @@ pub(super) struct EmbeddingRequest {
     /// Path of the request, for error messages.
     pub(super) path: &'static str,
     pub(super) input: Input,
-    pub(super) named: Named,
+    pub(super) named: InputField,
     pub(super) prompt: PromptChoice,
     pub(super) truncation: Truncation,
     pub(super) dimensions: Option<u64>,

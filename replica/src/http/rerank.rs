@@ -7,13 +7,13 @@
 
 use std::sync::Arc;
 
-use replica_core::input::{Cut, End, Named, Overlong, PairCut};
+use replica_core::input::{InputField, OverlongPolicy, PairTruncation, TruncationMethod, TruncationSide};
 use replica_core::prompt::{PromptChoice, Role};
 use replica_core::refusal::Refusal;
 use replica_core::scores;
 use replica_core::wire::rerank::{Document, RerankRequest, RerankResponse};
 use replica_core::wire::tei::{self, TextsRequest};
-use replica_core::wire::vllm::{Around, ScoreRequest};
+use replica_core::wire::vllm::{ResponseMetadata, ScoreRequest};
 use replica_core::wire::voyage::{self, VoyageRerankRequest};
 
 use super::call::{ApiCall, ComputedResponse, RequestCost, Tokens, unprompted};
@@ -51,8 +51,10 @@ pub(super) async fn voyage(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Computed
     let model = call.model(Some(model))?;
     let returned = return_documents.then(|| documents.clone());
     let overlong = match truncation.overlong(true) {
-        Overlong::Cut(cut) => Overlong::Cut(Cut { pair: PairCut::OnlySecond, ..cut }),
-        Overlong::Refuse => Overlong::Refuse,
+        OverlongPolicy::Truncate(cut) => {
+            OverlongPolicy::Truncate(TruncationMethod { pair: PairTruncation::OnlySecond, ..cut })
+        }
+        OverlongPolicy::Reject => OverlongPolicy::Reject,
     };
     let fields = ["query", "documents"];
     let pairs = Pairs { first: vec![query], second: documents, fields, overlong, most: None };
@@ -117,7 +119,7 @@ pub(super) async fn score(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedR
         Ranker::Similarity(_) => raw,
     };
     let created = call.app.started_at;
-    let around = Around { id: call.id.as_str(), created, model: &model, tokens: cost.tokens };
+    let around = ResponseMetadata { id: call.id.as_str(), created, model: &model, tokens: cost.tokens };
     Ok(ComputedResponse { json: around.write_scores(&shown), cost })
 }
 
@@ -137,7 +139,10 @@ async fn cohere(
         (documents.into_iter().map(|Document { text, .. }| text).collect(), None)
     };
     // As in Cohere's API, a document that is too long is cut at its end.
-    let overlong = Overlong::Cut(Cut { loses: End::Right, pair: PairCut::OnlySecond });
+    let overlong = OverlongPolicy::Truncate(TruncationMethod {
+        side: TruncationSide::Right,
+        pair: PairTruncation::OnlySecond,
+    });
     let most_tokens = max_tokens_per_doc.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
     let fields = ["query", "documents"];
     let pairs = Pairs { first: vec![query], second, fields, overlong, most: most_tokens };
@@ -162,7 +167,7 @@ struct Pairs {
     second: Vec<String>,
     /// Field names of the two in the request.
     fields: [&'static str; 2],
-    overlong: Overlong,
+    overlong: OverlongPolicy,
     /// Maximum tokens of each second text; longer ones are cut first.
     most: Option<usize>,
 }
@@ -194,7 +199,7 @@ impl Pairs {
         let of = |index: usize| Arc::clone(&first[if first.len() == 1 { 0 } else { index }]);
         let texts =
             second.into_iter().enumerate().map(|(i, second)| TextInput::Pair(of(i), second)).collect();
-        let named = Named { field: fields[1], single: false };
+        let named = InputField { field: fields[1], single: false };
         let tokens = call.read(texts, named, EncodeOptions { most, ..classifier.options(overlong) }).await?;
         let computed = call.compute(tokens, Output::Pooled).await?;
         let scores = computed.rows.iter().map(|logit| scores::sigmoid(*logit)).collect();
@@ -208,7 +213,7 @@ impl Pairs {
         let [queries, documents] = [prompt(Role::Query)?, prompt(Role::Document)?];
         let of_first = EncodeOptions { prompt: queries, ..unprompted(overlong) };
         let of_second = EncodeOptions { prompt: documents, overlong, most };
-        let named = |field, single| Named { field, single };
+        let named = |field, single| InputField { field, single };
         let both = tokio::try_join!(
             call.read(texts(first), named(fields[0], count == 1), of_first),
             call.read(texts(second), named(fields[1], false), of_second),

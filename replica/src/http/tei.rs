@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use replica_core::input::Named;
+use replica_core::input::InputField;
 use replica_core::refusal::Refusal;
 use replica_core::scores;
-use replica_core::wire::openai::response::Rows;
+use replica_core::wire::openai::response::RowsView;
 use replica_core::wire::tei::{
-    self, DecodeRequest, EmbedRequest, Function, Labels, PredictRequest, SimilarityRequest, TokenizeAnswer,
-    TokenizeRequest, VllmTokens,
+    self, ActivationFunction, DecodeRequest, EmbedRequest, Labels, PredictRequest, SimilarityRequest,
+    TokenizeFormat, TokenizeRequest, VllmTokenizeOptions,
 };
-use replica_core::wire::vllm::{Around, ClassifyRequest, write_tokens};
+use replica_core::wire::vllm::{ClassifyRequest, ResponseMetadata, write_tokens};
 
 use super::call::{ApiCall, ComputedResponse, EngineRows, RequestCost, text};
 use super::openai::{self, EmbeddingRequest};
@@ -57,11 +57,11 @@ pub(super) async fn embed(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedR
 
 async fn embedded(call: &ApiCall, request: EmbedRequest) -> Result<ComputedResponse, Refusal> {
     let EmbedRequest { inputs, single, truncation, prompt, normalize, dimensions } = request;
-    let named = Named { field: "inputs", single };
+    let named = InputField { field: "inputs", single };
     let (path, input) = ("/embed", inputs);
     let request = EmbeddingRequest { path, input, named, prompt, truncation, dimensions, normalize };
     let (computed, keep) = openai::embed(call, request).await?;
-    call.write(computed, move |computed| tei::write_rows(Rows::new(&computed.rows, keep))).await
+    call.write(computed, move |computed| tei::write_rows(RowsView::new(&computed.rows, keep))).await
 }
 
 /// `POST /embed_all`: one row per token, special tokens included, as the last layer outputs it.
@@ -79,7 +79,7 @@ pub(super) async fn embed_all(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compu
     }
     call.service().purpose.token_rows("/embed_all")?;
     let embedding = call.service().purpose.embedding("/embed_all")?;
-    let named = Named { field: "inputs", single };
+    let named = InputField { field: "inputs", single };
     let options = EncodeOptions { prompt: embedding.prompt(&prompt)?, ..call.options(truncation, named)? };
     let tokens = call.tokens(inputs, named, &prompt, options).await?;
     let computed = call.compute(tokens, Output::Tokens).await?;
@@ -98,12 +98,16 @@ async fn compared(call: &ApiCall, request: SimilarityRequest) -> Result<Computed
     let SimilarityRequest { source, sentences, truncation, prompt } = request;
     let embedding = call.service().purpose.embedding("/similarity")?;
     let [source_field, sentences_field] = SimilarityRequest::FIELDS;
-    let options = call.options(truncation, Named { field: sentences_field, single: false })?;
+    let options = call.options(truncation, InputField { field: sentences_field, single: false })?;
     let options = EncodeOptions { prompt: embedding.prompt(&prompt)?, ..options };
     let sentences = sentences.into_iter().map(TextInput::One).collect();
     let (source, sentences) = tokio::try_join!(
-        call.read(vec![TextInput::One(source)], Named { field: source_field, single: true }, options.clone()),
-        call.read(sentences, Named { field: sentences_field, single: false }, options),
+        call.read(
+            vec![TextInput::One(source)],
+            InputField { field: source_field, single: true },
+            options.clone()
+        ),
+        call.read(sentences, InputField { field: sentences_field, single: false }, options),
     )?;
     let computed = call.compute(source.and(sentences), Output::Pooled).await?;
     let (source, sentences) = computed.rows.split_at(computed.width);
@@ -120,18 +124,18 @@ pub(super) async fn predict(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compute
     let classifier = call.service().purpose.labels("/predict")?;
     let head = &classifier.head;
     let texts = inputs.into_iter().map(text).collect();
-    let named = Named { field: "inputs", single };
+    let named = InputField { field: "inputs", single };
     let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
     let tokens = call.read(texts, named, options).await?;
     let mut computed = call.compute(tokens, Output::Pooled).await?;
     match parameters.and_then(|parameters| parameters.function) {
         None if raw_scores => {}
         None => head.activate(&mut computed.rows),
-        Some(Function::None) => {}
-        Some(Function::Softmax) => {
+        Some(ActivationFunction::None) => {}
+        Some(ActivationFunction::Softmax) => {
             computed.rows.chunks_exact_mut(head.labels.len()).for_each(scores::softmax);
         }
-        Some(Function::Sigmoid) => {
+        Some(ActivationFunction::Sigmoid) => {
             computed.rows.iter_mut().for_each(|logit| *logit = scores::sigmoid(*logit));
         }
     }
@@ -141,7 +145,7 @@ pub(super) async fn predict(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Compute
         // Pipelines of Hugging Face return a list in a list for one text, and their clients take the first.
         let alone = single && parameters.is_none();
         tei::write_predictions(
-            Rows::new(&computed.rows, computed.width),
+            RowsView::new(&computed.rows, computed.width),
             Labels { names: &names, top_k, alone },
         )
     };
@@ -169,7 +173,7 @@ async fn labelled(call: Arc<ApiCall>, body: Vec<u8>, as_infinity: bool) -> Resul
     let classifier = call.service().purpose.labels("/classify")?;
     let head = &classifier.head;
     let texts = input.into_iter().map(TextInput::One).collect();
-    let named = Named { field: "input", single };
+    let named = InputField { field: "input", single };
     let options = EncodeOptions { prompt: classifier.prompt.clone(), ..call.options(truncation, named)? };
     let tokens = call.read(texts, named, options).await?;
     let mut computed = call.compute(tokens, Output::Pooled).await?;
@@ -178,8 +182,9 @@ async fn labelled(call: Arc<ApiCall>, body: Vec<u8>, as_infinity: bool) -> Resul
     }
     let (labels, created, id) = (head.labels.clone(), call.app.started_at, call.id.clone());
     let write = move |computed: EngineRows| {
-        let around = Around { id: id.as_str(), created, model: &model, tokens: computed.cost.tokens };
-        let rows = Rows::new(&computed.rows, computed.width);
+        let around =
+            ResponseMetadata { id: id.as_str(), created, model: &model, tokens: computed.cost.tokens };
+        let rows = RowsView::new(&computed.rows, computed.width);
         if as_infinity { around.write_labels(rows, &labels) } else { around.write_classes(rows, &labels) }
     };
     call.write(computed, write).await
@@ -189,16 +194,16 @@ async fn labelled(call: Arc<ApiCall>, body: Vec<u8>, as_infinity: bool) -> Resul
 pub(super) async fn tokenize(call: Arc<ApiCall>, body: Vec<u8>) -> Result<ComputedResponse, Refusal> {
     let limit = call.app.limits.inputs();
     let request = call.parse(body, move |body| TokenizeRequest::parse(body, limit)).await?;
-    let TokenizeRequest { texts, answer, add_special_tokens, prompt } = request;
+    let TokenizeRequest { texts, format, add_special_tokens, prompt } = request;
     let prompt = match &call.service().purpose {
         Purpose::Embed(embedding) => embedding.prompt(&prompt)?,
         Purpose::Label(classifier) => classifier.prompt.clone(),
     };
-    let named = match &answer {
-        TokenizeAnswer::Tei { single } => Named { field: "inputs", single: *single },
-        TokenizeAnswer::Vllm(request) => {
+    let named = match &format {
+        TokenizeFormat::Tei { single } => InputField { field: "inputs", single: *single },
+        TokenizeFormat::Vllm(request) => {
             call.model(request.model.clone())?;
-            Named { field: "prompt", single: true }
+            InputField { field: "prompt", single: true }
         }
     };
     let (inputs, started) = (texts.len(), Instant::now());
@@ -207,9 +212,9 @@ pub(super) async fn tokenize(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Comput
     let count: usize = tokens.iter().map(Vec::len).sum();
     let cost = tokenized(&call, inputs, count, started.elapsed())?;
     let max_input_tokens = call.service().readable.max_input_tokens;
-    let write = move || match answer {
-        TokenizeAnswer::Tei { single: _ } => super::to_json(&tokens),
-        TokenizeAnswer::Vllm(VllmTokens { model: _, with_texts }) => {
+    let write = move || match format {
+        TokenizeFormat::Tei { single: _ } => super::to_json(&tokens),
+        TokenizeFormat::Vllm(VllmTokenizeOptions { model: _, with_texts }) => {
             write_tokens(&tokens.concat(), max_input_tokens, with_texts)
         }
     };
@@ -228,7 +233,7 @@ pub(super) async fn decode(call: Arc<ApiCall>, body: Vec<u8>) -> Result<Computed
     let (inputs, count) = (ids.len(), ids.iter().map(Vec::len).sum());
     let started = Instant::now();
     let texts = call.service().tokenizer.decode(ids, skip_special_tokens).await;
-    let texts = texts.map_err(|error| call.unread(error, Named { field: "ids", single }))?;
+    let texts = texts.map_err(|error| call.unread(error, InputField { field: "ids", single }))?;
     let cost = tokenized(&call, inputs, count, started.elapsed())?;
     Ok(ComputedResponse { json: super::to_json(&texts), cost })
 }

@@ -21,7 +21,7 @@ use supervision::{Mutex, MutexGuard};
 use replica_core::batch::PriorityLoad;
 use replica_core::cost::BatchCost;
 use replica_core::priority::{PerPriority, Priority};
-use replica_core::window::Reason;
+use replica_core::window::StartReason;
 use replica_core::wire::error::ErrorCode;
 use replica_core::wire::info::{CountersV1, EngineInfoV1};
 
@@ -165,7 +165,7 @@ pub struct Metrics {
     pub(crate) tokens: AtomicCounter,
     pub(crate) priorities: PerPriority<PriorityMetrics>,
     /// By priority, and by the reason why the batch was closed.
-    pub(crate) batches: CounterFamily<(Priority, Reason)>,
+    pub(crate) batches: CounterFamily<(Priority, StartReason)>,
     pub(crate) padding_saved: AtomicCounter,
     pub(crate) engine_micros: AtomicCounter,
     pub(crate) engine_failures: AtomicCounter,

@@ -157,12 +157,12 @@ impl Metrics {
                     ("gpu", accelerator.gpu.as_str()),
                     ("tensorrt", accelerator.tensorrt.as_str()),
                     ("tensorrt_llm", accelerator.tensorrt_llm.as_str()),
-                    ("stand_in", if accelerator.stand_in { "true" } else { "false" }),
+                    ("test_double", if accelerator.test_double { "true" } else { "false" }),
                 ]);
             }
             text.sample(name, &labels, 1);
         }
-        let Some(Statistics { iterations, busy_ms, completed, taken_apart, active, queued, gpu_bytes }) =
+        let Some(Statistics { iterations, busy_ms, completed, retried_batches, active, queued, gpu_bytes }) =
             self.gauges().engine
         else {
             return;
@@ -177,10 +177,10 @@ impl Metrics {
             ("iteration_milliseconds_total", "counter", "Total time of the iterations.", busy_ms),
             ("completed_total", "counter", "Inputs that the runtime computed.", completed),
             (
-                "taken_apart_total",
+                "retried_batches_total",
                 "counter",
                 "Batches that failed and were retried input by input.",
-                taken_apart,
+                retried_batches,
             ),
             ("active", "gauge", "Inputs in the last iteration.", active),
             ("queued", "gauge", "Inputs in the queue of the runtime.", queued),

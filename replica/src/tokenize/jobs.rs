@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use supervision::Mutex;
 
-use replica_core::turns::{HANDFUL_BYTES, HUGE_BYTES, Size};
+use replica_core::tokenization::{CHUNK_BYTES, HUGE_BYTES, JobSize};
 use replica_core::wire::tei::SimpleToken;
 use tokio::sync::oneshot;
 
@@ -18,9 +18,9 @@ use super::{EncodeOptions, TextInput, TextTokenizer, TokenizeError, Tokenized};
 /// Texts of one request and the task to perform on them.
 pub(super) trait TokenizeJob: Send + Sync {
     /// Returns the size of the next chunk.
-    fn size(&self) -> Size;
+    fn size(&self) -> JobSize;
     /// Takes the next chunk, and returns the size of the chunk after it; `None` if the caller has disconnected.
-    fn take(&self) -> Option<(Range<usize>, Option<Size>)>;
+    fn take(&self) -> Option<(Range<usize>, Option<JobSize>)>;
     /// Processes a chunk, and returns whether it was the last one.
     fn work(&self, tokenizer: &TextTokenizer, chunk: Range<usize>) -> bool;
 }
@@ -142,9 +142,9 @@ impl<T: TokenizeTask> TaskJob<T> {
         (TaskJob { task, items, progress: Mutex::independent(progress) }, receiver)
     }
 
-    fn next_size(&self, progress: &JobProgress<T::Output>) -> Option<Size> {
+    fn next_size(&self, progress: &JobProgress<T::Output>) -> Option<JobSize> {
         let next = self.items.get(progress.taken)?;
-        Some(Size::of(T::bytes(next), progress.bytes_left))
+        Some(JobSize::of(T::bytes(next), progress.bytes_left))
     }
 
     /// Sends the result.
@@ -164,11 +164,11 @@ impl<T: TokenizeTask> TaskJob<T> {
 }
 
 impl<T: TokenizeTask> TokenizeJob for TaskJob<T> {
-    fn size(&self) -> Size {
-        self.next_size(&self.progress.lock()).unwrap_or(Size::Short)
+    fn size(&self) -> JobSize {
+        self.next_size(&self.progress.lock()).unwrap_or(JobSize::Short)
     }
 
-    fn take(&self) -> Option<(Range<usize>, Option<Size>)> {
+    fn take(&self) -> Option<(Range<usize>, Option<JobSize>)> {
         let mut progress = self.progress.lock();
         if progress.result_sender.as_ref().is_none_or(oneshot::Sender::is_closed) {
             return None;
@@ -178,7 +178,7 @@ impl<T: TokenizeTask> TokenizeJob for TaskJob<T> {
         for item in &self.items[from..] {
             let more = T::bytes(item);
             // A huge text is a chunk of its own.
-            if progress.taken > from && (bytes >= HANDFUL_BYTES || more > HUGE_BYTES) {
+            if progress.taken > from && (bytes >= CHUNK_BYTES || more > HUGE_BYTES) {
                 break;
             }
             progress.taken += 1;

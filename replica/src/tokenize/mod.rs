@@ -14,7 +14,7 @@ mod tests;
 mod text;
 mod word_pieces;
 
-use replica_core::input::Unreadable;
+use replica_core::input::InvalidInput;
 
 pub use pool::{MAX_JOBS, TokenizerPool};
 pub use text::{EncodeOptions, TextInput, TextTokenizer, TokenizerLoadError};
@@ -36,7 +36,7 @@ pub enum TokenizeError {
         /// Index of the input.
         index: usize,
         /// Reason.
-        why: Unreadable,
+        why: InvalidInput,
     },
     /// The model's chat template rejects an input; the first such input is reported.
     Template {

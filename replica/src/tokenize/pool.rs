@@ -2,7 +2,7 @@
 //!
 //! Tokenization is pure computation, and the longest text that a body may hold takes seconds; on a reactor thread it
 //! would block all connections. So the texts of a request are enqueued as one *job* in a bounded queue. Workers take a
-//! chunk of texts and put the job back, so that all threads work on a request of two thousand texts at once. [`Turns`]
+//! chunk of texts and put the job back, so that all threads work on a request of two thousand texts at once. [`TokenizationQueue`]
 //! decides the order, so that neither many texts nor long texts delay short ones.
 //!
 //! A job whose caller has disconnected is dropped at its next turn.
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use supervision::{Condvar, Mutex, task};
 
-use replica_core::turns::{Size, Turns};
+use replica_core::tokenization::{JobSize, TokenizationQueue};
 use replica_core::wire::tei::SimpleToken;
 
 use super::jobs::{Decode, Encode, Inspect, TaskJob, TokenizeJob, TokenizeTask};
@@ -36,7 +36,7 @@ pub(super) struct Shared {
 
 pub(super) struct JobQueue {
     /// Jobs with texts that no worker has taken yet.
-    turns: Turns<Arc<dyn TokenizeJob>>,
+    turns: TokenizationQueue<Arc<dyn TokenizeJob>>,
     /// Jobs without a result.
     pub(super) open: usize,
     pub(super) closed: bool,
@@ -45,7 +45,7 @@ pub(super) struct JobQueue {
 impl TokenizerPool {
     /// Starts `threads` workers.
     pub fn start(tokenizer: TextTokenizer, threads: usize) -> std::io::Result<TokenizerPool> {
-        let queue = Mutex::new(JobQueue { turns: Turns::new(threads), open: 0, closed: false });
+        let queue = Mutex::new(JobQueue { turns: TokenizationQueue::new(threads), open: 0, closed: false });
         let shared = Arc::new(Shared { tokenizer, queue, work: Condvar::new() });
         let mut pool = TokenizerPool { shared, workers: Vec::new() };
         for n in 0..threads {
@@ -139,8 +139,8 @@ impl Shared {
             if last {
                 queue.open -= 1;
             }
-            if size == Size::Huge {
-                queue.turns.end_huge();
+            if size == JobSize::Huge {
+                queue.turns.finish_huge();
                 // Another huge text, and its worker, may have waited for this one.
                 self.work.notify_one();
             }
@@ -148,7 +148,7 @@ impl Shared {
     }
 
     /// Returns the next chunk to process, waiting for one; `None` when the pool stops.
-    fn next_turn(&self) -> Option<(Arc<dyn TokenizeJob>, Range<usize>, Size)> {
+    fn next_turn(&self) -> Option<(Arc<dyn TokenizeJob>, Range<usize>, JobSize)> {
         let mut queue = self.queue.lock();
         loop {
             if queue.closed {
@@ -168,8 +168,8 @@ impl Shared {
                 }
                 None => {
                     queue.open -= 1;
-                    if size == Size::Huge {
-                        queue.turns.end_huge();
+                    if size == JobSize::Huge {
+                        queue.turns.finish_huge();
                     }
                 }
             }

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use replica_core::input::{End, Overlong, Unreadable};
+use replica_core::input::{InvalidInput, OverlongPolicy, TruncationSide};
 
 use super::text::Problem;
 use super::{EncodeOptions, TextTokenizer, Tokenized};
@@ -51,7 +51,7 @@ impl TextTokenizer {
         if options.most.is_none() {
             let encoding = self.tokenizer.encode_fast(rendered.as_str(), false)?;
             let fits = encoding.len() <= self.readable.max_input_tokens;
-            if fits || options.overlong == Overlong::Refuse {
+            if fits || options.overlong == OverlongPolicy::Reject {
                 return Ok(Tokenized { ids: encoding.get_ids().into(), types: None });
             }
         }
@@ -60,43 +60,47 @@ impl TextTokenizer {
         let [query, document] = places.map(|place| tokens_within(encoding.get_offsets(), &place));
         let of_template = encoding.len() - query.len() - document.len();
         let lengths = [query.len(), document.len().min(options.most.unwrap_or(usize::MAX))];
-        let ([of_query, of_document], loses) = match options.overlong {
-            Overlong::Refuse => (lengths, End::Right),
-            Overlong::Cut(cut) => {
+        let ([of_query, of_document], side) = match options.overlong {
+            OverlongPolicy::Reject => (lengths, TruncationSide::Right),
+            OverlongPolicy::Truncate(cut) => {
                 let available = self.readable.max_input_tokens.saturating_sub(of_template);
-                (cut.pair.shares(lengths, available), cut.loses)
+                (cut.pair.shares(lengths, available), cut.side)
             }
         };
         // The limit for documents always cuts the end, whichever end the pair's limit cuts.
         let beginning = document.start..document.start + lengths[1];
         let keeps =
-            [(query.clone(), kept(query, of_query, loses)), (document, kept(beginning, of_document, loses))];
+            [(query.clone(), kept(query, of_query, side)), (document, kept(beginning, of_document, side))];
         let stays = |at: usize| keeps.iter().all(|(all, kept)| !all.contains(&at) || kept.contains(&at));
         let ids = encoding.get_ids().iter().enumerate().filter(|(at, _)| stays(*at));
         Ok(Tokenized { ids: ids.map(|(_, id)| *id).collect(), types: None })
     }
 
     /// Returns the query, or the part of it that can fit.
-    fn bounded_query<'a>(&self, query: &'a str, overlong: Overlong) -> Result<&'a str, Problem> {
+    fn bounded_query<'a>(&self, query: &'a str, overlong: OverlongPolicy) -> Result<&'a str, Problem> {
         let limit = self.readable.max_input_tokens;
         let most = limit.saturating_mul(QUERY_BYTES_PER_TOKEN);
         if query.len() <= most {
             return Ok(query);
         }
-        let loses = match overlong {
-            Overlong::Refuse => End::Right,
-            Overlong::Cut(cut) => cut.loses,
+        let side = match overlong {
+            OverlongPolicy::Reject => TruncationSide::Right,
+            OverlongPolicy::Truncate(cut) => cut.side,
         };
-        let part = match loses {
-            End::Right => &query[..query.floor_char_boundary(most)],
-            End::Left => &query[query.ceil_char_boundary(query.len() - most)..],
+        let part = match side {
+            TruncationSide::Right => &query[..query.floor_char_boundary(most)],
+            TruncationSide::Left => &query[query.ceil_char_boundary(query.len() - most)..],
         };
-        if overlong != Overlong::Refuse {
+        if overlong != OverlongPolicy::Reject {
             return Ok(part);
         }
         // Nothing may be cut: either this part alone is too long, or the whole query is tokenized.
         let given = self.tokenizer.encode_fast(part, false)?.len();
-        if given > limit { Err(Problem::Unreadable(Unreadable::TooLong { limit, given })) } else { Ok(query) }
+        if given > limit {
+            Err(Problem::Unreadable(InvalidInput::TooLong { limit, given }))
+        } else {
+            Ok(query)
+        }
     }
 }
 
@@ -108,9 +112,9 @@ fn tokens_within(offsets: &[(usize, usize)], place: &Range<usize>) -> Range<usiz
 }
 
 /// Returns `count` tokens of the range, at most its length.
-fn kept(tokens: Range<usize>, count: usize, loses: End) -> Range<usize> {
-    match loses {
-        End::Right => tokens.start..tokens.start + count,
-        End::Left => tokens.end - count..tokens.end,
+fn kept(tokens: Range<usize>, count: usize, side: TruncationSide) -> Range<usize> {
+    match side {
+        TruncationSide::Right => tokens.start..tokens.start + count,
+        TruncationSide::Left => tokens.end - count..tokens.end,
     }
 }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use replica_core::input::{Cut, End, Overlong, PairCut, Readable, Unreadable};
-use replica_core::turns::HANDFUL_BYTES;
+use replica_core::input::{
+    InvalidInput, OverlongPolicy, PairTruncation, Readable, TruncationMethod, TruncationSide,
+};
+use replica_core::tokenization::CHUNK_BYTES;
 use tokio::runtime;
 
 use super::*;
@@ -52,13 +54,13 @@ fn encode(pool: &TokenizerPool, texts: &[&str]) -> Result<Vec<Box<[u32]>>, Token
 fn tokens_come_back_in_the_order_of_the_texts() {
     let pool = TokenizerPool::start(tokenizer(10_000, false), 3).expect("threads");
     // Every seventh of a thousand texts fills a chunk by itself.
-    let long = "w1 ".repeat(HANDFUL_BYTES / 3 + 1);
+    let long = "w1 ".repeat(CHUNK_BYTES / 3 + 1);
     let texts: Vec<String> =
         (0..1000).map(|i| if i % 7 == 0 { long.clone() } else { format!("w{} w2", i % 97 + 1) }).collect();
     let tokens = encode(&pool, &texts.iter().map(String::as_str).collect::<Vec<_>>()).expect("tokens");
     for (i, tokens) in tokens.iter().enumerate() {
         if i % 7 == 0 {
-            assert_eq!(tokens.len(), HANDFUL_BYTES / 3 + 1, "{i}");
+            assert_eq!(tokens.len(), CHUNK_BYTES / 3 + 1, "{i}");
         } else {
             assert_eq!(**tokens, [i as u32 % 97 + 1, 2], "{i}");
         }
@@ -75,13 +77,13 @@ fn the_truncation_and_padding_of_the_file_are_not_applied() {
 #[test]
 fn the_first_unreadable_input_is_reported() {
     let pool = TokenizerPool::start(tokenizer(3, false), 2).expect("threads");
-    let check = |texts: &[&str], index: usize, why: Unreadable| {
+    let check = |texts: &[&str], index: usize, why: InvalidInput| {
         assert_eq!(encode(&pool, texts), Err(TokenizeError::Unreadable { index, why }));
     };
     let long = "w1 w1 w1 w1";
-    check(&["w1", long, "w1", long], 1, Unreadable::TooLong { limit: 3, given: 4 });
-    check(&[long], 0, Unreadable::TooLong { limit: 3, given: 4 });
-    check(&["w1", "  "], 1, Unreadable::Empty);
+    check(&["w1", long, "w1", long], 1, InvalidInput::TooLong { limit: 3, given: 4 });
+    check(&[long], 0, InvalidInput::TooLong { limit: 3, given: 4 });
+    check(&["w1", "  "], 1, InvalidInput::Empty);
 }
 
 #[test]
@@ -139,26 +141,29 @@ fn a_huge_text_does_not_delay_a_short_one() {
 #[test]
 fn too_long_inputs_are_cut_at_the_selected_end() {
     let pool = TokenizerPool::start(tokenizer(4, false), 1).expect("threads");
-    let cut = |loses, pair| Overlong::Cut(Cut { loses, pair });
-    let check =
-        |text: TextInput, overlong: Overlong, most: Option<usize>, ids: &[u32], types: Option<&[u32]>| {
-            let options = EncodeOptions { prompt: None, overlong, most };
-            let tokens = block_on(pool.encode(vec![text.clone()], options)).expect("tokens");
-            assert_eq!((&*tokens[0].ids, tokens[0].types.as_deref()), (ids, types), "{text:?} {overlong:?}");
-        };
-    let (left, right) = (End::Left, End::Right);
-    let longest = PairCut::LongestFirst;
+    let cut = |side, pair| OverlongPolicy::Truncate(TruncationMethod { side, pair });
+    let check = |text: TextInput,
+                 overlong: OverlongPolicy,
+                 most: Option<usize>,
+                 ids: &[u32],
+                 types: Option<&[u32]>| {
+        let options = EncodeOptions { prompt: None, overlong, most };
+        let tokens = block_on(pool.encode(vec![text.clone()], options)).expect("tokens");
+        assert_eq!((&*tokens[0].ids, tokens[0].types.as_deref()), (ids, types), "{text:?} {overlong:?}");
+    };
+    let (left, right) = (TruncationSide::Left, TruncationSide::Right);
+    let longest = PairTruncation::LongestFirst;
     check(one("w1 w2 w3 w4 w5"), cut(right, longest), None, &[1, 2, 3, 4], None);
     check(one("w1 w2 w3 w4 w5"), cut(left, longest), None, &[2, 3, 4, 5], None);
     check(one("w1 w2 w3 w4 w5"), cut(right, longest), Some(2), &[1, 2], None);
-    check(one("w1 w2 w3"), Overlong::Refuse, Some(2), &[1, 2], None);
+    check(one("w1 w2 w3"), OverlongPolicy::Reject, Some(2), &[1, 2], None);
     let pair = |first: &str, second: &str| TextInput::Pair(first.into(), second.to_owned());
     let types = Some(&[0, 0, 1, 1][..]);
-    check(pair("w1 w2", "w3 w4"), Overlong::Refuse, None, &[1, 2, 3, 4], types);
+    check(pair("w1 w2", "w3 w4"), OverlongPolicy::Reject, None, &[1, 2, 3, 4], types);
     check(pair("w1 w2 w3", "w4 w5 w6"), cut(right, longest), None, &[1, 2, 4, 5], types);
     check(pair("w1 w2 w3", "w4 w5 w6"), cut(left, longest), None, &[2, 3, 5, 6], types);
     check(pair("w1", "w4 w5 w6 w7"), cut(right, longest), None, &[1, 4, 5, 6], Some(&[0, 1, 1, 1]));
-    let second = PairCut::OnlySecond;
+    let second = PairTruncation::OnlySecond;
     check(pair("w1", "w4 w5 w6 w7"), cut(right, second), None, &[1, 4, 5, 6], Some(&[0, 1, 1, 1]));
     check(pair("w1 w2 w3 w4 w5", "w6 w7 w8"), cut(right, second), None, &[1, 2, 6, 7], types);
     check(pair("w1 w2 w3 w4 w5", "w6"), cut(right, second), None, &[1, 2, 3, 6], Some(&[0, 0, 0, 1]));
@@ -182,7 +187,7 @@ fn tokens_are_returned_with_offsets_and_decode_to_the_text() {
     let expected = [(1, "w1", Some(0), Some(2)), (0, "é", Some(3), Some(5)), (22, "w22", Some(6), Some(9))];
     assert_eq!(observed, expected);
     assert_eq!(block_on(pool.decode(vec![vec![1, 22]], true)), Ok(vec!["w1 w22".to_owned()]));
-    let why = Unreadable::UnknownToken { id: 100, vocabulary: 100 };
+    let why = InvalidInput::UnknownToken { id: 100, vocabulary: 100 };
     let unknown = block_on(pool.decode(vec![vec![1], vec![99, 100]], true));
     assert_eq!(unknown, Err(TokenizeError::Unreadable { index: 1, why }));
 }
@@ -230,13 +235,13 @@ fn the_word_piece_fast_path_equals_the_reference() {
         "a", "b", "A", "B", "ab", "c1", "1", "z", " ", "  ", "\t", "\n", "\r", "\u{b}", "\u{c}", "\u{0}",
         "\u{1}", "\u{7f}", "!", "#", "-", "_", "[", "[CLS]", "é", "\u{2003}", "字", "aaaaaa", "aaaaaaa",
     ];
-    let cut = |loses| Overlong::Cut(Cut { loses, pair: PairCut::LongestFirst });
+    let cut = |side| OverlongPolicy::Truncate(TruncationMethod { side, pair: PairTruncation::LongestFirst });
     let option_sets = [
         EncodeOptions::WHOLE,
-        EncodeOptions { overlong: cut(End::Right), ..EncodeOptions::WHOLE },
-        EncodeOptions { overlong: cut(End::Left), ..EncodeOptions::WHOLE },
+        EncodeOptions { overlong: cut(TruncationSide::Right), ..EncodeOptions::WHOLE },
+        EncodeOptions { overlong: cut(TruncationSide::Left), ..EncodeOptions::WHOLE },
         EncodeOptions { most: Some(3), ..EncodeOptions::WHOLE },
-        EncodeOptions { most: Some(0), overlong: cut(End::Left), ..EncodeOptions::WHOLE },
+        EncodeOptions { most: Some(0), overlong: cut(TruncationSide::Left), ..EncodeOptions::WHOLE },
     ];
     // Linear congruential generator.
     let mut state = 7_u64;
@@ -296,17 +301,17 @@ fn templated(max_input_tokens: usize) -> Result<TextTokenizer, TokenizerLoadErro
 
 #[test]
 fn a_templated_pair_is_cut_in_its_texts_and_never_in_the_template() {
-    let cut = |loses, pair| Overlong::Cut(Cut { loses, pair });
-    let (left, right) = (End::Left, End::Right);
-    let (second, longest) = (PairCut::OnlySecond, PairCut::LongestFirst);
+    let cut = |side, pair| OverlongPolicy::Truncate(TruncationMethod { side, pair });
+    let (left, right) = (TruncationSide::Left, TruncationSide::Right);
+    let (second, longest) = (PairTruncation::OnlySecond, PairTruncation::LongestFirst);
     let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
-    let check = |query: &str, document: &str, overlong: Overlong, most: Option<usize>, ids: &[u32]| {
+    let check = |query: &str, document: &str, overlong: OverlongPolicy, most: Option<usize>, ids: &[u32]| {
         let text = TextInput::Pair(query.into(), document.to_owned());
         let tokens = block_on(pool.encode(vec![text], EncodeOptions { prompt: None, overlong, most }));
         assert_eq!(*tokens.expect("tokens")[0].ids, *ids, "{query} | {document} {overlong:?} {most:?}");
     };
     let long = "w3 w4 w5 w6 w7 w8";
-    check("w1 w2", "w3 w4 w5", Overlong::Refuse, None, &[50, 1, 2, 51, 3, 4, 5, 52]);
+    check("w1 w2", "w3 w4 w5", OverlongPolicy::Reject, None, &[50, 1, 2, 51, 3, 4, 5, 52]);
     check("w1 w2", long, cut(right, second), None, &[50, 1, 2, 51, 3, 4, 5, 52]);
     check("w1 w2", long, cut(left, second), None, &[50, 1, 2, 51, 6, 7, 8, 52]);
     check("w1 w2", long, cut(right, longest), None, &[50, 1, 2, 51, 3, 4, 5, 52]);
@@ -315,7 +320,7 @@ fn a_templated_pair_is_cut_in_its_texts_and_never_in_the_template() {
     check(long, long, cut(left, longest), None, &[50, 7, 8, 51, 6, 7, 8, 52]);
     check("w1", long, cut(right, second), Some(2), &[50, 1, 51, 3, 4, 52]);
     check("w1", long, cut(left, second), Some(4), &[50, 1, 51, 3, 4, 5, 6, 52]);
-    check("w1", long, Overlong::Refuse, Some(1), &[50, 1, 51, 3, 52]);
+    check("w1", long, OverlongPolicy::Reject, Some(1), &[50, 1, 51, 3, 52]);
     check("w1", long, cut(right, second), Some(0), &[50, 1, 51, 52]);
     check("", "", cut(right, second), None, &[50, 51, 52]);
     // The texts contain the words of the template as well.
@@ -325,19 +330,19 @@ fn a_templated_pair_is_cut_in_its_texts_and_never_in_the_template() {
 #[test]
 fn a_query_of_megabytes_is_cut_before_it_is_joined_with_the_documents() {
     let pool = TokenizerPool::start(templated(8).expect("a tokenizer"), 1).expect("threads");
-    for (loses, kept) in [(End::Right, [7, 1]), (End::Left, [1, 9])] {
+    for (side, kept) in [(TruncationSide::Right, [7, 1]), (TruncationSide::Left, [1, 9])] {
         let query: Arc<str> = format!("w7 {}w9", "w1 ".repeat(1 << 20)).into();
-        let overlong = Overlong::Cut(Cut { loses, pair: PairCut::OnlySecond });
+        let overlong = OverlongPolicy::Truncate(TruncationMethod { side, pair: PairTruncation::OnlySecond });
         let texts = (0..64).map(|_| TextInput::Pair(Arc::clone(&query), "w2 w3 w4 w5".to_owned())).collect();
         // Untruncated, each of 64 documents would take seconds.
         let tokens = block_on(pool.encode(texts, EncodeOptions { prompt: None, overlong, most: None }))
             .expect("tokens");
-        let document = if loses == End::Right { [2, 3, 4] } else { [3, 4, 5] };
+        let document = if side == TruncationSide::Right { [2, 3, 4] } else { [3, 4, 5] };
         let expected = [&[50][..], &kept, &[51], &document, &[52]].concat();
         assert!(tokens.iter().all(|tokens| *tokens.ids == *expected), "{:?} and not {expected:?}", tokens[0]);
         let text = TextInput::Pair(query, String::new());
         // Of the 128 bytes that are tokenized.
-        let why = Unreadable::TooLong { limit: 8, given: 43 };
+        let why = InvalidInput::TooLong { limit: 8, given: 43 };
         let refused = block_on(pool.encode(vec![text], EncodeOptions::WHOLE));
         assert_eq!(refused, Err(TokenizeError::Unreadable { index: 0, why }));
     }
@@ -352,9 +357,9 @@ fn a_long_query_of_few_tokens_is_not_cut_when_truncation_is_off() {
         let tokens = block_on(pool.encode(vec![text], EncodeOptions { prompt: None, overlong, most: None }));
         tokens.expect("tokens").remove(0).ids.to_vec()
     };
-    assert_eq!(read(Overlong::Refuse), [50, 1, 2, 51, 3, 52]);
-    let cut = Cut { loses: End::Right, pair: PairCut::OnlySecond };
-    assert_eq!(read(Overlong::Cut(cut)), [50, 1, 51, 3, 52]);
+    assert_eq!(read(OverlongPolicy::Reject), [50, 1, 2, 51, 3, 52]);
+    let cut = TruncationMethod { side: TruncationSide::Right, pair: PairTruncation::OnlySecond };
+    assert_eq!(read(OverlongPolicy::Truncate(cut)), [50, 1, 51, 3, 52]);
 }
 
 #[test]
@@ -364,10 +369,13 @@ fn inputs_that_a_template_rejects_are_reported_by_index() {
     let check = |texts: Vec<TextInput>, error: TokenizeError| {
         assert_eq!(block_on(pool.encode(texts, EncodeOptions::WHOLE)), Err(error));
     };
-    check(vec![pair("w2"), one("w2")], TokenizeError::Unreadable { index: 1, why: Unreadable::Alone });
+    check(
+        vec![pair("w2"), one("w2")],
+        TokenizeError::Unreadable { index: 1, why: InvalidInput::PairRequired },
+    );
     let why = "no w66, line 1 of the template".to_owned();
     check(vec![pair("w2"), pair("w66")], TokenizeError::Template { index: 1, why });
-    let why = Unreadable::TooLong { limit: 8, given: 9 };
+    let why = InvalidInput::TooLong { limit: 8, given: 9 };
     check(vec![pair("w1 w2 w3 w4 w5")], TokenizeError::Unreadable { index: 0, why });
     // Three words of the template, and one word of each text.
     templated(5).expect("room for the shortest pair");

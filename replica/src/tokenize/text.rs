@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
-use replica_core::input::{End, Overlong, Readable, Unreadable};
+use replica_core::input::{InvalidInput, OverlongPolicy, Readable, TruncationSide};
 use replica_core::wire::tei::SimpleToken;
 use supervision::request::contain_work;
 use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection};
@@ -53,21 +53,22 @@ pub struct EncodeOptions {
     /// Prompt before each single text, and before the first of a pair. The pairs of a chat template have their own.
     pub prompt: Option<Arc<str>>,
     /// Handling of inputs that are too long.
-    pub overlong: Overlong,
+    pub overlong: OverlongPolicy,
     /// Maximum tokens of a single text, or of the second of a pair; it is cut to them first.
     pub most: Option<usize>,
 }
 
 impl EncodeOptions {
     /// Unchanged texts; too long ones are rejected.
-    pub const WHOLE: EncodeOptions = EncodeOptions { prompt: None, overlong: Overlong::Refuse, most: None };
+    pub const WHOLE: EncodeOptions =
+        EncodeOptions { prompt: None, overlong: OverlongPolicy::Reject, most: None };
 }
 
 /// Reason why a text could not be tokenized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     /// The model cannot read it.
-    Unreadable(Unreadable),
+    Unreadable(InvalidInput),
     /// The chat template rejects it, with this message.
     Template(String),
     /// The tokenizer failed.
@@ -152,7 +153,7 @@ impl TextTokenizer {
         first_encoding: &mut FirstEncoding,
     ) -> Result<Tokenized, Problem> {
         let tokens = caught(|| match (text, &self.template) {
-            (TextInput::One(_), Some(_)) => Err(Problem::Unreadable(Unreadable::Alone)),
+            (TextInput::One(_), Some(_)) => Err(Problem::Unreadable(InvalidInput::PairRequired)),
             (TextInput::One(text), None) => {
                 Ok(self.encode_one(&self.with_prompt(text, options.prompt.as_deref()), options)?)
             }
@@ -166,7 +167,7 @@ impl TextTokenizer {
         let Readable { max_input_tokens: _, vocabulary } = self.readable;
         if let Some(id) = tokens.ids.iter().copied().find(|id| *id as usize >= vocabulary) {
             // A tokenizer may have tokens without an embedding in its model.
-            return Err(Problem::Unreadable(Unreadable::UnknownToken { id, vocabulary }));
+            return Err(Problem::Unreadable(InvalidInput::UnknownToken { id, vocabulary }));
         }
         self.readable.check_length(tokens.ids.len()).map_err(Problem::Unreadable)?;
         Ok(tokens)
@@ -180,19 +181,19 @@ impl TextTokenizer {
 
     fn encode_one(&self, text: &str, options: &EncodeOptions) -> tokenizers::Result<Tokenized> {
         let EncodeOptions { prompt: _, overlong, most } = options;
-        let (cut, loses) = match overlong {
-            Overlong::Refuse => (usize::MAX, End::Right),
-            Overlong::Cut(cut) => (self.text_capacity(false), cut.loses),
+        let (cut, side) = match overlong {
+            OverlongPolicy::Reject => (usize::MAX, TruncationSide::Right),
+            OverlongPolicy::Truncate(cut) => (self.text_capacity(false), cut.side),
         };
         let most = most.unwrap_or(usize::MAX).min(cut);
-        if let Some(ids) = self.pieces.as_ref().and_then(|pieces| pieces.encode(text, most, loses)) {
+        if let Some(ids) = self.pieces.as_ref().and_then(|pieces| pieces.encode(text, most, side)) {
             return Ok(Tokenized { ids, types: None });
         }
         if most == usize::MAX {
             return self.tokenizer.encode_fast(text, true).map(|encoding| self.tokenized(&encoding));
         }
         let mut encoding = self.tokenizer.encode_fast(text, false)?;
-        truncate(&mut encoding, most, loses);
+        truncate(&mut encoding, most, side);
         self.tokenizer.post_process(encoding, None, true).map(|encoding| self.tokenized(&encoding))
     }
 
@@ -211,13 +212,13 @@ impl TextTokenizer {
         }
         let mut first = first_encoding.0.as_ref().map(|(_, encoding)| encoding.clone()).unwrap_or_default();
         if let Some(most) = options.most {
-            truncate(&mut second, most, End::Right);
+            truncate(&mut second, most, TruncationSide::Right);
         }
-        if let Overlong::Cut(cut) = options.overlong {
+        if let OverlongPolicy::Truncate(cut) = options.overlong {
             let [of_first, of_second] =
                 cut.pair.shares([first.len(), second.len()], self.text_capacity(true));
-            truncate(&mut first, of_first, cut.loses);
-            truncate(&mut second, of_second, cut.loses);
+            truncate(&mut first, of_first, cut.side);
+            truncate(&mut second, of_second, cut.side);
         }
         // As a single text it has type 0; a tokenizer without a template keeps the existing types.
         second.set_type_ids(vec![1; second.len()]);
@@ -266,22 +267,22 @@ impl TextTokenizer {
     pub(super) fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, Problem> {
         let vocabulary = self.readable.vocabulary;
         if let Some(id) = ids.iter().copied().find(|id| *id as usize >= vocabulary) {
-            return Err(Problem::Unreadable(Unreadable::UnknownToken { id, vocabulary }));
+            return Err(Problem::Unreadable(InvalidInput::UnknownToken { id, vocabulary }));
         }
         caught(|| Ok(self.tokenizer.decode(ids, skip_special_tokens)?))
     }
 }
 
-fn direction(loses: End) -> TruncationDirection {
-    match loses {
-        End::Left => TruncationDirection::Left,
-        End::Right => TruncationDirection::Right,
+fn direction(side: TruncationSide) -> TruncationDirection {
+    match side {
+        TruncationSide::Left => TruncationDirection::Left,
+        TruncationSide::Right => TruncationDirection::Right,
     }
 }
 
 /// Cuts an encoding. The part cut off is dropped at once: the template would process each piece of it.
-fn truncate(encoding: &mut Encoding, most: usize, loses: End) {
-    encoding.truncate(most, 0, direction(loses));
+fn truncate(encoding: &mut Encoding, most: usize, side: TruncationSide) {
+    encoding.truncate(most, 0, direction(side));
     encoding.take_overflowing();
 }
 

@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 
-use replica_core::input::End;
+use replica_core::input::TruncationSide;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 
 /// Pieces and their ids.
@@ -81,7 +81,7 @@ impl WordPieces {
 
     /// Returns the tokens of a text, special ones included, with at most `most` tokens of the text itself; `None` if
     /// the text needs the reference.
-    pub(super) fn encode(&self, text: &str, most: usize, loses: End) -> Option<Box<[u32]>> {
+    pub(super) fn encode(&self, text: &str, most: usize, side: TruncationSide) -> Option<Box<[u32]>> {
         let plain = |byte: &u8| self.added.get(usize::from(*byte)).is_some_and(|added| !added);
         if !text.as_bytes().iter().all(plain) {
             return None;
@@ -105,9 +105,9 @@ impl WordPieces {
         }
         self.end(&mut word, &mut ids);
         let tokens = ids.len() - before.len();
-        match loses {
-            End::Right => ids.truncate(before.len() + most.min(tokens)),
-            End::Left => {
+        match side {
+            TruncationSide::Right => ids.truncate(before.len() + most.min(tokens)),
+            TruncationSide::Left => {
                 ids.drain(before.len()..before.len() + tokens.saturating_sub(most));
             }
         }

@@ -4,7 +4,7 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, LoadError};
+use replica::engine::cpu::{CpuEngine, CpuLoadError, CpuOptions, Isa};
 use replica::engine::{BatchBuffer, Engine, Output};
 use replica::model::ModelDir;
 use replica_core::Precision;
@@ -135,7 +135,7 @@ pub(crate) fn engine(
     precision: Precision,
     isa: Isa,
     threads: usize,
-) -> Result<CpuEngine, LoadError> {
+) -> Result<CpuEngine, CpuLoadError> {
     let threads = NonZeroUsize::new(threads).unwrap();
     CpuEngine::load(model, CpuOptions { threads, precision, packed: None, isa: Some(isa) })
 }

@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use replica::engine::cpu::{CpuEngine, CpuOptions, Isa, LoadError, PackedCache, WeightsPlace};
+use replica::engine::cpu::{CpuEngine, CpuLoadError, CpuOptions, Isa, PackedCache, WeightsLocation};
 use replica::model::{ModelDir, ModelError, TensorProblem};
 use replica_core::Precision;
 
@@ -19,8 +19,8 @@ fn packed_weights_are_written_once_and_shared() {
             CpuOptions { packed: Some(PackedCache::below(cache.path(), digest)), ..options(1, Isa::best()) };
         let engine = load(&golden("small_bert_mean"), options);
         check_small(&engine, &cases).unwrap();
-        match engine.weights_place() {
-            WeightsPlace::SharedFile(path) => path.clone(),
+        match engine.weights_location() {
+            WeightsLocation::SharedFile(path) => path.clone(),
             place => panic!("{place:?}"),
         }
     };
@@ -65,8 +65,8 @@ fn packed_weights_are_private_to_their_user() {
     let load_shared = || {
         let options =
             CpuOptions { packed: Some(PackedCache::below(cache.path(), "abc")), ..options(1, Isa::best()) };
-        match load(&golden("small_bert_mean"), options).weights_place() {
-            WeightsPlace::SharedFile(path) => path.clone(),
+        match load(&golden("small_bert_mean"), options).weights_location() {
+            WeightsLocation::SharedFile(path) => path.clone(),
             place => panic!("{place:?}"),
         }
     };
@@ -172,7 +172,7 @@ fn packed_weights_are_private_memory_if_they_cannot_be_written() {
     let options =
         CpuOptions { packed: Some(PackedCache::below(cache.path(), "abc")), ..options(1, Isa::best()) };
     let engine = load(&golden("small_bert_cls"), options);
-    assert!(matches!(engine.weights_place(), WeightsPlace::OwnMemory { problem: Some(_) }));
+    assert!(matches!(engine.weights_location(), WeightsLocation::PrivateMemory { problem: Some(_) }));
     check_small(&engine, &cases("small_bert_cls")).unwrap();
 }
 
@@ -256,10 +256,10 @@ fn refused(change: impl FnOnce(&Path)) -> (String, TensorProblem) {
     let copy = copy_of(&golden("small_bert_cls"));
     change(copy.path());
     let loaded = ModelDir::open(copy.path())
-        .map_err(LoadError::from)
+        .map_err(CpuLoadError::from)
         .and_then(|model| CpuEngine::load(&model, options(1, Isa::best())));
     match loaded.err() {
-        Some(LoadError::Model(error)) => match error.into_all().swap_remove(0) {
+        Some(CpuLoadError::Model(error)) => match error.into_all().swap_remove(0) {
             ModelError::Tensor { tensor, problem, .. } => (tensor, problem),
             other => panic!("{other:?}"),
         },

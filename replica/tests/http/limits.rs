@@ -22,7 +22,7 @@ fn check(replica: &TestReplica, path: &str, key: &str, most: usize, body: impl F
     assert_eq!(refused.header("x-meridian-error"), Some("too_many_inputs"), "{path}: {}", refused.text());
     assert!([400, 413].contains(&refused.status), "{path}");
     let text = refused.text();
-    let says = [format!("has {} elements", most + 1), format!("may carry {most}"), format!("`{key}`")];
+    let says = [format!("has {} elements", most + 1), format!("limit is {most}"), format!("`{key}`")];
     for part in says {
         assert!(text.contains(&part), "{path}: {part:?} in {text}");
     }
@@ -60,7 +60,7 @@ fn the_limit_of_tokens_of_a_request_applies_one_past_it() {
         replica.embed(&json!({"model": "small", "input": input}))
     };
     assert_eq!(post([20, 10, 10]).status, 200);
-    let says = "the request has 41 tokens and one may carry 40 (the limit `max_request_tokens`)";
+    let says = "the request has 41 tokens and the limit is 40 (`max_request_tokens`)";
     check_refused(&post([20, 10, 11]), ErrorCode::TooManyTokens, None, says);
 }
 
@@ -75,5 +75,5 @@ fn the_limit_of_bytes_is_reported_in_the_format_of_tei() {
     assert_eq!(post(2000).status, 200);
     let refused = post(2001);
     assert_eq!((refused.status, &refused.json()["error_type"]), (413, &json!("Validation")));
-    assert!(refused.text().contains("2001 bytes and one request may have 2000"), "{}", refused.text());
+    assert!(refused.text().contains("2001 bytes and the limit is 2000"), "{}", refused.text());
 }

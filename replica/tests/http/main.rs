@@ -234,7 +234,7 @@ fn errors_name_the_field_the_limit_and_the_fix() {
     }
     check_refused(&replica.call("GET", "/v2/x", &[], b""), ErrorCode::NotFound, None, "/v2/x");
     let answer = replica.call("GET", "/v1/embeddings", &[], b"");
-    check_refused(&answer, ErrorCode::MethodNotAllowed, None, "does not take GET");
+    check_refused(&answer, ErrorCode::MethodNotAllowed, None, "does not support GET");
     assert_eq!(answer.header("allow"), Some("POST"));
     let counters = &replica.get("/info")["counters"];
     assert_eq!((&counters["errors_total"], &counters["inputs_total"]), (&json!(16), &json!(0)));
@@ -246,7 +246,7 @@ fn the_limit_of_inputs_applies_one_past_it() {
     let replica = TestReplica::start("[limits]\nmax_inputs = 4\n");
     assert_eq!(replica.vectors(&texts(4)).len(), 4);
     let answer = replica.embed(&json!({"model": "small", "input": texts(5)}));
-    check_refused(&answer, ErrorCode::TooManyInputs, Some("input"), "5 elements and one request may carry 4");
+    check_refused(&answer, ErrorCode::TooManyInputs, Some("input"), "5 elements and the limit is 4");
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn the_limit_of_tokens_applies_one_past_it() {
     assert_eq!(replica.vectors(&[text(1, MAX_TOKENS)]).len(), 1);
     let too_long = text(1, MAX_TOKENS + 1);
     let answer = replica.embed(&json!({"model": "small", "input": ["w1", too_long]}));
-    let says = "`input[1]` has 129 tokens and this model reads 128";
+    let says = "`input[1]` has 129 tokens and the limit of this model is 128";
     check_refused(&answer, ErrorCode::InputTooLong, Some("input"), says);
     let answer = replica.embed(&json!({"model": "small", "input": vec![1; MAX_TOKENS + 1]}));
     check_refused(&answer, ErrorCode::InputTooLong, Some("input"), "`input` has 129 tokens");
@@ -273,12 +273,7 @@ fn the_limit_of_bytes_applies_one_past_it() {
     let replica = TestReplica::start("[limits]\nmax_body_bytes = 4096\n");
     let post = |body: &str| replica.call("POST", "/v1/embeddings", &[], body.as_bytes());
     assert_eq!(post(&body_of(4096)).status, 200);
-    check_refused(
-        &post(&body_of(4097)),
-        ErrorCode::BodyTooLarge,
-        None,
-        "4097 bytes and one request may have 4096",
-    );
+    check_refused(&post(&body_of(4097)), ErrorCode::BodyTooLarge, None, "4097 bytes and the limit is 4096");
 
     let chunked = |body: &str| {
         let mut stream = replica.open("POST", "/v1/embeddings", &[], None);
@@ -291,7 +286,7 @@ fn the_limit_of_bytes_applies_one_past_it() {
         Response::read(stream)
     };
     assert_eq!(chunked(&body_of(4096)).status, 200);
-    check_refused(&chunked(&body_of(4097)), ErrorCode::BodyTooLarge, None, "one request may have 4096");
+    check_refused(&chunked(&body_of(4097)), ErrorCode::BodyTooLarge, None, "the limit is 4096");
 }
 
 #[test]

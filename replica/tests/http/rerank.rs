@@ -178,7 +178,7 @@ fn documents_are_truncated_by_cohere_and_by_tei_on_request() {
     let refused = tei(json!({}));
     assert_eq!((refused.status, &refused.json()["error_type"]), (413, &json!("Validation")));
     let says = refused.json()["error"].as_str().expect("a sentence").to_owned();
-    assert!(says.contains("`texts[1]` has 203 tokens and this model reads 128"), "{says}");
+    assert!(says.contains("`texts[1]` has 203 tokens and the limit of this model is 128"), "{says}");
     let cut = tei(json!({"truncate": true})).json();
     let of_second = cut.as_array().expect("a list").iter().find(|rank| rank["index"] == 1).expect("a rank");
     // Both are longer than half of the limit: the second text gets the odd token.
@@ -323,11 +323,14 @@ fn an_llm_reranker_accepts_pairs_only() {
         let refused = replica.post(path, &body);
         let says = refused.text();
         assert_eq!(refused.status, if path == "/classify" { 400 } else { 422 }, "{path}: {says}");
-        assert!(says.contains(&format!("`{place}` is one text, and this model judges")), "{path}: {says}");
+        assert!(
+            says.contains(&format!("`{place}` is one text, and this model is a cross-encoder")),
+            "{path}: {says}"
+        );
     }
     let long = json!({"query": "wind", "texts": ["wind ".repeat(100)]});
     let refused = replica.post("/rerank", &long);
-    assert!(refused.text().contains("and this model reads 96"), "{}", refused.text());
+    assert!(refused.text().contains("and the limit of this model is 96"), "{}", refused.text());
     let embed = replica.post("/v1/embeddings", &json!({"model": "small", "input": "x"}));
     assert!(embed.text().contains("a reranker (one label)"), "{}", embed.text());
 }

@@ -76,7 +76,7 @@ fn long_inputs_are_truncated_only_if_the_request_enables_it() {
         extra.iter().for_each(|(name, value)| body[*name] = value.clone());
         rows(&replica.ask("/embed", &body)).swap_remove(0)
     };
-    let says = "`inputs[0]` has 302 tokens and this model reads 128";
+    let says = "`inputs[0]` has 302 tokens and the limit of this model is 128";
     check_tei(&replica, "/embed", &json!({"inputs": [long]}), ErrorCode::InputTooLong, says);
     let cut = ("truncate", json!(true));
     check_close(&embed(&long, std::slice::from_ref(&cut)), &embed(&words[..room].join(" "), &[]));

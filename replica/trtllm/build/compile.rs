@@ -1,8 +1,8 @@
-//! What the compiler and the linker are asked for.
+//! Arguments of the compiler and the linker.
 
 use std::path::PathBuf;
 
-/// Set to anything, the C++ side is compiled with AddressSanitizer and UBSan: `scripts/sanitize`.
+/// If this variable is set, the C++ side is compiled with AddressSanitizer and UBSan: `scripts/sanitize`.
 const SANITIZE: &str = "TRTLLM_SANITIZE";
 
 const SHIM: [&str; 4] = ["cpp/answers.cc", "cpp/decoder.cc", "cpp/encoder.cc", "cpp/plugins.cc"];
@@ -24,7 +24,7 @@ pub(crate) fn compile() {
     let mut build = cxx_build::bridge("src/bridge.rs");
     build.std("c++17").flag("-pthread").files(SHIM).files(sources).include("cpp").include("double/src");
     for include in includes {
-        // As a system's, so that warnings are about our own code.
+        // As system headers, so that warnings are about our own code only.
         build.flag("-isystem").flag(include.display().to_string());
     }
     if std::env::var_os(SANITIZE).is_some() {
@@ -32,7 +32,8 @@ pub(crate) fn compile() {
             .flag("-fsanitize=address,undefined")
             .flag("-fno-sanitize-recover=all")
             .flag("-fno-omit-frame-pointer");
-        // rustc links, and knows nothing of sanitizers on its stable channel; so they are named, and preloaded at run time.
+        // rustc links, and its stable channel does not support sanitizers; so they are named, and preloaded at run
+        // time.
         for argument in ["-Wl,--no-as-needed", "-lasan", "-lubsan"] {
             println!("cargo::rustc-link-arg={argument}");
         }
@@ -49,12 +50,12 @@ const DOUBLE: [&str; 5] = [
     "double/src/signatures_tensorrt.cc",
 ];
 
-/// The headers to include, and what is compiled beside the shim.
+/// Include directories, and sources that are compiled together with the shim.
 type Sources = (Vec<PathBuf>, Vec<&'static str>);
 
 #[cfg(all(feature = "tensorrt-llm", feature = "tensorrt-llm-double"))]
 fn sources() -> Result<Sources, String> {
-    Err("features `tensorrt-llm` and `tensorrt-llm-double` are one library and its stand-in; give one of them".to_owned())
+    Err("features `tensorrt-llm` and `tensorrt-llm-double` exclude each other: the second is a test double of the first".to_owned())
 }
 
 #[cfg(all(feature = "tensorrt-llm-double", not(feature = "tensorrt-llm")))]
@@ -69,7 +70,7 @@ fn sources() -> Result<Sources, String> {
         if let (Some(folder), Some(name)) = (library.parent(), library.file_name()) {
             println!("cargo::rustc-link-search=native={}", folder.display());
             println!("cargo::rustc-link-lib=dylib:+verbatim={}", name.to_string_lossy());
-            // Of what it needs itself.
+            // For the library's own dependencies.
             println!("cargo::rustc-link-arg=-Wl,-rpath-link,{}", folder.display());
         }
     }
@@ -103,7 +104,7 @@ impl crate::find::Machine for ThisMachine {
 
     fn contains(&self, path: &std::path::Path, bytes: &[u8]) -> bool {
         use std::io::Read;
-        // Libraries of gigabytes are read in pieces, each with the end of the one before.
+        // Libraries of gigabytes are read in blocks, each with the end of the previous one.
         let Ok(mut file) = std::fs::File::open(path) else { return false };
         let mut window: Vec<u8> = Vec::new();
         let mut piece = vec![0; 1 << 20];

@@ -1,64 +1,64 @@
-//! Where the vendor's headers and libraries are, and whether they are ones that the shim was written for.
+//! Locates the vendor's headers and libraries, and checks that the shim supports their versions.
 //!
-//! Decides over a [`Machine`], so that every layout can be tested without one. What is missing is said in one sentence, with
-//! what to do and where it was looked for: whoever switches the feature on has just read that it needs these libraries, and
-//! wants to know which of them this machine lacks.
+//! The functions use a [`Machine`], so that every layout can be tested without it. Missing files are reported in one
+//! message, with the searched paths and the fix, because the feature is usually enabled on a machine that lacks one of
+//! the libraries.
 
 use std::path::{Path, PathBuf};
 
-/// What is asked of the machine.
+/// Files and variables of the machine.
 pub(crate) trait Machine {
     fn variable(&self, name: &str) -> Option<String>;
     fn exists(&self, path: &Path) -> bool;
-    /// The folders of this one whose name begins so.
+    /// Returns the subdirectories whose name begins with `prefix`.
     fn folders(&self, path: &Path, prefix: &str) -> Vec<PathBuf>;
     fn text(&self, path: &Path) -> Option<String>;
     fn contains(&self, path: &Path, bytes: &[u8]) -> bool;
 }
 
-/// What the compiler and the linker are told.
+/// Inputs of the compiler and the linker.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct BuildInputs {
     pub(crate) includes: Vec<PathBuf>,
-    /// Files, each with its folder: what pip installs has a version in its name and no link without one.
+    /// Files, each with its directory: libraries from pip have a version in their name and no link without one.
     pub(crate) libraries: Vec<PathBuf>,
 }
 
-/// The line of releases that has the C++ executor and that the shim was checked against.
+/// Release series with the C++ executor with which the shim was tested.
 const SERIES: [&str; 2] = ["1.1", "1.2"];
-/// The TensorRT that this line is of. Its header of plugins says of `ILogger` that it is a class; from 11 on it is another name for one,
-/// and no compiler takes both.
+/// Major version of TensorRT for this series. Its plugin header declares `ILogger` as a class; from 11 on it is an
+/// alias, and no compiler accepts both.
 const TENSORRT: u32 = 10;
 
-/// A constructor of the executor's that takes a string, as the two C++ ABIs of GCC write it.
+/// A constructor of the executor with a string argument, mangled for the two C++ ABIs of GCC.
 const NEW_ABI: &[u8] = b"8executor8ResponseC1EmNSt7__cxx11";
 const OLD_ABI: &[u8] = b"8executor8ResponseC1EmSs";
 
-/// A header or library, and in which of the folders it may lie.
-struct Piece {
+/// Header or library, with its possible file names.
+struct RequiredFile {
     what: &'static str,
-    /// Below an include or library folder; any of them.
+    /// Below an include or library directory; any of them.
     names: &'static [&'static str],
 }
 
-const HEADERS: [Piece; 3] = [
-    Piece { what: "TensorRT-LLM's headers", names: &["tensorrt_llm/executor/executor.h"] },
-    Piece { what: "TensorRT's headers", names: &["NvInferRuntime.h"] },
-    Piece { what: "CUDA's headers", names: &["cuda_runtime_api.h"] },
+const HEADERS: [RequiredFile; 3] = [
+    RequiredFile { what: "TensorRT-LLM's headers", names: &["tensorrt_llm/executor/executor.h"] },
+    RequiredFile { what: "TensorRT's headers", names: &["NvInferRuntime.h"] },
+    RequiredFile { what: "CUDA's headers", names: &["cuda_runtime_api.h"] },
 ];
 
-const LIBRARIES: [Piece; 4] = [
-    Piece { what: "TensorRT-LLM's library", names: &["libtensorrt_llm.so"] },
-    Piece {
+const LIBRARIES: [RequiredFile; 4] = [
+    RequiredFile { what: "TensorRT-LLM's library", names: &["libtensorrt_llm.so"] },
+    RequiredFile {
         what: "TensorRT-LLM's plugins",
         names: &["libnvinfer_plugin_tensorrt_llm.so", "libnvinfer_plugin_tensorrt_llm.so.10"],
     },
-    Piece { what: "TensorRT's library", names: &["libnvinfer.so", "libnvinfer.so.10"] },
-    Piece { what: "CUDA's runtime", names: &["libcudart.so", "libcudart.so.12", "libcudart.so.13"] },
+    RequiredFile { what: "TensorRT's library", names: &["libnvinfer.so", "libnvinfer.so.10"] },
+    RequiredFile { what: "CUDA's runtime", names: &["libcudart.so", "libcudart.so.12", "libcudart.so.13"] },
 ];
 
-/// Finds all of it, or says what is missing.
-pub(crate) fn find(machine: &dyn Machine) -> Result<Found, String> {
+/// Locates all files, or returns an error that lists the missing ones.
+pub(crate) fn find(machine: &dyn Machine) -> Result<BuildInputs, String> {
     let roots = roots(machine);
     let below = |folders: &[&str]| -> Vec<PathBuf> {
         roots.iter().flat_map(|root| folders.iter().map(|folder| root.join(folder))).collect()
@@ -73,7 +73,7 @@ pub(crate) fn find(machine: &dyn Machine) -> Result<Found, String> {
         "cpp/build/tensorrt_llm/plugins",
         "",
     ]);
-    let first = |piece: &Piece, folders: &[PathBuf]| {
+    let first = |piece: &RequiredFile, folders: &[PathBuf]| {
         let files = folders.iter().flat_map(|folder| piece.names.iter().map(|name| folder.join(name)));
         files.into_iter().find(|file| machine.exists(file)).ok_or(piece.what)
     };
@@ -82,9 +82,9 @@ pub(crate) fn find(machine: &dyn Machine) -> Result<Found, String> {
     let missing: Vec<&str> =
         headers.iter().chain(&libraries).filter_map(|piece| piece.as_ref().err().copied()).collect();
     if !missing.is_empty() {
-        let looked = roots.iter().map(|root| root.display().to_string()).collect::<Vec<_>>().join(", ");
+        let searched = roots.iter().map(|root| root.display().to_string()).collect::<Vec<_>>().join(", ");
         return Err(format!(
-            "feature `tensorrt-llm` lacks {}: looked below {looked}; name the folder in TRTLLM_ROOT, install the vendor's \
+            "feature `tensorrt-llm` requires {}, not found below {searched}; set TRTLLM_ROOT to its directory, install the vendor's \
              container or wheels ({}.x), or build without the feature",
             list(&missing),
             SERIES[1],
@@ -99,7 +99,7 @@ pub(crate) fn find(machine: &dyn Machine) -> Result<Found, String> {
     for (piece, header) in HEADERS.iter().zip(&headers) {
         let depth = Path::new(piece.names[0]).components().count();
         if let Some(folder) = header.ancestors().nth(depth).map(Path::to_owned) {
-            // CUDA's own headers lie in one folder with those of its C++ library from release 13 on.
+            // From release 13 on, CUDA's own headers are in one directory with those of its C++ library.
             let beside = folder.join("cccl");
             for folder in [folder, beside] {
                 if machine.exists(&folder) && !includes.contains(&folder) {
@@ -108,10 +108,10 @@ pub(crate) fn find(machine: &dyn Machine) -> Result<Found, String> {
             }
         }
     }
-    Ok(Found { includes, libraries })
+    Ok(BuildInputs { includes, libraries })
 }
 
-/// Where installations are, those that somebody names first.
+/// Returns the directories of installations, configured ones first.
 fn roots(machine: &dyn Machine) -> Vec<PathBuf> {
     let named =
         ["TRTLLM_ROOT", "TENSORRT_ROOT", "CUDA_HOME"].map(|name| machine.variable(name).map(PathBuf::from));
@@ -121,7 +121,7 @@ fn roots(machine: &dyn Machine) -> Vec<PathBuf> {
     for lib in pythons.map(|root| root.join("lib")) {
         for python in machine.folders(&lib, "python3") {
             for packages in ["site-packages", "dist-packages"].map(|packages| python.join(packages)) {
-                // As pip lays them out.
+                // The layout of pip packages.
                 for package in
                     ["tensorrt_llm", "tensorrt_libs", "nvidia/cu13", "nvidia/cuda_runtime", "tensorrt"]
                 {
@@ -153,27 +153,28 @@ fn check_executor(machine: &dyn Machine, header: &Path) -> Result<(), String> {
         machine.text(&version).and_then(|text| quoted(&text)).unwrap_or_else(|| "unknown".to_owned());
     let known = SERIES.iter().any(|series| version == *series || version.starts_with(&format!("{series}.")));
     known.then_some(()).ok_or_else(|| {
-        format!("{shown} is of TensorRT-LLM {version}; the shim is written for {}", SERIES.join(" and "))
+        format!("{shown} is of TensorRT-LLM {version}; the shim supports {}", SERIES.join(" and "))
     })
 }
 
 fn check_tensorrt(machine: &dyn Machine, header: &Path) -> Result<(), String> {
     let version = header.with_file_name("NvInferVersion.h");
     let text = machine.text(&version).unwrap_or_default();
-    // The number stands behind the name, or behind another name that it stands for.
+    // The number follows the name, or an alias of it.
     let major = ["NV_TENSORRT_MAJOR", "TRT_MAJOR_ENTERPRISE"].iter().find_map(|name| defined(&text, name));
     match major {
         Some(TENSORRT) => Ok(()),
         Some(major) => Err(format!(
-            "{} is of TensorRT {major}; TensorRT-LLM {} is of TensorRT {TENSORRT}",
+            "{} is of TensorRT {major}; TensorRT-LLM {} requires TensorRT {TENSORRT}",
             version.display(),
             SERIES[1]
         )),
-        None => Err(format!("{} does not say which TensorRT it is of", version.display())),
+        None => Err(format!("{} does not define the version of TensorRT", version.display())),
     }
 }
 
-/// The library's strings must be the compiler's: with the other ABI it links, where it does, and crashes.
+/// Checks that the library's strings have the compiler's ABI: with the other one the program crashes, if it links at
+/// all.
 fn check_abi(machine: &dyn Machine, library: &Path) -> Result<(), String> {
     let shown = library.display();
     if machine.contains(library, NEW_ABI) {
@@ -184,10 +185,10 @@ fn check_abi(machine: &dyn Machine, library: &Path) -> Result<(), String> {
     } else {
         "does not export the executor"
     };
-    Err(format!("{shown} {why}; the vendor's wheels and containers of {}.x have what is needed", SERIES[1]))
+    Err(format!("{shown} {why}; use the vendor's wheels or containers of {}.x", SERIES[1]))
 }
 
-/// What stands in quotes behind the constant's name; the licence above it has quotes as well.
+/// Returns the string literal after the constant's name; the licence above it has quotes as well.
 fn quoted(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.contains("kTensorRtLlmVersion"))?;
     line.split('"').nth(1).map(str::to_owned)

@@ -1,22 +1,22 @@
-//! What Rust and C++ agree on. cxx generates both sides from this page and checks them against each other.
+//! Interface between Rust and C++. cxx generates both sides from this file and checks that they match.
 //!
-//! The only unsafe code of the crate is here: the declaration that the C++ functions are what they are declared to be, and
-//! that their objects may be used from several threads.
-#![expect(unsafe_code, reason = "foreign functions and what the compiler cannot know of them")]
-#![expect(unreachable_pub, reason = "cxx writes `pub` before whatever it generates")]
+//! The only unsafe code of the crate is here: the declarations of the C++ functions, and the assertion that their
+//! objects may be used from several threads.
+#![expect(unsafe_code, reason = "declares foreign functions and the thread safety of their objects")]
+#![expect(unreachable_pub, reason = "cxx generates `pub` items")]
 
 pub(crate) use ffi::{
     Answers, Decoder, DecoderOutput, DecoderSettings, Encoder, EncoderInput, EncoderLimits, executor_version,
     open_decoder, open_encoder, tensorrt_version,
 };
 
-// Safety of the block `extern "C++"`: it says that these functions may be called with any arguments of these types. They
-// are noexcept and catch everything (`cpp/guard.h`); slices that they take are read only during the call; slices that they
-// return point into the object they are asked of, which is what their elided lifetime says. `index` is checked in the shim's
+// Safety of the block `extern "C++"`: these functions may be called with any arguments of these types. They are
+// noexcept and catch all exceptions (`cpp/guard.h`); slices that they receive are read only during the call; slices
+// that they return point into the object of the method, as their elided lifetime states. `index` is checked by the
 // callers: `decoder::collect` counts to `size`.
 #[cxx::bridge(namespace = "meridian::trtllm")]
 mod ffi {
-    /// Which tensor a decoder answers with.
+    /// Output tensor of a decoder.
     #[derive(Debug)]
     #[repr(u8)]
     enum DecoderOutput {
@@ -33,7 +33,7 @@ mod ffi {
     struct DecoderSettings {
         directory: String,
         output: DecoderOutput,
-        /// The name of an additional output.
+        /// Name of an additional output.
         tensor: String,
         max_batch_size: u32,
         max_batch_tokens: u32,
@@ -42,7 +42,7 @@ mod ffi {
         cache_fraction: f32,
     }
 
-    /// Empty if it went well.
+    /// Error message; empty on success.
     struct Outcome {
         failure: Vec<u8>,
     }
@@ -70,7 +70,7 @@ mod ffi {
         longest: usize,
     }
 
-    /// 0 is unknown.
+    /// 0 if unknown.
     struct EncoderLimits {
         tokens: usize,
         sequences: usize,
@@ -118,17 +118,17 @@ mod ffi {
     }
 }
 
-// SAFETY: a decoder belongs to no thread; the executor may be destroyed by any.
+// SAFETY: a decoder is not bound to a thread; any thread may destroy the executor.
 unsafe impl Send for Decoder {}
-// SAFETY: `submit` holds the shim's own mutex, since the executor's enqueueing is no business of two threads; `cancel`,
-// `statistics` and `poll` take a mutex of the executor's each; `shutdown` is called once, after the thread that polls has
+// SAFETY: `submit` holds the shim's own mutex, since the executor's enqueueing is not thread-safe; `cancel`,
+// `statistics` and `poll` each take a mutex of the executor; `shutdown` is called once, after the polling thread has
 // been joined (`decoder::Decoder::shutdown`).
 unsafe impl Sync for Decoder {}
-// SAFETY: an encoder belongs to no thread; CUDA's current device is the same in all of them, since nobody sets another. It is
-// not `Sync`: one thread at a time may run it.
+// SAFETY: an encoder is not bound to a thread; CUDA's current device is the same in all threads, since it is never
+// changed. It is not `Sync`: one thread at a time may run it.
 unsafe impl Send for Encoder {}
 
-/// The name of a failure, if there is one. What the vendor says need not be UTF-8.
+/// Returns the error message, if there is one. Messages of the vendor need not be UTF-8.
 pub(crate) fn failure(bytes: &[u8]) -> Option<String> {
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(bytes).into_owned())
 }

@@ -1,6 +1,6 @@
-//! Rows of numbers, out of the formats in which an engine writes them.
+//! Rows of numbers, converted from the output formats of an engine.
 
-/// How an engine writes a number.
+/// Number format of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// IEEE 754, 32 bits.
@@ -12,12 +12,12 @@ pub enum Format {
 }
 
 impl Format {
-    /// The one with this number in the bridge; `None` for formats that no row is written in.
+    /// Returns the format with this number in the bridge; `None` for formats that are not used for rows.
     pub(crate) fn numbered(number: u8) -> Option<Format> {
         [Format::F32, Format::F16, Format::Bf16].get(usize::from(number)).copied()
     }
 
-    /// Bytes of one number.
+    /// Returns the bytes of one number.
     pub fn width(self) -> usize {
         match self {
             Format::F32 => 4,
@@ -25,7 +25,7 @@ impl Format {
         }
     }
 
-    /// The numbers in these bytes, in the byte order of the machine.
+    /// Converts bytes to numbers, in the byte order of the machine.
     pub(crate) fn numbers(self, bytes: &[u8]) -> Vec<f32> {
         match self {
             Format::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect(),
@@ -39,42 +39,42 @@ impl Format {
     }
 }
 
-/// Rows that are equally wide.
+/// Rows of equal width.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rows {
+pub struct EngineRows {
     /// Numbers of one row.
     pub width: usize,
-    /// Row after row.
+    /// All rows, concatenated.
     pub numbers: Vec<f32>,
 }
 
-impl Rows {
-    /// Of what an engine wrote; an error says what does not fit together.
-    pub(crate) fn read(format: u8, rows: usize, width: usize, bytes: &[u8]) -> Result<Rows, String> {
+impl EngineRows {
+    /// Converts the output of an engine; an error describes inconsistent sizes.
+    pub(crate) fn read(format: u8, rows: usize, width: usize, bytes: &[u8]) -> Result<EngineRows, String> {
         let Some(format) = Format::numbered(format) else {
             return Err("the output is neither fp32 nor fp16 nor bf16".to_owned());
         };
-        let wanted = rows.checked_mul(width).and_then(|numbers| numbers.checked_mul(format.width()));
-        if wanted != Some(bytes.len()) || width == 0 {
+        let expected = rows.checked_mul(width).and_then(|numbers| numbers.checked_mul(format.width()));
+        if expected != Some(bytes.len()) || width == 0 {
             let got = bytes.len();
             return Err(format!(
-                "the output has {got} bytes, which are not {rows} rows of {width} {format:?}"
+                "the output has {got} bytes, which do not match {rows} rows of {width} {format:?}"
             ));
         }
-        Ok(Rows { width, numbers: format.numbers(bytes) })
+        Ok(EngineRows { width, numbers: format.numbers(bytes) })
     }
 
-    /// How many there are.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.numbers.len().checked_div(self.width).unwrap_or(0)
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.numbers.is_empty()
     }
 
-    /// One after another.
+    /// Returns an iterator over the rows.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[f32]> {
         self.numbers.chunks_exact(self.width.max(1))
     }
@@ -89,7 +89,7 @@ fn from_f16(bits: u16) -> f32 {
     let exponent = u32::from((bits >> 10) & 0x1f);
     let fraction = u32::from(bits & 0x3ff);
     let magnitude = match exponent {
-        // Subnormal: the fraction counts in steps of 2⁻²⁴, all of which an f32 holds.
+        // Subnormal: the fraction counts in steps of 2⁻²⁴, which are exact in f32.
         0 => (fraction as f32 * f32::from_bits(0x3380_0000)).to_bits(),
         0x1f => 0x7f80_0000 | (fraction << 13),
         _ => ((exponent + (127 - 15)) << 23) | (fraction << 13),
@@ -102,8 +102,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sixteen_bits_are_the_numbers_that_they_stand_for() {
-        // Of IEEE 754's own table: one, the largest, the smallest normal and subnormal, a third, minus two, the infinities.
+    fn sixteen_bit_formats_are_converted_exactly() {
+        // From IEEE 754: one, the largest, the smallest normal and subnormal, a third, minus two, the infinities.
         let table = [
             (0x3c00, 1.0),
             (0x7bff, 65504.0),
@@ -123,12 +123,15 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_the_rows_they_claim_to_be_are_refused() {
+    fn bytes_that_do_not_match_the_rows_are_rejected() {
         let three = [1.0f32, 2.0, 3.0].map(f32::to_ne_bytes).concat();
-        assert_eq!(Rows::read(0, 1, 3, &three), Ok(Rows { width: 3, numbers: vec![1.0, 2.0, 3.0] }));
+        assert_eq!(
+            EngineRows::read(0, 1, 3, &three),
+            Ok(EngineRows { width: 3, numbers: vec![1.0, 2.0, 3.0] })
+        );
         for (format, rows, width) in [(0, 1, 2), (1, 1, 3), (2, 3, 1), (0, usize::MAX, 2), (0, 0, 0)] {
-            assert!(Rows::read(format, rows, width, &three).is_err(), "{format} {rows} {width}");
+            assert!(EngineRows::read(format, rows, width, &three).is_err(), "{format} {rows} {width}");
         }
-        assert!(Rows::read(255, 1, 3, &three).unwrap_err().contains("neither fp32"));
+        assert!(EngineRows::read(255, 1, 3, &three).unwrap_err().contains("neither fp32"));
     }
 }

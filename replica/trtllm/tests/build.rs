@@ -1,4 +1,4 @@
-//! What the build says where the vendor's files are missing, or are others than the shim was written for.
+//! Tests of the error messages for missing or unsupported files of the vendor.
 
 #[path = "../build/find.rs"]
 mod find;
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use find::{Machine, find};
 
-/// A machine that exists in a test only: files with their content.
+/// In-memory machine: files with their content.
 #[derive(Default)]
 struct MadeUp {
     variables: BTreeMap<String, String>,
@@ -49,10 +49,10 @@ impl MadeUp {
         self
     }
 
-    /// The executor of this version, below this folder.
+    /// Adds the executor of this version, below this directory.
     fn executor(self, root: &str, version: &str) -> MadeUp {
         let headers = format!("{root}/include/tensorrt_llm/executor");
-        // As the vendor's, with a licence above that has words in quotes.
+        // The vendor's header has a licence with quoted words above it.
         let version = format!("// under the \"License\"\nconstexpr kTensorRtLlmVersion = \"{version}\";");
         self.with(&format!("{headers}/executor.h"), "class Executor\n{")
             .with(&format!("{headers}/version.h"), &version)
@@ -67,7 +67,7 @@ impl MadeUp {
         )
     }
 
-    /// As in the vendor's container.
+    /// Returns the layout of the vendor's container.
     fn container(version: &str, tensorrt: u32, symbol: &str) -> MadeUp {
         MadeUp::default()
             .executor("/app/tensorrt_llm", version)
@@ -85,11 +85,11 @@ const OLD: &str = "_ZN12tensorrt_llm8executor8ResponseC1EmSsSt8optional";
 
 #[track_caller]
 fn refused(machine: &MadeUp, says: &[&str]) {
-    let sentence = find(machine).expect_err("it is refused");
+    let sentence = find(machine).expect_err("it is rejected");
     for part in says {
-        assert!(sentence.contains(part), "{sentence:?} does not say {part:?}");
+        assert!(sentence.contains(part), "{sentence:?} does not contain {part:?}");
     }
-    assert!(!sentence.contains('\n'), "{sentence:?} is more than a sentence");
+    assert!(!sentence.contains('\n'), "{sentence:?} has several lines");
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn the_vendors_container_has_everything() {
 }
 
 #[test]
-fn what_pip_installs_is_found_where_pip_puts_it() {
+fn files_are_found_in_the_layout_of_pip() {
     let packages = "/venv/lib/python3.12/site-packages";
     let mut machine = MadeUp::default()
         .executor(&format!("{packages}/tensorrt_llm"), "1.2.0")
@@ -112,8 +112,8 @@ fn what_pip_installs_is_found_where_pip_puts_it() {
         .with(&format!("{packages}/nvidia/cu13/include/cccl/nv/target"), "")
         .with(&format!("{packages}/nvidia/cu13/lib/libcudart.so.13"), "");
     machine.variables.insert("VIRTUAL_ENV".to_owned(), "/venv".to_owned());
-    // The wheels of TensorRT have no headers: they are named.
-    refused(&machine, &["lacks TensorRT's headers:", "TRTLLM_ROOT"]);
+    // The wheels of TensorRT have no headers: the message names them.
+    refused(&machine, &["requires TensorRT's headers, not found", "TRTLLM_ROOT"]);
     machine = machine.tensorrt("/opt/tensorrt", 10);
     machine.variables.insert("TENSORRT_ROOT".to_owned(), "/opt/tensorrt".to_owned());
     let found = find(&machine).unwrap();
@@ -122,7 +122,7 @@ fn what_pip_installs_is_found_where_pip_puts_it() {
 }
 
 #[test]
-fn where_somebody_says_it_is_comes_first() {
+fn configured_directories_come_first() {
     let mut machine = MadeUp::container("1.2.1", 10, NEW)
         .executor("/mine", "1.2.0")
         .with("/mine/lib/libtensorrt_llm.so", NEW);
@@ -135,14 +135,14 @@ fn where_somebody_says_it_is_comes_first() {
 }
 
 #[test]
-fn what_is_of_another_time_is_refused_by_its_name() {
+fn unsupported_versions_are_rejected_by_name() {
     refused(&MadeUp::container("1.0.0", 10, NEW), &["executor.h is of TensorRT-LLM 1.0.0", "1.1 and 1.2"]);
     refused(&MadeUp::container("1.20.0", 10, NEW), &["1.20.0"]);
     let later = MadeUp::container("1.3.0", 10, NEW)
         .with("/app/tensorrt_llm/include/tensorrt_llm/executor/executor.h", "class AdditionalModelOutput\n");
     refused(&later, &["has no class Executor", "1.2.x"]);
     for other in [9, 11] {
-        let says = [&*format!("is of TensorRT {other};"), "TensorRT-LLM 1.2 is of TensorRT 10"];
+        let says = [&*format!("is of TensorRT {other};"), "TensorRT-LLM 1.2 requires TensorRT 10"];
         refused(&MadeUp::container("1.2.1", other, NEW), &says);
     }
     refused(&MadeUp::container("1.2.1", 10, OLD), &["libtensorrt_llm.so", "_GLIBCXX_USE_CXX11_ABI=0"]);
@@ -150,21 +150,21 @@ fn what_is_of_another_time_is_refused_by_its_name() {
 }
 
 #[test]
-fn what_is_missing_is_named_together_with_where_it_was_looked_for() {
+fn missing_files_are_named_with_the_searched_directories() {
     let everything = [
-        "lacks TensorRT-LLM's headers, TensorRT's headers, CUDA's headers, TensorRT-LLM's library",
-        "TensorRT's library and CUDA's runtime: looked below /app/tensorrt_llm, /usr/local/tensorrt",
+        "requires TensorRT-LLM's headers, TensorRT's headers, CUDA's headers, TensorRT-LLM's library",
+        "TensorRT's library and CUDA's runtime, not found below /app/tensorrt_llm, /usr/local/tensorrt",
         "or build without the feature",
     ];
     refused(&MadeUp::default(), &everything);
     let mut machine = MadeUp::container("1.2.1", 10, NEW);
     machine.files.remove(Path::new("/usr/local/cuda/lib64/libcudart.so"));
-    refused(&machine, &["lacks CUDA's runtime:"]);
+    refused(&machine, &["requires CUDA's runtime, not found"]);
 }
 
-/// The build itself, where the vendor's files are not: it ends with that sentence and not with a compiler's.
+/// A build without the vendor's files ends with this message and not with a compiler error.
 #[test]
-fn a_build_with_the_feature_and_without_the_vendor_ends_with_one_sentence() {
+fn a_build_with_the_feature_and_without_the_vendors_files_ends_with_one_message() {
     if Path::new("/app/tensorrt_llm").exists() || Path::new("/usr/local/tensorrt").exists() {
         return;
     }
@@ -188,5 +188,5 @@ fn a_build_with_the_feature_and_without_the_vendor_ends_with_one_sentence() {
     assert!(!output.status.success(), "{said}");
     let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: trtllm")).collect();
     assert_eq!(errors.len(), 1, "{said}");
-    assert!(errors[0].contains("feature `tensorrt-llm` lacks TensorRT-LLM's headers"), "{said}");
+    assert!(errors[0].contains("feature `tensorrt-llm` requires TensorRT-LLM's headers"), "{said}");
 }

@@ -49,7 +49,7 @@ impl Replica {
     fn status(&self) -> Value {
         let pending = self.pending.load(Ordering::SeqCst);
         json!({"version": 1, "names": ["m"], "model": "m", "state": "ready", "pending_tokens": pending,
-               "lookup_tokens": pending, "pending_inputs": 0, "requests_total": 0,
+               "interactive_tokens": pending, "pending_inputs": 0, "requests_total": 0,
                "tokens_per_second": self.speed.load(Ordering::SeqCst) as f64})
     }
 }

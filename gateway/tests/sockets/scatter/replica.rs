@@ -1,17 +1,17 @@
 //! What a replica answers, with its own readers and writers and a model that takes no time: the vector of an input hangs
 //! on its bytes alone.
 
-use replica_core::input::{Input, Sequence};
-use replica_core::limits::AtMost;
+use replica_core::input::{Input, TextOrPair};
+use replica_core::limits::ListLimit;
 use replica_core::refusal::Refusal;
 use replica_core::scores::{cosine, ranking};
 use replica_core::wire::error::Dialect;
-use replica_core::wire::openai::response::Rows;
+use replica_core::wire::openai::response::RowsView;
 use replica_core::wire::openai::{EmbeddingsRequest, EmbeddingsResponse};
 use replica_core::wire::rerank::{Document, RerankRequest, RerankResponse};
 use replica_core::wire::tei::{self, DecodeRequest, EmbedRequest, PredictRequest, TextsRequest};
 use replica_core::wire::tei::{SimilarityRequest, TokenizeRequest};
-use replica_core::wire::vllm::{Around, ClassifyRequest, ScoreRequest};
+use replica_core::wire::vllm::{ClassifyRequest, ResponseMetadata, ScoreRequest};
 
 /// An answer, and the tokens that it cost.
 pub(crate) struct Answer {
@@ -22,7 +22,7 @@ pub(crate) struct Answer {
 
 /// Answers a request that may carry so many inputs, with vectors of `width` numbers.
 pub(crate) fn answer(path: &str, body: &[u8], inputs_max: usize, width: usize) -> Answer {
-    let limit = AtMost { count: inputs_max, key: "max_inputs" };
+    let limit = ListLimit { count: inputs_max, key: "max_inputs" };
     match computed(path, body, limit, width) {
         Ok((body, tokens)) => Answer { status: 200, body, tokens },
         Err(refusal) => {
@@ -32,29 +32,34 @@ pub(crate) fn answer(path: &str, body: &[u8], inputs_max: usize, width: usize) -
     }
 }
 
-fn computed(path: &str, body: &[u8], limit: AtMost, width: usize) -> Result<(Vec<u8>, u64), Refusal> {
-    let (around, labels) =
-        (Around { id: "r", created: 7, model: "m", tokens: 0 }, ["no".to_owned(), "yes".to_owned()]);
+fn computed(path: &str, body: &[u8], limit: ListLimit, width: usize) -> Result<(Vec<u8>, u64), Refusal> {
+    let (around, labels) = (
+        ResponseMetadata { id: "r", created: 7, model: "m", tokens: 0 },
+        ["no".to_owned(), "yes".to_owned()],
+    );
     Ok(match path {
         "/v1/embeddings" => {
             let asked = EmbeddingsRequest::parse(body, limit)?;
             let (rows, tokens) = (vectors(&asked.input, width), tokens(&asked.input));
-            (EmbeddingsResponse::write(&asked.model, Rows::new(&rows, width), asked.encoding, tokens), tokens)
+            (
+                EmbeddingsResponse::write(&asked.model, RowsView::new(&rows, width), asked.encoding, tokens),
+                tokens,
+            )
         }
         "/embed" | "/" => {
             let asked = EmbedRequest::parse(body, limit)?;
-            (tei::write_rows(Rows::new(&vectors(&asked.inputs, width), width)), tokens(&asked.inputs))
+            (tei::write_rows(RowsView::new(&vectors(&asked.inputs, width), width)), tokens(&asked.inputs))
         }
         "/predict" => {
             let asked = PredictRequest::parse(body, limit)?;
-            let text = |input: &Sequence| match input {
-                Sequence::One(text) => text.clone(),
-                Sequence::Pair(first, second) => format!("{first}{second}"),
+            let text = |input: &TextOrPair| match input {
+                TextOrPair::One(text) => text.clone(),
+                TextOrPair::Pair(first, second) => format!("{first}{second}"),
             };
             let texts = Input::Texts(asked.inputs.iter().map(text).collect());
             let rows = vectors(&texts, 2);
             let labels = tei::Labels { names: &labels, top_k: None, alone: asked.single };
-            (tei::write_predictions(Rows::new(&rows, 2), labels), tokens(&texts))
+            (tei::write_predictions(RowsView::new(&rows, 2), labels), tokens(&texts))
         }
         "/similarity" => {
             let asked = SimilarityRequest::parse(body, limit)?;
@@ -83,12 +88,12 @@ fn computed(path: &str, body: &[u8], limit: AtMost, width: usize) -> Result<(Vec
         "/classify" => {
             let texts = Input::Texts(ClassifyRequest::parse(body, limit)?.input);
             let (rows, tokens) = (vectors(&texts, 2), tokens(&texts));
-            (Around { tokens, ..around }.write_classes(Rows::new(&rows, 2), &labels), tokens)
+            (ResponseMetadata { tokens, ..around }.write_classes(RowsView::new(&rows, 2), &labels), tokens)
         }
         "/score" => {
             let texts = ScoreRequest::parse(body, limit)?.second;
             let (scores, tokens) = (scores(&texts), tokens(&Input::Texts(texts)));
-            (Around { tokens, ..around }.write_scores(&scores), tokens)
+            (ResponseMetadata { tokens, ..around }.write_scores(&scores), tokens)
         }
         "/rerank" => {
             let asked = TextsRequest::parse(body, limit)?.expect("texts");

@@ -1,95 +1,101 @@
-//! Which inputs make up a batch.
+//! Selection of the inputs of one batch.
 //!
-//! Pressing requests first, then rounds (`queue` has the order). An input that does not fit into what is left is passed
-//! over for a smaller one behind it, so that budgets are used up on mixed lengths; but only [`PASSED_OVER`] inputs are
-//! looked at in vain, and since whoever is passed over is first in the next batch, each waits for at most that one.
-//! A batch with a pressing input in it ends before that one's deadline, if it can: it is not made so long by others that
-//! it comes too late for whom it was begun. A batch that would be a single input above the budget is that input alone.
+//! Urgent requests are taken first, then rounds (`queue` defines the order). An input that does not fit into the
+//! remaining budget is skipped in favour of a smaller one behind it, so that budgets are used up with mixed lengths. At
+//! most [`MAX_SKIPPED`] inputs are skipped per batch, and a skipped input is first in the next batch, so each waits for
+//! at most one further batch. A batch that contains an urgent input ends before the deadline of that input if it can:
+//! other inputs must not make the batch so long that this input expires. A single input above the budget is a batch by
+//! itself.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::queue::Pressing;
-use super::{Backlog, BatchPlanner, Input, Item, RequestId};
+use super::queue::Urgency;
+use super::{Backlog, BatchInput, BatchPlanner, BatchRequestId, Item};
 use crate::cost::BatchCost;
 use crate::priority::Priority;
 
-/// Requests that are looked at in vain for one batch: enough to find a short input among long ones, few enough to cost
-/// nothing beside the batch.
-const PASSED_OVER: usize = 32;
-/// How much longer than everything that waits is thought to take a deadline may lie away and still press: the speed is
-/// an estimate, and the other priority wants some of it.
-const CAUTION: u32 = 2;
+/// Maximum number of inputs that are skipped for one batch: enough to find a short input among long ones, few enough to
+/// cost nothing compared with the batch.
+const MAX_SKIPPED: usize = 32;
+/// Factor on the estimated time for the whole backlog within which a deadline is urgent: the speed is an estimate, and
+/// the other priority takes a part of it.
+const HORIZON_FACTOR: u32 = 2;
 
-/// A batch in the making.
-struct Filling<T: Input> {
+/// Batch that is being filled.
+struct BatchBuilder<T: BatchInput> {
     items: Vec<Item<T>>,
     class: Option<T::Class>,
-    room: u64,
-    passes: usize,
+    remaining_tokens: u64,
+    skips_left: usize,
 }
 
-impl<T: Input> Filling<T> {
-    fn is_over(&self) -> bool {
-        self.room == 0 || self.passes == 0
+impl<T: BatchInput> BatchBuilder<T> {
+    fn is_full(&self) -> bool {
+        self.remaining_tokens == 0 || self.skips_left == 0
     }
 
-    /// The batch should be done by this deadline of an input in it, if it can be.
-    fn end_by(&mut self, deadline: Instant, cost: Option<BatchCost>, now: Instant) {
+    /// Limits the batch so that it finishes by `deadline`, the deadline of an input in it, if that is possible.
+    fn limit_to_deadline(&mut self, deadline: Instant, cost: Option<BatchCost>, now: Instant) {
         let Some(cost) = cost else { return };
         let taken: u64 = self.items.iter().map(|item| item.tokens).sum();
         let most = cost.tokens_within(deadline.saturating_duration_since(now));
-        if let Some(room) = most.checked_sub(taken) {
-            self.room = self.room.min(room);
+        if let Some(remaining_tokens) = most.checked_sub(taken) {
+            self.remaining_tokens = self.remaining_tokens.min(remaining_tokens);
         }
     }
 }
 
-impl<T: Input> BatchPlanner<T> {
+impl<T: BatchInput> BatchPlanner<T> {
     /// Takes a batch of at most `budget` tokens out of a priority that is not empty.
     pub(super) fn fill(&mut self, priority: Priority, budget: u64, now: Instant) -> Vec<Item<T>> {
-        let mut filling = Filling { items: Vec::new(), class: None, room: budget, passes: PASSED_OVER };
-        self.fill_pressing(&mut filling, priority, now);
+        let mut builder = BatchBuilder {
+            items: Vec::new(),
+            class: None,
+            remaining_tokens: budget,
+            skips_left: MAX_SKIPPED,
+        };
+        self.fill_urgent(&mut builder, priority, now);
         let mut last = None;
-        while !filling.is_over()
+        while !builder.is_full()
             && let Some(turn) = self.queues.of(priority).next_turn(last)
         {
             last = Some(turn);
-            self.take(&mut filling, priority, turn.1, now);
+            self.take_next(&mut builder, priority, turn.1, now);
         }
-        filling.items
+        builder.items
     }
 
-    fn fill_pressing(&mut self, filling: &mut Filling<T>, priority: Priority, now: Instant) {
+    fn fill_urgent(&mut self, builder: &mut BatchBuilder<T>, priority: Priority, now: Instant) {
         let rate = self.rate;
-        // Without a speed every deadline may be near.
+        // Without a measured speed, every deadline may be near.
         let horizon = rate
             .time_for(self.backlog().tokens)
-            .and_then(|time| now.checked_add(time.saturating_mul(CAUTION)));
-        let makes = |deadline: Instant, left: Backlog| {
+            .and_then(|time| now.checked_add(time.saturating_mul(HORIZON_FACTOR)));
+        let can_meet = |deadline: Instant, left: Backlog| {
             let takes = rate.time_for(left.tokens).unwrap_or(Duration::ZERO);
             takes <= deadline.saturating_duration_since(now)
         };
         let mut last = None;
-        while !filling.is_over()
-            && let Some((due, pressing)) = self.queues.of(priority).next_pressing(last, now, horizon, makes)
+        while !builder.is_full()
+            && let Some((due, urgent)) = self.queues.of(priority).next_urgent(last, now, horizon, can_meet)
         {
             last = Some(due);
-            while self.take(filling, priority, due.1, now) {
-                match pressing {
-                    Pressing::Deadline => filling.end_by(due.0, self.cost.cost(), now),
-                    Pressing::Patience => break,
+            while self.take_next(builder, priority, due.1, now) {
+                match urgent {
+                    Urgency::Deadline => builder.limit_to_deadline(due.0, self.cost.cost(), now),
+                    Urgency::Starvation => break,
                 }
             }
         }
     }
 
-    /// Takes the next input of `request`, if it is of the batch's class and fits, and says whether it did.
-    fn take(
+    /// Takes the next input of `request` if it is of the batch's class and fits; returns whether it did.
+    fn take_next(
         &mut self,
-        filling: &mut Filling<T>,
+        builder: &mut BatchBuilder<T>,
         priority: Priority,
-        request: RequestId,
+        request: BatchRequestId,
         now: Instant,
     ) -> bool {
         let jobs = &self.jobs;
@@ -98,34 +104,34 @@ impl<T: Input> BatchPlanner<T> {
         else {
             return false;
         };
-        let job = self.jobs.get(id).expect("a job that waits");
+        let job = self.jobs.get(id).expect("a queued job exists");
         let (input, tokens, job_priority) = (Arc::clone(&job.input), job.input.tokens(), job.priority());
-        let fits = tokens <= filling.room || filling.items.is_empty();
-        if filling.class.is_some_and(|batch| batch != class) || !fits {
-            filling.passes -= 1;
+        let fits = tokens <= builder.remaining_tokens || builder.items.is_empty();
+        if builder.class.is_some_and(|batch| batch != class) || !fits {
+            builder.skips_left -= 1;
             return false;
         }
-        let owners: Vec<RequestId> = job.owners.iter().map(|owner| owner.request).collect();
-        self.jobs.begin(id);
+        let owners: Vec<BatchRequestId> = job.owners.iter().map(|owner| owner.request).collect();
+        self.jobs.start(id);
         self.loads.of_mut(job_priority).queued.sub(tokens, 1);
-        self.queues.of_mut(priority).had_turn(request, now);
+        self.queues.of_mut(priority).finish_turn(request, now);
         for owner in owners {
-            self.begun(owner, tokens);
+            self.started(owner, tokens);
         }
-        filling.items.push(Item { job: id, tokens, input });
-        filling.class = Some(class);
-        filling.room = filling.room.saturating_sub(tokens);
+        builder.items.push(Item { job: id, tokens, input });
+        builder.class = Some(class);
+        builder.remaining_tokens = builder.remaining_tokens.saturating_sub(tokens);
         true
     }
 
-    /// An input of `request` was begun.
-    fn begun(&mut self, request: RequestId, tokens: u64) {
+    /// Accounts for an input of `request` whose computation has started.
+    fn started(&mut self, request: BatchRequestId, tokens: u64) {
         let Some(priority) = self.requests.get(&request).map(|request| request.priority) else { return };
         let queue = self.queues.of_mut(priority);
         let before = queue.len();
-        queue.begun(request, tokens);
+        queue.started(request, tokens);
         let load = self.loads.of_mut(priority);
-        load.asked.sub(tokens, 1);
+        load.requested.sub(tokens, 1);
         load.requests -= (before - queue.len()) as u64;
     }
 }

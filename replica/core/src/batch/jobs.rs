@@ -1,96 +1,102 @@
-//! The work itself, apart from who asked for it.
+//! Jobs: inputs to compute, deduplicated across requests.
 //!
-//! A *job* is one input to compute. Whoever asks for an input that waits already, or is being computed, becomes one more
-//! owner of its job: equal inputs are computed once. A job leaves when it is done, or when its last owner goes away
-//! before it was begun; so what one owner does (cancel, expire) never costs another his row.
+//! A *job* is one input to compute. A request for an input that is already queued or being computed becomes a further
+//! owner of the existing job: equal inputs are computed once. A job is removed when it is done, or when its last owner
+//! leaves before it has started. So cancellation or expiry of one owner never costs another owner its row.
 //!
-//! A job is on the priority of its most urgent owner.
+//! The priority of a job is that of its most urgent owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Input, RequestId};
+use super::{BatchInput, BatchRequestId};
 use crate::priority::{PerPriority, Priority};
 
-/// Names a job within one planner.
+/// Identifier of a job within one planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(u64);
 
-/// Whose row it is: an input of a request, by its place.
+/// Owner of a row: an input of a request, by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Owner {
+pub struct RowOwner {
     /// The request.
-    pub request: RequestId,
-    /// The place among its inputs.
+    pub request: BatchRequestId,
+    /// Index among the inputs of the request.
     pub index: usize,
 }
 
 /// One input to compute.
-pub(super) struct Job<T> {
+pub(super) struct BatchJob<T> {
     pub(super) input: Arc<T>,
-    pub(super) owners: BTreeSet<Owner>,
-    /// How many of the owners are on which priority.
+    pub(super) owners: BTreeSet<RowOwner>,
+    /// Number of owners per priority.
     priorities: PerPriority<usize>,
     pub(super) running: bool,
 }
 
-impl<T> Job<T> {
-    /// That of the most urgent owner.
+impl<T> BatchJob<T> {
+    /// Returns the priority of the most urgent owner.
     pub(super) fn priority(&self) -> Priority {
         if self.priorities.interactive > 0 { Priority::Interactive } else { Priority::Bulk }
     }
 }
 
-/// What became of an input that was asked for.
-pub(super) enum Joined {
-    /// There is a new job for it.
+/// Result of adding an owner.
+pub(super) enum JoinOutcome {
+    /// A new job was created.
     New,
-    /// It is part of a job that waits; on which priority that was before.
+    /// The owner joined a queued job, which had this priority before.
     Waiting(Priority),
-    /// It is part of a job that is being computed.
+    /// The owner joined a job that is being computed.
     Running,
 }
 
-/// All jobs that are not done.
+/// All jobs that are not finished.
 pub(super) struct Jobs<T> {
-    jobs: BTreeMap<JobId, Job<T>>,
+    jobs: BTreeMap<JobId, BatchJob<T>>,
     by_input: BTreeMap<Arc<T>, JobId>,
     last_id: u64,
 }
 
-impl<T: Input> Jobs<T> {
+impl<T: BatchInput> Jobs<T> {
     pub(super) fn new() -> Jobs<T> {
         Jobs { jobs: BTreeMap::new(), by_input: BTreeMap::new(), last_id: 0 }
     }
 
-    /// One more owner on `priority`, of a job that is there or is made.
-    pub(super) fn join(&mut self, input: T, owner: Owner, priority: Priority) -> (JobId, Joined) {
+    /// Adds an owner with `priority` to the job of `input`, which is created if it does not exist.
+    pub(super) fn join(&mut self, input: T, owner: RowOwner, priority: Priority) -> (JobId, JoinOutcome) {
         let (id, joined) = match self.by_input.get(&input) {
             Some(id) => {
                 let job = &self.jobs[id];
-                (*id, if job.running { Joined::Running } else { Joined::Waiting(job.priority()) })
+                (*id, if job.running { JoinOutcome::Running } else { JoinOutcome::Waiting(job.priority()) })
             }
             None => {
                 self.last_id += 1;
                 let (id, input) = (JobId(self.last_id), Arc::new(input));
                 self.by_input.insert(Arc::clone(&input), id);
                 let (owners, priorities) = (BTreeSet::new(), PerPriority::default());
-                self.jobs.insert(id, Job { input, owners, priorities, running: false });
-                (id, Joined::New)
+                self.jobs.insert(id, BatchJob { input, owners, priorities, running: false });
+                (id, JoinOutcome::New)
             }
         };
-        let job = self.jobs.get_mut(&id).expect("a job that was found or made");
+        let job = self.jobs.get_mut(&id).expect("the job was found or created above");
         job.owners.insert(owner);
         *job.priorities.of_mut(priority) += 1;
         (id, joined)
     }
 
-    /// Takes all inputs of `request`, which is on `priority`, from a job that waits; the job itself, if nobody else wants it.
-    pub(super) fn leave(&mut self, id: JobId, request: RequestId, priority: Priority) -> Option<Job<T>> {
+    /// Removes all inputs of `request`, which has `priority`, from a queued job; returns the job if it has no owner
+    /// left.
+    pub(super) fn leave(
+        &mut self,
+        id: JobId,
+        request: BatchRequestId,
+        priority: Priority,
+    ) -> Option<BatchJob<T>> {
         let job = self.jobs.get_mut(&id)?;
-        assert!(!job.running, "who leaves a job that runs is forgotten when it is done");
+        assert!(!job.running, "owners of a running job are removed when it finishes");
         let before = job.owners.len();
-        let (first, last) = (Owner { request, index: 0 }, Owner { request, index: usize::MAX });
+        let (first, last) = (RowOwner { request, index: 0 }, RowOwner { request, index: usize::MAX });
         while let Some(owner) = job.owners.range(first..=last).next().copied() {
             job.owners.remove(&owner);
         }
@@ -99,23 +105,23 @@ impl<T: Input> Jobs<T> {
         if job.owners.is_empty() { self.remove(id) } else { None }
     }
 
-    pub(super) fn get(&self, id: JobId) -> Option<&Job<T>> {
+    pub(super) fn get(&self, id: JobId) -> Option<&BatchJob<T>> {
         self.jobs.get(&id)
     }
 
-    /// The job, if it was not begun.
-    pub(super) fn waiting(&self, id: JobId) -> Option<&Job<T>> {
+    /// Returns the job if it has not started.
+    pub(super) fn waiting(&self, id: JobId) -> Option<&BatchJob<T>> {
         self.jobs.get(&id).filter(|job| !job.running)
     }
 
-    /// From now on it is being computed.
-    pub(super) fn begin(&mut self, id: JobId) {
-        let job = self.jobs.get_mut(&id).expect("a job that waits");
-        assert!(!job.running, "begun twice");
+    /// Marks the job as being computed.
+    pub(super) fn start(&mut self, id: JobId) {
+        let job = self.jobs.get_mut(&id).expect("a queued job exists");
+        assert!(!job.running, "a job starts once");
         job.running = true;
     }
 
-    /// From now on nobody joins it: whoever asks for the same gets a job of its own.
+    /// Prevents further owners from joining: later requests for the same input get a new job.
     pub(super) fn seal(&mut self, id: JobId) {
         if let Some(job) = self.jobs.get(&id)
             && self.by_input.get(&job.input) == Some(&id)
@@ -124,8 +130,8 @@ impl<T: Input> Jobs<T> {
         }
     }
 
-    /// It is done, or nobody wants it.
-    pub(super) fn remove(&mut self, id: JobId) -> Option<Job<T>> {
+    /// Removes a job that is finished or has no owner left.
+    pub(super) fn remove(&mut self, id: JobId) -> Option<BatchJob<T>> {
         self.seal(id);
         self.jobs.remove(&id)
     }

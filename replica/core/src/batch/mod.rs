@@ -1,21 +1,21 @@
-//! Whose tokens are computed next, and whom nobody waits for any more.
+//! Batch planner: selects the inputs that are computed next, and handles expiry and cancellation.
 //!
-//! The model: a *request* is a list of inputs on one priority, with at most one deadline. Each input is a *job*, which equal
-//! inputs share ([`jobs`](self::JobId)). Batches are ragged: their cost is the sum of their tokens, and there is no
-//! padding to save by sorting. Four questions are answered apart, each in a file of its own:
+//! A *request* is a list of inputs with one priority and at most one deadline. Each input is a *job*, which equal
+//! inputs share ([`jobs`](self::JobId)). Batches are ragged: their cost is the sum of their tokens, and sorting saves
+//! no padding. Four decisions are separate, each in its own file:
 //!
-//! 1. `share` — which priority is next, and how long may its batch be?
-//! 2. [`crate::window`] — should it begin now, or does waiting for company pay?
-//! 3. `queue` — within the priority, whose input is next?
-//! 4. `fill` — which of these make up the batch?
+//! 1. `share`: the priority of the next batch, and its maximum length.
+//! 2. [`crate::window`]: whether to start now or to wait for further requests (batching delay).
+//! 3. `queue`: the order of inputs within the priority.
+//! 4. `fill`: the inputs that make up the batch.
 //!
-//! Admission is by what was asked for, in tokens: [`BatchPlanner::push`] takes a request whole or refuses it with the
-//! time after which there should be room. Bulk may fill only [`BULK_QUEUE_PERCENT`] of the queue, and while an
-//! interactive request that was refused would be refused again, no bulk is taken in.
+//! Admission counts requested tokens: [`BatchPlanner::push`] admits a whole request, or rejects it with the time after
+//! which there should be capacity. Bulk may fill only [`BULK_QUEUE_PERCENT`] of the queue, and while a rejected
+//! interactive request would still be rejected, no bulk is admitted.
 //!
-//! Named invariants. *One fate*: each input that was taken in comes out exactly once: computed, expired, or cancelled.
-//! *Bounded*: what waits never exceeds the queue, but for one request that came when its priority was empty. *Bands*: no
-//! interactive request is shed while bulk is admitted.
+//! Invariants. *One outcome*: each admitted input leaves exactly once: computed, expired, or cancelled. *Bounded*:
+//! queued tokens never exceed the queue limit, except for one request that arrived while its priority was empty.
+//! *Priorities*: no interactive request is shed while bulk is admitted.
 
 mod fill;
 mod jobs;
@@ -27,62 +27,62 @@ mod share;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-pub use jobs::{JobId, Owner};
-pub use plan::{Batch, Finished, Item, Next, Plan};
+pub use jobs::{JobId, RowOwner};
+pub use plan::{Batch, BatchPlan, FinishedBatch, Item, NextAction};
 pub use settings::{BULK_SHARE_PERCENT, BatchSettings, INTERACTIVE_BATCH_TOKENS, WINDOW_MAX};
 
-use self::jobs::{Jobs, Joined};
+use self::jobs::{Jobs, JoinOutcome};
 use self::queue::FairQueue;
-use self::share::Share;
+use self::share::PriorityShare;
 use crate::cost::{BatchCost, CostModel};
 use crate::priority::{PerPriority, Priority};
 use crate::rate::TokenRate;
-use crate::window::{Reason, Situation, Verdict, Window};
+use crate::window::{BatchDecision, DecisionInput, StartReason, Window};
 
-/// Of the queue, how much bulk may fill: the rest is room for lookups, whatever is being backfilled.
+/// Maximum percentage of the queue that bulk may fill; the rest is reserved for interactive requests.
 pub const BULK_QUEUE_PERCENT: u64 = 75;
-/// How long a request may go without a turn before its next input presses, by priority: for somebody who waits a second is
-/// long; a backfill that moves every half minute is not starved.
-const PATIENCE: PerPriority<Duration> =
+/// Time without a turn after which the next input of a request becomes urgent, by priority. A second is long for an
+/// interactive request; a backfill that progresses every half minute is not starved.
+const STARVATION_LIMITS: PerPriority<Duration> =
     PerPriority { interactive: Duration::from_secs(1), bulk: Duration::from_secs(30) };
 
 /// One input, as the planner sees it. Equal inputs are the same work.
-pub trait Input: Ord {
-    /// What the inputs of one batch must have in common.
+pub trait BatchInput: Ord {
+    /// Property that the inputs of one batch must share.
     type Class: Copy + Eq;
-    /// What it costs.
+    /// Returns the cost of the input in tokens.
     fn tokens(&self) -> u64;
-    /// What it has in common with the rest of its batch; the same for all inputs of a request.
+    /// Returns the class of the input; the same for all inputs of a request.
     fn class(&self) -> Self::Class;
 }
 
-/// Names a request within one planner.
+/// Identifier of a request within one planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(u64);
+pub struct BatchRequestId(u64);
 
-/// What became of a request that was taken in.
+/// Result of admitting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Admitted {
-    /// Its name.
-    pub request: RequestId,
-    /// Inputs that wait or run already, for this request or for another one.
+pub struct AdmittedRequest {
+    /// Identifier of the request.
+    pub request: BatchRequestId,
+    /// Inputs that share a job that was already queued or running, of this request or of another one.
     pub joined: u64,
 }
 
-/// The queue has no room for this request.
+/// The queue has no capacity for this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFull {
-    /// Its priority.
+    /// Priority of the request.
     pub priority: Priority,
-    /// Tokens that wait or are being computed.
+    /// Tokens that are queued or being computed.
     pub pending_tokens: u64,
-    /// The limit for this priority.
+    /// Limit for this priority.
     pub max_queue_tokens: u64,
-    /// After this there should be room, at the measured speed; `None` while no speed is known.
+    /// Time after which there should be capacity, at the measured speed; `None` while no speed is known.
     pub wait: Option<Duration>,
 }
 
-/// What waits, or what is being computed.
+/// Amount of work that is queued or being computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
     /// Tokens.
@@ -103,80 +103,80 @@ impl Backlog {
     }
 }
 
-/// What one priority holds.
+/// Load of one priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PriorityLoad {
-    /// Requests with inputs that wait.
+    /// Requests with queued inputs.
     pub requests: u64,
-    /// The work that waits, each job once, on the priority of its most urgent owner.
+    /// Queued work, each job once, at the priority of its most urgent owner.
     pub queued: Backlog,
-    /// What was asked for and waits, equal inputs as often as they were asked for.
-    pub asked: Backlog,
+    /// Requested work that is queued; equal inputs count once per request.
+    pub requested: Backlog,
 }
 
-/// A request that has not got all its rows.
+/// Request with outstanding rows.
 struct Request {
     priority: Priority,
     /// Inputs without a row.
     left: usize,
 }
 
-/// The queue, and the choice from it.
-pub struct BatchPlanner<T: Input> {
+/// Request queue and batch planner.
+pub struct BatchPlanner<T: BatchInput> {
     max_queue_tokens: u64,
-    requests: BTreeMap<RequestId, Request>,
+    requests: BTreeMap<BatchRequestId, Request>,
     jobs: Jobs<T>,
     queues: PerPriority<FairQueue<T::Class>>,
     loads: PerPriority<PriorityLoad>,
     running: Backlog,
     last_id: u64,
-    /// The tokens of an interactive request that was refused, until there is room for as many.
+    /// Tokens of a rejected interactive request, until there is capacity for it.
     shed: Option<u64>,
-    share: Share,
+    share: PriorityShare,
     window: Window,
     cost: CostModel,
     rate: TokenRate,
 }
 
-impl<T: Input> BatchPlanner<T> {
-    /// Batches as the settings have it, from a queue of at most `max_queue_tokens`.
+impl<T: BatchInput> BatchPlanner<T> {
+    /// Creates a planner with `settings` and a queue of at most `max_queue_tokens`.
     pub fn new(settings: BatchSettings, max_queue_tokens: u64) -> BatchPlanner<T> {
         BatchPlanner {
             max_queue_tokens,
             requests: BTreeMap::new(),
             jobs: Jobs::new(),
             queues: PerPriority {
-                interactive: FairQueue::new(PATIENCE.interactive),
-                bulk: FairQueue::new(PATIENCE.bulk),
+                interactive: FairQueue::new(STARVATION_LIMITS.interactive),
+                bulk: FairQueue::new(STARVATION_LIMITS.bulk),
             },
             loads: PerPriority::default(),
             running: Backlog::default(),
             last_id: 0,
             shed: None,
-            share: Share::new(settings),
+            share: PriorityShare::new(settings),
             window: Window::new(settings.window_max),
             cost: CostModel::default(),
             rate: TokenRate::default(),
         }
     }
 
-    /// Takes in a request, all of it or nothing.
+    /// Admits a whole request, or rejects it.
     ///
-    /// A request that is larger than its priority's part of the queue is taken when its priority is empty; otherwise it could
-    /// never be served.
+    /// A request that is larger than its priority's part of the queue is admitted when its priority is empty; otherwise
+    /// it could never be served.
     pub fn push(
         &mut self,
         priority: Priority,
         inputs: Vec<T>,
         deadline: Option<Instant>,
         now: Instant,
-    ) -> Result<Admitted, QueueFull> {
-        let tokens: u64 = inputs.iter().map(Input::tokens).sum();
+    ) -> Result<AdmittedRequest, QueueFull> {
+        let tokens: u64 = inputs.iter().map(BatchInput::tokens).sum();
         self.admit(priority, tokens)?;
         self.last_id += 1;
-        let request = RequestId(self.last_id);
-        let Some(class) = inputs.first().map(Input::class) else {
-            return Ok(Admitted { request, joined: 0 });
+        let request = BatchRequestId(self.last_id);
+        let Some(class) = inputs.first().map(BatchInput::class) else {
+            return Ok(AdmittedRequest { request, joined: 0 });
         };
         self.window.arrived(now);
         self.share.arrived(priority, now);
@@ -184,14 +184,14 @@ impl<T: Input> BatchPlanner<T> {
         let (mut waits, mut left, mut joined) = (VecDeque::new(), Backlog::default(), 0);
         for (index, input) in inputs.into_iter().enumerate() {
             let tokens = input.tokens();
-            let (job, how) = self.jobs.join(input, Owner { request, index }, priority);
+            let (job, how) = self.jobs.join(input, RowOwner { request, index }, priority);
             match how {
-                Joined::New => self.loads.of_mut(priority).queued.add(tokens, 1),
-                Joined::Waiting(before) => {
+                JoinOutcome::New => self.loads.of_mut(priority).queued.add(tokens, 1),
+                JoinOutcome::Waiting(before) => {
                     joined += 1;
-                    self.moved(job, before);
+                    self.update_priority(job, before);
                 }
-                Joined::Running => {
+                JoinOutcome::Running => {
                     joined += 1;
                     continue;
                 }
@@ -201,17 +201,17 @@ impl<T: Input> BatchPlanner<T> {
         }
         if left.inputs > 0 {
             let load = self.loads.of_mut(priority);
-            load.asked.add(left.tokens, left.inputs);
+            load.requested.add(left.tokens, left.inputs);
             load.requests += 1;
             self.queues.of_mut(priority).push(request, class, deadline, (waits, left), now);
         }
-        Ok(Admitted { request, joined })
+        Ok(AdmittedRequest { request, joined })
     }
 
-    /// Whether there is room for so many tokens on this priority.
+    /// Checks whether the queue has capacity for `tokens` at this priority.
     fn admit(&mut self, priority: Priority, tokens: u64) -> Result<(), QueueFull> {
-        let asked = self.loads.interactive.asked.tokens + self.loads.bulk.asked.tokens;
-        let excess = |tokens: u64, limit: u64| (asked + tokens).saturating_sub(limit);
+        let requested = self.loads.interactive.requested.tokens + self.loads.bulk.requested.tokens;
+        let excess = |tokens: u64, limit: u64| (requested + tokens).saturating_sub(limit);
         self.shed = self.shed.filter(|shed| excess(*shed, self.max_queue_tokens) > 0);
         let (limit, excess) = match priority {
             Priority::Interactive => (self.max_queue_tokens, excess(tokens, self.max_queue_tokens)),
@@ -234,25 +234,25 @@ impl<T: Input> BatchPlanner<T> {
         Err(QueueFull { priority, pending_tokens, max_queue_tokens: limit, wait })
     }
 
-    /// Nobody waits for `request` any more; how many of its inputs will not be computed for it.
-    pub fn cancel(&mut self, request: RequestId) -> u64 {
+    /// Cancels `request`; returns how many of its inputs will not be computed for it.
+    pub fn cancel(&mut self, request: BatchRequestId) -> u64 {
         let Some(Request { priority, .. }) = self.requests.remove(&request) else { return 0 };
         let Some(waiting) = self.queues.of_mut(priority).remove(request) else { return 0 };
         let load = self.loads.of_mut(priority);
         load.requests -= 1;
-        load.asked.sub(waiting.left.tokens, waiting.left.inputs);
+        load.requested.sub(waiting.left.tokens, waiting.left.inputs);
         for job in waiting.jobs() {
-            let Some(before) = self.jobs.waiting(job).map(jobs::Job::priority) else { continue };
+            let Some(before) = self.jobs.waiting(job).map(jobs::BatchJob::priority) else { continue };
             match self.jobs.leave(job, request, priority) {
                 Some(abandoned) => self.loads.of_mut(before).queued.sub(abandoned.input.tokens(), 1),
-                None => self.moved(job, before),
+                None => self.update_priority(job, before),
             }
         }
         waiting.left.inputs
     }
 
-    /// What to do now.
-    pub fn next(&mut self, now: Instant) -> Plan<T> {
+    /// Returns the next action for the engine.
+    pub fn next(&mut self, now: Instant) -> BatchPlan<T> {
         let expired = self.expire(now);
         let budget = self.share.budget(self.cost.cost(), now);
         let waits = PerPriority {
@@ -264,69 +264,75 @@ impl<T: Input> BatchPlanner<T> {
             bulk: self.loads.bulk.queued.tokens,
         };
         let Some(priority) = self.share.choose(waits, queued, budget) else {
-            self.window.close();
-            return Plan { next: Next::Idle, expired };
+            self.window.stop_waiting();
+            return BatchPlan { next: NextAction::Idle, expired };
         };
-        let opened = self.window.opened();
-        let verdict = if *waits.of(priority.other()) {
-            self.window.close();
-            Verdict::Now(Reason::OtherPriority)
+        let waiting_since = self.window.waiting_since();
+        let decision = if *waits.of(priority.other()) {
+            self.window.stop_waiting();
+            BatchDecision::Now(StartReason::OtherPriority)
         } else {
-            let situation = self.situation(priority, budget, now);
-            self.window.ask(situation)
+            let decision_input = self.decision_input(priority, budget, now);
+            self.window.decide(decision_input)
         };
-        let reason = match verdict {
-            Verdict::Now(reason) => reason,
-            Verdict::Wait(until) => return Plan { next: Next::Wait(until), expired },
+        let reason = match decision {
+            BatchDecision::Now(reason) => reason,
+            BatchDecision::Wait(until) => return BatchPlan { next: NextAction::Wait(until), expired },
         };
-        let waited = opened.map_or(Duration::ZERO, |opened| now.saturating_duration_since(opened));
-        let batch = Batch { items: self.begin(priority, budget, now), priority, reason, waited };
+        let waited = waiting_since
+            .map_or(Duration::ZERO, |waiting_since| now.saturating_duration_since(waiting_since));
+        let batch = Batch { items: self.start(priority, budget, now), priority, reason, waited };
         self.share.served(priority, batch.size().tokens, !self.queues.bulk.is_empty());
-        Plan { next: Next::Compute(batch), expired }
+        BatchPlan { next: NextAction::Compute(batch), expired }
     }
 
-    /// What to compute between the steps of a batch of bulk, before it goes on: a batch of lookups, if any wait, for as
-    /// long as bulk has its share. [`Next::Idle`] when it is to go on.
-    pub fn between(&mut self, now: Instant) -> Plan<T> {
+    /// Returns a batch of interactive requests to compute between two steps of a bulk batch, if any are queued and bulk
+    /// has received its share. [`NextAction::Idle`] means that the bulk batch continues.
+    pub fn next_between_steps(&mut self, now: Instant) -> BatchPlan<T> {
         let expired = self.expire(now);
         let interactive = !self.queues.interactive.is_empty();
-        // What is at hand is the bulk that waits: its turn comes when lookups have had theirs.
+        // The bulk work that counts is the interrupted batch: it continues when interactive requests have had their
+        // share.
         let queued =
             PerPriority { interactive: self.loads.interactive.queued.tokens, bulk: self.running.tokens };
         if self.share.choose(PerPriority { interactive, bulk: true }, queued, queued.bulk)
             == Some(Priority::Bulk)
         {
-            return Plan { next: Next::Idle, expired };
+            return BatchPlan { next: NextAction::Idle, expired };
         }
-        let items = self.begin(Priority::Interactive, self.budget(now), now);
-        let batch =
-            Batch { items, priority: Priority::Interactive, reason: Reason::Between, waited: Duration::ZERO };
+        let items = self.start(Priority::Interactive, self.budget(now), now);
+        let batch = Batch {
+            items,
+            priority: Priority::Interactive,
+            reason: StartReason::BetweenSteps,
+            waited: Duration::ZERO,
+        };
         self.share.served(Priority::Interactive, batch.size().tokens, true);
-        Plan { next: Next::Compute(batch), expired }
+        BatchPlan { next: NextAction::Compute(batch), expired }
     }
 
     /// Takes a batch out of a priority that is not empty.
-    fn begin(&mut self, priority: Priority, budget: u64, now: Instant) -> Vec<Item<T>> {
+    fn start(&mut self, priority: Priority, budget: u64, now: Instant) -> Vec<Item<T>> {
         let items = self.fill(priority, budget, now);
         let (tokens, inputs) = (items.iter().map(|item| item.tokens).sum(), items.len() as u64);
-        assert!(inputs > 0, "something waits and nothing was taken");
-        assert!(tokens <= budget || inputs == 1, "over budget");
+        assert!(inputs > 0, "a batch of a queue that is not empty is not empty");
+        assert!(tokens <= budget || inputs == 1, "a batch of several inputs is within its budget");
         self.running.add(tokens, inputs);
         items
     }
 
-    /// `batch` is done, after `busy`.
-    pub fn finished(&mut self, batch: &Batch<T>, busy: Duration, now: Instant) -> Finished {
+    /// Records that `batch` finished after `busy`.
+    pub fn finished(&mut self, batch: &Batch<T>, busy: Duration, now: Instant) -> FinishedBatch {
         let Backlog { tokens, inputs } = batch.size();
         self.running.sub(tokens, inputs);
         self.rate.observe(tokens, busy);
         self.cost.observe(tokens, busy);
         let mut complete = BTreeSet::new();
         let mut owners_of = |item: &Item<T>| {
-            let job = self.jobs.remove(item.job).expect("a job is finished once");
+            let job = self.jobs.remove(item.job).expect("a job finishes once");
             let mut owners = Vec::new();
             for owner in job.owners {
-                // Whoever went away while it was computed is not there any more.
+                // Requests that were cancelled in the meantime are not in the map any more.
                 let Some(request) = self.requests.get_mut(&owner.request) else { continue };
                 request.left -= 1;
                 if request.left == 0 {
@@ -338,26 +344,27 @@ impl<T: Input> BatchPlanner<T> {
             owners
         };
         let owners = batch.items.iter().map(&mut owners_of).collect();
-        self.window.answered(now, complete.len());
-        Finished { owners, complete }
+        self.window.responded(now, complete.len());
+        FinishedBatch { owners, complete }
     }
 
-    /// Whether somebody still waits for a job that is being computed. If not, nobody will: the engine may give it up.
-    pub fn is_wanted(&mut self, job: JobId) -> bool {
+    /// Returns whether a request still waits for a job that is being computed. If not, no request can join it any more,
+    /// and the engine may cancel it.
+    pub fn has_waiting_owner(&mut self, job: JobId) -> bool {
         let Some(found) = self.jobs.get(job) else { return false };
-        let wanted = found.owners.iter().any(|owner| self.requests.contains_key(&owner.request));
-        if !wanted {
+        let has_owner = found.owners.iter().any(|owner| self.requests.contains_key(&owner.request));
+        if !has_owner {
             self.jobs.seal(job);
         }
-        wanted
+        has_owner
     }
 
-    /// Whether nothing waits.
+    /// Returns whether no request is queued.
     pub fn is_empty(&self) -> bool {
         self.queues.interactive.is_empty() && self.queues.bulk.is_empty()
     }
 
-    /// What waits and what is being computed, each job once.
+    /// Returns the work that is queued or being computed, each job once.
     pub fn backlog(&self) -> Backlog {
         let mut backlog = self.running;
         for priority in Priority::ALL {
@@ -367,46 +374,46 @@ impl<T: Input> BatchPlanner<T> {
         backlog
     }
 
-    /// What each priority holds.
+    /// Returns the load of each priority.
     pub fn loads(&self) -> PerPriority<PriorityLoad> {
         self.loads
     }
 
-    /// What a batch costs; `None` until one is done.
+    /// Returns the learnt cost of a batch; `None` until batches of different sizes are done.
     pub fn cost(&self) -> Option<BatchCost> {
         self.cost.cost()
     }
 
-    /// Tokens of the next batch, at most.
+    /// Returns the maximum number of tokens of the next batch.
     pub fn budget(&self, now: Instant) -> u64 {
         self.share.budget(self.cost.cost(), now)
     }
 
-    /// Measured speed; 0 until it is known.
+    /// Returns the measured speed; 0 until it is known.
     pub fn tokens_per_second(&self) -> f64 {
         self.rate.tokens_per_second()
     }
 
-    fn situation(&mut self, priority: Priority, budget: u64, now: Instant) -> Situation {
+    fn decision_input(&mut self, priority: Priority, budget: u64, now: Instant) -> DecisionInput {
         let queued = self.loads.of(priority).queued;
         let cost = self.cost.cost();
         let latest_start = self.queues.of(priority).first_deadline().map(|(deadline, _)| {
             let takes = cost.map_or(Duration::ZERO, |cost| cost.time(queued.tokens.min(budget)));
             deadline.checked_sub(takes).unwrap_or(now)
         });
-        Situation {
+        DecisionInput {
             now,
             tokens: queued.tokens,
             budget,
             cost,
             latest_start,
-            opened: None,
+            waiting_since: None,
             expected: self.window.expected(now),
             max: Duration::ZERO,
         }
     }
 
-    fn expire(&mut self, now: Instant) -> Vec<(RequestId, u64)> {
+    fn expire(&mut self, now: Instant) -> Vec<(BatchRequestId, u64)> {
         let mut expired = Vec::new();
         for priority in Priority::ALL {
             while let Some((deadline, request)) = self.queues.of(priority).first_deadline()
@@ -418,8 +425,8 @@ impl<T: Input> BatchPlanner<T> {
         expired
     }
 
-    /// The owners of a job that waits have changed, and with them perhaps its priority.
-    fn moved(&mut self, job: JobId, before: Priority) {
+    /// Updates the loads after the owners of a queued job, and with them possibly its priority, have changed.
+    fn update_priority(&mut self, job: JobId, before: Priority) {
         let Some(job) = self.jobs.waiting(job) else { return };
         if job.priority() != before {
             let tokens = job.input.tokens();
@@ -429,7 +436,7 @@ impl<T: Input> BatchPlanner<T> {
     }
 }
 
-/// So many hundredths of a number, rounded down, whatever its size.
+/// Returns `percent` percent of a number, rounded down, without overflow.
 fn percent(number: u64, percent: u64) -> u64 {
     number / 100 * percent + number % 100 * percent / 100
 }

@@ -1,69 +1,69 @@
-//! What the planner says to do, and what came of it.
+//! Plans of the batch planner and their results.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Backlog, JobId, Owner, RequestId};
+use super::{Backlog, BatchRequestId, JobId, RowOwner};
 use crate::priority::Priority;
-use crate::window::Reason;
+use crate::window::StartReason;
 
 /// One job of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item<T> {
-    /// Which.
+    /// Identifier of the job.
     pub job: JobId,
-    /// What it costs.
+    /// Cost in tokens.
     pub tokens: u64,
-    /// What the engine reads.
+    /// Input for the engine.
     pub input: Arc<T>,
 }
 
-/// To compute, in one engine call. It counts as running until [`BatchPlanner::finished`].
+/// Batch to compute in one engine call. It counts as running until [`BatchPlanner::finished`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch<T> {
-    /// At least one, all of one class.
+    /// At least one item; all are of one class.
     pub items: Vec<Item<T>>,
-    /// The priority from which they are.
+    /// Priority of the batch.
     pub priority: Priority,
-    /// Why nobody else was waited for.
-    pub reason: Reason,
-    /// How long company was waited for.
+    /// Why the batch starts now.
+    pub reason: StartReason,
+    /// Batching delay before it.
     pub waited: Duration,
 }
 
 impl<T> Batch<T> {
-    /// Its tokens and inputs.
+    /// Returns its tokens and inputs.
     pub fn size(&self) -> Backlog {
         Backlog { tokens: self.items.iter().map(|item| item.tokens).sum(), inputs: self.items.len() as u64 }
     }
 }
 
-/// What to do next.
+/// Result of [`BatchPlanner::next`].
 #[derive(Debug, PartialEq, Eq)]
-pub struct Plan<T> {
-    /// For the engine.
-    pub next: Next<T>,
-    /// Requests whose deadline has passed, and how many of their inputs will now never be computed for them.
-    pub expired: Vec<(RequestId, u64)>,
+pub struct BatchPlan<T> {
+    /// Action for the engine.
+    pub next: NextAction<T>,
+    /// Requests whose deadline has passed, with the number of their inputs that will not be computed for them.
+    pub expired: Vec<(BatchRequestId, u64)>,
 }
 
-/// What the engine does next.
+/// Next action of the engine.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next<T> {
-    /// It computes this.
+pub enum NextAction<T> {
+    /// Compute this batch.
     Compute(Batch<T>),
-    /// It waits until then, or until something comes in.
+    /// Wait until this time, or until a request arrives.
     Wait(Instant),
-    /// Nothing waits.
+    /// The queue is empty.
     Idle,
 }
 
-/// What a finished batch comes to.
+/// Result of a finished batch.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Finished {
-    /// Whose row each item's is, in the order of the batch; nobody's, if everybody has gone away.
-    pub owners: Vec<Vec<Owner>>,
-    /// Requests that have all their rows now.
-    pub complete: BTreeSet<RequestId>,
+pub struct FinishedBatch {
+    /// Owners of each item's row, in the order of the batch; empty if all of them were cancelled.
+    pub owners: Vec<Vec<RowOwner>>,
+    /// Requests that now have all their rows.
+    pub complete: BTreeSet<BatchRequestId>,
 }

@@ -1,100 +1,100 @@
-//! Who is next within one priority: deadlines where they decide, rounds where they do not.
+//! Queue of one priority: earliest deadline first where deadlines decide, round robin otherwise.
 //!
-//! **Rounds.** In each round every waiting request gives one input. Requests stand in the order of their *turns*: how many
-//! they have had, then their age. Whoever is passed over (its input does not fit into what is left of the batch, or wants
-//! another kind of output) keeps its turn and is therefore first in the next batch. A newcomer begins with the round that
-//! is under way. So a request of one input waits for one round, however large its neighbours are.
+//! **Rounds.** In each round every queued request contributes one input. Requests are ordered by the number of turns
+//! they have had, then by age. A skipped request (its input does not fit into the rest of the batch, or is of another
+//! class) keeps its turn and is therefore first in the next batch. A new request starts in the current round. So a
+//! request of one input waits for one round, however large the other requests are.
 //!
-//! **Deadlines.** A deadline beyond the time in which everything that waits will be done is met in any order: there
-//! fairness decides. One that lies within this *horizon* is pressing, and pressing requests go first, the earliest
-//! before the others, with all their inputs: earliest deadline first, which misses none if none has to be missed. A
-//! request that cannot make its deadline even if the engine did nothing else is not pressing; to press on with it would
-//! only make others late as well.
+//! **Deadlines.** A deadline beyond the time in which the whole backlog will be done is met in any order: there
+//! fairness decides. A deadline within this *horizon* is urgent. Urgent requests go first, the earliest deadline before
+//! the others, with all their inputs: earliest deadline first meets all deadlines if that is possible. A request that
+//! could not meet its deadline even if the engine did nothing else is not urgent; preferring it would only delay others
+//! as well.
 //!
-//! **Patience.** A request that has had no turn for its priority's patience has its next input pressing, as of the moment at
-//! which its patience ended. So a stream of pressing newcomers overtakes nobody for ever, and a large request without a
-//! deadline still cannot press with more than one input per patience.
+//! **Starvation.** A request that has had no turn for the starvation limit of its priority has one urgent input, as of
+//! the moment at which the limit passed. So a stream of urgent new requests cannot starve another request, and a large
+//! request without a deadline cannot make more than one input per starvation limit urgent.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
-use super::{Backlog, JobId, RequestId};
+use super::{Backlog, BatchRequestId, JobId};
 
-/// A place in the order of deadlines.
-pub(super) type Due = (Instant, RequestId);
-/// A place in the order of turns.
-pub(super) type Turn = (u64, RequestId);
+/// Key in the order of deadlines.
+pub(super) type DeadlineKey = (Instant, BatchRequestId);
+/// Key in the order of rounds.
+pub(super) type RoundKey = (u64, BatchRequestId);
 
-/// A request with inputs that wait.
-pub(super) struct Waiting<C> {
+/// Request with queued inputs.
+pub(super) struct QueuedRequest<C> {
     pub(super) class: C,
     pub(super) deadline: Option<Instant>,
-    patience_ends: Instant,
+    urgent_at: Instant,
     turn: u64,
-    /// In order. Some may be begun already, for another owner.
+    /// In order. Some may have been started already for another owner.
     jobs: VecDeque<JobId>,
-    /// What was asked for and is not begun.
+    /// Requested work that has not started.
     pub(super) left: Backlog,
 }
 
-/// Why a request is pressing.
+/// Why a request is urgent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pressing {
-    /// For its deadline.
+pub(super) enum Urgency {
+    /// Its deadline is near.
     Deadline,
-    /// For its patience.
-    Patience,
+    /// It has had no turn for the starvation limit.
+    Starvation,
 }
 
-/// The requests of one priority.
+/// Queued requests of one priority.
 pub(super) struct FairQueue<C> {
-    patience: Duration,
-    waiting: BTreeMap<RequestId, Waiting<C>>,
-    turns: BTreeSet<Turn>,
-    deadlines: BTreeSet<Due>,
-    patience_ends: BTreeSet<Due>,
+    starvation_limit: Duration,
+    waiting: BTreeMap<BatchRequestId, QueuedRequest<C>>,
+    turns: BTreeSet<RoundKey>,
+    deadlines: BTreeSet<DeadlineKey>,
+    urgent_at: BTreeSet<DeadlineKey>,
 }
 
 impl<C: Copy> FairQueue<C> {
-    pub(super) fn new(patience: Duration) -> FairQueue<C> {
+    pub(super) fn new(starvation_limit: Duration) -> FairQueue<C> {
         FairQueue {
-            patience,
+            starvation_limit,
             waiting: BTreeMap::new(),
             turns: BTreeSet::new(),
             deadlines: BTreeSet::new(),
-            patience_ends: BTreeSet::new(),
+            urgent_at: BTreeSet::new(),
         }
     }
 
     pub(super) fn push(
         &mut self,
-        request: RequestId,
+        request: BatchRequestId,
         class: C,
         deadline: Option<Instant>,
         (jobs, left): (VecDeque<JobId>, Backlog),
         now: Instant,
     ) {
         let turn = self.turns.first().map_or(0, |(turn, _)| *turn);
-        let patience_ends = now + self.patience;
+        let urgent_at = now + self.starvation_limit;
         self.turns.insert((turn, request));
-        self.patience_ends.insert((patience_ends, request));
+        self.urgent_at.insert((urgent_at, request));
         self.deadlines.extend(deadline.map(|deadline| (deadline, request)));
-        self.waiting.insert(request, Waiting { class, deadline, patience_ends, turn, jobs, left });
+        self.waiting.insert(request, QueuedRequest { class, deadline, urgent_at, turn, jobs, left });
     }
 
-    pub(super) fn remove(&mut self, request: RequestId) -> Option<Waiting<C>> {
+    pub(super) fn remove(&mut self, request: BatchRequestId) -> Option<QueuedRequest<C>> {
         let waiting = self.waiting.remove(&request)?;
         self.turns.remove(&(waiting.turn, request));
-        self.patience_ends.remove(&(waiting.patience_ends, request));
+        self.urgent_at.remove(&(waiting.urgent_at, request));
         if let Some(deadline) = waiting.deadline {
             self.deadlines.remove(&(deadline, request));
         }
         Some(waiting)
     }
 
-    /// An input of `request` was begun, in its own turn or for another owner.
-    pub(super) fn begun(&mut self, request: RequestId, tokens: u64) {
+    /// Accounts for an input of `request` that has started, in its own turn or for another owner.
+    pub(super) fn started(&mut self, request: BatchRequestId, tokens: u64) {
         let Some(waiting) = self.waiting.get_mut(&request) else { return };
         waiting.left.tokens -= tokens;
         waiting.left.inputs -= 1;
@@ -103,19 +103,23 @@ impl<C: Copy> FairQueue<C> {
         }
     }
 
-    /// `request` has had its turn.
-    pub(super) fn had_turn(&mut self, request: RequestId, now: Instant) {
+    /// Moves `request` to the next round.
+    pub(super) fn finish_turn(&mut self, request: BatchRequestId, now: Instant) {
         let Some(waiting) = self.waiting.get_mut(&request) else { return };
         self.turns.remove(&(waiting.turn, request));
-        self.patience_ends.remove(&(waiting.patience_ends, request));
+        self.urgent_at.remove(&(waiting.urgent_at, request));
         waiting.turn += 1;
-        waiting.patience_ends = now + self.patience;
+        waiting.urgent_at = now + self.starvation_limit;
         self.turns.insert((waiting.turn, request));
-        self.patience_ends.insert((waiting.patience_ends, request));
+        self.urgent_at.insert((waiting.urgent_at, request));
     }
 
-    /// The first input of `request` for which `waits` holds; those before it are forgotten.
-    pub(super) fn front(&mut self, request: RequestId, waits: impl Fn(JobId) -> bool) -> Option<(JobId, C)> {
+    /// Returns the first input of `request` that `is_queued` accepts, and drops those before it.
+    pub(super) fn front(
+        &mut self,
+        request: BatchRequestId,
+        waits: impl Fn(JobId) -> bool,
+    ) -> Option<(JobId, C)> {
         let waiting = self.waiting.get_mut(&request)?;
         while let Some(job) = waiting.jobs.front().copied() {
             if waits(job) {
@@ -126,50 +130,51 @@ impl<C: Copy> FairQueue<C> {
         None
     }
 
-    /// The next in the order of turns.
-    pub(super) fn next_turn(&self, after: Option<Turn>) -> Option<Turn> {
+    /// Returns the next request in the order of rounds.
+    pub(super) fn next_turn(&self, after: Option<RoundKey>) -> Option<RoundKey> {
         self.turns.range((after.map_or(Unbounded, Excluded), Unbounded)).next().copied()
     }
 
-    /// The next that is pressing: a deadline until `horizon` of a request that `makes` it, or a patience that has ended.
-    pub(super) fn next_pressing(
+    /// Returns the next urgent request: one with a deadline up to `horizon` that `can_meet` accepts, or one past its
+    /// starvation limit.
+    pub(super) fn next_urgent(
         &self,
-        after: Option<Due>,
+        after: Option<DeadlineKey>,
         now: Instant,
         horizon: Option<Instant>,
-        makes: impl Fn(Instant, Backlog) -> bool,
-    ) -> Option<(Due, Pressing)> {
+        can_meet: impl Fn(Instant, Backlog) -> bool,
+    ) -> Option<(DeadlineKey, Urgency)> {
         let range = (after.map_or(Unbounded, Excluded), Unbounded);
-        let pressing = |due: &&Due| horizon.is_none_or(|horizon| due.0 <= horizon);
-        let deadline = self.deadlines.range(range).take_while(pressing);
+        let urgent = |due: &&DeadlineKey| horizon.is_none_or(|horizon| due.0 <= horizon);
+        let deadline = self.deadlines.range(range).take_while(urgent);
         let deadline =
-            deadline.copied().find(|(deadline, request)| makes(*deadline, self.waiting[request].left));
-        let patience = self.patience_ends.range(range).next().copied().filter(|(ends, _)| *ends <= now);
-        match (deadline, patience) {
-            (Some(deadline), Some(patience)) if patience < deadline => Some((patience, Pressing::Patience)),
-            (Some(deadline), _) => Some((deadline, Pressing::Deadline)),
-            (None, patience) => Some((patience?, Pressing::Patience)),
+            deadline.copied().find(|(deadline, request)| can_meet(*deadline, self.waiting[request].left));
+        let starved = self.urgent_at.range(range).next().copied().filter(|(ends, _)| *ends <= now);
+        match (deadline, starved) {
+            (Some(deadline), Some(starved)) if starved < deadline => Some((starved, Urgency::Starvation)),
+            (Some(deadline), _) => Some((deadline, Urgency::Deadline)),
+            (None, starved) => Some((starved?, Urgency::Starvation)),
         }
     }
 
-    /// The earliest deadline.
-    pub(super) fn first_deadline(&self) -> Option<Due> {
+    /// Returns the earliest deadline.
+    pub(super) fn first_deadline(&self) -> Option<DeadlineKey> {
         self.deadlines.first().copied()
     }
 
-    /// Whether nothing waits.
+    /// Returns whether no request is queued.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Requests that wait.
+    /// Returns the number of queued requests.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
 }
 
-impl<C> Waiting<C> {
-    /// The inputs that it still asks for, by their jobs; some of these may be begun.
+impl<C> QueuedRequest<C> {
+    /// Returns the jobs of its outstanding inputs; some of them may have started.
     pub(super) fn jobs(&self) -> impl Iterator<Item = JobId> + '_ {
         self.jobs.iter().copied()
     }

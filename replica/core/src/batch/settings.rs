@@ -1,27 +1,28 @@
-//! How batches are made: what `meridian tune` finds for a machine, and what holds without it.
+//! Batching settings: defaults, and the values that `meridian tune` measures for a machine.
 
 use std::time::Duration;
 
 use crate::limits::BATCH_TOKENS;
 
-/// As many as any batch has without tuning; what is learnt makes batches shorter while there are lookups.
+/// Default limit of the tokens of an interactive batch: that of all batches. The learnt cost shortens batches while
+/// there are interactive requests.
 pub const INTERACTIVE_BATCH_TOKENS: u64 = BATCH_TOKENS;
-/// While both priorities want more than there is, a quarter for bulk: lookups then have three, and a backfill that would take an
-/// hour alone takes four.
+/// Default share of bulk while both priorities are saturated: interactive requests get three quarters of the tokens,
+/// and a backfill that would take an hour alone takes four.
 pub const BULK_SHARE_PERCENT: u8 = 25;
-/// More than the fixed cost of a batch on any machine that was seen; and that bounds every wait anyway.
+/// Longer than the fixed cost of a batch on any measured machine; that cost bounds every batching delay as well.
 pub const WINDOW_MAX: Duration = Duration::from_millis(5);
 
-/// How batches are made; `meridian tune` finds them for a machine.
+/// Batching settings; `meridian tune` measures them for a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchSettings {
-    /// Tokens of a batch while there are no lookups.
+    /// Maximum tokens of a batch while there are no interactive requests.
     pub batch_tokens: u64,
-    /// Tokens of a batch while there are, at most.
+    /// Maximum tokens of a batch while there are interactive requests.
     pub interactive_batch_tokens: u64,
-    /// The part of the tokens that bulk has while both priorities wait, from 1 to 99.
+    /// Percentage of the tokens that bulk gets while both priorities have queued requests, from 1 to 99.
     pub bulk_share_percent: u8,
-    /// The longest that anybody waits for company; 0 turns that off.
+    /// Longest batching delay; 0 turns it off.
     pub window_max: Duration,
 }
 

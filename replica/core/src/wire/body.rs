@@ -1,36 +1,36 @@
-//! The fields of a request body, declared once: for the parser that reads them and for the documents that describe them.
+//! Fields of a request body, declared once for the parser and for the API documentation.
 //!
-//! Unknown fields are ignored, as the servers whose clients come here ignore them. A field that *would change the result*
-//! and is not supported is different: ignoring it gives an answer to a question that nobody asked. Each body therefore
-//! lists such fields beside those that it reads, and a request with one of them is rejected by name, unless its value
-//! changes nothing. A field is either read, rejected, or without influence on the result; tests compare the declared
-//! fields with `openapi.json`.
+//! Unknown fields are ignored, as by the servers whose clients are supported. A field that *would change the result*
+//! and is not supported is different: ignoring it would return a result that the caller did not request. Each body
+//! therefore lists such fields beside those that it reads, and a request with one of them is rejected by name, unless
+//! its value changes nothing. A field is either read, rejected, or without influence on the result; tests compare the
+//! declared fields with `openapi.json`.
 
 use super::fields;
 use crate::refusal::Refusal;
 use serde_json::value::RawValue;
 
-/// A field that a path reads.
+/// Field that an operation reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What it may hold.
+    /// Type.
     pub kind: FieldKind,
-    /// What it means.
-    pub meaning: &'static str,
+    /// Description for the API documentation.
+    pub description: &'static str,
 }
 
-/// What a field may hold.
+/// Type of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldKind {
-    /// A text.
+    /// A string.
     Text,
     /// `true` or `false`.
     Flag,
-    /// A whole number from 1 on.
+    /// A positive integer.
     Count,
-    /// A whole number, which may be 0 or negative.
+    /// An integer, which may be 0 or negative.
     Integer,
     /// One of these texts.
     OneOf(&'static [&'static str]),
@@ -54,39 +54,39 @@ pub enum FieldKind {
     Sentences,
     /// `true`, `false`, or one of these texts.
     FlagOr(&'static [&'static str]),
-    /// An object, described in the meaning.
+    /// An object, described in the description.
     Object,
-    /// A list of objects, described in the meaning.
+    /// A list of objects, described in the description.
     Objects,
-    /// Anything: the value is not looked at.
+    /// Any value; it is ignored.
     Anything,
 }
 
-/// A field that would change the result and is not supported.
+/// Field that would change the result and is not supported.
 #[derive(Clone, Copy, Debug)]
-pub struct Rejected {
-    /// Its name.
+pub struct RejectedField {
+    /// Name.
     pub name: &'static str,
     /// Values, as JSON, that change nothing and are therefore accepted.
     pub neutral: &'static [&'static str],
-    /// What to send instead.
+    /// Supported alternative.
     pub instead: &'static str,
 }
 
-/// The fields of one body.
+/// Fields of one body.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct BodySchema {
     /// Fields that are read.
     pub fields: &'static [Field],
     /// Fields that are rejected.
-    pub rejected: &'static [Rejected],
+    pub rejected: &'static [RejectedField],
     /// Fields without which the request is rejected.
     pub required: &'static [&'static str],
 }
 
 /// Rejects `given` unless it is absent or one of the `neutral` values.
-pub(super) fn reject(rejected: &Rejected, given: Option<&RawValue>) -> Result<(), Refusal> {
-    let Rejected { name, neutral, instead } = *rejected;
+pub(super) fn reject(rejected: &RejectedField, given: Option<&RawValue>) -> Result<(), Refusal> {
+    let RejectedField { name, neutral, instead } = *rejected;
     match given {
         Some(given) if !neutral.iter().any(|neutral| fields::same_json(neutral, given)) => {
             Err(Refusal::invalid(name, name, "would change the result and is not supported here", instead))
@@ -95,23 +95,23 @@ pub(super) fn reject(rejected: &Rejected, given: Option<&RawValue>) -> Result<()
     }
 }
 
-/// The raw fields of a body.
-pub(super) trait Body<'a>: serde::Deserialize<'a> {
-    /// The same, or the field that would change the result and is not supported.
+/// Raw fields of a body.
+pub(super) trait RawBody<'a>: serde::Deserialize<'a> {
+    /// Returns the body, or an error for the first unsupported field.
     fn checked(self) -> Result<Self, Refusal>;
 
-    /// The fields of `body`.
+    /// Parses the fields of `body`.
     fn read(body: &'a [u8]) -> Result<Self, Refusal> {
         fields::split::<Self>(body)?.checked()
     }
 }
 
-/// Declares a body: a struct of raw fields with its [`Shape`] and a reader that rejects what is not supported.
+/// Declares a body: a struct of raw fields with its schema, and a parser that rejects unsupported fields.
 macro_rules! body {
     (
         $(#[$attribute:meta])*
         $name:ident requires [$($required:literal),*] {
-            $($(#[doc = $meaning:literal])+ $field:ident: $kind:expr,)+
+            $($(#[doc = $description:literal])+ $field:ident: $kind:expr,)+
         } rejects {
             $($rejected:ident $([$($neutral:literal),+])? => $instead:literal,)*
         }
@@ -124,14 +124,14 @@ macro_rules! body {
         }
 
         impl<'a> $name<'a> {
-            /// What this body holds.
-            const SHAPE: crate::wire::body::Shape = crate::wire::body::Shape {
+            /// Schema of this body.
+            const SCHEMA: crate::wire::body::BodySchema = crate::wire::body::BodySchema {
                 fields: &[$(crate::wire::body::Field {
                     name: stringify!($field),
                     kind: $kind,
-                    meaning: concat!($($meaning),+),
+                    description: concat!($($description),+),
                 },)+],
-                rejected: &[$(crate::wire::body::Rejected {
+                rejected: &[$(crate::wire::body::RejectedField {
                     name: stringify!($rejected),
                     neutral: &[$($($neutral),+)?],
                     instead: $instead,
@@ -140,10 +140,10 @@ macro_rules! body {
             };
         }
 
-        impl<'a> crate::wire::body::Body<'a> for $name<'a> {
+        impl<'a> crate::wire::body::RawBody<'a> for $name<'a> {
             fn checked(self) -> Result<$name<'a>, crate::refusal::Refusal> {
                 let given: &[Option<&serde_json::value::RawValue>] = &[$(self.$rejected,)*];
-                for (rejected, given) in Self::SHAPE.rejected.iter().zip(given) {
+                for (rejected, given) in Self::SCHEMA.rejected.iter().zip(given) {
                     crate::wire::body::reject(rejected, *given)?;
                 }
                 Ok(self)

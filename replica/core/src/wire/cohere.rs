@@ -1,18 +1,18 @@
 //! Cohere's `POST /v1/embed` and `POST /v2/embed`.
 //!
-//! The two differ in little: v1 answers with bare vectors unless `embedding_types` is given, v2 requires `input_type` and
-//! always answers by type. Of the types, `int8` and `uint8` are rejected: they scale each number by ranges that were
-//! calibrated for Cohere's own models.
+//! v1 returns bare vectors unless `embedding_types` is present; v2 requires `input_type` and always returns vectors by
+//! type. The types `int8` and `uint8` are rejected: they scale each number by ranges that were calibrated for Cohere's
+//! own models.
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::RawValue;
 
-use super::body::{Body as _, FieldKind, Shape, body};
+use super::body::{BodySchema, FieldKind, RawBody as _, body};
 use super::fields;
 use super::openai::Encoding;
-use super::openai::response::{Rows, Vector};
+use super::openai::response::{RowsView, Vector};
 use crate::input::Truncation;
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::prompt::PromptChoice;
 use crate::refusal::Refusal;
 
@@ -21,18 +21,18 @@ body! {
     RawV1 requires ["texts"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What to embed.
+        /// Texts to embed.
         texts: FieldKind::Texts,
-        /// What the texts are for; the model's configuration has the prompt.
+        /// Role of the texts, which selects a prompt of the model's configuration.
         input_type: FieldKind::OneOf(fields::INPUT_TYPES),
-        /// How vectors are written, each in a list of its own; without it, one list of JSON numbers.
+        /// Encodings of the vectors, each in its own list; default: one list of JSON numbers.
         embedding_types: FieldKind::ListOf(TYPES),
-        /// Which end of a text that is too long is cut off; `END` without it, and `NONE` rejects it.
+        /// Side from which a text that is too long is truncated; default `END`; `NONE` rejects such a text.
         truncate: FieldKind::OneOf(TRUNCATE),
     } rejects {
         images ["[]"] => "`texts`",
-        inputs ["[]"] => "`texts`, or ask at /v2/embed",
-        output_dimension => "nothing, or ask at /v2/embed",
+        inputs ["[]"] => "`texts`, or use /v2/embed",
+        output_dimension => "nothing, or use /v2/embed",
     }
 }
 
@@ -41,19 +41,19 @@ body! {
     RawV2 requires ["input_type"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What to embed.
+        /// Texts to embed.
         texts: FieldKind::Texts,
-        /// What to embed, in the place of `texts`: objects with `content`, a list of one `{"type": "text", "text"}`.
+        /// Texts to embed, instead of `texts`: objects with `content`, a list of one `{"type": "text", "text"}`.
         inputs: FieldKind::Objects,
-        /// What the texts are for; the model's configuration has the prompt.
+        /// Role of the texts, which selects a prompt of the model's configuration.
         input_type: FieldKind::OneOf(fields::INPUT_TYPES),
-        /// How vectors are written, each in a list of its own; `float` without it.
+        /// Encodings of the vectors, each in its own list. Default: `float`.
         embedding_types: FieldKind::ListOf(TYPES),
-        /// How many of the first numbers of each vector to return; without it, all.
+        /// Number of leading dimensions of each vector to return; default: all.
         output_dimension: FieldKind::Count,
-        /// Cut every text to so many tokens, special tokens included.
+        /// Truncate every text to this number of tokens, special tokens included.
         max_tokens: FieldKind::Count,
-        /// Which end of a text that is too long is cut off; `END` without it, and `NONE` rejects it.
+        /// Side from which a text that is too long is truncated; default `END`; `NONE` rejects such a text.
         truncate: FieldKind::OneOf(TRUNCATE),
     } rejects {
         images ["[]"] => "`texts`",
@@ -83,38 +83,38 @@ body! {
 const TYPES: &[&str] = &["float", "base64", "binary", "ubinary"];
 const TRUNCATE: &[&str] = &["NONE", "START", "END"];
 
-/// Elements of one input's `content`: several would be one vector of text and images.
-const CONTENT: AtMost = AtMost { count: 1, key: "CONTENT" };
+/// Maximum elements of one input's `content`: several would be one vector of text and images.
+const CONTENT: ListLimit = ListLimit { count: 1, key: "CONTENT" };
 
 /// `POST /v1/embed` and `POST /v2/embed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CohereEmbedRequest {
-    /// The deployment, where the caller says so.
+    /// The deployment, if specified.
     pub model: Option<String>,
-    /// What to embed; at least one, none empty.
+    /// Texts to embed; at least one, none empty.
     pub texts: Vec<String>,
-    /// The field that they stand in.
+    /// Field of the request that contains them.
     pub field: &'static str,
-    /// What stands before each text.
+    /// Prompt for each text.
     pub prompt: PromptChoice,
-    /// How vectors are written; absent: bare, as v1 has it.
+    /// Encodings of the vectors; absent: bare, the default of v1.
     pub types: Option<Vec<Encoding>>,
-    /// How many numbers a vector should have, where the caller says so.
+    /// Requested dimensions of a vector, if specified.
     pub dimensions: Option<u64>,
-    /// What becomes of texts that are too long.
+    /// Truncation of texts that are too long.
     pub truncation: Truncation,
 }
 
 impl CohereEmbedRequest {
-    /// The fields of the body of v1.
-    pub const SHAPE_V1: Shape = RawV1::SHAPE;
-    /// The fields of the body of v2.
-    pub const SHAPE_V2: Shape = RawV2::SHAPE;
+    /// Schema of the v1 body.
+    pub const SCHEMA_V1: BodySchema = RawV1::SCHEMA;
+    /// Schema of the v2 body.
+    pub const SCHEMA_V2: BodySchema = RawV2::SCHEMA;
 
-    /// Reads the body of v1, which may carry so many texts.
-    pub fn parse_v1(body: &[u8], limit: AtMost) -> Result<CohereEmbedRequest, Refusal> {
+    /// Parses the v1 body; `limit` applies to the number of texts.
+    pub fn parse_v1(body: &[u8], limit: ListLimit) -> Result<CohereEmbedRequest, Refusal> {
         let RawV1 { model, texts, input_type, embedding_types, truncate, .. } = RawV1::read(body)?;
-        let texts = fields::needed("texts", texts, "a list of texts")?;
+        let texts = fields::required("texts", texts, "a list of texts")?;
         Ok(CohereEmbedRequest {
             model: fields::model(model)?,
             texts: read_texts(texts, limit)?,
@@ -122,12 +122,12 @@ impl CohereEmbedRequest {
             prompt: fields::prompt(None, input_type)?,
             types: embedding_types.map(types).transpose()?,
             dimensions: None,
-            truncation: fields::truncate_word(truncate, Truncation::END)?,
+            truncation: fields::truncate_keyword(truncate, Truncation::END)?,
         })
     }
 
-    /// Reads the body of v2, which may carry so many texts.
-    pub fn parse_v2(body: &[u8], limit: AtMost) -> Result<CohereEmbedRequest, Refusal> {
+    /// Parses the v2 body; `limit` applies to the number of texts.
+    pub fn parse_v2(body: &[u8], limit: ListLimit) -> Result<CohereEmbedRequest, Refusal> {
         let RawV2 {
             model,
             texts,
@@ -140,18 +140,18 @@ impl CohereEmbedRequest {
             ..
         } = RawV2::read(body)?;
         let input_type =
-            fields::needed("input_type", input_type, "what the texts are for, as \"search_document\"")?;
+            fields::required("input_type", input_type, "the role of the texts, such as \"search_document\"")?;
         let (texts, field) = match (texts, inputs) {
             (Some(_), Some(_)) => {
-                let problem = "is given beside `texts`, and each is what to embed";
+                let problem = "conflicts with `texts`";
                 return Err(Refusal::invalid("inputs", "inputs", problem, "one of them"));
             }
             (None, Some(inputs)) => (fields::list("inputs", "inputs", inputs, limit, content)?, "inputs"),
             (texts, None) => {
-                (read_texts(fields::needed("texts", texts, "a list of texts")?, limit)?, "texts")
+                (read_texts(fields::required("texts", texts, "a list of texts")?, limit)?, "texts")
             }
         };
-        let truncation = fields::truncate_word(truncate, Truncation::END)?;
+        let truncation = fields::truncate_keyword(truncate, Truncation::END)?;
         Ok(CohereEmbedRequest {
             model: fields::model(model)?,
             texts,
@@ -159,38 +159,38 @@ impl CohereEmbedRequest {
             prompt: fields::prompt(None, Some(input_type))?,
             types: Some(embedding_types.map_or(Ok(vec![Encoding::Float]), types)?),
             dimensions: fields::count("output_dimension", output_dimension)?,
-            truncation: Truncation { most: fields::count("max_tokens", max_tokens)?, ..truncation },
+            truncation: Truncation { max_tokens: fields::count("max_tokens", max_tokens)?, ..truncation },
         })
     }
 }
 
-fn read_texts(raw: &RawValue, limit: AtMost) -> Result<Vec<String>, Refusal> {
-    fields::list("texts", "texts", raw, limit, |place, raw| not_empty("texts", place, raw))
+fn read_texts(raw: &RawValue, limit: ListLimit) -> Result<Vec<String>, Refusal> {
+    fields::list("texts", "texts", raw, limit, |path, raw| not_empty("texts", path, raw))
 }
 
-fn not_empty(field: &'static str, place: &str, raw: &RawValue) -> Result<String, Refusal> {
-    let text = fields::text(field, place, raw)?;
-    if text.is_empty() { Err(Refusal::empty_input(field, place)) } else { Ok(text) }
+fn not_empty(field: &'static str, path: &str, raw: &RawValue) -> Result<String, Refusal> {
+    let text = fields::text(field, path, raw)?;
+    if text.is_empty() { Err(Refusal::empty_input(field, path)) } else { Ok(text) }
 }
 
-/// The one text of an element of `inputs`.
-fn content(place: &str, raw: &RawValue) -> Result<String, Refusal> {
-    let RawInput { content } = fields::split_field::<RawInput<'_>>("inputs", place, raw)?.checked()?;
-    let place = format!("{place}.content");
+/// Returns the text of an element of `inputs`.
+fn content(path: &str, raw: &RawValue) -> Result<String, Refusal> {
+    let RawInput { content } = fields::split_field::<RawInput<'_>>("inputs", path, raw)?.checked()?;
+    let path = format!("{path}.content");
     let content =
-        content.ok_or_else(|| Refusal::invalid("inputs", &place, "is missing", "a list of one text"))?;
-    let text = |place: &str, raw| {
+        content.ok_or_else(|| Refusal::invalid("inputs", &path, "is missing", "a list of one text"))?;
+    let text = |path: &str, raw| {
         let RawContent { text, .. } =
-            fields::split_field::<RawContent<'_>>("inputs", place, raw)?.checked()?;
-        let place = format!("{place}.text");
-        let text = text.ok_or_else(|| Refusal::invalid("inputs", &place, "is missing", "a text"))?;
-        not_empty("inputs", &place, text)
+            fields::split_field::<RawContent<'_>>("inputs", path, raw)?.checked()?;
+        let path = format!("{path}.text");
+        let text = text.ok_or_else(|| Refusal::invalid("inputs", &path, "is missing", "a text"))?;
+        not_empty("inputs", &path, text)
     };
-    let texts = fields::list("inputs", &place, content, CONTENT, text)?;
+    let texts = fields::list("inputs", &path, content, CONTENT, text)?;
     Ok(texts.concat())
 }
 
-/// How vectors are written: one or more of the types, each once.
+/// Parses the encodings: one or more, each once.
 fn types(raw: &RawValue) -> Result<Vec<Encoding>, Refusal> {
     const FIELD: &str = "embedding_types";
     let known = [
@@ -199,10 +199,10 @@ fn types(raw: &RawValue) -> Result<Vec<Encoding>, Refusal> {
         ("binary", Encoding::Binary),
         ("ubinary", Encoding::Ubinary),
     ];
-    let wanted = "\"float\", \"base64\", \"binary\" or \"ubinary\" (\"int8\" and \"uint8\" need ranges that were \
+    let expected = "\"float\", \"base64\", \"binary\" or \"ubinary\" (\"int8\" and \"uint8\" need ranges that were \
                   calibrated for the model)";
-    let most = AtMost { count: TYPES.len(), key: "embedding types" };
-    let read = |_: &str, raw| fields::choice(FIELD, Some(raw), Encoding::Float, &known, wanted);
+    let most = ListLimit { count: TYPES.len(), key: "embedding types" };
+    let read = |_: &str, raw| fields::choice(FIELD, Some(raw), Encoding::Float, &known, expected);
     let types = fields::list(FIELD, FIELD, raw, most, read)?;
     if types.iter().enumerate().any(|(at, one)| types[..at].contains(one)) {
         return Err(Refusal::invalid(FIELD, FIELD, "names a type twice", "each once"));
@@ -210,68 +210,68 @@ fn types(raw: &RawValue) -> Result<Vec<Encoding>, Refusal> {
     Ok(types)
 }
 
-/// The answer, as it is written.
+/// Response to write.
 #[derive(Debug)]
 pub struct CohereEmbedResponse<'a> {
-    /// The request's identifier.
+    /// Identifier of the request.
     pub id: &'a str,
-    /// `1` or `2`: whose path was asked.
+    /// `1` or `2`, by the requested path.
     pub api_version: &'static str,
     /// One vector for each text.
-    pub rows: Rows<'a>,
-    /// How they are written; absent: bare.
+    pub rows: RowsView<'a>,
+    /// Encodings of the vectors; absent: bare.
     pub types: Option<&'a [Encoding]>,
-    /// The texts, which come back.
+    /// The texts, which are returned.
     pub texts: &'a [String],
-    /// Tokens that were computed.
+    /// Number of computed tokens.
     pub tokens: u64,
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct EmbedResponseBody<'a> {
     id: &'a str,
     response_type: &'static str,
-    embeddings: Embeddings<'a>,
+    embeddings: EmbeddingsByType<'a>,
     texts: &'a [String],
-    meta: Meta,
+    meta: EmbedMeta,
 }
 
 #[derive(Serialize)]
-struct Meta {
-    api_version: ApiVersion,
-    billed_units: BilledUnits,
+struct EmbedMeta {
+    api_version: EmbedApiVersion,
+    billed_units: EmbedBilledUnits,
 }
 
 #[derive(Serialize)]
-struct ApiVersion {
+struct EmbedApiVersion {
     version: &'static str,
 }
 
 #[derive(Serialize)]
-struct BilledUnits {
+struct EmbedBilledUnits {
     input_tokens: u64,
 }
 
-/// The vectors: in a list, or in one list for each type.
-struct Embeddings<'a> {
-    rows: Rows<'a>,
+/// The vectors, in one list, or in one list for each type.
+struct EmbeddingsByType<'a> {
+    rows: RowsView<'a>,
     types: Option<&'a [Encoding]>,
 }
 
-/// The vectors, written in one way.
-struct OneType<'a>(Rows<'a>, Encoding);
+/// The vectors in one encoding.
+struct EncodedRows<'a>(RowsView<'a>, Encoding);
 
-impl Serialize for OneType<'_> {
+impl Serialize for EncodedRows<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let OneType(rows, encoding) = *self;
+        let EncodedRows(rows, encoding) = *self;
         serializer.collect_seq(rows.iter().map(|row| Vector { row, encoding }))
     }
 }
 
-impl Serialize for Embeddings<'_> {
+impl Serialize for EmbeddingsByType<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Some(types) = self.types else {
-            return OneType(self.rows, Encoding::Float).serialize(serializer);
+            return EncodedRows(self.rows, Encoding::Float).serialize(serializer);
         };
         let mut by_type = serializer.serialize_map(Some(types.len()))?;
         for encoding in types {
@@ -281,34 +281,40 @@ impl Serialize for Embeddings<'_> {
                 Encoding::Binary => "binary",
                 Encoding::Ubinary => "ubinary",
             };
-            by_type.serialize_entry(name, &OneType(self.rows, *encoding))?;
+            by_type.serialize_entry(name, &EncodedRows(self.rows, *encoding))?;
         }
         by_type.end()
     }
 }
 
 impl CohereEmbedResponse<'_> {
-    /// The answer as JSON.
+    /// Returns the response as JSON.
     pub fn write(&self) -> Vec<u8> {
         let CohereEmbedResponse { id, api_version, rows, types, texts, tokens } = *self;
         let response_type = if types.is_some() { "embeddings_by_type" } else { "embeddings_floats" };
-        let meta = Meta {
-            api_version: ApiVersion { version: api_version },
-            billed_units: BilledUnits { input_tokens: tokens },
+        let meta = EmbedMeta {
+            api_version: EmbedApiVersion { version: api_version },
+            billed_units: EmbedBilledUnits { input_tokens: tokens },
         };
-        let answer = Answer { id, response_type, embeddings: Embeddings { rows, types }, texts, meta };
-        serde_json::to_vec(&answer).expect("strings and numbers serialise")
+        let response = EmbedResponseBody {
+            id,
+            response_type,
+            embeddings: EmbeddingsByType { rows, types },
+            texts,
+            meta,
+        };
+        serde_json::to_vec(&response).expect("strings and numbers serialise")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::input::End;
+    use crate::input::TruncationSide;
     use crate::prompt::Role;
     use crate::wire::error::ErrorCode;
 
-    const LIMIT: AtMost = AtMost { count: 2, key: "max_inputs" };
+    const LIMIT: ListLimit = ListLimit { count: 2, key: "max_inputs" };
 
     fn v2(rest: &str) -> Result<CohereEmbedRequest, Refusal> {
         let body = format!(r#"{{"model": "m", "input_type": "search_query", {rest}}}"#);
@@ -324,13 +330,16 @@ mod tests {
             v2(r#""texts": ["a"], "output_dimension": 8, "max_tokens": 5, "truncate": "START""#).expect("v2");
         assert_eq!(request.prompt, PromptChoice::For(Role::Query));
         assert_eq!((request.dimensions, request.types), (Some(8), Some(vec![Encoding::Float])));
-        assert_eq!(request.truncation, Truncation { truncate: Some(true), loses: End::Left, most: Some(5) });
+        assert_eq!(
+            request.truncation,
+            Truncation { truncate: Some(true), side: TruncationSide::Left, max_tokens: Some(5) }
+        );
         let content = r#""inputs": [{"content": [{"type": "text", "text": "a"}]}]"#;
         assert_eq!(v2(content).expect("inputs").texts, ["a"]);
     }
 
     #[test]
-    fn what_is_wrong_or_not_supported_is_named() {
+    fn errors_name_invalid_and_unsupported_fields() {
         for (rest, code, param) in [
             (r#""texts": []"#, ErrorCode::EmptyInput, "texts"),
             (r#""texts": ["a", ""]"#, ErrorCode::EmptyInput, "texts"),
@@ -366,13 +375,13 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_is_bare_or_by_type() {
+    fn the_response_is_bare_or_by_type() {
         let write = |types| {
             let texts = ["a".to_owned()];
-            let rows = Rows::new(&[0.5, -0.5], 2);
-            let answer =
+            let rows = RowsView::new(&[0.5, -0.5], 2);
+            let response =
                 CohereEmbedResponse { id: "r", api_version: "2", rows, types, texts: &texts, tokens: 3 };
-            String::from_utf8(answer.write()).expect("JSON is UTF-8")
+            String::from_utf8(response.write()).expect("JSON is UTF-8")
         };
         let meta =
             r#""texts":["a"],"meta":{"api_version":{"version":"2"},"billed_units":{"input_tokens":3}}}"#;

@@ -1,34 +1,34 @@
-//! Every way in which Meridian refuses or fails, as one closed list.
+//! Error codes of Meridian, as one closed list.
 //!
-//! An error has three readers. A *program* wants a stable code and a status; an *operator* wants to know whose fault
-//! it was; and whoever holds the request (a client library, or the gateway between two attempts) wants to know what
-//! would help: nothing, waiting, or going elsewhere. [`ErrorCode`] answers all three, and both the gateway and the
-//! replica speak through it, so a code means the same at every door. `docs/errors.md` is rendered from this file.
+//! An error has three readers. A *program* needs a stable code and a status; an *operator* needs to know the side at
+//! fault; and the holder of the request (a client library, or the gateway between two attempts) needs to know the
+//! remedy: none, wait, or use another region. [`ErrorCode`] serves all three, and both the gateway and the replica use
+//! it, so a code has the same meaning everywhere. `docs/errors.md` is rendered from this file.
 //!
-//! The body is that of the ecosystem whose path was asked ([`Dialect`]), because its stock clients parse it: OpenAI's
-//! error object (<https://platform.openai.com/docs/guides/error-codes>), or that of TEI, Cohere or Voyage. The code travels in the header
-//! `x-meridian-error` as well, so that a proxy need not read a body.
+//! The body has the format of the ecosystem that defines the requested path ([`Dialect`]), because its stock clients
+//! parse it: OpenAI's error object (<https://platform.openai.com/docs/guides/error-codes>), or that of TEI, Cohere or
+//! Voyage. The code is also in the header `x-meridian-error`, so that a proxy need not read a body.
 
 use serde::{Deserialize, Serialize};
 
-/// Whose fault an error is.
+/// Side at fault for an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// The request itself cannot be served by anybody.
+    /// The request itself; no server can serve it.
     Caller,
-    /// The caller may not do this, or not this much of it.
+    /// The caller exceeds its permissions or its limits.
     Quota,
-    /// There is not enough room.
+    /// There is not enough capacity.
     Capacity,
-    /// A replica broke.
+    /// A replica failed.
     Replica,
-    /// A machine between us and the replica could not be reached.
+    /// A machine between the client and the replica could not be reached.
     Network,
-    /// A rule forbids it; the rule is doing its work.
+    /// A policy forbids the request.
     Policy,
 }
 
-/// What would help whoever holds the request.
+/// Remedy for the holder of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Remedy {
     /// The same request will fail again, everywhere.
@@ -41,7 +41,7 @@ pub enum Remedy {
 
 macro_rules! error_codes {
     ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $status:literal, $fault:ident, $remedy:ident;)+) => {
-        /// A stable error code. The text form is part of the API: codes are added, never changed.
+        /// Stable error code. The text form is part of the API: codes are added, never changed.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum ErrorCode {
             $($(#[doc = $doc])+ $name,)+
@@ -51,22 +51,22 @@ macro_rules! error_codes {
             /// Every code, in the order of the documentation.
             pub const ALL: &'static [ErrorCode] = &[$(ErrorCode::$name,)+];
 
-            /// The code as clients see it, in `error.code` and in `x-meridian-error`.
+            /// Returns the code as clients see it, in `error.code` and in `x-meridian-error`.
             pub fn as_str(self) -> &'static str {
                 match self { $(ErrorCode::$name => $text,)+ }
             }
 
-            /// The HTTP status that carries this code.
+            /// Returns the HTTP status of this code.
             pub fn status(self) -> u16 {
                 match self { $(ErrorCode::$name => $status,)+ }
             }
 
-            /// Whose fault it is.
+            /// Returns the side at fault.
             pub fn fault(self) -> Fault {
                 match self { $(ErrorCode::$name => Fault::$fault,)+ }
             }
 
-            /// What would help.
+            /// Returns the remedy.
             pub fn remedy(self) -> Remedy {
                 match self { $(ErrorCode::$name => Remedy::$remedy,)+ }
             }
@@ -79,98 +79,99 @@ macro_rules! error_codes {
 }
 
 error_codes! {
-    /// The body is not JSON, or not of the shape that this path takes.
+    /// The body is not JSON, or does not have the structure that this path requires.
     InvalidJson = "invalid_json", 400, Caller, Nothing;
-    /// A field that this path needs is absent; `param` names it.
+    /// A field that this path requires is absent; `param` names it.
     MissingField = "missing_field", 400, Caller, Nothing;
-    /// A field has a type or a value that this path does not take; `param` names it.
+    /// A field has a type or a value that this path does not support; `param` names it.
     InvalidValue = "invalid_value", 400, Caller, Nothing;
-    /// What came is not HTTP/1.1 as RFC 9112 has it, or could be read in two ways; the connection is closed.
+    /// The request is not HTTP/1.1 according to RFC 9112, or is ambiguous; the connection is closed.
     MalformedRequest = "malformed_request", 400, Caller, Nothing;
-    /// The head of the request has more bytes or more fields than a head may; the connection is closed.
+    /// The head of the request exceeds the limit of bytes or fields; the connection is closed.
     HeadTooLarge = "head_too_large", 431, Caller, Nothing;
-    /// The head of the request did not arrive within the time that a head may take; the connection is closed.
+    /// The head of the request did not arrive within the time limit; the connection is closed.
     HeadTimeout = "head_timeout", 408, Caller, Nothing;
-    /// The body comes in a transfer coding other than `chunked`; the connection is closed.
+    /// The body has a transfer coding other than `chunked`; the connection is closed.
     UnknownTransferCoding = "unknown_transfer_coding", 501, Caller, Nothing;
-    /// The body comes in a content coding that is not spoken here; gzip is.
+    /// The body has an unsupported content coding; gzip is supported.
     UnsupportedEncoding = "unsupported_encoding", 415, Caller, Nothing;
-    /// A header that Meridian reads has a value that it cannot read; `param` names it.
+    /// A header that Meridian reads has an invalid value; `param` names it.
     InvalidHeader = "invalid_header", 400, Caller, Nothing;
-    /// An input is empty: there is nothing to compute.
+    /// An input is empty.
     EmptyInput = "empty_input", 400, Caller, Nothing;
     /// An input has more tokens than the model reads.
     InputTooLong = "input_too_long", 400, Caller, Nothing;
-    /// The request carries more inputs than one request may.
+    /// The request has more inputs than the limit.
     TooManyInputs = "too_many_inputs", 400, Caller, Nothing;
-    /// The request has more tokens, all inputs together, than one request may.
+    /// The inputs of the request have more tokens together than the limit.
     TooManyTokens = "too_many_tokens", 400, Caller, Nothing;
-    /// The path asks for what this model does not do, as a classification of a model that embeds.
+    /// The path requires another task than that of this model, such as a classification with an embedding model.
     WrongTask = "wrong_task", 400, Caller, Nothing;
-    /// The body has more bytes than one request may.
+    /// The body has more bytes than the limit.
     BodyTooLarge = "body_too_large", 413, Caller, Nothing;
-    /// The body did not arrive within the time that a request may take to arrive.
+    /// The body did not arrive within the time limit.
     BodyTimeout = "body_timeout", 408, Caller, Nothing;
-    /// No API key, or one that is not known here.
+    /// The API key is absent or unknown.
     InvalidApiKey = "invalid_api_key", 401, Quota, Nothing;
-    /// The bearer token is not one that is taken here; the message says what is wrong with it.
+    /// The bearer token is invalid; the message has the reason.
     InvalidToken = "invalid_token", 401, Quota, Nothing;
-    /// The caller has used up what it may use; `retry-after` says when there is more.
+    /// The caller has reached its rate limit; `retry-after` says when it may continue.
     RateLimited = "rate_limit_exceeded", 429, Quota, Wait;
     /// No deployment of this name exists; the message lists those that do.
     ModelNotFound = "model_not_found", 404, Caller, Nothing;
-    /// No such path.
+    /// The path does not exist.
     NotFound = "not_found", 404, Caller, Nothing;
     /// The path exists, with another method.
     MethodNotAllowed = "method_not_allowed", 405, Caller, Nothing;
-    /// The residency rules of the deployment and of the request together permit no region at all.
+    /// The residency policies of the deployment and of the request together allow no region.
     RegionNotPermitted = "region_not_permitted", 403, Policy, Nothing;
-    /// The tenant may not use the priority that the request asks for.
+    /// The tenant may not use the requested priority.
     PriorityNotPermitted = "priority_not_permitted", 403, Policy, Nothing;
-    /// A region was asked to see a request that it is not allowed to see, and refused.
+    /// The region is not allowed to see the request, and rejected it.
     NotResidentHere = "not_resident_here", 403, Policy, Elsewhere;
-    /// Every region that is allowed to see the request is out of reach; the others were not asked.
+    /// Every region that is allowed to see the request is unreachable; no other region was tried.
     NoCapacityInAllowedRegions = "no_capacity_in_allowed_regions", 503, Capacity, Wait;
-    /// The deployment is locked, each of its requests must leave a receipt, and none can be written at the moment.
+    /// The deployment is locked, each of its requests requires a receipt, and none can be written at the moment.
     ReceiptUnavailable = "receipt_unavailable", 503, Capacity, Wait;
-    /// The deployment is locked, and this process has not heard from a hub for longer than `policy_max_age`, so its residency
-    /// policy may be out of date.
+    /// The deployment is locked, and this process has had no contact with a hub for longer than `policy_max_age`, so
+    /// its residency policy may be out of date.
     PolicyTooOld = "policy_too_old", 503, Policy, Elsewhere;
-    /// The queue is full, or the caller has more in it than its share.
+    /// The queue is full, or the caller exceeds its fair share of it.
     Overloaded = "overloaded", 429, Capacity, Wait;
-    /// There is more work than can be done in time, and this request was not begun; `retry-after` says when there is room.
+    /// There is not enough capacity to serve the request in time, and it was not started; `retry-after` says when there
+    /// should be capacity.
     Saturated = "saturated", 503, Capacity, Wait;
-    /// No replica for this deployment is ready in this region.
+    /// No replica of this deployment is ready in this region.
     NotReady = "not_ready", 503, Capacity, Elsewhere;
-    /// No replica for this deployment is ready; one is being started, and will not be ready before the request's deadline:
-    /// `retry-after` says when it is.
+    /// No replica of this deployment is ready; one is being started, and will not be ready before the request's
+    /// deadline: `retry-after` says when it is.
     ColdStart = "cold_start", 503, Capacity, Wait;
     /// No replica of this region has the model revision that the request must be computed with.
     ModelRevisionUnavailable = "model_revision_unavailable", 503, Capacity, Elsewhere;
-    /// The model of the deployment changed while the parts of the request were computed, and vectors of two models are never
-    /// returned together; send the request again.
+    /// The model of the deployment changed while the parts of the request were computed, and vectors of two models are
+    /// never returned together; send the request again.
     ModelChanged = "model_changed", 503, Capacity, Wait;
-    /// The process is going away and takes no new work.
+    /// The process is draining and accepts no new requests.
     Draining = "draining", 503, Capacity, Elsewhere;
-    /// The deadline passed before there was an answer.
+    /// The deadline passed before the response was complete.
     DeadlineExceeded = "deadline_exceeded", 504, Capacity, Nothing;
-    /// The region could not be reached, or broke off before it answered.
+    /// The region could not be reached, or reset the connection before its response.
     RegionUnreachable = "region_unreachable", 502, Network, Elsewhere;
-    /// The replica could not be reached by its region, or broke off before it answered.
+    /// The replica could not be reached by its region, or reset the connection before its response.
     ReplicaUnreachable = "replica_unreachable", 502, Replica, Elsewhere;
     /// The model computed NaN or an infinity for an input of the request; the same request fails again everywhere.
     NotFinite = "not_finite", 500, Replica, Nothing;
-    /// Something that cannot happen did; the request identifier finds it in the logs.
+    /// An internal error occurred; the logs have its cause under the request identifier.
     Internal = "internal", 500, Replica, Elsewhere;
 }
 
 impl ErrorCode {
-    /// The code of this text, as read from `x-meridian-error`.
+    /// Returns the code with this text, as in `x-meridian-error`.
     pub fn parse(text: &str) -> Option<ErrorCode> {
         ErrorCode::ALL.iter().copied().find(|code| code.as_str() == text)
     }
 
-    /// OpenAI's coarse `error.type`, by which its clients choose the exception that they raise.
+    /// Returns OpenAI's coarse `error.type`, by which its clients choose the exception that they raise.
     pub fn openai_type(self) -> &'static str {
         match self.fault() {
             Fault::Caller => "invalid_request_error",
@@ -186,26 +187,26 @@ impl ErrorCode {
 /// `{"error": {...}}`, as OpenAI's clients read it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// The one member.
+    /// The error.
     pub error: ErrorObject,
 }
 
 /// OpenAI's error object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorObject {
-    /// One sentence for a person: the field, the limit, and what to do.
+    /// One sentence for a person: the field, the limit, and the fix.
     pub message: String,
     /// [`ErrorCode::openai_type`].
     #[serde(rename = "type")]
     pub kind: String,
     /// [`ErrorCode::as_str`].
     pub code: String,
-    /// The field or header that is wrong, where there is one.
+    /// Field or header that is invalid, if any.
     pub param: Option<String>,
 }
 
 impl ErrorBody {
-    /// The body for `code`, with the sentence `message` about the field `param`.
+    /// Creates the body for `code`, with the sentence `message` about the field `param`.
     pub fn new(code: ErrorCode, message: impl Into<String>, param: Option<&str>) -> ErrorBody {
         ErrorBody {
             error: ErrorObject {
@@ -217,36 +218,36 @@ impl ErrorBody {
         }
     }
 
-    /// The body as JSON bytes.
+    /// Returns the body as JSON.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("strings serialise to JSON")
     }
 }
 
-/// In whose words an error is told.
+/// Format of error bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// OpenAI's error object: its own paths, those of Cohere and Jina, and everything that is ours.
+    /// OpenAI's error object: its own paths, those of Cohere and Jina, and Meridian's own.
     OpenAi,
-    /// `{"error", "error_type"}`, as text-embeddings-inference and BEI have it.
+    /// `{"error", "error_type"}`, as in text-embeddings-inference and BEI.
     Tei,
-    /// `{"message"}`, which Cohere's clients read, beside OpenAI's object, on the paths that are Cohere's alone.
+    /// `{"message"}`, which Cohere's clients read, beside OpenAI's object, on the paths that only Cohere defines.
     Cohere,
-    /// `{"detail"}`, as Voyage has it.
+    /// `{"detail"}`, as in Voyage's API.
     Voyage,
 }
 
-/// The paths on which clients of Cohere are met and no others.
+/// Paths that only clients of Cohere use.
 const COHERE_PATHS: &[&str] = &["/v1/embed", "/v2/embed", "/v2/rerank"];
-/// What the paths of Voyage begin with.
+/// Prefix of the paths of Voyage.
 const VOYAGE_PREFIX: &str = "/voyage/";
 
-/// The paths on which clients of TEI are met.
+/// Paths that clients of TEI use.
 const TEI_PATHS: &[&str] =
     &["/", "/embed", "/embed_all", "/rerank", "/predict", "/similarity", "/tokenize", "/decode"];
 
 impl Dialect {
-    /// The words of whoever asks at `path`.
+    /// Returns the format for clients of `path`.
     pub fn of_path(path: &str) -> Dialect {
         match path {
             path if TEI_PATHS.contains(&path) => Dialect::Tei,
@@ -256,7 +257,7 @@ impl Dialect {
         }
     }
 
-    /// The status that carries `code`.
+    /// Returns the HTTP status of `code`.
     pub fn status(self, code: ErrorCode) -> u16 {
         match self {
             Dialect::OpenAi | Dialect::Cohere | Dialect::Voyage => code.status(),
@@ -264,7 +265,7 @@ impl Dialect {
         }
     }
 
-    /// The body for `code`, with the sentence `message` about the field `param`.
+    /// Returns the body for `code`, with the sentence `message` about the field `param`.
     pub fn body(self, code: ErrorCode, message: &str, param: Option<&str>) -> Vec<u8> {
         match self {
             Dialect::OpenAi => ErrorBody::new(code, message, param).to_json(),
@@ -274,38 +275,38 @@ impl Dialect {
             }
             Dialect::Cohere => {
                 #[derive(Serialize)]
-                struct Body<'a> {
+                struct CohereErrorBody<'a> {
                     message: &'a str,
                     error: ErrorObject,
                 }
-                let body = Body { message, error: ErrorBody::new(code, message, param).error };
+                let body = CohereErrorBody { message, error: ErrorBody::new(code, message, param).error };
                 serde_json::to_vec(&body).expect("strings serialise to JSON")
             }
             Dialect::Voyage => {
                 #[derive(Serialize)]
-                struct Body<'a> {
+                struct VoyageErrorBody<'a> {
                     detail: &'a str,
                 }
-                serde_json::to_vec(&Body { detail: message }).expect("strings serialise to JSON")
+                serde_json::to_vec(&VoyageErrorBody { detail: message }).expect("strings serialise to JSON")
             }
         }
     }
 }
 
-/// TEI's coarse kinds of error.
+/// Error types of TEI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TeiErrorType {
-    /// It does not serve at all now.
+    /// The server is not available.
     Unhealthy,
-    /// The model failed, or is of another kind.
+    /// The model failed, or has another task.
     Backend,
     /// The queue is full.
     Overloaded,
-    /// Too long, too many, too large.
+    /// The input is too long, too large, or has too many elements.
     Validation,
-    /// The text or the body cannot be read.
+    /// The text or the body cannot be parsed.
     Tokenizer,
-    /// There is nothing in it.
+    /// The input is empty.
     Empty,
 }
 
@@ -314,14 +315,13 @@ pub enum TeiErrorType {
 pub struct TeiErrorBody {
     /// One sentence for a person.
     pub error: String,
-    /// What kind of error it is.
+    /// Type of the error.
     pub error_type: TeiErrorType,
 }
 
 impl ErrorCode {
-    /// TEI's kind of error, and the status that it carries there. What is the server's fault keeps its own status
-    /// (TEI says 424 to a failed model as well), because proxies that know neither of us count 5xx; and so does what
-    /// TEI has no word for.
+    /// Returns TEI's error type, and the status that TEI uses for it. Server errors keep their own status (TEI uses 424
+    /// for a failed model as well), because generic proxies count 5xx; so do errors for which TEI has no type.
     pub fn tei(self) -> (TeiErrorType, u16) {
         use ErrorCode::*;
         match self {
@@ -357,14 +357,14 @@ impl ErrorCode {
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Errors\n\n\
-         This page is rendered from `replica/core/src/wire/error.rs`; a test holds the two together.\n\n\
-         The body is `{\"error\": {\"message\", \"type\", \"code\", \"param\"}}`, as OpenAI has it; on the paths of TEI \
+         This page is rendered from `replica/core/src/wire/error.rs`; a test compares the two.\n\n\
+         The body is `{\"error\": {\"message\", \"type\", \"code\", \"param\"}}`, OpenAI's format; on the paths of TEI \
          (`/embed`, `/embed_all`, `/rerank`, `/predict`, `/similarity`, `/tokenize`, `/decode`, and `/`) it is TEI's \
          `{\"error\", \"error_type\"}` with the status under *at TEI's paths*. On Cohere's own paths (`/v1/embed`, \
          `/v2/embed`, `/v2/rerank`) there is a `message` beside the object, and below `/voyage/` the body is Voyage's \
-         `{\"detail\"}`. The code stands in the header \
-         `x-meridian-error` in all cases. *Helps* says what whoever holds the request can do: nothing, wait (see \
-         `retry-after`), or go elsewhere (the gateway does this by itself, within the allowed regions).\n\n\
+         `{\"detail\"}`. The code is in the header \
+         `x-meridian-error` in all cases. *Helps* is the remedy: nothing, wait (see `retry-after`), or elsewhere, which is \
+         another region (the gateway retries there by itself, within the allowed regions).\n\n\
          | code | status | at TEI's paths | fault | helps | meaning |\n|---|---|---|---|---|---|\n",
     );
     for code in ErrorCode::ALL {

@@ -1,10 +1,10 @@
-//! Reading what strangers send, field by field.
+//! Parsers of the fields of untrusted request bodies.
 //!
-//! A body is first split into raw fields without looking into them, then each field is read by itself. So a mistake is
-//! known by the field that it is in and not by a byte offset, unknown fields cost nothing, and a list that is too long
-//! is counted, not stored. `null` is an absent field everywhere, as the stock clients use it.
+//! A body is first split into raw fields without parsing their values, then each field is parsed by itself. So an error
+//! names its field and not a byte offset, unknown fields cost nothing, and a list that is too long is counted, not
+//! stored. `null` is an absent field everywhere, as the stock clients use it.
 //!
-//! Types are taken strictly: `"3"` is not a number and `1` is not true. A client that mixes them up finds out at once
+//! Types are strict: `"3"` is not a number and `1` is not a boolean. A client that confuses them gets an error at once
 //! and not when it meets a stricter server.
 
 use std::collections::BTreeMap;
@@ -14,61 +14,63 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::input::{End, Input, Truncation};
-use crate::limits::AtMost;
+use crate::input::{Input, Truncation, TruncationSide};
+use crate::limits::ListLimit;
 use crate::prompt::{PromptChoice, Role};
 use crate::refusal::Refusal;
 
-/// What a list of inputs may be.
-pub(super) const INPUT_WANTED: &str = "a text, a list of texts, a list of token ids, or a list of such lists";
-const TEXT_WANTED: &str = "a text";
-const LIST_WANTED: &str = "a list";
+/// Valid types of a list of inputs.
+pub(super) const INPUT_EXPECTED: &str =
+    "a text, a list of texts, a list of token ids, or a list of such lists";
+const TEXT_EXPECTED: &str = "a text";
+const LIST_EXPECTED: &str = "a list";
 
 /// Splits a body into the raw fields of `T`.
 pub(super) fn split<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
-    // A JSON list would do for serde's derive, field by field; it would not do for a reader of the API.
+    // serde's derive would accept a JSON list, field by field; the API does not.
     if body.iter().find(|byte| !byte.is_ascii_whitespace()).is_some_and(|first| *first == b'[') {
         return Err(Refusal::not_json("it is a list"));
     }
     serde_json::from_slice(body).map_err(Refusal::not_json)
 }
 
-/// Splits the object in a field; `place` names it.
+/// Splits the object in a field; `path` names it.
 pub(super) fn split_field<'a, T: Deserialize<'a>>(
     field: &'static str,
-    place: &str,
+    path: &str,
     raw: &'a RawValue,
 ) -> Result<T, Refusal> {
     let object = if raw.get().starts_with('{') { serde_json::from_str(raw.get()).ok() } else { None };
-    object.ok_or_else(|| Refusal::invalid(field, place, "is not an object", "an object"))
+    object.ok_or_else(|| Refusal::invalid(field, path, "is not an object", "an object"))
 }
 
-/// The field, which has to be there.
-pub(super) fn needed<'a>(
+/// Returns the field, which is required.
+pub(super) fn required<'a>(
     field: &'static str,
     raw: Option<&'a RawValue>,
-    wanted: &str,
+    expected: &str,
 ) -> Result<&'a RawValue, Refusal> {
-    raw.ok_or_else(|| Refusal::missing(field, wanted))
+    raw.ok_or_else(|| Refusal::missing(field, expected))
 }
 
-/// A text; `place` is the field or an element of it.
-pub(super) fn text(field: &'static str, place: &str, raw: &RawValue) -> Result<String, Refusal> {
+/// Parses a text; `path` is the field or an element of it.
+pub(super) fn text(field: &'static str, path: &str, raw: &RawValue) -> Result<String, Refusal> {
     let raw = raw.get();
     if kind_of(raw) != Kind::Text {
-        return Err(wrong_type(field, place, TEXT_WANTED));
+        return Err(wrong_type(field, path, TEXT_EXPECTED));
     }
-    // Half of a surrogate pair is the one thing that a JSON string may escape and a text cannot contain.
-    serde_json::from_str(raw)
-        .map_err(|_| Refusal::invalid(field, place, "escapes half of a surrogate pair", "whole characters"))
+    // An unpaired surrogate is the only escape that a JSON string may contain and a Rust string cannot.
+    serde_json::from_str(raw).map_err(|_| {
+        Refusal::invalid(field, path, "contains an unpaired surrogate", "complete surrogate pairs")
+    })
 }
 
-/// A text that may be absent.
+/// Parses an optional text.
 pub(super) fn optional_text(field: &'static str, raw: Option<&RawValue>) -> Result<Option<String>, Refusal> {
     raw.map(|raw| text(field, field, raw)).transpose()
 }
 
-/// The name of a deployment.
+/// Parses the name of a deployment.
 pub(super) fn model(raw: Option<&RawValue>) -> Result<Option<String>, Refusal> {
     let name = |raw: &RawValue| {
         serde_json::from_str(raw.get())
@@ -77,78 +79,84 @@ pub(super) fn model(raw: Option<&RawValue>) -> Result<Option<String>, Refusal> {
     raw.map(name).transpose()
 }
 
-/// A truth, with what is true without it.
-pub(super) fn flag(field: &'static str, raw: Option<&RawValue>, otherwise: bool) -> Result<bool, Refusal> {
+/// Parses a boolean with a default.
+pub(super) fn flag(field: &'static str, raw: Option<&RawValue>, default: bool) -> Result<bool, Refusal> {
     match raw.map(RawValue::get) {
-        None => Ok(otherwise),
+        None => Ok(default),
         Some("true") => Ok(true),
         Some("false") => Ok(false),
-        Some(_) => Err(Refusal::invalid(field, field, "is not a truth value", "true or false")),
+        Some(_) => Err(Refusal::invalid(field, field, "is not a boolean", "true or false")),
     }
 }
 
-/// A whole number from 1 on.
+/// Parses a positive integer.
 pub(super) fn count(field: &'static str, raw: Option<&RawValue>) -> Result<Option<u64>, Refusal> {
     let read = |raw: &RawValue| {
         serde_json::from_str::<u64>(raw.get()).ok().filter(|n| *n > 0).ok_or_else(|| {
-            Refusal::invalid(field, field, "is not a positive whole number", "one, or leave it out")
+            Refusal::invalid(field, field, "is not a positive integer", "one, or leave it out")
         })
     };
     raw.map(read).transpose()
 }
 
-/// One of a few words, with what is meant without it. `wanted` lists them.
+/// Parses one of several names, with a default. `expected` lists them.
 pub(super) fn choice<T: Copy>(
     field: &'static str,
     raw: Option<&RawValue>,
-    otherwise: T,
+    default: T,
     words: &[(&str, T)],
-    wanted: &str,
+    expected: &str,
 ) -> Result<T, Refusal> {
-    let Some(raw) = raw else { return Ok(otherwise) };
+    let Some(raw) = raw else { return Ok(default) };
     let given = serde_json::from_str::<String>(raw.get()).ok();
     let known = words.iter().find(|(word, _)| given.as_deref() == Some(*word));
-    known.map(|(_, meaning)| *meaning).ok_or_else(|| Refusal::invalid(field, field, "is not known", wanted))
+    known
+        .map(|(_, meaning)| *meaning)
+        .ok_or_else(|| Refusal::invalid(field, field, "is not supported", expected))
 }
 
-/// A list of at least one element and at most `limit`; each element is read with its place.
+/// Parses a list of at least one element and at most `limit`; `read` gets the path of each element.
 pub(super) fn list<'a, T>(
     field: &'static str,
-    place: &str,
+    path: &str,
     raw: &'a RawValue,
-    limit: AtMost,
+    limit: ListLimit,
     mut read: impl FnMut(&str, &'a RawValue) -> Result<T, Refusal>,
 ) -> Result<Vec<T>, Refusal> {
     if kind_of(raw.get()) != Kind::List {
-        return Err(wrong_type(field, place, LIST_WANTED));
+        return Err(wrong_type(field, path, LIST_EXPECTED));
     }
     let Capped { elements, given } = capped(raw.get(), limit.count)?;
     if given > limit.count {
         return Err(Refusal::too_many_inputs(field, limit, given));
     }
     if given == 0 {
-        return Err(Refusal::no_inputs(field, place));
+        return Err(Refusal::no_inputs(field, path));
     }
-    elements.iter().enumerate().map(|(i, element)| read(&format!("{place}[{i}]"), element)).collect()
+    elements.iter().enumerate().map(|(i, element)| read(&format!("{path}[{i}]"), element)).collect()
 }
 
-/// What to compute: one text or list of token ids, or a list of those. The truth says whether it is the first.
-pub(super) fn inputs(field: &'static str, raw: &RawValue, limit: AtMost) -> Result<(Input, bool), Refusal> {
-    let wrong = |place: &str| wrong_type(field, place, INPUT_WANTED);
+/// Parses inputs: one text or list of token ids, or a list of those. Returns whether it is a single input.
+pub(super) fn inputs(
+    field: &'static str,
+    raw: &RawValue,
+    limit: ListLimit,
+) -> Result<(Input, bool), Refusal> {
+    let wrong = |path: &str| wrong_type(field, path, INPUT_EXPECTED);
     match kind_of(raw.get()) {
         Kind::Text => Ok((Input::Texts(vec![text(field, field, raw)?]), true)),
         Kind::List => match first_kind(raw.get()) {
             None => Err(Refusal::no_inputs(field, field)),
             Some(Kind::Number) => Ok((Input::Tokens(vec![tokens(field, field, raw)?]), true)),
             Some(Kind::Text) => {
-                let texts = list(field, field, raw, limit, |place, raw| match kind_of(raw.get()) {
-                    Kind::Text => text(field, place, raw),
-                    Kind::Number | Kind::List | Kind::Other => Err(wrong(place)),
+                let texts = list(field, field, raw, limit, |path, raw| match kind_of(raw.get()) {
+                    Kind::Text => text(field, path, raw),
+                    Kind::Number | Kind::List | Kind::Other => Err(wrong(path)),
                 });
                 Ok((Input::Texts(texts?), false))
             }
             Some(Kind::List) => {
-                let tokens = list(field, field, raw, limit, |place, raw| tokens(field, place, raw));
+                let tokens = list(field, field, raw, limit, |path, raw| tokens(field, path, raw));
                 Ok((Input::Tokens(tokens?), false))
             }
             Some(Kind::Other) => Err(wrong(&format!("{field}[0]"))),
@@ -157,42 +165,42 @@ pub(super) fn inputs(field: &'static str, raw: &RawValue, limit: AtMost) -> Resu
     }
 }
 
-/// As [`inputs`]; a text may also stand in the `text` of an object, as Jina's clients send it.
+/// Parses inputs as [`inputs`] does; a text may also be the `text` of an object, as Jina's clients send it.
 pub(super) fn inputs_or_objects(
     field: &'static str,
     raw: &RawValue,
-    limit: AtMost,
+    limit: ListLimit,
 ) -> Result<(Input, bool), Refusal> {
     if raw.get().starts_with('{') {
         return Ok((Input::Texts(vec![text_or_object(field, field, raw)?]), true));
     }
     match first_kind(raw.get()) {
         Some(Kind::Text | Kind::Other) if kind_of(raw.get()) == Kind::List => {
-            let texts = list(field, field, raw, limit, |place, raw| text_or_object(field, place, raw))?;
+            let texts = list(field, field, raw, limit, |path, raw| text_or_object(field, path, raw))?;
             Ok((Input::Texts(texts), false))
         }
         _ => inputs(field, raw, limit),
     }
 }
 
-/// A text, or an object that holds a text and nothing else.
-pub(super) fn text_or_object(field: &'static str, place: &str, raw: &RawValue) -> Result<String, Refusal> {
+/// Parses a text, or an object with the only member `text`.
+pub(super) fn text_or_object(field: &'static str, path: &str, raw: &RawValue) -> Result<String, Refusal> {
     if kind_of(raw.get()) == Kind::Text {
-        return text(field, place, raw);
+        return text(field, path, raw);
     }
     if !raw.get().starts_with('{') {
-        return Err(wrong_type(field, place, "a text, or an object with `text`"));
+        return Err(wrong_type(field, path, "a text, or an object with `text`"));
     }
-    let object: BTreeMap<String, &RawValue> = split_field(field, place, raw)?;
+    let object: BTreeMap<String, &RawValue> = split_field(field, path, raw)?;
     match (object.len(), object.get("text")) {
-        (1, Some(value)) => text(field, &format!("{place}.text"), value),
+        (1, Some(value)) => text(field, &format!("{path}.text"), value),
         _ => {
-            Err(Refusal::invalid(field, place, "is an object with other members than `text`", "`text` alone"))
+            Err(Refusal::invalid(field, path, "is an object with other members than `text`", "`text` alone"))
         }
     }
 }
 
-/// Which prompt stands before each text.
+/// Parses the prompt of each text.
 pub(super) fn prompt(
     prompt_name: Option<&RawValue>,
     input_type: Option<&RawValue>,
@@ -207,27 +215,27 @@ pub(super) fn prompt(
         ("classification", Role::Classification),
         ("clustering", Role::Clustering),
     ];
-    let wanted = "\"query\", \"document\", \"classification\" or \"clustering\"";
+    let expected = "\"query\", \"document\", \"classification\" or \"clustering\"";
     match (name, input_type) {
         (Some(_), Some(_)) => Err(Refusal::invalid(
             "input_type",
             "input_type",
-            "is given beside `prompt_name`, and both choose the prompt",
+            "conflicts with `prompt_name`, which also selects the prompt",
             "one of them",
         )),
         (Some(name), None) => Ok(PromptChoice::Named(name)),
         (None, None) => Ok(PromptChoice::Default),
-        (None, given) => Ok(PromptChoice::For(choice("input_type", given, Role::Query, &roles, wanted)?)),
+        (None, given) => Ok(PromptChoice::For(choice("input_type", given, Role::Query, &roles, expected)?)),
     }
 }
 
-/// The words that `input_type` has.
+/// Values of `input_type`.
 pub(super) const INPUT_TYPES: &[&str] =
     &["query", "document", "search_query", "search_document", "passage", "classification", "clustering"];
-/// The ends that a text can lose.
-pub(super) const TRUNCATION_ENDS: &[&str] = &["left", "right"];
+/// Sides from which a text can be truncated.
+pub(super) const TRUNCATION_SIDES: &[&str] = &["left", "right"];
 
-/// The one of two fields of the same meaning that is given; both are an error.
+/// Returns the one of two synonymous fields that is present; both are an error.
 pub(super) fn one_of_two<'a>(
     first: &'static str,
     of_first: Option<&'a RawValue>,
@@ -236,90 +244,97 @@ pub(super) fn one_of_two<'a>(
 ) -> Result<Option<(&'static str, &'a RawValue)>, Refusal> {
     match (of_first, of_second) {
         (Some(_), Some(_)) => {
-            let problem = format!("is given beside `{first}`, which means the same");
+            let problem = format!("conflicts with `{first}`, which has the same meaning");
             Err(Refusal::invalid(second, second, &problem, "one of them"))
         }
         (of_first, of_second) => Ok(of_first.map(|raw| (first, raw)).or(of_second.map(|raw| (second, raw)))),
     }
 }
 
-/// What a request says about inputs that are too long, in the words of TEI.
+/// Parses the truncation options of TEI.
 pub(super) fn truncation(
     truncate: Option<&RawValue>,
     truncation_direction: Option<&RawValue>,
 ) -> Result<Truncation, Refusal> {
-    let loses = truncation_end("truncation_direction", truncation_direction)?;
+    let side = truncation_side("truncation_direction", truncation_direction)?;
     let truncate = truncate.map(|raw| flag("truncate", Some(raw), false)).transpose()?;
-    Ok(Truncation { truncate, loses, most: None })
+    Ok(Truncation { truncate, side, max_tokens: None })
 }
 
-/// The end of a text that is cut off.
-pub(super) fn truncation_end(field: &'static str, raw: Option<&RawValue>) -> Result<End, Refusal> {
-    let ends = [("left", End::Left), ("Left", End::Left), ("right", End::Right), ("Right", End::Right)];
-    choice(field, raw, End::Right, &ends, "\"left\" or \"right\"")
-}
-
-/// The words that Cohere and NVIDIA have for it.
-pub(super) fn truncate_word(raw: Option<&RawValue>, otherwise: Truncation) -> Result<Truncation, Refusal> {
-    let cut = |loses| Truncation { truncate: Some(true), loses, most: None };
-    let words = [
-        ("NONE", Truncation { truncate: Some(false), loses: End::Right, most: None }),
-        ("START", cut(End::Left)),
-        ("END", cut(End::Right)),
+/// Parses the side from which tokens are removed.
+pub(super) fn truncation_side(
+    field: &'static str,
+    raw: Option<&RawValue>,
+) -> Result<TruncationSide, Refusal> {
+    let ends = [
+        ("left", TruncationSide::Left),
+        ("Left", TruncationSide::Left),
+        ("right", TruncationSide::Right),
+        ("Right", TruncationSide::Right),
     ];
-    choice("truncate", raw, otherwise, &words, "\"NONE\", \"START\" or \"END\"")
+    choice(field, raw, TruncationSide::Right, &ends, "\"left\" or \"right\"")
 }
 
-/// vLLM's `truncate_prompt_tokens`: every input is cut to so many tokens, special tokens included, and -1 cuts to what the
-/// model reads. It decides over `otherwise`, which other fields said.
+/// Parses the truncation options of Cohere and NVIDIA.
+pub(super) fn truncate_keyword(raw: Option<&RawValue>, default: Truncation) -> Result<Truncation, Refusal> {
+    let cut = |side| Truncation { truncate: Some(true), side, max_tokens: None };
+    let words = [
+        ("NONE", Truncation { truncate: Some(false), side: TruncationSide::Right, max_tokens: None }),
+        ("START", cut(TruncationSide::Left)),
+        ("END", cut(TruncationSide::Right)),
+    ];
+    choice("truncate", raw, default, &words, "\"NONE\", \"START\" or \"END\"")
+}
+
+/// Parses vLLM's `truncate_prompt_tokens`: every input is truncated to this number of tokens, special tokens included;
+/// -1 means the model's limit. It overrides `default`, the truncation of other fields.
 pub(super) fn truncate_prompt_tokens(
     raw: Option<&RawValue>,
     side: Option<&RawValue>,
-    otherwise: Truncation,
+    default: Truncation,
 ) -> Result<Truncation, Refusal> {
     const FIELD: &str = "truncate_prompt_tokens";
-    let loses = match side {
-        Some(side) => truncation_end("truncation_side", Some(side))?,
-        None => otherwise.loses,
+    let side = match side {
+        Some(side) => truncation_side("truncation_side", Some(side))?,
+        None => default.side,
     };
-    let Some(raw) = raw else { return Ok(Truncation { loses, ..otherwise }) };
-    let most = match serde_json::from_str::<i64>(raw.get()) {
+    let Some(raw) = raw else { return Ok(Truncation { side, ..default }) };
+    let max_tokens = match serde_json::from_str::<i64>(raw.get()) {
         Ok(-1) => None,
-        Ok(most @ 1..) => Some(most as u64),
+        Ok(tokens @ 1..) => Some(tokens as u64),
         Ok(_) | Err(_) => {
             return Err(Refusal::invalid(
                 FIELD,
                 FIELD,
-                "is neither -1 nor a positive whole number",
-                "-1 to cut to what the model reads, or a number of tokens",
+                "is neither -1 nor a positive integer",
+                "-1 to truncate to the limit of the model, or a number of tokens",
             ));
         }
     };
-    Ok(Truncation { truncate: Some(true), loses, most })
+    Ok(Truncation { truncate: Some(true), side, max_tokens })
 }
 
-/// Whether `given` is the JSON value `known`, which is a literal without spaces.
+/// Returns whether `given` is the JSON value `known`, which is a literal without spaces.
 pub(super) fn same_json(known: &str, given: &RawValue) -> bool {
     let given = given.get();
     given == known || known == "[]" && first_kind(given).is_none() && given.starts_with('[')
 }
 
-/// Token ids: at least one.
-pub(super) fn tokens(field: &'static str, place: &str, raw: &RawValue) -> Result<Vec<u32>, Refusal> {
+/// Parses a list of at least one token id.
+pub(super) fn tokens(field: &'static str, path: &str, raw: &RawValue) -> Result<Vec<u32>, Refusal> {
     if kind_of(raw.get()) != Kind::List {
-        return Err(wrong_type(field, place, INPUT_WANTED));
+        return Err(wrong_type(field, path, INPUT_EXPECTED));
     }
-    let tokens: Vec<u32> = serde_json::from_str(raw.get()).map_err(|_| {
-        Refusal::invalid(field, place, "is not a list of token ids", "whole numbers from 0 on")
-    })?;
-    if tokens.is_empty() { Err(Refusal::empty_input(field, place)) } else { Ok(tokens) }
+    let tokens: Vec<u32> = serde_json::from_str(raw.get())
+        .map_err(|_| Refusal::invalid(field, path, "is not a list of token ids", "integers from 0"))?;
+    if tokens.is_empty() { Err(Refusal::empty_input(field, path)) } else { Ok(tokens) }
 }
 
-pub(super) fn wrong_type(field: &'static str, place: &str, wanted: &str) -> Refusal {
-    Refusal::invalid(field, place, "is of a type that is not taken here", wanted)
+pub(super) fn wrong_type(field: &'static str, path: &str, expected: &str) -> Refusal {
+    Refusal::invalid(field, path, "has an unsupported type", expected)
 }
 
-/// What a JSON value is.
+/// Kind of a JSON value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A string.
@@ -328,11 +343,11 @@ pub(super) enum Kind {
     Number,
     /// A list.
     List,
-    /// An object, a truth, or null.
+    /// An object, a boolean, or null.
     Other,
 }
 
-/// What a JSON value is, by its first byte: the first pass over the body has checked that it is one.
+/// Returns the kind of a JSON value, by its first byte; the body is already known to be valid JSON.
 pub(super) fn kind_of(raw: &str) -> Kind {
     match raw.bytes().next() {
         Some(b'"') => Kind::Text,
@@ -342,13 +357,13 @@ pub(super) fn kind_of(raw: &str) -> Kind {
     }
 }
 
-/// What the first element of a JSON list is; `None` when it has none.
+/// Returns the kind of the first element of a JSON list; `None` if it is empty.
 pub(super) fn first_kind(list: &str) -> Option<Kind> {
     let inside = list.strip_prefix('[')?.trim_start();
     (!inside.starts_with(']')).then(|| kind_of(inside))
 }
 
-/// The first elements of a list, and how many it has.
+/// First elements of a list, and its length.
 struct Capped<'a> {
     elements: Vec<&'a RawValue>,
     given: usize,
@@ -411,14 +426,14 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_a_list_holds_at_it_and_one_past_it_and_is_named() {
-        let limit = AtMost { count: 2, key: "max_documents" };
+    fn the_limit_of_a_list_holds_at_the_limit_and_one_past_it_and_is_named() {
+        let limit = ListLimit { count: 2, key: "max_documents" };
         let read =
             |given: &str| list("documents", "documents", raw(given), limit, |_, raw| Ok(raw.get().len()));
         assert_eq!(read("[1, 22]"), Ok(vec![1, 2]));
         let refusal = read("[1, 22, 3]").expect_err("one past it");
         assert_eq!((refusal.code, refusal.param), (ErrorCode::TooManyInputs, Some("documents")));
-        for part in ["`documents` has 3", "carry 2", "max_documents"] {
+        for part in ["`documents` has 3", "limit is 2", "max_documents"] {
             assert!(refusal.message.contains(part), "{}", refusal.message);
         }
         assert_eq!(read("[]").expect_err("none").code, ErrorCode::EmptyInput);
@@ -426,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_not_known_is_told_those_that_are() {
+    fn an_unsupported_value_is_rejected_with_the_supported_ones() {
         let words = [("left", 1), ("right", 2)];
         let read = |given| choice("direction", given, 2, &words, "\"left\" or \"right\"");
         assert_eq!((read(None), read(Some(raw("\"left\"")))), (Ok(2), Ok(1)));

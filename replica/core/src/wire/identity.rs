@@ -1,4 +1,4 @@
-//! The model identity of a replica, as it crosses a process.
+//! Wire format of the model identity of a replica.
 
 use regions::{EngineSpec, ModelIdentity, ModelRevision, ReportedModel};
 use serde::{Deserialize, Serialize};
@@ -57,11 +57,11 @@ impl From<&ModelIdentity> for IdentityV1 {
 }
 
 impl IdentityV1 {
-    /// What a region needs of the identity, of a replica whose model reference is `source`.
+    /// Returns the part of the identity that a region needs, for a replica whose model reference is `source`.
     ///
     /// # Errors
     ///
-    /// The first field that cannot be read, with its value.
+    /// The first field that cannot be parsed, with its value.
     pub fn reported(&self, source: &str) -> Result<ReportedModel, String> {
         fn field<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str, text: &str) -> Result<T, String> {
             text.parse().map_err(|error| format!("identity.{name}: {error}"))
@@ -81,7 +81,7 @@ mod tests {
     use regions::{EngineKind, Precision, Task};
 
     #[test]
-    fn a_region_reads_what_a_replica_reports_and_names_the_field_that_it_cannot_read() {
+    fn a_region_parses_the_identity_of_a_replica_and_names_an_invalid_field() {
         let identity = ModelIdentity {
             model_digest: "00".repeat(32),
             engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::Int8 },

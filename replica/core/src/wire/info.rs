@@ -1,4 +1,4 @@
-//! `GET /info`: what a replica is and what it has done, for people and for tests.
+//! `GET /info`: configuration and counters of a replica, for people and for tests.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +7,31 @@ use serde::{Deserialize, Serialize};
 use super::identity::IdentityV1;
 use super::status::StateV1;
 
-/// The answer of `GET /info`. TEI's clients find their own members in it, but for `version`, which is ours.
+/// Response of `GET /info`. It contains the members of TEI's response, except for `version`, which is Meridian's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InfoV1 {
-    /// 1.
+    /// Version of the format: 1.
     pub version: u32,
-    /// The deployments that this replica answers to.
+    /// Deployments that this replica serves.
     pub names: Vec<String>,
-    /// Where it stands in its life.
+    /// Lifecycle state.
     pub state: StateV1,
-    /// What is loaded; absent while it is being loaded.
+    /// The loaded model; absent while it is being loaded.
     pub model: Option<ModelInfoV1>,
-    /// The identity of what is loaded; absent while it is being loaded.
+    /// Identity of the loaded model; absent while it is being loaded.
     #[serde(default)]
     pub identity: Option<IdentityV1>,
-    /// What computes it; absent while the model is being loaded.
+    /// The engine; absent while the model is being loaded.
     pub engine: Option<EngineInfoV1>,
-    /// How it makes batches; absent while the model is being loaded.
+    /// Batching settings; absent while the model is being loaded.
     pub batch: Option<BatchV1>,
-    /// What it refuses.
+    /// Limits of requests.
     pub limits: LimitsV1,
-    /// What it has done since the start.
+    /// Totals since the start.
     pub counters: CountersV1,
-    /// What waits now.
+    /// State of the queue.
     pub queue: QueueV1,
-    /// What TEI says of itself; absent while the model is being loaded.
+    /// Members of TEI's response; absent while the model is being loaded.
     #[serde(flatten)]
     pub tei: Option<TeiInfo>,
 }
@@ -47,51 +47,51 @@ pub struct TeiInfo {
     pub model_dtype: String,
     /// The first of [`InfoV1::names`].
     pub served_model_name: String,
-    /// What it does.
+    /// Task of the model.
     pub model_type: TeiModelType,
-    /// Requests that may be under way; here they are bounded by bytes and tokens, so this is the bound on the jobs that
-    /// wait for a tokenizer.
+    /// Maximum concurrent requests. Meridian limits requests by bytes and tokens, so this is the limit of the jobs that
+    /// are queued for a tokenizer.
     pub max_concurrent_requests: usize,
     /// [`ModelInfoV1::max_input_tokens`].
     pub max_input_length: usize,
     /// [`BatchV1::batch_tokens`].
     pub max_batch_tokens: u64,
-    /// Never bounded.
+    /// Unlimited, so always absent.
     pub max_batch_requests: Option<usize>,
     /// [`LimitsV1::max_inputs`].
     pub max_client_batch_size: usize,
-    /// Whether inputs that are too long are cut where a request does not say what becomes of them.
+    /// Whether inputs that are too long are truncated by default.
     pub auto_truncate: bool,
     /// [`EngineInfoV1::tokenizer_threads`].
     pub tokenization_workers: usize,
 }
 
-/// What a model does, as TEI says it.
+/// Task of a model in TEI's terms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TeiModelType {
-    /// It makes vectors.
+    /// Embedding model.
     Embedding {
-        /// How tokens become one vector.
+        /// Pooling of the token vectors.
         pooling: String,
     },
-    /// It ranks pairs.
+    /// Reranker of pairs.
     Reranker(TeiLabels),
-    /// It labels.
+    /// Classifier.
     Classifier(TeiLabels),
 }
 
-/// The labels of a head.
+/// Labels of a classifier head.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TeiLabels {
-    /// Their names by their index, which JSON makes a string.
+    /// Names of the labels by index, which is a string in JSON.
     pub id2label: BTreeMap<String, String>,
-    /// The reverse.
+    /// The inverse map.
     pub label2id: BTreeMap<String, usize>,
 }
 
 impl TeiLabels {
-    /// Of `labels`, in the order of their indices.
+    /// Creates the maps of `labels`, in the order of their indices.
     pub fn new(labels: &[String]) -> TeiLabels {
         let by_id = labels.iter().enumerate();
         TeiLabels {
@@ -104,32 +104,32 @@ impl TeiLabels {
 /// The model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelInfoV1 {
-    /// Where it came from, as configured.
+    /// Source of the model, as configured.
     pub source: String,
-    /// SHA-256 over the names and digests of its files: equal digests mean equal vectors.
+    /// SHA-256 over the names and digests of the model's files: equal digests mean equal vectors.
     pub digest: String,
-    /// The family that it belongs to.
+    /// Model architecture.
     pub architecture: String,
     /// `embed`, `rerank` (one label) or `classify`.
     pub task: String,
-    /// How a rerank is answered: by a `cross-encoder`, by the `similarity` of two vectors (then a score is (1 + cosine)
-    /// / 2), or not at all (`none`).
+    /// Rerank method: a `cross-encoder`, the `similarity` of two vectors (then a score is (1 + cosine) / 2), or `none`
+    /// if unsupported.
     pub rerank: String,
-    /// How tokens become one vector; absent of a model with a head.
+    /// Pooling of the token vectors; absent for a model with a classifier head.
     pub pooling: Option<String>,
-    /// Whether vectors have length one where a request does not say otherwise.
+    /// Whether vectors are scaled to length one by default.
     pub normalized: bool,
-    /// The labels of a head, in the order of their indices.
+    /// Labels of the classifier head, in the order of their indices.
     pub labels: Vec<String>,
-    /// The names that `prompt_name` may have.
+    /// Valid values of `prompt_name`.
     pub prompts: Vec<String>,
-    /// The one of them that is used without a name.
+    /// Prompt that is used by default.
     pub default_prompt: Option<String>,
-    /// Numbers in a vector, or labels of a head.
+    /// Dimensions of a vector, or number of labels.
     pub dimensions: usize,
     /// Tokens of the longest input, special tokens included.
     pub max_input_tokens: usize,
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     pub vocabulary: usize,
 }
 
@@ -140,18 +140,18 @@ pub struct EngineInfoV1 {
     pub kind: String,
     /// `f32`.
     pub precision: String,
-    /// The instructions that it found on this processor.
+    /// Instruction set in use.
     pub instruction_set: String,
-    /// Threads that compute.
+    /// Compute threads.
     pub threads: usize,
-    /// Threads that tokenise.
+    /// Tokenizer threads.
     pub tokenizer_threads: usize,
-    /// What computes beside the processor; absent where nothing does.
+    /// Accelerator; absent for the CPU engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accelerator: Option<AcceleratorV1>,
 }
 
-/// What computes beside the processor, and what it has done.
+/// Accelerator and its counters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceleratorV1 {
     /// The GPU.
@@ -160,47 +160,47 @@ pub struct AcceleratorV1 {
     pub tensorrt: String,
     /// The version of TensorRT-LLM.
     pub tensorrt_llm: String,
-    /// Whether all of it is a stand-in for tests, whose numbers mean nothing.
-    pub stand_in: bool,
+    /// Whether the runtime is a test double, whose results are meaningless.
+    pub test_double: bool,
     /// Runs of the model since the start.
     pub iterations: u64,
-    /// Milliseconds that they took; 0 where the runtime does not say.
+    /// Time of the runs in milliseconds; 0 if the runtime does not report it.
     pub busy_ms: u64,
-    /// Inputs that it computed.
+    /// Computed inputs.
     pub completed: u64,
-    /// Batches that failed and were computed again, input by input.
-    pub taken_apart: u64,
-    /// Inputs in the last run; 0 where the runtime does not say.
+    /// Batches that failed and were retried, one input at a time.
+    pub retried_batches: u64,
+    /// Inputs in the last run; 0 if the runtime does not report it.
     pub active: u64,
-    /// Inputs that waited for it in the runtime; 0 where it does not say.
+    /// Inputs that are queued in the runtime; 0 if it does not report them.
     pub queued: u64,
-    /// Bytes of the GPU's memory in use; 0 where the runtime does not say.
+    /// GPU memory in use, in bytes; 0 if the runtime does not report it.
     pub gpu_bytes: u64,
 }
 
-/// How batches are made, by the names that `replica.toml` gives it.
+/// Batching settings, with the keys of `replica.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BatchV1 {
-    /// Tokens of a batch while there are no lookups.
+    /// Maximum tokens of a batch while there are no interactive requests.
     pub batch_tokens: u64,
-    /// Tokens of a batch while there are.
+    /// Maximum tokens of a batch while there are interactive requests.
     pub interactive_batch_tokens: u64,
-    /// The part of the tokens that bulk has while both priorities wait.
+    /// Percentage of the tokens that bulk gets while both priorities have queued requests.
     pub bulk_share_percent: u8,
-    /// The longest wait for company, in milliseconds.
+    /// Maximum batching delay, in milliseconds.
     pub window_max_ms: f64,
-    /// The file of `meridian tune` that it comes from; absent where defaults and the configuration decide.
+    /// File of `meridian tune` with these settings; absent if they come from defaults and the configuration.
     pub tuned: Option<String>,
 }
 
-/// The limits, by the names that `replica.toml` gives them.
+/// Limits, with the keys of `replica.toml`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitsV1 {
     /// Inputs of one request.
     pub max_inputs: usize,
-    /// Documents of one rerank.
+    /// Documents of one rerank request.
     pub max_documents: usize,
-    /// Texts and pairs of one classification.
+    /// Texts and pairs of one classification request.
     pub max_pairs: usize,
     /// Sentences of one similarity request.
     pub max_sentences: usize,
@@ -210,9 +210,9 @@ pub struct LimitsV1 {
     pub max_body_bytes: usize,
     /// Bytes of all bodies at once.
     pub max_buffered_bytes: usize,
-    /// Tokens that wait for the engine.
+    /// Tokens that are queued for the engine.
     pub max_queue_tokens: u64,
-    /// Milliseconds that a body may take to arrive.
+    /// Milliseconds within which a body must arrive.
     pub body_timeout_ms: u64,
 }
 
@@ -246,26 +246,26 @@ impl From<crate::limits::Limits> for LimitsV1 {
 /// Totals since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountersV1 {
-    /// Requests for vectors, refused ones included.
+    /// Inference requests, rejected ones included.
     pub requests_total: u64,
-    /// Inputs answered.
+    /// Computed inputs of successful requests.
     pub inputs_total: u64,
-    /// Tokens answered.
+    /// Computed tokens of successful requests.
     pub tokens_total: u64,
-    /// Requests refused or failed.
+    /// Requests that were rejected or failed.
     pub errors_total: u64,
     /// Engine calls.
     pub batches_total: u64,
-    /// Inputs whose caller went away, or whose deadline passed, before they were computed.
+    /// Inputs that were cancelled or whose deadline passed before they were computed.
     pub dropped_inputs_total: u64,
 }
 
 /// The queue.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QueueV1 {
-    /// Tokens that wait or are being computed.
+    /// Tokens that are queued or being computed.
     pub pending_tokens: u64,
-    /// Inputs that wait or are being computed.
+    /// Inputs that are queued or being computed.
     pub pending_inputs: u64,
     /// Measured speed of the engine; 0 until it is known.
     pub tokens_per_second: f64,

@@ -1,8 +1,8 @@
-//! What crosses a process border on the inference side: the APIs' shapes, their errors, their headers.
+//! Wire formats of inference: request and response bodies, errors, headers.
 //!
-//! One module per ecosystem whose stock clients are served: [`openai`], [`rerank`] (Cohere, Jina), [`cohere`], [`voyage`],
-//! [`tei`] (TEI, BEI) and [`vllm`] (vLLM, Infinity). Each has a `request` that reads what strangers send, with an answer for every mistake, and writes its
-//! answers by hand, because they are mostly numbers.
+//! One module per ecosystem whose stock clients are served: [`openai`], [`rerank`] (Cohere, Jina), [`cohere`],
+//! [`voyage`], [`tei`] (TEI, BEI) and [`vllm`] (vLLM, Infinity). Each parses untrusted requests, with an error for
+//! every mistake, and writes its responses by hand, because they are mostly numbers.
 
 pub mod api;
 pub mod body;

@@ -1,44 +1,44 @@
-//! `GET /status`: what a replica tells its region, many times a second.
+//! `GET /status`: load and state of a replica, which its region polls many times a second.
 
 use serde::{Deserialize, Serialize};
 
 use super::identity::IdentityV1;
 
-/// Where a replica stands in its life.
+/// Lifecycle state of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StateV1 {
     /// The weights are being loaded.
     Starting,
-    /// It takes work.
+    /// It accepts requests.
     Ready,
-    /// It finishes what it has and takes nothing new.
+    /// It finishes requests in flight and accepts no new ones.
     Draining,
 }
 
-/// The answer of `GET /status`.
+/// Response of `GET /status`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusV1 {
-    /// 1.
+    /// Version of the format: 1.
     pub version: u32,
-    /// The deployments that this replica answers to.
+    /// Deployments that this replica serves.
     pub names: Vec<String>,
-    /// The model behind them, as configured.
+    /// Model of the deployments, as configured.
     pub model: String,
-    /// The identity of what is loaded. Absent while it is being loaded, and from replicas that do not know theirs.
+    /// Identity of the loaded model. Absent while it is being loaded, and from replicas that do not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<IdentityV1>,
-    /// Where it stands in its life.
+    /// Lifecycle state.
     pub state: StateV1,
-    /// Tokens that wait or are being computed.
+    /// Tokens that are queued or being computed.
     pub pending_tokens: u64,
-    /// Of those, lookups that wait: what a new lookup waits for beside the batch that is being computed. Absent from
-    /// replicas that do not know it yet.
+    /// Queued tokens of interactive requests: the backlog of a new interactive request, besides the batch that is being
+    /// computed. Absent from replicas that do not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lookup_tokens: Option<u64>,
-    /// Inputs that wait or are being computed.
+    pub interactive_tokens: Option<u64>,
+    /// Inputs that are queued or being computed.
     pub pending_inputs: u64,
-    /// Requests for vectors since the start, refused ones included.
+    /// Inference requests since the start, rejected ones included.
     pub requests_total: u64,
     /// Measured speed of the engine; 0 until it is known.
     pub tokens_per_second: f64,

@@ -1,30 +1,30 @@
-//! What vLLM and Infinity have beside the APIs of others: `POST /score` (pairs), `POST /classify` (texts) and
-//! `POST /pooling` (whatever the model's pooler makes).
+//! APIs that only vLLM and Infinity define: `POST /score` (pairs), `POST /classify` (texts) and `POST /pooling` (output
+//! of the model's pooler).
 //!
-//! The two differ in the answers to `/classify`, and so do Infinity and Cohere to `/rerank`: therefore Infinity's API has
-//! paths of its own, below `/infinity`.
+//! vLLM and Infinity differ in the responses of `/classify`, and Infinity and Cohere in those of `/rerank`: therefore
+//! Infinity's API is served below `/infinity`.
 
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use super::body::{Body as _, FieldKind, Shape, body};
+use super::body::{BodySchema, FieldKind, RawBody as _, body};
 use super::fields::{self, Kind};
 use super::openai::Encoding;
-use super::openai::response::{Rows, Vector};
+use super::openai::response::{RowsView, Vector};
 use crate::input::{Input, Truncation};
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::refusal::Refusal;
 
 /// `POST /score` and `POST /v1/score`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScoreRequest {
-    /// The deployment, where the caller says so.
+    /// The deployment, if specified.
     pub model: Option<String>,
-    /// The first texts of the pairs: one for all, or as many as there are second ones.
+    /// First texts of the pairs: one for all, or one for each second text.
     pub first: Vec<String>,
-    /// The second texts of the pairs.
+    /// Second texts of the pairs.
     pub second: Vec<String>,
-    /// What becomes of pairs that are too long.
+    /// Truncation of pairs that are too long.
     pub truncation: Truncation,
 }
 
@@ -33,11 +33,11 @@ body! {
     RawScore requires ["text_1", "text_2"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// The first texts of the pairs: one for all, or as many as there are second ones.
+        /// First texts of the pairs: one for all, or one for each second text.
         text_1: FieldKind::TextOrTexts,
-        /// The second texts of the pairs.
+        /// Second texts of the pairs.
         text_2: FieldKind::TextOrTexts,
-        /// Cut every pair to what the model reads: only -1 is supported.
+        /// Truncate every pair to the model's limit: only -1 is supported.
         truncate_prompt_tokens: FieldKind::Integer,
     } rejects {
         activation ["true"] => "true, or leave it out",
@@ -51,11 +51,11 @@ body! {
 }
 
 impl ScoreRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawScore::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawScore::SCHEMA;
 
-    /// Reads `body`, which may carry so many pairs.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<ScoreRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of pairs.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<ScoreRequest, Refusal> {
         let RawScore { model, text_1, text_2, truncate_prompt_tokens, .. } = RawScore::read(body)?;
         let first = texts("text_1", text_1, limit)?;
         let second = texts("text_2", text_2, limit)?;
@@ -64,16 +64,16 @@ impl ScoreRequest {
                 "text_1",
                 "text_1",
                 &format!("has {} texts and `text_2` has {}", first.len(), second.len()),
-                "one text for all, or as many",
+                "one text for all, or the same number",
             ));
         }
         let truncation = fields::truncate_prompt_tokens(truncate_prompt_tokens, None, Truncation::default())?;
-        if truncation.most.is_some() {
+        if truncation.max_tokens.is_some() {
             const FIELD: &str = "truncate_prompt_tokens";
             return Err(Refusal::invalid(
                 FIELD,
                 FIELD,
-                "is not -1, and pairs are cut to no other length",
+                "is not -1, the only supported value for pairs",
                 "-1",
             ));
         }
@@ -84,15 +84,15 @@ impl ScoreRequest {
 /// `POST /classify`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassifyRequest {
-    /// The deployment, where the caller says so.
+    /// The deployment, if specified.
     pub model: Option<String>,
-    /// What to classify; at least one.
+    /// Inputs to classify; at least one.
     pub input: Vec<String>,
     /// Whether `input` was one text and not a list of them.
     pub single: bool,
-    /// Whether the model's own numbers are wanted, and not probabilities.
+    /// Whether to return logits and not probabilities.
     pub raw_scores: bool,
-    /// What becomes of texts that are too long.
+    /// Truncation of texts that are too long.
     pub truncation: Truncation,
 }
 
@@ -101,14 +101,14 @@ body! {
     RawClassify requires ["input"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What to classify.
+        /// Inputs to classify.
         input: FieldKind::TextOrTexts,
-        /// Whether to return the model's own numbers and not probabilities (Infinity).
+        /// Whether to return logits and not probabilities (Infinity).
         raw_scores: FieldKind::Flag,
-        /// Cut every text to so many tokens, special tokens included (vLLM); -1: to what the model reads.
+        /// Truncate every text to this number of tokens, special tokens included (vLLM); -1: to the model's limit.
         truncate_prompt_tokens: FieldKind::Integer,
-        /// The end that is cut off.
-        truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        /// Side from which tokens are removed.
+        truncation_side: FieldKind::OneOf(fields::TRUNCATION_SIDES),
     } rejects {
         activation ["true"] => "`raw_scores`",
         use_activation ["true"] => "`raw_scores`",
@@ -123,21 +123,21 @@ body! {
     RawPooling requires ["input"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// The inputs. Token ids are of the model's own vocabulary.
+        /// The inputs. Token ids must be of the model's own vocabulary.
         input: FieldKind::Inputs,
-        /// What to return for each input: a vector (`embed`), one for each token (`token_embed`, which is the default of a
-        /// model that embeds), or the probabilities of the labels (`classify`, the default of a classifier).
+        /// Output for each input: a vector (`embed`), one for each token (`token_embed`, the default of an embedding
+        /// model), or the probabilities of the labels (`classify`, the default of a classifier).
         task: FieldKind::OneOf(&["embed", "token_embed", "classify"]),
-        /// How vectors are written.
+        /// Encoding of the vectors.
         encoding_format: FieldKind::OneOf(&["float", "base64"]),
-        /// How many of the first numbers of each vector to return; without it, all.
+        /// Number of leading dimensions of each vector to return; default: all.
         dimensions: FieldKind::Integer,
-        /// Whether to scale vectors to length one; true without it.
+        /// Whether to scale vectors to length one. Default: true.
         normalize: FieldKind::Flag,
-        /// Cut every input to so many tokens, special tokens included; -1: to what the model reads.
+        /// Truncate every input to this number of tokens, special tokens included; -1: to the model's limit.
         truncate_prompt_tokens: FieldKind::Integer,
-        /// The end that is cut off.
-        truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        /// Side from which tokens are removed.
+        truncation_side: FieldKind::OneOf(fields::TRUNCATION_SIDES),
     } rejects {
         activation ["true"] => "true, or leave it out",
         use_activation ["true"] => "`normalize`",
@@ -150,7 +150,7 @@ body! {
     }
 }
 
-/// What `POST /pooling` is to return for each input.
+/// Output of `POST /pooling` for each input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolingTask {
     /// One vector.
@@ -164,30 +164,30 @@ pub enum PoolingTask {
 /// `POST /pooling`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolingRequest {
-    /// The deployment, where the caller says so.
+    /// The deployment, if specified.
     pub model: Option<String>,
     /// The inputs.
     pub input: Input,
     /// Whether `input` was one input and not a list of them.
     pub single: bool,
-    /// What to return; absent: what the model is for.
+    /// Output for each input; absent: by the task of the model.
     pub task: Option<PoolingTask>,
-    /// How vectors are written.
+    /// Encoding of the vectors.
     pub encoding: Encoding,
-    /// How many numbers a vector should have, where the caller says so.
+    /// Requested dimensions of a vector, if specified.
     pub dimensions: Option<u64>,
-    /// Whether vectors are brought to length one.
+    /// Whether vectors are scaled to length one.
     pub normalize: bool,
-    /// What becomes of inputs that are too long.
+    /// Truncation of inputs that are too long.
     pub truncation: Truncation,
 }
 
 impl PoolingRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawPooling::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawPooling::SCHEMA;
 
-    /// Reads `body`, which may carry so many inputs.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<PoolingRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of inputs.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<PoolingRequest, Refusal> {
         let RawPooling {
             model,
             input,
@@ -199,21 +199,21 @@ impl PoolingRequest {
             truncation_side,
             ..
         } = RawPooling::read(body)?;
-        let input = fields::needed("input", input, fields::INPUT_WANTED)?;
+        let input = fields::required("input", input, fields::INPUT_EXPECTED)?;
         let (input, single) = fields::inputs("input", input, limit)?;
         let tasks = [
             ("embed", Some(PoolingTask::Embed)),
             ("token_embed", Some(PoolingTask::TokenEmbed)),
             ("classify", Some(PoolingTask::Classify)),
         ];
-        let wanted = "\"embed\", \"token_embed\" or \"classify\"";
+        let expected = "\"embed\", \"token_embed\" or \"classify\"";
         let encodings = [("float", Encoding::Float), ("base64", Encoding::Base64)];
         let formats = "\"float\" or \"base64\"";
         Ok(PoolingRequest {
             model: fields::model(model)?,
             input,
             single,
-            task: fields::choice("task", task, None, &tasks, wanted)?,
+            task: fields::choice("task", task, None, &tasks, expected)?,
             encoding: fields::choice(
                 "encoding_format",
                 encoding_format,
@@ -233,11 +233,11 @@ impl PoolingRequest {
 }
 
 impl ClassifyRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawClassify::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawClassify::SCHEMA;
 
-    /// Reads `body`, which may carry so many texts.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<ClassifyRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of texts.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<ClassifyRequest, Refusal> {
         let RawClassify { model, input, raw_scores, truncate_prompt_tokens, truncation_side, .. } =
             RawClassify::read(body)?;
         Ok(ClassifyRequest {
@@ -254,88 +254,90 @@ impl ClassifyRequest {
     }
 }
 
-fn texts(field: &'static str, raw: Option<&RawValue>, limit: AtMost) -> Result<Vec<String>, Refusal> {
-    let raw = fields::needed(field, raw, "a text or a list of texts")?;
+fn texts(field: &'static str, raw: Option<&RawValue>, limit: ListLimit) -> Result<Vec<String>, Refusal> {
+    let raw = fields::required(field, raw, "a text or a list of texts")?;
     match fields::kind_of(raw.get()) {
         Kind::Text => Ok(vec![fields::text(field, field, raw)?]),
         Kind::Number | Kind::List | Kind::Other => {
-            fields::list(field, field, raw, limit, |place, raw| fields::text(field, place, raw))
+            fields::list(field, field, raw, limit, |path, raw| fields::text(field, path, raw))
         }
     }
 }
 
 #[derive(Serialize)]
-struct Answer<'a, D> {
+struct VllmResponseBody<'a, D> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
     data: Vec<D>,
-    usage: Usage,
+    usage: VllmUsage,
 }
 
 #[derive(Serialize)]
-struct Usage {
+struct VllmUsage {
     prompt_tokens: u64,
     total_tokens: u64,
     completion_tokens: u64,
 }
 
-/// What stands around the data of both answers.
+/// Metadata of a response.
 #[derive(Clone, Copy, Debug)]
-pub struct Around<'a> {
-    /// The request's identifier.
+pub struct ResponseMetadata<'a> {
+    /// Identifier of the request.
     pub id: &'a str,
     /// Seconds since 1970.
     pub created: u64,
-    /// The deployment that answered.
+    /// Name of the deployment.
     pub model: &'a str,
-    /// Tokens that were computed.
+    /// Number of computed tokens.
     pub tokens: u64,
 }
 
-impl<'a> Around<'a> {
+impl<'a> ResponseMetadata<'a> {
     fn write<D: Serialize>(self, data: Vec<D>) -> Vec<u8> {
         self.write_as("list", data)
     }
 
     fn write_as<D: Serialize>(self, object: &'static str, data: Vec<D>) -> Vec<u8> {
-        let Around { id, created, model, tokens } = self;
-        let usage = Usage { prompt_tokens: tokens, total_tokens: tokens, completion_tokens: 0 };
-        let answer: Answer<'a, D> = Answer { id, object, created, model, data, usage };
-        serde_json::to_vec(&answer).expect("strings and numbers serialise")
+        let ResponseMetadata { id, created, model, tokens } = self;
+        let usage = VllmUsage { prompt_tokens: tokens, total_tokens: tokens, completion_tokens: 0 };
+        let response: VllmResponseBody<'a, D> = VllmResponseBody { id, object, created, model, data, usage };
+        serde_json::to_vec(&response).expect("strings and numbers serialise")
     }
 
-    /// The answer to `POST /score`: one number per pair.
+    /// Writes the response of `POST /score`: one number per pair.
     pub fn write_scores(self, scores: &[f32]) -> Vec<u8> {
         #[derive(Serialize)]
-        struct Score {
+        struct ScoreItem {
             index: usize,
             object: &'static str,
             score: f32,
         }
-        let score = |(index, score): (usize, &f32)| Score { index, object: "score", score: *score };
+        let score = |(index, score): (usize, &f32)| ScoreItem { index, object: "score", score: *score };
         self.write(scores.iter().enumerate().map(score).collect())
     }
 
-    /// The answer to `POST /classify` in Infinity's words: all labels with their scores, the best first, per text.
-    pub fn write_labels(self, rows: Rows<'_>, labels: &[String]) -> Vec<u8> {
+    /// Writes the response of `POST /classify` in Infinity's format: all labels with their scores, the best first, per
+    /// text.
+    pub fn write_labels(self, rows: RowsView<'_>, labels: &[String]) -> Vec<u8> {
         #[derive(Serialize)]
-        struct Label<'a> {
+        struct LabelItem<'a> {
             score: f32,
             label: &'a str,
         }
-        let of = |row: &[f32]| -> Vec<Label<'_>> {
+        let of = |row: &[f32]| -> Vec<LabelItem<'_>> {
             let order = crate::scores::ranking(row, row.len());
-            order.into_iter().map(|i| Label { score: row[i], label: &labels[i] }).collect()
+            order.into_iter().map(|i| LabelItem { score: row[i], label: &labels[i] }).collect()
         };
         self.write_as("classify", rows.iter().map(of).collect())
     }
 
-    /// The answer to `POST /pooling`: one vector per input, or, with `counts`, so many for each.
-    pub fn write_pooled(self, rows: Rows<'_>, counts: Option<&[u32]>, encoding: Encoding) -> Vec<u8> {
+    /// Writes the response of `POST /pooling`: one vector per input, or, with `counts`, that number of vectors for
+    /// each.
+    pub fn write_pooled(self, rows: RowsView<'_>, counts: Option<&[u32]>, encoding: Encoding) -> Vec<u8> {
         #[derive(Serialize)]
-        struct Pooled<D> {
+        struct PooledItem<D> {
             index: usize,
             object: &'static str,
             data: D,
@@ -344,25 +346,25 @@ impl<'a> Around<'a> {
         let mut all = rows.iter();
         match counts {
             None => {
-                let pooled = |(index, row)| Pooled { index, object: "pooling", data: vector(row) };
+                let pooled = |(index, row)| PooledItem { index, object: "pooling", data: vector(row) };
                 self.write(all.enumerate().map(pooled).collect())
             }
             Some(counts) => {
                 let mut pooled = Vec::with_capacity(counts.len());
                 for (index, count) in counts.iter().enumerate() {
                     let data: Vec<_> = all.by_ref().take(*count as usize).map(vector).collect();
-                    // In base64 the rows of an input are one text, as vLLM writes the tensor's bytes.
-                    pooled.push(Pooled { index, object: "pooling", data: TokenVectors(data, encoding) });
+                    // In base64 the rows of an input are one string, as in vLLM, which writes the bytes of the tensor.
+                    pooled.push(PooledItem { index, object: "pooling", data: TokenVectors(data, encoding) });
                 }
                 self.write(pooled)
             }
         }
     }
 
-    /// The answer to `POST /classify`: the best label and the probabilities of all, per text.
-    pub fn write_classes(self, rows: Rows<'_>, labels: &[String]) -> Vec<u8> {
+    /// Writes the response of `POST /classify`: the best label and the probabilities of all, per text.
+    pub fn write_classes(self, rows: RowsView<'_>, labels: &[String]) -> Vec<u8> {
         #[derive(Serialize)]
-        struct Class<'a> {
+        struct ClassItem<'a> {
             index: usize,
             label: &'a str,
             probs: &'a [f32],
@@ -370,13 +372,13 @@ impl<'a> Around<'a> {
         }
         let class = |(index, row)| {
             let best = crate::scores::ranking(row, 1)[0];
-            Class { index, label: &labels[best], probs: row, num_classes: row.len() }
+            ClassItem { index, label: &labels[best], probs: row, num_classes: row.len() }
         };
         self.write(rows.iter().enumerate().map(class).collect())
     }
 }
 
-/// The vectors of one input's tokens.
+/// Token vectors of one input.
 struct TokenVectors<'a>(Vec<Vector<'a>>, Encoding);
 
 impl Serialize for TokenVectors<'_> {
@@ -390,26 +392,26 @@ impl Serialize for TokenVectors<'_> {
     }
 }
 
-/// The answer of `POST /tokenize` in vLLM's words.
+/// Writes the response of `POST /tokenize` in vLLM's format.
 pub fn write_tokens(
     tokens: &[super::tei::SimpleToken],
     max_input_tokens: usize,
     with_texts: bool,
 ) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Tokens<'a> {
+    struct TokenizeResponseBody<'a> {
         count: usize,
         max_model_len: usize,
         tokens: Vec<u32>,
         token_strs: Option<Vec<&'a str>>,
     }
-    let answer = Tokens {
+    let response = TokenizeResponseBody {
         count: tokens.len(),
         max_model_len: max_input_tokens,
         tokens: tokens.iter().map(|token| token.id).collect(),
         token_strs: with_texts.then(|| tokens.iter().map(|token| token.text.as_str()).collect()),
     };
-    serde_json::to_vec(&answer).expect("strings and numbers serialise")
+    serde_json::to_vec(&response).expect("strings and numbers serialise")
 }
 
 #[cfg(test)]
@@ -417,11 +419,12 @@ mod tests {
     use super::*;
     use crate::wire::error::ErrorCode;
 
-    const LIMIT: AtMost = AtMost { count: 2, key: "max_pairs" };
-    const AROUND: Around<'static> = Around { id: "r", created: 7, model: "m", tokens: 5 };
+    const LIMIT: ListLimit = ListLimit { count: 2, key: "max_pairs" };
+    const METADATA: ResponseMetadata<'static> =
+        ResponseMetadata { id: "r", created: 7, model: "m", tokens: 5 };
 
     #[test]
-    fn one_text_is_paired_with_all_and_many_one_by_one() {
+    fn one_text_is_paired_with_all_and_several_one_by_one() {
         let parse = |body: &str| ScoreRequest::parse(body.as_bytes(), LIMIT);
         let one = parse(r#"{"text_1": "a", "text_2": ["b", "c"]}"#).expect("one for all");
         assert_eq!((one.first.len(), one.second.len()), (1, 2));
@@ -438,11 +441,11 @@ mod tests {
     }
 
     #[test]
-    fn pooling_and_classification_read_what_their_clients_send() {
+    fn pooling_and_classification_parse_the_fields_of_their_clients() {
         let pooling =
             |rest: &str| PoolingRequest::parse(format!(r#"{{"input": "a"{rest}}}"#).as_bytes(), LIMIT);
         let request = pooling(r#", "task": "embed", "truncate_prompt_tokens": 5"#).expect("a body");
-        assert_eq!((request.task, request.truncation.most), (Some(PoolingTask::Embed), Some(5)));
+        assert_eq!((request.task, request.truncation.max_tokens), (Some(PoolingTask::Embed), Some(5)));
         assert!(pooling("").expect("a body").normalize);
         assert_eq!(pooling(r#", "task": "plugin""#).expect_err("a task").param, Some("task"));
         let classify =
@@ -456,33 +459,33 @@ mod tests {
     }
 
     #[test]
-    fn the_answers_have_the_members_of_infinity_and_of_pooling() {
+    fn responses_have_the_members_of_infinity_and_of_pooling() {
         let text = |json| String::from_utf8(json).expect("JSON is UTF-8");
         let labels = ["no".to_owned(), "yes".to_owned()];
-        let labelled = text(AROUND.write_labels(Rows::new(&[0.25, 0.75], 2), &labels));
+        let labelled = text(METADATA.write_labels(RowsView::new(&[0.25, 0.75], 2), &labels));
         assert!(labelled.contains(r#""object":"classify""#), "{labelled}");
         assert!(labelled.contains(r#""data":[[{"score":0.75,"label":"yes"},{"score":0.25,"#), "{labelled}");
-        let rows = Rows::new(&[1.0, 2.0, 3.0, 4.0], 2);
-        let pooled = text(AROUND.write_pooled(rows, None, Encoding::Float));
+        let rows = RowsView::new(&[1.0, 2.0, 3.0, 4.0], 2);
+        let pooled = text(METADATA.write_pooled(rows, None, Encoding::Float));
         assert!(pooled.contains(r#"{"index":1,"object":"pooling","data":[3.0,4.0]}"#), "{pooled}");
-        let tokens = text(AROUND.write_pooled(rows, Some(&[2]), Encoding::Float));
+        let tokens = text(METADATA.write_pooled(rows, Some(&[2]), Encoding::Float));
         assert!(tokens.contains(r#""data":[{"index":0,"object":"pooling","data":[[1.0,2.0],[3.0,4.0]]}]"#));
-        let base64 = text(AROUND.write_pooled(rows, Some(&[2]), Encoding::Base64));
+        let base64 = text(METADATA.write_pooled(rows, Some(&[2]), Encoding::Base64));
         assert!(base64.contains(r#""data":"AACAPwAAAEAAAEBAAACAQA==""#), "{base64}");
     }
 
     #[test]
-    fn the_answers_have_the_members_of_vllm() {
+    fn responses_have_the_members_of_vllm() {
         let text = |json| String::from_utf8(json).expect("JSON is UTF-8");
         let rest = r#""usage":{"prompt_tokens":5,"total_tokens":5,"completion_tokens":0}}"#;
         let head = r#"{"id":"r","object":"list","created":7,"model":"m","data":["#;
         assert_eq!(
-            text(AROUND.write_scores(&[0.5])),
+            text(METADATA.write_scores(&[0.5])),
             format!(r#"{head}{{"index":0,"object":"score","score":0.5}}],{rest}"#)
         );
         let labels = ["no".to_owned(), "yes".to_owned()];
         assert_eq!(
-            text(AROUND.write_classes(Rows::new(&[0.25, 0.75], 2), &labels)),
+            text(METADATA.write_classes(RowsView::new(&[0.25, 0.75], 2), &labels)),
             format!(r#"{head}{{"index":0,"label":"yes","probs":[0.25,0.75],"num_classes":2}}],{rest}"#)
         );
     }

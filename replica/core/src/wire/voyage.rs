@@ -1,15 +1,15 @@
 //! Voyage's `POST /v1/embeddings` and `POST /v1/rerank`, served below `/voyage`.
 //!
-//! Of the number types, `int8` and `uint8` are rejected: Voyage's models are trained for them, and others are not.
+//! The number types `int8` and `uint8` are rejected: Voyage's models are trained for them, and others are not.
 
 use serde::Serialize;
 
-use super::body::{Body as _, FieldKind, Shape, body};
+use super::body::{BodySchema, FieldKind, RawBody as _, body};
 use super::fields::{self, Kind};
 use super::openai::Encoding;
-use super::openai::response::{Rows, Vector};
+use super::openai::response::{RowsView, Vector};
 use crate::input::Truncation;
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::prompt::PromptChoice;
 use crate::refusal::Refusal;
 
@@ -18,17 +18,17 @@ body! {
     RawEmbeddings requires ["model", "input"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What to embed.
+        /// Texts to embed.
         input: FieldKind::TextOrTexts,
-        /// What the texts are for; the model's configuration has the prompt.
+        /// Role of the texts, which selects a prompt of the model's configuration.
         input_type: FieldKind::OneOf(&["query", "document"]),
-        /// Whether to cut texts that are longer than the model reads; true without it.
+        /// Whether to truncate texts that are longer than the model's limit. Default: true.
         truncation: FieldKind::Flag,
-        /// How many of the first numbers of each vector to return; without it, all.
+        /// Number of leading dimensions of each vector to return; default: all.
         output_dimension: FieldKind::Count,
-        /// The numbers of a vector: f32, or one bit for each.
+        /// Type of the numbers of a vector: f32, or one bit for each.
         output_dtype: FieldKind::OneOf(&["float", "binary", "ubinary"]),
-        /// `base64` for the bytes of a vector; without it, JSON numbers.
+        /// `base64` for the bytes of a vector; default: JSON numbers.
         encoding_format: FieldKind::OneOf(&["base64"]),
     } rejects {
         dimensions => "`output_dimension`",
@@ -42,15 +42,15 @@ body! {
     RawRerank requires ["model", "query", "documents"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What is searched for.
+        /// The search query.
         query: FieldKind::Text,
-        /// What is ranked.
+        /// Documents to rank.
         documents: FieldKind::Texts,
-        /// How many of the best documents to return; without it, all.
+        /// Number of best documents to return. Default: all.
         top_k: FieldKind::Count,
         /// Whether to return the documents with their scores.
         return_documents: FieldKind::Flag,
-        /// Whether to cut a query and a document that are longer than the model reads together; true without it.
+        /// Whether to truncate a query and a document that are together longer than the model's limit. Default: true.
         truncation: FieldKind::Flag,
     } rejects {
         top_n => "`top_k`",
@@ -62,17 +62,17 @@ body! {
 pub struct VoyageEmbeddingsRequest {
     /// The deployment.
     pub model: String,
-    /// What to embed; at least one, none empty.
+    /// Texts to embed; at least one, none empty.
     pub input: Vec<String>,
     /// Whether `input` was one text and not a list of them.
     pub single: bool,
-    /// What stands before each text.
+    /// Prompt for each text.
     pub prompt: PromptChoice,
-    /// What becomes of texts that are too long.
+    /// Truncation of texts that are too long.
     pub truncation: Truncation,
-    /// How many numbers a vector should have, where the caller says so.
+    /// Requested dimensions of a vector, if specified.
     pub dimensions: Option<u64>,
-    /// How vectors are written.
+    /// Encoding of the vectors.
     pub encoding: Encoding,
 }
 
@@ -85,11 +85,11 @@ fn model(raw: Option<&serde_json::value::RawValue>) -> Result<String, Refusal> {
 }
 
 impl VoyageEmbeddingsRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawEmbeddings::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawEmbeddings::SCHEMA;
 
-    /// Reads `body`, which may carry so many texts.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<VoyageEmbeddingsRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of texts.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<VoyageEmbeddingsRequest, Refusal> {
         let RawEmbeddings {
             model: named,
             input,
@@ -100,10 +100,10 @@ impl VoyageEmbeddingsRequest {
             encoding_format,
             ..
         } = RawEmbeddings::read(body)?;
-        let input = fields::needed("input", input, "a text or a list of texts")?;
-        let text = |place: &str, raw| {
-            let text = fields::text("input", place, raw)?;
-            if text.is_empty() { Err(Refusal::empty_input("input", place)) } else { Ok(text) }
+        let input = fields::required("input", input, "a text or a list of texts")?;
+        let text = |path: &str, raw| {
+            let text = fields::text("input", path, raw)?;
+            if text.is_empty() { Err(Refusal::empty_input("input", path)) } else { Ok(text) }
         };
         let single = fields::kind_of(input.get()) == Kind::Text;
         let base64 =
@@ -113,7 +113,7 @@ impl VoyageEmbeddingsRequest {
             ("binary", if base64 { Encoding::BinaryBase64 } else { Encoding::Binary }),
             ("ubinary", if base64 { Encoding::UbinaryBase64 } else { Encoding::Ubinary }),
         ];
-        let wanted = "\"float\", \"binary\" or \"ubinary\" (\"int8\" and \"uint8\" need a model that was trained for them)";
+        let expected = "\"float\", \"binary\" or \"ubinary\" (\"int8\" and \"uint8\" need a model that was trained for them)";
         Ok(VoyageEmbeddingsRequest {
             model: model(named)?,
             input: if single {
@@ -125,7 +125,7 @@ impl VoyageEmbeddingsRequest {
             prompt: fields::prompt(None, input_type)?,
             truncation: truncation(truncate)?,
             dimensions: fields::count("output_dimension", output_dimension)?,
-            encoding: fields::choice("output_dtype", output_dtype, types[0].1, &types, wanted)?,
+            encoding: fields::choice("output_dtype", output_dtype, types[0].1, &types, expected)?,
         })
     }
 }
@@ -135,33 +135,33 @@ impl VoyageEmbeddingsRequest {
 pub struct VoyageRerankRequest {
     /// The deployment.
     pub model: String,
-    /// What is searched for; not empty.
+    /// The search query; not empty.
     pub query: String,
-    /// What is ranked; at least one.
+    /// Documents to rank; at least one.
     pub documents: Vec<String>,
-    /// How many of the best are wanted; all if absent.
+    /// Number of best documents to return; absent: all.
     pub top_k: Option<u64>,
-    /// Whether the documents come back.
+    /// Whether to return the documents.
     pub return_documents: bool,
-    /// What becomes of pairs that are too long.
+    /// Truncation of pairs that are too long.
     pub truncation: Truncation,
 }
 
 impl VoyageRerankRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawRerank::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawRerank::SCHEMA;
 
-    /// Reads `body`, which may carry so many documents.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<VoyageRerankRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of documents.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<VoyageRerankRequest, Refusal> {
         let RawRerank {
             model: named, query, documents, top_k, return_documents, truncation: truncate, ..
         } = RawRerank::read(body)?;
-        let query = fields::text("query", "query", fields::needed("query", query, "a text")?)?;
+        let query = fields::text("query", "query", fields::required("query", query, "a text")?)?;
         if query.is_empty() {
             return Err(Refusal::empty_input("query", "query"));
         }
-        let documents = fields::needed("documents", documents, "a list of texts")?;
-        let text = |place: &str, raw| fields::text("documents", place, raw);
+        let documents = fields::required("documents", documents, "a list of texts")?;
+        let text = |path: &str, raw| fields::text("documents", path, raw);
         Ok(VoyageRerankRequest {
             model: model(named)?,
             query,
@@ -172,7 +172,7 @@ impl VoyageRerankRequest {
         })
     }
 
-    /// How many results are wanted.
+    /// Returns the number of results.
     pub fn results(&self) -> usize {
         let all = self.documents.len();
         self.top_k.map_or(all, |most| usize::try_from(most).map_or(all, |most| most.min(all)))
@@ -180,37 +180,42 @@ impl VoyageRerankRequest {
 }
 
 #[derive(Serialize)]
-struct Answer<'a, D> {
+struct VoyageResponseBody<'a, D> {
     object: &'static str,
     data: Vec<D>,
     model: &'a str,
-    usage: Usage,
+    usage: VoyageUsage,
 }
 
 #[derive(Serialize)]
-struct Usage {
+struct VoyageUsage {
     total_tokens: u64,
 }
 
 fn write<D: Serialize>(model: &str, data: Vec<D>, tokens: u64) -> Vec<u8> {
-    let answer = Answer { object: "list", data, model, usage: Usage { total_tokens: tokens } };
-    serde_json::to_vec(&answer).expect("strings and numbers serialise")
+    let response =
+        VoyageResponseBody { object: "list", data, model, usage: VoyageUsage { total_tokens: tokens } };
+    serde_json::to_vec(&response).expect("strings and numbers serialise")
 }
 
-/// The answer of `POST /voyage/v1/embeddings`.
-pub fn write_embeddings(model: &str, rows: Rows<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
+/// Writes the response of `POST /voyage/v1/embeddings`.
+pub fn write_embeddings(model: &str, rows: RowsView<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Object<'a> {
+    struct VoyageEmbeddingItem<'a> {
         object: &'static str,
         embedding: Vector<'a>,
         index: usize,
     }
-    let object = |(index, row)| Object { object: "embedding", embedding: Vector { row, encoding }, index };
+    let object = |(index, row)| VoyageEmbeddingItem {
+        object: "embedding",
+        embedding: Vector { row, encoding },
+        index,
+    };
     write(model, rows.iter().enumerate().map(object).collect(), tokens)
 }
 
-/// The answer of `POST /voyage/v1/rerank`: `order` are indices of documents, the best first; `scores` and `documents` are
-/// in the order of the request.
+/// Writes the response of `POST /voyage/v1/rerank`: `order` contains indices of documents, the best first; `scores` and
+/// `documents` are in the order of the request.
 pub fn write_ranks(
     model: &str,
     order: &[usize],
@@ -219,7 +224,7 @@ pub fn write_ranks(
     tokens: u64,
 ) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Rank<'a> {
+    struct VoyageRankItem<'a> {
         relevance_score: f32,
         index: usize,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -227,7 +232,7 @@ pub fn write_ranks(
     }
     let rank = |index: &usize| {
         let document = documents.map(|documents| documents[*index].as_str());
-        Rank { relevance_score: scores[*index], index: *index, document }
+        VoyageRankItem { relevance_score: scores[*index], index: *index, document }
     };
     write(model, order.iter().map(rank).collect(), tokens)
 }
@@ -238,10 +243,10 @@ mod tests {
     use crate::prompt::Role;
     use crate::wire::error::ErrorCode;
 
-    const LIMIT: AtMost = AtMost { count: 2, key: "max_inputs" };
+    const LIMIT: ListLimit = ListLimit { count: 2, key: "max_inputs" };
 
     #[test]
-    fn the_fields_of_voyage_are_read_and_those_of_others_rejected() {
+    fn fields_of_voyage_are_parsed_and_those_of_other_apis_rejected() {
         let parse = |rest: &str| {
             let body = format!(r#"{{"model": "m", "input": "a"{rest}}}"#);
             VoyageEmbeddingsRequest::parse(body.as_bytes(), LIMIT)
@@ -269,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rerank_has_the_fields_and_the_answer_of_voyage() {
+    fn a_rerank_has_the_fields_and_the_response_of_voyage() {
         let parse = |rest: &str| {
             let body = format!(r#"{{"model": "m", "query": "q", "documents": ["a", "b"]{rest}}}"#);
             VoyageRerankRequest::parse(body.as_bytes(), LIMIT)

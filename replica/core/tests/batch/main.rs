@@ -1,5 +1,5 @@
-//! The batch manager: what holds after every step (`planner`), and what holds over time (`simulator`, in the world of
-//! `sim`).
+//! Tests of the batch planner: invariants after every step (`planner`), and properties over time (`simulator`, on the
+//! simulation in `sim`).
 
 mod planner;
 mod sim;
@@ -7,15 +7,15 @@ mod simulator;
 
 use std::time::{Duration, Instant};
 
-use replica_core::batch::{BatchSettings, Input};
+use replica_core::batch::{BatchInput, BatchSettings};
 
-/// Where a test's time begins; it goes on only as the test says.
+/// Start of simulated time.
 #[expect(clippy::disallowed_methods, reason = "an instant cannot be made in any other way")]
 pub(crate) fn origin() -> Instant {
     Instant::now()
 }
 
-/// Batches of a hundred tokens, on either priority.
+/// Settings for batches of a hundred tokens, at either priority.
 pub(crate) fn settings() -> BatchSettings {
     BatchSettings {
         batch_tokens: 100,
@@ -25,7 +25,7 @@ pub(crate) fn settings() -> BatchSettings {
     }
 }
 
-/// An input: what it says, what kind of answer it wants, and how long it is.
+/// Input of the tests: its content, its class, and its length.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Text {
     pub(crate) text: u64,
@@ -43,7 +43,7 @@ impl Text {
     }
 }
 
-impl Input for Text {
+impl BatchInput for Text {
     type Class = u8;
 
     fn tokens(&self) -> u64 {

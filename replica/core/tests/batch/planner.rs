@@ -1,31 +1,33 @@
-//! The batch planner over arbitrary histories: requests come, go away, expire and are computed in any order, and after
-//! every step the invariants of `replica_core::batch` hold.
+//! Property tests of the batch planner over arbitrary histories: requests arrive, are cancelled, expire and are
+//! computed in any order, and after every step the invariants of `replica_core::batch` hold.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use replica_core::batch::{Backlog, Batch, BatchPlanner, BatchSettings, Finished, Next, Plan, RequestId};
+use replica_core::batch::{
+    Backlog, Batch, BatchPlan, BatchPlanner, BatchRequestId, BatchSettings, FinishedBatch, NextAction,
+};
 use replica_core::priority::Priority;
-use replica_core::window::Reason;
+use replica_core::window::StartReason;
 
 use crate::{Text, origin, settings};
 
 const QUEUE: u64 = 1000;
 const BULK_QUEUE: u64 = 750;
 
-/// What happens next.
+/// Step of a history.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A request comes: inputs by what they say (equal ones are equal), with so many milliseconds to live.
+    /// A request arrives: its inputs by content (equal ones are equal), and its milliseconds to the deadline.
     Push(Priority, u8, Vec<u64>, Option<u64>),
-    /// The caller of one of the requests goes away.
+    /// One of the requests is cancelled.
     Cancel(prop::sample::Index),
-    /// So many milliseconds pass, then the engine asks for work; it has at most one more batch under way.
+    /// This number of milliseconds passes, then the engine asks for work; at most one further batch is running.
     Next(u64),
-    /// The engine asks between two steps of a batch of bulk, if it has one.
-    Between,
-    /// The engine is done with its oldest batch.
+    /// The engine asks between two steps of a bulk batch, if one is running.
+    BetweenSteps,
+    /// The engine finishes its oldest batch.
     Finish,
 }
 
@@ -34,46 +36,46 @@ fn priority() -> impl Strategy<Value = Priority> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // A text of the number n has n tokens, so of a hundred and fifty texts many are equal.
+    // Text number n has n tokens, so of a hundred and fifty texts many are equal.
     let texts = prop::collection::vec(1u64..150, 1..12);
     prop_oneof![
         3 => (priority(), 0u8..2, texts, prop::option::of(0u64..40))
             .prop_map(|(priority, class, texts, life)| Step::Push(priority, class, texts, life)),
         1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
         3 => (0u64..10).prop_map(Step::Next),
-        2 => Just(Step::Between),
+        2 => Just(Step::BetweenSteps),
         3 => Just(Step::Finish),
     ]
 }
 
-/// What became of an input.
+/// Outcome of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum InputOutcome {
     Computed,
     Expired,
     Cancelled,
 }
 
-/// A request that was taken in.
-struct Pushed {
+/// Admitted request.
+struct AdmittedInputs {
     class: u8,
     deadline: Option<Instant>,
     texts: Vec<u64>,
-    /// Of its inputs, so far.
-    fates: Vec<Option<Fate>>,
+    /// Outcomes of its inputs so far.
+    outcomes: Vec<Option<InputOutcome>>,
 }
 
-/// The planner, and beside it what a reader of its invariants expects of it.
-struct World {
+/// Planner with the model of its expected state.
+struct Model {
     planner: BatchPlanner<Text>,
     now: Instant,
-    requests: BTreeMap<RequestId, Pushed>,
+    requests: BTreeMap<BatchRequestId, AdmittedInputs>,
     running: Vec<Batch<Text>>,
 }
 
-impl World {
-    fn new() -> World {
-        World {
+impl Model {
+    fn new() -> Model {
+        Model {
             planner: BatchPlanner::new(settings(), QUEUE),
             now: origin(),
             requests: BTreeMap::new(),
@@ -81,11 +83,11 @@ impl World {
         }
     }
 
-    /// Texts without a fate, by class, each once.
+    /// Returns the texts without an outcome, by class, each once.
     fn open(&self) -> BTreeMap<(u8, u64), usize> {
         let mut open = BTreeMap::new();
-        for Pushed { class, texts, fates, .. } in self.requests.values() {
-            for (text, _) in texts.iter().zip(fates).filter(|(_, fate)| fate.is_none()) {
+        for AdmittedInputs { class, texts, outcomes, .. } in self.requests.values() {
+            for (text, _) in texts.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_none()) {
                 *open.entry((*class, *text)).or_default() += 1;
             }
         }
@@ -96,13 +98,18 @@ impl World {
         match step {
             Step::Push(priority, class, texts, life) => self.push(priority, class, texts, life),
             Step::Cancel(which) => {
-                let waits = |pushed: &&Pushed| pushed.fates.iter().any(Option::is_none);
-                let waiting: Vec<RequestId> =
-                    self.requests.iter().filter(|(_, pushed)| waits(pushed)).map(|(id, _)| *id).collect();
+                let waits =
+                    |admitted_inputs: &&AdmittedInputs| admitted_inputs.outcomes.iter().any(Option::is_none);
+                let waiting: Vec<BatchRequestId> = self
+                    .requests
+                    .iter()
+                    .filter(|(_, admitted_inputs)| waits(admitted_inputs))
+                    .map(|(id, _)| *id)
+                    .collect();
                 if !waiting.is_empty() {
                     let request = waiting[which.index(waiting.len())];
                     self.planner.cancel(request);
-                    self.end(request, Fate::Cancelled);
+                    self.end(request, InputOutcome::Cancelled);
                 }
             }
             Step::Next(millis) => {
@@ -111,7 +118,7 @@ impl World {
                     self.next();
                 }
             }
-            Step::Between => {
+            Step::BetweenSteps => {
                 if self.running.last().is_some_and(|batch| batch.priority == Priority::Bulk) {
                     self.between();
                 }
@@ -138,7 +145,7 @@ impl World {
         assert_eq!(
             self.planner.backlog(),
             expected,
-            "the backlog is what waits and what runs, equal texts once"
+            "the backlog is the queued and the running work, equal texts once"
         );
         let loads = self.planner.loads();
         let queued = loads.interactive.queued.inputs + loads.bulk.queued.inputs;
@@ -148,22 +155,22 @@ impl World {
             assert_eq!(
                 (loads.interactive, loads.bulk),
                 Default::default(),
-                "nothing is left of what is gone"
+                "finished requests leave no load"
             );
         }
     }
 
     fn push(&mut self, priority: Priority, class: u8, texts: Vec<u64>, life: Option<u64>) {
         let loads = self.planner.loads();
-        let asked = loads.interactive.asked.tokens + loads.bulk.asked.tokens;
+        let requested = loads.interactive.requested.tokens + loads.bulk.requested.tokens;
         let tokens: u64 = texts.iter().sum();
         let deadline = life.map(|millis| self.now + Duration::from_millis(millis));
         let inputs = texts.iter().map(|text| Text::new(*text, *text).of_class(class)).collect();
         match self.planner.push(priority, inputs, deadline, self.now) {
             Ok(admitted) => {
-                let fates = vec![None; texts.len()];
-                let pushed = Pushed { class, deadline, texts, fates };
-                assert!(self.requests.insert(admitted.request, pushed).is_none(), "an id twice");
+                let outcomes = vec![None; texts.len()];
+                let admitted_inputs = AdmittedInputs { class, deadline, texts, outcomes };
+                assert!(self.requests.insert(admitted.request, admitted_inputs).is_none(), "an id twice");
             }
             Err(full) => {
                 assert_eq!(full.priority, priority);
@@ -171,43 +178,49 @@ impl World {
                 assert_eq!(full.max_queue_tokens, limit);
                 assert!(
                     loads.of(priority).requests > 0 || priority == Priority::Bulk,
-                    "refused though its priority is empty"
+                    "rejected although its priority is empty"
                 );
-                assert!(asked + tokens > limit || priority == Priority::Bulk, "refused though there is room");
+                assert!(
+                    requested + tokens > limit || priority == Priority::Bulk,
+                    "rejected although there is capacity"
+                );
             }
         }
     }
 
     fn next(&mut self) {
-        let Plan { next, expired } = self.planner.next(self.now);
+        let BatchPlan { next, expired } = self.planner.next(self.now);
         self.expire(expired);
         match next {
-            Next::Idle => assert!(self.planner.is_empty(), "work waits and none is planned"),
-            Next::Wait(until) => {
-                assert!(until > self.now && until <= self.now + settings().window_max, "a bounded wait");
+            NextAction::Idle => assert!(self.planner.is_empty(), "idle with queued work"),
+            NextAction::Wait(until) => {
+                assert!(
+                    until > self.now && until <= self.now + settings().window_max,
+                    "the delay is bounded"
+                );
             }
-            Next::Compute(batch) => self.begin(batch),
+            NextAction::Compute(batch) => self.begin(batch),
         }
     }
 
     fn between(&mut self) {
-        let Plan { next, expired } = self.planner.between(self.now);
+        let BatchPlan { next, expired } = self.planner.next_between_steps(self.now);
         self.expire(expired);
         match next {
-            Next::Idle => {}
-            Next::Wait(_) => panic!("nobody is waited for while a batch is at hand"),
-            Next::Compute(batch) => {
-                assert_eq!(batch.priority, Priority::Interactive, "bulk does not go before bulk");
+            NextAction::Idle => {}
+            NextAction::Wait(_) => panic!("no delay while a batch is running"),
+            NextAction::Compute(batch) => {
+                assert_eq!(batch.priority, Priority::Interactive, "bulk does not preempt bulk");
                 self.begin(batch);
             }
         }
     }
 
-    fn expire(&mut self, expired: Vec<(RequestId, u64)>) {
+    fn expire(&mut self, expired: Vec<(BatchRequestId, u64)>) {
         for (request, _) in expired {
-            let deadline = self.requests[&request].deadline.expect("only what has a deadline expires");
+            let deadline = self.requests[&request].deadline.expect("only requests with a deadline expire");
             assert!(deadline <= self.now, "expired too early");
-            self.end(request, Fate::Expired);
+            self.end(request, InputOutcome::Expired);
         }
     }
 
@@ -216,14 +229,14 @@ impl World {
         let class = batch.items[0].input.class;
         assert!(batch.items.iter().all(|item| item.input.class == class), "one class in a batch");
         for item in &batch.items {
-            let wanted = self.requests.values().any(|pushed| {
-                let alive = pushed.deadline.is_none_or(|deadline| deadline > self.now);
-                let mut inputs = pushed.texts.iter().zip(&pushed.fates);
+            let needed = self.requests.values().any(|admitted_inputs| {
+                let alive = admitted_inputs.deadline.is_none_or(|deadline| deadline > self.now);
+                let mut inputs = admitted_inputs.texts.iter().zip(&admitted_inputs.outcomes);
                 alive
-                    && pushed.class == class
-                    && inputs.any(|(text, fate)| *text == item.input.text && fate.is_none())
+                    && admitted_inputs.class == class
+                    && inputs.any(|(text, outcome)| *text == item.input.text && outcome.is_none())
             });
-            assert!(wanted, "computed for nobody");
+            assert!(needed, "computed without an owner");
         }
         self.running.push(batch);
     }
@@ -234,25 +247,32 @@ impl World {
         }
         let batch = self.running.remove(0);
         let busy = Duration::from_millis(1 + batch.size().tokens);
-        let Finished { owners, complete } = self.planner.finished(&batch, busy, self.now);
+        let FinishedBatch { owners, complete } = self.planner.finished(&batch, busy, self.now);
         assert_eq!(owners.len(), batch.items.len());
         for (item, owners) in batch.items.iter().zip(owners) {
             for owner in owners {
-                let pushed = self.requests.get_mut(&owner.request).expect("a request");
-                assert_eq!(pushed.texts[owner.index], item.input.text, "another's row");
-                assert_eq!(pushed.class, item.input.class);
-                assert_eq!(pushed.fates[owner.index].replace(Fate::Computed), None, "a second fate");
+                let admitted_inputs = self.requests.get_mut(&owner.request).expect("a request");
+                assert_eq!(admitted_inputs.texts[owner.index], item.input.text, "the row of another input");
+                assert_eq!(admitted_inputs.class, item.input.class);
+                assert_eq!(
+                    admitted_inputs.outcomes[owner.index].replace(InputOutcome::Computed),
+                    None,
+                    "a second outcome"
+                );
             }
         }
         for request in complete {
-            let fates = &self.requests[&request].fates;
-            assert!(fates.iter().all(|fate| *fate == Some(Fate::Computed)), "{fates:?} is not complete");
+            let outcomes = &self.requests[&request].outcomes;
+            assert!(
+                outcomes.iter().all(|outcome| *outcome == Some(InputOutcome::Computed)),
+                "{outcomes:?} is not complete"
+            );
         }
     }
 
-    fn end(&mut self, request: RequestId, fate: Fate) {
-        for input in &mut self.requests.get_mut(&request).expect("a request").fates {
-            *input = input.or(Some(fate));
+    fn end(&mut self, request: BatchRequestId, outcome: InputOutcome) {
+        for input in &mut self.requests.get_mut(&request).expect("a request").outcomes {
+            *input = input.or(Some(outcome));
         }
     }
 
@@ -269,40 +289,40 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_input_has_one_fate_and_no_batch_is_over_budget(steps in prop::collection::vec(step(), 1..80)) {
-        let mut world = World::new();
+    fn every_input_has_one_outcome_and_no_batch_is_over_budget(steps in prop::collection::vec(step(), 1..80)) {
+        let mut world = Model::new();
         steps.into_iter().for_each(|step| world.apply(step));
         world.drain();
         world.check();
-        for pushed in world.requests.values() {
-            prop_assert!(pushed.fates.iter().all(Option::is_some), "an input without a fate");
+        for admitted_inputs in world.requests.values() {
+            prop_assert!(admitted_inputs.outcomes.iter().all(Option::is_some), "an input without an outcome");
         }
     }
 
     #[test]
-    fn what_waits_is_bounded_but_for_one_request_per_priority(steps in prop::collection::vec(step(), 1..80)) {
-        let mut world = World::new();
+    fn queued_tokens_are_bounded_except_for_one_request_per_priority(steps in prop::collection::vec(step(), 1..80)) {
+        let mut world = Model::new();
         let largest = 12 * 150;
         for step in steps {
             world.apply(step);
             let loads = world.planner.loads();
-            let asked = loads.interactive.asked.tokens + loads.bulk.asked.tokens;
-            prop_assert!(asked <= QUEUE + 2 * largest, "{asked} tokens wait");
+            let requested = loads.interactive.requested.tokens + loads.bulk.requested.tokens;
+            prop_assert!(requested <= QUEUE + 2 * largest, "{requested} tokens are queued");
         }
     }
 
     #[test]
     fn no_interactive_request_is_shed_while_bulk_is_admitted(steps in prop::collection::vec(step(), 1..80)) {
-        let mut world = World::new();
+        let mut world = Model::new();
         for step in steps {
             world.apply(step);
-            // Not equal to anything that waits, or they would share its work.
+            // Different from all queued texts, because equal ones would share their work.
             let mut ask = |priority: Priority, tokens: u64| {
-                let pushed = world.planner.push(priority, vec![Text::new(1_000_000, tokens)], None, world.now);
-                pushed.map(|admitted| world.planner.cancel(admitted.request)).is_ok()
+                let admitted_inputs = world.planner.push(priority, vec![Text::new(1_000_000, tokens)], None, world.now);
+                admitted_inputs.map(|admitted| world.planner.cancel(admitted.request)).is_ok()
             };
             if !ask(Priority::Interactive, 300) {
-                prop_assert!(!ask(Priority::Bulk, 300) && !ask(Priority::Bulk, 1), "bulk is admitted where a lookup is shed");
+                prop_assert!(!ask(Priority::Bulk, 300) && !ask(Priority::Bulk, 1), "bulk is admitted where an interactive request is shed");
             }
         }
     }
@@ -315,7 +335,7 @@ fn planner(queue: u64) -> BatchPlanner<Text> {
 
 fn compute(planner: &mut BatchPlanner<Text>, now: Instant) -> Batch<Text> {
     match planner.next(now).next {
-        Next::Compute(batch) => batch,
+        NextAction::Compute(batch) => batch,
         other => panic!("{other:?} instead of a batch"),
     }
 }
@@ -329,7 +349,7 @@ fn numbers(batch: &Batch<Text>) -> Vec<u64> {
 }
 
 #[test]
-fn a_lookup_that_was_shed_keeps_bulk_out_until_there_is_room_for_it() {
+fn a_shed_interactive_request_blocks_bulk_until_there_is_capacity_for_it() {
     let (mut planner, now) = (planner(QUEUE), origin());
     let one_batch = |planner: &mut BatchPlanner<Text>| {
         let batch = compute(planner, now);
@@ -346,38 +366,40 @@ fn a_lookup_that_was_shed_keeps_bulk_out_until_there_is_room_for_it() {
     assert_eq!((one_batch(&mut planner), one_batch(&mut planner)), (820, 720));
     let full = planner
         .push(Priority::Bulk, texts(400..401), None, now)
-        .expect_err("the lookup would be refused again");
+        .expect_err("the interactive request would be rejected again");
     assert_eq!(full.wait, Some(Duration::from_millis(2)), "20 tokens too many at 10 000 a second");
     assert_eq!(one_batch(&mut planner), 700);
-    planner.push(Priority::Bulk, texts(400..401), None, now).expect("the lookup would fit now");
+    planner.push(Priority::Bulk, texts(400..401), None, now).expect("the interactive request would fit now");
     planner.push(Priority::Interactive, texts(200..229), None, now).expect("exactly full");
 }
 
-/// A quarter of the tokens is bulk's: after three hundred of lookups its batch of a hundred goes on, and is not interrupted
-/// any more.
+/// The share of bulk is a quarter of the tokens: after three hundred interactive tokens its batch of a hundred
+/// continues, and is not preempted any more.
 #[test]
-fn lookups_go_between_the_steps_of_bulk_until_it_is_owed_its_share() {
+fn interactive_batches_preempt_bulk_until_it_is_owed_its_share() {
     let (mut planner, now) = (planner(QUEUE), origin());
     planner.push(Priority::Bulk, texts(0..30), None, now).expect("room");
     let bulk = compute(&mut planner, now);
     assert_eq!((bulk.priority, bulk.size().tokens), (Priority::Bulk, 100));
-    assert_eq!(planner.between(now).next, Next::Idle, "nobody looks anything up");
+    assert_eq!(planner.next_between_steps(now).next, NextAction::Idle, "no interactive request is queued");
     planner.push(Priority::Interactive, texts(100..160), None, now).expect("room");
     for _ in 0..3 {
-        let Next::Compute(lookups) = planner.between(now).next else { panic!("lookups wait") };
+        let NextAction::Compute(interactive) = planner.next_between_steps(now).next else {
+            panic!("interactive requests are queued")
+        };
         assert_eq!(
-            (lookups.priority, lookups.reason, lookups.size().tokens),
-            (Priority::Interactive, Reason::Between, 100)
+            (interactive.priority, interactive.reason, interactive.size().tokens),
+            (Priority::Interactive, StartReason::BetweenSteps, 100)
         );
-        planner.finished(&lookups, Duration::from_millis(10), now);
+        planner.finished(&interactive, Duration::from_millis(10), now);
     }
-    assert_eq!(planner.between(now).next, Next::Idle, "the batch at hand goes on");
+    assert_eq!(planner.next_between_steps(now).next, NextAction::Idle, "the running batch continues");
     planner.finished(&bulk, Duration::from_millis(10), now);
-    assert_eq!(compute(&mut planner, now).priority, Priority::Bulk, "and is the one that was owed");
+    assert_eq!(compute(&mut planner, now).priority, Priority::Bulk, "it was owed its share");
 }
 
 #[test]
-fn bulk_leaves_room_for_lookups() {
+fn bulk_leaves_capacity_for_interactive_requests() {
     let (mut planner, now) = (planner(QUEUE), origin());
     planner.push(Priority::Bulk, texts(0..75), None, now).expect("exactly three quarters");
     let full = planner.push(Priority::Bulk, texts(100..101), None, now).expect_err("one past it");
@@ -387,7 +409,7 @@ fn bulk_leaves_room_for_lookups() {
 }
 
 #[test]
-fn a_full_queue_says_after_which_time_there_is_room() {
+fn a_full_queue_reports_the_time_until_there_is_capacity() {
     let (mut planner, now) = (planner(QUEUE), origin());
     planner.push(Priority::Interactive, texts(0..100), None, now).expect("exactly full");
     let full = planner.push(Priority::Interactive, texts(100..110), None, now).expect_err("ten past it");
@@ -398,14 +420,15 @@ fn a_full_queue_says_after_which_time_there_is_room() {
     );
     let batch = compute(&mut planner, now);
     planner.finished(&batch, Duration::from_millis(200), now); // 500 tokens/s
-    let full =
-        planner.push(Priority::Interactive, texts(100..135), None, now).expect_err("900 wait and 350 come");
+    let full = planner
+        .push(Priority::Interactive, texts(100..135), None, now)
+        .expect_err("900 are queued and 350 arrive");
     assert_eq!(full.wait, Some(Duration::from_millis(500)), "250 tokens too many");
     planner.push(Priority::Interactive, texts(100..110), None, now).expect("at the limit");
 }
 
 #[test]
-fn a_request_larger_than_its_queue_is_taken_when_its_priority_is_empty() {
+fn a_request_larger_than_its_queue_is_admitted_when_its_priority_is_empty() {
     for priority in Priority::ALL {
         let (mut planner, now) = (planner(QUEUE), origin());
         planner.push(priority, texts(0..600), None, now).expect("alone");
@@ -414,7 +437,7 @@ fn a_request_larger_than_its_queue_is_taken_when_its_priority_is_empty() {
 }
 
 #[test]
-fn equal_texts_are_computed_once_whoever_asks_for_them() {
+fn equal_texts_of_several_requests_are_computed_once() {
     let (mut planner, now) = (planner(QUEUE), origin());
     let first =
         planner.push(Priority::Bulk, vec![Text::new(1, 10), Text::new(2, 10), Text::new(1, 10)], None, now);
@@ -423,34 +446,34 @@ fn equal_texts_are_computed_once_whoever_asks_for_them() {
     let second = planner.push(Priority::Interactive, vec![Text::new(2, 10)], None, now).expect("room");
     assert_eq!(second.joined, 1, "with another request");
     let batch = compute(&mut planner, now);
-    assert_eq!(numbers(&batch), [2], "on the priority of the more urgent one");
+    assert_eq!(numbers(&batch), [2], "at the priority of the more urgent one");
     let third = planner.push(Priority::Interactive, vec![Text::new(2, 10)], None, now).expect("room");
-    assert_eq!(third.joined, 1, "with what is being computed");
+    assert_eq!(third.joined, 1, "with the job that is being computed");
     let done = planner.finished(&batch, Duration::from_millis(1), now);
     let owners: Vec<_> = done.owners[0].iter().map(|owner| (owner.request, owner.index)).collect();
     assert_eq!(owners, [(first.request, 1), (second.request, 0), (third.request, 0)]);
     let batch = compute(&mut planner, now);
     assert_eq!(numbers(&batch), [1]);
     let done = planner.finished(&batch, Duration::from_millis(1), now);
-    assert_eq!(done.owners[0].len(), 2, "both places of the first request");
+    assert_eq!(done.owners[0].len(), 2, "both indices of the first request");
     assert!(done.complete.contains(&first.request));
     let again = planner.push(Priority::Bulk, vec![Text::new(1, 10)], None, now).expect("room");
-    assert_eq!(again.joined, 0, "what is done is not remembered here");
+    assert_eq!(again.joined, 0, "finished jobs are not remembered");
 }
 
 #[test]
-fn what_is_being_computed_for_nobody_may_be_given_up_and_is_joined_by_nobody() {
+fn a_running_job_without_owners_can_be_cancelled_and_is_not_joined() {
     let (mut planner, now) = (planner(QUEUE), origin());
     let one = planner.push(Priority::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
     let other = planner.push(Priority::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
     let given_up = compute(&mut planner, now);
     let job = given_up.items[0].job;
     planner.cancel(one.request);
-    assert!(planner.is_wanted(job), "the other one waits");
+    assert!(planner.has_waiting_owner(job), "the other owner waits");
     planner.cancel(other.request);
-    assert!(!planner.is_wanted(job));
+    assert!(!planner.has_waiting_owner(job));
     let third = planner.push(Priority::Interactive, vec![Text::new(1, 10)], None, now).expect("room");
-    assert_eq!(third.joined, 0, "the engine may have let go of it");
+    assert_eq!(third.joined, 0, "the engine may have cancelled it");
     let again = compute(&mut planner, now);
     let done = planner.finished(&given_up, Duration::from_millis(1), now);
     assert!(done.owners[0].is_empty() && done.complete.is_empty());
@@ -458,31 +481,31 @@ fn what_is_being_computed_for_nobody_may_be_given_up_and_is_joined_by_nobody() {
     assert_eq!(fourth.joined, 1, "with the one that is being computed for the third");
     let done = planner.finished(&again, Duration::from_millis(1), now);
     assert_eq!(done.complete.into_iter().collect::<Vec<_>>(), [third.request, fourth.request]);
-    assert!(planner.backlog() == Backlog::default() && !planner.is_wanted(job));
+    assert!(planner.backlog() == Backlog::default() && !planner.has_waiting_owner(job));
 }
 
 #[test]
-fn an_equal_text_is_still_computed_when_its_first_owner_goes_away() {
+fn an_equal_text_is_still_computed_when_its_first_owner_is_cancelled() {
     let (mut planner, now) = (planner(QUEUE), origin());
     let soon = now + Duration::from_millis(1);
     let cancelled = planner.push(Priority::Interactive, texts(1..2), None, now).expect("room");
     let expired = planner.push(Priority::Interactive, texts(1..2), Some(soon), now).expect("room");
     let stays = planner.push(Priority::Bulk, texts(1..2), None, now).expect("room");
     assert_eq!(planner.cancel(cancelled.request), 1);
-    let Plan { next, expired: gone } = planner.next(soon);
+    let BatchPlan { next, expired: gone } = planner.next(soon);
     assert_eq!(gone, [(expired.request, 1)]);
-    let Next::Compute(batch) = next else { panic!("{next:?}") };
+    let NextAction::Compute(batch) = next else { panic!("{next:?}") };
     assert_eq!(
         (numbers(&batch), batch.priority),
         (vec![1], Priority::Bulk),
-        "and on the priority of who is left"
+        "at the priority of the remaining owner"
     );
     let done = planner.finished(&batch, Duration::from_millis(1), soon);
     assert_eq!(done.owners[0].iter().map(|owner| owner.request).collect::<Vec<_>>(), [stays.request]);
 }
 
 #[test]
-fn texts_of_different_classes_are_not_in_one_batch_and_neither_waits_for_ever() {
+fn texts_of_different_classes_are_in_separate_batches_and_none_starves() {
     let (mut planner, now) = (planner(u64::MAX), origin());
     let class = |numbers: std::ops::Range<u64>, class: u8| -> Vec<Text> {
         texts(numbers).into_iter().map(|text| text.of_class(class)).collect()
@@ -497,13 +520,13 @@ fn texts_of_different_classes_are_not_in_one_batch_and_neither_waits_for_ever() 
 }
 
 #[test]
-fn a_text_that_does_not_fit_is_passed_over_once() {
+fn a_text_that_does_not_fit_is_skipped_once() {
     let (mut planner, now) = (planner(u64::MAX), origin());
     planner.push(Priority::Bulk, texts(0..5), None, now).expect("room"); // 50 tokens
     planner.push(Priority::Bulk, vec![Text::new(100, 95)], None, now).expect("room");
     planner.push(Priority::Bulk, texts(200..220), None, now).expect("room");
     let batch = compute(&mut planner, now);
-    assert_eq!(batch.size().tokens, 100, "what fits behind it fills the batch: {:?}", numbers(&batch));
+    assert_eq!(batch.size().tokens, 100, "smaller texts behind it fill the batch: {:?}", numbers(&batch));
     assert_eq!(numbers(&batch)[0], 0);
     assert!(!numbers(&batch).contains(&100));
     let batch = compute(&mut planner, now);

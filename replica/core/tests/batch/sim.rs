@@ -1,23 +1,23 @@
-//! A replica in simulated time: callers, the planner, and an engine whose batches cost `a + b · tokens`.
+//! Simulation of a replica: callers, the planner, and an engine whose batches cost `a + b · tokens`.
 //!
-//! Events are ordered by their time and then by their number, chance comes from a seed, and nothing looks at a clock: a
-//! run is the same whenever it is run. What a shell would do (ask the planner when the engine is free or something came,
-//! wake up when a window ends) is done here in the same order.
+//! Events are ordered by time and then by number, randomness comes from a seed, and no clock is read: a run is
+//! reproducible. The actions of the shell (call the planner when the engine is free or a request arrives, wake up when
+//! a batching delay ends) are performed here in the same order.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::{Duration, Instant};
 
-use replica_core::batch::{Batch, BatchPlanner, BatchSettings, Next, QueueFull, RequestId};
+use replica_core::batch::{Batch, BatchPlanner, BatchRequestId, BatchSettings, NextAction, QueueFull};
 use replica_core::cost::BatchCost;
 use replica_core::priority::{PerPriority, Priority};
 
 use crate::{Text, origin};
 
-/// Chance from a seed (SplitMix64).
-pub(crate) struct Chance(pub(crate) u64);
+/// Pseudorandom numbers from a seed (SplitMix64).
+pub(crate) struct SeededRandom(pub(crate) u64);
 
-impl Chance {
+impl SeededRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -26,7 +26,7 @@ impl Chance {
         z ^ (z >> 31)
     }
 
-    /// From 0 to 1.
+    /// Returns a number from 0 to 1.
     pub(crate) fn part(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -36,171 +36,171 @@ impl Chance {
     }
 }
 
-/// How requests of one kind come.
+/// Arrival process of requests of one kind.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Coming {
-    /// So many callers, each again so many seconds (give or take a fifth) after its answer.
-    Closed { callers: usize, back_after: f64 },
-    /// So many a second, whatever becomes of them.
+pub(crate) enum Arrivals {
+    /// Closed loop: `callers` that each send the next request `return_time` seconds (± a fifth) after the response.
+    Closed { callers: usize, return_time: f64 },
+    /// Open loop: requests per second, independent of responses.
     Open { per_second: f64 },
 }
 
 /// Requests of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
-    pub(crate) coming: Coming,
+    pub(crate) arrivals: Arrivals,
     pub(crate) priority: Priority,
     pub(crate) inputs: u64,
-    /// Tokens of an input, from and to.
+    /// Tokens of an input, minimum and maximum.
     pub(crate) tokens: (u64, u64),
-    /// Seconds to the deadline, from and to.
+    /// Seconds to the deadline, minimum and maximum.
     pub(crate) life: Option<(f64, f64)>,
 }
 
 impl Source {
-    pub(crate) fn lookups(coming: Coming) -> Source {
-        Source { coming, priority: Priority::Interactive, inputs: 1, tokens: (8, 16), life: None }
+    pub(crate) fn interactive(arrivals: Arrivals) -> Source {
+        Source { arrivals, priority: Priority::Interactive, inputs: 1, tokens: (8, 16), life: None }
     }
 
     pub(crate) fn backfill(callers: usize) -> Source {
-        let coming = Coming::Closed { callers, back_after: 0.005 };
-        Source { coming, priority: Priority::Bulk, inputs: 64, tokens: (20, 128), life: None }
+        let arrivals = Arrivals::Closed { callers, return_time: 0.005 };
+        Source { arrivals, priority: Priority::Bulk, inputs: 64, tokens: (20, 128), life: None }
     }
 }
 
-/// A planner that is broken on purpose, so that a test can show that it would notice.
+/// Planner that is broken on purpose, so that a test can show that it detects the defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
+pub(crate) enum Defect {
     No,
-    /// There is one priority.
+    /// All requests have the same priority.
     OnePriority,
-    /// Nobody's deadline is told.
+    /// Deadlines are not passed to the planner.
     NoDeadlines,
     /// Every batch waits for a timer first.
     Timer(Duration),
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct RequestResult {
     pub(crate) source: usize,
-    pub(crate) came: f64,
-    /// When it was answered; none if it expired.
+    pub(crate) arrived_at: f64,
+    /// Time of the response; `None` if it expired.
     pub(crate) done: Option<f64>,
 }
 
-/// A batch that ran, or a step of one.
+/// Batch that was computed, or a step of one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ran {
+pub(crate) struct ComputedBatch {
     pub(crate) priority: Priority,
-    pub(crate) began: f64,
-    pub(crate) took: f64,
+    pub(crate) started_at: f64,
+    pub(crate) duration: f64,
     pub(crate) tokens: u64,
 }
 
-/// What was seen.
+/// Results of a run.
 #[derive(Default)]
 pub(crate) struct Report {
-    pub(crate) outcomes: Vec<Outcome>,
-    pub(crate) ran: Vec<Ran>,
-    pub(crate) refused: Vec<(f64, QueueFull)>,
-    /// Seconds in which the engine was idle and something waited.
+    pub(crate) outcomes: Vec<RequestResult>,
+    pub(crate) computed: Vec<ComputedBatch>,
+    pub(crate) rejected: Vec<(f64, QueueFull)>,
+    /// Seconds in which the engine was idle with queued requests.
     pub(crate) idle_while_waiting: f64,
-    pub(crate) most_asked: u64,
+    pub(crate) max_requested: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Comes {
+    Arrives {
         source: usize,
     },
     EngineDone,
-    /// Of a batch of bulk on an engine that lets others in, or of what was let in.
+    /// A step of a bulk batch on an engine with preemption, or of the batch that preempts it.
     StepEnds,
     WindowEnds,
 }
 
-pub(crate) struct Sim {
+pub(crate) struct Simulation {
     planner: BatchPlanner<Text>,
     engine: BatchCost,
-    /// Steps of a batch of bulk, between which lookups are let in.
+    /// Steps of a bulk batch, between which interactive batches run.
     steps: u32,
     sources: Vec<Source>,
-    broken: Broken,
-    chance: Chance,
+    defect: Defect,
+    random: SeededRandom,
     origin: Instant,
     now: f64,
-    /// Nanoseconds, so that they can be ordered.
+    /// Nanoseconds, because floats are not ordered.
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     numbers: u64,
-    open: BTreeMap<RequestId, (usize, f64)>,
+    open: BTreeMap<BatchRequestId, (usize, f64)>,
     running: Option<Batch<Text>>,
-    /// Of its steps, those to come and the seconds of each.
-    to_come: (u32, f64),
-    /// What was let in.
-    beside: Option<Batch<Text>>,
-    /// When the engine could have begun, of a batch that waits.
-    could_begin: Option<f64>,
+    /// Remaining steps of the running batch, and the seconds of each.
+    remaining_steps: (u32, f64),
+    /// Batch that preempts the running one.
+    preempting: Option<Batch<Text>>,
+    /// Time at which the engine could have started the delayed batch.
+    could_start_at: Option<f64>,
     report: Report,
 }
 
-impl Sim {
-    pub(crate) fn new(settings: BatchSettings, engine: BatchCost, max_queue_tokens: u64) -> Sim {
-        Sim {
+impl Simulation {
+    pub(crate) fn new(settings: BatchSettings, engine: BatchCost, max_queue_tokens: u64) -> Simulation {
+        Simulation {
             planner: BatchPlanner::new(settings, max_queue_tokens),
             engine,
             steps: 1,
             sources: Vec::new(),
-            broken: Broken::No,
-            chance: Chance(1),
+            defect: Defect::No,
+            random: SeededRandom(1),
             origin: origin(),
             now: 0.0,
             events: BinaryHeap::new(),
             numbers: 0,
             open: BTreeMap::new(),
             running: None,
-            to_come: (0, 0.0),
-            beside: None,
-            could_begin: None,
+            remaining_steps: (0, 0.0),
+            preempting: None,
+            could_start_at: None,
             report: Report::default(),
         }
     }
 
-    pub(crate) fn broken(mut self, broken: Broken) -> Sim {
-        self.broken = broken;
+    pub(crate) fn defect(mut self, defect: Defect) -> Simulation {
+        self.defect = defect;
         self
     }
 
-    /// Lets lookups in between so many steps of a batch of bulk.
-    pub(crate) fn in_steps(mut self, steps: u32) -> Sim {
+    /// Splits bulk batches into this number of steps, between which interactive batches run.
+    pub(crate) fn in_steps(mut self, steps: u32) -> Simulation {
         self.steps = steps;
         self
     }
 
-    pub(crate) fn seed(mut self, seed: u64) -> Sim {
-        self.chance = Chance(seed);
+    pub(crate) fn seed(mut self, seed: u64) -> Simulation {
+        self.random = SeededRandom(seed);
         self
     }
 
-    pub(crate) fn with(mut self, source: Source) -> Sim {
+    pub(crate) fn with(mut self, source: Source) -> Simulation {
         self.sources.push(source);
         let number = self.sources.len() - 1;
-        match source.coming {
-            Coming::Closed { callers, .. } => {
+        match source.arrivals {
+            Arrivals::Closed { callers, .. } => {
                 for _ in 0..callers {
-                    let first = self.chance.part() * 0.01;
-                    self.at(first, Event::Comes { source: number });
+                    let first = self.random.part() * 0.01;
+                    self.at(first, Event::Arrives { source: number });
                 }
             }
-            Coming::Open { per_second } => {
+            Arrivals::Open { per_second } => {
                 let first = self.gap(per_second);
-                self.at(first, Event::Comes { source: number });
+                self.at(first, Event::Arrives { source: number });
             }
         }
         self
     }
 
-    /// Runs for so many seconds.
+    /// Runs for this number of seconds.
     pub(crate) fn run(mut self, seconds: f64) -> Report {
         while let Some(Reverse((at, _, event))) = self.events.pop() {
             self.now = at as f64 / 1e9;
@@ -208,7 +208,7 @@ impl Sim {
                 break;
             }
             match event {
-                Event::Comes { source } => self.comes(source),
+                Event::Arrives { source } => self.arrives(source),
                 Event::EngineDone => self.engine_done(),
                 Event::StepEnds => self.step_ends(),
                 Event::WindowEnds => {}
@@ -227,42 +227,43 @@ impl Sim {
         self.events.push(Reverse(((time * 1e9).round() as u64, self.numbers, event)));
     }
 
-    /// To the next of a Poisson process.
+    /// Returns the time to the next event of a Poisson process.
     fn gap(&mut self, per_second: f64) -> f64 {
-        -(1.0 - self.chance.part()).ln() / per_second
+        -(1.0 - self.random.part()).ln() / per_second
     }
 
-    fn comes(&mut self, number: usize) {
-        let Source { coming, priority, inputs, tokens, life } = self.sources[number];
-        if let Coming::Open { per_second } = coming {
+    fn arrives(&mut self, number: usize) {
+        let Source { arrivals, priority, inputs, tokens, life } = self.sources[number];
+        if let Arrivals::Open { per_second } = arrivals {
             let next = self.now + self.gap(per_second);
-            self.at(next, Event::Comes { source: number });
+            self.at(next, Event::Arrives { source: number });
         }
         let inputs = (0..inputs)
             .map(|_| {
                 self.numbers += 1;
-                Text::new(self.numbers, self.chance.between(tokens.0, tokens.1))
+                Text::new(self.numbers, self.random.between(tokens.0, tokens.1))
             })
             .collect();
-        let life = life.map(|(from, to)| from + (to - from) * self.chance.part());
+        let life = life.map(|(from, to)| from + (to - from) * self.random.part());
         let deadline = life
-            .filter(|_| self.broken != Broken::NoDeadlines)
+            .filter(|_| self.defect != Defect::NoDeadlines)
             .map(|life| self.instant() + Duration::from_secs_f64(life));
-        let priority = if self.broken == Broken::OnePriority { Priority::Bulk } else { priority };
+        let priority = if self.defect == Defect::OnePriority { Priority::Bulk } else { priority };
         match self.planner.push(priority, inputs, deadline, self.instant()) {
             Ok(admitted) => {
                 self.open.insert(admitted.request, (number, self.now));
             }
             Err(full) => {
-                self.report.refused.push((self.now, full));
+                self.report.rejected.push((self.now, full));
                 let wait = full.wait.unwrap_or(Duration::from_millis(100)).as_secs_f64();
-                if let Coming::Closed { .. } = coming {
-                    self.at(self.now + wait, Event::Comes { source: number });
+                if let Arrivals::Closed { .. } = arrivals {
+                    self.at(self.now + wait, Event::Arrives { source: number });
                 }
             }
         }
         let PerPriority { interactive, bulk } = self.planner.loads();
-        self.report.most_asked = self.report.most_asked.max(interactive.asked.tokens + bulk.asked.tokens);
+        self.report.max_requested =
+            self.report.max_requested.max(interactive.requested.tokens + bulk.requested.tokens);
     }
 
     fn engine_done(&mut self) {
@@ -271,40 +272,40 @@ impl Sim {
     }
 
     fn step_ends(&mut self) {
-        match self.beside.take() {
-            Some(beside) => self.finished(&beside),
-            None => self.to_come.0 -= 1,
+        match self.preempting.take() {
+            Some(preempting) => self.finished(&preempting),
+            None => self.remaining_steps.0 -= 1,
         }
-        if self.to_come.0 == 0 {
+        if self.remaining_steps.0 == 0 {
             return self.engine_done();
         }
-        let plan = self.planner.between(self.instant());
+        let plan = self.planner.next_between_steps(self.instant());
         for (request, _) in plan.expired {
             self.ends(request, None);
         }
         match plan.next {
-            Next::Compute(batch) => {
+            NextAction::Compute(batch) => {
                 let tokens = batch.size().tokens;
-                let took = self.engine.time(tokens).as_secs_f64();
-                self.begins(batch.priority, tokens, took, Event::StepEnds);
-                self.beside = Some(batch);
+                let duration = self.engine.time(tokens).as_secs_f64();
+                self.begins(batch.priority, tokens, duration, Event::StepEnds);
+                self.preempting = Some(batch);
             }
-            Next::Wait(_) | Next::Idle => self.step_begins(),
+            NextAction::Wait(_) | NextAction::Idle => self.step_begins(),
         }
     }
 
     fn step_begins(&mut self) {
-        let (to_come, took) = self.to_come;
+        let (remaining_steps, duration) = self.remaining_steps;
         let tokens = self.running.as_ref().expect("a batch with steps").size().tokens;
         let until = |done: u32| tokens * u64::from(done) / u64::from(self.steps);
-        let done = self.steps - to_come;
-        self.begins(Priority::Bulk, until(done + 1) - until(done), took, Event::StepEnds);
+        let done = self.steps - remaining_steps;
+        self.begins(Priority::Bulk, until(done + 1) - until(done), duration, Event::StepEnds);
     }
 
-    /// The engine is busy with this from now on.
-    fn begins(&mut self, priority: Priority, tokens: u64, took: f64, ends: Event) {
-        self.report.ran.push(Ran { priority, began: self.now, took, tokens });
-        self.at(self.now + took, ends);
+    /// Marks the engine as busy.
+    fn begins(&mut self, priority: Priority, tokens: u64, duration: f64, ends: Event) {
+        self.report.computed.push(ComputedBatch { priority, started_at: self.now, duration, tokens });
+        self.at(self.now + duration, ends);
     }
 
     fn finished(&mut self, batch: &Batch<Text>) {
@@ -315,12 +316,12 @@ impl Sim {
         }
     }
 
-    fn ends(&mut self, request: RequestId, done: Option<f64>) {
-        let (source, came) = self.open.remove(&request).expect("a request ends once");
-        self.report.outcomes.push(Outcome { source, came, done });
-        if let Coming::Closed { back_after, .. } = self.sources[source].coming {
-            let back = self.now + back_after * (0.8 + 0.4 * self.chance.part());
-            self.at(back, Event::Comes { source });
+    fn ends(&mut self, request: BatchRequestId, done: Option<f64>) {
+        let (source, arrived_at) = self.open.remove(&request).expect("a request ends once");
+        self.report.outcomes.push(RequestResult { source, arrived_at, done });
+        if let Arrivals::Closed { return_time, .. } = self.sources[source].arrivals {
+            let back = self.now + return_time * (0.8 + 0.4 * self.random.part());
+            self.at(back, Event::Arrives { source });
         }
     }
 
@@ -328,10 +329,10 @@ impl Sim {
         if self.running.is_some() {
             return;
         }
-        if let Broken::Timer(wait) = self.broken
+        if let Defect::Timer(wait) = self.defect
             && !self.planner.is_empty()
         {
-            let could = *self.could_begin.get_or_insert(self.now);
+            let could = *self.could_start_at.get_or_insert(self.now);
             let until = could + wait.as_secs_f64();
             if self.now < until {
                 return self.at(until + 2e-9, Event::WindowEnds);
@@ -342,24 +343,24 @@ impl Sim {
             self.ends(request, None);
         }
         match plan.next {
-            Next::Idle => self.could_begin = None,
-            Next::Wait(until) => {
-                self.could_begin.get_or_insert(self.now);
+            NextAction::Idle => self.could_start_at = None,
+            NextAction::Wait(until) => {
+                self.could_start_at.get_or_insert(self.now);
                 let until = until.duration_since(self.origin).as_secs_f64();
-                // Rounded up, or it would be asked a nanosecond before its time.
+                // Rounded up, or the planner would be called a nanosecond early.
                 self.at(until + 2e-9, Event::WindowEnds);
             }
-            Next::Compute(batch) => {
-                let could = self.could_begin.take().unwrap_or(self.now);
+            NextAction::Compute(batch) => {
+                let could = self.could_start_at.take().unwrap_or(self.now);
                 self.report.idle_while_waiting += self.now - could;
                 let (priority, tokens) = (batch.priority, batch.size().tokens);
-                let took = self.engine.time(tokens).as_secs_f64();
+                let duration = self.engine.time(tokens).as_secs_f64();
                 self.running = Some(batch);
                 if priority == Priority::Bulk && self.steps > 1 {
-                    self.to_come = (self.steps, took / f64::from(self.steps));
+                    self.remaining_steps = (self.steps, duration / f64::from(self.steps));
                     self.step_begins();
                 } else {
-                    self.begins(priority, tokens, took, Event::EngineDone);
+                    self.begins(priority, tokens, duration, Event::EngineDone);
                 }
             }
         }
@@ -367,11 +368,13 @@ impl Sim {
 }
 
 impl Report {
-    /// Latencies of what a source asked for, in milliseconds, sorted; without the first second, in which things are learnt.
+    /// Returns the latencies of a source in milliseconds, sorted, without the first second, in which the planner
+    /// learns.
     pub(crate) fn latencies(&self, source: usize) -> Vec<f64> {
-        let of_source = self.outcomes.iter().filter(|outcome| outcome.source == source && outcome.came > 1.0);
+        let of_source =
+            self.outcomes.iter().filter(|outcome| outcome.source == source && outcome.arrived_at > 1.0);
         let mut latencies: Vec<f64> =
-            of_source.filter_map(|outcome| Some((outcome.done? - outcome.came) * 1e3)).collect();
+            of_source.filter_map(|outcome| Some((outcome.done? - outcome.arrived_at) * 1e3)).collect();
         latencies.sort_by(f64::total_cmp);
         latencies
     }
@@ -386,14 +389,16 @@ impl Report {
         latencies[latencies.len() * 99 / 100]
     }
 
-    /// Tokens that began to be computed between these seconds.
+    /// Returns the tokens of batches that started between these seconds.
     pub(crate) fn tokens(&self, priority: Priority, from: f64, to: f64) -> u64 {
-        let of_priority =
-            self.ran.iter().filter(|ran| ran.priority == priority && (from..to).contains(&ran.began));
-        of_priority.map(|ran| ran.tokens).sum()
+        let of_priority = self
+            .computed
+            .iter()
+            .filter(|computed| computed.priority == priority && (from..to).contains(&computed.started_at));
+        of_priority.map(|computed| computed.tokens).sum()
     }
 
-    /// Requests of a source that were not answered in time.
+    /// Returns the number of requests of a source that expired.
     pub(crate) fn expired(&self, source: usize) -> usize {
         self.outcomes.iter().filter(|outcome| outcome.source == source && outcome.done.is_none()).count()
     }

@@ -1,40 +1,41 @@
-//! Weights as bytes, in the order in which products of bytes read them.
+//! Int8 weights, in the order in which products of bytes read them.
 //!
-//! Panels are those of [`super::panels`]; a line holds [`GROUP`] inputs' weights for each output of the panel, those of
-//! one output side by side. Weights are symmetric about zero and scaled per output, so that the largest of an output is
-//! ±127. Behind the lines stand each output's scale and the sum of its bytes, which products need: inputs are unsigned,
-//! `x ≈ low + step·q`, and so `Σ x·w = scale·(step·Σ q·b + low·Σ b)` for weights `w ≈ scale·b`.
+//! Panels are those of [`super::panels`]; a line holds the weights of [`GROUP`] inputs for each output of the panel,
+//! those of one output side by side. Weights are symmetric about zero and scaled per output, so that the largest
+//! magnitude of an output is 127. After the lines follow the scale of each output and the sum of its bytes, which
+//! products need: inputs are unsigned, `x ≈ low + step·q`, and so `Σ x·w = scale·(step·Σ q·b + low·Σ b)` for weights `w
+//! ≈ scale·b`.
 
 use super::linear::LinearSource;
 use super::panels::{Line, PANEL, panel_order, panels_of};
 
-/// Inputs that one instruction multiplies and adds up.
+/// Inputs that one instruction multiplies and accumulates.
 pub(super) const GROUP: usize = 4;
 
-/// One group of inputs' weights for the outputs of a panel; they are signed.
+/// Signed weights of one group of inputs for the outputs of a panel.
 pub(super) type ByteLine = [u8; PANEL * GROUP];
 
 /// The largest magnitude of a weight. −128 is not used, so that the range is symmetric.
 const LARGEST: f32 = 127.0;
 
-/// Sums of more inputs than this could overflow: 66 000 · 255 · 127 < 2³¹. Wider layers stay what they were.
+/// Sums of more inputs than this could overflow: 66 000 · 255 · 127 < 2³¹. Wider layers are not quantized.
 pub(super) const MAX_INPUTS: usize = 66_000;
 
 const LINE_BYTES: usize = size_of::<Line>();
 
-/// The weights of one linear layer.
+/// Weights of one linear layer.
 #[derive(Clone, Copy)]
 pub(super) struct BytePanels<'a> {
     groups: usize,
     lines: &'a [ByteLine],
-    /// Of all panels' outputs.
+    /// Of the outputs of all panels.
     scales: &'a [Line],
-    /// Of all panels' outputs, as whole numbers.
+    /// Of the outputs of all panels, as integers.
     sums: &'a [Line],
 }
 
 impl<'a> BytePanels<'a> {
-    /// What [`pack`] has written: as bytes, and the same memory as numbers.
+    /// Creates a view of the output of [`pack`]: as bytes, and the same memory as floats.
     pub(super) fn new(inputs: usize, panels: usize, bytes: &'a [u8], numbers: &'a [f32]) -> BytePanels<'a> {
         let groups = inputs.div_ceil(GROUP);
         let (lines, _) = bytes.as_chunks();
@@ -43,12 +44,12 @@ impl<'a> BytePanels<'a> {
         BytePanels { groups, lines: &lines[..groups * panels], scales, sums }
     }
 
-    /// One line per group of inputs.
+    /// Returns one line per group of inputs.
     pub(super) fn panel(&self, index: usize) -> &'a [ByteLine] {
         &self.lines[index * self.groups..][..self.groups]
     }
 
-    /// The same, or nothing behind the last one.
+    /// Returns the lines of a panel, or an empty slice after the last one.
     pub(super) fn panel_if_any(&self, index: usize) -> &'a [ByteLine] {
         let lines = self.lines.get(index * self.groups..).unwrap_or_default();
         &lines[..lines.len().min(self.groups)]
@@ -63,13 +64,13 @@ impl<'a> BytePanels<'a> {
     }
 }
 
-/// Bytes that a layer takes packed.
+/// Returns the packed size of a layer, in bytes.
 pub(super) fn packed_size(source: &LinearSource) -> usize {
-    // A line of bytes is as long as a line of numbers.
+    // A line of bytes has the size of a line of floats.
     (source.inputs.div_ceil(GROUP) + 2) * panels_of(source.outputs(), source.gated) * LINE_BYTES
 }
 
-/// Writes the weights into panels; `packed` has the [`packed_size`] and is all zeros.
+/// Packs the weights into panels; `packed` has the [`packed_size`] and is all zeros.
 pub(super) fn pack(source: &LinearSource, packed: &mut [u8]) {
     let (inputs, outputs) = (source.inputs, source.outputs());
     let (groups, panels) = (inputs.div_ceil(GROUP), panels_of(outputs, source.gated));
@@ -92,7 +93,7 @@ pub(super) fn pack(source: &LinearSource, packed: &mut [u8]) {
     }
 }
 
-/// Writes one output's weights, and comes to their scale and their sum.
+/// Packs the weights of one output; returns their scale and their sum.
 fn pack_output(row: &[f32], panel: &mut [ByteLine], column: usize) -> (f32, i32) {
     let largest = row.iter().fold(0.0_f32, |largest, weight| largest.max(weight.abs()));
     let scale = largest / LARGEST;

@@ -1,29 +1,30 @@
-//! What is added to scores by the distance between two tokens, for models that learn of positions in this way.
+//! Relative position biases: added to attention scores by the distance between two tokens.
 //!
-//! The number depends on the head and on the distance alone. So for each head there is one row of numbers by distance,
-//! from the farthest before to the farthest behind, and what a token adds to the scores of its keys is a piece of it.
+//! The bias depends on the head and on the distance only. So each head has one row of numbers by distance, from the
+//! farthest token before to the farthest behind, and the biases of a query are a slice of it.
 
-/// Distances up to which buckets tell apart; all beyond are one. It stands in MPNet's code.
+/// Distance from which all tokens share one bucket, as in MPNet's code.
 const FARTHEST_BUCKET: f32 = 128.0;
 
 /// Rows of numbers by distance, in units of the binary logarithm, as scores are.
 #[derive(Debug)]
 pub(super) struct DistanceBiases {
-    /// Where distance 0 stands in a row.
+    /// Index of distance 0 in a row.
     middle: usize,
     rows: Vec<Vec<f32>>,
 }
 
 impl DistanceBiases {
-    /// For each head its number of the bucket that a distance falls into; `table` has a row of heads per bucket.
+    /// Creates biases by bucket of the distance; `table` has a row of heads per bucket.
     pub(super) fn buckets(heads: usize, positions: usize, buckets: usize, table: &[f32]) -> DistanceBiases {
         DistanceBiases::new(heads, positions, |head, distance| {
             table[bucket(distance, buckets) * heads + head]
         })
     }
 
-    /// For each head the distance times its slope: `2^(−8k/n)` for head `k` of `n`, where `n` is a power of two;
-    /// otherwise those of the next smaller power, and between them every second one of the next larger.
+    /// Creates biases that are the distance times the slope of the head: `2^(−8k/n)` for head `k` of `n`, where `n` is
+    /// a power of two; otherwise the slopes of the next smaller power, interleaved with every second one of the next
+    /// larger (ALiBi).
     pub(super) fn alibi(heads: usize, positions: usize) -> DistanceBiases {
         let slope = |index: usize, heads: usize| (-8.0 * (index + 1) as f32 / heads as f32).exp2();
         let power = 1 << heads.ilog2();
@@ -45,14 +46,15 @@ impl DistanceBiases {
         DistanceBiases { middle, rows: (0..heads).map(row).collect() }
     }
 
-    /// What the token at `query` adds to the scores of the tokens from `first_key` on.
+    /// Returns the biases of the token at `query` for the keys from `first_key` on.
     pub(super) fn of(&self, head: usize, query: usize, first_key: usize) -> &[f32] {
         &self.rows[head][self.middle + first_key - query..]
     }
 }
 
-/// The bucket of a key so many tokens behind (or, negative, before) the one that asks. The first half of the buckets is
-/// for what stands before; in each half the near distances have one each, and the others share the rest by logarithm.
+/// Returns the bucket of a key that is `distance` tokens after (or, negative, before) its query. The first half of the
+/// buckets is for keys before the query; in each half near distances have one bucket each, and the others share the
+/// rest logarithmically.
 fn bucket(distance: isize, buckets: usize) -> usize {
     let half = buckets / 2;
     let exact = half / 2;
@@ -81,17 +83,17 @@ mod tests {
     }
 
     #[test]
-    fn a_token_adds_the_piece_of_the_row_that_begins_at_its_first_key() {
+    fn biases_of_a_query_are_the_slice_from_its_first_key() {
         let biases = DistanceBiases::alibi(2, 4);
         let unit = std::f32::consts::LOG2_E;
-        // The first of two heads falls by 1/16 per token.
-        let wanted: Vec<f32> = [2.0_f32, 1.0, 0.0, 1.0].iter().map(|far| -far / 16.0 * unit).collect();
-        assert_eq!(&biases.of(0, 2, 0)[..4], wanted);
+        // The slope of the first of two heads is 1/16 per token.
+        let expected: Vec<f32> = [2.0_f32, 1.0, 0.0, 1.0].iter().map(|far| -far / 16.0 * unit).collect();
+        assert_eq!(&biases.of(0, 2, 0)[..4], expected);
         assert_eq!(biases.of(1, 3, 3)[0], 0.0);
     }
 
     #[test]
-    fn slopes_of_a_number_of_heads_that_is_no_power_of_two_are_those_of_the_original() {
+    fn slopes_equal_the_original_for_a_number_of_heads_that_is_no_power_of_two() {
         let biases = DistanceBiases::alibi(12, 2);
         let slopes: Vec<f32> =
             (0..12).map(|head| -biases.of(head, 0, 1)[0] / std::f32::consts::LOG2_E).collect();

@@ -1,34 +1,34 @@
-//! Matrices, and windows on them that different threads may write at the same time.
+//! Matrices, and windows on them that different threads may write concurrently.
 //!
-//! A batch is computed by cutting each result into parts and giving every part to one thread. Part of a matrix is in
-//! general a rectangle, and the rows of two rectangles side by side alternate in memory, so a slice cannot stand for
-//! one. [`Tiles`] is the cut: it borrows the whole matrix mutably and hands out [`Window`]s that never overlap, each one
-//! at most once ([`Parts`]). With that, everything above is safe code: the borrow checker holds readers and writers of
-//! whole matrices apart, and the cut holds the writers of one matrix apart.
+//! A batch is computed by partitioning each result and assigning every part to one thread. A part of a matrix is in
+//! general a rectangle, and the rows of two adjacent rectangles alternate in memory, so a slice cannot represent one.
+//! [`Tiles`] is the partition: it borrows the whole matrix mutably and returns [`Window`]s that never overlap, each one
+//! at most once ([`Parts`]). With that, all code above is safe: the borrow checker separates readers and writers of
+//! whole matrices, and the partition separates the writers of one matrix.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Bytes of a cache line, where rows of usual widths then begin.
+/// Bytes of a cache line, to which rows of common widths are aligned.
 const LINE_BYTES: usize = 64;
 
-/// Numbers in rows, one row after another. Its memory only grows.
+/// Row-major matrix. Its memory only grows.
 #[derive(Debug, Default)]
 pub(super) struct Matrix {
     data: Vec<f32>,
-    /// The first number that begins a cache line.
+    /// First number that is aligned to a cache line.
     start: usize,
     rows: usize,
     width: usize,
 }
 
 impl Matrix {
-    /// Gives it this size. What was in it is lost.
+    /// Resizes the matrix. Its content is lost.
     pub(super) fn resize(&mut self, rows: usize, width: usize) {
-        let wanted = rows * width + LINE_BYTES / size_of::<f32>();
-        if self.data.len() < wanted {
-            self.data = vec![0.0; wanted];
+        let needed = rows * width + LINE_BYTES / size_of::<f32>();
+        if self.data.len() < needed {
+            self.data = vec![0.0; needed];
             self.start = self.data.as_ptr().align_offset(LINE_BYTES);
         }
         (self.rows, self.width) = (rows, width);
@@ -42,58 +42,58 @@ impl Matrix {
         self.width
     }
 
-    /// All numbers.
+    /// Returns all numbers.
     pub(super) fn data(&self) -> &[f32] {
         &self.data[self.start..][..self.rows * self.width]
     }
 
-    /// All numbers.
+    /// Returns all numbers, mutably.
     pub(super) fn data_mut(&mut self) -> &mut [f32] {
         &mut self.data[self.start..][..self.rows * self.width]
     }
 
-    /// Some rows, for reading.
-    pub(super) fn view(&self, rows: Range<usize>) -> View<'_> {
-        View::new(&self.data()[rows.start * self.width..rows.end * self.width], self.width)
+    /// Returns a read-only view of some rows.
+    pub(super) fn view(&self, rows: Range<usize>) -> MatrixView<'_> {
+        MatrixView::new(&self.data()[rows.start * self.width..rows.end * self.width], self.width)
     }
 
-    /// All of it, for writing by one thread.
+    /// Returns a window on the whole matrix, for writing by one thread.
     pub(super) fn window(&mut self) -> Window<'_> {
         let (rows, width) = (self.rows, self.width);
         Window::new(self.data_mut(), rows, width)
     }
 
-    /// The same, when its rows are those of a larger matrix from row `first` on.
+    /// Returns a window on the whole matrix, whose rows are numbered from `first` on.
     pub(super) fn window_from(&mut self, first: usize) -> Window<'_> {
         let window = self.window();
         Window { rows: first..first + window.rows.len(), ..window }
     }
 
-    /// Parts of it, for writing by several threads.
-    pub(super) fn tiles<'a>(&'a mut self, rows: Cut<'a>, columns: Cut<'a>) -> Tiles<'a> {
+    /// Returns a partition, for writing by several threads.
+    pub(super) fn tiles<'a>(&'a mut self, rows: Partition<'a>, columns: Partition<'a>) -> Tiles<'a> {
         let width = self.width;
         Tiles::new(self.data_mut(), width, rows, columns)
     }
 }
 
-/// Rows for reading, or some columns of them.
+/// Read-only view of rows, or of some of their columns.
 #[derive(Clone, Copy)]
-pub(super) struct View<'a> {
+pub(super) struct MatrixView<'a> {
     data: &'a [f32],
     stride: usize,
     first_column: usize,
     width: usize,
 }
 
-impl<'a> View<'a> {
-    fn new(data: &'a [f32], width: usize) -> View<'a> {
-        View { data, stride: width, first_column: 0, width }
+impl<'a> MatrixView<'a> {
+    fn new(data: &'a [f32], width: usize) -> MatrixView<'a> {
+        MatrixView { data, stride: width, first_column: 0, width }
     }
 
-    /// The same rows, of these columns.
-    pub(super) fn columns(self, columns: Range<usize>) -> View<'a> {
+    /// Returns a view of the same rows with these columns.
+    pub(super) fn columns(self, columns: Range<usize>) -> MatrixView<'a> {
         assert!(columns.end <= self.width, "columns of the view");
-        View { first_column: self.first_column + columns.start, width: columns.len(), ..self }
+        MatrixView { first_column: self.first_column + columns.start, width: columns.len(), ..self }
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -104,7 +104,7 @@ impl<'a> View<'a> {
         self.width
     }
 
-    /// All of these rows that there is, if they are whole rows.
+    /// Returns the existing ones of these rows as one slice, if the view has whole rows.
     #[inline(always)]
     pub(super) fn memory(&self, rows: Range<usize>) -> &'a [f32] {
         if self.width < self.stride {
@@ -114,7 +114,8 @@ impl<'a> View<'a> {
         &self.data[end(rows.start)..end(rows.end)]
     }
 
-    /// From the first number of these rows, of which there is at least one, to the last; and the distance of rows.
+    /// Returns the slice from the first to the last number of these rows, of which there is at least one, and the row
+    /// stride.
     #[inline(always)]
     pub(super) fn span(&self, rows: Range<usize>) -> (&'a [f32], usize) {
         let first = rows.start * self.stride + self.first_column;
@@ -127,9 +128,9 @@ impl<'a> View<'a> {
     }
 }
 
-/// A rectangle of a matrix, for writing: whoever holds it is alone with it.
+/// Rectangle of a matrix, for writing: its holder has exclusive access.
 pub(super) struct Window<'a> {
-    /// The corner of least row and column.
+    /// Corner with the lowest row and column.
     corner: NonNull<f32>,
     stride: usize,
     rows: Range<usize>,
@@ -137,7 +138,7 @@ pub(super) struct Window<'a> {
     matrix: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: a window is a mutable borrow of its numbers, like a `&mut [f32]`, and those may be sent.
+// SAFETY: a window is a mutable borrow of its numbers, like a `&mut [f32]`, and those are `Send`.
 unsafe impl Send for Window<'_> {}
 
 impl<'a> Window<'a> {
@@ -152,89 +153,89 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// The same window, for as long as this one is lent.
-    pub(super) fn lend(&mut self) -> Window<'_> {
+    /// Reborrows the window.
+    pub(super) fn reborrow(&mut self) -> Window<'_> {
         let Window { corner, stride, ref rows, ref columns, matrix: _ } = *self;
         Window { corner, stride, rows: rows.clone(), columns: columns.clone(), matrix: PhantomData }
     }
 
-    /// Which rows of the matrix these are.
+    /// Returns the rows of the matrix.
     pub(super) fn rows(&self) -> Range<usize> {
         self.rows.clone()
     }
 
-    /// Which columns of the matrix these are.
+    /// Returns the columns of the matrix.
     pub(super) fn columns(&self) -> Range<usize> {
         self.columns.clone()
     }
 
-    /// A row of the window, by its place in the window.
+    /// Returns a row of the window, by its index in the window.
     #[inline(always)]
     pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
         assert!(index < self.rows.len(), "a row of the window");
-        // SAFETY: the rectangle lies in the matrix, as its constructors see to, and the index in the rectangle; nobody
-        // else reaches the rectangle while the window lives, and this borrow ends before the next one begins.
+        // SAFETY: the rectangle lies in the matrix, which its constructors ensure, and the index in the rectangle; the
+        // window has exclusive access to the rectangle, and this borrow ends before the next one begins.
         unsafe {
             let first = self.corner.as_ptr().add(index * self.stride);
             std::slice::from_raw_parts_mut(first, self.columns.len())
         }
     }
 
-    /// Its rows for reading, if they are whole rows.
-    pub(super) fn view(&self) -> View<'_> {
+    /// Returns a read-only view, if the window has whole rows.
+    pub(super) fn view(&self) -> MatrixView<'_> {
         assert!(self.columns.len() == self.stride, "a view is of whole rows");
-        // SAFETY: whole rows are one piece of memory, inside the matrix; nobody else reaches it while the window lives,
-        // and the view borrows the window.
+        // SAFETY: whole rows are contiguous memory inside the matrix; the window has exclusive access to it, and the
+        // view borrows the window.
         let data = unsafe { std::slice::from_raw_parts(self.corner.as_ptr(), self.rows.len() * self.stride) };
-        View::new(data, self.stride)
+        MatrixView::new(data, self.stride)
     }
 }
 
-/// How rows or columns are cut into ranges that follow each other.
+/// Partition of rows or columns into consecutive ranges.
 #[derive(Clone, Copy)]
-pub(super) enum Cut<'a> {
-    /// `total` things in `parts` of nearly equal size, each but the last a multiple of `unit`.
+pub(super) enum Partition<'a> {
+    /// `total` elements in `parts` of nearly equal size, each but the last a multiple of `unit`.
     Even { total: usize, parts: usize, unit: usize },
-    /// Between each of these and the next.
+    /// Ranges between consecutive offsets.
     At(&'a [u32]),
 }
 
-impl Cut<'_> {
-    /// Not at all.
-    pub(super) fn whole(total: usize) -> Cut<'static> {
-        Cut::even(total, 1, total.max(1))
+impl Partition<'_> {
+    /// Returns a single range.
+    pub(super) fn whole(total: usize) -> Partition<'static> {
+        Partition::even(total, 1, total.max(1))
     }
 
-    /// Into at most so many parts, of whole units.
-    pub(super) fn even(total: usize, parts: usize, unit: usize) -> Cut<'static> {
+    /// Returns at most `parts` ranges, of whole units.
+    pub(super) fn even(total: usize, parts: usize, unit: usize) -> Partition<'static> {
         let parts = parts.clamp(1, total.div_ceil(unit).max(1));
-        Cut::Even { total, parts, unit }
+        Partition::Even { total, parts, unit }
     }
 
     fn len(&self) -> usize {
         match self {
-            Cut::Even { parts, .. } => *parts,
-            Cut::At(ends) => ends.len() - 1,
+            Partition::Even { parts, .. } => *parts,
+            Partition::At(ends) => ends.len() - 1,
         }
     }
 
     fn range(&self, index: usize) -> Range<usize> {
         match *self {
-            Cut::Even { total, parts, unit } => {
+            Partition::Even { total, parts, unit } => {
                 let units = total.div_ceil(unit);
                 let end = |index: usize| (index * units / parts * unit).min(total);
                 end(index)..end(index + 1)
             }
-            Cut::At(ends) => ends[index] as usize..ends[index + 1] as usize,
+            Partition::At(ends) => ends[index] as usize..ends[index + 1] as usize,
         }
     }
 
-    /// The end of the last range. The ranges before it must not overlap.
+    /// Returns the end of the last range, and checks that the ranges do not overlap.
     fn checked_end(&self) -> usize {
         match self {
-            Cut::Even { total, .. } => *total,
-            Cut::At(ends) => {
-                assert!(ends.is_sorted(), "ranges follow each other");
+            Partition::Even { total, .. } => *total,
+            Partition::At(ends) => {
+                assert!(ends.is_sorted(), "offsets are sorted");
                 ends.last().map_or(0, |end| *end as usize)
             }
         }
@@ -244,52 +245,57 @@ impl Cut<'_> {
 /// Work in parts that no two threads share.
 ///
 /// # Safety
-/// Parts of different index have no memory in common that either could write.
+/// Parts with different indices have no memory in common that either could write.
 pub(super) unsafe trait Parts: Sync {
-    /// What one thread works on.
+    /// Part for one thread.
     type Part;
 
-    /// Parts.
+    /// Returns the number of parts.
     fn len(&self) -> usize;
 
-    /// One of them.
+    /// Returns one part.
     ///
     /// # Safety
-    /// Each index is asked for at most once, and is below [`Parts::len`].
+    /// Each index is below [`Parts::len`] and passed at most once.
     unsafe fn part(&self, index: usize) -> Self::Part;
 }
 
-/// A matrix, cut into windows.
+/// Matrix partitioned into windows.
 pub(super) struct Tiles<'a> {
     first: NonNull<f32>,
     stride: usize,
-    rows: Cut<'a>,
-    columns: Cut<'a>,
+    rows: Partition<'a>,
+    columns: Partition<'a>,
     matrix: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: all that threads can do with a shared `Tiles` is to take windows, which may be sent.
+// SAFETY: threads can only take windows from a shared `Tiles`, and windows are `Send`.
 unsafe impl Sync for Tiles<'_> {}
 
 impl<'a> Tiles<'a> {
-    /// Cuts `data`, rows of `width` numbers.
-    pub(super) fn new(data: &'a mut [f32], width: usize, rows: Cut<'a>, columns: Cut<'a>) -> Tiles<'a> {
+    /// Partitions `data`, rows of `width` numbers.
+    pub(super) fn new(
+        data: &'a mut [f32],
+        width: usize,
+        rows: Partition<'a>,
+        columns: Partition<'a>,
+    ) -> Tiles<'a> {
         assert!(columns.checked_end() <= width, "the columns lie in the matrix");
         assert!(rows.checked_end() * width <= data.len(), "the rows lie in the matrix");
         Tiles { first: NonNull::from(data).cast(), stride: width, rows, columns, matrix: PhantomData }
     }
 
-    /// Works on one window after the other.
+    /// Calls `work` on one window after the other.
     pub(super) fn one_by_one(self, mut work: impl FnMut(Window<'a>)) {
         for index in 0..self.len() {
-            // SAFETY: each index once, and nobody else has these tiles.
+            // SAFETY: each index once, and these tiles have no other user.
             work(unsafe { self.part(index) });
         }
     }
 }
 
-// SAFETY: windows of different index differ in their row range or in their column range; `Tiles::new` has checked that
-// neither the row ranges nor the column ranges overlap.
+// SAFETY: windows with different indices differ in their row range or in their column range; `Tiles::new` has checked
+// that neither the row ranges nor the column ranges overlap.
 unsafe impl<'a> Parts for Tiles<'a> {
     type Part = Window<'a>;
 
@@ -306,8 +312,8 @@ unsafe impl<'a> Parts for Tiles<'a> {
     }
 }
 
-/// Parts of two matrices, pair by pair.
-// SAFETY: parts of different index have different indices in both.
+/// Pairs of parts of two matrices.
+// SAFETY: parts with different indices have different indices in both.
 unsafe impl<A: Parts, B: Parts> Parts for (A, B) {
     type Part = (A::Part, B::Part);
 
@@ -317,7 +323,7 @@ unsafe impl<A: Parts, B: Parts> Parts for (A, B) {
     }
 
     unsafe fn part(&self, index: usize) -> Self::Part {
-        // SAFETY: as the caller promises, for both.
+        // SAFETY: guaranteed by the caller, for both.
         unsafe { (self.0.part(index), self.1.part(index)) }
     }
 }
@@ -326,8 +332,8 @@ unsafe impl<A: Parts, B: Parts> Parts for (A, B) {
 mod tests {
     use super::*;
 
-    /// Writes each part's number over all of it, and comes to the matrix.
-    fn paint(rows: usize, width: usize, row_cut: Cut<'_>, column_cut: Cut<'_>) -> Vec<f32> {
+    /// Writes the number of each part over all of it, and returns the matrix.
+    fn paint(rows: usize, width: usize, row_cut: Partition<'_>, column_cut: Partition<'_>) -> Vec<f32> {
         let mut matrix = Matrix::default();
         matrix.resize(rows, width);
         matrix.data_mut().fill(f32::NAN);
@@ -345,17 +351,17 @@ mod tests {
 
     #[test]
     fn windows_cover_a_matrix_and_do_not_overlap() {
-        let painted = paint(3, 5, Cut::At(&[0, 1, 1, 3]), Cut::even(5, 2, 2));
-        let wanted = [[0., 0., 1., 1., 1.], [4., 4., 5., 5., 5.], [4., 4., 5., 5., 5.]];
-        assert_eq!(painted, wanted.as_flattened());
+        let painted = paint(3, 5, Partition::At(&[0, 1, 1, 3]), Partition::even(5, 2, 2));
+        let expected = [[0., 0., 1., 1., 1.], [4., 4., 5., 5., 5.], [4., 4., 5., 5., 5.]];
+        assert_eq!(painted, expected.as_flattened());
     }
 
     #[test]
     fn parts_are_of_nearly_equal_size_and_whole_units() {
-        let check = |total, parts, unit, wanted: &[Range<usize>]| {
-            let cut = Cut::even(total, parts, unit);
+        let check = |total, parts, unit, expected: &[Range<usize>]| {
+            let cut = Partition::even(total, parts, unit);
             let ranges: Vec<Range<usize>> = (0..cut.len()).map(|index| cut.range(index)).collect();
-            assert_eq!(ranges, wanted, "{total} in {parts} parts of units of {unit}");
+            assert_eq!(ranges, expected, "{total} in {parts} parts of units of {unit}");
         };
         check(10, 3, 1, &[0..3, 3..6, 6..10]);
         check(70, 2, 32, &[0..32, 32..70]);
@@ -366,18 +372,18 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "the rows lie in the matrix")]
-    fn a_cut_beyond_the_matrix_is_a_bug() {
-        paint(3, 5, Cut::At(&[0, 4]), Cut::whole(5));
+    fn a_partition_beyond_the_matrix_panics() {
+        paint(3, 5, Partition::At(&[0, 4]), Partition::whole(5));
     }
 
     #[test]
-    #[should_panic(expected = "ranges follow each other")]
-    fn a_cut_with_overlapping_ranges_is_a_bug() {
-        paint(3, 5, Cut::At(&[0, 2, 1, 3]), Cut::whole(5));
+    #[should_panic(expected = "offsets are sorted")]
+    fn a_partition_with_overlapping_ranges_panics() {
+        paint(3, 5, Partition::At(&[0, 2, 1, 3]), Partition::whole(5));
     }
 
     #[test]
-    fn rows_begin_where_a_cache_line_begins() {
+    fn rows_are_aligned_to_cache_lines() {
         let mut matrix = Matrix::default();
         for rows in [1, 7, 3, 100] {
             matrix.resize(rows, 32);

@@ -1,25 +1,25 @@
-//! The native engine: transformers on the CPU, in Rust.
+//! Native engine: transformers on the CPU, in Rust.
 //!
 //! In reading order:
 //!
-//! 1. `forward` — what happens to a batch, and how it is cut; `rotation`, `distance` — what it knows of positions.
-//! 2. `weights`, `linear`, `panels`, `packed`, `packed_file` — what it is multiplied with, and where that lies.
-//! 3. `matrix`, `threads` — parts of a matrix that threads may write at the same time, and the threads.
-//! 4. `kernel` — the arithmetic, for each instruction set.
+//! 1. `forward`: computation of a batch and its partitioning; `rotary_table`, `distance`: positional information.
+//! 2. `weights`, `linear`, `panels`, `packed`, `packed_file`: weights and their memory layout.
+//! 3. `matrix`, `threads`: disjoint parts of a matrix that threads may write concurrently, and the thread pool.
+//! 4. `kernel`: the arithmetic, for each instruction set.
 
 mod byte_panels;
 mod distance;
 mod forward;
 mod kernel;
-mod laps;
 mod linear;
-#[expect(unsafe_code, reason = "lets threads write different parts of one matrix")]
+#[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
 mod matrix;
 mod packed;
 mod packed_file;
 mod panels;
-mod rotation;
-#[expect(unsafe_code, reason = "lends threads what lies on the caller's stack")]
+mod profile;
+mod rotary_table;
+#[expect(unsafe_code, reason = "threads borrow data from the caller's stack")]
 mod threads;
 mod weights;
 
@@ -32,82 +32,82 @@ use supervision::request::{Panicked, contain_work};
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 
 use super::check::check;
-use super::{Description, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch};
+use super::{BatchCallbacks, Description, Engine, EngineError, FailedSequence, Output, RaggedBatch};
 use crate::model::{ModelDir, ModelError};
-use forward::{Arena, Between, Nothing, Pool, Transformer};
+use forward::{Arena, NoPreemption, PoolingHead, Preemption, Transformer};
 use kernel::{MultiplyAdd, MultiplyBytes};
-use threads::Threads;
-use weights::Weights;
+use threads::ThreadPool;
+use weights::TransformerWeights;
 
 #[cfg(feature = "tensorrt")]
-pub(crate) use forward::Behind;
+pub(crate) use forward::OutputHead;
 pub use kernel::Isa;
-pub use laps::{Profile, Stage};
-pub use packed::{PackedCache, WeightsPlace};
+pub use packed::{PackedCache, WeightsLocation};
+pub use profile::{ComputeStage, Profile};
 
-/// What a person may choose.
+/// Options of the CPU engine.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Threads that compute, the caller's own included.
+    /// Compute threads, including the calling thread.
     pub threads: NonZeroUsize,
-    /// What layers and attention compute in. Tables, normalisations and heads are binary32 in any case, and so is attention
-    /// that is capped, biased by distance, or over more tokens than bytes are good for.
+    /// Number format of layers and attention. Tables, normalizations and heads are always binary32, and so is attention
+    /// with soft-capping, with distance biases, or over more tokens than the byte format supports.
     pub precision: Precision,
-    /// Where packed weights are kept for all replicas of the model; absent = in memory of this process.
+    /// Cache of packed weights that replicas of the model share; `None`: memory of this process.
     pub packed: Option<PackedCache>,
-    /// The instructions to compute with; absent = the best that there are.
+    /// Instruction set; `None`: the best available.
     pub isa: Option<Isa>,
 }
 
-/// Why there is no engine.
+/// Errors of [`CpuEngine::load`].
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The weights are not those of the model.
+pub enum CpuLoadError {
+    /// The weights do not match the model.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// It does not compute in this format.
+    /// The format is not supported.
     #[error("the engine `cpu` does not compute in {precision}; write \"f32\" or \"int8\"")]
     Precision {
-        /// What was wanted.
+        /// Requested precision.
         precision: Precision,
     },
-    /// The system gives no more threads.
-    #[error("{threads} engine threads cannot be started ({reason}); write a smaller number")]
+    /// The system cannot start that number of threads.
+    #[error("{threads} engine threads cannot be started ({reason}); reduce the number")]
     Threads {
-        /// How many were wanted.
+        /// Requested number of threads.
         threads: NonZeroUsize,
-        /// What the system said.
+        /// Error of the system.
         reason: io::Error,
     },
 }
 
-/// A model, its weights in memory and threads to compute with.
+/// CPU engine: a model with its weights in memory, and threads.
 pub struct CpuEngine {
     description: Description,
-    weights_place: WeightsPlace,
+    weights_location: WeightsLocation,
     transformer: Transformer,
-    work: Mutex<Work>,
+    work: Mutex<EngineState>,
 }
 
-struct Work {
-    threads: Threads,
+struct EngineState {
+    threads: ThreadPool,
     arena: Arena,
-    /// For what goes between the steps of a batch.
-    beside: Arena,
+    /// For a batch that runs between the steps of another one.
+    nested_arena: Arena,
 }
 
 impl CpuEngine {
     /// Maps and packs the weights, and starts the threads.
-    pub fn load(model: &ModelDir, options: CpuOptions) -> Result<CpuEngine, LoadError> {
+    pub fn load(model: &ModelDir, options: CpuOptions) -> Result<CpuEngine, CpuLoadError> {
         let CpuOptions { threads, precision, packed, isa } = options;
         if !EngineKind::Cpu.precisions().contains(&precision) {
-            return Err(LoadError::Precision { precision });
+            return Err(CpuLoadError::Precision { precision });
         }
         let isa = isa.unwrap_or_else(Isa::best);
         let architecture = &model.architecture;
-        let (weights, weights_place) =
-            Weights::load(&model.checkpoint, architecture, precision, packed.as_ref())?;
-        let pool = Pool::load(model)?;
+        let (weights, weights_location) =
+            TransformerWeights::load(&model.checkpoint, architecture, precision, packed.as_ref())?;
+        let pool = PoolingHead::load(model)?;
         let description = Description {
             engine: EngineSpec { kind: EngineKind::Cpu, precision },
             architecture: architecture.family.clone(),
@@ -122,26 +122,29 @@ impl CpuEngine {
             threads: threads.get(),
             accelerator: None,
         };
-        let work = Work {
-            threads: Threads::new(threads).map_err(|reason| LoadError::Threads { threads, reason })?,
+        let work = EngineState {
+            threads: ThreadPool::new(threads).map_err(|reason| CpuLoadError::Threads { threads, reason })?,
             arena: Arena::new(architecture),
-            beside: Arena::new(architecture),
+            nested_arena: Arena::new(architecture),
         };
         let transformer = Transformer { isa, precision, architecture: architecture.clone(), weights, pool };
-        Ok(CpuEngine { description, weights_place, transformer, work: Mutex::independent(work) })
+        Ok(CpuEngine { description, weights_location, transformer, work: Mutex::independent(work) })
     }
 
-    /// Whether the weights are those of the model and are numbers: all that [`CpuEngine::load`] would refuse, without the
+    /// Checks that the weights match the model and are finite: everything that [`CpuEngine::load`] checks, without the
     /// memory and the time for packing.
     pub fn check_weights(model: &ModelDir) -> Result<(), ModelError> {
-        let results = [Weights::check(&model.checkpoint, &model.architecture), Pool::load(model).map(drop)];
+        let results = [
+            TransformerWeights::check(&model.checkpoint, &model.architecture),
+            PoolingHead::load(model).map(drop),
+        ];
         let problems = results.into_iter().filter_map(Result::err).flat_map(ModelError::into_all).collect();
         ModelError::of_all(problems).map_or(Ok(()), Err)
     }
 
-    /// Where the packed weights are.
-    pub fn weights_place(&self) -> &WeightsPlace {
-        &self.weights_place
+    /// Returns the location of the packed weights.
+    pub fn weights_location(&self) -> &WeightsLocation {
+        &self.weights_location
     }
 
     fn check(&self, batch: &RaggedBatch<'_>, output: Output, out: &[f32]) -> Result<(), EngineError> {
@@ -150,7 +153,7 @@ impl CpuEngine {
 }
 
 impl CpuEngine {
-    /// Computes a batch as [`Engine::compute`] does, and tells what the threads' time went to.
+    /// Computes a batch as [`Engine::compute`] does, and returns a profile of the threads' time.
     pub fn profile(
         &self,
         batch: &RaggedBatch<'_>,
@@ -162,7 +165,7 @@ impl CpuEngine {
             return Ok(Profile::default());
         }
         let mut work = self.work.lock();
-        let Work { threads, arena, .. } = &mut *work;
+        let EngineState { threads, arena, .. } = &mut *work;
         let transformer = &self.transformer;
         let computed = contain_work(|| transformer.profile(threads, arena, batch, output, out));
         computed.map_err(|Panicked(reason)| EngineError::Broken { reason })
@@ -182,70 +185,73 @@ impl Engine for CpuEngine {
         &self,
         batch: &RaggedBatch<'_>,
         output: Output,
-        meanwhile: &dyn Meanwhile,
+        callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
-    ) -> Result<Vec<Failed>, EngineError> {
+    ) -> Result<Vec<FailedSequence>, EngineError> {
         let mut work = self.work.lock();
-        let Work { threads, arena, beside } = &mut *work;
-        let mut between = Beside { engine: self, meanwhile, arena: beside };
-        self.run((threads, arena), batch, output, &mut between, out).map(|()| Vec::new())
+        let EngineState { threads, arena, nested_arena } = &mut *work;
+        let mut preemption = NestedBatch { engine: self, callbacks, arena: nested_arena };
+        self.run((threads, arena), batch, output, &mut preemption, out).map(|()| Vec::new())
     }
 }
 
 impl CpuEngine {
     fn run(
         &self,
-        (threads, arena): (&mut Threads, &mut Arena),
+        (threads, arena): (&mut ThreadPool, &mut Arena),
         batch: &RaggedBatch<'_>,
         output: Output,
-        between: &mut dyn Between,
+        preemption: &mut dyn Preemption,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         self.check(batch, output, out)?;
         if batch.is_empty() {
             return Ok(());
         }
-        // After a panic there are only numbers in there that the next batch writes over.
-        let computed = contain_work(|| self.transformer.run(threads, arena, batch, output, between, out));
+        // After a panic the buffers contain only numbers, which the next batch overwrites.
+        let computed = contain_work(|| self.transformer.run(threads, arena, batch, output, preemption, out));
         computed.map_err(|Panicked(reason)| EngineError::Broken { reason })
     }
 }
 
-/// What is more urgent than the batch at hand, in memory of its own.
-struct Beside<'a> {
+/// More urgent batch, with its own memory.
+struct NestedBatch<'a> {
     engine: &'a CpuEngine,
-    meanwhile: &'a dyn Meanwhile,
+    callbacks: &'a dyn BatchCallbacks,
     arena: &'a mut Arena,
 }
 
-impl Between for Beside<'_> {
-    fn is_due(&self) -> bool {
-        self.meanwhile.is_urgent()
+impl Preemption for NestedBatch<'_> {
+    fn is_pending(&self) -> bool {
+        self.callbacks.has_urgent()
     }
 
-    fn run(&mut self, threads: &mut Threads) {
-        let Beside { engine, meanwhile, arena } = self;
-        meanwhile
-            .let_in(&mut |batch, output, out| engine.run((threads, arena), batch, output, &mut Nothing, out));
+    fn run(&mut self, threads: &mut ThreadPool) {
+        let NestedBatch { engine, callbacks, arena } = self;
+        callbacks.run_urgent(&mut |batch, output, out| {
+            engine.run((threads, arena), batch, output, &mut NoPreemption, out)
+        });
     }
 }
 
-/// Floating-point operations per second of this many threads that only multiply and add in registers: the ceiling of
-/// every figure of an engine. Takes some milliseconds; other processes lower it as they lower those figures.
+/// Measures the peak rate, in floating-point operations per second, of this many threads that only multiply and add in
+/// registers: the upper bound of an engine's speed. Takes some milliseconds; other processes lower it as they lower the
+/// speed of an engine.
 pub fn peak_flops(isa: Isa, threads: NonZeroUsize) -> f64 {
     peak(threads, || isa.run(MultiplyAdd { rounds: PEAK_ROUNDS }))
 }
 
-/// The same of operations on bytes.
+/// Measures the peak rate of operations on bytes.
 pub fn peak_byte_ops(isa: Isa, threads: NonZeroUsize) -> f64 {
     peak(threads, || MultiplyBytes { isa, rounds: PEAK_ROUNDS }.run())
 }
 
-/// A quarter of a millisecond, and the best of some: short enough that most of them are not interrupted.
+/// A run takes a quarter of a millisecond, and the best run counts: short enough that most runs are not interrupted.
 const PEAK_ROUNDS: usize = 100_000;
 const PEAK_RUNS: usize = 10;
 
-/// Operations per second, given what does some and comes to how many, and to something that depends on all of them.
+/// Returns operations per second of `work`, which returns the number of operations and a value that depends on all of
+/// them.
 fn peak<T>(threads: NonZeroUsize, work: impl Fn() -> (f64, T) + Sync) -> f64 {
     let once = || {
         let begin = Instant::now();

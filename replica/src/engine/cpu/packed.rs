@@ -1,11 +1,10 @@
 //! Packed weights, in memory that replicas of one model share.
 //!
-//! Packing takes the time to read and write all weights and comes to as much memory again, for every process. So the
-//! result is kept as a file beside the model cache, named by the digest of the model and the precision, and mapped: the
-//! second replica finds it in the page cache and starts at once ([`super::packed_file`]).
+//! Packing takes the time to read and write all weights and needs the same amount of memory again, for every process.
+//! So the result is kept as a file in the model cache, named by the digest of the model and the precision, and mapped:
+//! the second replica finds it in the page cache and starts at once ([`super::packed_file`]).
 //!
-//! It is a cache. If it cannot be written, or another user could change it, the weights are private memory, and the
-//! engine works all the same.
+//! The file is a cache. If it cannot be written, or another user could change it, the weights are in private memory.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -20,73 +19,73 @@ use super::packed_file::{HEADER_BYTES, PackedFile};
 use super::panels::{self, Panels, panels_of};
 use crate::model::{MappedFile, ModelError};
 
-/// Where packed weights are kept.
+/// Cache of packed weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedCache {
-    /// The folder; it is made if it does not exist.
+    /// Directory; it is created if it does not exist.
     pub folder: PathBuf,
-    /// The digest of the model: equal digests must mean equal weights.
+    /// Digest of the model: equal digests must mean equal weights.
     pub digest: String,
 }
 
 impl PackedCache {
-    /// The place in the model cache at `root` for a model of this digest.
+    /// Returns the cache for a model with this digest, below the model cache at `root`.
     pub fn below(root: &Path, digest: impl Into<String>) -> PackedCache {
         PackedCache { folder: root.join("packed"), digest: digest.into() }
     }
 }
 
-/// Where an engine's packed weights are.
+/// Location of an engine's packed weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WeightsPlace {
+pub enum WeightsLocation {
     /// In a mapped file, which all replicas of the model share.
     SharedFile(PathBuf),
     /// In memory of this process.
-    OwnMemory {
-        /// Why not in a file, if one was wanted.
+    PrivateMemory {
+        /// Reason, if a file was requested.
         problem: Option<String>,
     },
 }
 
-/// The linear layers of a model, packed.
-pub(super) struct Packed {
+/// Packed linear layers of a model.
+pub(super) struct PackedLayers {
     memory: MappedFile,
-    layers: Vec<Place>,
+    layers: Vec<PackedLayer>,
 }
 
-/// The weights of a layer.
+/// Packed weights of a layer.
 #[derive(Clone, Copy)]
-pub(super) enum Weights<'a> {
-    /// As they are.
+pub(super) enum PackedWeights<'a> {
+    /// In f32.
     Numbers(Panels<'a>),
-    /// Rounded.
+    /// Quantized to int8.
     Bytes(BytePanels<'a>),
 }
 
-/// Where a layer's weights are.
-struct Place {
+/// Location of a layer's weights.
+struct PackedLayer {
     precision: Precision,
     inputs: usize,
     panels: usize,
-    /// Behind the header.
+    /// Range after the header.
     bytes: Range<usize>,
 }
 
-impl Packed {
-    /// Packs the layers, or finds them packed. Weights that are not finite are refused before they are packed, so a file
-    /// of packed weights holds finite numbers only.
+impl PackedLayers {
+    /// Packs the layers, or finds them packed. Weights that are not finite are rejected before they are packed, so a
+    /// file of packed weights contains finite numbers only.
     pub(super) fn obtain(
         sources: &[LinearSource],
         precision: Precision,
         cache: Option<&PackedCache>,
-    ) -> Result<(Packed, WeightsPlace), ModelError> {
+    ) -> Result<(PackedLayers, WeightsLocation), ModelError> {
         let mut end = HEADER_BYTES;
-        let layers: Vec<Place> =
-            sources.iter().map(|source| Place::of(source, precision, &mut end)).collect();
+        let layers: Vec<PackedLayer> =
+            sources.iter().map(|source| PackedLayer::of(source, precision, &mut end)).collect();
         let pack_all = |memory: &mut [u8]| {
-            for (source, place) in sources.iter().zip(&layers) {
-                let memory = &mut memory[place.bytes.clone()];
-                if place.precision == Precision::Int8 {
+            for (source, location) in sources.iter().zip(&layers) {
+                let memory = &mut memory[location.bytes.clone()];
+                if location.precision == Precision::Int8 {
                     byte_panels::pack(source, memory);
                 } else {
                     panels::pack(source, memory);
@@ -97,32 +96,32 @@ impl Packed {
             sources.iter().try_for_each(LinearSource::check_finite)?;
             Ok(MappedFile::private(end, pack_all).expect("memory for the weights of the model"))
         };
-        let (memory, place) = match cache {
-            None => (pack()?, WeightsPlace::OwnMemory { problem: None }),
-            Some(cache) => PackedFile::new(cache, precision, &described(sources), end).obtain(&pack)?,
+        let (memory, location) = match cache {
+            None => (pack()?, WeightsLocation::PrivateMemory { problem: None }),
+            Some(cache) => PackedFile::new(cache, precision, &description_of(sources), end).obtain(&pack)?,
         };
-        Ok((Packed { memory, layers }, place))
+        Ok((PackedLayers { memory, layers }, location))
     }
 
-    /// The layer of this index.
-    pub(super) fn layer(&self, index: usize) -> Weights<'_> {
-        let Place { precision, inputs, panels, bytes } = &self.layers[index];
-        let numbers = self.memory.floats(bytes.start).expect("layers begin where numbers can begin");
+    /// Returns the layer with this index.
+    pub(super) fn layer(&self, index: usize) -> PackedWeights<'_> {
+        let PackedLayer { precision, inputs, panels, bytes } = &self.layers[index];
+        let numbers = self.memory.floats(bytes.start).expect("layers are aligned for floats");
         let numbers = &numbers[..bytes.len() / size_of::<f32>()];
         if *precision == Precision::Int8 {
             let bytes = &self.memory.bytes()[bytes.clone()];
-            Weights::Bytes(BytePanels::new(*inputs, *panels, bytes, numbers))
+            PackedWeights::Bytes(BytePanels::new(*inputs, *panels, bytes, numbers))
         } else {
-            Weights::Numbers(Panels::new(*inputs, numbers))
+            PackedWeights::Numbers(Panels::new(*inputs, numbers))
         }
     }
 }
 
-impl Place {
-    /// The place of a layer when so much is taken; then more is.
-    fn of(source: &LinearSource, wanted: Precision, end: &mut usize) -> Place {
+impl PackedLayer {
+    /// Returns the location of a layer that starts at `end`, and advances `end`.
+    fn of(source: &LinearSource, requested: Precision, end: &mut usize) -> PackedLayer {
         let inputs = source.inputs;
-        let precision = if inputs > byte_panels::MAX_INPUTS { Precision::F32 } else { wanted };
+        let precision = if inputs > byte_panels::MAX_INPUTS { Precision::F32 } else { requested };
         let size = if precision == Precision::Int8 {
             byte_panels::packed_size(source)
         } else {
@@ -130,12 +129,17 @@ impl Place {
         };
         let start = *end;
         *end += size;
-        Place { precision, inputs, panels: panels_of(source.outputs(), source.gated), bytes: start..*end }
+        PackedLayer {
+            precision,
+            inputs,
+            panels: panels_of(source.outputs(), source.gated),
+            bytes: start..*end,
+        }
     }
 }
 
-/// What layers are made of, in so many words that two that are packed differently are described differently.
-fn described(sources: &[LinearSource]) -> String {
+/// Describes the layers so that two layers that are packed differently have different descriptions.
+fn description_of(sources: &[LinearSource]) -> String {
     let mut hash = Sha256::new();
     for LinearSource { inputs, parts, bias: _, gated } in sources {
         hash.update(format!("layer {inputs} {gated}\n"));
@@ -144,7 +148,7 @@ fn described(sources: &[LinearSource]) -> String {
         }
     }
     hash.finalize().iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a string takes what is written");
+        write!(text, "{byte:02x}").expect("writing to a String cannot fail");
         text
     })
 }

@@ -1,27 +1,27 @@
 //! Weights in the order in which products read them.
 //!
-//! A checkpoint holds a linear layer as one row of inputs per output. A tile of a product wants, for one input after
-//! another, the weights of some neighbouring outputs. So outputs are put into panels of [`PANEL`], and a panel is a
-//! [`Line`] per input. The last panel is filled up with zeros.
+//! A checkpoint stores a linear layer as one row of inputs per output. A tile of a product reads, for one input after
+//! another, the weights of adjacent outputs. So outputs are grouped into panels of [`PANEL`], and a panel is a [`Line`]
+//! per input. The last panel is padded with zeros.
 //!
 //! The width is the same for all instruction sets: a line is two AVX-512 vectors, or two passes of two AVX2 vectors. So
-//! a file of packed weights serves every processor.
+//! a file of packed weights can be used on every processor.
 //!
-//! A panel of a gated layer is [`GATED_COLUMNS`] gates and, behind them, what they gate: so both are at hand when a tile
-//! is finished.
+//! A panel of a gated layer is [`GATED_COLUMNS`] gates followed by the gated outputs, so that both are available when a
+//! tile is finished.
 
 use super::linear::LinearSource;
 
 /// Outputs of one panel.
 pub(super) const PANEL: usize = 32;
 
-/// Gates of one panel of a gated layer, and columns that come out of it.
+/// Gates of one panel of a gated layer, which is the number of its output columns.
 pub(super) const GATED_COLUMNS: usize = PANEL / 2;
 
-/// One input's weights for the outputs of a panel.
+/// Weights of one input for the outputs of a panel.
 pub(super) type Line = [f32; PANEL];
 
-/// The weights of one linear layer.
+/// Weights of one linear layer.
 #[derive(Clone, Copy)]
 pub(super) struct Panels<'a> {
     inputs: usize,
@@ -29,24 +29,24 @@ pub(super) struct Panels<'a> {
 }
 
 impl<'a> Panels<'a> {
-    /// What [`pack`] has written.
+    /// Creates a view of the output of [`pack`].
     pub(super) fn new(inputs: usize, packed: &'a [f32]) -> Panels<'a> {
         Panels { inputs, lines: packed.as_chunks().0 }
     }
 
-    /// One line per input.
+    /// Returns one line per input.
     pub(super) fn panel(&self, index: usize) -> &'a [Line] {
         &self.lines[index * self.inputs..][..self.inputs]
     }
 
-    /// The same, or nothing behind the last one.
+    /// Returns the lines of a panel, or an empty slice after the last one.
     pub(super) fn panel_if_any(&self, index: usize) -> &'a [Line] {
         let lines = self.lines.get(index * self.inputs..).unwrap_or_default();
         &lines[..lines.len().min(self.inputs)]
     }
 }
 
-/// Which place among the panels' columns an output has.
+/// Returns the column of an output among the columns of the panels.
 pub(super) fn panel_order(output: usize, outputs: usize, gated: bool) -> usize {
     if !gated {
         return output;
@@ -55,17 +55,17 @@ pub(super) fn panel_order(output: usize, outputs: usize, gated: bool) -> usize {
     column / GATED_COLUMNS * PANEL + half * GATED_COLUMNS + column % GATED_COLUMNS
 }
 
-/// Panels that a layer fills, the last one perhaps in part.
+/// Returns the number of panels of a layer, the last one possibly padded.
 pub(super) fn panels_of(outputs: usize, gated: bool) -> usize {
     if gated { (outputs / 2).div_ceil(GATED_COLUMNS) } else { outputs.div_ceil(PANEL) }
 }
 
-/// Bytes that a layer takes packed.
+/// Returns the packed size of a layer, in bytes.
 pub(super) fn packed_size(source: &LinearSource) -> usize {
     source.inputs * panels_of(source.outputs(), source.gated) * size_of::<Line>()
 }
 
-/// Writes the weights into panels; `packed` has the [`packed_size`] and is all zeros.
+/// Packs the weights into panels; `packed` has the [`packed_size`] and is all zeros.
 pub(super) fn pack(source: &LinearSource, packed: &mut [u8]) {
     let (numbers, _) = packed.as_chunks_mut::<4>();
     let (lines, _) = numbers.as_chunks_mut::<PANEL>();
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gate_and_what_it_gates_stand_in_one_panel() {
+    fn a_gate_and_its_output_are_in_one_panel() {
         let places: Vec<usize> = (0..40).map(|output| panel_order(output, 40, true)).collect();
         assert_eq!((places[0], places[15], places[16], places[19]), (0, 15, 32, 35));
         assert_eq!((places[20], places[35], places[36], places[39]), (16, 31, 48, 51));

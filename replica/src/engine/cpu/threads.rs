@@ -1,18 +1,19 @@
-//! The engine's threads: parts of one result are computed by whoever is free.
+//! Thread pool of the CPU engine, with work stealing over the parts of one result.
 //!
-//! [`Threads::for_each`] is a parallel loop. The caller works too; the others are woken, take the next part as long as
-//! there is one, and go. Parts are handed out one by one (in groups when there are very many), because cores are shared
-//! with other processes: a thread that is not running takes nothing, and the rest do its share. For the same reason
-//! the caller waits only for those who have taken something, never for a thread to wake up and find nothing to do.
+//! [`ThreadPool::for_each`] is a parallel loop. The calling thread works too; the other threads (helpers) are woken,
+//! take the next part while there is one, and leave. Parts are assigned one by one (in groups when there are very
+//! many), because cores are shared with other processes: a thread that is not scheduled takes no part, and the others
+//! do its work. For the same reason the caller waits only for threads that have taken a part, never for a thread to
+//! wake up and find none.
 //!
-//! Each thread begins with parts of its own, the same ones in every loop of so many parts, and takes others' when it is
-//! through with them. So it finds the weights, or the rows, that it had the last time in its own caches, of which the last
-//! one may be too small for all: a core read its half of 42 MB at 65 GB/s, and all of it at 35.
+//! Each thread begins with its own parts, the same ones in every loop with the same number of parts, and takes parts of
+//! others when it has finished them. So it finds its weights, or rows, in its own caches; the last-level cache may be
+//! too small for all of them: a core read its half of 42 MB at 65 GB/s, and all of it at 35.
 //!
-//! A batch is some dozen such loops in a row, of a few to a few hundred microseconds each, so what threads need to meet
-//! is part of what a short text takes. A loop is opened, entered, left and closed by atomic operations on one word, the
-//! [gate](Gate); between two loops, and at the end of one, threads spin for [`SPINS`] and only then sleep. An idle engine
-//! costs nothing.
+//! A batch is some dozen such loops in a row, of a few to a few hundred microseconds each, so the cost of
+//! synchronization is part of the latency of a short text. A loop is opened, entered, left and closed by atomic
+//! operations on one word, the [gate](Gate). Between two loops, and at the end of one, threads spin for [`SPINS`]
+//! iterations before they sleep. An idle engine uses no CPU time.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -25,52 +26,53 @@ use supervision::{Condvar, Mutex, MutexGuard, task};
 
 use super::matrix::Parts;
 
-/// Looks at the gate before sleeping: about 100 µs at 140 cycles a pause, or 20 µs on processors whose pause is short.
-/// Loops of one batch follow each other faster than that, and waking a sleeping thread takes longer than most of them:
-/// with 3 µs a short text took 2.1 ms where it now takes 1.5 (MiniLM in f32, two threads, Sapphire Rapids, November 2026).
+/// Spin iterations on the gate before sleeping: about 100 µs at 140 cycles a pause, or 20 µs on processors whose pause
+/// is short. The loops of a batch follow each other faster than that, and waking a sleeping thread takes longer than
+/// most of them: with 3 µs a short text took 2.1 ms where it now takes 1.5 (MiniLM in f32, two threads, Sapphire
+/// Rapids, November 2026).
 const SPINS: usize = 2048;
 
-/// Groups of parts per thread, when parts are many: enough to even out, few enough to be cheap.
+/// Groups of parts per thread, when there are many parts: enough to balance the load, few enough to be cheap.
 const GROUPS: usize = 8;
 
-/// Some threads and a place to leave work for them.
-pub(super) struct Threads {
+/// Thread pool with one shared loop.
+pub(super) struct ThreadPool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
-    /// One for each thread.
-    shares: Vec<Share>,
+    /// One counter for each thread.
+    counters: Vec<PartCounter>,
 }
 
-/// Which of its own parts a thread has next. Each has a cache line for itself.
+/// Index of a thread's next own part. Each counter has its own cache line.
 #[derive(Default)]
 #[repr(align(64))]
-struct Share(AtomicUsize);
+struct PartCounter(AtomicUsize);
 
 struct Shared {
     /// A [`Gate`].
     gate: AtomicU64,
-    /// What the loop runs. The caller writes it while the gate is closed and nobody is inside, and only who is inside
-    /// reads it.
-    job: UnsafeCell<Option<Job>>,
-    /// Helpers that sleep, or are about to.
+    /// Body of the current loop. The caller writes it while the gate is closed and no helper is inside; only helpers
+    /// inside read it.
+    job: UnsafeCell<Option<LoopBody>>,
+    /// Number of helpers that sleep, or are about to.
     asleep: AtomicUsize,
     /// Whether the caller sleeps until the last helper has left, or is about to.
     waits: AtomicBool,
     closing: AtomicBool,
-    /// Held by whoever goes to sleep, from saying so until it sleeps, and by whoever wakes somebody.
-    bed: Mutex<()>,
-    /// A loop was opened, or it is over.
+    /// Held by a thread from announcing its sleep until it sleeps, and by a thread that wakes others.
+    sleep_lock: Mutex<()>,
+    /// Signalled when a loop was opened, or the pool is being dropped.
     work: Condvar,
-    /// The last helper has left the loop.
+    /// Signalled when the last helper has left the loop.
     left: Condvar,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: everything but the job is made to be shared. Who may touch the job, and when, is said at the job and kept by the
-// gate: `Threads::open` and `Threads::close`, and `enter`.
+// SAFETY: all fields except the job are `Sync`. The rules of access to the job are documented at the field and enforced
+// by the gate: `ThreadPool::open` and `ThreadPool::close`, and `enter`.
 unsafe impl Sync for Shared {}
 
-/// The state of the loop at hand, in one word: its number, whether helpers may enter, how many are inside.
+/// State of the current loop in one word: its number, whether helpers may enter, and the number of helpers inside.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Gate(u64);
 
@@ -78,7 +80,7 @@ impl Gate {
     const INSIDE: u64 = (1 << 16) - 1;
     const OPEN: u64 = 1 << 16;
 
-    /// Of loops begun so far.
+    /// Returns the number of loops started so far.
     fn number(self) -> u64 {
         self.0 >> 17
     }
@@ -91,36 +93,37 @@ impl Gate {
         self.0 & Gate::INSIDE
     }
 
-    /// The next loop, open and empty.
+    /// Returns the gate of the next loop, open and empty.
     fn next(self) -> Gate {
         Gate((self.number() + 1) << 17 | Gate::OPEN)
     }
 }
 
-/// What every thread runs, with its number: a borrow from the stack of [`Threads::run`], whose lifetime is forgotten.
+/// Loop body that every thread runs with its number: a borrow from the stack of [`ThreadPool::run`] with an erased
+/// lifetime.
 #[derive(Clone, Copy)]
-struct Job(*const (dyn Fn(usize) + Sync));
+struct LoopBody(*const (dyn Fn(usize) + Sync));
 
-// SAFETY: what is behind the pointer is `Sync`, and `Threads::run` keeps it alive until all helpers have left it.
-unsafe impl Send for Job {}
+// SAFETY: the target of the pointer is `Sync`, and `ThreadPool::run` keeps it alive until all helpers have left it.
+unsafe impl Send for LoopBody {}
 
 impl Shared {
     fn gate(&self) -> Gate {
-        // Sequentially consistent, like everything that is written before somebody decides to sleep and looked at before
-        // somebody is woken: of the two who cross each other, one sees the other.
+        // Sequentially consistent, as are all stores before a thread decides to sleep and all loads before a thread
+        // wakes others: of two threads that do both concurrently, at least one observes the other's store.
         Gate(self.gate.load(Ordering::SeqCst))
     }
 
-    fn bed(&self) -> MutexGuard<'_, ()> {
-        self.bed.lock()
+    fn sleep_lock(&self) -> MutexGuard<'_, ()> {
+        self.sleep_lock.lock()
     }
 
-    /// Waits for a loop that this helper has not seen, and enters it; `None` when it is over.
-    fn enter(&self, seen: &mut u64) -> Option<Job> {
+    /// Waits for a loop that this helper has not processed, and enters it; `None` when the pool is being dropped.
+    fn enter(&self, last_loop: &mut u64) -> Option<LoopBody> {
         loop {
-            let mut gate = self.await_loop(*seen)?;
-            *seen = gate.number();
-            while gate.is_open() && gate.number() == *seen {
+            let mut gate = self.await_loop(*last_loop)?;
+            *last_loop = gate.number();
+            while gate.is_open() && gate.number() == *last_loop {
                 let entered =
                     self.gate.compare_exchange(gate.0, gate.0 + 1, Ordering::SeqCst, Ordering::SeqCst);
                 match entered {
@@ -129,128 +132,130 @@ impl Shared {
                     Err(now) => gate = Gate(now),
                 }
             }
-            // Too late for that one; the next one is near.
+            // The loop was closed before this thread entered; the next one follows soon.
         }
     }
 
-    /// The gate of a loop that is not the one with this number; `None` when it is over.
-    fn await_loop(&self, seen: u64) -> Option<Gate> {
+    /// Waits for a loop with another number than `last_loop` and returns its gate; `None` when the pool is being dropped.
+    fn await_loop(&self, last_loop: u64) -> Option<Gate> {
         for _ in 0..SPINS {
             let gate = self.gate();
-            if gate.number() != seen {
+            if gate.number() != last_loop {
                 return Some(gate);
             }
             std::hint::spin_loop();
         }
-        let mut bed = self.bed();
+        let mut sleep_lock = self.sleep_lock();
         self.asleep.fetch_add(1, Ordering::SeqCst);
-        while !self.closing.load(Ordering::SeqCst) && self.gate().number() == seen {
-            bed = self.work.wait(bed);
+        while !self.closing.load(Ordering::SeqCst) && self.gate().number() == last_loop {
+            sleep_lock = self.work.wait(sleep_lock);
         }
         self.asleep.fetch_sub(1, Ordering::SeqCst);
         (!self.closing.load(Ordering::SeqCst)).then(|| self.gate())
     }
 
-    /// This helper is through with the loop.
+    /// Leaves the loop.
     fn leave(&self) {
         let before = Gate(self.gate.fetch_sub(1, Ordering::SeqCst));
         if before.inside() == 1 && self.waits.load(Ordering::SeqCst) {
-            let _bed = self.bed();
+            let _guard = self.sleep_lock();
             self.left.notify_one();
         }
     }
 }
 
-impl Threads {
-    /// So many threads, the caller included.
-    pub(super) fn new(threads: NonZeroUsize) -> std::io::Result<Threads> {
+impl ThreadPool {
+    /// Starts a pool of `threads` threads, including the caller.
+    pub(super) fn new(threads: NonZeroUsize) -> std::io::Result<ThreadPool> {
         let shared = Arc::new(Shared {
             gate: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             asleep: AtomicUsize::new(0),
             waits: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            bed: Mutex::new(()),
+            sleep_lock: Mutex::new(()),
             work: Condvar::new(),
             left: Condvar::new(),
             panic: Mutex::independent(None),
         });
-        let shares = (0..threads.get()).map(|_| Share::default()).collect();
-        let mut started = Threads { shared: Arc::clone(&shared), helpers: Vec::new(), shares };
+        let counters = (0..threads.get()).map(|_| PartCounter::default()).collect();
+        let mut started = ThreadPool { shared: Arc::clone(&shared), helpers: Vec::new(), counters };
         for number in 1..threads.get() {
             let shared = Arc::clone(&shared);
-            // It catches what its work panics with; one that ended otherwise would be waited for by every later batch.
-            let helper = task::thread(&format!("engine-{number}"), move || help(&shared, number))?;
+            // The helper catches panics of its work; if it ended otherwise, every later batch would wait for it
+            // forever.
+            let helper = task::thread(&format!("engine-{number}"), move || run_helper(&shared, number))?;
             started.helpers.push(helper);
         }
         Ok(started)
     }
 
-    /// How many, the caller included.
+    /// Returns the number of threads, including the caller.
     pub(super) fn count(&self) -> usize {
         self.helpers.len() + 1
     }
 
-    /// Works on every part once; `rooms` are the threads' own places to work, one for each.
+    /// Processes every part once; `scratch` is the local memory of the threads, one element for each.
     pub(super) fn for_each<P: Parts, R: Send>(
         &mut self,
-        rooms: &mut [R],
+        scratch: &mut [R],
         parts: P,
         work: impl Fn(&mut R, P::Part) + Sync,
     ) {
-        self.for_each_prepared(rooms, parts, |_| (), work);
+        self.for_each_prepared(scratch, parts, |_| (), work);
     }
 
-    /// The same, after each thread that takes a part has prepared its room.
+    /// Processes every part once; each thread that takes a part first prepares its local memory.
     pub(super) fn for_each_prepared<P: Parts, R: Send>(
         &mut self,
-        rooms: &mut [R],
+        scratch: &mut [R],
         parts: P,
         prepare: impl Fn(&mut R) + Sync,
         work: impl Fn(&mut R, P::Part) + Sync,
     ) {
-        assert!(rooms.len() >= self.count(), "a room for each thread");
-        let rooms = Rooms(rooms.as_mut_ptr());
+        assert!(scratch.len() >= self.count(), "local memory for each thread");
+        let scratch = PerThread(scratch.as_mut_ptr());
         let (total, threads) = (parts.len(), self.count());
         let group = (total / (GROUPS * threads)).max(1);
         let begin_of = |thread: usize| thread * total / threads;
-        for (thread, share) in self.shares.iter().enumerate() {
-            // Helpers see it, as they see the job, when they enter.
-            share.0.store(begin_of(thread), Ordering::Relaxed);
+        for (thread, counter) in self.counters.iter().enumerate() {
+            // Helpers observe this store, like that of the job, when they enter.
+            counter.0.store(begin_of(thread), Ordering::Relaxed);
         }
         self.run(total.div_ceil(group), &|thread| {
-            // SAFETY: there is a room for each thread's number, and each thread runs this once at a time.
-            let room = unsafe { rooms.of(thread) };
+            // SAFETY: there is an element for each thread number, and each thread runs this once at a time.
+            let local = unsafe { scratch.of(thread) };
             let mut prepared = false;
-            // One's own parts, and then those of the others that are left.
+            // The thread's own parts first, then the remaining ones of the others.
             for owner in (thread..threads).chain(0..thread) {
                 let end = begin_of(owner + 1);
                 loop {
-                    let first = self.shares[owner].0.fetch_add(group, Ordering::Relaxed);
+                    let first = self.counters[owner].0.fetch_add(group, Ordering::Relaxed);
                     if first >= end {
                         break;
                     }
                     if !prepared {
-                        prepare(room);
+                        prepare(local);
                         prepared = true;
                     }
                     for index in first..(first + group).min(end) {
-                        // SAFETY: an owner's counter gives each index of its parts out once, and begins with the first one
-                        // when nobody is inside; owners' parts do not overlap and end where all do.
-                        work(room, unsafe { parts.part(index) });
+                        // SAFETY: the counter of an owner returns each index of its parts once, and is reset to the
+                        // first one when no helper is inside; parts of different owners do not overlap and all indices
+                        // are in range.
+                        work(local, unsafe { parts.part(index) });
                     }
                 }
             }
         });
     }
 
-    /// Runs the job here, and on as many helpers as are free and of use.
-    /// Called by who has `&mut self`, so that one loop is open at a time.
-    fn run(&self, of_use: usize, job: &(dyn Fn(usize) + Sync)) {
-        if of_use <= 1 || self.helpers.is_empty() {
+    /// Runs the job on this thread and on up to `useful_threads - 1` helpers. The caller has `&mut self`, so that one loop
+    /// is open at a time.
+    fn run(&self, useful_threads: usize, job: &(dyn Fn(usize) + Sync)) {
+        if useful_threads <= 1 || self.helpers.is_empty() {
             return job(0);
         }
-        self.open(of_use - 1, job);
+        self.open(useful_threads - 1, job);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
         self.close();
         let of_helper = self.shared.panic.lock().take();
@@ -259,31 +264,32 @@ impl Threads {
         }
     }
 
-    /// Lets helpers in.
+    /// Opens the gate for helpers.
     fn open(&self, helpers: usize, job: &(dyn Fn(usize) + Sync)) {
         let shared = &*self.shared;
         let gate = shared.gate();
         assert!(!gate.is_open() && gate.inside() == 0, "one loop at a time");
-        // SAFETY: only the lifetime changes. Helpers read the job while they are inside; `close` lets no more of them in
-        // and returns when none is inside, and `run` always comes to it.
+        // SAFETY: only the lifetime changes. Helpers read the job while they are inside; `close` prevents further ones
+        // from entering and returns when none is inside, and `run` always calls it.
         let job = unsafe {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync + 'static)>(
                 job,
             )
         };
-        // SAFETY: the gate is closed and nobody is inside, so nobody reads; and who comes here has `&mut self` (see `run`).
-        unsafe { *shared.job.get() = Some(Job(job)) };
+        // SAFETY: the gate is closed and no helper is inside, so there are no readers; the caller has `&mut self` (see
+        // `run`).
+        unsafe { *shared.job.get() = Some(LoopBody(job)) };
         shared.gate.store(gate.next().0, Ordering::SeqCst);
         let asleep = shared.asleep.load(Ordering::SeqCst).min(helpers);
         if asleep > 0 {
-            let _bed = shared.bed();
+            let _guard = shared.sleep_lock();
             for _ in 0..asleep {
                 shared.work.notify_one();
             }
         }
     }
 
-    /// Lets no more helpers in and waits for those inside.
+    /// Closes the gate and waits for the helpers inside.
     fn close(&self) {
         let shared = &*self.shared;
         shared.gate.fetch_and(!Gate::OPEN, Ordering::SeqCst);
@@ -293,20 +299,20 @@ impl Threads {
             }
             std::hint::spin_loop();
         }
-        let mut bed = shared.bed();
+        let mut sleep_lock = shared.sleep_lock();
         shared.waits.store(true, Ordering::SeqCst);
         while shared.gate().inside() > 0 {
-            bed = shared.left.wait(bed);
+            sleep_lock = shared.left.wait(sleep_lock);
         }
         shared.waits.store(false, Ordering::SeqCst);
     }
 }
 
-impl Drop for Threads {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::SeqCst);
         {
-            let _bed = self.shared.bed();
+            let _guard = self.shared.sleep_lock();
             self.shared.work.notify_all();
         }
         for helper in self.helpers.drain(..) {
@@ -315,10 +321,10 @@ impl Drop for Threads {
     }
 }
 
-/// The life of a helper.
-fn help(shared: &Shared, number: usize) {
-    let mut seen = 0;
-    while let Some(job) = shared.enter(&mut seen) {
+/// Main loop of a helper.
+fn run_helper(shared: &Shared, number: usize) {
+    let mut last_loop = 0;
+    while let Some(job) = shared.enter(&mut last_loop) {
         // SAFETY: this thread is inside, and the job lives until it has left.
         let done = catch_unwind(AssertUnwindSafe(|| unsafe { (*job.0)(number) }));
         if let Err(panic) = done {
@@ -328,51 +334,51 @@ fn help(shared: &Shared, number: usize) {
     }
 }
 
-/// The threads' rooms, of which each takes its own.
-struct Rooms<R>(*mut R);
+/// Local memory of the threads, indexed by thread number.
+struct PerThread<R>(*mut R);
 
-// SAFETY: threads take different rooms, and a room may be sent.
-unsafe impl<R: Send> Sync for Rooms<R> {}
+// SAFETY: threads take different elements, and an element is `Send`.
+unsafe impl<R: Send> Sync for PerThread<R> {}
 
-impl<R> Rooms<R> {
+impl<R> PerThread<R> {
     /// # Safety
-    /// There is a room of this number, and nobody else has it.
-    #[expect(clippy::mut_from_ref, reason = "each caller gets another room")]
+    /// `number` is in range, and no other thread uses this element.
+    #[expect(clippy::mut_from_ref, reason = "each caller gets another element")]
     unsafe fn of(&self, number: usize) -> &mut R {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { &mut *self.0.add(number) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::matrix::{Cut, Matrix};
+    use super::super::matrix::{Matrix, Partition};
     use super::*;
     use std::thread;
 
-    fn threads(count: usize) -> Threads {
-        Threads::new(NonZeroUsize::new(count).unwrap()).unwrap()
+    fn threads(count: usize) -> ThreadPool {
+        ThreadPool::new(NonZeroUsize::new(count).unwrap()).unwrap()
     }
 
     #[test]
-    fn every_part_is_worked_on_once_however_many_threads_there_are() {
+    fn every_part_is_processed_once_for_any_number_of_threads() {
         for count in [1, 2, 5] {
             let mut threads = threads(count);
-            let mut rooms = vec![0_usize; count];
+            let mut scratch = vec![0_usize; count];
             let mut matrix = Matrix::default();
             for rows in [0, 1, 2, 7, 1000] {
                 matrix.resize(rows, 3);
                 matrix.data_mut().fill(0.0);
-                rooms.fill(0);
-                let tiles = matrix.tiles(Cut::even(rows, rows, 1), Cut::even(3, 3, 1));
-                threads.for_each(&mut rooms, tiles, |room, mut window| {
-                    *room += window.rows().len();
+                scratch.fill(0);
+                let tiles = matrix.tiles(Partition::even(rows, rows, 1), Partition::even(3, 3, 1));
+                threads.for_each(&mut scratch, tiles, |local, mut window| {
+                    *local += window.rows().len();
                     for row in 0..window.rows().len() {
                         window.row_mut(row)[0] += 1.0;
                     }
                 });
                 assert!(matrix.data().iter().all(|times| *times == 1.0), "{rows} rows, {count} threads");
-                assert_eq!(rooms.iter().sum::<usize>(), 3 * rows, "{rows} rows, {count} threads");
+                assert_eq!(scratch.iter().sum::<usize>(), 3 * rows, "{rows} rows, {count} threads");
             }
         }
     }
@@ -382,19 +388,19 @@ mod tests {
         let mut threads = threads(2);
         let mut matrix = Matrix::default();
         matrix.resize(2, 1);
-        // Each part waits for the other one to begin, so one thread alone would never come to an end.
+        // Each part waits for the other one to begin, so a single thread would never finish.
         let barrier = std::sync::Barrier::new(2);
         for _ in 0..100 {
-            let tiles = matrix.tiles(Cut::even(2, 2, 1), Cut::whole(1));
+            let tiles = matrix.tiles(Partition::even(2, 2, 1), Partition::whole(1));
             threads.for_each(&mut [(), ()], tiles, |(), _| {
                 barrier.wait();
             });
         }
     }
 
-    /// Loops that follow each other at once, and loops before which the helpers have gone to sleep: none is lost.
+    /// Loops in quick succession, and loops before which the helpers have gone to sleep: none is missed.
     #[test]
-    fn helpers_are_there_for_every_loop_awake_or_asleep() {
+    fn helpers_join_every_loop_awake_or_asleep() {
         let mut threads = threads(3);
         let mut matrix = Matrix::default();
         matrix.resize(3, 1);
@@ -405,7 +411,7 @@ mod tests {
                     thread::yield_now();
                 }
             }
-            let tiles = matrix.tiles(Cut::even(3, 3, 1), Cut::whole(1));
+            let tiles = matrix.tiles(Partition::even(3, 3, 1), Partition::whole(1));
             threads.for_each(&mut [(), (), ()], tiles, |(), _| {
                 barrier.wait();
             });
@@ -413,12 +419,12 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_threads_go_on() {
+    fn a_panic_reaches_the_caller_and_the_threads_continue() {
         let mut threads = threads(3);
         let mut matrix = Matrix::default();
         matrix.resize(50, 1);
         for bad in 0..50 {
-            let tiles = matrix.tiles(Cut::even(50, 50, 1), Cut::whole(1));
+            let tiles = matrix.tiles(Partition::even(50, 50, 1), Partition::whole(1));
             let caught = catch_unwind(AssertUnwindSafe(|| {
                 threads.for_each(&mut [(), (), ()], tiles, |(), window| {
                     assert!(window.rows().start != bad, "the bad one");
@@ -426,7 +432,7 @@ mod tests {
             }));
             assert!(caught.is_err(), "{bad}");
         }
-        let tiles = matrix.tiles(Cut::even(50, 50, 1), Cut::whole(1));
+        let tiles = matrix.tiles(Partition::even(50, 50, 1), Partition::whole(1));
         threads.for_each(&mut [(), (), ()], tiles, |(), mut window| window.row_mut(0).fill(2.0));
         assert!(matrix.data().iter().all(|value| *value == 2.0));
     }

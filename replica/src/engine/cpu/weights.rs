@@ -1,16 +1,16 @@
-//! The weights of a transformer, by what they are for.
+//! Weights of a transformer, by function.
 //!
-//! Large matrices are packed and shared ([`Linears`]); the tables of embeddings stay in the mapped checkpoint, of which
-//! a batch touches a few rows; vectors (biases, normalisations) are copied. What the architecture says about numbers is
-//! put into them here, so that nothing of it is left to be done for every token:
+//! Large matrices are packed and shared ([`Linears`]); the embedding tables stay in the mapped checkpoint, of which a
+//! batch reads a few rows; vectors (biases, normalizations) are copied. Constant factors of the architecture are folded
+//! into the weights here, so that they cost nothing per token:
 //!
 //! * The three projections of attention are one layer.
-//! * Scores come out scaled, and in units of the binary logarithm, in which the softmax computes: the factor is in the
-//!   weights that make the queries or, where queries are normalised, in the weights of that normalisation.
-//! * A normalisation by `1 + w` has the one added.
+//! * Scores are scaled, and in units of the binary logarithm, in which the softmax is computed: the factor is folded
+//!   into the weights of the queries or, where queries are normalized, into the weights of that normalization.
+//! * A normalization by `1 + w` has the one added.
 //!
-//! Numbers that are not finite are refused by the name of their tensor: those of tables and vectors here, at every start,
-//! and those of large matrices when they are packed.
+//! Numbers that are not finite are rejected with the name of their tensor: those of tables and vectors here, at every
+//! start, and those of large matrices when they are packed.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -20,14 +20,14 @@ use replica_core::Precision;
 use super::distance::DistanceBiases;
 use super::kernel::{Finish, Norm};
 use super::linear::{LinearId, LinearSource, LinearSources, Linears};
-use super::packed::{PackedCache, WeightsPlace};
+use super::packed::{PackedCache, WeightsLocation};
 use crate::model::{
     Activation, Architecture, Checkpoint, Dense, DenseActivation, DistanceBias, FeedForwardNames, HeadSource,
     HeadStep, Logits, ModelError, NormKind, Part, ProjectionNames, Tensor, TensorNames, YesNo,
 };
 
-/// The weights of a transformer.
-pub(super) struct Weights {
+/// Weights of a transformer.
+pub(super) struct TransformerWeights {
     pub(super) words: Tensor,
     pub(super) types: Option<Tensor>,
     pub(super) positions: Option<Tensor>,
@@ -38,14 +38,14 @@ pub(super) struct Weights {
     pub(super) linears: Linears,
 }
 
-/// One layer of it, in the order of computation.
+/// Weights of one layer, in the order of computation.
 pub(super) struct LayerWeights {
     pub(super) before_attention: Option<Norm>,
-    /// To queries, keys and values, side by side.
+    /// Projections to queries, keys and values, concatenated.
     pub(super) project: LinearId,
     pub(super) query_norm: Option<Norm>,
     pub(super) key_norm: Option<Norm>,
-    /// From what attention came to.
+    /// Projection of the attention output.
     pub(super) output: LinearId,
     pub(super) after_attention: Option<Norm>,
     pub(super) before_feed_forward: Option<Norm>,
@@ -54,44 +54,45 @@ pub(super) struct LayerWeights {
     pub(super) after_feed_forward: Option<Norm>,
 }
 
-/// What follows pooling, always in 32-bit floats: it is small, and nothing comes after it that would even it out.
+/// Weights of the steps after pooling, always in 32-bit floats: they are small, and no later step would average out
+/// rounding errors.
 pub(super) struct HeadWeights {
     pub(super) steps: Vec<HeadLayer>,
     pub(super) linears: Linears,
 }
 
-/// One step of it.
+/// One step after pooling.
 pub(super) struct HeadLayer {
     pub(super) linear: LinearId,
     pub(super) finish: Finish,
     pub(super) norm: Option<Norm>,
 }
 
-impl Weights {
-    /// Looks up every tensor, and packs.
+impl TransformerWeights {
+    /// Loads every tensor, and packs.
     pub(super) fn load(
         checkpoint: &Checkpoint,
         architecture: &Architecture,
         precision: Precision,
         cache: Option<&PackedCache>,
-    ) -> Result<(Weights, WeightsPlace), ModelError> {
-        let (with, sources) = Weights::look_up(checkpoint, architecture)?;
+    ) -> Result<(TransformerWeights, WeightsLocation), ModelError> {
+        let (with, sources) = TransformerWeights::look_up(checkpoint, architecture)?;
         let (linears, place) = Linears::obtain(sources, precision, cache)?;
         Ok((with(linears), place))
     }
 
-    /// Looks up every tensor and reads all of it, and packs nothing.
+    /// Checks every tensor, and packs nothing.
     pub(super) fn check(checkpoint: &Checkpoint, architecture: &Architecture) -> Result<(), ModelError> {
-        let (_, sources) = Weights::look_up(checkpoint, architecture)?;
+        let (_, sources) = TransformerWeights::look_up(checkpoint, architecture)?;
         sources.check_finite()
     }
 
-    /// Looks up every tensor, and returns what large matrices are made of and the rest, which waits for them. What is
-    /// wrong with any tensor is reported together.
+    /// Loads every tensor; returns the sources of the large matrices, and the remaining weights. The errors of all
+    /// tensors are reported together.
     fn look_up(
         checkpoint: &Checkpoint,
         architecture: &Architecture,
-    ) -> Result<(impl FnOnce(Linears) -> Weights, LinearSources), ModelError> {
+    ) -> Result<(impl FnOnce(Linears) -> TransformerWeights, LinearSources), ModelError> {
         let reader = Reader::new(checkpoint, architecture);
         let TensorNames { words, types, positions, embedding_norm, final_norm, .. } = *reader.names;
         let Architecture { vocabulary, hidden, token_types, .. } = *architecture;
@@ -114,7 +115,7 @@ impl Weights {
         let layers = layers?;
         reader.refuse_others(&HeadWeights::names(architecture, reader.prefix));
         reader.finish()?;
-        let with = move |linears| Weights {
+        let with = move |linears| TransformerWeights {
             words,
             types,
             positions,
@@ -129,7 +130,7 @@ impl Weights {
 }
 
 impl HeadWeights {
-    /// The names of the tensors of a label head.
+    /// Returns the names of the tensors of a label head.
     fn names(architecture: &Architecture, prefix: &str) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         for step in architecture.head.iter().flatten() {
@@ -152,7 +153,7 @@ impl HeadWeights {
         names
     }
 
-    /// Looks up the tensors of these dense layers.
+    /// Loads the tensors of these dense layers.
     pub(super) fn of_dense(dense: &[Dense]) -> Result<HeadWeights, ModelError> {
         let mut sources = LinearSources::default();
         let mut steps = Vec::new();
@@ -178,7 +179,7 @@ impl HeadWeights {
         Ok(HeadWeights { steps, linears })
     }
 
-    /// Looks up the tensors of these steps of a label head.
+    /// Loads the tensors of these steps of a label head.
     pub(super) fn of_labels(
         checkpoint: &Checkpoint,
         architecture: &Architecture,
@@ -217,27 +218,27 @@ impl HeadWeights {
     }
 }
 
-/// Looks tensors up by the names of the family.
+/// Reader of tensors by the names of the architecture.
 struct Reader<'a> {
     checkpoint: &'a Checkpoint,
     architecture: &'a Architecture,
     names: &'static TensorNames,
     prefix: &'static str,
-    /// Everything that is wrong so far. Zeros stand in for what could not be had.
+    /// Errors so far. A tensor that could not be loaded is replaced by zeros.
     problems: RefCell<Vec<ModelError>>,
-    /// Names that were looked up.
-    taken: RefCell<BTreeSet<String>>,
+    /// Names of the tensors that were read.
+    read_names: RefCell<BTreeSet<String>>,
 }
 
-/// A layer made of several: their names, the rows of each, and by what they are multiplied.
-type Piece = (String, usize, f32);
+/// Part of a layer: name, number of rows, and factor.
+type LayerPart = (String, usize, f32);
 
 impl<'a> Reader<'a> {
-    /// Finds out under which prefix the checkpoint has its tensors.
+    /// Determines the prefix of the tensor names in the checkpoint.
     fn new(checkpoint: &'a Checkpoint, architecture: &'a Architecture) -> Reader<'a> {
         let names = architecture.names;
         let has_words = |prefix: &&str| checkpoint.has(&format!("{prefix}{}.weight", names.words));
-        // If there is none, its tensors are looked for without one and found missing.
+        // Without any, its tensors are looked up without prefix and reported as missing.
         let prefix = names.prefixes.iter().copied().find(has_words).unwrap_or_default();
         Reader {
             checkpoint,
@@ -245,18 +246,18 @@ impl<'a> Reader<'a> {
             names,
             prefix,
             problems: RefCell::default(),
-            taken: RefCell::default(),
+            read_names: RefCell::default(),
         }
     }
 
-    /// Fails if anything was wrong.
+    /// Fails if there were errors.
     fn finish(self) -> Result<(), ModelError> {
         ModelError::of_all(self.problems.into_inner()).map_or(Ok(()), Err)
     }
 
-    /// The tensor of this full name. The part that it is of says by which keys it should be there.
+    /// Returns the tensor with this full name. `part` is the part of the model that requires it, for the error message.
     fn find(&self, part: Part, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
-        self.taken.borrow_mut().insert(name.to_owned());
+        self.read_names.borrow_mut().insert(name.to_owned());
         self.checkpoint.tensor(name, shape).or_else(|problem| {
             let layered = self.layer_of(name).is_some();
             let keys = self.architecture.keys.deciding(part, layered);
@@ -266,12 +267,12 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Notes it if a number of the tensor times this factor is not finite.
+    /// Records an error if a number of the tensor times this factor is not finite.
     fn finite(&self, tensor: &Tensor, factor: f32) {
         self.problems.borrow_mut().extend(tensor.check_finite(factor).err());
     }
 
-    /// A copy of the tensor.
+    /// Returns a copy of the tensor.
     fn vector(&self, tensor: &Tensor) -> Vec<f32> {
         self.finite(tensor, 1.0);
         tensor.to_vec()
@@ -281,7 +282,7 @@ impl<'a> Reader<'a> {
         format!("{}{name}", self.names.layer.replace("{}", &index.to_string()))
     }
 
-    /// The number of the layer that a tensor of this full name is of.
+    /// Returns the layer number of a tensor with this full name.
     fn layer_of(&self, name: &str) -> Option<usize> {
         let before = self.names.layer.split("{}").next()?;
         let rest = name.strip_prefix(self.prefix)?.strip_prefix(before)?;
@@ -292,11 +293,11 @@ impl<'a> Reader<'a> {
         self.find(part, &format!("{}{name}", self.prefix), shape)
     }
 
-    /// Refuses tensors that neither this nor `others` takes, and that are not known to be without effect.
+    /// Rejects tensors that are neither read here nor in `others`, and that are not known to be unused.
     fn refuse_others(&self, others: &BTreeSet<String>) {
-        let taken = self.taken.borrow();
+        let read_names = self.read_names.borrow();
         for name in self.checkpoint.names() {
-            if taken.contains(&name) || others.contains(&name) || self.is_without_effect(&name) {
+            if read_names.contains(&name) || others.contains(&name) || self.is_without_effect(&name) {
                 continue;
             }
             let part = match () {
@@ -312,11 +313,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whether a tensor is known to have no part in what is served:
+    /// Returns whether a tensor is known to have no effect on the outputs:
     ///
     /// * numbers of positions and rates of rotation, which older versions of the libraries saved with the weights;
     /// * the pooler of a transformer, which no stage of sentence-transformers reads;
-    /// * layers that guess words, of a class that has them, and the sentence pairs of BERT's pre-training.
+    /// * language model heads, of a class that has them, and the next-sentence head of BERT's pre-training.
     fn is_without_effect(&self, name: &str) -> bool {
         let within = name.strip_prefix(self.prefix).unwrap_or(name);
         let begins =
@@ -326,7 +327,7 @@ impl<'a> Reader<'a> {
             || self.layer_of(name).is_some() && name.ends_with(".rotary_emb.inv_freq")
             || within == "encoder.alibi"
             || name.ends_with("attn.rotary_emb.inv_freq");
-        // A head that reads it has taken it.
+        // A head that uses it has read it.
         let is_pooler = within.starts_with("pooler.");
         let is_guess = self.architecture.has_lm_head()
             && begins(&[
@@ -338,12 +339,12 @@ impl<'a> Reader<'a> {
                 "decoder.",
                 "head.",
             ]);
-        // Tied: the same numbers as the table of words.
+        // Tied: the same numbers as the word embeddings.
         let is_tied = self.architecture.logits.is_some() && name == "lm_head.weight";
         is_buffer || is_pooler || is_guess || is_tied
     }
 
-    /// The weights of this full name, without `.weight`, and their bias if there is to be one.
+    /// Returns the weights with this full name, without `.weight`, and their bias if required.
     fn layer_at(
         &self,
         name: &str,
@@ -355,7 +356,7 @@ impl<'a> Reader<'a> {
         Ok((weight, bias.transpose()?))
     }
 
-    /// What a row is multiplied with for the logit of the one word less that of the other.
+    /// Returns the weight vector for the difference between the logits of the two tokens.
     fn words(&self, words: YesNo, logits: Logits) -> Result<Tensor, ModelError> {
         let Architecture { vocabulary, hidden, .. } = *self.architecture;
         let own = format!("{}.weight", Logits::NAME);
@@ -364,7 +365,7 @@ impl<'a> Reader<'a> {
         let table = self.find(Part::Logits, name, &[vocabulary, hidden])?;
         let row_of = |table: &Tensor, id: u32| table.rows_of(id as usize..id as usize + 1);
         if logits.tied && self.checkpoint.has(&own) {
-            // Version 5 of transformers would take the layer, version 4 the table.
+            // Version 5 of transformers would use the layer, version 4 the table.
             let layer = self.find(Part::Logits, &own, &[vocabulary, hidden])?;
             let differs = |id: u32| row_of(&table, id).to_vec() != row_of(&layer, id).to_vec();
             if differs(words.yes) || words.no.is_some_and(differs) {
@@ -381,8 +382,8 @@ impl<'a> Reader<'a> {
     fn layer(&self, index: usize, sources: &mut LinearSources) -> Result<LayerWeights, ModelError> {
         let Architecture { attention, feed_forward, hidden, .. } = self.architecture;
         let names = &self.names.in_layer;
-        let norm = |name: &str, wanted: bool, width: usize| {
-            self.optional_norm(wanted && !name.is_empty(), &self.in_layer(index, name), width)
+        let norm = |name: &str, required: bool, width: usize| {
+            self.optional_norm(required && !name.is_empty(), &self.in_layer(index, name), width)
         };
         let (query_width, width) = (self.architecture.query_width(), feed_forward.width);
         let head_norm = |name: &str, factor: f32| -> Result<Option<Norm>, ModelError> {
@@ -394,7 +395,7 @@ impl<'a> Reader<'a> {
             FeedForwardNames::Gated([gate, up, contract]) => (contract, vec![(*gate, width), (*up, width)]),
             FeedForwardNames::GatedFused([both, contract]) => (contract, vec![(*both, 2 * width)]),
         };
-        let expand: Vec<Piece> =
+        let expand: Vec<LayerPart> =
             expand.into_iter().map(|(name, rows)| (self.in_layer(index, name), rows, 1.0)).collect();
         let one = |name: &str, rows| [(self.in_layer(index, name), rows, 1.0)];
         Ok(LayerWeights {
@@ -433,7 +434,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// What scores are to be multiplied with.
+    /// Returns the factor of the attention scores.
     fn score_factor(&self) -> f32 {
         self.architecture.attention.scale * std::f32::consts::LOG2_E
     }
@@ -446,7 +447,7 @@ impl<'a> Reader<'a> {
         match &self.names.in_layer.projection {
             ProjectionNames::Separate(names) => {
                 let parts = names.iter().zip(rows);
-                let parts: Vec<Piece> =
+                let parts: Vec<LayerPart> =
                     parts.map(|(name, (rows, factor))| (self.in_layer(index, name), rows, factor)).collect();
                 self.linear(Part::Attention, &parts, *hidden, attention.projection_bias, false)
             }
@@ -468,11 +469,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Layers of the same inputs, to be computed as one.
+    /// Concatenates layers with the same inputs into one.
     fn linear(
         &self,
         part_of: Part,
-        parts: &[Piece],
+        parts: &[LayerPart],
         inputs: usize,
         biased: bool,
         gated: bool,
@@ -490,13 +491,13 @@ impl<'a> Reader<'a> {
         Ok(LinearSource { inputs, parts: weights, bias, gated })
     }
 
-    fn optional_norm(&self, wanted: bool, name: &str, width: usize) -> Result<Option<Norm>, ModelError> {
-        wanted.then(|| self.norm_at(&format!("{}{name}", self.prefix), width)).transpose()
+    fn optional_norm(&self, required: bool, name: &str, width: usize) -> Result<Option<Norm>, ModelError> {
+        required.then(|| self.norm_at(&format!("{}{name}", self.prefix), width)).transpose()
     }
 
-    /// The normalisation of this full name.
+    /// Returns the normalization with this full name.
     fn norm_at(&self, name: &str, width: usize) -> Result<Norm, ModelError> {
-        // The first BERTs, which came from TensorFlow, call them gamma and beta.
+        // The first BERTs, which were converted from TensorFlow, name them gamma and beta.
         let old = self.checkpoint.has(&format!("{name}.gamma"));
         let (scale, shift) = if old { ("gamma", "beta") } else { ("weight", "bias") };
         let vector = |part: &str| {

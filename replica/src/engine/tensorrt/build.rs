@@ -1,8 +1,9 @@
-//! How an engine is built: a script of the vendor's own documented commands, written for one model and precision.
+//! Build plan of an engine: a script of the vendor's documented commands for one model and precision.
 //!
-//! Nothing here runs. The script is a value that can be shown, tested and started wherever the vendor's tools are: on this
-//! machine, or in the vendor's container with other folders. It leaves the engine in `engine/` and what it was built with in [`FOUND`],
-//! by lines of `name value`, so that the record says what the tools said and not what somebody typed.
+//! This module runs no command. The script is a value that can be shown, tested and run wherever the vendor's tools
+//! are: on this machine, or in the vendor's container with other paths. It writes the engine to `engine/` and the
+//! versions of its tools to [`BUILT_WITH`], as lines of `name value`, so that the record contains the reported versions
+//! and not typed ones.
 
 use std::path::PathBuf;
 
@@ -11,49 +12,49 @@ use replica_core::Precision;
 use super::record::Form;
 use crate::model::{Architecture, HeadPooling, LayerSpec, ModelDir, Pooling};
 
-/// Where the script writes what it was built with.
-pub const FOUND: &str = "built-with";
-/// The script.
+/// File to which the script writes the versions of its tools.
+pub const BUILT_WITH: &str = "built-with";
+/// File name of the script.
 pub const SCRIPT: &str = "build.sh";
-/// What makes of the model one that the converters take.
+/// Program that converts the model to one that the converters accept.
 const PREPARE: &str = "prepare.py";
-/// The class of a decoder whose states are an output.
+/// Class of a decoder that has its states as an output.
 const TAP: &str = "tap.py";
 
-/// What is wanted, as far as it is not the model's to say.
+/// Options of a build that the model does not determine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct EngineBuildOptions {
     /// The number format.
     pub precision: Precision,
-    /// Sequences of a batch; absent = 8 of an encoder and 64 of a decoder.
+    /// Sequences of a batch; absent: 8 for an encoder and 64 for a decoder.
     pub max_batch_size: Option<u32>,
-    /// Tokens of the longest sequence; absent = the model's own, but 512 at most.
+    /// Tokens of the longest sequence; absent: the model's limit, but 512 at most.
     pub max_tokens: Option<u32>,
-    /// Tokens of a batch of a decoder; absent = 8192. That of an encoder is the product of the other two.
+    /// Tokens of a batch of a decoder; absent: 8192. That of an encoder is the product of the other two.
     pub max_batch_tokens: Option<u32>,
 }
 
-/// The folders, as whoever runs the script sees them.
+/// Directories, as the script sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Folders {
-    /// The model.
+pub struct BuildDirectories {
+    /// Model directory.
     pub model: PathBuf,
-    /// Where the script works; the engine comes to be below it.
+    /// Working directory of the script; the engine is written below it.
     pub work: PathBuf,
-    /// The examples of TensorRT-LLM, which hold the converters.
+    /// Examples of TensorRT-LLM, which contain the converters.
     pub examples: PathBuf,
 }
 
-/// What there is to run, and what comes of it.
+/// Script and properties of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Build {
-    /// For `sh`.
+pub struct EngineBuildPlan {
+    /// Script for `sh`.
     pub script: String,
-    /// The programs that the script runs beside the vendor's, by their names in the folder where it works.
+    /// Programs that the script runs besides the vendor's, by their file names in the working directory.
     pub programs: Vec<(&'static str, String)>,
-    /// What the engine answers with.
+    /// Output format of the engine.
     pub form: Form,
-    /// The name of the output that is tapped; empty of an encoder.
+    /// Name of the additional output; empty for an encoder.
     pub tensor: String,
     /// Sequences of a batch.
     pub max_batch_size: u32,
@@ -63,38 +64,38 @@ pub struct Build {
     pub max_tokens: u32,
 }
 
-/// Families that are built, and how each is converted. The class is that of `transformers` which the converter expects; to be read
-/// as another, the model is saved as one.
-const FAMILIES: [(&str, Family); 8] = [
-    ("bert", Family::Encoder("Bert")),
-    ("roberta", Family::Encoder("Roberta")),
-    // The same tensors and the same computation by another name.
-    ("xlm-roberta", Family::Encoder("Roberta")),
-    ("llama", Family::Decoder("LlamaForCausalLM", LLAMA)),
-    ("mistral", Family::Decoder("MistralForCausalLM", LLAMA)),
-    ("qwen2", Family::Decoder("Qwen2ForCausalLM", QWEN)),
-    ("qwen3", Family::Decoder("Qwen3ForCausalLM", QWEN)),
-    ("gemma2", Family::Decoder("Gemma2ForCausalLM", GEMMA)),
+/// Supported architectures and their conversion. The class is that of `transformers` which the converter expects; a
+/// model of another class is saved as one of that class.
+const FAMILIES: [(&str, EngineFamily); 8] = [
+    ("bert", EngineFamily::Encoder("Bert")),
+    ("roberta", EngineFamily::Encoder("Roberta")),
+    // The same tensors and the same computation under another name.
+    ("xlm-roberta", EngineFamily::Encoder("Roberta")),
+    ("llama", EngineFamily::Decoder("LlamaForCausalLM", LLAMA)),
+    ("mistral", EngineFamily::Decoder("MistralForCausalLM", LLAMA)),
+    ("qwen2", EngineFamily::Decoder("Qwen2ForCausalLM", QWEN)),
+    ("qwen3", EngineFamily::Decoder("Qwen3ForCausalLM", QWEN)),
+    ("gemma2", EngineFamily::Decoder("Gemma2ForCausalLM", GEMMA)),
 ];
 
 #[derive(Clone, Copy)]
-enum Family {
-    /// What the names of its classes begin with.
+enum EngineFamily {
+    /// Prefix of the class names.
     Encoder(&'static str),
-    /// Its class, and what converts it.
+    /// Class and converter.
     Decoder(&'static str, Converter),
 }
 
-/// One of the vendor's folders of `models/core`.
+/// Converter of the vendor, a directory of `models/core`.
 #[derive(Clone, Copy)]
 struct Converter {
     folder: &'static str,
-    /// The vendor's class that it makes.
+    /// The vendor's class that it creates.
     class: &'static str,
-    /// What it must be told beside the model and the number format.
+    /// Arguments besides the model and the number format.
     words: &'static [&'static str],
-    /// Whether it looks for `lm_head` by that name, also where the model computes its logits with the embeddings. Otherwise it
-    /// knows no such tensor.
+    /// Whether it requires a tensor `lm_head`, also where the model ties the logits to the embeddings. Otherwise it
+    /// must not exist.
     head: bool,
 }
 
@@ -103,40 +104,46 @@ const QWEN: Converter = Converter { folder: "qwen", class: "QWenForCausalLM", wo
 const GEMMA: Converter =
     Converter { folder: "gemma", class: "GemmaForCausalLM", words: &["--ckpt-type", "hf"], head: false };
 
-/// The longest sequence, unless somebody says otherwise: what embedders are trained with.
+/// Default of the longest sequence: the length with which embedding models are trained.
 const MAX_TOKENS: u32 = 512;
 
-/// How the engine of this model is built; an error says what of it cannot be.
-pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Build, String> {
+/// Returns the build plan of this model; an error names the unsupported property.
+pub fn plan(
+    model: &ModelDir,
+    options: &EngineBuildOptions,
+    folders: &BuildDirectories,
+) -> Result<EngineBuildPlan, String> {
     let name = model.architecture.family.as_str();
     let Some((_, family)) = FAMILIES.iter().find(|(known, _)| *known == name) else {
         let known: Vec<&str> = FAMILIES.iter().map(|(known, _)| *known).collect();
         return Err(format!(
-            "no engine is built for models of the family {name}; it is for {}",
+            "models of the architecture {name} are not supported; supported are {}",
             known.join(", ")
         ));
     };
     let of_model = u32::try_from(model.sentence.max_tokens).unwrap_or(u32::MAX);
-    let max_tokens = wanted.max_tokens.unwrap_or(MAX_TOKENS).min(of_model);
+    let max_tokens = options.max_tokens.unwrap_or(MAX_TOKENS).min(of_model);
     let default_size = match family {
-        Family::Encoder(_) => 8,
-        Family::Decoder(..) => 64,
+        EngineFamily::Encoder(_) => 8,
+        EngineFamily::Decoder(..) => 64,
     };
-    let max_batch_size = wanted.max_batch_size.unwrap_or(default_size);
-    if max_tokens == 0 || max_batch_size == 0 || wanted.max_batch_tokens.is_some_and(|most| most < max_tokens)
+    let max_batch_size = options.max_batch_size.unwrap_or(default_size);
+    if max_tokens == 0
+        || max_batch_size == 0
+        || options.max_batch_tokens.is_some_and(|most| most < max_tokens)
     {
         return Err(format!(
-            "a batch must have room for one sequence of {max_tokens} tokens: give --max-batch-size of at least 1 and \
+            "a batch must hold one sequence of {max_tokens} tokens: set --max-batch-size to at least 1 and \
              --max-batch-tokens of at least as many"
         ));
     }
-    let sizes = Sizes { max_batch_size, max_tokens };
+    let sizes = BatchSizes { max_batch_size, max_tokens };
     let (lines, programs, form, max_batch_tokens) = match *family {
-        Family::Encoder(begins) => {
+        EngineFamily::Encoder(begins) => {
             is_as_wide_as_the_vendors(&model.architecture)?;
             let Some(product) = max_batch_size.checked_mul(max_tokens) else {
                 return Err(
-                    "--max-batch-size times --max-tokens is more than 2³² tokens; give less".to_owned()
+                    "--max-batch-size times --max-tokens exceeds 2³² tokens; reduce one of them".to_owned()
                 );
             };
             let (form, ends) = match &model.head {
@@ -145,9 +152,9 @@ pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Buil
             };
             let class = format!("{begins}{ends}");
             let programs = vec![(PREPARE, prepare(&class, false, false))];
-            (encoder(&class, wanted.precision, folders, sizes)?, programs, form, product)
+            (encoder(&class, options.precision, folders, sizes)?, programs, form, product)
         }
-        Family::Decoder(class, converter) => {
+        EngineFamily::Decoder(class, converter) => {
             sees_what_the_executor_sees(&model.architecture.layers, max_tokens)?;
             let last = match (&model.head, model.architecture.head_pooling) {
                 (Some(_), HeadPooling::Last { .. }) => true,
@@ -155,16 +162,16 @@ pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Buil
                 (None, _) => model.sentence.pooling == Pooling::LastToken,
             };
             let form = if last { Form::DecoderPooled } else { Form::DecoderStates };
-            let tokens = wanted.max_batch_tokens.unwrap_or(8192.max(max_tokens));
-            // Eight bits are chosen on texts, and texts want a tokenizer.
-            let texts = wanted.precision == Precision::Fp8;
+            let tokens = options.max_batch_tokens.unwrap_or(8192.max(max_tokens));
+            // FP8 is calibrated on texts, which needs a tokenizer.
+            let texts = options.precision == Precision::Fp8;
             let programs =
                 vec![(PREPARE, prepare(class, converter.head, texts)), (TAP, tap(converter.class, form))];
-            (decoder(converter, wanted.precision, folders, sizes, tokens), programs, form, tokens)
+            (decoder(converter, options.precision, folders, sizes, tokens), programs, form, tokens)
         }
     };
     let tapped = matches!(form, Form::DecoderPooled | Form::DecoderStates);
-    Ok(Build {
+    Ok(EngineBuildPlan {
         script: script(&lines, folders),
         programs,
         form,
@@ -175,7 +182,7 @@ pub fn plan(model: &ModelDir, wanted: &Wanted, folders: &Folders) -> Result<Buil
     })
 }
 
-/// TensorRT-LLM takes the width inside of an encoder for four times the width outside.
+/// Checks that the inner width of an encoder is four times its outer width, as TensorRT-LLM assumes.
 fn is_as_wide_as_the_vendors(architecture: &Architecture) -> Result<(), String> {
     let (outside, inside) = (architecture.hidden, architecture.feed_forward.width);
     if inside == 4 * outside {
@@ -188,30 +195,30 @@ fn is_as_wide_as_the_vendors(architecture: &Architecture) -> Result<(), String> 
 }
 
 #[derive(Clone, Copy)]
-struct Sizes {
+struct BatchSizes {
     max_batch_size: u32,
     max_tokens: u32,
 }
 
-/// The executor's decoders look at all that came before and at nothing behind, whatever the model's own do.
+/// Checks that all tokens attend to all earlier ones and to no later ones, as in the executor's decoders.
 fn sees_what_the_executor_sees(layers: &[LayerSpec], max_tokens: u32) -> Result<(), String> {
     if layers.iter().any(|layer| layer.reach.behind > 0) {
-        return Err("tokens of this model look at those behind them, and those of TensorRT-LLM's decoders do not; run it \
+        return Err("tokens of this model attend to later ones, which TensorRT-LLM's decoders do not support; run it \
                     on the processor"
             .to_owned());
     }
-    // Itself beside those before.
+    // The token itself and those before it.
     let window = layers.iter().map(|layer| layer.reach.before.saturating_add(1)).min();
     match window {
         Some(window) if window < max_tokens as usize => Err(format!(
-            "tokens of this model look at {window} at most, and those of TensorRT-LLM's decoders at all {max_tokens}; give \
+            "tokens of this model attend to {window} at most, and those of TensorRT-LLM's decoders to all {max_tokens}; set \
              --max-tokens of {window} at most"
         )),
         Some(_) | None => Ok(()),
     }
 }
 
-/// The output that is tapped.
+/// Name of the additional output.
 const TENSOR: &str = "pooled";
 
 type Line = Vec<String>;
@@ -224,7 +231,7 @@ fn dtype(precision: Precision) -> &'static str {
     match precision {
         Precision::F32 => "float32",
         Precision::F16 => "float16",
-        // What is not in eight bits.
+        // Format of the parts that are not quantized.
         Precision::Bf16 | Precision::Fp8 | Precision::Int8 => "bfloat16",
     }
 }
@@ -232,11 +239,11 @@ fn dtype(precision: Precision) -> &'static str {
 fn encoder(
     class: &str,
     precision: Precision,
-    folders: &Folders,
-    Sizes { max_batch_size, max_tokens }: Sizes,
+    folders: &BuildDirectories,
+    BatchSizes { max_batch_size, max_tokens }: BatchSizes,
 ) -> Result<Vec<Line>, String> {
     if !matches!(precision, Precision::F32 | Precision::F16) {
-        return Err(format!("TensorRT-LLM has no {precision} for encoders; give f16 or f32"));
+        return Err(format!("TensorRT-LLM has no {precision} for encoders; use f16 or f32"));
     }
     let converter = folders.examples.join("models/core/bert/convert_checkpoint.py").display().to_string();
     let dtype = dtype(precision);
@@ -256,8 +263,8 @@ fn encoder(
 fn decoder(
     converter: Converter,
     precision: Precision,
-    folders: &Folders,
-    Sizes { max_batch_size, max_tokens }: Sizes,
+    folders: &BuildDirectories,
+    BatchSizes { max_batch_size, max_tokens }: BatchSizes,
     max_batch_tokens: u32,
 ) -> Vec<Line> {
     let dtype = dtype(precision);
@@ -298,18 +305,19 @@ fn decoder(
     vec![prepared(folders), convert, build]
 }
 
-/// Where [`PREPARE`] leaves the model.
+/// Directory in which [`PREPARE`] saves the model.
 const PREPARED: &str = "model";
 
-fn prepared(folders: &Folders) -> Line {
+fn prepared(folders: &BuildDirectories) -> Line {
     line(&["python3", PREPARE, &folders.model.display().to_string(), PREPARED])
 }
 
-/// Saves the model as one of this class. A converter goes by the name of the class in `config.json` and by the names of tensors, and
-/// knows those of a model that was published to go on with texts; an embedder or a classifier of the same family has others.
+/// Returns a program that saves the model as one of this class. A converter depends on the class name in `config.json`
+/// and on tensor names, and supports those of models that were published for text generation; an embedding model or a
+/// classifier of the same architecture has others.
 fn prepare(class: &str, head: bool, texts: bool) -> String {
     let mut text = format!(
-        "# Written by `meridian model build`. The model as one that the converters know.\n\
+        "# Written by `meridian model build`. Saves the model as one that the converters support.\n\
          import sys\n\n\
          import torch\n\
          import transformers\n\n\
@@ -318,7 +326,7 @@ fn prepare(class: &str, head: bool, texts: bool) -> String {
     );
     if head {
         text.push_str(
-            "# A tensor of its own, where it was that of the embeddings.\n\
+            "# A separate tensor instead of the tied embeddings.\n\
              whole.lm_head.weight = torch.nn.Parameter(whole.lm_head.weight.detach().clone())\n\
              whole.config.tie_word_embeddings = False\n",
         );
@@ -330,16 +338,16 @@ fn prepare(class: &str, head: bool, texts: bool) -> String {
     text
 }
 
-/// The model's class with one output more: what goes into `lm_head`, which is the last token's state of each sequence, or what comes
-/// out of the transformer, which is a state for each token.
+/// Returns the model's class with one more output: the input of `lm_head`, which is the last token's state of each
+/// sequence, or the output of the transformer, which is a state for each token.
 fn tap(class: &str, form: Form) -> String {
     let (module, state) = match form {
-        // With a cache of keys and values, those come beside the states.
+        // With a cache of keys and values, those are returned together with the states.
         Form::DecoderStates => ("transformer", "(result[0] if isinstance(result, tuple) else result)"),
         Form::DecoderPooled | Form::EncoderStates | Form::EncoderLabels => ("lm_head", "given[0]"),
     };
     format!(
-        "# Written by `meridian model build`. The model, with the states that vectors are made of as an output.\n\
+        "# Written by `meridian model build`. The model with the pooled states as an additional output.\n\
          from tensorrt_llm.models import {class}\n\n\n\
          class Tapped({class}):\n    def __init__(self, config):\n        super().__init__(config)\n        \
          forward = self.{module}.forward\n\n        def tapped(*given, **named):\n            \
@@ -348,7 +356,7 @@ fn tap(class: &str, form: Form) -> String {
     )
 }
 
-fn script(lines: &[Line], folders: &Folders) -> String {
+fn script(lines: &[Line], folders: &BuildDirectories) -> String {
     let mut text = format!(
         "#!/bin/sh\n# Builds an engine with NVIDIA's tools. Written by `meridian model build`.\nset -eu\ncd {}\n",
         quoted(&folders.work.display().to_string())
@@ -361,12 +369,12 @@ fn script(lines: &[Line], folders: &Folders) -> String {
     text.push_str(&format!(
         "{{\n    echo \"gpu $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)\"\n    \
          echo \"tensorrt $(python3 -c 'import tensorrt; print(tensorrt.__version__)')\"\n    \
-         echo \"tensorrt_llm $(python3 -c 'import tensorrt_llm; print(tensorrt_llm.__version__)' | tail -n 1)\"\n}} > {FOUND}\n"
+         echo \"tensorrt_llm $(python3 -c 'import tensorrt_llm; print(tensorrt_llm.__version__)' | tail -n 1)\"\n}} > {BUILT_WITH}\n"
     ));
     text
 }
 
-/// As one word for `sh`, whatever is in it.
+/// Quotes a word for `sh`.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -375,14 +383,14 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// What the script found: the GPU, and the versions of TensorRT and TensorRT-LLM.
-pub fn found(text: &str) -> Result<[String; 3], String> {
+/// Parses the output of the script: the GPU, and the versions of TensorRT and TensorRT-LLM.
+pub fn parse_built_with(text: &str) -> Result<[String; 3], String> {
     let value = |name: &str| {
         let values = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         let value = values.map(str::trim).filter(|value| !value.is_empty());
-        value.map(str::to_owned).ok_or_else(|| format!("the tools did not say what `{name}` they were of"))
+        value.map(str::to_owned).ok_or_else(|| format!("the output of the tools has no line `{name}`"))
     };
-    // Its Python package counts builds as a fourth part, which the library does not.
+    // Its Python package has the build number as a fourth part, which the library does not have.
     let tensorrt: Vec<String> = value("tensorrt")?.split('.').take(3).map(str::to_owned).collect();
     Ok([value("gpu")?, tensorrt.join("."), value("tensorrt_llm")?])
 }

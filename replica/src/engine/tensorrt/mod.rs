@@ -1,14 +1,16 @@
-//! Engines that NVIDIA's tools built: found beside the model, checked, and run on a GPU by the bridge in `trtllm`.
+//! Engines that were built with NVIDIA's tools: loaded from the model cache, checked, and run on a GPU through
+//! `trtllm`.
 //!
-//! A replica never builds one. `meridian model build` does, ahead of time, into the model cache under the digest of the model,
-//! and writes a [`record::RecordV1`] beside it: for which model, precision, GPU and libraries it is. An engine that was built for anything
-//! else than what is here is refused with a sentence; run all the same it would crash or, worse, answer.
+//! A replica never builds one. `meridian model build` does, ahead of time, into the model cache under the digest of the
+//! model, and writes a [`record::EngineRecordV1`] beside it: the model, precision, GPU and libraries that it was built for.
+//! An engine that was built for a different environment is rejected with an error; running it could crash or, worse,
+//! return wrong results.
 //!
-//! Without the feature `tensorrt-llm` (or its stand-in's) nothing of NVIDIA's is compiled in, and a replica that is told to be
-//! of this kind says so and ends.
+//! Without the feature `tensorrt-llm` (or that of its test double) no NVIDIA code is compiled in, and a replica that is
+//! configured with this engine exits with an error.
 
 pub mod build;
-pub mod here;
+pub mod environment;
 pub mod record;
 #[cfg(feature = "tensorrt")]
 mod run;
@@ -21,54 +23,57 @@ use replica_core::Precision;
 use super::Engine;
 use crate::model::ModelDir;
 
-pub use self::record::{Form, RecordV1, Unfit};
+pub use self::record::{EngineMismatch, EngineRecordV1, Form};
 
-/// Why there is no engine.
+/// Errors of [`open`].
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// This program has no such engine in it.
+pub enum TensorrtOpenError {
+    /// This program was compiled without the engine.
     #[error(
         "this program was built without the engine `tensorrt-llm`: build it with `--features tensorrt-llm` on a machine that \
          has TensorRT-LLM (docs/gpu.md), or write `kind = \"cpu\"`"
     )]
     NotBuiltIn,
-    /// There is no engine, or one for something else.
+    /// The engine does not exist, or was built for another environment.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
-    /// The engine and the model's folder contradict each other.
-    #[error("the engine does not fit the model: {0}")]
+    EngineMismatch(#[from] EngineMismatch),
+    /// The engine and the model directory are inconsistent.
+    #[error("the engine does not match the model: {0}")]
     Model(String),
-    /// The library said no.
+    /// Error of the library.
     #[error("{0}")]
     Library(String),
 }
 
-/// Opens the engine of the model with this digest, whose other files `model` is.
+/// Opens the engine of the model with this digest; `model` contains its other files.
 #[cfg(not(feature = "tensorrt"))]
-pub fn open(_: &Path, _: &str, _: Precision, _: &ModelDir) -> Result<Arc<dyn Engine>, OpenError> {
-    Err(OpenError::NotBuiltIn)
+pub fn open(_: &Path, _: &str, _: Precision, _: &ModelDir) -> Result<Arc<dyn Engine>, TensorrtOpenError> {
+    Err(TensorrtOpenError::NotBuiltIn)
 }
 
-/// Opens the engine of the model with this digest, whose other files `model` is.
+/// Opens the engine of the model with this digest; `model` contains its other files.
 #[cfg(feature = "tensorrt")]
 pub fn open(
     root: &Path,
     digest: &str,
     precision: Precision,
     model: &ModelDir,
-) -> Result<Arc<dyn Engine>, OpenError> {
+) -> Result<Arc<dyn Engine>, TensorrtOpenError> {
     let folder = record::folder(root, digest, precision);
-    let record = RecordV1::read(&folder)?;
-    record.check(&folder, digest, precision, &here())?;
+    let record = EngineRecordV1::read(&folder)?;
+    record.check(&folder, digest, precision, &environment())?;
     record.check_files(&folder)?;
     Ok(Arc::new(run::TensorrtEngine::open(&folder, &record, precision, model)?))
 }
 
-/// What this machine and this program have.
+/// Returns the GPUs and libraries of this machine and this program.
 #[cfg(feature = "tensorrt")]
-pub fn here() -> here::Here {
+pub fn environment() -> environment::EngineEnvironment {
     let trtllm::Versions { tensorrt_llm, tensorrt, double } = trtllm::versions();
-    let gpus =
-        if double { vec![here::STAND_IN.to_owned()] } else { here::gpus(std::path::Path::new(here::DRIVER)) };
-    here::Here { gpus, tensorrt, tensorrt_llm, stand_in: double }
+    let gpus = if double {
+        vec![environment::TEST_DOUBLE.to_owned()]
+    } else {
+        environment::gpus(std::path::Path::new(environment::DRIVER))
+    };
+    environment::EngineEnvironment { gpus, tensorrt, tensorrt_llm, test_double: double }
 }

@@ -1,12 +1,13 @@
-//! What stands beside an engine: for which model, precision, GPU and libraries it was built, and what its files are.
+//! Record of a built engine: the model, precision, GPU and libraries that it was built for, and the digests of its
+//! files.
 //!
 //! ```text
 //! <root>/engines/<digest of the model>/tensorrt-llm-<precision>/engine.json    the record
-//! <root>/engines/<digest of the model>/tensorrt-llm-<precision>/rank0.engine   and what it describes
+//! <root>/engines/<digest of the model>/tensorrt-llm-<precision>/rank0.engine   the engine
 //! ```
 //!
-//! Everything is compared for equality: TensorRT promises nothing between versions, and the name of a GPU decides which
-//! kernels were measured and chosen.
+//! Everything is compared for equality: TensorRT engines are not compatible between versions, and the name of a GPU
+//! decides which kernels were measured and selected.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,19 +18,19 @@ use replica_core::Precision;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::here::Here;
+use super::environment::EngineEnvironment;
 
-/// The name of the record.
+/// File name of the record.
 pub const FILE: &str = "engine.json";
-/// The engine itself: of rank 0, and there is no other.
+/// File name of the engine: rank 0, which is the only one.
 pub const ENGINE: &str = "rank0.engine";
 
-/// Where the engine of a model is.
+/// Returns the directory of the engine of a model.
 pub fn folder(root: &Path, digest: &str, precision: Precision) -> PathBuf {
     root.join("engines").join(digest).join(format!("tensorrt-llm-{precision}"))
 }
 
-/// What an engine answers with, and which runtime runs it.
+/// Output format of an engine, and the runtime that it requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Form {
@@ -37,27 +38,27 @@ pub enum Form {
     EncoderStates,
     /// Plain TensorRT, packed: a row of logits for each sequence.
     EncoderLabels,
-    /// The executor: the last token's row, from the output that was tapped.
+    /// Executor: the last token's row, from the additional output.
     DecoderPooled,
-    /// The executor: a row for each token, from the output that was tapped.
+    /// Executor: a row for each token, from the additional output.
     DecoderStates,
 }
 
-/// What was built, for what, and how large its batches may be.
+/// Record of a built engine, with its limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RecordV1 {
-    /// 1.
+pub struct EngineRecordV1 {
+    /// Version of the format: 1.
     pub version: u32,
-    /// The digest of the model.
+    /// Digest of the model.
     pub model: String,
-    /// The number format, by its name.
+    /// Name of the number format.
     pub precision: String,
-    /// GPUs that it was cut over.
+    /// Number of GPUs that the engine is sharded over.
     pub tensor_parallel: u32,
-    /// What it answers with.
+    /// Output format.
     pub form: Form,
-    /// The name of the output that was tapped; empty of an encoder.
+    /// Name of the additional output; empty for an encoder.
     pub tensor: String,
     /// Sequences of a batch.
     pub max_batch_size: u32,
@@ -71,22 +72,22 @@ pub struct RecordV1 {
     pub tensorrt: String,
     /// The version of TensorRT-LLM.
     pub tensorrt_llm: String,
-    /// Whether it is an engine of the stand-in, which computes nothing that means anything.
-    pub stand_in: bool,
+    /// Whether it is an engine of the test double, whose results are meaningless.
+    pub test_double: bool,
     /// SHA-256 of the files, by name.
     pub files: BTreeMap<String, String>,
 }
 
-/// Why an engine is not run.
+/// Reason why an engine is not usable.
 #[derive(Debug, thiserror::Error)]
-pub enum Unfit {
-    /// There is none.
+pub enum EngineMismatch {
+    /// The engine does not exist.
     #[error(
         "there is no engine at {}: build one on this kind of GPU with `meridian model build --engine tensorrt-llm` \
          (docs/gpu.md)", folder.display()
     )]
     Missing {
-        /// Where it would be.
+        /// Expected directory.
         folder: PathBuf,
     },
     /// A file cannot be read.
@@ -94,87 +95,93 @@ pub enum Unfit {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the disk said.
+        /// Error of the system.
         reason: io::Error,
     },
-    /// The record is none.
+    /// The record is invalid.
     #[error("{}: {problem}; build the engine again", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Problem of the content.
         problem: String,
     },
-    /// It was built for something else.
+    /// It was built for another environment.
     #[error(
-        "the engine at {} was built for the {what} {built}, and here is {here}: build one here, with `meridian model build \
+        "the engine at {} was built for the {what} {built}, and this machine has {environment}: build one here, with `meridian model build \
          --engine tensorrt-llm`", folder.display()
     )]
     Other {
-        /// Where it is.
+        /// Directory.
         folder: PathBuf,
-        /// What differs.
+        /// Property that differs.
         what: &'static str,
-        /// What it was built for.
+        /// Value of the engine.
         built: String,
-        /// What there is instead.
-        here: String,
+        /// Value of this machine.
+        environment: String,
     },
-    /// The stand-in for the library, or the library for the stand-in.
+    /// The engine is of the test double and the library is not, or vice versa.
     #[error(
-        "the engine at {} is {}: they do not run each other's engines", folder.display(),
-        if *engine { "one of the stand-in for TensorRT, and this program has TensorRT itself" }
-        else { "one of TensorRT, and this program has our stand-in for it" }
+        "the engine at {} is {}: their engines are not compatible", folder.display(),
+        if *engine { "one of the test double of TensorRT, and this program has TensorRT itself" }
+        else { "one of TensorRT, and this program has its test double" }
     )]
-    StandIn {
-        /// Where it is.
+    TestDouble {
+        /// Directory.
         folder: PathBuf,
-        /// Whether the engine is the stand-in's.
+        /// Whether the engine is of the test double.
         engine: bool,
     },
 }
 
-impl RecordV1 {
-    /// The record in this folder.
-    pub fn read(folder: &Path) -> Result<RecordV1, Unfit> {
+impl EngineRecordV1 {
+    /// Reads the record in this directory.
+    pub fn read(folder: &Path) -> Result<EngineRecordV1, EngineMismatch> {
         let path = folder.join(FILE);
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(Unfit::Missing { folder: folder.to_owned() });
+                return Err(EngineMismatch::Missing { folder: folder.to_owned() });
             }
-            Err(reason) => return Err(Unfit::Read { path, reason }),
+            Err(reason) => return Err(EngineMismatch::Read { path, reason }),
         };
-        let record: RecordV1 = serde_json::from_slice(&text)
-            .map_err(|error| Unfit::Content { path: path.clone(), problem: error.to_string() })?;
+        let record: EngineRecordV1 = serde_json::from_slice(&text)
+            .map_err(|error| EngineMismatch::Content { path: path.clone(), problem: error.to_string() })?;
         let problem = match &record {
-            RecordV1 { version, .. } if *version != 1 => {
-                format!("`version` is {version}, and 1 is read here")
+            EngineRecordV1 { version, .. } if *version != 1 => {
+                format!("`version` is {version}; supported is 1")
             }
-            RecordV1 { files, .. } if !files.contains_key(ENGINE) => format!("`files` has no {ENGINE}"),
-            RecordV1 { max_batch_size: 0, .. }
-            | RecordV1 { max_batch_tokens: 0, .. }
-            | RecordV1 { max_tokens: 0, .. } => "a limit is 0".to_owned(),
+            EngineRecordV1 { files, .. } if !files.contains_key(ENGINE) => format!("`files` has no {ENGINE}"),
+            EngineRecordV1 { max_batch_size: 0, .. }
+            | EngineRecordV1 { max_batch_tokens: 0, .. }
+            | EngineRecordV1 { max_tokens: 0, .. } => "a limit is 0".to_owned(),
             record if record.max_tokens > record.max_batch_tokens => {
-                "`max_tokens` is more than `max_batch_tokens`, so that the longest sequence is in no batch"
+                "`max_tokens` exceeds `max_batch_tokens`, so that the longest sequence fits no batch"
                     .to_owned()
             }
             _ => return Ok(record),
         };
-        Err(Unfit::Content { path, problem })
+        Err(EngineMismatch::Content { path, problem })
     }
 
-    /// Whether it was built for this model and precision, and for what is here.
-    pub fn check(&self, folder: &Path, digest: &str, precision: Precision, here: &Here) -> Result<(), Unfit> {
-        let RecordV1 { model, gpu, tensorrt, tensorrt_llm, stand_in, tensor_parallel, .. } = self;
-        if *stand_in != here.stand_in {
-            return Err(Unfit::StandIn { folder: folder.to_owned(), engine: *stand_in });
+    /// Checks that the engine was built for this model and precision, and for this environment.
+    pub fn check(
+        &self,
+        folder: &Path,
+        digest: &str,
+        precision: Precision,
+        environment: &EngineEnvironment,
+    ) -> Result<(), EngineMismatch> {
+        let EngineRecordV1 { model, gpu, tensorrt, tensorrt_llm, test_double, tensor_parallel, .. } = self;
+        if *test_double != environment.test_double {
+            return Err(EngineMismatch::TestDouble { folder: folder.to_owned(), engine: *test_double });
         }
-        let gpus = if here.gpus.is_empty() { "none".to_owned() } else { here.gpus.join(", ") };
-        let known_gpu = here.gpus.contains(gpu);
-        let differs = |what, built: &str, here: &str| {
-            let (built, here) = (built.to_owned(), here.to_owned());
-            Err(Unfit::Other { folder: folder.to_owned(), what, built, here })
+        let gpus = if environment.gpus.is_empty() { "none".to_owned() } else { environment.gpus.join(", ") };
+        let known_gpu = environment.gpus.contains(gpu);
+        let differs = |what, built: &str, environment: &str| {
+            let (built, environment) = (built.to_owned(), environment.to_owned());
+            Err(EngineMismatch::Other { folder: folder.to_owned(), what, built, environment })
         };
         if model != digest {
             return differs("model", model, digest);
@@ -183,36 +190,38 @@ impl RecordV1 {
             return differs("precision", &self.precision, precision.as_str());
         }
         if *tensor_parallel != 1 {
-            return differs("number of GPUs", &tensor_parallel.to_string(), "one process, which has 1");
+            return differs("number of GPUs", &tensor_parallel.to_string(), "one process with 1");
         }
         if !known_gpu {
             return differs("GPU", gpu, &gpus);
         }
-        if *tensorrt != here.tensorrt {
-            return differs("TensorRT", tensorrt, &here.tensorrt);
+        if *tensorrt != environment.tensorrt {
+            return differs("TensorRT", tensorrt, &environment.tensorrt);
         }
-        if *tensorrt_llm != here.tensorrt_llm {
-            return differs("TensorRT-LLM", tensorrt_llm, &here.tensorrt_llm);
+        if *tensorrt_llm != environment.tensorrt_llm {
+            return differs("TensorRT-LLM", tensorrt_llm, &environment.tensorrt_llm);
         }
         Ok(())
     }
 
-    /// Whether its files are those that were written.
-    pub fn check_files(&self, folder: &Path) -> Result<(), Unfit> {
-        for (name, wanted) in &self.files {
+    /// Checks the digests of its files.
+    pub fn check_files(&self, folder: &Path) -> Result<(), EngineMismatch> {
+        for (name, expected) in &self.files {
             let path = folder.join(name);
-            let found = digest(&path).map_err(|reason| Unfit::Read { path: path.clone(), reason })?;
-            if found != *wanted {
-                let problem =
-                    format!("it is not the file that was built (SHA-256 {found}, and {FILE} has {wanted})");
-                return Err(Unfit::Content { path, problem });
+            let found =
+                digest(&path).map_err(|reason| EngineMismatch::Read { path: path.clone(), reason })?;
+            if found != *expected {
+                let problem = format!(
+                    "the file differs from the one that was built (SHA-256 {found}, {FILE} has {expected})"
+                );
+                return Err(EngineMismatch::Content { path, problem });
             }
         }
         Ok(())
     }
 }
 
-/// SHA-256 of a file, which may be gigabytes.
+/// Returns the SHA-256 of a file, which may have gigabytes.
 pub fn digest(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let (mut hasher, mut piece) = (Sha256::new(), vec![0; 1 << 20]);

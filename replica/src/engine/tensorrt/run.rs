@@ -1,11 +1,13 @@
-//! Batches of the server, on engines of `trtllm`.
+//! Engine on the runtimes of `trtllm`.
 //!
-//! A batch is cut into *parts* that the engine was built for, and a part is with it while its rows are waited for. The
-//! batcher asks from as many threads as [`Engine::batches_ahead`] says, and each has one part there: so one is computed, one waits behind
-//! it, and everything else is in the batcher's own queue, where priorities, deadlines and cancellation are.
+//! A batch is divided into *parts* within the limits of the engine, and the calling thread submits a part and waits for
+//! its rows. The batcher calls from [`Engine::batches_ahead`] threads, each with one part: so one part is computed, one
+//! is queued in the runtime, and the rest is in the batcher's own queue, which handles priorities, deadlines and
+//! cancellation.
 //!
-//! Rows are waited for on the batcher's threads, which have nothing else to do; no thread of a runtime comes here. Whoever
-//! goes away meanwhile is noticed within [`LOOK`], and his sequence is given up by dropping its `Pending`.
+//! The batcher's threads wait for rows and have no other work; no thread of an async runtime is blocked. A request that
+//! is cancelled meanwhile is detected within [`CANCELLATION_POLL`], and its sequence is cancelled by dropping its
+//! `Pending`.
 
 mod part;
 
@@ -16,87 +18,93 @@ use std::time::{Duration, Instant};
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 use trtllm::packed::Positions;
 use trtllm::{
-    Decoder, DecoderConfig, DecoderOutput, Encoder, EncoderConfig, EngineError as Failure, Pending, Rows,
+    Decoder, DecoderConfig, Encoder, EncoderConfig, EngineRows, ExecutorError as Failure, OutputTensor,
+    Pending,
 };
 
-use self::part::{Most, Part, parts};
-use super::OpenError;
-use super::record::{ENGINE, Form, RecordV1};
+use self::part::{Part, PartLimits, parts};
+use super::TensorrtOpenError;
+use super::record::{ENGINE, EngineRecordV1, Form};
 use crate::engine::check::check;
-use crate::engine::cpu::{Behind, Isa};
+use crate::engine::cpu::{Isa, OutputHead};
 use crate::engine::{
-    Accelerator, Description, Engine, EngineError, Failed, Meanwhile, Output, RaggedBatch, Statistics,
+    Accelerator, BatchCallbacks, Description, Engine, EngineError, FailedSequence, Output, RaggedBatch,
+    Statistics,
 };
 use crate::model::ModelDir;
 
-/// How often it is looked at who still waits: a cancelled sequence saves a part of a batch, which takes about as long.
-const LOOK: Duration = Duration::from_millis(20);
-/// The engine has places for everything that is brought to it, but for what was given up and has not left yet. That takes a
-/// batch or two; an engine that has no place for longer has stopped.
-const PLACE_WITHIN: Duration = Duration::from_secs(10);
-/// The part of the GPU's free memory for keys and values. An embedder keeps none from one batch to the next; what two
-/// batches need is bounded by their tokens, and this bounds it on a GPU that others share.
+/// Interval of checks for cancelled requests: a cancelled sequence saves a part of a batch, which takes about this
+/// long.
+const CANCELLATION_POLL: Duration = Duration::from_millis(20);
+/// Longest wait for a free slot of the engine. The engine has slots for everything that is submitted, except while
+/// cancelled sequences are still in it. They leave within a batch or two; an engine without a free slot for longer has
+/// stopped.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Fraction of the GPU's free memory for the key-value cache. An embedding model keeps no keys from one batch to the
+/// next; the need of two batches is limited by their tokens, and this limits it on a GPU that is shared.
 const CACHE_FRACTION: f32 = 0.5;
 
-/// A model on a GPU.
+/// Model on a GPU.
 pub(super) struct TensorrtEngine {
     description: Description,
-    runner: Runner,
+    runner: EngineRuntime,
     form: Form,
-    behind: Behind,
-    most: Most,
-    /// Whether the model tells token types apart.
+    head: OutputHead,
+    most: PartLimits,
+    /// Whether the model has token types.
     typed: bool,
 }
 
-enum Runner {
+enum EngineRuntime {
     Encoder(Encoder, Positions),
     Decoder(Decoder),
 }
 
-/// A sequence that is with the engine, until it has ended.
-enum Sent {
+/// Sequence that was submitted to the engine, until it has ended.
+enum SubmittedSequence {
     Waiting(Pending),
-    Ended(Result<Rows, String>),
+    Ended(Result<EngineRows, String>),
 }
 
 impl TensorrtEngine {
     pub(super) fn open(
         folder: &Path,
-        record: &RecordV1,
+        record: &EngineRecordV1,
         precision: Precision,
         model: &ModelDir,
-    ) -> Result<TensorrtEngine, OpenError> {
-        let behind = Behind::load(model).map_err(|error| OpenError::Model(error.to_string()))?;
+    ) -> Result<TensorrtEngine, TensorrtOpenError> {
+        let head = OutputHead::load(model).map_err(|error| TensorrtOpenError::Model(error.to_string()))?;
         let labels = model.head.as_ref().map(|head| head.labels.len());
         let width = match (record.form, labels) {
             (Form::EncoderLabels, Some(labels)) => labels,
             (Form::EncoderLabels, None) => {
-                let why = "it answers with labels, and the model has none; build it as one that embeds";
-                return Err(OpenError::Model(why.to_owned()));
+                let why = "it returns labels, and the model has none; build it as an embedding model";
+                return Err(TensorrtOpenError::Model(why.to_owned()));
             }
-            (Form::DecoderPooled, _) if !behind.wants_the_last_token() => {
-                let why = "it answers with the last token's row, and the model pools all of them; build it again with `meridian model build`";
-                return Err(OpenError::Model(why.to_owned()));
+            (Form::DecoderPooled, _) if !head.pools_last_token() => {
+                let why = "it returns the last token's row, and the model pools all of them; build it again with `meridian model build`";
+                return Err(TensorrtOpenError::Model(why.to_owned()));
             }
-            (Form::DecoderPooled | Form::EncoderStates | Form::DecoderStates, _) => behind.width(),
+            (Form::DecoderPooled | Form::EncoderStates | Form::DecoderStates, _) => head.width(),
         };
         let architecture = &model.architecture;
-        let most =
-            Most { sequences: record.max_batch_size as usize, tokens: record.max_batch_tokens as usize };
-        let library = |error: Failure| OpenError::Library(error.to_string());
+        let most = PartLimits {
+            sequences: record.max_batch_size as usize,
+            tokens: record.max_batch_tokens as usize,
+        };
+        let library = |error: Failure| TensorrtOpenError::Library(error.to_string());
         let runner = match record.form {
             Form::EncoderStates | Form::EncoderLabels => {
                 let padding = architecture.embedding.positions.and_then(|positions| positions.padding);
                 let positions = padding.map_or(Positions::FromZero, Positions::AfterPadding);
-                Runner::Encoder(
+                EngineRuntime::Encoder(
                     Encoder::open(&EncoderConfig { engine: folder.join(ENGINE) }).map_err(library)?,
                     positions,
                 )
             }
             Form::DecoderPooled | Form::DecoderStates => {
                 let config = decoder_config(folder, record, architecture.vocabulary);
-                Runner::Decoder(Decoder::open(&config).map_err(library)?)
+                EngineRuntime::Decoder(Decoder::open(&config).map_err(library)?)
             }
         };
         let description = Description {
@@ -115,15 +123,15 @@ impl TensorrtEngine {
                 gpu: record.gpu.clone(),
                 tensorrt: record.tensorrt.clone(),
                 tensorrt_llm: record.tensorrt_llm.clone(),
-                stand_in: record.stand_in,
+                test_double: record.test_double,
                 max_batch_tokens: most.tokens as u64,
             }),
         };
         let typed = architecture.embedding.types;
-        Ok(TensorrtEngine { description, runner, form: record.form, behind, most, typed })
+        Ok(TensorrtEngine { description, runner, form: record.form, head, most, typed })
     }
 
-    /// What the rows of a sequence of so many tokens must be: how many, and how wide.
+    /// Returns the expected number and width of the rows of a sequence with this number of tokens.
     fn shape(&self, tokens: usize) -> (usize, usize) {
         match self.form {
             Form::EncoderStates | Form::DecoderStates => (tokens, self.description.hidden),
@@ -132,72 +140,72 @@ impl TensorrtEngine {
         }
     }
 
-    /// Computes some sequences of a batch, as many as the engine takes, and writes what is wanted of them.
+    /// Computes some sequences of a batch within the limits of the engine, and writes the requested output.
     fn part(
         &self,
         part: &Part<'_>,
         output: Output,
-        meanwhile: &dyn Meanwhile,
+        callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
-    ) -> Vec<Failed> {
-        let mut sent = self.send(part, meanwhile);
-        self.wait(part, &mut sent, meanwhile);
+    ) -> Vec<FailedSequence> {
+        let mut sent = self.send(part, callbacks);
+        self.wait(part, &mut sent, callbacks);
         let mut failed = Vec::new();
         let mut rows = Vec::new();
         for (sequence, sent) in part.sequences.clone().zip(sent) {
             let tokens = part.range(sequence).len();
             let (count, width) = self.shape(tokens);
             let got = match sent {
-                Sent::Ended(got) => got,
-                Sent::Waiting(_) => Err("nobody waits for it any more".to_owned()),
+                SubmittedSequence::Ended(got) => got,
+                SubmittedSequence::Waiting(_) => Err("the request was cancelled".to_owned()),
             };
             let fits = got.and_then(|got| match (got.len(), got.width) {
                 (len, wide) if (len, wide) == (count, width) => Ok(got),
                 (len, wide) => Err(format!(
-                    "the engine made {len} rows of {wide} numbers, and the model has {count} of {width} there"
+                    "the engine returned {len} rows of {wide} numbers, and the model requires {count} of {width}"
                 )),
             });
             match fits {
                 Ok(got) => rows.extend_from_slice(&got.numbers),
                 Err(reason) => {
                     rows.resize(rows.len() + count * width, 0.0);
-                    failed.push(Failed { sequence, reason });
+                    failed.push(FailedSequence { sequence, reason });
                 }
             }
         }
         match (self.form, output) {
             (_, Output::Tokens) | (Form::EncoderLabels, Output::Pooled) => out.copy_from_slice(&rows),
-            (Form::DecoderPooled, Output::Pooled) => self.behind.of_pooled(&rows, out),
+            (Form::DecoderPooled, Output::Pooled) => self.head.of_pooled(&rows, out),
             (Form::EncoderStates | Form::DecoderStates, Output::Pooled) => {
-                self.behind.of_states(&rows, &part.batch(), out);
+                self.head.of_states(&rows, &part.batch(), out);
             }
         }
         failed
     }
 
-    fn send(&self, part: &Part<'_>, meanwhile: &dyn Meanwhile) -> Vec<Sent> {
+    fn send(&self, part: &Part<'_>, callbacks: &dyn BatchCallbacks) -> Vec<SubmittedSequence> {
         match &self.runner {
-            Runner::Encoder(encoder, positions) => {
+            EngineRuntime::Encoder(encoder, positions) => {
                 let packed = match part.packed(*positions, self.typed) {
                     Ok(packed) => packed,
                     Err(error) => return none_of(part, &error),
                 };
-                match place(|| encoder.submit(packed.clone())) {
-                    Ok(pending) => pending.into_iter().map(Sent::Waiting).collect(),
+                match wait_for_slot(|| encoder.submit(packed.clone())) {
+                    Ok(pending) => pending.into_iter().map(SubmittedSequence::Waiting).collect(),
                     Err(error) => none_of(part, &error),
                 }
             }
-            Runner::Decoder(decoder) => {
-                let mut sent: Vec<Sent> = Vec::new();
+            EngineRuntime::Decoder(decoder) => {
+                let mut sent: Vec<SubmittedSequence> = Vec::new();
                 for sequence in part.sequences.clone() {
-                    if !meanwhile.is_wanted(sequence) {
-                        sent.push(Sent::Ended(Err("nobody waits for it any more".to_owned())));
+                    if !callbacks.is_needed(sequence) {
+                        sent.push(SubmittedSequence::Ended(Err("the request was cancelled".to_owned())));
                         continue;
                     }
                     let tokens = &part.whole.token_ids()[part.range(sequence)];
-                    sent.push(match place(|| decoder.submit(tokens)) {
-                        Ok(pending) => Sent::Waiting(pending),
-                        Err(error) => Sent::Ended(Err(error.to_string())),
+                    sent.push(match wait_for_slot(|| decoder.submit(tokens)) {
+                        Ok(pending) => SubmittedSequence::Waiting(pending),
+                        Err(error) => SubmittedSequence::Ended(Err(error.to_string())),
                     });
                 }
                 sent
@@ -205,27 +213,31 @@ impl TensorrtEngine {
         }
     }
 
-    /// Until all have ended, or nobody waits for those that have not.
-    fn wait(&self, part: &Part<'_>, sent: &mut [Sent], meanwhile: &dyn Meanwhile) {
-        let mut look = Instant::now() + LOOK;
+    /// Waits until all sequences have ended, or the remaining ones are cancelled.
+    fn wait(&self, part: &Part<'_>, sent: &mut [SubmittedSequence], callbacks: &dyn BatchCallbacks) {
+        let mut look = Instant::now() + CANCELLATION_POLL;
         for index in 0..sent.len() {
             loop {
-                let gone = || Sent::Ended(Err("nobody waits for it any more".to_owned()));
+                let gone = || SubmittedSequence::Ended(Err("the request was cancelled".to_owned()));
                 match std::mem::replace(&mut sent[index], gone()) {
-                    Sent::Ended(ended) => {
-                        sent[index] = Sent::Ended(ended);
+                    SubmittedSequence::Ended(ended) => {
+                        sent[index] = SubmittedSequence::Ended(ended);
                         break;
                     }
-                    Sent::Waiting(pending) => match pending.wait_until(look) {
-                        Ok(answer) => sent[index] = Sent::Ended(answer.map_err(|error| error.to_string())),
+                    SubmittedSequence::Waiting(pending) => match pending.wait_until(look) {
+                        Ok(answer) => {
+                            sent[index] = SubmittedSequence::Ended(answer.map_err(|error| error.to_string()))
+                        }
                         Err(pending) => {
-                            sent[index] = Sent::Waiting(pending);
+                            sent[index] = SubmittedSequence::Waiting(pending);
                             for (sent, sequence) in sent.iter_mut().zip(part.sequences.clone()).skip(index) {
-                                if matches!(sent, Sent::Waiting(_)) && !meanwhile.is_wanted(sequence) {
+                                if matches!(sent, SubmittedSequence::Waiting(_))
+                                    && !callbacks.is_needed(sequence)
+                                {
                                     *sent = gone();
                                 }
                             }
-                            look = Instant::now() + LOOK;
+                            look = Instant::now() + CANCELLATION_POLL;
                         }
                     },
                 }
@@ -243,7 +255,7 @@ impl Engine for TensorrtEngine {
         let failed = self.compute_each(batch, output, &|_| true, out)?;
         match failed.into_iter().next() {
             None => Ok(()),
-            Some(Failed { sequence, reason }) => {
+            Some(FailedSequence { sequence, reason }) => {
                 Err(EngineError::Broken { reason: format!("sequence {sequence}: {reason}") })
             }
         }
@@ -253,12 +265,13 @@ impl Engine for TensorrtEngine {
         &self,
         batch: &RaggedBatch<'_>,
         output: Output,
-        meanwhile: &dyn Meanwhile,
+        callbacks: &dyn BatchCallbacks,
         out: &mut [f32],
-    ) -> Result<Vec<Failed>, EngineError> {
+    ) -> Result<Vec<FailedSequence>, EngineError> {
         check(&self.description, self.typed, batch, output, out)?;
         if output == Output::Tokens && !self.description.token_rows {
-            let reason = "the engine was built for rows of sequences and has none of tokens".to_owned();
+            let reason =
+                "the engine was built for rows of sequences and does not return rows of tokens".to_owned();
             return Err(EngineError::Broken { reason });
         }
         let mut failed = Vec::new();
@@ -268,23 +281,23 @@ impl Engine for TensorrtEngine {
             let numbers = self.description.numbers(&part.batch(), output);
             let (out, after) = rest.split_at_mut(numbers);
             rest = after;
-            failed.extend(self.part(&part, output, meanwhile, out));
+            failed.extend(self.part(&part, output, callbacks, out));
         }
         Ok(failed)
     }
 
-    /// The one that is computed, and one so that the GPU never waits for a host.
+    /// One that is computed, and one that is queued so that the GPU never waits for the host.
     fn batches_ahead(&self) -> usize {
         trtllm::decoder::BATCHES_AHEAD as usize
     }
 
     fn statistics(&self) -> Option<Statistics> {
         match &self.runner {
-            Runner::Encoder(encoder, _) => {
-                let trtllm::encoder::Counters { iterations, completed, taken_apart } = encoder.counters();
-                Some(Statistics { iterations, completed, taken_apart, ..Statistics::default() })
+            EngineRuntime::Encoder(encoder, _) => {
+                let trtllm::encoder::Counters { iterations, completed, retried_batches } = encoder.counters();
+                Some(Statistics { iterations, completed, retried_batches, ..Statistics::default() })
             }
-            Runner::Decoder(decoder) => {
+            EngineRuntime::Decoder(decoder) => {
                 let trtllm::decoder::Counters {
                     iterations,
                     busy_ms,
@@ -295,20 +308,28 @@ impl Engine for TensorrtEngine {
                     pending: _,
                 } = decoder.counters().ok()?;
                 let busy_ms = busy_ms as u64;
-                Some(Statistics { iterations, busy_ms, completed, active, queued, gpu_bytes, taken_apart: 0 })
+                Some(Statistics {
+                    iterations,
+                    busy_ms,
+                    completed,
+                    active,
+                    queued,
+                    gpu_bytes,
+                    retried_batches: 0,
+                })
             }
         }
     }
 }
 
-/// None of them went to the engine.
-fn none_of(part: &Part<'_>, error: &Failure) -> Vec<Sent> {
-    part.sequences.clone().map(|_| Sent::Ended(Err(error.to_string()))).collect()
+/// Returns the same error for all sequences of the part.
+fn none_of(part: &Part<'_>, error: &Failure) -> Vec<SubmittedSequence> {
+    part.sequences.clone().map(|_| SubmittedSequence::Ended(Err(error.to_string()))).collect()
 }
 
-/// Brings something to the engine, waiting for those to leave who were given up.
-fn place<T>(mut submit: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
-    let end = Instant::now() + PLACE_WITHIN;
+/// Submits to the engine; waits for cancelled sequences to leave if it has no free slot.
+fn wait_for_slot<T>(mut submit: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+    let end = Instant::now() + SLOT_TIMEOUT;
     loop {
         match submit() {
             Err(Failure::Overloaded) if Instant::now() < end => thread::sleep(Duration::from_millis(1)),
@@ -317,13 +338,13 @@ fn place<T>(mut submit: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure
     }
 }
 
-fn decoder_config(folder: &Path, record: &RecordV1, vocabulary: usize) -> DecoderConfig {
+fn decoder_config(folder: &Path, record: &EngineRecordV1, vocabulary: usize) -> DecoderConfig {
     let tensor = record.tensor.clone();
     DecoderConfig {
         directory: folder.to_owned(),
         output: match record.form {
-            Form::DecoderStates => DecoderOutput::States(tensor),
-            Form::DecoderPooled | Form::EncoderStates | Form::EncoderLabels => DecoderOutput::Pooled(tensor),
+            Form::DecoderStates => OutputTensor::States(tensor),
+            Form::DecoderPooled | Form::EncoderStates | Form::EncoderLabels => OutputTensor::Pooled(tensor),
         },
         max_batch_size: record.max_batch_size,
         max_batch_tokens: record.max_batch_tokens,

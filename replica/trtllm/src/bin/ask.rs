@@ -1,7 +1,7 @@
-//! `ask`: one sequence through an engine, from the command line.
+//! `ask`: computes one sequence with an engine, from the command line.
 //!
-//! For the first minutes on a GPU machine: whether the libraries are found and start, whether the engine loads, and whether
-//! the row is the one that the reference computes. It has no tokenizer; give it token ids.
+//! For the first check on a GPU machine: whether the libraries are found and load, whether the engine loads, and
+//! whether the row equals that of the reference. It has no tokenizer; pass token ids.
 //!
 //! ```sh
 //! ask decoder FOLDER TENSOR VOCABULARY TOKEN...
@@ -11,7 +11,8 @@
 use std::process::ExitCode;
 
 use trtllm::{
-    Decoder, DecoderConfig, DecoderOutput, Encoder, EncoderConfig, Packed, Pending, Positions, Rows, versions,
+    Decoder, DecoderConfig, Encoder, EncoderConfig, EngineRows, OutputTensor, PackedBatch, Pending,
+    Positions, versions,
 };
 
 const USAGE: &str =
@@ -35,13 +36,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn ask(arguments: &[&str]) -> Result<Rows, String> {
+fn ask(arguments: &[&str]) -> Result<EngineRows, String> {
     match arguments {
         ["decoder", folder, tensor, vocabulary, tokens @ ..] => {
             let tokens = numbers(tokens)?;
             let decoder = Decoder::open(&DecoderConfig {
                 directory: folder.into(),
-                output: DecoderOutput::Pooled((*tensor).to_owned()),
+                output: OutputTensor::Pooled((*tensor).to_owned()),
                 max_batch_size: 1,
                 max_batch_tokens: tokens.len() as u32,
                 max_tokens: tokens.len() as u32,
@@ -58,14 +59,14 @@ fn ask(arguments: &[&str]) -> Result<Rows, String> {
                 0 => Positions::FromZero,
                 first => Positions::AfterPadding(first - 1),
             };
-            let mut batch = Packed::default();
+            let mut batch = PackedBatch::default();
             batch.push(&numbers(tokens)?, None, positions).map_err(|error| error.to_string())?;
             let encoder = Encoder::open(&EncoderConfig { engine: file.into() });
             let encoder = encoder.map_err(|error| error.to_string())?;
             let mut pending = encoder.submit(batch).map_err(|error| error.to_string())?;
             pending
                 .pop()
-                .map_or_else(|| Ok(Rows::default()), Pending::wait)
+                .map_or_else(|| Ok(EngineRows::default()), Pending::wait)
                 .map_err(|error| error.to_string())
         }
         _ => Err(USAGE.to_owned()),
@@ -77,5 +78,5 @@ fn numbers(texts: &[&str]) -> Result<Vec<u32>, String> {
 }
 
 fn number(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("{text} is no number\n{USAGE}"))
+    text.parse().map_err(|_| format!("{text} is not a number\n{USAGE}"))
 }

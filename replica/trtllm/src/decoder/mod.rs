@@ -1,13 +1,13 @@
-//! Decoders over TensorRT-LLM's executor: embedders and rerankers that grew out of language models.
+//! Decoders on TensorRT-LLM's executor: embedding models and rerankers that are based on language models.
 //!
-//! Whoever submits gives the request to the executor himself, under the shim's mutex, and gets a [`Pending`]. One thread
-//! asks for answers: it sleeps while nothing is under way, waits inside the executor while something is, and hands answers
-//! out by the tag that went in as the client's id. Nobody waits for the GPU but that thread.
+//! The calling thread submits a request to the executor, under the shim's mutex, and gets a [`Pending`]. One thread
+//! polls for responses: it sleeps while the executor is empty, waits inside the executor otherwise, and delivers
+//! responses by the tag that is the client id of the request. No other thread waits for the GPU.
 //!
-//! A request is registered before it is submitted. The executor may answer before its own call returns, and an answer that
-//! nobody is registered for is lost.
+//! A request is registered before it is submitted. The executor may respond before the submitting call returns, and a
+//! response to an unregistered request would be lost.
 
-mod desk;
+mod scheduler;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,26 +16,26 @@ use std::time::Duration;
 
 use cxx::UniquePtr;
 
-use self::desk::{Desk, Entrant, Said};
-use crate::answer::{Answer, EngineError, Pending, Slot};
+use self::scheduler::{ExecutorResponse, RequestScheduler, Submission};
 use crate::bridge;
-use crate::numbers::Rows;
+use crate::numbers::EngineRows;
+use crate::result::{ExecutorError, Pending, RequestResult, ResultSlot};
 
-/// The longest wait for answers inside the executor: how late the end is noticed, and whoever was held back lately.
+/// Longest poll for responses inside the executor: the latency of shutdown, and of requests that were held back.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Batches that the executor is given at once: the one that it computes and one that waits, so that it never runs dry, and no
-/// more, so that priorities, deadlines and cancellation stay with who has the queue. Cancelling something that waits in the
-/// executor's own queue only helps once it has become active.
+/// Batches that are submitted to the executor concurrently: the one that it computes and one that is queued, so that it
+/// never idles, and no more, so that priorities, deadlines and cancellation stay with the owner of the queue.
+/// Cancelling a request in the executor's own queue has an effect only once it has become active.
 pub const BATCHES_AHEAD: u32 = 2;
 
-/// A model and how it is to be run.
+/// Model and its settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// The folder with the engine and its `config.json`.
+    /// Directory with the engine and its `config.json`.
     pub directory: PathBuf,
-    /// What is wanted of it.
-    pub output: DecoderOutput,
+    /// Requested output.
+    pub output: OutputTensor,
     /// Sequences of one batch; not more than the engine was built for.
     pub max_batch_size: u32,
     /// Tokens of one batch; not more than the engine was built for.
@@ -44,14 +44,14 @@ pub struct DecoderConfig {
     pub max_tokens: u32,
     /// Token ids are below this.
     pub vocabulary: u32,
-    /// The part of the GPU's free memory that the cache of keys and values may have. An embedder keeps none from one batch
-    /// to the next, so what a batch needs is enough.
+    /// Fraction of the GPU's free memory for the key-value cache. An embedding model keeps no keys from one batch to
+    /// the next, so the need of one batch is enough.
     pub cache_fraction: f32,
 }
 
-/// Which tensor a decoder answers with.
+/// Output tensor of a decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DecoderOutput {
+pub enum OutputTensor {
     /// An additional output of this name with one row for each sequence: the last token's state before `lm_head`.
     Pooled(String),
     /// An additional output of this name with one row for each token, for means.
@@ -62,35 +62,35 @@ pub enum DecoderOutput {
     GenerationLogits,
 }
 
-/// What a decoder takes.
+/// Limits of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Tokens of the longest sequence.
     pub max_tokens: usize,
-    /// Requests that are taken and not answered, at once.
+    /// Maximum number of concurrent requests.
     pub max_requests: usize,
 }
 
-/// What a decoder has done, and what it has before it.
+/// Counters and load of a decoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
     /// Iterations since the start.
     pub iterations: u64,
-    /// Milliseconds that they took.
+    /// Time of the iterations in milliseconds.
     pub busy_ms: f64,
-    /// Requests that the executor completed since the start.
+    /// Requests that the executor has completed since the start.
     pub completed: u64,
     /// Requests in the executor's last iteration.
     pub active: u64,
-    /// Requests that waited for it then.
+    /// Requests that were queued then.
     pub queued: u64,
-    /// Memory of the GPU that was in use then.
+    /// GPU memory in use then, in bytes.
     pub gpu_bytes: u64,
-    /// Requests that were taken and have not ended.
+    /// Requests that have not ended.
     pub pending: u64,
 }
 
-/// A model behind the executor. Dropping it shuts it down.
+/// Model on the executor. Dropping it shuts it down.
 pub struct Decoder {
     shared: Arc<Shared>,
     poller: Mutex<Option<JoinHandle<()>>>,
@@ -98,8 +98,8 @@ pub struct Decoder {
 
 struct Shared {
     executor: UniquePtr<bridge::Decoder>,
-    desk: Mutex<Desk>,
-    /// Something has been taken, or the end has come.
+    scheduler: Mutex<RequestScheduler>,
+    /// Signalled when a request was added, or on shutdown.
     work: Condvar,
     counters: Mutex<Counters>,
     limits: Limits,
@@ -107,17 +107,17 @@ struct Shared {
 }
 
 impl Decoder {
-    /// Loads the engine, which takes seconds to minutes, and starts the thread that asks for answers.
-    pub fn open(config: &DecoderConfig) -> Result<Decoder, EngineError> {
+    /// Loads the engine, which takes seconds to minutes, and starts the polling thread.
+    pub fn open(config: &DecoderConfig) -> Result<Decoder, ExecutorError> {
         let max_requests = config.max_batch_size.saturating_mul(BATCHES_AHEAD).max(1);
         let executor = bridge::open_decoder(&settings(config, max_requests));
         if let Some(failure) = bridge::failure(executor.failure()) {
-            return Err(EngineError::Broken(failure));
+            return Err(ExecutorError::Broken(failure));
         }
         let limits = Limits { max_tokens: config.max_tokens as usize, max_requests: max_requests as usize };
         let shared = Arc::new(Shared {
             executor,
-            desk: Mutex::new(Desk::new(limits.max_requests)),
+            scheduler: Mutex::new(RequestScheduler::new(limits.max_requests)),
             work: Condvar::new(),
             counters: Mutex::default(),
             limits,
@@ -125,38 +125,39 @@ impl Decoder {
         });
         let polls = Arc::clone(&shared);
         let poller = thread::Builder::new().name("trtllm-answers".to_owned()).spawn(move || polls.poll());
-        let poller =
-            poller.map_err(|error| EngineError::Broken(format!("no thread for answers: {error}")))?;
+        let poller = poller.map_err(|error| {
+            ExecutorError::Broken(format!("the polling thread cannot be started: {error}"))
+        })?;
         Ok(Decoder { shared, poller: Mutex::new(Some(poller)) })
     }
 
-    /// Hands a sequence to the executor. Never waits for what it computes.
-    pub fn submit(&self, tokens: &[u32]) -> Result<Pending, EngineError> {
+    /// Submits a sequence to the executor, without waiting for its result.
+    pub fn submit(&self, tokens: &[u32]) -> Result<Pending, ExecutorError> {
         self.shared.submit(tokens)
     }
 
-    /// What it takes.
+    /// Returns the limits.
     pub fn limits(&self) -> Limits {
         self.shared.limits
     }
 
-    /// What it has done.
-    pub fn counters(&self) -> Result<Counters, EngineError> {
+    /// Returns the counters.
+    pub fn counters(&self) -> Result<Counters, ExecutorError> {
         self.shared.counters()
     }
 
-    /// Answers whoever waits that it is over, and ends. What is being computed is given up. The second time nothing
-    /// happens.
-    pub fn shutdown(&self) -> Result<(), EngineError> {
+    /// Ends all requests with [`ExecutorError::Closed`], and shuts the executor down. Requests in progress are
+    /// cancelled. A second call has no effect.
+    pub fn shutdown(&self) -> Result<(), ExecutorError> {
         let Some(poller) = self.poller.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return Ok(());
         };
-        self.shared.end(&EngineError::Closed);
+        self.shared.end(&ExecutorError::Closed);
         let joined = poller.join();
         let outcome = self.shared.executor.shutdown();
         match bridge::failure(&outcome.failure) {
-            Some(failure) => Err(EngineError::Broken(failure)),
-            None if joined.is_err() => Err(EngineError::Broken("the thread for answers panicked".to_owned())),
+            Some(failure) => Err(ExecutorError::Broken(failure)),
+            None if joined.is_err() => Err(ExecutorError::Broken("the polling thread panicked".to_owned())),
             None => Ok(()),
         }
     }
@@ -164,53 +165,53 @@ impl Decoder {
 
 impl Drop for Decoder {
     fn drop(&mut self) {
-        // Whoever wants to know how it ended has asked.
+        // A caller that needs the result of the shutdown has called it before.
         let _ = self.shutdown();
     }
 }
 
 impl Shared {
-    fn submit(self: &Arc<Self>, tokens: &[u32]) -> Result<Pending, EngineError> {
+    fn submit(self: &Arc<Self>, tokens: &[u32]) -> Result<Pending, ExecutorError> {
         let tokens = self.checked(tokens)?;
-        let slot = Arc::new(Slot::default());
-        let (tag, at_once) = self.lock().take(&slot, &tokens)?;
+        let slot = Arc::new(ResultSlot::default());
+        let (tag, at_once) = self.lock().add(&slot, &tokens)?;
         self.work.notify_one();
         if at_once {
-            self.enter(Entrant { tag, tokens })?;
+            self.enter(Submission { tag, tokens })?;
         }
         let shared = Arc::downgrade(self);
         let abandon = Box::new(move || abandon(&shared, tag));
         Ok(Pending { slot, abandon: Some(abandon) })
     }
 
-    /// What the executor would refuse is refused here, where it costs nothing and names the limit.
-    fn checked(&self, tokens: &[u32]) -> Result<Vec<i32>, EngineError> {
-        let (length, most) = (tokens.len(), self.limits.max_tokens);
-        if length == 0 || length > most {
-            let why = format!("it has {length} tokens; give at least one and at most {most}");
-            return Err(EngineError::Rejected(why));
+    /// Rejects requests that the executor would reject; here that is cheap and the message names the limit.
+    fn checked(&self, tokens: &[u32]) -> Result<Vec<i32>, ExecutorError> {
+        let (length, max_tokens) = (tokens.len(), self.limits.max_tokens);
+        if length == 0 || length > max_tokens {
+            let why = format!("the sequence has {length} tokens; allowed are 1 to {max_tokens}");
+            return Err(ExecutorError::Rejected(why));
         }
         let vocabulary = self.vocabulary.min(i32::MAX.unsigned_abs());
         let checked = tokens.iter().map(|token| {
             let known = i32::try_from(*token).ok().filter(|_| *token < vocabulary);
             known.ok_or_else(|| {
-                EngineError::Rejected(format!("token {token} is beyond the vocabulary of {vocabulary}"))
+                ExecutorError::Rejected(format!("token {token} is outside the vocabulary of {vocabulary}"))
             })
         });
         checked.collect()
     }
 
-    /// Gives a request to the executor; it is registered already.
-    fn enter(&self, entrant: Entrant) -> Result<(), EngineError> {
-        let Entrant { tag, tokens } = entrant;
+    /// Submits a registered request to the executor.
+    fn enter(&self, submission: Submission) -> Result<(), ExecutorError> {
+        let Submission { tag, tokens } = submission;
         let submitted = self.executor.submit(tag, &tokens);
         match bridge::failure(&submitted.failure) {
             Some(failure) => {
-                self.lock().refused(tag);
-                Err(why_not_taken(failure))
+                self.lock().rejected(tag);
+                Err(submission_error(failure))
             }
             None => {
-                if self.lock().entered(tag, submitted.id) {
+                if self.lock().submitted(tag, submitted.id) {
                     self.executor.cancel(submitted.id);
                 }
                 Ok(())
@@ -218,54 +219,55 @@ impl Shared {
         }
     }
 
-    /// The thread that asks for answers.
+    /// Main loop of the polling thread.
     fn poll(&self) {
         while self.wait_for_work() {
             let answers = self.executor.poll(POLL.as_millis() as u32);
             if let Some(failure) = bridge::failure(answers.failure()) {
-                self.end(&EngineError::Broken(failure));
+                self.end(&ExecutorError::Broken(failure));
                 return;
             }
-            for (slot, answer) in self.collect(&answers) {
-                slot.put(answer);
+            for (slot, result) in self.collect(&answers) {
+                slot.put(result);
             }
-            while let Some((entrant, slot)) = self.next() {
-                if let Err(error) = self.enter(entrant) {
+            while let Some((submission, slot)) = self.next() {
+                if let Err(error) = self.enter(submission) {
                     slot.put(Err(error));
                 }
             }
         }
     }
 
-    /// `false` at the end.
+    /// Waits for requests; returns `false` on shutdown.
     fn wait_for_work(&self) -> bool {
-        let mut desk = self.lock();
-        while !desk.is_busy() && !desk.has_ended() {
-            desk = self.work.wait(desk).unwrap_or_else(PoisonError::into_inner);
+        let mut scheduler = self.lock();
+        while !scheduler.is_busy() && !scheduler.is_shut_down() {
+            scheduler = self.work.wait(scheduler).unwrap_or_else(PoisonError::into_inner);
         }
-        !desk.has_ended()
+        !scheduler.is_shut_down()
     }
 
-    fn collect(&self, answers: &bridge::Answers) -> Vec<(Arc<Slot>, Answer)> {
+    fn collect(&self, answers: &bridge::Answers) -> Vec<(Arc<ResultSlot>, RequestResult)> {
         // Numbers are converted before the lock is taken.
-        let said: Vec<(u64, Said)> =
-            (0..answers.size()).map(|index| (answers.tag(index), said(answers, index))).collect();
-        let mut desk = self.lock();
-        said.into_iter().filter_map(|(tag, said)| desk.said(tag, said)).collect()
+        let responses: Vec<(u64, ExecutorResponse)> = (0..answers.size())
+            .map(|index| (answers.tag(index), executor_response(answers, index)))
+            .collect();
+        let mut scheduler = self.lock();
+        responses.into_iter().filter_map(|(tag, response)| scheduler.responded(tag, response)).collect()
     }
 
-    fn next(&self) -> Option<(Entrant, Arc<Slot>)> {
-        let mut desk = self.lock();
-        let entrant = desk.next()?;
-        let slot = desk.slot(entrant.tag)?;
-        Some((entrant, slot))
+    fn next(&self) -> Option<(Submission, Arc<ResultSlot>)> {
+        let mut scheduler = self.lock();
+        let submission = scheduler.next()?;
+        let slot = scheduler.slot(submission.tag)?;
+        Some((submission, slot))
     }
 
-    fn counters(&self) -> Result<Counters, EngineError> {
+    fn counters(&self) -> Result<Counters, ExecutorError> {
         let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let latest = self.executor.statistics();
         if let Some(failure) = bridge::failure(&latest.failure) {
-            return Err(EngineError::Broken(failure));
+            return Err(ExecutorError::Broken(failure));
         }
         counters.iterations += latest.iterations;
         counters.busy_ms += latest.busy_ms;
@@ -279,8 +281,8 @@ impl Shared {
         Ok(*counters)
     }
 
-    fn end(&self, why: &EngineError) {
-        let (slots, ids) = self.lock().end(why);
+    fn end(&self, why: &ExecutorError) {
+        let (slots, ids) = self.lock().shut_down(why);
         self.work.notify_all();
         slots.iter().for_each(|slot| slot.put(Err(why.clone())));
         for id in ids {
@@ -288,29 +290,29 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, RequestScheduler> {
+        self.scheduler.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Nobody waits for the request any more.
+/// Cancels the request.
 fn abandon(shared: &Weak<Shared>, tag: u64) {
     let Some(shared) = shared.upgrade() else { return };
     let id = shared.lock().abandon(tag);
     if let Some(id) = id {
-        // It may have been answered in between; then the executor keeps a number that it never uses again.
+        // It may have ended in between; then the executor keeps an id that it never uses again.
         shared.executor.cancel(id);
     }
 }
 
 fn settings(config: &DecoderConfig, max_requests: u32) -> bridge::DecoderSettings {
     let (output, tensor) = match &config.output {
-        DecoderOutput::Pooled(tensor) => (bridge::DecoderOutput::Pooled, tensor.clone()),
-        DecoderOutput::States(tensor) => (bridge::DecoderOutput::States, tensor.clone()),
-        DecoderOutput::ContextLogits => (bridge::DecoderOutput::ContextLogits, String::new()),
-        DecoderOutput::GenerationLogits => (bridge::DecoderOutput::GenerationLogits, String::new()),
+        OutputTensor::Pooled(tensor) => (bridge::DecoderOutput::Pooled, tensor.clone()),
+        OutputTensor::States(tensor) => (bridge::DecoderOutput::States, tensor.clone()),
+        OutputTensor::ContextLogits => (bridge::DecoderOutput::ContextLogits, String::new()),
+        OutputTensor::GenerationLogits => (bridge::DecoderOutput::GenerationLogits, String::new()),
     };
-    // One token is generated for each sequence, so a batch keeps one more than it was given.
+    // One token is generated for each sequence, so the cache holds one more token per sequence.
     let cache_tokens = config.max_batch_tokens.saturating_add(config.max_batch_size);
     bridge::DecoderSettings {
         directory: config.directory.display().to_string(),
@@ -324,27 +326,27 @@ fn settings(config: &DecoderConfig, max_requests: u32) -> bridge::DecoderSetting
     }
 }
 
-fn said(answers: &bridge::Answers, index: usize) -> Said {
+fn executor_response(answers: &bridge::Answers, index: usize) -> ExecutorResponse {
     let message = || bridge::failure(answers.message(index)).unwrap_or_default();
     match answers.kind(index) {
         0 => {
             let (rows, width) = (answers.rows(index), answers.width(index));
-            Rows::read(answers.format(index), rows, width, answers.data(index))
-                .map_or_else(Said::Failed, Said::Rows)
+            EngineRows::read(answers.format(index), rows, width, answers.data(index))
+                .map_or_else(ExecutorResponse::Failed, ExecutorResponse::Rows)
         }
-        2 => Said::Cancelled,
-        3 => Said::TimedOut,
-        _ => Said::Failed(message()),
+        2 => ExecutorResponse::Cancelled,
+        3 => ExecutorResponse::TimedOut,
+        _ => ExecutorResponse::Failed(message()),
     }
 }
 
-/// The executor says that its queue is full by a sentence, and that it has ended by another.
-fn why_not_taken(failure: String) -> EngineError {
+/// Maps an error message of the executor: it reports a full queue and a shutdown as text.
+fn submission_error(failure: String) -> ExecutorError {
     if failure.contains("Maximum queue size") {
-        EngineError::Overloaded
+        ExecutorError::Overloaded
     } else if failure.contains("Shutdown called") || failure.contains("shutdown") {
-        EngineError::Closed
+        ExecutorError::Closed
     } else {
-        EngineError::Rejected(failure)
+        ExecutorError::Rejected(failure)
     }
 }

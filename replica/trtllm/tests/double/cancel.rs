@@ -1,4 +1,4 @@
-//! Who goes away: his place is free again, and nobody else notices.
+//! Cancellation: the slot is released, and other requests are not affected.
 
 use std::future::Future;
 use std::pin::pin;
@@ -13,18 +13,18 @@ fn pending(decoder: &Decoder) -> u64 {
 }
 
 #[test]
-fn an_active_request_that_is_dropped_gives_up_its_place() {
+fn an_active_request_that_is_dropped_releases_its_slot() {
     let engine = Engine::new("hold 30");
     let decoder = engine.decoder();
     let held = decoder.submit(&[30]).unwrap();
     until("it is active", || decoder.counters().unwrap().active == 1);
     drop(held);
-    until("the executor gives it up, though nothing releases it", || pending(&decoder) == 0);
+    until("the executor cancels it, although it is held", || pending(&decoder) == 0);
     assert_eq!(answer(decoder.submit(&[1]).unwrap()), Ok(pooled_of(&[1])));
 }
 
 #[test]
-fn a_queued_request_that_is_dropped_goes_when_its_turn_comes() {
+fn a_queued_request_that_is_dropped_leaves_when_it_becomes_active() {
     let engine = Engine::new("hold 30");
     let mut config = engine.config(pooled());
     config.max_batch_size = 1;
@@ -33,15 +33,15 @@ fn a_queued_request_that_is_dropped_goes_when_its_turn_comes() {
     until("the first is active", || decoder.counters().unwrap().active == 1);
     let second = decoder.submit(&[30, 1]).unwrap();
     drop(second);
-    // The executor looks for a cancelled request among the active ones only, so it still has a place.
+    // The executor looks for a cancelled request among the active ones only, so it still occupies a slot.
     assert_eq!(pending(&decoder), 2);
     drop(first);
-    until("both are gone", || pending(&decoder) == 0);
+    until("both have ended", || pending(&decoder) == 0);
     assert_eq!(answer(decoder.submit(&[2]).unwrap()), Ok(pooled_of(&[2])));
 }
 
 #[test]
-fn a_future_that_is_dropped_is_a_request_that_is_dropped() {
+fn dropping_a_future_cancels_its_request() {
     let engine = Engine::new("hold 30");
     let decoder = engine.decoder();
     {
@@ -49,18 +49,19 @@ fn a_future_that_is_dropped_is_a_request_that_is_dropped() {
         let mut context = Context::from_waker(Waker::noop());
         assert_eq!(held.as_mut().poll(&mut context), Poll::Pending);
     }
-    until("it is given up", || pending(&decoder) == 0);
+    until("it is cancelled", || pending(&decoder) == 0);
 }
 
 #[test]
-fn who_goes_away_from_among_suspects_is_not_tried() {
+fn a_cancelled_suspect_is_not_retried() {
     let engine = Engine::new("poison 13\nhold 30\ndelay_ms 2");
     let decoder = engine.decoder();
-    // The batch fails; the first suspect is held when its turn comes alone, so the others wait outside.
+    // The batch fails; the first suspect is held when it is retried alone, so the others are queued outside the
+    // executor.
     let batch = [&[30][..], &[13], &[1]].map(|tokens| decoder.submit(tokens).unwrap());
     let [first, culprit, innocent] = batch;
     drop(culprit);
     drop(first);
     assert_eq!(answer(innocent), Ok(pooled_of(&[1])));
-    until("nobody is left", || pending(&decoder) == 0);
+    until("all requests have ended", || pending(&decoder) == 0);
 }

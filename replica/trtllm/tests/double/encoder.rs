@@ -1,6 +1,6 @@
-//! Encoders: packed batches over plain TensorRT.
+//! Tests of encoders: packed batches on plain TensorRT.
 
-use trtllm::{Encoder, EncoderConfig, EngineError, Packed, Positions, Rows};
+use trtllm::{Encoder, EncoderConfig, EngineRows, ExecutorError, PackedBatch, Positions};
 
 use crate::engines::{Engine, answer, encoded, packed, until};
 
@@ -21,7 +21,7 @@ fn a_ragged_batch_has_the_rows_of_its_sequences_in_every_number_format() {
             let pending = encoder.submit(packed(&SEQUENCES, positions)).unwrap();
             for (tokens, pending) in SEQUENCES.iter().zip(pending) {
                 let (rows, _) = encoded(tokens, &zeros(tokens), first, WIDTH);
-                let expected = Rows { width: WIDTH as usize, numbers: rows };
+                let expected = EngineRows { width: WIDTH as usize, numbers: rows };
                 assert_eq!(answer(pending), Ok(expected), "{format} {positions:?} {tokens:?}");
             }
         }
@@ -29,37 +29,37 @@ fn a_ragged_batch_has_the_rows_of_its_sequences_in_every_number_format() {
 }
 
 #[test]
-fn a_cross_encoder_hears_which_tokens_are_the_question_and_which_the_document() {
+fn a_cross_encoder_gets_the_token_types_of_query_and_document() {
     let engine = Engine::new("output logits");
     let encoder = engine.encoder();
     let types: [&[u32]; 2] = [&[0, 0, 1, 1, 1], &[0, 1]];
     let tokens: [&[u32]; 2] = [&[5, 6, 7, 8, 9], &[5, 6]];
-    let mut batch = Packed::default();
+    let mut batch = PackedBatch::default();
     for (tokens, types) in tokens.iter().zip(types) {
         batch.push(tokens, Some(types), Positions::FromZero).unwrap();
     }
     let pending = encoder.submit(batch).unwrap();
     for ((tokens, types), pending) in tokens.iter().zip(types).zip(pending) {
         let (_, logits) = encoded(tokens, types, 0, LABELS);
-        assert_eq!(answer(pending), Ok(Rows { width: LABELS as usize, numbers: logits }));
+        assert_eq!(answer(pending), Ok(EngineRows { width: LABELS as usize, numbers: logits }));
         assert_ne!(encoded(tokens, types, 0, LABELS).1, encoded(tokens, &zeros(tokens), 0, LABELS).1);
     }
 }
 
 #[test]
-fn an_engine_without_an_input_for_types_is_given_none() {
+fn an_engine_without_an_input_for_types_gets_none() {
     let engine = Engine::new("types 0\noutput logits");
     let encoder = engine.encoder();
     let pending = encoder.submit(packed(&[&[5, 6]], Positions::AfterPadding(1))).unwrap();
     let (_, logits) = encoded(&[5, 6], &[0, 0], 2, LABELS);
     assert_eq!(
         pending.into_iter().map(answer).collect::<Vec<_>>(),
-        [Ok(Rows { width: LABELS as usize, numbers: logits })]
+        [Ok(EngineRows { width: LABELS as usize, numbers: logits })]
     );
 }
 
 #[test]
-fn of_a_batch_that_fails_the_culprit_alone_fails() {
+fn of_a_failed_batch_only_the_failing_sequence_gets_the_error() {
     let engine = Engine::new("poison 9");
     let encoder = engine.encoder();
     let pending = encoder.submit(packed(&SEQUENCES, Positions::FromZero)).unwrap();
@@ -67,18 +67,18 @@ fn of_a_batch_that_fails_the_culprit_alone_fails() {
         let (rows, _) = encoded(tokens, &zeros(tokens), 0, WIDTH);
         match answer(pending) {
             Ok(answered) => assert_eq!(answered.numbers, rows),
-            Err(EngineError::BatchFailed(why)) => {
+            Err(ExecutorError::BatchFailed(why)) => {
                 assert!(tokens.contains(&9) && why.contains("illegal memory access"), "{tokens:?}: {why}");
             }
             Err(error) => panic!("{error}"),
         }
     }
     let counters = encoder.counters();
-    assert_eq!((counters.iterations, counters.completed, counters.taken_apart), (4, 2, 1));
+    assert_eq!((counters.iterations, counters.completed, counters.retried_batches), (4, 2, 1));
 }
 
 #[test]
-fn it_takes_the_batches_that_the_engine_was_built_for_and_none_that_is_larger() {
+fn batches_hold_at_the_limits_of_the_engine_and_larger_ones_are_rejected() {
     let engine = Engine::new("input_ids 6\ninput_lengths 2\nmax_input_length 4");
     let encoder = engine.encoder();
     let submit = |sequences: &[&[u32]]| encoder.submit(packed(sequences, Positions::FromZero));
@@ -96,7 +96,7 @@ fn it_takes_the_batches_that_the_engine_was_built_for_and_none_that_is_larger() 
     }
 }
 
-/// An engine that computes once the file is there.
+/// Returns an engine that computes once the gate file exists.
 fn slow() -> (Engine, tempfile::TempDir) {
     let gate = tempfile::tempdir().expect("a folder");
     (Engine::new(&format!("wait_for {}", gate.path().join("open").display())), gate)
@@ -107,19 +107,19 @@ fn open(gate: &tempfile::TempDir) {
 }
 
 #[test]
-fn one_batch_more_than_it_keeps_is_refused_and_who_went_away_is_not_computed() {
+fn a_batch_beyond_the_queue_is_rejected_and_cancelled_sequences_are_not_computed() {
     let (engine, gate) = slow();
     let encoder = engine.encoder();
     let batch = || packed(&SEQUENCES, Positions::FromZero);
     let computed = encoder.submit(batch()).unwrap();
     let mut waiting = Vec::new();
-    until("two batches wait and a third is refused", || match encoder.submit(batch()) {
+    until("two batches are queued and a third is rejected", || match encoder.submit(batch()) {
         Ok(pending) => {
             waiting.push(pending);
             false
         }
         Err(error) => {
-            assert_eq!(error, EngineError::Overloaded);
+            assert_eq!(error, ExecutorError::Overloaded);
             waiting.len() == trtllm::encoder::BATCHES_AHEAD
         }
     });
@@ -132,11 +132,11 @@ fn one_batch_more_than_it_keeps_is_refused_and_who_went_away_is_not_computed() {
         assert_eq!(answer(pending).unwrap().numbers, encoded(tokens, &zeros(tokens), 0, WIDTH).0);
     }
     let counters = encoder.counters();
-    assert_eq!((counters.iterations, counters.completed), (2, 5), "a batch that nobody waits for is not run");
+    assert_eq!((counters.iterations, counters.completed), (2, 5), "a cancelled batch is not computed");
 }
 
 #[test]
-fn at_the_end_what_is_computed_is_finished_and_what_waits_is_told() {
+fn shutdown_finishes_the_current_batch_and_ends_the_queued_ones() {
     let (engine, gate) = slow();
     let encoder = engine.encoder();
     let batch = || packed(&[&[1, 2]], Positions::FromZero);
@@ -147,8 +147,8 @@ fn at_the_end_what_is_computed_is_finished_and_what_waits_is_told() {
     }
     std::thread::scope(|scope| {
         scope.spawn(|| encoder.shutdown());
-        until("it takes nothing more", || {
-            encoder.submit(batch()).is_err_and(|why| why == EngineError::Closed)
+        until("it rejects further batches", || {
+            encoder.submit(batch()).is_err_and(|why| why == ExecutorError::Closed)
         });
         open(&gate);
     });
@@ -157,7 +157,7 @@ fn at_the_end_what_is_computed_is_finished_and_what_waits_is_told() {
 }
 
 #[test]
-fn an_engine_that_cannot_be_run_says_why() {
+fn an_engine_that_cannot_be_opened_returns_the_reason() {
     let engine = Engine::new("extra_input attention_mask");
     let encoder = engine.encoder();
     let pending = encoder.submit(packed(&[&[1]], Positions::FromZero)).unwrap();

@@ -1,28 +1,29 @@
-//! Engines of the stand-in, and what they answer: `double/src/plan.h` and its neighbours, written down a second time.
+//! Engines of the test double and their expected results: a second implementation of `double/src/plan.h` and its
+//! neighbours.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use trtllm::{
-    Decoder, DecoderConfig, DecoderOutput, Encoder, EncoderConfig, EngineError, Packed, Pending, Positions,
-    Rows,
+    Decoder, DecoderConfig, Encoder, EncoderConfig, EngineRows, ExecutorError, OutputTensor, PackedBatch,
+    Pending, Positions,
 };
 
-/// Longer than anything takes that is not stuck.
+/// Timeout; longer than any operation takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A folder that vanishes with its test.
+/// Temporary directory with an engine.
 pub(crate) struct Engine {
     folder: tempfile::TempDir,
 }
 
-/// Sizes of the decoders here.
+/// Sizes of the test decoders.
 pub(crate) const HIDDEN: u64 = 8;
 pub(crate) const VOCABULARY: u32 = 32;
 pub(crate) const LONGEST: u32 = 64;
 
 impl Engine {
-    /// Of these lines, beside the usual sizes.
+    /// Creates an engine with these lines besides the usual sizes.
     pub(crate) fn new(lines: &str) -> Engine {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("rank0.engine"), format!("stand-in 1\n{lines}\n")).expect("a file");
@@ -33,12 +34,12 @@ impl Engine {
         self.folder.path()
     }
 
-    /// Lets go of what is being held.
+    /// Releases the held requests.
     pub(crate) fn release(&self) {
         std::fs::write(self.path().join("release"), "").expect("a file");
     }
 
-    pub(crate) fn config(&self, output: DecoderOutput) -> DecoderConfig {
+    pub(crate) fn config(&self, output: OutputTensor) -> DecoderConfig {
         DecoderConfig {
             directory: self.path().to_owned(),
             output,
@@ -51,11 +52,11 @@ impl Engine {
     }
 
     pub(crate) fn decoder(&self) -> Decoder {
-        Decoder::open(&self.config(pooled())).expect("an engine of the stand-in")
+        Decoder::open(&self.config(pooled())).expect("an engine of the test double")
     }
 
     pub(crate) fn encoder(&self) -> Encoder {
-        Encoder::open(&EncoderConfig { engine: self.engine() }).expect("an engine of the stand-in")
+        Encoder::open(&EncoderConfig { engine: self.engine() }).expect("an engine of the test double")
     }
 
     pub(crate) fn engine(&self) -> PathBuf {
@@ -63,17 +64,17 @@ impl Engine {
     }
 }
 
-pub(crate) fn pooled() -> DecoderOutput {
-    DecoderOutput::Pooled("pooled".to_owned())
+pub(crate) fn pooled() -> OutputTensor {
+    OutputTensor::Pooled("pooled".to_owned())
 }
 
-/// The answer, or a failure of the test if there is none.
+/// Returns the result, or fails the test after a timeout.
 #[track_caller]
-pub(crate) fn answer(pending: Pending) -> Result<Rows, EngineError> {
+pub(crate) fn answer(pending: Pending) -> Result<EngineRows, ExecutorError> {
     pending.wait_until(Instant::now() + PATIENCE).expect("every request ends")
 }
 
-/// Waits until it is so.
+/// Waits until the condition is true.
 #[track_caller]
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
@@ -87,7 +88,7 @@ fn mixed(a: u64, b: u64) -> f32 {
     ((a * 31 + b * 7) % 251) as f32
 }
 
-/// What a decoder says of each token.
+/// Returns the expected output of a decoder for each token.
 pub(crate) fn decoded(tokens: &[u32], width: u64, salt: u64) -> Vec<Vec<f32>> {
     let mut state = salt;
     let rows = tokens.iter().map(|token| {
@@ -97,13 +98,13 @@ pub(crate) fn decoded(tokens: &[u32], width: u64, salt: u64) -> Vec<Vec<f32>> {
     rows.collect()
 }
 
-/// The state of the last token.
-pub(crate) fn pooled_of(tokens: &[u32]) -> Rows {
+/// Returns the expected state of the last token.
+pub(crate) fn pooled_of(tokens: &[u32]) -> EngineRows {
     let numbers = decoded(tokens, HIDDEN, 3).pop().expect("a token");
-    Rows { width: HIDDEN as usize, numbers }
+    EngineRows { width: HIDDEN as usize, numbers }
 }
 
-/// What an encoder says of each token, and of the sequence.
+/// Returns the expected output of an encoder for each token, and for the sequence.
 pub(crate) fn encoded(tokens: &[u32], types: &[u32], first: u32, width: u64) -> (Vec<f32>, Vec<f32>) {
     let states: Vec<u64> = tokens
         .iter()
@@ -118,9 +119,9 @@ pub(crate) fn encoded(tokens: &[u32], types: &[u32], first: u32, width: u64) -> 
     (states.iter().flat_map(|state| row(sum + state)).collect(), row(sum).collect())
 }
 
-/// A batch of sequences without types.
-pub(crate) fn packed(sequences: &[&[u32]], positions: Positions) -> Packed {
-    let mut packed = Packed::default();
+/// Packs a batch of sequences without types.
+pub(crate) fn packed(sequences: &[&[u32]], positions: Positions) -> PackedBatch {
+    let mut packed = PackedBatch::default();
     for sequence in sequences {
         packed.push(sequence, None, positions).expect("a sequence");
     }

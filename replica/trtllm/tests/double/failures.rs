@@ -1,11 +1,11 @@
-//! What is thrown and what fails, and whom it concerns.
+//! Exceptions and failures, and the requests that they affect.
 
-use trtllm::{Decoder, DecoderOutput, EngineError};
+use trtllm::{Decoder, ExecutorError, OutputTensor};
 
 use crate::engines::{Engine, LONGEST, VOCABULARY, answer, pooled, pooled_of};
 
 #[test]
-fn whatever_the_library_throws_becomes_an_answer() {
+fn exceptions_of_the_library_become_errors() {
     let expected = [
         ("number", "not of the standard library's kind"),
         ("bytes", "kernel \u{fffd}\u{fffd} failed"),
@@ -14,25 +14,28 @@ fn whatever_the_library_throws_becomes_an_answer() {
     for (how, message) in expected {
         let engine = Engine::new(&format!("open {how}"));
         let error = Decoder::open(&engine.config(pooled())).err().unwrap();
-        assert!(matches!(&error, EngineError::Broken(why) if why.contains(message)), "open: {error:?}");
+        assert!(matches!(&error, ExecutorError::Broken(why) if why.contains(message)), "open: {error:?}");
 
         let engine = Engine::new(&format!("enqueue {how}\nculprit 7"));
         let decoder = engine.decoder();
         let error = decoder.submit(&[6, 7]).unwrap_err();
-        assert!(matches!(&error, EngineError::Rejected(why) if why.contains(message)), "enqueue: {error:?}");
-        assert_eq!(answer(decoder.submit(&[6]).unwrap()), Ok(pooled_of(&[6])), "it goes on");
+        assert!(
+            matches!(&error, ExecutorError::Rejected(why) if why.contains(message)),
+            "enqueue: {error:?}"
+        );
+        assert_eq!(answer(decoder.submit(&[6]).unwrap()), Ok(pooled_of(&[6])), "the decoder continues");
 
         let engine = Engine::new(&format!("await {how}"));
         let decoder = engine.decoder();
         let error = answer(decoder.submit(&[6]).unwrap()).unwrap_err();
-        assert!(matches!(&error, EngineError::Broken(why) if why.contains(message)), "await: {error:?}");
-        assert_eq!(decoder.submit(&[6]).unwrap_err(), error, "what broke it is what everybody hears");
+        assert!(matches!(&error, ExecutorError::Broken(why) if why.contains(message)), "await: {error:?}");
+        assert_eq!(decoder.submit(&[6]).unwrap_err(), error, "later requests get the same error");
         assert_eq!(decoder.shutdown(), Ok(()));
     }
 }
 
 #[test]
-fn an_engine_that_is_not_there_is_named() {
+fn a_missing_engine_is_named() {
     let engine = Engine::new("");
     let mut config = engine.config(pooled());
     config.directory = engine.path().join("elsewhere");
@@ -41,7 +44,7 @@ fn an_engine_that_is_not_there_is_named() {
 }
 
 #[test]
-fn of_a_poisoned_batch_the_culprit_alone_fails() {
+fn of_a_failed_batch_only_the_failing_request_gets_the_error() {
     for message in ["text", "bytes"] {
         // Slow enough that all of them are in one batch.
         let engine = Engine::new(&format!("poison 13\ndelay_ms 5\nmessage {message}"));
@@ -53,44 +56,44 @@ fn of_a_poisoned_batch_the_culprit_alone_fails() {
             if tokens.contains(&13) {
                 let what =
                     if message == "bytes" { "kernel \u{fffd}\u{fffd} failed" } else { "a kernel failed" };
-                assert_eq!(answer, Err(EngineError::BatchFailed(what.to_owned())));
+                assert_eq!(answer, Err(ExecutorError::BatchFailed(what.to_owned())));
             } else {
                 assert_eq!(answer, Ok(pooled_of(tokens)), "{tokens:?}");
             }
         }
-        assert_eq!(answer(decoder.submit(&[1, 2]).unwrap()), Ok(pooled_of(&[1, 2])), "it goes on");
+        assert_eq!(answer(decoder.submit(&[1, 2]).unwrap()), Ok(pooled_of(&[1, 2])), "the decoder continues");
     }
 }
 
 #[test]
-fn what_the_model_cannot_read_is_refused_at_the_limit_and_not_before() {
+fn the_limits_of_a_request_hold_at_the_limit_and_one_past_it() {
     let engine = Engine::new("");
     let decoder = engine.decoder();
     let longest = vec![1; LONGEST as usize];
     assert_eq!(answer(decoder.submit(&longest).unwrap()), Ok(pooled_of(&longest)));
     assert_eq!(answer(decoder.submit(&[VOCABULARY - 1]).unwrap()), Ok(pooled_of(&[VOCABULARY - 1])));
     for tokens in [&[][..], &vec![1; LONGEST as usize + 1], &[VOCABULARY], &[u32::MAX]] {
-        assert!(matches!(decoder.submit(tokens), Err(EngineError::Rejected(_))), "{} tokens", tokens.len());
+        assert!(matches!(decoder.submit(tokens), Err(ExecutorError::Rejected(_))), "{} tokens", tokens.len());
     }
 }
 
 #[test]
-fn what_the_executor_cannot_begin_with_fails_alone_and_at_once() {
-    // The engine is smaller than the configuration says.
+fn a_request_that_the_executor_cannot_start_fails_alone_and_at_once() {
+    // The engine has a lower limit than the configuration.
     let engine = Engine::new("longest 4\ndelay_ms 5");
     let decoder = engine.decoder();
     let (good, bad) = (decoder.submit(&[1, 2]).unwrap(), decoder.submit(&[1, 2, 3, 4, 5]).unwrap());
-    assert!(matches!(answer(bad), Err(EngineError::Rejected(why)) if why.contains("fetching new request")));
+    assert!(matches!(answer(bad), Err(ExecutorError::Rejected(why)) if why.contains("fetching new request")));
     assert_eq!(answer(good), Ok(pooled_of(&[1, 2])));
 }
 
 #[test]
-fn a_full_house_is_an_answer_and_makes_room_again() {
+fn a_full_decoder_rejects_and_accepts_again_later() {
     let engine = Engine::new("hold 30");
     let decoder = engine.decoder();
     let most = decoder.limits().max_requests;
     let held: Vec<_> = (0..most).map(|_| decoder.submit(&[30]).unwrap()).collect();
-    assert_eq!(decoder.submit(&[1]).unwrap_err(), EngineError::Overloaded, "one past the limit of {most}");
+    assert_eq!(decoder.submit(&[1]).unwrap_err(), ExecutorError::Overloaded, "one past the limit of {most}");
     engine.release();
     for pending in held {
         assert_eq!(answer(pending), Ok(pooled_of(&[30])));
@@ -99,14 +102,14 @@ fn a_full_house_is_an_answer_and_makes_room_again() {
 }
 
 #[test]
-fn a_full_queue_of_the_executors_own_is_the_same_answer() {
+fn a_full_queue_of_the_executor_returns_the_same_error() {
     let engine = Engine::new("queue 0");
-    assert_eq!(engine.decoder().submit(&[1]).unwrap_err(), EngineError::Overloaded);
+    assert_eq!(engine.decoder().submit(&[1]).unwrap_err(), ExecutorError::Overloaded);
 }
 
 #[test]
-fn a_format_that_no_row_is_written_in_is_said() {
+fn an_unsupported_output_format_is_reported() {
     let engine = Engine::new("");
-    let decoder = Decoder::open(&engine.config(DecoderOutput::States("pooled".to_owned()))).unwrap();
+    let decoder = Decoder::open(&engine.config(OutputTensor::States("pooled".to_owned()))).unwrap();
     assert_eq!(answer(decoder.submit(&[1, 2, 3]).unwrap()).unwrap().len(), 3);
 }

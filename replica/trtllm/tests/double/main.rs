@@ -1,12 +1,13 @@
-//! The shim and both engines over the stand-in: every answer can be computed here, and every misfortune can be ordered.
+//! Tests of the shim and both engines on the test double: every result is recomputed here, and every failure can be
+//! injected.
 //!
-//! What the real library computes is not tested by any of this; that the right bytes go to the right place is, whatever the
-//! library throws, delays, mixes up or fails.
+//! The results of the real library are not tested; these tests check that the right bytes arrive at the right place,
+//! even if the library throws, delays, reorders or fails.
 
 mod cancel;
+mod concurrency;
 mod encoder;
 mod engines;
 mod failures;
 mod outputs;
 mod shutdown;
-mod throng;

@@ -1,44 +1,44 @@
-//! The end, with work in flight.
+//! Tests of shutdown with requests in flight.
 
 use std::thread;
 
-use trtllm::{Decoder, EngineError};
+use trtllm::{Decoder, ExecutorError};
 
 use crate::engines::{Engine, answer, pooled, until};
 
 fn decoder(engine: &Engine) -> Decoder {
     let mut config = engine.config(pooled());
     config.max_batch_size = 4;
-    Decoder::open(&config).expect("an engine of the stand-in")
+    Decoder::open(&config).expect("an engine of the test double")
 }
 
 #[test]
-fn at_the_end_everybody_is_told_that_it_is_over() {
+fn shutdown_ends_all_requests() {
     let engine = Engine::new("hold 30");
     let decoder = decoder(&engine);
-    // Some are active, some wait in the executor's queue.
+    // Some are active, some are in the executor's queue.
     let held: Vec<_> = (0..8).map(|_| decoder.submit(&[30]).unwrap()).collect();
     until("some are active", || decoder.counters().unwrap().active == 4);
     assert_eq!(decoder.shutdown(), Ok(()));
     for pending in held {
-        assert_eq!(answer(pending), Err(EngineError::Closed));
+        assert_eq!(answer(pending), Err(ExecutorError::Closed));
     }
-    assert_eq!(decoder.submit(&[1]).unwrap_err(), EngineError::Closed);
-    assert_eq!(decoder.shutdown(), Ok(()), "the second time nothing happens");
+    assert_eq!(decoder.submit(&[1]).unwrap_err(), ExecutorError::Closed);
+    assert_eq!(decoder.shutdown(), Ok(()), "a second call has no effect");
 }
 
 #[test]
-fn nobody_waits_inside_the_executor_when_it_is_shut_down() {
+fn no_thread_polls_the_executor_when_it_is_shut_down() {
     let engine = Engine::new("hold 30\nlinger_ms 100");
     let decoder = decoder(&engine);
     let held = decoder.submit(&[30]).unwrap();
     until("it is active", || decoder.counters().unwrap().active == 1);
-    assert_eq!(decoder.shutdown(), Ok(()), "the stand-in complains of whoever is still inside");
-    assert_eq!(answer(held), Err(EngineError::Closed));
+    assert_eq!(decoder.shutdown(), Ok(()), "the test double detects a thread inside");
+    assert_eq!(answer(held), Err(ExecutorError::Closed));
 }
 
 #[test]
-fn who_submits_while_it_ends_is_answered() {
+fn requests_that_are_submitted_during_shutdown_end() {
     for _ in 0..20 {
         let engine = Engine::new("");
         let decoder = decoder(&engine);
@@ -49,16 +49,18 @@ fn who_submits_while_it_ends_is_answered() {
                         match decoder.submit(&[1, 2, 3]) {
                             Ok(pending) => match answer(pending) {
                                 Ok(_) => {}
-                                Err(error) => break assert_eq!(error, EngineError::Closed),
+                                Err(error) => break assert_eq!(error, ExecutorError::Closed),
                             },
-                            Err(EngineError::Overloaded) => thread::yield_now(),
-                            Err(error) => break assert_eq!(error, EngineError::Closed),
+                            Err(ExecutorError::Overloaded) => thread::yield_now(),
+                            Err(error) => break assert_eq!(error, ExecutorError::Closed),
                         }
                     }
                 });
             }
             scope.spawn(|| {
-                until("something was computed", || decoder.counters().is_ok_and(|now| now.completed > 0));
+                until("at least one request was computed", || {
+                    decoder.counters().is_ok_and(|now| now.completed > 0)
+                });
                 assert_eq!(decoder.shutdown(), Ok(()));
             });
         });
@@ -72,5 +74,5 @@ fn a_request_outlives_its_engine_and_still_ends() {
     let (kept, dropped) = (decoder.submit(&[30]).unwrap(), decoder.submit(&[30]).unwrap());
     drop(decoder);
     drop(dropped);
-    assert_eq!(answer(kept), Err(EngineError::Closed));
+    assert_eq!(answer(kept), Err(ExecutorError::Closed));
 }

@@ -1,7 +1,7 @@
-//! OpenAI's `POST /v1/embeddings` and `GET /v1/models`, as its stock clients speak them.
+//! OpenAI's `POST /v1/embeddings` and `GET /v1/models`, compatible with its stock clients.
 //!
-//! [`request`] reads what strangers send, so it is a parser with an answer for every mistake; [`response`] is written
-//! by us and read back by our own load generator.
+//! [`request`] parses untrusted requests, with an error for every mistake; [`response`] is written by the replica and
+//! read by the load generator.
 
 pub mod request;
 pub mod response;

@@ -1,52 +1,52 @@
-//! The body of `POST /v1/embeddings`: bytes to a request, or to the field that is wrong with it.
+//! Parser of the body of `POST /v1/embeddings`.
 //!
-//! Many servers speak OpenAI's API with fields of their own, and their clients come here too. `prompt_name` (TEI) names a
-//! prompt of the model's configuration; `input_type` (Cohere, Voyage, NVIDIA) and `task` (Jina) say what the text is for and
-//! let the model choose. `truncate` (TEI, NVIDIA) and `truncate_prompt_tokens` (vLLM) cut inputs that are too long;
-//! `normalize` (vLLM) and `normalized` (Jina) say whether vectors have length one.
+//! Many servers implement OpenAI's API with additional fields, and their clients are supported too. `prompt_name` (TEI)
+//! names a prompt of the model's configuration; `input_type` (Cohere, Voyage, NVIDIA) and `task` (Jina) are the role of
+//! the text, which selects a prompt. `truncate` (TEI, NVIDIA) and `truncate_prompt_tokens` (vLLM) truncate inputs that
+//! are too long; `normalize` (vLLM) and `normalized` (Jina) select whether vectors have length one.
 
 use serde_json::value::RawValue;
 
 use crate::input::{Input, Truncation};
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::prompt::{PromptChoice, Role};
 use crate::refusal::Refusal;
-use crate::wire::body::{Body as _, FieldKind, Shape, body};
+use crate::wire::body::{BodySchema, FieldKind, RawBody as _, body};
 use crate::wire::fields;
 
-/// What is asked for.
+/// Parsed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbeddingsRequest {
     /// The deployment.
     pub model: String,
-    /// What to embed; no text is empty.
+    /// Inputs to embed; no text is empty.
     pub input: Input,
     /// Whether `input` was one input and not a list of them.
     pub single: bool,
-    /// How vectors are written.
+    /// Encoding of the vectors.
     pub encoding: Encoding,
-    /// How many numbers a vector should have, where the caller says so.
+    /// Requested dimensions of a vector, if specified.
     pub dimensions: Option<u64>,
-    /// What stands before each text.
+    /// Prompt for each text.
     pub prompt: PromptChoice,
-    /// What becomes of inputs that are too long.
+    /// Truncation of inputs that are too long.
     pub truncation: Truncation,
-    /// Whether vectors are brought to length one; where the request does not say, the replica's `normalize` decides.
+    /// Whether vectors are scaled to length one; absent: the replica's `normalize` decides.
     pub normalize: Option<bool>,
-    /// The tokenizer that has made the token ids of `input`, as the digest of its model.
+    /// Tokenizer of the token ids in `input`, as the digest of its model.
     pub tokenizer: Option<String>,
 }
 
-/// How a vector is written into the answer.
+/// Encoding of a vector in the response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
     /// A JSON list of numbers.
     #[default]
     Float,
-    /// Base64 of the little-endian f32 numbers: a third of the bytes, and what the Python client asks for.
+    /// Base64 of the little-endian f32 numbers: a third of the bytes, and the default of the Python client.
     Base64,
-    /// One bit for each number, set where the number is above 0, the first in the highest bit: bytes from -128 to 127, each
-    /// 128 less than the bits say (*offset binary*).
+    /// One bit for each number, set where the number is above 0, the first in the highest bit: bytes from -128 to 127,
+    /// each 128 less than the value of its bits (*offset binary*).
     Binary,
     /// The same bits as bytes from 0 to 255.
     Ubinary,
@@ -61,34 +61,34 @@ body! {
     RawFields requires ["model", "input"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What to embed. Token ids are of the model's own vocabulary.
+        /// Inputs to embed. Token ids must be of the model's own vocabulary.
         input: FieldKind::InputsOrObjects,
-        /// How vectors are written: JSON numbers or base64 of little-endian f32.
+        /// Encoding of the vectors: JSON numbers or base64 of little-endian f32.
         encoding_format: FieldKind::OneOf(&["float", "base64"]),
-        /// As `encoding_format` (Jina); `binary` and `ubinary` are one bit for each number.
+        /// Same as `encoding_format` (Jina); `binary` and `ubinary` are one bit for each number.
         embedding_type: FieldKind::OneOf(&["float", "base64", "binary", "ubinary"]),
-        /// How many of the first numbers of each vector to return; 0 (Infinity) or absent: all.
+        /// Number of leading dimensions of each vector to return; 0 (Infinity) or absent: all.
         dimensions: FieldKind::Integer,
-        /// The name of the prompt to put before each text, from the model's configuration.
+        /// Name of the prompt to prepend to each text, from the model's configuration.
         prompt_name: FieldKind::Text,
-        /// What the texts are for; the model's configuration has the prompt.
+        /// Role of the texts, which selects a prompt of the model's configuration.
         input_type: FieldKind::OneOf(fields::INPUT_TYPES),
-        /// As `input_type`, in the words of Jina.
+        /// Role of the texts (Jina), same as `input_type`.
         task: FieldKind::OneOf(TASKS),
-        /// Whether to cut inputs that are longer than the model reads (TEI, Jina), or which end (NVIDIA). Without it the
-        /// replica's `auto_truncate` decides.
+        /// Whether to truncate inputs that are longer than the model's limit (TEI, Jina), or from which side (NVIDIA).
+        /// Default: the replica's `auto_truncate`.
         truncate: FieldKind::FlagOr(&["NONE", "START", "END"]),
-        /// The end that is cut off.
-        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
-        /// Cut every input to so many tokens, special tokens included (vLLM); -1: to what the model reads.
+        /// Side from which tokens are removed.
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_SIDES),
+        /// Truncate every input to this number of tokens, special tokens included (vLLM); -1: to the model's limit.
         truncate_prompt_tokens: FieldKind::Integer,
-        /// As `truncation_direction` (vLLM).
-        truncation_side: FieldKind::OneOf(fields::TRUNCATION_ENDS),
-        /// Whether to scale vectors to length one. Without it the replica's `normalize` decides.
+        /// Same as `truncation_direction` (vLLM).
+        truncation_side: FieldKind::OneOf(fields::TRUNCATION_SIDES),
+        /// Whether to scale vectors to length one. Default: the replica's `normalize`.
         normalize: FieldKind::Flag,
-        /// As `normalize` (Jina).
+        /// Same as `normalize` (Jina).
         normalized: FieldKind::Flag,
-        /// The tokenizer that has made the token ids of `input`: the digest of its model, `model_sha` of `/info`.
+        /// Tokenizer of the token ids in `input`: the digest of its model, `model_sha` of `/info`.
         tokenizer: FieldKind::Text,
     } rejects {
         late_chunking ["false"] => "false, or leave it out",
@@ -97,25 +97,25 @@ body! {
         embed_dtype ["\"float32\""] => "\"float32\", or `embedding_type` \"binary\" or \"ubinary\"",
         endianness ["\"native\"", "\"little\""] => "\"little\", or leave it out",
         modality ["\"text\""] => "\"text\", or leave it out",
-        output_dtype ["\"float\""] => "`embedding_type`, or ask at /voyage/v1/embeddings",
-        output_dimension => "`dimensions`, or ask at /voyage/v1/embeddings",
-        embedding_types => "`embedding_type`, or ask at /v2/embed",
+        output_dtype ["\"float\""] => "`embedding_type`, or use /voyage/v1/embeddings",
+        output_dimension => "`dimensions`, or use /voyage/v1/embeddings",
+        embedding_types => "`embedding_type`, or use /v2/embed",
         messages => "`input`",
         prompt => "`prompt_name`, or the prompt in front of each input",
         instruction => "`prompt_name`, or the instruction in front of each input",
     }
 }
 
-/// Jina's words for what texts are for.
+/// Roles of texts in Jina's API.
 const TASKS: &[&str] =
     &["retrieval.query", "retrieval.passage", "text-matching", "classification", "separation", "clustering"];
 
 impl EmbeddingsRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawFields::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawFields::SCHEMA;
 
-    /// Reads `body`, which may carry so many inputs.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<EmbeddingsRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of inputs.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<EmbeddingsRequest, Refusal> {
         let RawFields {
             model,
             input,
@@ -136,10 +136,13 @@ impl EmbeddingsRequest {
         } = RawFields::read(body)?;
         let model =
             fields::model(model)?.ok_or_else(|| Refusal::missing("model", "the name of a deployment"))?;
-        let (input, single) =
-            fields::inputs_or_objects("input", fields::needed("input", input, fields::INPUT_WANTED)?, limit)?;
+        let (input, single) = fields::inputs_or_objects(
+            "input",
+            fields::required("input", input, fields::INPUT_EXPECTED)?,
+            limit,
+        )?;
         let truncation = match truncate {
-            Some(word) if word.get().starts_with('"') => fields::truncate_word(truncate, Truncation::END)?,
+            Some(word) if word.get().starts_with('"') => fields::truncate_keyword(truncate, Truncation::END)?,
             _ => fields::truncation(truncate, truncation_direction)?,
         };
         let request = EmbeddingsRequest {
@@ -159,13 +162,14 @@ impl EmbeddingsRequest {
         Ok(request)
     }
 
-    /// Refuses token ids that may be of another tokenizer: any id below the size of the vocabulary has a vector, so the
-    /// answer would be plausible and wrong, and nobody would see it. They are taken where the deployment `accepts` them, or
-    /// where the request names the tokenizer that has made them, by the `digest` of this model.
+    /// Rejects token ids that may be of another tokenizer: any id below the size of the vocabulary has a vector, so the
+    /// response would be plausible and wrong, and the error would go unnoticed. They are accepted where the deployment
+    /// `accepts` them, or where the request names their tokenizer by the `digest` of this model.
     ///
     /// # Errors
     ///
-    /// What the caller can do: send texts, name the tokenizer, or have the deployment accept token ids.
+    /// The message lists the options of the caller: send texts, name the tokenizer, or have the deployment accept token
+    /// ids.
     pub fn check_token_ids(&self, accepts: bool, digest: &str) -> Result<(), Refusal> {
         let Input::Tokens(_) = &self.input else { return Ok(()) };
         match self.tokenizer.as_deref() {
@@ -173,24 +177,24 @@ impl EmbeddingsRequest {
             Some(_) => Err(Refusal::invalid(
                 "tokenizer",
                 "tokenizer",
-                "names another model than the one that computes, so the token ids in `input` mean something else here",
+                "is the tokenizer of another model, so the token ids in `input` have another meaning here",
                 &format!("texts, or ids of this model's own tokenizer and \"tokenizer\": \"{digest}\""),
             )),
             None if accepts => Ok(()),
             None => Err(Refusal::invalid(
                 "input",
                 "input",
-                "holds token ids, and nothing says which tokenizer has made them",
+                "contains token ids, and their tokenizer is unknown",
                 &format!(
-                    "texts (with LangChain: check_embedding_ctx_length=False), or ids of this model's own tokenizer and \
-                     \"tokenizer\": \"{digest}\" (`model_sha` of /info); the replica's key token_inputs = true accepts \
+                    "texts (with LangChain: check_embedding_ctx_length=False), or ids of this model's own tokenizer with \
+                     \"tokenizer\": \"{digest}\" (`model_sha` of /info); the setting token_inputs = true of the replica accepts \
                      token ids without that"
                 ),
             )),
         }
     }
 
-    /// OpenAI refuses empty texts; there is nothing that a vector could say about them.
+    /// Rejects empty texts, as OpenAI does.
     fn check_texts(&self) -> Result<(), Refusal> {
         let Input::Texts(texts) = &self.input else { return Ok(()) };
         match texts.iter().position(String::is_empty) {
@@ -201,7 +205,7 @@ impl EmbeddingsRequest {
     }
 }
 
-/// How vectors are written: OpenAI's field, or Jina's.
+/// Parses the encoding, from OpenAI's field or Jina's.
 fn encoding(
     encoding_format: Option<&RawValue>,
     embedding_type: Option<&RawValue>,
@@ -213,7 +217,7 @@ fn encoding(
         ("ubinary", Encoding::Ubinary),
     ];
     if embedding_type.is_some() {
-        // Clients that are built on OpenAI's send its field as well; Jina's says more.
+        // Clients that are built on OpenAI's send its field as well; Jina's field is more specific.
         fields::choice(
             "encoding_format",
             encoding_format,
@@ -221,20 +225,20 @@ fn encoding(
             &encodings[..2],
             FLOAT_OR_BASE64,
         )?;
-        let wanted = "\"float\", \"base64\", \"binary\" or \"ubinary\"";
-        return fields::choice("embedding_type", embedding_type, Encoding::Float, &encodings, wanted);
+        let expected = "\"float\", \"base64\", \"binary\" or \"ubinary\"";
+        return fields::choice("embedding_type", embedding_type, Encoding::Float, &encodings, expected);
     }
     fields::choice("encoding_format", encoding_format, Encoding::Float, &encodings[..2], FLOAT_OR_BASE64)
 }
 
 const FLOAT_OR_BASE64: &str = "\"float\" or \"base64\"";
 
-/// How many numbers of a vector are wanted. Infinity's client sends 0 for all.
+/// Parses the number of dimensions. Infinity's client sends 0 for all.
 fn dimensions_or_all(raw: Option<&RawValue>) -> Result<Option<u64>, Refusal> {
     fields::count("dimensions", raw.filter(|raw| raw.get() != "0"))
 }
 
-/// What stands before each text: the prompt's name, or what the text is for in one of two words.
+/// Parses the prompt: its name, or the role of the texts in one of two fields.
 fn prompt(
     prompt_name: Option<&RawValue>,
     input_type: Option<&RawValue>,
@@ -242,7 +246,7 @@ fn prompt(
 ) -> Result<PromptChoice, Refusal> {
     let Some(task) = task else { return fields::prompt(prompt_name, input_type) };
     if prompt_name.is_some() || input_type.is_some() {
-        let problem = "is given beside `prompt_name` or `input_type`, and each chooses the prompt";
+        let problem = "conflicts with `prompt_name` or `input_type`, which also select the prompt";
         return Err(Refusal::invalid("task", "task", problem, "one of them"));
     }
     let roles = [
@@ -253,20 +257,20 @@ fn prompt(
         ("separation", Role::Clustering),
         ("clustering", Role::Clustering),
     ];
-    let wanted = TASKS.join(", ");
-    fields::choice("task", Some(task), Role::Query, &roles, &wanted).map(PromptChoice::For)
+    let expected = TASKS.join(", ");
+    fields::choice("task", Some(task), Role::Query, &roles, &expected).map(PromptChoice::For)
 }
 
-/// How many numbers a vector of a model with so many has, if so many are `wanted`: fewer are the first ones, as
-/// Matryoshka models are trained for.
-pub fn check_dimensions(wanted: Option<u64>, model_dimensions: usize) -> Result<usize, Refusal> {
-    match wanted {
+/// Returns the number of dimensions of a vector, where the model has `model_dimensions` and the request may specify
+/// fewer: then the leading ones are returned, for which Matryoshka models are trained.
+pub fn check_dimensions(expected: Option<u64>, model_dimensions: usize) -> Result<usize, Refusal> {
+    match expected {
         None => Ok(model_dimensions),
-        Some(wanted @ 1..) if wanted <= model_dimensions as u64 => Ok(wanted as usize),
-        Some(wanted) => Err(Refusal::invalid(
+        Some(expected @ 1..) if expected <= model_dimensions as u64 => Ok(expected as usize),
+        Some(expected) => Err(Refusal::invalid(
             "dimensions",
             "dimensions",
-            &format!("is {wanted} and the vectors of this model have {model_dimensions}"),
+            &format!("is {expected} and the vectors of this model have {model_dimensions}"),
             &format!("1 to {model_dimensions}, or leave it out"),
         )),
     }
@@ -275,10 +279,10 @@ pub fn check_dimensions(wanted: Option<u64>, model_dimensions: usize) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::input::End;
+    use crate::input::TruncationSide;
     use crate::wire::error::ErrorCode;
 
-    const LIMIT: AtMost = AtMost { count: 3, key: "max_inputs" };
+    const LIMIT: ListLimit = ListLimit { count: 3, key: "max_inputs" };
 
     fn parse(body: &str) -> Result<EmbeddingsRequest, Refusal> {
         EmbeddingsRequest::parse(body.as_bytes(), LIMIT)
@@ -295,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_input_is_read() {
+    fn every_form_of_input_is_parsed() {
         let check = |input: &str, expected: Input| {
             let parsed = parse(&format!(r#"{{"model": "m", "input": {input}}}"#)).expect(input);
             assert_eq!(parsed.input, expected, "{input}");
@@ -310,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn token_ids_are_taken_from_who_names_their_tokenizer_or_where_they_are_accepted() {
+    fn token_ids_are_accepted_with_their_tokenizer_or_by_configuration() {
         let check = |input: &str, more: &str, accepts: bool, param: Option<&str>| {
             let request = parse(&format!(r#"{{"model": "m", "input": {input}{more}}}"#)).expect(input);
             let refusal = request.check_token_ids(accepts, "d1gest").err();
@@ -340,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_may_stand_in_objects_that_hold_nothing_else() {
+    fn texts_may_be_objects_with_the_only_member_text() {
         let input = |input: &str| parse(&format!(r#"{{"model": "m", "input": {input}}}"#));
         assert_eq!(input(r#"[{"text": "a"}, "b"]"#).expect("objects").input, texts(&["a", "b"]));
         let one = input(r#"{"text": "a"}"#).expect("an object");
@@ -351,16 +355,16 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_would_change_the_result_is_read_or_rejected() {
+    fn a_field_that_would_change_the_result_is_parsed_or_rejected() {
         let with = |rest: &str| parse(&format!(r#"{{"model": "m", "input": "a", {rest}}}"#));
-        let cut = |loses, most| Truncation { truncate: Some(true), loses, most };
+        let cut = |side, max_tokens| Truncation { truncate: Some(true), side, max_tokens };
         for (rest, expected) in [
-            (r#""truncate": true"#, cut(End::Right, None)),
-            (r#""truncate": true, "truncation_direction": "left""#, cut(End::Left, None)),
-            (r#""truncate": "START""#, cut(End::Left, None)),
+            (r#""truncate": true"#, cut(TruncationSide::Right, None)),
+            (r#""truncate": true, "truncation_direction": "left""#, cut(TruncationSide::Left, None)),
+            (r#""truncate": "START""#, cut(TruncationSide::Left, None)),
             (r#""truncate": "NONE""#, Truncation { truncate: Some(false), ..Truncation::default() }),
-            (r#""truncate_prompt_tokens": -1"#, cut(End::Right, None)),
-            (r#""truncate_prompt_tokens": 7, "truncation_side": "left""#, cut(End::Left, Some(7))),
+            (r#""truncate_prompt_tokens": -1"#, cut(TruncationSide::Right, None)),
+            (r#""truncate_prompt_tokens": 7, "truncation_side": "left""#, cut(TruncationSide::Left, Some(7))),
             (r#""user": "u""#, Truncation::default()),
         ] {
             assert_eq!(with(rest).expect(rest).truncation, expected, "{rest}");
@@ -396,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_fields_have_defaults_and_strangers_are_ignored() {
+    fn other_fields_have_defaults_and_unknown_fields_are_ignored() {
         let parsed = parse(r#"{"user": 3, "x": [{}], "input": "a", "model": "m", "dimensions": null}"#)
             .expect("a body");
         assert_eq!((parsed.encoding, parsed.dimensions), (Encoding::Float, None));
@@ -411,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limits_of_dimensions_hold_at_them_and_one_past_them() {
+    fn the_limits_of_dimensions_hold_at_the_limit_and_one_past_it() {
         assert_eq!(check_dimensions(None, 384), Ok(384));
         assert_eq!(check_dimensions(Some(384), 384), Ok(384));
         assert_eq!(check_dimensions(Some(1), 384), Ok(1));
@@ -423,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_is_not_a_json_object_is_told_where() {
+    fn a_body_that_is_not_a_json_object_is_rejected() {
         for body in ["", "{", "nonsense", r#"["m", "a"]"#, "[", "3", "null", r#"{"model": "m" "input": "a"}"#]
         {
             check(body, ErrorCode::InvalidJson, None, "not a JSON object");
@@ -443,7 +447,7 @@ mod tests {
     #[test]
     fn a_field_of_another_type_is_named() {
         let input = |input: &str| format!(r#"{{"model": "m", "input": {input}}}"#);
-        for (wrong, place) in [
+        for (wrong, path) in [
             ("3", "`input`"),
             ("true", "`input`"),
             ("{}", "`input`"),
@@ -456,7 +460,7 @@ mod tests {
             ("[[1], [1.5]]", "`input[1]`"),
             (r#"["a", "\ud800"]"#, "`input[1]`"),
         ] {
-            check(&input(wrong), ErrorCode::InvalidValue, Some("input"), place);
+            check(&input(wrong), ErrorCode::InvalidValue, Some("input"), path);
         }
         check(r#"{"model": 3, "input": "a"}"#, ErrorCode::InvalidValue, Some("model"), "`model`");
         for dimensions in ["-1", "1.5", "\"384\""] {
@@ -482,15 +486,10 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_inputs_holds_at_it_and_one_past_it() {
+    fn the_limit_of_inputs_holds_at_the_limit_and_one_past_it() {
         let body = |n: usize| format!(r#"{{"model": "m", "input": [{}]}}"#, vec!["\"a\""; n].join(","));
         assert_eq!(parse(&body(3)).expect("at the limit").input.count(), 3);
-        check(
-            &body(4),
-            ErrorCode::TooManyInputs,
-            Some("input"),
-            "has 4 elements and one request may carry 3",
-        );
+        check(&body(4), ErrorCode::TooManyInputs, Some("input"), "has 4 elements and the limit is 3");
         check(&body(70), ErrorCode::TooManyInputs, Some("input"), "has 70 elements");
     }
 }

@@ -1,7 +1,7 @@
-//! The answers of `POST /v1/embeddings` and `GET /v1/models`.
+//! Responses of `POST /v1/embeddings` and `GET /v1/models`.
 //!
-//! An answer is mostly numbers, so it is written straight from the engine's rows ([`EmbeddingsResponse::write`])
-//! without a copy per row; the owned types are for whoever reads one. A test holds the two together.
+//! A response is mostly numbers, so it is written from the engine's rows ([`EmbeddingsResponse::write`]) without a copy
+//! per row; the owned types are for readers. A test checks that both agree.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,27 +10,27 @@ use serde::{Deserialize, Serialize};
 
 use super::request::Encoding;
 
-/// The answer of `POST /v1/embeddings`, as it is read.
+/// Response of `POST /v1/embeddings`, for readers.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct EmbeddingsResponse {
     /// One vector per input, in the order of the inputs.
     pub data: Vec<EmbeddingObject>,
-    /// The deployment that answered.
+    /// Name of the deployment.
     pub model: String,
-    /// What it cost.
+    /// Token usage.
     pub usage: Usage,
 }
 
 /// One vector.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct EmbeddingObject {
-    /// The input that it belongs to.
+    /// Index of the input.
     pub index: usize,
     /// The vector.
     pub embedding: Embedding,
 }
 
-/// A vector, as it is written.
+/// A vector in one of its encodings.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum Embedding {
@@ -41,7 +41,7 @@ pub enum Embedding {
 }
 
 impl Embedding {
-    /// The numbers; `None` where the base64 is none, or not of whole numbers.
+    /// Returns the numbers; `None` if the base64 is invalid, or its length is not a multiple of 4 bytes.
     pub fn values(&self) -> Option<Vec<f32>> {
         match self {
             Embedding::Float(values) => Some(values.clone()),
@@ -54,69 +54,69 @@ impl Embedding {
     }
 }
 
-/// Tokens that were read.
+/// Token usage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Of the inputs, special tokens included: what the model computed.
+    /// Tokens of the inputs, special tokens included.
     pub prompt_tokens: u64,
-    /// The same; there is no output to count.
+    /// The same number; there are no output tokens.
     pub total_tokens: u64,
 }
 
-/// The engine's rows, one after the other.
+/// View of the engine's rows in one slice.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a> {
+pub struct RowsView<'a> {
     values: &'a [f32],
     dimensions: usize,
 }
 
-impl<'a> Rows<'a> {
-    /// `values` are rows of `dimensions` numbers each.
-    pub fn new(values: &'a [f32], dimensions: usize) -> Rows<'a> {
+impl<'a> RowsView<'a> {
+    /// Creates a view of rows of `dimensions` numbers each.
+    pub fn new(values: &'a [f32], dimensions: usize) -> RowsView<'a> {
         assert!(dimensions > 0 && values.len().is_multiple_of(dimensions), "whole rows");
-        Rows { values, dimensions }
+        RowsView { values, dimensions }
     }
 
-    /// Row after row.
+    /// Returns an iterator over the rows.
     pub fn iter(self) -> std::slice::ChunksExact<'a, f32> {
         self.values.chunks_exact(self.dimensions)
     }
 
-    /// How many numbers there are.
+    /// Returns the total count of numbers.
     pub fn numbers(&self) -> usize {
         self.values.len()
     }
 }
 
 impl EmbeddingsResponse {
-    /// The answer as JSON.
-    pub fn write(model: &str, rows: Rows<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
+    /// Returns the response as JSON.
+    pub fn write(model: &str, rows: RowsView<'_>, encoding: Encoding, tokens: u64) -> Vec<u8> {
         #[derive(Serialize)]
-        struct Answer<'a> {
+        struct EmbeddingsResponseBody<'a> {
             object: &'static str,
             data: Data<'a>,
             model: &'a str,
             usage: Usage,
         }
-        // 12 bytes hold nearly every f32 of a unit vector and its comma; base64 needs 5.4.
+        // 12 bytes suffice for nearly every f32 of a unit vector and its comma; base64 needs 5.4.
         let mut json = Vec::with_capacity(256 + rows.values.len() * 12);
         let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
-        let answer = Answer { object: "list", data: Data { rows, encoding }, model, usage };
-        serde_json::to_writer(&mut json, &answer)
-            .expect("strings and numbers serialise, and a Vec takes them");
+        let response = EmbeddingsResponseBody { object: "list", data: Data { rows, encoding }, model, usage };
+        serde_json::to_writer(&mut json, &response)
+            .expect("writing strings and numbers to a Vec cannot fail");
         json
     }
 }
 
 struct Data<'a> {
-    rows: Rows<'a>,
+    rows: RowsView<'a>,
     encoding: Encoding,
 }
 
 impl Serialize for Data<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Object<T> {
+        struct EmbeddingItem<T> {
             object: &'static str,
             index: usize,
             embedding: T,
@@ -125,18 +125,18 @@ impl Serialize for Data<'_> {
         let mut data = serializer.serialize_seq(Some(rows.len()))?;
         for (index, row) in rows.enumerate() {
             let embedding = Vector { row, encoding: self.encoding };
-            data.serialize_element(&Object { object: "embedding", index, embedding })?;
+            data.serialize_element(&EmbeddingItem { object: "embedding", index, embedding })?;
         }
         data.end()
     }
 }
 
-/// One vector, as it is written.
+/// One vector to write.
 #[derive(Clone, Copy, Debug)]
 pub struct Vector<'a> {
-    /// Its numbers.
+    /// The numbers.
     pub row: &'a [f32],
-    /// How they are written.
+    /// Encoding of the numbers.
     pub encoding: Encoding,
 }
 
@@ -162,7 +162,7 @@ impl Serialize for Vector<'_> {
 }
 
 impl Vector<'_> {
-    /// Eight numbers a byte, the first in the highest bit; numbers that are missing at the end count as 0.
+    /// Packs eight numbers into a byte, the first in the highest bit; missing numbers at the end count as 0.
     fn bits(&self) -> impl Iterator<Item = u8> {
         self.row.chunks(8).map(|numbers| {
             let bit = |(at, number): (usize, &f32)| u8::from(*number > 0.0) << (7 - at);
@@ -171,7 +171,7 @@ impl Vector<'_> {
     }
 }
 
-/// The answer of `GET /v1/models`.
+/// Response of `GET /v1/models`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelList {
     /// `list`.
@@ -183,11 +183,11 @@ pub struct ModelList {
 /// One deployment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelObject {
-    /// Its name: what goes into `model`.
+    /// Name of the deployment, the value of `model`.
     pub id: String,
     /// `model`.
     pub object: String,
-    /// Seconds since 1970 at which it began to be served.
+    /// Start of serving, in seconds since 1970.
     pub created: u64,
     /// `meridian`.
     pub owned_by: String,
@@ -220,26 +220,26 @@ mod tests {
     const ROWS: [f32; 6] = [0.25, -1.0e-7, 0.1, f32::MIN_POSITIVE, -0.333_333_34, 1.0];
 
     fn read(encoding: Encoding) -> EmbeddingsResponse {
-        let json = EmbeddingsResponse::write("mini\"lm", Rows::new(&ROWS, 3), encoding, 17);
-        serde_json::from_slice(&json).expect("our own answer")
+        let json = EmbeddingsResponse::write("mini\"lm", RowsView::new(&ROWS, 3), encoding, 17);
+        serde_json::from_slice(&json).expect("a response that was written by this module")
     }
 
     #[test]
     fn every_number_survives_both_encodings() {
         for encoding in [Encoding::Float, Encoding::Base64] {
-            let answer = read(encoding);
-            assert_eq!(answer.model, "mini\"lm");
-            assert_eq!(answer.usage, Usage { prompt_tokens: 17, total_tokens: 17 });
-            assert_eq!(answer.data.iter().map(|row| row.index).collect::<Vec<_>>(), [0, 1]);
+            let response = read(encoding);
+            assert_eq!(response.model, "mini\"lm");
+            assert_eq!(response.usage, Usage { prompt_tokens: 17, total_tokens: 17 });
+            assert_eq!(response.data.iter().map(|row| row.index).collect::<Vec<_>>(), [0, 1]);
             let values: Vec<f32> =
-                answer.data.iter().flat_map(|row| row.embedding.values().expect("numbers")).collect();
+                response.data.iter().flat_map(|row| row.embedding.values().expect("numbers")).collect();
             assert_eq!(values, ROWS, "{encoding:?}");
         }
     }
 
     #[test]
-    fn the_answer_has_the_members_that_stock_clients_read() {
-        let json = EmbeddingsResponse::write("m", Rows::new(&[1.0, 0.5], 2), Encoding::Float, 3);
+    fn the_response_has_the_members_that_stock_clients_read() {
+        let json = EmbeddingsResponse::write("m", RowsView::new(&[1.0, 0.5], 2), Encoding::Float, 3);
         let text = String::from_utf8(json).expect("JSON is UTF-8");
         assert_eq!(
             text,

@@ -1,7 +1,7 @@
-//! Rerank as Cohere (`POST /v1/rerank`, `/v2/rerank`), Jina and vLLM (`/v1/rerank`) have it.
+//! Rerank API of Cohere (`POST /v1/rerank`, `/v2/rerank`), Jina and vLLM (`/v1/rerank`).
 //!
-//! The four agree on the request and on `results`; what one of them adds to the answer (`meta`, `model`, `usage`) the
-//! others ignore, so there is one answer for all.
+//! All agree on the request and on `results`; members that one of them adds to the response (`meta`, `model`, `usage`)
+//! are ignored by the others, so there is one response for all.
 
 pub mod request;
 pub mod response;

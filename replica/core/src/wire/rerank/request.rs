@@ -1,42 +1,42 @@
-//! The body of a rerank: bytes to a request, or to the field that is wrong with it.
+//! Parser of the body of a rerank request.
 //!
-//! A document is a text, or an object of which `text`, or the fields that `rank_fields` names, are read. An object comes
-//! back as it was sent, with all that was in it.
+//! A document is a text, or an object of which `text`, or the fields in `rank_fields`, are read. An object is returned
+//! unchanged, with all its members.
 
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
-use crate::limits::AtMost;
+use crate::limits::ListLimit;
 use crate::refusal::Refusal;
-use crate::wire::body::{Body as _, FieldKind, Shape, body};
+use crate::wire::body::{BodySchema, FieldKind, RawBody as _, body};
 use crate::wire::fields::{self, Kind};
 
-/// What is asked for.
+/// Parsed request.
 #[derive(Clone, Debug)]
 pub struct RerankRequest {
-    /// The deployment, where the caller says so: some of these APIs leave it out.
+    /// The deployment, if specified: some of these APIs have no such field.
     pub model: Option<String>,
-    /// What is searched for; not empty.
+    /// The search query; not empty.
     pub query: String,
-    /// What is found; at least one.
+    /// Documents to rank; at least one.
     pub documents: Vec<Document>,
-    /// How many of the best are wanted; all if absent.
+    /// Number of best documents to return; absent: all.
     pub top_n: Option<u64>,
-    /// Whether the documents come back.
+    /// Whether to return the documents.
     pub return_documents: bool,
-    /// A document is cut to so many tokens.
+    /// Maximum tokens of a document; longer ones are truncated.
     pub max_tokens_per_doc: Option<u64>,
-    /// Whether the model's own numbers are wanted, and not scores from 0 to 1.
+    /// Whether to return logits and not scores from 0 to 1.
     pub raw_scores: bool,
 }
 
 /// One document.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// What is read of it.
+    /// Text to rank.
     pub text: String,
-    /// The object that it was sent as, if it was one.
+    /// The original object, if it was one.
     pub object: Option<Box<RawValue>>,
 }
 
@@ -45,41 +45,41 @@ body! {
     RawFields requires ["query", "documents"] {
         /// The deployment.
         model: FieldKind::Text,
-        /// What is searched for.
+        /// The search query.
         query: FieldKind::Text,
-        /// What is ranked. Of an object its `text` is read, or the fields that `rank_fields` names.
+        /// Documents to rank. Of an object, `text` or the fields in `rank_fields` are read.
         documents: FieldKind::Documents,
-        /// How many of the best documents to return; without it, all.
+        /// Number of best documents to return. Default: all.
         top_n: FieldKind::Count,
         /// Whether to return the documents with their scores.
         return_documents: FieldKind::Flag,
-        /// Cut each document to so many tokens (Cohere).
+        /// Truncate each document to this number of tokens (Cohere).
         max_tokens_per_doc: FieldKind::Count,
         /// The fields of a document object to rank by (Cohere v1).
         rank_fields: FieldKind::Texts,
-        /// Whether to return the model's own numbers (Infinity) and not scores from 0 to 1.
+        /// Whether to return logits (Infinity) and not scores from 0 to 1.
         raw_scores: FieldKind::Flag,
     } rejects {
         top_k => "`top_n`",
-        max_chunks_per_doc ["1"] => "1: a document that is too long is cut and not divided",
+        max_chunks_per_doc ["1"] => "1: a document that is too long is truncated and not divided",
         return_embeddings ["false"] => "false, or leave it out",
         truncate_prompt_tokens ["-1"] => "`max_tokens_per_doc`",
-        truncate ["true", "\"END\""] => "true: a document that is too long is always cut; shorten it yourself otherwise",
+        truncate ["true", "\"END\""] => "true: a document that is too long is always truncated; shorten it before sending otherwise",
         activation ["true"] => "`raw_scores`",
         use_activation ["true"] => "`raw_scores`",
         instruction => "the instruction in front of the query",
     }
 }
 
-/// Fields of one document that `rank_fields` may name: more than any table has columns worth reading.
+/// Maximum number of `rank_fields`: more than the useful columns of any table.
 pub const MAX_RANK_FIELDS: usize = 64;
 
 impl RerankRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawFields::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawFields::SCHEMA;
 
-    /// Reads `body`, which may carry so many documents.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<RerankRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of documents.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<RerankRequest, Refusal> {
         let RawFields {
             model,
             query,
@@ -91,16 +91,16 @@ impl RerankRequest {
             raw_scores,
             ..
         } = RawFields::read(body)?;
-        let query = fields::text_or_object("query", "query", fields::needed("query", query, "a text")?)?;
+        let query = fields::text_or_object("query", "query", fields::required("query", query, "a text")?)?;
         if query.is_empty() {
             return Err(Refusal::empty_input("query", "query"));
         }
-        let most = AtMost { count: MAX_RANK_FIELDS, key: "MAX_RANK_FIELDS" };
-        let name = |place: &str, raw| fields::text("rank_fields", place, raw);
+        let most = ListLimit { count: MAX_RANK_FIELDS, key: "MAX_RANK_FIELDS" };
+        let name = |path: &str, raw| fields::text("rank_fields", path, raw);
         let rank_fields = rank_fields.map(|raw| fields::list("rank_fields", "rank_fields", raw, most, name));
         let rank_fields = rank_fields.transpose()?;
-        let documents = fields::needed("documents", documents, "a list of texts or objects")?;
-        let read = |place: &str, raw| document(place, raw, rank_fields.as_deref());
+        let documents = fields::required("documents", documents, "a list of texts or objects")?;
+        let read = |path: &str, raw| document(path, raw, rank_fields.as_deref());
         Ok(RerankRequest {
             model: fields::model(model)?,
             query,
@@ -112,61 +112,61 @@ impl RerankRequest {
         })
     }
 
-    /// How many results are wanted.
+    /// Returns the number of results.
     pub fn results(&self) -> usize {
         let all = self.documents.len();
         self.top_n.map_or(all, |n| usize::try_from(n).map_or(all, |n| n.min(all)))
     }
 }
 
-fn document(place: &str, raw: &RawValue, rank_fields: Option<&[String]>) -> Result<Document, Refusal> {
+fn document(path: &str, raw: &RawValue, rank_fields: Option<&[String]>) -> Result<Document, Refusal> {
     match fields::kind_of(raw.get()) {
-        Kind::Text => Ok(Document { text: fields::text("documents", place, raw)?, object: None }),
+        Kind::Text => Ok(Document { text: fields::text("documents", path, raw)?, object: None }),
         Kind::Other if raw.get().starts_with('{') => {
-            let object: BTreeMap<String, &RawValue> = fields::split_field("documents", place, raw)?;
+            let object: BTreeMap<String, &RawValue> = fields::split_field("documents", path, raw)?;
             let text = match rank_fields {
                 None | Some([_]) => {
                     let field = rank_fields.and_then(<[String]>::first).map_or("text", String::as_str);
-                    let value = object.get(field).ok_or_else(|| no_field(place, &[field]))?;
-                    fields::text("documents", &format!("{place}.{field}"), value)?
+                    let value = object.get(field).ok_or_else(|| no_field(path, &[field]))?;
+                    fields::text("documents", &format!("{path}.{field}"), value)?
                 }
-                Some(names) => join(place, &object, names)?,
+                Some(names) => join(path, &object, names)?,
             };
             Ok(Document { text, object: Some(raw.to_owned()) })
         }
         Kind::Number | Kind::List | Kind::Other => {
-            Err(fields::wrong_type("documents", place, "a text, or an object with `text`"))
+            Err(fields::wrong_type("documents", path, "a text, or an object with `text`"))
         }
     }
 }
 
-/// The named fields of a document, one per line with their names, as Cohere writes them for its models. A document need
+/// Joins the named fields of a document, one per line with their names, as Cohere does for its models. A document need
 /// not have all of them.
-fn join(place: &str, object: &BTreeMap<String, &RawValue>, names: &[String]) -> Result<String, Refusal> {
+fn join(path: &str, object: &BTreeMap<String, &RawValue>, names: &[String]) -> Result<String, Refusal> {
     let mut lines = Vec::new();
     for name in names {
         let Some(value) = object.get(name) else { continue };
         let value = match fields::kind_of(value.get()) {
-            Kind::Text => fields::text("documents", &format!("{place}.{name}"), value)?,
+            Kind::Text => fields::text("documents", &format!("{path}.{name}"), value)?,
             Kind::Number | Kind::List | Kind::Other => value.get().to_owned(),
         };
         lines.push(format!("{name}: {value}"));
     }
     if lines.is_empty() {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        return Err(no_field(place, &names));
+        return Err(no_field(path, &names));
     }
     Ok(lines.join("\n"))
 }
 
-fn no_field(place: &str, names: &[&str]) -> Refusal {
+fn no_field(path: &str, names: &[&str]) -> Refusal {
     let names = names.join(", ");
     let names = names.char_indices().nth(80).map_or(names.as_str(), |(end, _)| &names[..end]);
     Refusal::invalid(
         "documents",
-        place,
+        path,
         &format!("is an object without {names}"),
-        "that, or name the fields to read in `rank_fields`",
+        "it, or list the fields to read in `rank_fields`",
     )
 }
 
@@ -176,7 +176,7 @@ mod tests {
     use crate::wire::error::ErrorCode;
 
     fn parse(body: &str) -> Result<RerankRequest, Refusal> {
-        RerankRequest::parse(body.as_bytes(), AtMost { count: 3, key: "max_documents" })
+        RerankRequest::parse(body.as_bytes(), ListLimit { count: 3, key: "max_documents" })
     }
 
     fn texts(rest: &str) -> Vec<String> {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_texts_or_objects_of_which_the_named_fields_are_read() {
+    fn documents_are_texts_or_objects_with_named_fields() {
         assert_eq!(texts(r#""documents": ["a", {"text": "b", "title": "t"}]"#), ["a", "b"]);
         assert_eq!(texts(r#""documents": [{"title": "t", "n": 3}], "rank_fields": ["title"]"#), ["t"]);
         let both = r#""documents": [{"n": 3, "title": "t", "x": 1}], "rank_fields": ["title", "n", "gone"]"#;
@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_kept_as_it_was_sent() {
+    fn an_object_is_kept_unchanged() {
         let request = parse(r#"{"query": "q", "documents": [{"text":"b","id": 7}]}"#).expect("a request");
         let object = request.documents[0].object.as_ref().expect("an object");
         assert_eq!(object.get(), r#"{"text":"b","id": 7}"#);
     }
 
     #[test]
-    fn the_best_n_are_no_more_than_there_are() {
+    fn top_n_is_limited_to_the_number_of_documents() {
         for (top_n, expected) in [("1", 1), ("2", 2), ("3", 2), ("18446744073709551615", 2), ("null", 2)] {
             let body = format!(r#"{{"query": "q", "documents": ["a", "b"], "top_n": {top_n}}}"#);
             assert_eq!(parse(&body).expect("a request").results(), expected, "{top_n}");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_field() {
         for (body, code, param, says) in [
             (r#"{"documents": ["a"]}"#, ErrorCode::MissingField, "query", "`query` is missing"),
             (r#"{"query": "", "documents": ["a"]}"#, ErrorCode::EmptyInput, "query", "`query` is empty"),
@@ -245,7 +245,7 @@ mod tests {
                 r#"{"query": "q", "documents": ["a", "b", "c", "d"]}"#,
                 ErrorCode::TooManyInputs,
                 "documents",
-                "has 4 elements and one request may carry 3",
+                "has 4 elements and the limit is 3",
             ),
             (
                 r#"{"query": "q", "documents": ["a"], "top_n": 0}"#,
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_would_change_the_ranking_is_read_or_rejected() {
+    fn a_field_that_would_change_the_ranking_is_parsed_or_rejected() {
         let with =
             |rest: &str| parse(&format!(r#"{{"query": {{"text": "q"}}, "documents": ["a"], {rest}}}"#));
         assert!(with(r#""raw_scores": true"#).expect("a flag").raw_scores);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_rank_fields_holds_at_it_and_one_past_it() {
+    fn the_limit_of_rank_fields_holds_at_the_limit_and_one_past_it() {
         let body = |n: usize| {
             let names = vec!["\"text\""; n].join(",");
             format!(r#"{{"query": "q", "documents": [{{"text": "a"}}], "rank_fields": [{names}]}}"#)

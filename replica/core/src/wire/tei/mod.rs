@@ -1,15 +1,15 @@
-//! The API of text-embeddings-inference (TEI), which BEI has as well.
+//! The API of text-embeddings-inference (TEI), which BEI implements as well.
 //!
-//! `truncate` decides what becomes of an input that is too long; without it the replica's `auto_truncate` does, which is
-//! false unless the replica's configuration says otherwise, and `/info` shows it.
+//! `truncate` decides whether an input that is too long is truncated; the default is the replica's `auto_truncate`,
+//! which is false unless the replica's configuration sets it, and which `/info` shows.
 //!
-//! `POST /tokenize` has the words of vLLM as well, whose clients meet the same path.
+//! `POST /tokenize` also supports the format of vLLM, whose clients use the same path.
 
 pub mod request;
 pub mod response;
 
 pub use request::{
-    Classification, DecodeRequest, EmbedRequest, Function, PredictRequest, SimilarityRequest, TextsRequest,
-    TokenizeAnswer, TokenizeRequest, VllmTokens,
+    ActivationFunction, Classification, DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest,
+    TextsRequest, TokenizeFormat, TokenizeRequest, VllmTokenizeOptions,
 };
 pub use response::{Labels, SimpleToken, write_predictions, write_ranks, write_rows, write_token_rows};

@@ -1,64 +1,64 @@
-//! The bodies of TEI's routes: bytes to a request, or to the field that is wrong with it.
+//! Parsers of the bodies of TEI's routes.
 //!
-//! An empty text is taken here, as TEI takes it, if the model's tokenizer makes at least one token of it.
+//! An empty text is accepted, as in TEI, if the model's tokenizer produces at least one token for it.
 
 use serde_json::value::RawValue;
 
-use crate::input::{Input, Sequence, Truncation};
-use crate::limits::AtMost;
+use crate::input::{Input, TextOrPair, Truncation};
+use crate::limits::ListLimit;
 use crate::prompt::PromptChoice;
 use crate::refusal::Refusal;
-use crate::wire::body::{Body as _, FieldKind, Shape, body};
+use crate::wire::body::{BodySchema, FieldKind, RawBody as _, body};
 use crate::wire::fields::{self, Kind};
 
 /// `POST /embed` and `POST /embed_all`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbedRequest {
-    /// What to embed.
+    /// Texts to embed.
     pub inputs: Input,
     /// Whether `inputs` was one input and not a list of them.
     pub single: bool,
-    /// What becomes of inputs that are too long.
+    /// Truncation of inputs that are too long.
     pub truncation: Truncation,
-    /// What stands before each text.
+    /// Prompt for each text.
     pub prompt: PromptChoice,
-    /// Whether vectors are brought to length one; where the request does not say, the replica's `normalize` decides.
+    /// Whether vectors are scaled to length one; absent: the replica's `normalize` decides.
     pub normalize: Option<bool>,
-    /// How many numbers a vector should have, where the caller says so.
+    /// Requested dimensions of a vector, if specified.
     pub dimensions: Option<u64>,
 }
 
 body! {
     /// The body of `POST /embed` and `POST /embed_all`.
     RawEmbed requires ["inputs"] {
-        /// What to embed. Token ids are of the model's own vocabulary.
+        /// Inputs to embed. Token ids must be of the model's own vocabulary.
         inputs: FieldKind::Inputs,
-        /// Whether to cut inputs that are longer than the model reads. Without it the replica's `auto_truncate` decides.
+        /// Whether to truncate inputs that are longer than the model's limit. Default: the replica's `auto_truncate`.
         truncate: FieldKind::Flag,
-        /// The end that is cut off.
-        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
-        /// The name of the prompt to put before each text, from the model's configuration.
+        /// Side from which tokens are removed.
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_SIDES),
+        /// Name of the prompt to prepend to each text, from the model's configuration.
         prompt_name: FieldKind::Text,
-        /// Whether to scale vectors to length one. Without it the replica's `normalize` decides; `/embed_all` never does.
+        /// Whether to scale vectors to length one. Default: the replica's `normalize`; ignored by `/embed_all`.
         normalize: FieldKind::Flag,
-        /// How many of the first numbers of each vector to return; without it, all. `/embed` only.
+        /// Number of leading dimensions of each vector to return; default: all. `/embed` only.
         dimensions: FieldKind::Count,
     } rejects {
         input_type => "`prompt_name`",
-        encoding_format ["\"float\""] => "\"float\", or ask at /v1/embeddings",
+        encoding_format ["\"float\""] => "\"float\", or use /v1/embeddings",
         parameters ["{}"] => "its members beside `inputs`",
     }
 }
 
 impl EmbedRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawEmbed::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawEmbed::SCHEMA;
 
-    /// Reads `body`, which may carry so many inputs.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<EmbedRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of inputs.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<EmbedRequest, Refusal> {
         let RawEmbed { inputs, truncate, truncation_direction, prompt_name, normalize, dimensions, .. } =
             RawEmbed::read(body)?;
-        let inputs = fields::needed("inputs", inputs, fields::INPUT_WANTED)?;
+        let inputs = fields::required("inputs", inputs, fields::INPUT_EXPECTED)?;
         let (inputs, single) = fields::inputs("inputs", inputs, limit)?;
         Ok(EmbedRequest {
             inputs,
@@ -71,57 +71,57 @@ impl EmbedRequest {
     }
 }
 
-/// `POST /rerank`, in TEI's words.
+/// `POST /rerank` in TEI's format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextsRequest {
-    /// What is searched for.
+    /// The search query.
     pub query: String,
-    /// What is found; at least one.
+    /// Documents to rank; at least one.
     pub texts: Vec<String>,
-    /// Whether the model's own numbers are wanted, and not scores from 0 to 1.
+    /// Whether to return logits and not scores from 0 to 1.
     pub raw_scores: bool,
-    /// Whether the texts come back.
+    /// Whether to return the texts.
     pub return_text: bool,
-    /// What becomes of pairs that are too long.
+    /// Truncation of pairs that are too long.
     pub truncation: Truncation,
 }
 
 body! {
-    /// The body of `POST /rerank` in TEI's words.
+    /// The body of `POST /rerank` in TEI's format.
     RawTexts requires ["query", "texts"] {
-        /// What is searched for.
+        /// The search query.
         query: FieldKind::Text,
-        /// What is ranked.
+        /// Documents to rank.
         texts: FieldKind::Texts,
-        /// What is ranked, in the words of `/v1/rerank`, whose fields then hold here.
+        /// Documents to rank, in the format of `/v1/rerank`, whose other fields then apply.
         documents: FieldKind::Documents,
-        /// Whether to return the model's own numbers and not scores from 0 to 1.
+        /// Whether to return logits and not scores from 0 to 1.
         raw_scores: FieldKind::Flag,
         /// Whether to return the texts with their scores.
         return_text: FieldKind::Flag,
-        /// Whether to cut inputs that are longer than the model reads. Without it the replica's `auto_truncate` decides.
+        /// Whether to truncate inputs that are longer than the model's limit. Default: the replica's `auto_truncate`.
         truncate: FieldKind::Flag,
-        /// The end that is cut off.
-        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        /// Side from which tokens are removed.
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_SIDES),
     } rejects {
     }
 }
 
 impl TextsRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawTexts::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawTexts::SCHEMA;
 
-    /// Reads `body`, which may carry so many texts; `None` if it has `documents` instead, in the words of Cohere, Jina
-    /// and vLLM, whose clients meet this path too.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<Option<TextsRequest>, Refusal> {
+    /// Parses `body`; `limit` applies to the number of texts. `None` if it has `documents` instead, the format of
+    /// Cohere, Jina and vLLM, whose clients use this path too.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<Option<TextsRequest>, Refusal> {
         let RawTexts { query, texts, documents, raw_scores, return_text, truncate, truncation_direction } =
             RawTexts::read(body)?;
         let texts = match (texts, documents) {
             (None, Some(_)) => return Ok(None),
-            (texts, _) => fields::needed("texts", texts, "a list of texts")?,
+            (texts, _) => fields::required("texts", texts, "a list of texts")?,
         };
-        let query = fields::text("query", "query", fields::needed("query", query, "a text")?)?;
-        let text = |place: &str, raw| fields::text("texts", place, raw);
+        let query = fields::text("query", "query", fields::required("query", query, "a text")?)?;
+        let text = |path: &str, raw| fields::text("texts", path, raw);
         Ok(Some(TextsRequest {
             query,
             texts: fields::list("texts", "texts", texts, limit, text)?,
@@ -135,49 +135,49 @@ impl TextsRequest {
 /// `POST /predict`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PredictRequest {
-    /// What to classify; at least one.
-    pub inputs: Vec<Sequence>,
+    /// Inputs to classify; at least one.
+    pub inputs: Vec<TextOrPair>,
     /// Whether `inputs` was one text or pair and not a list of them.
     pub single: bool,
-    /// Whether the model's own numbers are wanted, and not what its configuration makes of them.
+    /// Whether to return logits without the activation of the model's configuration.
     pub raw_scores: bool,
-    /// What becomes of inputs that are too long.
+    /// Truncation of inputs that are too long.
     pub truncation: Truncation,
-    /// What Hugging Face's clients ask for; they expect the labels of one text as a list in a list.
+    /// Parameters of Hugging Face's clients, which expect the labels of one text as a list in a list.
     pub parameters: Option<Classification>,
 }
 
 /// `parameters` of Hugging Face's text classification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Classification {
-    /// What is made of the model's numbers; absent: what its configuration says.
-    pub function: Option<Function>,
-    /// How many of the best labels are wanted; all if absent.
+    /// Activation of the logits; absent: that of the model's configuration.
+    pub function: Option<ActivationFunction>,
+    /// Number of best labels to return; absent: all.
     pub top_k: Option<u64>,
 }
 
-/// What a classification makes of the model's numbers.
+/// Activation of the logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Function {
-    /// Each by itself, from 0 to 1.
+pub enum ActivationFunction {
+    /// Each label independently, from 0 to 1.
     Sigmoid,
-    /// All together sum to 1.
+    /// All labels together sum to 1.
     Softmax,
-    /// As they are.
+    /// Logits without activation.
     None,
 }
 
 body! {
     /// The body of `POST /predict`.
     RawPredict requires ["inputs"] {
-        /// What to classify.
+        /// Inputs to classify.
         inputs: FieldKind::TextsOrPairs,
-        /// Whether to return the model's own numbers and not probabilities.
+        /// Whether to return logits and not probabilities.
         raw_scores: FieldKind::Flag,
-        /// Whether to cut inputs that are longer than the model reads. Without it the replica's `auto_truncate` decides.
+        /// Whether to truncate inputs that are longer than the model's limit. Default: the replica's `auto_truncate`.
         truncate: FieldKind::Flag,
-        /// The end that is cut off.
-        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
+        /// Side from which tokens are removed.
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_SIDES),
         /// Hugging Face's `function_to_apply` and `top_k`; with it the labels of one text are a list in a list.
         parameters: FieldKind::Object,
     } rejects {
@@ -189,11 +189,11 @@ body! {
 body! {
     /// `parameters` of Hugging Face's text classification.
     RawClassification requires [] {
-        /// What is made of the model's numbers; without it, what its configuration says.
+        /// Activation of the logits. Default: that of the model's configuration.
         function_to_apply: FieldKind::OneOf(&["sigmoid", "softmax", "none"]),
-        /// How many of the best labels to return; without it, all.
+        /// Number of best labels to return. Default: all.
         top_k: FieldKind::Count,
-        /// As beside `inputs`.
+        /// Same as `truncate` beside `inputs`.
         truncation: FieldKind::Flag,
     } rejects {
         max_length => "`truncate` beside `inputs`",
@@ -201,24 +201,24 @@ body! {
     }
 }
 
-const PREDICT_WANTED: &str =
+const PREDICT_EXPECTED: &str =
     "a text, a pair [text, text], or a list of [text] and [text, text] (one list per input)";
 
 impl PredictRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawPredict::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawPredict::SCHEMA;
 
-    /// Reads `body`, which may carry so many texts and pairs.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<PredictRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of texts and pairs.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<PredictRequest, Refusal> {
         let RawPredict { inputs, raw_scores, truncate, truncation_direction, parameters, .. } =
             RawPredict::read(body)?;
-        let raw = fields::needed("inputs", inputs, PREDICT_WANTED)?;
-        let wrong = || fields::wrong_type("inputs", "inputs", PREDICT_WANTED);
+        let raw = fields::required("inputs", inputs, PREDICT_EXPECTED)?;
+        let wrong = || fields::wrong_type("inputs", "inputs", PREDICT_EXPECTED);
         let (inputs, single) = match fields::kind_of(raw.get()) {
-            Kind::Text => (vec![Sequence::One(fields::text("inputs", "inputs", raw)?)], true),
+            Kind::Text => (vec![TextOrPair::One(fields::text("inputs", "inputs", raw)?)], true),
             Kind::List => match fields::first_kind(raw.get()) {
                 None => return Err(Refusal::no_inputs("inputs", "inputs")),
-                // One list is one input: of two texts it is a pair, as TEI has it.
+                // One list is one input: two texts are a pair, as in TEI.
                 Some(Kind::Text) => (vec![sequence("inputs", raw)?], true),
                 Some(Kind::List) => (fields::list("inputs", "inputs", raw, limit, sequence)?, false),
                 Some(Kind::Number | Kind::Other) => return Err(wrong()),
@@ -236,8 +236,8 @@ impl PredictRequest {
             parameters: parameters.map(classification).transpose()?,
         };
         let function = request.parameters.and_then(|parameters| parameters.function);
-        if request.raw_scores && function.is_some_and(|function| function != Function::None) {
-            let problem = "is true beside `parameters.function_to_apply`, which asks for something else";
+        if request.raw_scores && function.is_some_and(|function| function != ActivationFunction::None) {
+            let problem = "conflicts with `parameters.function_to_apply`";
             return Err(Refusal::invalid("raw_scores", "raw_scores", problem, "one of them"));
         }
         Ok(request)
@@ -247,54 +247,55 @@ impl PredictRequest {
 fn classification(raw: RawClassification<'_>) -> Result<Classification, Refusal> {
     const FUNCTION: &str = "parameters.function_to_apply";
     let functions = [
-        ("sigmoid", Some(Function::Sigmoid)),
-        ("softmax", Some(Function::Softmax)),
-        ("none", Some(Function::None)),
+        ("sigmoid", Some(ActivationFunction::Sigmoid)),
+        ("softmax", Some(ActivationFunction::Softmax)),
+        ("none", Some(ActivationFunction::None)),
     ];
-    let wanted = "\"sigmoid\", \"softmax\" or \"none\"";
+    let expected = "\"sigmoid\", \"softmax\" or \"none\"";
     Ok(Classification {
-        function: fields::choice(FUNCTION, raw.function_to_apply, None, &functions, wanted)?,
+        function: fields::choice(FUNCTION, raw.function_to_apply, None, &functions, expected)?,
         top_k: fields::count("parameters.top_k", raw.top_k)?,
     })
 }
 
-/// Texts of one input: itself, or the two of a pair.
-const TEXTS_PER_INPUT: AtMost = AtMost { count: 2, key: "TEXTS_PER_INPUT" };
+/// Maximum texts of one input: one text, or the two of a pair.
+const TEXTS_PER_INPUT: ListLimit = ListLimit { count: 2, key: "TEXTS_PER_INPUT" };
 
-fn sequence(place: &str, raw: &RawValue) -> Result<Sequence, Refusal> {
-    let text = |place: &str, raw| fields::text("inputs", place, raw);
+fn sequence(path: &str, raw: &RawValue) -> Result<TextOrPair, Refusal> {
+    let text = |path: &str, raw| fields::text("inputs", path, raw);
     if fields::kind_of(raw.get()) != Kind::List {
-        return Err(fields::wrong_type("inputs", place, PREDICT_WANTED));
+        return Err(fields::wrong_type("inputs", path, PREDICT_EXPECTED));
     }
-    let wrong = || Refusal::invalid("inputs", place, "is a list of neither one text nor two", PREDICT_WANTED);
+    let wrong =
+        || Refusal::invalid("inputs", path, "is a list of neither one text nor two", PREDICT_EXPECTED);
     let elements: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(Refusal::not_json)?;
     if elements.len() > TEXTS_PER_INPUT.count {
         return Err(wrong());
     }
-    let texts = fields::list("inputs", place, raw, TEXTS_PER_INPUT, text)?;
+    let texts = fields::list("inputs", path, raw, TEXTS_PER_INPUT, text)?;
     match <[String; 2]>::try_from(texts) {
-        Ok([first, second]) => Ok(Sequence::Pair(first, second)),
-        Err(texts) => texts.into_iter().next().map(Sequence::One).ok_or_else(wrong),
+        Ok([first, second]) => Ok(TextOrPair::Pair(first, second)),
+        Err(texts) => texts.into_iter().next().map(TextOrPair::One).ok_or_else(wrong),
     }
 }
 
 /// `POST /similarity`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimilarityRequest {
-    /// What the others are compared with.
+    /// Text that the others are compared with.
     pub source: String,
-    /// The others; at least one.
+    /// Other texts; at least one.
     pub sentences: Vec<String>,
-    /// What becomes of texts that are too long.
+    /// Truncation of texts that are too long.
     pub truncation: Truncation,
-    /// What stands before each text.
+    /// Prompt for each text.
     pub prompt: PromptChoice,
 }
 
 body! {
     /// The body of `POST /similarity`.
     RawSimilarity requires ["inputs"] {
-        /// A text (`source_sentence`) and those that it is compared with (`sentences`).
+        /// A text (`source_sentence`) and the texts to compare it with (`sentences`).
         inputs: FieldKind::Sentences,
         /// `truncate`, `truncation_direction` and `prompt_name`.
         parameters: FieldKind::Object,
@@ -308,9 +309,9 @@ body! {
 body! {
     /// `inputs` of `POST /similarity`.
     RawSentences requires ["source_sentence", "sentences"] {
-        /// What the others are compared with.
+        /// Text that the others are compared with.
         source_sentence: FieldKind::Text,
-        /// The others.
+        /// Other texts.
         sentences: FieldKind::Texts,
     } rejects {
     }
@@ -319,42 +320,42 @@ body! {
 body! {
     /// `parameters` of `POST /similarity`.
     RawParameters requires [] {
-        /// Whether to cut inputs that are longer than the model reads. Without it the replica's `auto_truncate` decides.
+        /// Whether to truncate inputs that are longer than the model's limit. Default: the replica's `auto_truncate`.
         truncate: FieldKind::Flag,
-        /// The end that is cut off.
-        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_ENDS),
-        /// The name of the prompt to put before each text.
+        /// Side from which tokens are removed.
+        truncation_direction: FieldKind::OneOf(fields::TRUNCATION_SIDES),
+        /// Name of the prompt to prepend to each text.
         prompt_name: FieldKind::Text,
     } rejects {
     }
 }
 
 impl SimilarityRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawSimilarity::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawSimilarity::SCHEMA;
 
-    /// The fields of [`SimilarityRequest::source`] and [`SimilarityRequest::sentences`].
+    /// JSON paths of [`SimilarityRequest::source`] and [`SimilarityRequest::sentences`].
     pub const FIELDS: [&'static str; 2] = ["inputs.source_sentence", "inputs.sentences"];
 
-    /// Whether `body` asks for similarities where it could ask for vectors: its `inputs` are an object.
+    /// Returns whether `body` is a similarity request and not an embedding request: its `inputs` are an object.
     pub fn is_one(body: &[u8]) -> bool {
         let inputs = fields::split::<RawSimilarity<'_>>(body).ok().and_then(|fields| fields.inputs);
         inputs.is_some_and(|inputs| inputs.get().starts_with('{'))
     }
 
-    /// Reads `body`, which may carry so many sentences.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<SimilarityRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of sentences.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<SimilarityRequest, Refusal> {
         let [source_field, sentences_field] = SimilarityRequest::FIELDS;
         let RawSimilarity { inputs, parameters, .. } = RawSimilarity::read(body)?;
-        let inputs = fields::needed("inputs", inputs, "an object with `source_sentence` and `sentences`")?;
+        let inputs = fields::required("inputs", inputs, "an object with `source_sentence` and `sentences`")?;
         let RawSentences { source_sentence, sentences } =
             fields::split_field::<RawSentences<'_>>("inputs", "inputs", inputs)?.checked()?;
         let parameters = parameters.map(|raw| fields::split_field("parameters", "parameters", raw));
         let RawParameters { truncate, truncation_direction, prompt_name } =
             parameters.transpose()?.unwrap_or_else(RawParameters::default).checked()?;
-        let source = fields::needed(source_field, source_sentence, "a text")?;
-        let sentences = fields::needed(sentences_field, sentences, "a list of texts")?;
-        let text = |place: &str, raw| fields::text(sentences_field, place, raw);
+        let source = fields::required(source_field, source_sentence, "a text")?;
+        let sentences = fields::required(sentences_field, sentences, "a list of texts")?;
+        let text = |path: &str, raw| fields::text(sentences_field, path, raw);
         Ok(SimilarityRequest {
             source: fields::text(source_field, source_field, source)?,
             sentences: fields::list(sentences_field, sentences_field, sentences, limit, text)?,
@@ -364,24 +365,24 @@ impl SimilarityRequest {
     }
 }
 
-/// In whose words a tokenization is answered.
+/// Format of a response of `POST /tokenize`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TokenizeAnswer {
+pub enum TokenizeFormat {
     /// A list of tokens for each text.
     Tei {
         /// Whether `inputs` was one text and not a list of them.
         single: bool,
     },
     /// An object with the tokens of the one text.
-    Vllm(VllmTokens),
+    Vllm(VllmTokenizeOptions),
 }
 
-/// What vLLM's clients ask for.
+/// Options of vLLM's clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VllmTokens {
-    /// The deployment, where the caller says so.
+pub struct VllmTokenizeOptions {
+    /// The deployment, if specified.
     pub model: Option<String>,
-    /// Whether the text of each token is wanted.
+    /// Whether to return the text of each token.
     pub with_texts: bool,
 }
 
@@ -390,26 +391,26 @@ pub struct VllmTokens {
 pub struct TokenizeRequest {
     /// The texts; at least one.
     pub texts: Vec<String>,
-    /// In whose words the answer is.
-    pub answer: TokenizeAnswer,
-    /// Whether the tokens that the model wants around a text are there.
+    /// Format of the response.
+    pub format: TokenizeFormat,
+    /// Whether to add the model's special tokens.
     pub add_special_tokens: bool,
-    /// What stands before each text.
+    /// Prompt for each text.
     pub prompt: PromptChoice,
 }
 
 body! {
-    /// The body of `POST /tokenize`, in TEI's words or vLLM's.
+    /// The body of `POST /tokenize`, in TEI's format or vLLM's.
     RawTokenize requires [] {
-        /// The texts; the answer is a list of tokens for each (TEI).
+        /// The texts; the response is a list of tokens for each (TEI).
         inputs: FieldKind::TextOrTexts,
-        /// The text; the answer is an object with `tokens` (vLLM).
+        /// The text; the response is an object with `tokens` (vLLM).
         prompt: FieldKind::Text,
         /// The deployment (vLLM).
         model: FieldKind::Text,
-        /// Whether the tokens that the model wants around a text are there; true without it.
+        /// Whether to add the model's special tokens. Default: true.
         add_special_tokens: FieldKind::Flag,
-        /// The name of the prompt to put before each text (TEI).
+        /// Name of the prompt to prepend to each text (TEI).
         prompt_name: FieldKind::Text,
         /// Whether the text of each token is returned (vLLM).
         return_token_strs: FieldKind::Flag,
@@ -419,37 +420,37 @@ body! {
 }
 
 impl TokenizeRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawTokenize::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawTokenize::SCHEMA;
 
-    /// Reads `body`, which may carry so many texts.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<TokenizeRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of texts.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<TokenizeRequest, Refusal> {
         let RawTokenize { inputs, prompt, model, add_special_tokens, prompt_name, return_token_strs, .. } =
             RawTokenize::read(body)?;
-        let wanted = "a text or a list of texts";
-        let (texts, answer) = match (inputs, prompt) {
+        let expected = "a text or a list of texts";
+        let (texts, format) = match (inputs, prompt) {
             (None, Some(prompt)) => {
-                let vllm = VllmTokens {
+                let vllm = VllmTokenizeOptions {
                     model: fields::model(model)?,
                     with_texts: fields::flag("return_token_strs", return_token_strs, false)?,
                 };
-                (vec![fields::text("prompt", "prompt", prompt)?], TokenizeAnswer::Vllm(vllm))
+                (vec![fields::text("prompt", "prompt", prompt)?], TokenizeFormat::Vllm(vllm))
             }
             (Some(_), Some(_)) => {
-                let problem = "is given beside `inputs`, and each is what to tokenize";
+                let problem = "conflicts with `inputs`";
                 return Err(Refusal::invalid("prompt", "prompt", problem, "one of them"));
             }
             (inputs, None) => {
-                let inputs = fields::needed("inputs", inputs, wanted)?;
+                let inputs = fields::required("inputs", inputs, expected)?;
                 let (Input::Texts(texts), single) = fields::inputs("inputs", inputs, limit)? else {
-                    return Err(fields::wrong_type("inputs", "inputs", wanted));
+                    return Err(fields::wrong_type("inputs", "inputs", expected));
                 };
-                (texts, TokenizeAnswer::Tei { single })
+                (texts, TokenizeFormat::Tei { single })
             }
         };
         Ok(TokenizeRequest {
             texts,
-            answer,
+            format,
             add_special_tokens: fields::flag("add_special_tokens", add_special_tokens, true)?,
             prompt: fields::prompt(prompt_name, None)?,
         })
@@ -463,7 +464,7 @@ pub struct DecodeRequest {
     pub ids: Vec<Vec<u32>>,
     /// Whether `ids` was one list of token ids and not a list of them.
     pub single: bool,
-    /// Whether the tokens that the model wants around a text are left out.
+    /// Whether to omit the model's special tokens.
     pub skip_special_tokens: bool,
 }
 
@@ -472,23 +473,23 @@ body! {
     RawDecode requires ["ids"] {
         /// The tokens.
         ids: FieldKind::TokenIds,
-        /// Whether special tokens are left out of the text; true without it.
+        /// Whether to omit special tokens from the text. Default: true.
         skip_special_tokens: FieldKind::Flag,
     } rejects {
     }
 }
 
 impl DecodeRequest {
-    /// The fields of the body.
-    pub const SHAPE: Shape = RawDecode::SHAPE;
+    /// Schema of the body.
+    pub const SCHEMA: BodySchema = RawDecode::SCHEMA;
 
-    /// Reads `body`, which may carry so many lists.
-    pub fn parse(body: &[u8], limit: AtMost) -> Result<DecodeRequest, Refusal> {
+    /// Parses `body`; `limit` applies to the number of lists.
+    pub fn parse(body: &[u8], limit: ListLimit) -> Result<DecodeRequest, Refusal> {
         let RawDecode { ids, skip_special_tokens } = RawDecode::read(body)?;
-        let wanted = "a list of token ids, or a list of such lists";
-        let ids = fields::needed("ids", ids, wanted)?;
+        let expected = "a list of token ids, or a list of such lists";
+        let ids = fields::required("ids", ids, expected)?;
         let (Input::Tokens(ids), single) = fields::inputs("ids", ids, limit)? else {
-            return Err(fields::wrong_type("ids", "ids", wanted));
+            return Err(fields::wrong_type("ids", "ids", expected));
         };
         let skip_special_tokens = fields::flag("skip_special_tokens", skip_special_tokens, true)?;
         Ok(DecodeRequest { ids, single, skip_special_tokens })
@@ -498,22 +499,22 @@ impl DecodeRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::input::End;
+    use crate::input::TruncationSide;
     use crate::wire::error::ErrorCode;
 
-    const LIMIT: AtMost = AtMost { count: 3, key: "max_pairs" };
+    const LIMIT: ListLimit = ListLimit { count: 3, key: "max_pairs" };
 
-    fn one(text: &str) -> Sequence {
-        Sequence::One(text.to_owned())
+    fn one(text: &str) -> TextOrPair {
+        TextOrPair::One(text.to_owned())
     }
 
-    fn pair(first: &str, second: &str) -> Sequence {
-        Sequence::Pair(first.to_owned(), second.to_owned())
+    fn pair(first: &str, second: &str) -> TextOrPair {
+        TextOrPair::Pair(first.to_owned(), second.to_owned())
     }
 
     #[test]
     fn texts_and_pairs_and_lists_of_both_are_classified() {
-        let check = |inputs: &str, single: bool, expected: &[Sequence]| {
+        let check = |inputs: &str, single: bool, expected: &[TextOrPair]| {
             let body = format!(r#"{{"inputs": {inputs}}}"#);
             let request = PredictRequest::parse(body.as_bytes(), LIMIT).expect(inputs);
             assert_eq!((request.single, request.inputs.as_slice()), (single, expected), "{inputs}");
@@ -526,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_a_text_nor_a_pair_is_named() {
+    fn errors_name_inputs_that_are_neither_a_text_nor_a_pair() {
         for (inputs, code, says) in [
             (r#"["a", "b", "c"]"#, ErrorCode::InvalidValue, "`inputs` is a list of neither one text nor two"),
             (r#"[["a"], ["a", "b", "c"]]"#, ErrorCode::InvalidValue, "`inputs[1]` is a list of neither"),
@@ -545,28 +546,31 @@ mod tests {
     }
 
     #[test]
-    fn a_request_says_what_becomes_of_long_inputs_or_leaves_it_to_the_replica() {
-        let check = |rest: &str, truncate: Option<bool>, loses: End| {
+    fn truncation_is_set_by_the_request_or_by_the_replica() {
+        let check = |rest: &str, truncate: Option<bool>, side: TruncationSide| {
             let body = format!(r#"{{"inputs": "a"{rest}}}"#);
             let request = EmbedRequest::parse(body.as_bytes(), LIMIT).expect(rest);
-            assert_eq!(request.truncation, Truncation { truncate, loses, most: None }, "{rest}");
+            assert_eq!(request.truncation, Truncation { truncate, side, max_tokens: None }, "{rest}");
             assert!(request.normalize.is_none() && request.single);
         };
-        check("", None, End::Right);
-        check(r#", "truncate": false, "truncation_direction": "left""#, Some(false), End::Left);
-        check(r#", "truncate": true"#, Some(true), End::Right);
-        check(r#", "truncate": true, "truncation_direction": "Left""#, Some(true), End::Left);
+        check("", None, TruncationSide::Right);
+        check(r#", "truncate": false, "truncation_direction": "left""#, Some(false), TruncationSide::Left);
+        check(r#", "truncate": true"#, Some(true), TruncationSide::Right);
+        check(r#", "truncate": true, "truncation_direction": "Left""#, Some(true), TruncationSide::Left);
         let body = br#"{"inputs": "a", "truncation_direction": "up"}"#;
         let refusal = EmbedRequest::parse(body, LIMIT).expect_err("up");
         assert_eq!(refusal.param, Some("truncation_direction"));
     }
 
     #[test]
-    fn parameters_of_a_classification_are_read_or_rejected() {
+    fn parameters_of_a_classification_are_parsed_or_rejected() {
         let parse =
             |rest: &str| PredictRequest::parse(format!(r#"{{"inputs": "a", {rest}}}"#).as_bytes(), LIMIT);
         let read = parse(r#""parameters": {"function_to_apply": "none", "top_k": 2}"#).expect("parameters");
-        assert_eq!(read.parameters, Some(Classification { function: Some(Function::None), top_k: Some(2) }));
+        assert_eq!(
+            read.parameters,
+            Some(Classification { function: Some(ActivationFunction::None), top_k: Some(2) })
+        );
         let none = Classification { function: None, top_k: None };
         assert_eq!(parse(r#""parameters": {}"#).expect("no parameters").parameters, Some(none));
         for (rest, param) in [
@@ -582,11 +586,11 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_tokenized_in_the_words_of_vllm() {
+    fn a_prompt_is_tokenized_in_the_format_of_vllm() {
         let parse = |body: &str| TokenizeRequest::parse(body.as_bytes(), LIMIT);
         let request = parse(r#"{"model": "m", "prompt": "a", "return_token_strs": true}"#).expect("a prompt");
-        let vllm = VllmTokens { model: Some("m".into()), with_texts: true };
-        assert_eq!((request.texts, request.answer), (vec!["a".to_owned()], TokenizeAnswer::Vllm(vllm)));
+        let vllm = VllmTokenizeOptions { model: Some("m".into()), with_texts: true };
+        assert_eq!((request.texts, request.format), (vec!["a".to_owned()], TokenizeFormat::Vllm(vllm)));
         for (body, param) in [
             (r#"{"prompt": "a", "inputs": "b"}"#, "prompt"),
             (r#"{"messages": []}"#, "messages"),
@@ -597,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_in_the_words_of_cohere_is_left_to_its_reader() {
+    fn a_body_in_the_format_of_cohere_is_left_to_its_parser() {
         let documents = br#"{"query": "q", "documents": ["a"]}"#;
         assert_eq!(TextsRequest::parse(documents, LIMIT), Ok(None));
         let texts = br#"{"query": "q", "texts": ["a", ""], "raw_scores": true}"#;
@@ -611,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn sentences_are_named_by_their_whole_path() {
+    fn sentences_are_named_by_their_full_path() {
         let parse = |body: &str| SimilarityRequest::parse(body.as_bytes(), LIMIT);
         let request = parse(
             r#"{"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"prompt_name": "query"}}"#,
@@ -633,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_asked_for_by_texts_and_texts_by_tokens() {
+    fn tokenize_takes_texts_and_decode_takes_token_ids() {
         let tokenize = |body: &str| TokenizeRequest::parse(body.as_bytes(), LIMIT);
         assert!(tokenize(r#"{"inputs": ["a"]}"#).expect("texts").add_special_tokens);
         assert_eq!(tokenize(r#"{"inputs": [1]}"#).expect_err("tokens").param, Some("inputs"));

@@ -1,18 +1,18 @@
-//! The answers of TEI's routes. They have no members around them: a list of vectors is a list of lists.
+//! Responses of TEI's routes. They have no envelope: a list of vectors is a list of lists.
 
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use crate::wire::openai::response::Rows;
+use crate::wire::openai::response::RowsView;
 
-/// `[[…], …]`: one vector per input.
-pub fn write_rows(rows: Rows<'_>) -> Vec<u8> {
+/// Writes `[[…], …]`: one vector per input.
+pub fn write_rows(rows: RowsView<'_>) -> Vec<u8> {
     let mut json = Vec::with_capacity(16 + rows.numbers() * 12);
-    serde_json::to_writer(&mut json, &RowList(rows)).expect("numbers serialise, and a Vec takes them");
+    serde_json::to_writer(&mut json, &RowList(rows)).expect("writing numbers to a Vec cannot fail");
     json
 }
 
-/// `[[[…], …], …]`: `counts` vectors per input, one for each of its tokens.
+/// Writes `[[[…], …], …]`: `counts` vectors per input, one for each of its tokens.
 pub fn write_token_rows(values: &[f32], width: usize, counts: &[u32]) -> Vec<u8> {
     struct Inputs<'a>(&'a [f32], usize, &'a [u32]);
     impl Serialize for Inputs<'_> {
@@ -21,7 +21,7 @@ pub fn write_token_rows(values: &[f32], width: usize, counts: &[u32]) -> Vec<u8>
             let mut list = serializer.serialize_seq(Some(counts.len()))?;
             for count in counts {
                 let (rows, rest) = values.split_at(*count as usize * width);
-                list.serialize_element(&RowList(Rows::new(rows, width)))?;
+                list.serialize_element(&RowList(RowsView::new(rows, width)))?;
                 values = rest;
             }
             list.end()
@@ -29,11 +29,11 @@ pub fn write_token_rows(values: &[f32], width: usize, counts: &[u32]) -> Vec<u8>
     }
     let mut json = Vec::with_capacity(16 + values.len() * 12);
     serde_json::to_writer(&mut json, &Inputs(values, width, counts))
-        .expect("numbers serialise, and a Vec takes them");
+        .expect("writing numbers to a Vec cannot fail");
     json
 }
 
-struct RowList<'a>(Rows<'a>);
+struct RowList<'a>(RowsView<'a>);
 
 impl Serialize for RowList<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -41,11 +41,11 @@ impl Serialize for RowList<'_> {
     }
 }
 
-/// `[{"index", "score", "text"}, …]`, the best first. `order` are indices of texts; scores and texts are in the order
-/// of the request.
+/// Writes `[{"index", "score", "text"}, …]`, the best first. `order` contains indices of texts; scores and texts are in
+/// the order of the request.
 pub fn write_ranks(order: &[usize], scores: &[f32], texts: Option<&[String]>) -> Vec<u8> {
     #[derive(Serialize)]
-    struct Rank<'a> {
+    struct TeiRankItem<'a> {
         index: usize,
         score: f32,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,25 +53,25 @@ pub fn write_ranks(order: &[usize], scores: &[f32], texts: Option<&[String]>) ->
     }
     let rank = |index: &usize| {
         let text = texts.map(|texts| texts[*index].as_str());
-        Rank { index: *index, score: scores[*index], text }
+        TeiRankItem { index: *index, score: scores[*index], text }
     };
-    let ranks: Vec<Rank<'_>> = order.iter().map(rank).collect();
+    let ranks: Vec<TeiRankItem<'_>> = order.iter().map(rank).collect();
     serde_json::to_vec(&ranks).expect("strings and numbers serialise")
 }
 
-/// How the labels of a classification are written.
+/// Format of the labels of a classification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Labels<'a> {
-    /// Their names.
+    /// Names of the labels.
     pub names: &'a [String],
-    /// How many of the best are written for each input; all if absent.
+    /// Number of best labels per input; absent: all.
     pub top_k: Option<u64>,
-    /// Whether those of one input stand by themselves and not in a list of inputs.
+    /// Whether the labels of a single input are written without the list of inputs.
     pub alone: bool,
 }
 
-/// `[{"score", "label"}, …]`, the highest first, or a list of those.
-pub fn write_predictions(rows: Rows<'_>, labels: Labels<'_>) -> Vec<u8> {
+/// Writes `[{"score", "label"}, …]`, the highest first, or a list of those.
+pub fn write_predictions(rows: RowsView<'_>, labels: Labels<'_>) -> Vec<u8> {
     #[derive(Serialize)]
     struct Prediction<'a> {
         score: f32,
@@ -94,15 +94,15 @@ pub fn write_predictions(rows: Rows<'_>, labels: Labels<'_>) -> Vec<u8> {
 /// One token of `POST /tokenize`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SimpleToken {
-    /// Its id.
+    /// Id of the token.
     pub id: u32,
-    /// What it stands for in the text; of a special token, its name.
+    /// Text of the token; the name of a special token.
     pub text: String,
-    /// Whether the model wants it there and the text does not have it.
+    /// Whether it is a special token, which is not in the text.
     pub special: bool,
-    /// Where it begins in the text, in bytes of UTF-8, as TEI counts; absent for special tokens.
+    /// Start in the text, in bytes of UTF-8, as in TEI; absent for special tokens.
     pub start: Option<usize>,
-    /// Where it ends.
+    /// End in the text.
     pub stop: Option<usize>,
 }
 
@@ -115,14 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn vectors_are_lists_and_nothing_else() {
-        assert_eq!(text(write_rows(Rows::new(&[1.0, 0.5, -2.0, 0.1], 2))), "[[1.0,0.5],[-2.0,0.1]]");
+    fn vectors_are_written_as_lists_without_envelope() {
+        assert_eq!(text(write_rows(RowsView::new(&[1.0, 0.5, -2.0, 0.1], 2))), "[[1.0,0.5],[-2.0,0.1]]");
         let rows = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         assert_eq!(text(write_token_rows(&rows, 2, &[2, 1])), "[[[1.0,2.0],[3.0,4.0]],[[5.0,6.0]]]");
     }
 
     #[test]
-    fn ranks_carry_their_index_and_the_text_if_it_is_wanted() {
+    fn ranks_contain_their_index_and_optionally_the_text() {
         let texts = ["a".to_owned(), "b".to_owned()];
         assert_eq!(
             text(write_ranks(&[1, 0], &[0.25, 0.5], Some(&texts))),
@@ -132,17 +132,17 @@ mod tests {
     }
 
     #[test]
-    fn predictions_are_sorted_and_a_list_only_of_a_list() {
+    fn predictions_are_sorted_and_nested_only_for_a_list() {
         let names = ["no".to_owned(), "yes".to_owned()];
         let labels = |top_k, alone| Labels { names: &names, top_k, alone };
-        let rows = Rows::new(&[0.25, 0.75], 2);
+        let rows = RowsView::new(&[0.25, 0.75], 2);
         let one = r#"[{"score":0.75,"label":"yes"},{"score":0.25,"label":"no"}]"#;
         assert_eq!(text(write_predictions(rows, labels(None, true))), one);
         assert_eq!(text(write_predictions(rows, labels(None, false))), format!("[{one}]"));
         let best = r#"[[{"score":0.75,"label":"yes"}]]"#;
         assert_eq!(text(write_predictions(rows, labels(Some(1), false))), best);
         assert_eq!(text(write_predictions(rows, labels(Some(9), true))), one);
-        let two = Rows::new(&[0.25, 0.75, 0.75, 0.25], 2);
+        let two = RowsView::new(&[0.25, 0.75, 0.75, 0.25], 2);
         assert!(text(write_predictions(two, labels(None, false))).starts_with(&format!("[{one},")));
     }
 }

@@ -1,317 +1,348 @@
-//! One batch through a transformer.
+//! Forward pass of one batch through a transformer.
 //!
-//! Three ways, the same arithmetic, chosen by the number of tokens:
+//! Three strategies with the same arithmetic, chosen by the number of tokens:
 //!
-//! * A batch of many sequences is cut between sequences, and a thread carries some of them from their tokens to the end.
-//!   Whatever is computed stays in the thread's own cache, and threads do not meet at all. See `carry`.
-//! * A *tall* batch has rows for all threads. Rows are cut into blocks, and a thread carries its block through
-//!   everything between two attentions: from what attention came to, through the feed-forward block, to the next layer's
+//! * A batch of many sequences is partitioned between sequences, and a thread takes groups of them from their tokens to
+//!   the end. All activations stay in the thread's own cache, and threads do not synchronize at all. See
+//!   `sequence_groups`.
+//! * A *tall* batch has rows for all threads. Rows are partitioned into blocks, and a thread takes its block through
+//!   all steps between two attentions: from the attention output, through the feed-forward block, to the next layer's
 //!   queries, keys and values. The wide rows in the middle of the feed-forward block exist for one block at a time and
-//!   never leave the thread's own cache. Threads meet twice per layer.
-//! * A *flat* batch, in the extreme one short text, has too few rows. Then columns are cut, so that each thread reads its
-//!   own part of the weights instead of all threads reading all of them, and threads meet after every step.
+//!   never leave the thread's own cache. Threads synchronize twice per layer.
+//! * A *flat* batch, in the extreme one short text, has too few rows. Then columns are partitioned, so that each thread
+//!   reads its own part of the weights instead of all threads reading all of them, and threads synchronize after every
+//!   step.
 //!
-//! The steps themselves stand in `layer`, once, for all ways and for every family. Attention, which alone looks beyond
-//! its row, is cut by sequence and head.
+//! The steps themselves are in `layer`, once, for all strategies and all architectures. Attention, the only step that
+//! reads other rows, is partitioned by sequence and head.
 //!
-//! Where one row of a sequence is all that is wanted (of the first token, as rerankers have it, or of the last), the
-//! last layer ends with that row: behind its attention the others are left behind. Of a model of six layers this saves an
-//! eighth.
+//! Where one row of a sequence is the output (that of the first token, as for rerankers, or of the last), the last
+//! layer computes only that row after its attention. In a model of six layers this saves an eighth.
 //!
-//! Which way is taken, how blocks are cut and who computes them changes no sum: see [`super::linear`].
+//! The strategy, the partition and the assignment to threads change no sum: see [`super::linear`].
 //!
-//! A long batch need not be waited for: between any two steps something else may be computed, in an arena of its own
-//! ([`Between`]). So whoever comes in the middle of it waits for one step, of some milliseconds.
+//! A long batch can be preempted: between any two steps another batch may be computed, in its own arena
+//! ([`Preemption`]). So an interactive request that arrives in the middle of it waits for one step, of some
+//! milliseconds.
 
-#[cfg(feature = "tensorrt")]
-mod behind;
-mod carry;
+mod executor;
 mod layer;
+#[cfg(feature = "tensorrt")]
+mod output_head;
 mod pool;
-mod ways;
+mod sequence_groups;
 
 use std::sync::atomic::AtomicBool;
 
 use replica_core::Precision;
 
 use super::kernel::{Attention, AttentionScratch, ByteAttention, ByteAttentionScratch, Isa, MAX_KEYS};
-use super::laps::{Laps, Profile, Watch};
 use super::linear::LinearScratch;
-use super::matrix::{Cut, Matrix, Parts, Tiles, Window};
-use super::rotation::Rotation;
-use super::threads::Threads;
-use super::weights::Weights;
+use super::matrix::{Matrix, Partition, Parts, Tiles, Window};
+use super::profile::{Profile, ProfileTimer, StageTicks};
+use super::rotary_table::RotaryTable;
+use super::threads::ThreadPool;
+use super::weights::TransformerWeights;
 use crate::engine::{Output, RaggedBatch};
 use crate::model::{Architecture, LearntPositions};
+use executor::{Activations, RowBlock};
+use layer::LayerContext;
 #[cfg(feature = "tensorrt")]
-pub(crate) use behind::Behind;
-use carry::Carried;
-use layer::Step;
-pub(super) use pool::Pool;
-use ways::{Block, Whole};
+pub(crate) use output_head::OutputHead;
+pub(super) use pool::PoolingHead;
+use sequence_groups::GroupScratch;
 
-/// Rows of a block of a tall batch: ten full tiles. Weights, which come from far away, are used as many times for each
-/// time that they are fetched; and the expanded rows of a block of MiniLM, 840 KiB, fit the thread's second-level cache.
+/// Rows of a block of a tall batch: ten full tiles. Weights, which come from distant memory, are reused that many times
+/// each time that they are fetched; and the expanded rows of a block of MiniLM, 840 KiB, fit the thread's second-level
+/// cache.
 const BLOCK_ROWS: usize = 140;
 
 /// With fewer rows than this for each thread a batch is flat: below it reading weights takes longer than computing.
 const TALL_ROWS: usize = 24;
 
-/// Parts of attention for each thread, below which heads that share their keys are computed apart, though each then
-/// packs the keys for itself.
+/// Minimum parts of attention for each thread. With fewer parts, heads that share their keys are computed separately,
+/// although each then packs the keys again.
 const ATTENTION_PARTS: usize = 4;
 
-/// A transformer, ready to compute.
+/// Transformer with loaded weights.
 pub(super) struct Transformer {
     pub(super) isa: Isa,
     pub(super) precision: Precision,
     pub(super) architecture: Architecture,
-    pub(super) weights: Weights,
-    pub(super) pool: Pool,
+    pub(super) weights: TransformerWeights,
+    pub(super) pool: PoolingHead,
 }
 
-/// Memory for one batch. It grows to the largest one and is then not allocated again.
+/// Memory for one batch. It grows to the largest batch and is then not allocated again.
 pub(super) struct Arena {
     tokens: Vec<Token>,
-    /// The place of each token in its sequence.
+    /// Index of each token in its sequence.
     positions: Vec<u32>,
-    rotations: Vec<Rotation>,
-    /// Where the groups of carried sequences begin, and where the last one ends.
+    rotary_tables: Vec<RotaryTable>,
+    /// Start of each group of sequences, and the end of the last one.
     groups: Vec<u32>,
-    /// Which of them have been carried to the end.
+    /// Flags of the groups that are finished.
     carried: Vec<AtomicBool>,
-    whole: Whole,
-    /// The rows that the last layer ends with, and where they are in the batch.
-    picked: Whole,
+    whole: Activations,
+    /// Rows that the last layer ends with; `picks` are their indices in the batch.
+    picked: Activations,
     picks: Vec<usize>,
     pooled: [Matrix; 2],
-    rooms: Vec<Room>,
+    scratch: Vec<ThreadScratch>,
 }
 
 impl Arena {
-    /// For batches of this model.
+    /// Creates an arena for batches of this model.
     pub(super) fn new(architecture: &Architecture) -> Arena {
         Arena {
             tokens: Vec::new(),
             positions: Vec::new(),
-            rotations: architecture.ropes.iter().cloned().map(Rotation::new).collect(),
+            rotary_tables: architecture.ropes.iter().cloned().map(RotaryTable::new).collect(),
             groups: Vec::new(),
             carried: Vec::new(),
-            whole: Whole::default(),
-            picked: Whole::default(),
+            whole: Activations::default(),
+            picked: Activations::default(),
             picks: Vec::new(),
             pooled: Default::default(),
-            rooms: Vec::new(),
+            scratch: Vec::new(),
         }
     }
 }
 
-/// One token in the tables of embeddings.
+/// Ids of one token in the embedding tables.
 struct Token {
     id: u32,
     kind: u32,
     position: usize,
 }
 
-/// One thread's own memory.
+/// Local memory of one thread.
 #[derive(Default)]
-struct Room {
-    attention: AttentionRoom,
+struct ThreadScratch {
+    attention: AttentionBuffers,
     linear: LinearScratch,
-    /// What a block of a tall batch needs between two attentions.
+    /// Rows of a block of a tall batch between two attentions.
     block: [Matrix; 2],
-    /// What carried sequences need beside it.
-    carried: Carried,
+    /// Activations of a group of sequences.
+    carried: GroupScratch,
 }
 
-/// One thread's memory for attention, in numbers and in bytes.
+/// Local memory of one thread for attention, in f32 and in bytes.
 #[derive(Default)]
-struct AttentionRoom {
+struct AttentionBuffers {
     numbers: AttentionScratch,
     bytes: ByteAttentionScratch,
 }
 
-impl Room {
-    /// The counts of what its thread does.
-    fn laps(&mut self) -> [&mut Laps; 3] {
-        let AttentionRoom { numbers, bytes } = &mut self.attention;
-        [&mut self.linear.laps, &mut numbers.laps, &mut bytes.laps]
+impl ThreadScratch {
+    /// Returns the profile counters of the thread.
+    fn stage_ticks(&mut self) -> [&mut StageTicks; 3] {
+        let AttentionBuffers { numbers, bytes } = &mut self.attention;
+        [&mut self.linear.stage_ticks, &mut numbers.stage_ticks, &mut bytes.stage_ticks]
     }
 }
 
-impl AsMut<LinearScratch> for Room {
+impl AsMut<LinearScratch> for ThreadScratch {
     fn as_mut(&mut self) -> &mut LinearScratch {
         &mut self.linear
     }
 }
 
-/// What goes between the steps of a batch.
-pub(super) trait Between: Sync {
-    /// Whether there is something. Any thread may ask.
-    fn is_due(&self) -> bool;
-    /// Does it, by these threads, which have nothing to do meanwhile.
-    fn run(&mut self, threads: &mut Threads);
+/// Work that runs between the steps of a batch.
+pub(super) trait Preemption: Sync {
+    /// Returns whether there is such work. Any thread may call it.
+    fn is_pending(&self) -> bool;
+    /// Runs it on these threads, which are idle meanwhile.
+    fn run(&mut self, threads: &mut ThreadPool);
 }
 
-/// A batch that nothing interrupts.
-pub(super) struct Nothing;
+/// Implementation for a batch that cannot be preempted.
+pub(super) struct NoPreemption;
 
-impl Between for Nothing {
-    fn is_due(&self) -> bool {
+impl Preemption for NoPreemption {
+    fn is_pending(&self) -> bool {
         false
     }
 
-    fn run(&mut self, _threads: &mut Threads) {}
+    fn run(&mut self, _threads: &mut ThreadPool) {}
 }
 
-/// The threads, and the room of each.
-struct Crew<'a> {
-    threads: &'a mut Threads,
-    rooms: &'a mut [Room],
+/// Threads, with the local memory of each.
+struct WorkerSet<'a> {
+    threads: &'a mut ThreadPool,
+    scratch: &'a mut [ThreadScratch],
 }
 
-impl Crew<'_> {
-    /// Into how many blocks so many rows are cut, if they are tall.
+impl WorkerSet<'_> {
+    /// Returns the number of blocks for this number of rows, if the batch is tall.
     fn blocks(&self, rows: usize) -> Option<usize> {
         let threads = self.threads.count();
-        // The same number of blocks for each thread: none waits for the last one.
+        // The same number of blocks for each thread, so that none waits for a last one.
         (rows >= TALL_ROWS * threads).then(|| rows.div_ceil(BLOCK_ROWS).next_multiple_of(threads))
     }
 
-    /// Lets something else go first, if there is anything.
-    fn let_in(&mut self, between: &mut dyn Between) {
-        if between.is_due() {
-            between.run(self.threads);
+    /// Runs more urgent work first, if there is any.
+    fn run_preemption(&mut self, preemption: &mut dyn Preemption) {
+        if preemption.is_pending() {
+            preemption.run(self.threads);
         }
     }
 
-    fn each<P: Parts>(&mut self, parts: P, work: impl Fn(&mut Room, P::Part) + Sync) {
-        self.threads.for_each(self.rooms, parts, work);
+    fn each<P: Parts>(&mut self, parts: P, work: impl Fn(&mut ThreadScratch, P::Part) + Sync) {
+        self.threads.for_each(self.scratch, parts, work);
     }
 }
 
 impl Transformer {
-    /// Computes a batch that was checked, as ever, and tells what it took.
+    /// Computes a validated batch without preemption, and returns its profile.
     pub(super) fn profile(
         &self,
-        threads: &mut Threads,
+        threads: &mut ThreadPool,
         arena: &mut Arena,
         batch: &RaggedBatch<'_>,
         output: Output,
         out: &mut [f32],
     ) -> Profile {
-        arena.rooms.resize_with(threads.count(), Room::default);
-        let laps = |rooms: &mut [Room], counting| {
-            rooms.iter_mut().flat_map(Room::laps).for_each(|laps| laps.reset(counting));
+        arena.scratch.resize_with(threads.count(), ThreadScratch::default);
+        let stage_ticks = |scratch: &mut [ThreadScratch], counting| {
+            scratch
+                .iter_mut()
+                .flat_map(ThreadScratch::stage_ticks)
+                .for_each(|stage_ticks| stage_ticks.reset(counting));
         };
-        laps(&mut arena.rooms, true);
-        let watch = Watch::start();
-        self.run(threads, arena, batch, output, &mut Nothing, out);
-        let profile = watch.stop(arena.rooms.iter_mut().flat_map(Room::laps).map(|laps| &*laps));
-        laps(&mut arena.rooms, false);
+        stage_ticks(&mut arena.scratch, true);
+        let watch = ProfileTimer::start();
+        self.run(threads, arena, batch, output, &mut NoPreemption, out);
+        let profile = watch.stop(
+            arena.scratch.iter_mut().flat_map(ThreadScratch::stage_ticks).map(|stage_ticks| &*stage_ticks),
+        );
+        stage_ticks(&mut arena.scratch, false);
         profile
     }
 
-    /// Computes a batch that was checked; `out` has the size of what is wanted.
+    /// Computes a validated batch; `out` has the size of the requested output.
     pub(super) fn run(
         &self,
-        threads: &mut Threads,
+        threads: &mut ThreadPool,
         arena: &mut Arena,
         batch: &RaggedBatch<'_>,
         output: Output,
-        between: &mut dyn Between,
+        preemption: &mut dyn Preemption,
         out: &mut [f32],
     ) {
-        let Arena { tokens, positions, rotations, groups, carried, whole, picked, picks, pooled, rooms } =
-            arena;
+        let Arena {
+            tokens,
+            positions,
+            rotary_tables,
+            groups,
+            carried,
+            whole,
+            picked,
+            picks,
+            pooled,
+            scratch,
+        } = arena;
         let longest = batch.sequences().map(|sequence| sequence.len()).max().unwrap_or(0);
-        rotations.iter_mut().for_each(|rotation| rotation.reach(longest));
+        rotary_tables.iter_mut().for_each(|rotation| rotation.reach(longest));
         tokens.clear();
         tokens.extend(tokens_of(batch, self.architecture.embedding.positions));
         positions.clear();
         positions.extend(batch.sequences().flat_map(|sequence| 0..sequence.len() as u32));
-        rooms.resize_with(threads.count(), Room::default);
-        let mut crew = Crew { threads, rooms };
-        let step = Step { transformer: self, tokens, positions, rotations };
+        scratch.resize_with(threads.count(), ThreadScratch::default);
+        let mut workers = WorkerSet { threads, scratch };
+        let step = LayerContext { transformer: self, tokens, positions, rotary_tables };
         picks.clear();
         if output == Output::Pooled {
             self.pool.pick(batch, picks);
         }
         let last = self.architecture.layers.len() - 1;
-        if carry::cut(batch.offsets(), crew.threads.count(), groups) {
-            self.carry(&step, &mut crew, whole, batch.offsets(), (groups, carried, picks), between);
+        if sequence_groups::cut(batch.offsets(), workers.threads.count(), groups) {
+            self.run_groups(
+                &step,
+                &mut workers,
+                whole,
+                batch.offsets(),
+                (groups, carried, picks),
+                preemption,
+            );
         } else {
-            self.begin(&step, &mut crew, whole);
+            self.begin(&step, &mut workers, whole);
             for index in 0..last {
-                crew.let_in(between);
-                self.attend(&mut crew, index, batch.offsets(), whole);
-                crew.let_in(between);
-                self.follow(&step, &mut crew, whole, index);
+                workers.run_preemption(preemption);
+                self.attend(&mut workers, index, batch.offsets(), whole);
+                workers.run_preemption(preemption);
+                self.follow(&step, &mut workers, whole, index);
             }
-            crew.let_in(between);
-            self.attend(&mut crew, last, batch.offsets(), whole);
+            workers.run_preemption(preemption);
+            self.attend(&mut workers, last, batch.offsets(), whole);
             if picks.is_empty() {
-                crew.let_in(between);
-                self.follow(&step, &mut crew, whole, last);
+                workers.run_preemption(preemption);
+                self.follow(&step, &mut workers, whole, last);
             }
         }
         if !picks.is_empty() {
             picked.pick(whole, picks, &self.architecture);
-            self.follow(&step, &mut crew, picked, last);
+            self.follow(&step, &mut workers, picked, last);
         }
         match output {
             Output::Pooled if picks.is_empty() => {
-                self.pool.run(self.isa, &mut crew, whole.states(), batch, pooled, out);
+                self.pool.run(self.isa, &mut workers, whole.states(), batch, pooled, out);
             }
-            Output::Pooled => self.pool.finish(self.isa, &mut crew, picked.states(), pooled, out),
+            Output::Pooled => self.pool.finish(self.isa, &mut workers, picked.states(), pooled, out),
             Output::Tokens => out.copy_from_slice(whole.states().data()),
         }
     }
 
-    /// From tokens to the first attention.
-    fn begin(&self, step: &Step<'_>, crew: &mut Crew<'_>, whole: &mut Whole) {
+    /// Computes the steps from tokens to the first attention.
+    fn begin(&self, step: &LayerContext<'_>, workers: &mut WorkerSet<'_>, whole: &mut Activations) {
         whole.resize(step.tokens.len(), &self.architecture);
-        match crew.blocks(whole.rows()) {
-            Some(blocks) => crew.each(whole.blocks(blocks), |room, parts| {
-                step.begin(&mut Block::new(self, &mut room.linear, &mut room.block, parts));
+        match workers.blocks(whole.rows()) {
+            Some(blocks) => workers.each(whole.blocks(blocks), |scratch, parts| {
+                step.begin(&mut RowBlock::new(self, &mut scratch.linear, &mut scratch.block, parts));
             }),
-            None => step.begin(&mut whole.by_all(self, crew)),
+            None => step.begin(&mut whole.all_rows(self, workers)),
         }
     }
 
-    /// From the attention of this layer to the next one's, or to the end.
-    fn follow(&self, step: &Step<'_>, crew: &mut Crew<'_>, whole: &mut Whole, index: usize) {
-        match crew.blocks(whole.rows()) {
-            Some(blocks) => crew.each(whole.blocks(blocks), |room, parts| {
-                step.follow(&mut Block::new(self, &mut room.linear, &mut room.block, parts), index);
+    /// Computes the steps from the attention of this layer to that of the next one, or to the end.
+    fn follow(
+        &self,
+        step: &LayerContext<'_>,
+        workers: &mut WorkerSet<'_>,
+        whole: &mut Activations,
+        index: usize,
+    ) {
+        match workers.blocks(whole.rows()) {
+            Some(blocks) => workers.each(whole.blocks(blocks), |scratch, parts| {
+                step.follow(&mut RowBlock::new(self, &mut scratch.linear, &mut scratch.block, parts), index);
             }),
-            None => step.follow(&mut whole.by_all(self, crew), index),
+            None => step.follow(&mut whole.all_rows(self, workers), index),
         }
     }
 
-    /// Attention of every head over every sequence, by all threads.
-    fn attend(&self, crew: &mut Crew<'_>, index: usize, offsets: &[u32], whole: &mut Whole) {
+    /// Computes attention of every head over every sequence, on all threads.
+    fn attend(&self, workers: &mut WorkerSet<'_>, index: usize, offsets: &[u32], whole: &mut Activations) {
         let attention = &self.architecture.attention;
         let (width, sharing) = (attention.head_width, attention.heads / attention.key_value_heads);
         let queries = self.architecture.query_width();
         let sequences = offsets.len() - 1;
-        let together = sequences * attention.key_value_heads >= ATTENTION_PARTS * crew.threads.count();
+        let together = sequences * attention.key_value_heads >= ATTENTION_PARTS * workers.threads.count();
         let heads = if together { sharing } else { 1 };
         let (projections, attended) = whole.around_attention();
-        let cut = Cut::even(queries, queries / (heads * width), heads * width);
-        let tiles: Tiles<'_> = attended.tiles(Cut::At(offsets), cut);
-        crew.each(tiles, |room, mut out| {
-            self.attend_part(index, projections, &mut out, &mut room.attention);
+        let cut = Partition::even(queries, queries / (heads * width), heads * width);
+        let tiles: Tiles<'_> = attended.tiles(Partition::At(offsets), cut);
+        workers.each(tiles, |scratch, mut out| {
+            self.attend_part(index, projections, &mut out, &mut scratch.attention);
         });
     }
 
-    /// Attention of some heads over one sequence: those of `out`.
+    /// Computes attention of the heads of `out` over one sequence.
     fn attend_part(
         &self,
         index: usize,
         projections: &Matrix,
         out: &mut Window<'_>,
-        room: &mut AttentionRoom,
+        scratch: &mut AttentionBuffers,
     ) {
         let attention = &self.architecture.attention;
         let (width, sharing) = (attention.head_width, attention.heads / attention.key_value_heads);
@@ -327,10 +358,10 @@ impl Transformer {
         let biases = self.weights.distance_biases.as_ref().map(|biases| (biases, first));
         let plain = softcap.is_none() && biases.is_none();
         if self.precision == Precision::Int8 && plain && rows.rows() <= MAX_KEYS {
-            let scratch = &mut room.bytes;
+            let scratch = &mut scratch.bytes;
             isa.run(ByteAttention { isa, queries, keys, values, reach, out, scratch });
         } else {
-            let scratch = &mut room.numbers;
+            let scratch = &mut scratch.numbers;
             isa.run(Attention { queries, keys, values, reach, softcap, biases, out, scratch });
         }
     }

@@ -1,40 +1,41 @@
-//! One row per sequence: pooling, and what a model has behind it.
+//! Pooling to one row per sequence, and the dense layers or label head after it.
 
 use std::ops::Range;
 
-use super::Crew;
+use super::WorkerSet;
 use crate::engine::RaggedBatch;
 use crate::engine::cpu::kernel::{Isa, Normalize, PoolRows};
-use crate::engine::cpu::matrix::{Cut, Matrix};
+use crate::engine::cpu::matrix::{Matrix, Partition};
 use crate::engine::cpu::weights::HeadWeights;
 use crate::model::{HeadPooling, ModelDir, ModelError, Pooling};
 
-/// How rows of tokens become the row of their sequence.
-pub(in super::super) struct Pool {
+/// Pooling and head of a model.
+pub(in super::super) struct PoolingHead {
     pub(in super::super) pooling: Pooling,
-    /// Tokens of this id at the end are not looked at.
+    /// Tokens with this id at the end are ignored.
     pub(in super::super) padding: Option<u32>,
-    /// What the pooled row goes through.
+    /// Steps after pooling.
     pub(in super::super) head: HeadWeights,
-    /// Numbers of a row before that.
+    /// Numbers of a pooled row.
     pub(in super::super) hidden: usize,
 }
 
-impl Pool {
-    /// A label head if the model has one, and otherwise what sentence-transformers has behind a transformer.
-    pub(in super::super) fn load(model: &ModelDir) -> Result<Pool, ModelError> {
+impl PoolingHead {
+    /// Loads the label head if the model has one, and otherwise the stages of sentence-transformers after the
+    /// transformer.
+    pub(in super::super) fn load(model: &ModelDir) -> Result<PoolingHead, ModelError> {
         let architecture = &model.architecture;
         let hidden = architecture.hidden;
         if !model.sentence.include_prompt && !model.prompts.by_name.is_empty() {
             let problem =
-                "`include_prompt` = false is not supported: whoever pools does not know which tokens are \
+                "`include_prompt` = false is not supported: pooling does not know which tokens are \
                            those of the prompt"
                     .to_owned();
             return Err(ModelError::Content { path: model.folder.join("1_Pooling/config.json"), problem });
         }
         let Some(steps) = architecture.head.as_ref().filter(|_| model.head.is_some()) else {
             let head = HeadWeights::of_dense(&model.sentence.dense)?;
-            return Ok(Pool { pooling: model.sentence.pooling, padding: None, head, hidden });
+            return Ok(PoolingHead { pooling: model.sentence.pooling, padding: None, head, hidden });
         };
         let (pooling, padding) = match architecture.head_pooling {
             HeadPooling::First => (Pooling::Cls, None),
@@ -42,15 +43,15 @@ impl Pool {
             HeadPooling::Last { padding } => (Pooling::LastToken, padding),
         };
         let head = HeadWeights::of_labels(&model.checkpoint, architecture, steps)?;
-        Ok(Pool { pooling, padding, head, hidden })
+        Ok(PoolingHead { pooling, padding, head, hidden })
     }
 
-    /// Numbers of a row at the end.
+    /// Returns the numbers of an output row.
     pub(in super::super) fn width(&self) -> usize {
         self.head.steps.last().map_or(self.hidden, |step| self.head.linears.width(step.linear))
     }
 
-    /// Where in the batch the row is that each sequence is pooled to, if it is one of its tokens' rows.
+    /// Returns the row in the batch to which each sequence is pooled, if it is the row of one of its tokens.
     pub(super) fn pick(&self, batch: &RaggedBatch<'_>, picks: &mut Vec<usize>) {
         let rows = (0..batch.len()).map(|sequence| self.rows(batch, sequence));
         match self.pooling {
@@ -60,43 +61,43 @@ impl Pool {
         }
     }
 
-    /// Writes a row per sequence, by all threads.
+    /// Writes a row per sequence, on all threads.
     pub(super) fn run(
         &self,
         isa: Isa,
-        crew: &mut Crew<'_>,
+        workers: &mut WorkerSet<'_>,
         states: &Matrix,
         batch: &RaggedBatch<'_>,
-        room: &mut [Matrix; 2],
+        scratch: &mut [Matrix; 2],
         out: &mut [f32],
     ) {
-        let [pooled, _] = &mut *room;
+        let [pooled, _] = &mut *scratch;
         pooled.resize(batch.len(), self.hidden);
-        let each = Cut::even(batch.len(), batch.len(), 1);
-        crew.each(pooled.tiles(each, Cut::whole(self.hidden)), |_, mut out| {
+        let each = Partition::even(batch.len(), batch.len(), 1);
+        workers.each(pooled.tiles(each, Partition::whole(self.hidden)), |_, mut out| {
             for (index, sequence) in out.rows().enumerate() {
                 let rows = states.view(self.rows(batch, sequence));
                 isa.run(PoolRows { pooling: self.pooling, rows, out: out.row_mut(index) });
             }
         });
-        self.end(isa, crew, room, out);
+        self.end(isa, workers, scratch, out);
     }
 
-    /// The same, of rows that were pooled.
+    /// Applies the steps after pooling to rows that are already pooled.
     pub(super) fn finish(
         &self,
         isa: Isa,
-        crew: &mut Crew<'_>,
+        workers: &mut WorkerSet<'_>,
         pooled: &Matrix,
-        room: &mut [Matrix; 2],
+        scratch: &mut [Matrix; 2],
         out: &mut [f32],
     ) {
-        room[0].resize(pooled.rows(), self.hidden);
-        room[0].data_mut().copy_from_slice(pooled.data());
-        self.end(isa, crew, room, out);
+        scratch[0].resize(pooled.rows(), self.hidden);
+        scratch[0].data_mut().copy_from_slice(pooled.data());
+        self.end(isa, workers, scratch, out);
     }
 
-    /// The rows of a sequence that count.
+    /// Returns the rows of a sequence that are pooled.
     fn rows(&self, batch: &RaggedBatch<'_>, sequence: usize) -> Range<usize> {
         let offsets = &batch.offsets()[sequence..];
         let mut rows = offsets[0] as usize..offsets[1] as usize;
@@ -107,15 +108,15 @@ impl Pool {
         rows
     }
 
-    /// What follows pooling, from the first room to `out`.
-    fn end(&self, isa: Isa, crew: &mut Crew<'_>, room: &mut [Matrix; 2], out: &mut [f32]) {
-        let [from, to] = room;
+    /// Applies the steps after pooling, from the first buffer to `out`.
+    fn end(&self, isa: Isa, workers: &mut WorkerSet<'_>, scratch: &mut [Matrix; 2], out: &mut [f32]) {
+        let [from, to] = scratch;
         let (mut from, mut to) = (from, to);
         let sequences = from.rows();
         for step in &self.head.steps {
             to.resize(sequences, self.head.linears.width(step.linear));
-            let Crew { threads, rooms } = &mut *crew;
-            self.head.linears.apply_by_all(isa, threads, rooms, step.linear, from, step.finish, to);
+            let WorkerSet { threads, scratch } = &mut *workers;
+            self.head.linears.apply_by_all(isa, threads, scratch, step.linear, from, step.finish, to);
             if let Some(norm) = &step.norm {
                 isa.run(Normalize { norm, rows: &mut to.window() });
             }

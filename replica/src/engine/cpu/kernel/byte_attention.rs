@@ -1,100 +1,101 @@
-//! Attention of some heads over one sequence, in bytes: for models whose layers are bytes.
+//! Int8 attention of some heads over one sequence, for models with int8 layers.
 //!
-//! Both products are those of [`super::dots`], which multiply four times as much at once as numbers do. Of the first,
-//! `Q·Kᵀ`, queries are the unsigned side and keys the signed one; of the second, the weights that the softmax comes to
-//! are unsigned by nature, and values signed:
+//! Both products are those of [`super::dots`], which multiply four times as many bytes at once as floats. In the first,
+//! `Q·Kᵀ`, queries are the unsigned operand and keys the signed one; in the second, the softmax weights are unsigned by
+//! nature, and values signed:
 //!
-//! * Queries of a head have one range over the sequence, `q ≈ low + step·u`; keys one scale, `k ≈ scale·b`. So a score is
-//!   `scale·step·Σ u·b + scale·low·Σ b`, one multiplication of the whole sum and, for each key, something to add.
-//! * A weight is a byte of 255 steps, of which the largest of a row has all. Values have a scale for each column, and a
-//!   row is divided by the sum of its bytes, so that what rounding does to weights does not make it longer or shorter.
+//! * Queries of a head have one range over the sequence, `q ≈ low + step·u`; keys one scale, `k ≈ scale·b`. So a score
+//!   is `scale·step·Σ u·b + scale·low·Σ b`, one multiplication of the integer sum and, for each key, one addition.
+//! * A weight is a byte of 255 steps; the largest of a row is 255. Values have a scale for each column, and a row is
+//!   divided by the sum of its bytes, so that quantization of the weights does not change its length.
 //!
-//! Ranges are of the sequence and the head, so a sequence comes to the same in any company. How scores are cut into
-//! tiles, and who sees whom, is as in [`super::attention`]. Weights below the 510th part of a row's largest are nothing:
-//! no loss among some hundred keys, but among many thousand they could be what counts together. Longer sequences than
-//! [`MAX_KEYS`] are therefore left to numbers.
+//! Ranges are per sequence and head, so the result of a sequence does not depend on its batch. Tiles and masking are as
+//! in [`super::attention`]. Weights below the 510th part of a row's largest become zero: no loss among some hundred
+//! keys, but among many thousand their sum could be significant. Sequences longer than [`MAX_KEYS`] are therefore
+//! computed in f32.
 
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
-use super::attention::blot;
+use super::attention::mask;
 use super::dots::{ByteTile, Dots, MAX_DOT_ROWS, WholeSums};
 use super::math::exp2_coarse;
 use super::quantize::{Extremes, round_row};
 use super::tile::tiles;
 use super::{Isa, Kernel, MAX_LANES, SQUARE, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::byte_panels::{ByteLine, GROUP};
-use crate::engine::cpu::laps::{Laps, Stage};
-use crate::engine::cpu::matrix::{Matrix, View, Window};
+use crate::engine::cpu::matrix::{Matrix, MatrixView, Window};
 use crate::engine::cpu::panels::PANEL;
+use crate::engine::cpu::profile::{ComputeStage, StageTicks};
 use crate::model::Reach;
 
-/// Keys of the longest sequence: all that is rounded away is then about one largest weight, if it were all there can be.
+/// Keys of the longest sequence: the sum of all weights that are rounded to zero is then at most about one largest
+/// weight.
 pub(in super::super) const MAX_KEYS: usize = 512;
 
-/// The largest magnitude of a signed byte.
+/// Largest magnitude of a signed byte.
 const LARGEST: f32 = 127.0;
 
 /// Steps of the largest weight.
 const STEPS: f32 = 255.0;
 
-/// A number that a float of its size cannot have a fraction behind: adding it rounds.
+/// Number from which floats have no fractional bits: adding it rounds to an integer.
 const WHOLE: f32 = 8_388_608.0;
 
 /// Heads that share their keys and values, over one sequence.
 pub(in super::super) struct ByteAttention<'a, 'w> {
     pub(in super::super) isa: Isa,
-    /// The sequence's queries; the first head's stand first.
-    pub(in super::super) queries: View<'a>,
-    /// Its keys.
-    pub(in super::super) keys: View<'a>,
-    /// Its values.
-    pub(in super::super) values: View<'a>,
-    /// What each token sees.
+    /// Queries of the sequence, from the first head on.
+    pub(in super::super) queries: MatrixView<'a>,
+    /// Keys.
+    pub(in super::super) keys: MatrixView<'a>,
+    /// Values.
+    pub(in super::super) values: MatrixView<'a>,
+    /// Keys that each token attends to.
     pub(in super::super) reach: Reach,
-    /// Where the result goes: the sequence's rows, the heads' columns.
+    /// Output: the rows of the sequence, the columns of the heads.
     pub(in super::super) out: &'a mut Window<'w>,
-    /// Room to work in.
+    /// Working memory.
     pub(in super::super) scratch: &'a mut ByteAttentionScratch,
 }
 
-/// Room for one sequence. It grows to the longest one.
+/// Working memory for one sequence. It grows to the longest one.
 #[derive(Default)]
 pub(in super::super) struct ByteAttentionScratch {
-    /// Of one head, row by row.
-    queries: Bytes,
+    /// Queries of one head, row by row.
+    queries: AlignedBytes,
     /// Kᵀ in panels of [`PANEL`] keys, a line for each group of columns.
-    keys: Bytes,
-    /// Sums of each key's bytes; behind them, of one head, what is added to each key's scores.
+    keys: AlignedBytes,
+    /// Sum of each key's bytes, followed by the additive terms of each key's scores for one head.
     key_numbers: Matrix,
     /// V in panels of [`PANEL`] columns, a line for each group of keys.
-    values: Bytes,
-    /// Of each column of V.
+    values: AlignedBytes,
+    /// Scale of each column of V.
     value_scales: Matrix,
-    /// Of the rows of a tile, to all keys: what products come to, a panel of keys after another.
+    /// Integer sums of the rows of a tile with all keys, one panel of keys after another.
     sums: Vec<WholeSums>,
-    /// Of one row, to all keys.
+    /// Scores of one row with all keys.
     scores: Matrix,
-    /// What they become.
-    weights: Bytes,
+    /// Quantized softmax weights.
+    weights: AlignedBytes,
     /// A row of ones.
-    ones: Bytes,
-    /// What the thread's time goes to.
-    pub(in super::super) laps: Laps,
+    ones: AlignedBytes,
+    /// Profile counters of the thread.
+    pub(in super::super) stage_ticks: StageTicks,
 }
 
-/// Bytes that begin where a cache line begins. Its memory only grows.
+/// Bytes that are aligned to a cache line. The memory only grows.
 #[derive(Default)]
-struct Bytes {
+struct AlignedBytes {
     data: Vec<u8>,
     start: usize,
 }
 
-impl Bytes {
-    /// So many, with anything in them.
-    fn room(&mut self, bytes: usize) -> &mut [u8] {
+impl AlignedBytes {
+    /// Returns `bytes` bytes with unspecified content.
+    fn reserve(&mut self, bytes: usize) -> &mut [u8] {
         let line = size_of::<ByteLine>();
         if self.data.len() < bytes + line {
             self.data = vec![0; bytes + line];
@@ -104,7 +105,7 @@ impl Bytes {
     }
 
     fn lines(&mut self, lines: usize) -> &mut [ByteLine] {
-        self.room(lines * size_of::<ByteLine>()).as_chunks_mut().0
+        self.reserve(lines * size_of::<ByteLine>()).as_chunks_mut().0
     }
 }
 
@@ -114,21 +115,21 @@ impl Kernel for ByteAttention<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let ByteAttention { isa, queries, keys, values, reach, out, scratch } = self;
-        // A window of its own: what is written through it cannot be the window itself, whose extent need not be read again.
-        let mut out = out.lend();
+        // A separate window: writes through it cannot change the window itself, so its extent need not be reloaded.
+        let mut out = out.reborrow();
         let dots = Dots::of(isa);
         let (length, width) = (keys.rows(), keys.width());
         let (key_panels, value_panels) = (length.div_ceil(PANEL), width.div_ceil(PANEL));
         let (key_groups, value_groups) = (width.div_ceil(GROUP), length.div_ceil(GROUP));
         let (stride, row_bytes) = (key_panels * PANEL, width.next_multiple_of(MAX_LANES));
-        let query_bytes = scratch.queries.room(length * row_bytes);
+        let query_bytes = scratch.queries.reserve(length * row_bytes);
         let key_lines = scratch.keys.lines(key_panels * key_groups);
         let value_lines = scratch.values.lines(value_panels * value_groups);
-        let ones = scratch.ones.room(row_bytes);
-        let laps = &mut scratch.laps;
-        let mut lap = laps.begin();
-        // One row more than there are, since a view of some columns ends behind the last row's last.
-        let weights = scratch.weights.room((MAX_DOT_ROWS + 1) * stride);
+        let ones = scratch.ones.reserve(row_bytes);
+        let stage_ticks = &mut scratch.stage_ticks;
+        let mut lap = stage_ticks.begin();
+        // One row more than needed, because a view of some columns extends beyond the last row.
+        let weights = scratch.weights.reserve((MAX_DOT_ROWS + 1) * stride);
         if scratch.sums.len() < key_panels {
             scratch.sums.resize_with(key_panels, WholeSums::default);
         }
@@ -167,36 +168,36 @@ impl Kernel for ByteAttention<'_, '_> {
             }
             let scale = key_scale * step;
             for (start, rows) in tiles(length, dots.tile_rows()) {
-                let seen = reach.of(start..start + rows, length);
-                let panels = seen.start / PANEL..seen.end.div_ceil(PANEL);
-                lap = laps.end(Stage::Attention, lap);
+                let visible = reach.of(start..start + rows, length);
+                let panels = visible.start / PANEL..visible.end.div_ceil(PANEL);
+                lap = stage_ticks.end(ComputeStage::Attention, lap);
                 for (panel, sums) in panels.clone().zip(&mut sums[panels.clone()]) {
                     let panel = &key_lines[panel * key_groups..][..key_groups];
                     let stride = row_bytes;
                     dots.sum(&ByteTile { bytes: query_bytes, stride, start, rows, panel, ahead: &[] }, sums);
                 }
-                lap = laps.end(Stage::AttentionProducts, lap);
+                lap = stage_ticks.end(ComputeStage::AttentionProducts, lap);
                 let first = panels.start * PANEL;
-                let around = first..seen.end.next_multiple_of(S::LANES);
+                let around = first..visible.end.next_multiple_of(S::LANES);
                 let mut shares = [0.0; MAX_DOT_ROWS];
                 let of_rows = weights.chunks_exact_mut(stride).zip(&mut shares[..rows]);
                 for (row, (weights, share)) in of_rows.enumerate() {
-                    let seen = reach.of(start + row..start + row + 1, length);
-                    let made = Made { sums, row, biases, scale, seen };
+                    let visible = reach.of(start + row..start + row + 1, length);
+                    let made = ScoreOperands { sums, row, biases, scale, visible };
                     let largest = made.scores(simd, around.clone(), scores);
                     let weights = &mut weights[around.clone()];
-                    *share = weigh(simd, &scores[around.clone()], largest, weights).recip();
+                    *share = quantize_weights(simd, &scores[around.clone()], largest, weights).recip();
                 }
                 for panel in 0..value_panels {
                     let lines = &value_lines[panel * value_groups..][..value_groups];
-                    let lines = &lines[first / GROUP..seen.end.div_ceil(GROUP)];
+                    let lines = &lines[first / GROUP..visible.end.div_ceil(GROUP)];
                     let bytes = &weights[first..];
-                    lap = laps.end(Stage::Attention, lap);
+                    lap = stage_ticks.end(ComputeStage::Attention, lap);
                     dots.sum(
                         &ByteTile { bytes, stride, start: 0, rows, panel: lines, ahead: &[] },
                         &mut of_values,
                     );
-                    lap = laps.end(Stage::AttentionProducts, lap);
+                    lap = stage_ticks.end(ComputeStage::AttentionProducts, lap);
                     let columns = PANEL.min(width - panel * PANEL);
                     for from in (0..columns).step_by(S::LANES) {
                         let scales = simd.load(&value_scales[panel * PANEL + from..]);
@@ -211,34 +212,34 @@ impl Kernel for ByteAttention<'_, '_> {
                 }
             }
         }
-        laps.end(Stage::Attention, lap);
+        stage_ticks.end(ComputeStage::Attention, lap);
     }
 }
 
-/// What the scores of a row are made of.
-struct Made<'a> {
+/// Operands of the scores of a row.
+struct ScoreOperands<'a> {
     sums: &'a [WholeSums],
-    /// Of the tile.
+    /// Row of the tile.
     row: usize,
-    /// To be added, of each key.
+    /// Additive term of each key.
     biases: &'a [f32],
     scale: f32,
-    /// Keys that the row sees.
-    seen: Range<usize>,
+    /// Keys that the row attends to.
+    visible: Range<usize>,
 }
 
-impl Made<'_> {
-    /// The scores of these keys, whole vectors; comes to the largest.
+impl ScoreOperands<'_> {
+    /// Computes the scores of these keys, in whole vectors; returns the largest.
     #[inline(always)]
     fn scores<S: Simd>(self, simd: S, keys: Range<usize>, scores: &mut [f32]) -> f32 {
-        let Made { sums, row, biases, scale, seen } = self;
+        let ScoreOperands { sums, row, biases, scale, visible } = self;
         let scale = simd.splat(scale);
         let mut largest = [simd.splat(f32::NEG_INFINITY); 2];
         for key in keys.step_by(S::LANES) {
             let sums = &sums[key / PANEL].0[row][key % PANEL..];
             let mut score = simd.mul_add(simd.load_whole(sums), scale, simd.load(&biases[key..]));
-            if key < seen.start || seen.end < key + S::LANES {
-                score = blot(simd, score, key, &seen);
+            if key < visible.start || visible.end < key + S::LANES {
+                score = mask(simd, score, key, &visible);
             }
             simd.store(score, &mut scores[key..]);
             let [a, b] = largest;
@@ -249,14 +250,14 @@ impl Made<'_> {
     }
 }
 
-/// Turns scores into bytes, the largest into [`STEPS`]; comes to the sum of the bytes. Whole vectors.
+/// Quantizes scores to bytes, the largest to [`STEPS`]; returns the sum of the bytes. Whole vectors.
 #[inline(always)]
-fn weigh<S: Simd>(simd: S, scores: &[f32], largest: f32, weights: &mut [u8]) -> f32 {
+fn quantize_weights<S: Simd>(simd: S, scores: &[f32], largest: f32, weights: &mut [u8]) -> f32 {
     let top = simd.splat(STEPS.log2() - largest);
     let whole = simd.splat(WHOLE);
     let mut totals = [simd.splat(0.0); 2];
     for (scores, weights) in scores.chunks_exact(S::LANES).zip(weights.chunks_exact_mut(S::LANES)) {
-        // Rounded by the addition, the weight stands in the lowest bits.
+        // The addition rounds, so the weight is in the lowest bits.
         let weight = simd.add(exp2_coarse(simd, simd.add(simd.load(scores), top)), whole);
         simd.store_low_bytes(weight, weights);
         let [a, b] = totals;
@@ -266,9 +267,9 @@ fn weigh<S: Simd>(simd: S, scores: &[f32], largest: f32, weights: &mut [u8]) -> 
     simd.sum(simd.add(a, b))
 }
 
-/// The smallest and the largest number of all rows.
+/// Returns the smallest and the largest number of all rows.
 #[inline(always)]
-fn extremes<S: Simd>(simd: S, rows: View<'_>) -> (f32, f32) {
+fn extremes<S: Simd>(simd: S, rows: MatrixView<'_>) -> (f32, f32) {
     let mut found = Extremes::of(simd, rows.row(0)[0]);
     for index in 0..rows.rows() {
         found = found.and(simd, rows.row(index));
@@ -276,10 +277,10 @@ fn extremes<S: Simd>(simd: S, rows: View<'_>) -> (f32, f32) {
     found.all(simd)
 }
 
-/// Key `j` becomes lane `j % PANEL` of panel `j / PANEL`, four columns a line; comes to the scale of the bytes. Lanes
-/// beyond the last key may come to anything.
+/// Packs keys: key `j` becomes lane `j % PANEL` of panel `j / PANEL`, four columns per line; returns the scale of the
+/// bytes. Lanes after the last key are unspecified.
 #[inline(always)]
-fn pack_keys<S: Simd>(simd: S, keys: View<'_>, lines: &mut [ByteLine]) -> f32 {
+fn pack_keys<S: Simd>(simd: S, keys: MatrixView<'_>, lines: &mut [ByteLine]) -> f32 {
     let (length, width) = (keys.rows(), keys.width());
     let groups = width.div_ceil(GROUP);
     let (low, high) = extremes(simd, keys);
@@ -325,10 +326,10 @@ fn pack_keys<S: Simd>(simd: S, keys: View<'_>, lines: &mut [ByteLine]) -> f32 {
     most / LARGEST
 }
 
-/// Four keys' values of a column become a lane; `scales` are given to each column. Columns beyond the width and keys
-/// beyond the last one are zeros.
+/// Packs values: four keys' values of a column become a lane; `scales` receives the scale of each column. Columns
+/// beyond the width and keys after the last one are zeros.
 #[inline(always)]
-fn pack_values<S: Simd>(simd: S, values: View<'_>, scales: &mut [f32], lines: &mut [ByteLine]) {
+fn pack_values<S: Simd>(simd: S, values: MatrixView<'_>, scales: &mut [f32], lines: &mut [ByteLine]) {
     let (length, width) = (values.rows(), values.width());
     let groups = length.div_ceil(GROUP);
     let zero = simd.splat(0.0);

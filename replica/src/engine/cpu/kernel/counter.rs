@@ -1,6 +1,6 @@
-//! A counter that takes a few nanoseconds to read. Its ticks are of equal length; how long one is depends on the processor.
+//! Counter that takes a few nanoseconds to read. Its ticks have equal length, which depends on the processor.
 
-/// Ticks since some moment.
+/// Returns the ticks since an unspecified start.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(in super::super) fn ticks() -> u64 {
@@ -8,7 +8,7 @@ pub(in super::super) fn ticks() -> u64 {
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// Ticks since some moment.
+/// Returns the ticks since an unspecified start.
 #[cfg(not(target_arch = "x86_64"))]
 pub(in super::super) fn ticks() -> u64 {
     static BEGIN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();

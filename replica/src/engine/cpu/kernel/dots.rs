@@ -1,12 +1,12 @@
-//! Products of bytes: `Σ input·weight` over unsigned inputs and signed weights, in whole numbers.
+//! Int8 products: `Σ input·weight` over unsigned inputs and signed weights, in integers.
 //!
-//! Four neighbouring inputs of a row make one 32-bit word, and a lane of a vector of weights is the weights of those four
-//! inputs for one output. `vpdpbusd` multiplies the four pairs and adds all of them to the lane's sum. Processors without
-//! it do the same in several instructions; whole numbers have no rounding, so all paths come to the same sums.
+//! Four adjacent inputs of a row form one 32-bit word, and a lane of a vector of weights contains the weights of those
+//! four inputs for one output. `vpdpbusd` multiplies the four pairs and adds all of them to the lane's sum. Processors
+//! without it need several instructions; integer arithmetic has no rounding, so all paths return the same sums.
 //!
-//! (`vpmaddubsw`, the usual substitute, is not one: it saturates at 16 bits, which two pairs can exceed.)
+//! (`vpmaddubsw`, the usual substitute, is not equivalent: it saturates at 16 bits, which two pairs can exceed.)
 //!
-//! The tile is that of [`super::tile`], with the word in the place of the number.
+//! The tile is that of [`super::tile`], with the word instead of the float.
 
 use super::Isa;
 use super::tile::{STEP, share_of_step};
@@ -21,12 +21,12 @@ pub(super) const MAX_DOT_ROWS: usize = 14;
 /// Vectors of one row in a tile.
 const TILE_VECTORS: usize = 2;
 
-/// What a tile comes to.
+/// Integer sums of a tile.
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct WholeSums(pub(super) [[i32; PANEL]; MAX_DOT_ROWS]);
 
-/// Instructions that multiply bytes. A value of this type is the proof that the processor has them.
+/// Instruction set for byte products. A value of this type is the proof that the processor supports it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Dots {
     #[cfg(target_arch = "x86_64")]
@@ -40,20 +40,20 @@ pub(super) enum Dots {
 
 /// Some rows of bytes, to be multiplied with one panel.
 pub(super) struct ByteTile<'a> {
-    /// All rows, each so many bytes after the one before.
+    /// All rows, `stride` bytes apart.
     pub(super) bytes: &'a [u8],
     pub(super) stride: usize,
-    /// The first row.
+    /// Offset of the first row.
     pub(super) start: usize,
-    /// How many; at most [`Dots::tile_rows`].
+    /// Number of rows; at most [`Dots::tile_rows`].
     pub(super) rows: usize,
     pub(super) panel: &'a [ByteLine],
-    /// Lines that are wanted soon and may be far away.
+    /// Lines to prefetch.
     pub(super) ahead: &'a [ByteLine],
 }
 
 impl Dots {
-    /// What goes with an instruction set for floating-point numbers.
+    /// Returns the byte instructions that accompany an instruction set for floats.
     pub(super) fn of(isa: Isa) -> Dots {
         let best = |widest: usize| {
             let fits = |dots: &Dots| dots.lanes() <= widest;
@@ -65,7 +65,7 @@ impl Dots {
         }
     }
 
-    /// What this processor has, the fastest first.
+    /// Returns the supported instruction sets, the fastest first.
     pub(super) fn available() -> Vec<Dots> {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -86,11 +86,11 @@ impl Dots {
             Dots::AvxVnni(_) => Avx2Dots::<true>::LANES,
             #[cfg(target_arch = "x86_64")]
             Dots::Avx2(_) => Avx2Dots::<false>::LANES,
-            Dots::Portable => Portable::LANES,
+            Dots::Portable => PortableDots::LANES,
         }
     }
 
-    /// Rows of the largest tile.
+    /// Returns the rows of the largest tile.
     #[inline(always)]
     pub(super) fn tile_rows(self) -> usize {
         match self {
@@ -100,7 +100,7 @@ impl Dots {
             Dots::AvxVnni(_) => Avx2Dots::<true>::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Dots::Avx2(_) => Avx2Dots::<false>::TILE_ROWS,
-            Dots::Portable => Portable::TILE_ROWS,
+            Dots::Portable => PortableDots::TILE_ROWS,
         }
     }
 
@@ -113,11 +113,11 @@ impl Dots {
             Dots::AvxVnni(dot) => dot.run(kernel),
             #[cfg(target_arch = "x86_64")]
             Dots::Avx2(dot) => dot.run(kernel),
-            Dots::Portable => Portable.run(kernel),
+            Dots::Portable => PortableDots.run(kernel),
         }
     }
 
-    /// The sums of the tile's rows.
+    /// Computes the sums of the tile's rows.
     #[inline(always)]
     pub(super) fn sum(self, tile: &ByteTile<'_>, sums: &mut WholeSums) {
         match self {
@@ -127,26 +127,26 @@ impl Dots {
             Dots::AvxVnni(dot) => tile.sum(dot, sums),
             #[cfg(target_arch = "x86_64")]
             Dots::Avx2(dot) => tile.sum(dot, sums),
-            Dots::Portable => tile.sum(Portable, sums),
+            Dots::Portable => tile.sum(PortableDots, sums),
         }
     }
 }
 
-/// A computation with bytes that does not say with which instructions.
+/// Computation with bytes that is generic over the instruction set.
 pub(super) trait DotKernel {
-    /// What it comes to.
+    /// Result.
     type Output;
 
     /// Computes; implementations are `#[inline(always)]`.
     fn run<D: Dot>(self, dot: D) -> Self::Output;
 }
 
-/// The operations on bytes of an instruction set.
+/// Operations on bytes of an instruction set.
 pub(super) trait Dot: Copy {
-    /// Some 32-bit sums on which one instruction works.
+    /// Vector of 32-bit sums of one instruction.
     type Sums: Copy;
 
-    /// How many.
+    /// Number of lanes.
     const LANES: usize;
 
     /// Rows of the largest tile.
@@ -155,7 +155,7 @@ pub(super) trait Dot: Copy {
     /// Enters a function that is compiled with these instructions.
     fn run<K: DotKernel>(self, kernel: K) -> K::Output;
 
-    /// Has these weights brought nearer.
+    /// Prefetches these weights.
     #[inline(always)]
     fn prefetch(self, line: &ByteLine) {
         let _ = line;
@@ -163,13 +163,13 @@ pub(super) trait Dot: Copy {
 
     fn zero(self) -> Self::Sums;
 
-    /// Adds to each lane the products of the four inputs with its four weights: the first lanes' worth of the slice.
+    /// Adds to each lane the products of the four inputs with its four weights, which are the first bytes of the slice.
     fn add(self, sums: Self::Sums, inputs: [u8; GROUP], weights: &[u8]) -> Self::Sums;
 
-    /// Into the first lanes of a slice.
+    /// Stores into the first lanes of a slice.
     fn store(self, sums: Self::Sums, to: &mut [i32]);
 
-    /// The sums of the tile's rows, of which there are so many.
+    /// Computes the sums of the tile's `ROWS` rows.
     #[inline(always)]
     fn tile<const ROWS: usize>(self, tile: &ByteTile<'_>, sums: &mut WholeSums) {
         let mut rows: [&[[u8; GROUP]]; ROWS] = [&[]; ROWS];
@@ -212,32 +212,32 @@ impl ByteTile<'_> {
     #[inline(always)]
     fn sum<D: Dot>(&self, dot: D, sums: &mut WholeSums) {
         match self.rows {
-            1 => dot.run(Rows::<1> { tile: self, sums }),
-            2 => dot.run(Rows::<2> { tile: self, sums }),
-            3 => dot.run(Rows::<3> { tile: self, sums }),
-            4 if D::TILE_ROWS >= 4 => dot.run(Rows::<4> { tile: self, sums }),
-            5 if D::TILE_ROWS >= 5 => dot.run(Rows::<5> { tile: self, sums }),
-            6 if D::TILE_ROWS >= 6 => dot.run(Rows::<6> { tile: self, sums }),
-            7 if D::TILE_ROWS >= 7 => dot.run(Rows::<7> { tile: self, sums }),
-            8 if D::TILE_ROWS >= 8 => dot.run(Rows::<8> { tile: self, sums }),
-            9 if D::TILE_ROWS >= 9 => dot.run(Rows::<9> { tile: self, sums }),
-            10 if D::TILE_ROWS >= 10 => dot.run(Rows::<10> { tile: self, sums }),
-            11 if D::TILE_ROWS >= 11 => dot.run(Rows::<11> { tile: self, sums }),
-            12 if D::TILE_ROWS >= 12 => dot.run(Rows::<12> { tile: self, sums }),
-            13 if D::TILE_ROWS >= 13 => dot.run(Rows::<13> { tile: self, sums }),
-            14 if D::TILE_ROWS >= 14 => dot.run(Rows::<14> { tile: self, sums }),
+            1 => dot.run(RowsLoop::<1> { tile: self, sums }),
+            2 => dot.run(RowsLoop::<2> { tile: self, sums }),
+            3 => dot.run(RowsLoop::<3> { tile: self, sums }),
+            4 if D::TILE_ROWS >= 4 => dot.run(RowsLoop::<4> { tile: self, sums }),
+            5 if D::TILE_ROWS >= 5 => dot.run(RowsLoop::<5> { tile: self, sums }),
+            6 if D::TILE_ROWS >= 6 => dot.run(RowsLoop::<6> { tile: self, sums }),
+            7 if D::TILE_ROWS >= 7 => dot.run(RowsLoop::<7> { tile: self, sums }),
+            8 if D::TILE_ROWS >= 8 => dot.run(RowsLoop::<8> { tile: self, sums }),
+            9 if D::TILE_ROWS >= 9 => dot.run(RowsLoop::<9> { tile: self, sums }),
+            10 if D::TILE_ROWS >= 10 => dot.run(RowsLoop::<10> { tile: self, sums }),
+            11 if D::TILE_ROWS >= 11 => dot.run(RowsLoop::<11> { tile: self, sums }),
+            12 if D::TILE_ROWS >= 12 => dot.run(RowsLoop::<12> { tile: self, sums }),
+            13 if D::TILE_ROWS >= 13 => dot.run(RowsLoop::<13> { tile: self, sums }),
+            14 if D::TILE_ROWS >= 14 => dot.run(RowsLoop::<14> { tile: self, sums }),
             rows => unreachable!("a tile of {rows} rows, of at most {}", D::TILE_ROWS),
         }
     }
 }
 
-/// The innermost loop over some rows: a function of its own for each number of them.
-struct Rows<'a, 't, const ROWS: usize> {
+/// Innermost loop: a separate function for each number of rows.
+struct RowsLoop<'a, 't, const ROWS: usize> {
     tile: &'a ByteTile<'t>,
     sums: &'a mut WholeSums,
 }
 
-impl<const ROWS: usize> DotKernel for Rows<'_, '_, ROWS> {
+impl<const ROWS: usize> DotKernel for RowsLoop<'_, '_, ROWS> {
     type Output = ();
 
     #[inline(always)]
@@ -246,11 +246,11 @@ impl<const ROWS: usize> DotKernel for Rows<'_, '_, ROWS> {
     }
 }
 
-/// Plain arrays.
+/// Implementation with plain arrays.
 #[derive(Clone, Copy)]
-struct Portable;
+struct PortableDots;
 
-impl Dot for Portable {
+impl Dot for PortableDots {
     type Sums = [i32; 8];
     const LANES: usize = 8;
     const TILE_ROWS: usize = 3;
@@ -284,7 +284,7 @@ impl Dot for Portable {
 mod tests {
     use super::*;
 
-    /// Numbers that look random.
+    /// Pseudorandom numbers.
     fn noise(seed: u32) -> impl FnMut() -> u8 {
         let mut state = seed;
         move || {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_comes_to_the_same_whole_numbers_for_every_size_of_tile() {
+    fn all_paths_return_the_same_integers_for_every_tile_size() {
         for groups in [1, 7, 8, 9, 24] {
             let mut random = noise(groups as u32);
             let stride = groups * GROUP;
@@ -309,7 +309,7 @@ mod tests {
                     );
                     for (row, sums) in sums.0[..rows].iter().enumerate() {
                         for (column, sum) in sums.iter().enumerate() {
-                            let wanted: i32 = (0..stride)
+                            let expected: i32 = (0..stride)
                                 .map(|input| {
                                     let weight =
                                         panel[input / GROUP][GROUP * column + input % GROUP].cast_signed();
@@ -317,7 +317,7 @@ mod tests {
                                 })
                                 .sum();
                             assert_eq!(
-                                *sum, wanted,
+                                *sum, expected,
                                 "{dots:?}, {groups} groups, row {row} of {rows}, column {column}"
                             );
                         }

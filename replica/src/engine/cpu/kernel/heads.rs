@@ -1,22 +1,22 @@
-//! What is done to queries and keys between their projection and attention: each head's is normalised, and turned by
-//! its position.
+//! Preparation of queries and keys between projection and attention: each head is normalized, and rotated by its
+//! position.
 
 use super::rows::Norm;
 use super::{Kernel, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::matrix::Window;
-use crate::engine::cpu::rotation::Rotation;
+use crate::engine::cpu::rotary_table::RotaryTable;
 
 /// Queries and keys of all heads of some rows, in place.
 pub(in super::super) struct PrepareHeads<'a, 'w> {
     /// Numbers of one head.
     pub(in super::super) head_width: usize,
-    /// Heads of the queries, which stand first in a row, and of the keys, which follow.
+    /// Number of query heads, which are first in a row, and of key heads, which follow.
     pub(in super::super) heads: [usize; 2],
-    /// What each query and each key is normalised by.
+    /// Normalizations of queries and of keys.
     pub(in super::super) norms: [Option<&'a Norm>; 2],
-    /// How they are turned.
-    pub(in super::super) rotation: Option<&'a Rotation>,
-    /// The place of each row's token in its sequence.
+    /// Rotary position embedding, if the model has it.
+    pub(in super::super) rotation: Option<&'a RotaryTable>,
+    /// Position of each row's token in its sequence.
     pub(in super::super) positions: &'a [u32],
     pub(in super::super) rows: &'a mut Window<'w>,
 }
@@ -46,7 +46,7 @@ impl Kernel for PrepareHeads<'_, '_> {
     }
 }
 
-/// Turns each pair of a number of the first half and one of the second.
+/// Rotates each pair of a number of the first half and one of the second.
 #[inline(always)]
 fn rotate<S: Simd>(simd: S, head: &mut [f32], cosines: &[f32], sines: &[f32]) {
     let (left, right) = head.split_at_mut(cosines.len());
@@ -67,8 +67,8 @@ mod tests {
     use crate::engine::cpu::matrix::Matrix;
     use crate::model::Rope;
 
-    /// Two rows of two query heads, a key head and a value head, all ones but the value.
-    fn prepared(isa: Isa, norms: [Option<&Norm>; 2], rotation: Option<&Rotation>) -> Vec<f32> {
+    /// Two rows of two query heads, a key head and a value head, all ones except the value.
+    fn prepared(isa: Isa, norms: [Option<&Norm>; 2], rotation: Option<&RotaryTable>) -> Vec<f32> {
         let mut rows = Matrix::default();
         rows.resize(2, 16);
         rows.data_mut().fill(1.0);
@@ -85,18 +85,18 @@ mod tests {
     }
 
     #[test]
-    fn queries_and_keys_are_turned_by_their_position_and_values_are_not() {
-        let mut rotation = Rotation::new(Rope { rates: vec![0.5, 0.0], magnitude: 2.0 });
+    fn queries_and_keys_are_rotated_by_their_position_and_values_are_not() {
+        let mut rotation = RotaryTable::new(Rope { rates: vec![0.5, 0.0], magnitude: 2.0 });
         rotation.reach(4);
         let (sine, cosine) = 1.5_f32.sin_cos();
         let turned = [2.0 * (cosine - sine), 2.0, 2.0 * (cosine + sine), 2.0];
         for isa in Isa::available() {
             let rows = prepared(isa, [None, None], Some(&rotation));
-            assert_eq!(rows[..12], [2.0; 12], "position 0 is only stretched");
-            assert_eq!(rows[12..16], [1.0; 4], "values are left");
+            assert_eq!(rows[..12], [2.0; 12], "position 0 is scaled only");
+            assert_eq!(rows[12..16], [1.0; 4], "values are unchanged");
             for head in rows[16..28].chunks_exact(4) {
-                for (found, wanted) in head.iter().zip(turned) {
-                    assert!((found - wanted).abs() < 1e-6, "{isa:?}: {head:?}");
+                for (found, expected) in head.iter().zip(turned) {
+                    assert!((found - expected).abs() < 1e-6, "{isa:?}: {head:?}");
                 }
             }
             assert_eq!(rows[28..], [1.0; 4]);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn each_head_is_normalised_for_itself() {
+    fn each_head_is_normalized_separately() {
         let norm =
             |scale: f32| Norm { centred: false, scale: vec![scale; 4], shift: vec![0.0; 4], epsilon: 0.0 };
         let (queries, keys) = (norm(3.0), norm(0.5));

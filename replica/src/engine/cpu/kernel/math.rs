@@ -1,24 +1,24 @@
-//! Exponential, error function and the activations made of them, as polynomials.
+//! Exponential, error function and the activations based on them, as polynomials.
 
 use super::Simd;
 use crate::model::Activation;
 
-/// `2ˣ` within 3 units in the last place; beyond ±126 it is cut off.
+/// Returns `2ˣ` within 3 units in the last place; `x` is clamped to ±126.
 ///
-/// `x = n + r` with `|r| ≤ ½`, and `2ʳ` by the polynomial of degree 5 of least relative error, 8·10⁻⁸ (found by Remez's
-/// exchange, in 64-bit floats).
+/// `x = n + r` with `|r| ≤ ½`, and `2ʳ` by the polynomial of degree 5 with the least relative error, 8·10⁻⁸ (computed
+/// by the Remez exchange algorithm in 64-bit floats).
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let x = simd.max(simd.min(x, simd.splat(126.0)), simd.splat(-126.0));
     let n = simd.round(x);
     let r = simd.sub(x, n);
-    #[expect(clippy::approx_constant, reason = "of all coefficients the best one is near ln 2, not at it")]
+    #[expect(clippy::approx_constant, reason = "the best coefficient is near ln 2, not equal to it")]
     let terms = [1.327_647_2e-3, 9.675_541e-3, 5.550_713_3e-2, 0.240_221_2, 0.693_147, 1.0];
     simd.scale(polynomial(simd, r, terms), n)
 }
 
-/// `2ˣ` within a ten-thousandth of it, for what is rounded to bytes. Below −64 it is cut off: what comes out must not be too
-/// small for a normal number, which takes a processor a hundred cycles. Above 127 nobody asks.
+/// Returns `2ˣ` with a relative error of 10⁻⁴, for results that are quantized to bytes. `x` is clamped at −64: results
+/// must not be subnormal, which take a processor a hundred cycles. Arguments above 127 do not occur.
 #[inline(always)]
 pub(super) fn exp2_coarse<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let x = simd.max(x, simd.splat(-64.0));
@@ -27,8 +27,9 @@ pub(super) fn exp2_coarse<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     simd.scale(polynomial(simd, simd.sub(x, n), terms), n)
 }
 
-/// `x·Φ(x)` within 5·10⁻⁴, for what is rounded to bytes, whose steps are some twenty times as large: `Φ − ½` as an odd
-/// polynomial, which at ±3.7 has come to ½ and stays there (of least weighted error, by exchange, in 64-bit floats).
+/// Returns `x·Φ(x)` within 5·10⁻⁴, for results that are quantized to bytes, whose steps are some twenty times as large:
+/// `Φ − ½` is an odd polynomial, which reaches ½ at ±3.7 and is clamped there (least weighted error, by the exchange
+/// algorithm, in 64-bit floats).
 #[inline(always)]
 fn gelu_coarse<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let inner = simd.max(simd.min(x, simd.splat(3.7)), simd.splat(-3.7));
@@ -37,7 +38,7 @@ fn gelu_coarse<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     simd.mul(x, simd.mul_add(inner, half, simd.splat(0.5)))
 }
 
-/// The activation of every lane, near enough for what is rounded to bytes.
+/// Applies the activation to every lane, with the precision that quantization to bytes needs.
 #[inline(always)]
 pub(super) fn activate_coarse<S: Simd>(simd: S, activation: Activation, x: S::Vector) -> S::Vector {
     match activation {
@@ -46,7 +47,7 @@ pub(super) fn activate_coarse<S: Simd>(simd: S, activation: Activation, x: S::Ve
     }
 }
 
-/// `eˣ`, nearly as exact for arguments of some size: the product is rounded.
+/// Returns `eˣ`, slightly less exact for large arguments: the product is rounded.
 #[inline(always)]
 fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let x = simd.max(simd.min(x, simd.splat(87.0)), simd.splat(-87.0));
@@ -60,7 +61,7 @@ fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     simd.scale(value, n)
 }
 
-/// `tanh x` within 3·10⁻⁷: `1 − 2/(1 + e²ˣ)`.
+/// Returns `tanh x` within 3·10⁻⁷: `1 − 2/(1 + e²ˣ)`.
 #[inline(always)]
 pub(super) fn tanh<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let power = exp(simd, simd.add(x, x));
@@ -68,15 +69,15 @@ pub(super) fn tanh<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     simd.sub(one, simd.quotient(simd.splat(2.0), simd.add(one, power)))
 }
 
-/// `x·σ(factor·x)`
+/// Returns `x·σ(factor·x)`.
 #[inline(always)]
 fn swish<S: Simd>(simd: S, x: S::Vector, factor: f32) -> S::Vector {
     let power = exp(simd, simd.mul(x, simd.splat(-factor)));
     simd.quotient(x, simd.add(simd.splat(1.0), power))
 }
 
-/// The error function within 4·10⁻⁷: the rational approximation of Eigen and XLA, odd over even in `x²`. Beyond 4 it
-/// is one but for 2·10⁻⁸.
+/// Returns the error function within 4·10⁻⁷: the rational approximation of Eigen and XLA, odd over even in `x²`. Beyond
+/// 4 it is one within 2·10⁻⁸.
 #[inline(always)]
 fn erf<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let x = simd.max(simd.min(x, simd.splat(4.0)), simd.splat(-4.0));
@@ -94,7 +95,7 @@ fn erf<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     simd.quotient(simd.mul(x, polynomial(simd, square, above)), polynomial(simd, square, below))
 }
 
-/// The polynomial with these coefficients, the one of the highest power first.
+/// Evaluates the polynomial with these coefficients, from the highest power down.
 #[inline(always)]
 fn polynomial<S: Simd, const N: usize>(simd: S, x: S::Vector, coefficients: [f32; N]) -> S::Vector {
     let mut value = simd.splat(coefficients[0]);
@@ -104,7 +105,7 @@ fn polynomial<S: Simd, const N: usize>(simd: S, x: S::Vector, coefficients: [f32
     value
 }
 
-/// The activation of every lane.
+/// Applies the activation to every lane.
 #[inline(always)]
 pub(super) fn activate<S: Simd>(simd: S, activation: Activation, x: S::Vector) -> S::Vector {
     match activation {
@@ -132,7 +133,7 @@ mod tests {
     use super::super::{Isa, Kernel};
     use super::*;
 
-    enum Function {
+    enum TestFunction {
         Exp,
         Exp2,
         Exp2Coarse,
@@ -141,7 +142,7 @@ mod tests {
         Activate(Activation),
     }
 
-    struct Apply<'a>(Function, &'a mut [f32]);
+    struct Apply<'a>(TestFunction, &'a mut [f32]);
 
     impl Kernel for Apply<'_> {
         type Output = ();
@@ -151,52 +152,57 @@ mod tests {
             for lanes in self.1.chunks_exact_mut(S::LANES) {
                 let x = simd.load(lanes);
                 let y = match self.0 {
-                    Function::Exp => exp(simd, x),
-                    Function::Exp2 => exp2(simd, x),
-                    Function::Exp2Coarse => exp2_coarse(simd, x),
-                    Function::GeluCoarse => activate_coarse(simd, Activation::Gelu, x),
-                    Function::Erf => erf(simd, x),
-                    Function::Activate(activation) => activate(simd, activation, x),
+                    TestFunction::Exp => exp(simd, x),
+                    TestFunction::Exp2 => exp2(simd, x),
+                    TestFunction::Exp2Coarse => exp2_coarse(simd, x),
+                    TestFunction::GeluCoarse => activate_coarse(simd, Activation::Gelu, x),
+                    TestFunction::Erf => erf(simd, x),
+                    TestFunction::Activate(activation) => activate(simd, activation, x),
                 };
                 simd.store(y, lanes);
             }
         }
     }
 
-    /// Holds every instruction set to the reference, over `-limit..limit`.
-    fn check(function: impl Fn() -> Function, limit: f32, error: impl Fn(f64, f64) -> f64, tolerance: f64) {
+    /// Compares every instruction set with the reference, over `-limit..limit`.
+    fn check(
+        function: impl Fn() -> TestFunction,
+        limit: f32,
+        error: impl Fn(f64, f64) -> f64,
+        tolerance: f64,
+    ) {
         let arguments: Vec<f32> = (0..8192).map(|i| limit * (i as f32 / 4096.0 - 1.0)).collect();
         for isa in Isa::available() {
             let mut values = arguments.clone();
             isa.run(Apply(function(), &mut values));
             for (x, value) in arguments.iter().zip(values) {
-                let wanted = reference(&function(), f64::from(*x));
-                let error = error(f64::from(value), wanted);
-                assert!(error <= tolerance, "{isa:?} at {x}: {value}, not {wanted} ({error:e})");
+                let expected = reference(&function(), f64::from(*x));
+                let error = error(f64::from(value), expected);
+                assert!(error <= tolerance, "{isa:?} at {x}: {value}, not {expected} ({error:e})");
             }
         }
     }
 
-    fn reference(function: &Function, x: f64) -> f64 {
+    fn reference(function: &TestFunction, x: f64) -> f64 {
         match function {
-            Function::Exp => x.exp(),
-            Function::Exp2 | Function::Exp2Coarse => x.exp2(),
-            Function::Erf => reference_erf(x),
-            Function::GeluCoarse | Function::Activate(Activation::Gelu) => {
+            TestFunction::Exp => x.exp(),
+            TestFunction::Exp2 | TestFunction::Exp2Coarse => x.exp2(),
+            TestFunction::Erf => reference_erf(x),
+            TestFunction::GeluCoarse | TestFunction::Activate(Activation::Gelu) => {
                 0.5 * x * (1.0 + reference_erf(x * 0.5_f64.sqrt()))
             }
-            Function::Activate(Activation::GeluTanh) => {
+            TestFunction::Activate(Activation::GeluTanh) => {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
                 0.5 * x * (1.0 + inner.tanh())
             }
-            Function::Activate(Activation::QuickGelu) => x / (1.0 + (-1.702 * x).exp()),
-            Function::Activate(Activation::Relu) => x.max(0.0),
-            Function::Activate(Activation::Silu) => x / (1.0 + (-x).exp()),
-            Function::Activate(Activation::Tanh) => x.tanh(),
+            TestFunction::Activate(Activation::QuickGelu) => x / (1.0 + (-1.702 * x).exp()),
+            TestFunction::Activate(Activation::Relu) => x.max(0.0),
+            TestFunction::Activate(Activation::Silu) => x / (1.0 + (-x).exp()),
+            TestFunction::Activate(Activation::Tanh) => x.tanh(),
         }
     }
 
-    /// `2/√π·e^(−x²)·Σ 2ⁿx²ⁿ⁺¹/(2n+1)!!`, whose terms all have one sign, so that none of them cancel.
+    /// Returns `2/√π·e^(−x²)·Σ 2ⁿx²ⁿ⁺¹/(2n+1)!!`, whose terms all have one sign, so that there is no cancellation.
     fn reference_erf(x: f64) -> f64 {
         if x.abs() > 6.0 {
             return x.signum();
@@ -210,58 +216,58 @@ mod tests {
         sum * (-x * x).exp() * 2.0 / std::f64::consts::PI.sqrt()
     }
 
-    fn absolute(value: f64, wanted: f64) -> f64 {
-        (value - wanted).abs()
+    fn absolute(value: f64, expected: f64) -> f64 {
+        (value - expected).abs()
     }
 
-    fn relative(value: f64, wanted: f64) -> f64 {
-        ((value - wanted) / wanted).abs()
+    fn relative(value: f64, expected: f64) -> f64 {
+        ((value - expected) / expected).abs()
     }
 
     #[test]
     fn the_exponential_is_exact_to_the_last_places() {
-        check(|| Function::Exp, 86.0, relative, 2.5e-7);
-        check(|| Function::Exp, 1.0, relative, 2.5e-7);
-        check(|| Function::Exp2, 125.0, relative, 3.5e-7);
-        check(|| Function::Exp2, 1.0, relative, 3.5e-7);
+        check(|| TestFunction::Exp, 86.0, relative, 2.5e-7);
+        check(|| TestFunction::Exp, 1.0, relative, 2.5e-7);
+        check(|| TestFunction::Exp2, 125.0, relative, 3.5e-7);
+        check(|| TestFunction::Exp2, 1.0, relative, 3.5e-7);
     }
 
     #[test]
-    fn what_is_rounded_to_bytes_is_near() {
-        check(|| Function::Exp2Coarse, 64.0, relative, 1e-4);
-        check(|| Function::GeluCoarse, 3.5, absolute, 6e-4);
-        // Beyond, what is left of the polynomial's error grows with the argument, as the row's range does.
+    fn coarse_functions_are_within_their_tolerance() {
+        check(|| TestFunction::Exp2Coarse, 64.0, relative, 1e-4);
+        check(|| TestFunction::GeluCoarse, 3.5, absolute, 6e-4);
+        // Beyond this, the remaining error of the polynomial grows with the argument, as the row's range does.
         check(
-            || Function::GeluCoarse,
+            || TestFunction::GeluCoarse,
             100.0,
-            |value, wanted| absolute(value, wanted) / (1.0 + wanted.abs()),
+            |value, expected| absolute(value, expected) / (1.0 + expected.abs()),
             6e-4,
         );
     }
 
     #[test]
-    fn the_exponential_of_minus_infinity_is_nothing_beside_one() {
+    fn the_exponential_of_minus_infinity_is_negligible() {
         for isa in Isa::available() {
             let mut values = [f32::NEG_INFINITY; 16];
-            isa.run(Apply(Function::Exp2, &mut values));
+            isa.run(Apply(TestFunction::Exp2, &mut values));
             assert!(values.iter().all(|value| (0.0..1e-37).contains(value)), "{isa:?}: {values:?}");
         }
     }
 
     #[test]
     fn the_error_function_is_within_its_tolerance() {
-        check(|| Function::Erf, 6.0, absolute, 4e-7);
+        check(|| TestFunction::Erf, 6.0, absolute, 4e-7);
     }
 
     #[test]
     fn the_activations_are_within_their_tolerance() {
-        // The error of erf times half the argument, and the rounding of the result.
-        let of_magnitude = |value: f64, wanted: f64| absolute(value, wanted) / (1.0 + wanted.abs());
-        check(|| Function::Activate(Activation::Gelu), 8.0, of_magnitude, 1e-6);
-        check(|| Function::Activate(Activation::GeluTanh), 8.0, of_magnitude, 5e-7);
-        check(|| Function::Activate(Activation::QuickGelu), 20.0, of_magnitude, 5e-7);
-        check(|| Function::Activate(Activation::Relu), 8.0, absolute, 0.0);
-        check(|| Function::Activate(Activation::Silu), 20.0, of_magnitude, 5e-7);
-        check(|| Function::Activate(Activation::Tanh), 20.0, absolute, 3e-7);
+        // Error of erf times half the argument, and rounding of the result.
+        let of_magnitude = |value: f64, expected: f64| absolute(value, expected) / (1.0 + expected.abs());
+        check(|| TestFunction::Activate(Activation::Gelu), 8.0, of_magnitude, 1e-6);
+        check(|| TestFunction::Activate(Activation::GeluTanh), 8.0, of_magnitude, 5e-7);
+        check(|| TestFunction::Activate(Activation::QuickGelu), 20.0, of_magnitude, 5e-7);
+        check(|| TestFunction::Activate(Activation::Relu), 8.0, absolute, 0.0);
+        check(|| TestFunction::Activate(Activation::Silu), 20.0, of_magnitude, 5e-7);
+        check(|| TestFunction::Activate(Activation::Tanh), 20.0, absolute, 3e-7);
     }
 }

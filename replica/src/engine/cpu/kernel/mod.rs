@@ -1,13 +1,13 @@
-//! The arithmetic, written once and compiled for each instruction set.
+//! Arithmetic, written once and compiled for each instruction set.
 //!
 //! A kernel is a value with a method that is generic over [`Simd`], the dozen operations that all instruction sets
 //! share. [`Isa::run`] enters a function that the compiler may fill with the instructions in question and runs the
-//! kernel there. So a formula stands in one place, the path that tests compare with is the same code with plain arrays
-//! for vectors, and `unsafe` is left to three short files: those that name instructions.
+//! kernel there. So a formula exists once, the reference path of the tests is the same code with plain arrays for
+//! vectors, and `unsafe` is limited to three short files: those that name instructions.
 //!
-//! What this asks of a kernel: everything between [`Kernel::run`] and the operations must be `#[inline(always)]`, and no
-//! closure may hold an operation. A function that stayed behind would be compiled without the instructions: correct, and
-//! slow.
+//! Requirements of a kernel: everything between [`Kernel::run`] and the operations must be `#[inline(always)]`, and no
+//! closure may contain an operation. A function that is not inlined would be compiled without the instructions:
+//! correct, and slow.
 
 mod attention;
 mod byte_attention;
@@ -49,7 +49,7 @@ pub(super) use quantize::{ByteRows, Quantize};
 pub(super) use rows::{Norm, Normalize, NormalizeInto, PoolRows, Scale};
 pub(super) use throughput::{MultiplyAdd, MultiplyBytes};
 
-/// An instruction set that this processor has. It can be had only from [`Isa::available`].
+/// Instruction set that this processor supports. Only [`Isa::available`] returns values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Isa(Set);
 
@@ -63,7 +63,7 @@ enum Set {
 }
 
 impl Isa {
-    /// What this processor has, the fastest first. The last one is always the portable path.
+    /// Returns the supported instruction sets, the fastest first. The last one is always the portable path.
     pub fn available() -> Vec<Isa> {
         let mut sets = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -75,12 +75,12 @@ impl Isa {
         sets.into_iter().map(Isa).collect()
     }
 
-    /// The fastest that this processor has.
+    /// Returns the fastest supported instruction set.
     pub fn best() -> Isa {
         Isa::available()[0]
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -91,7 +91,7 @@ impl Isa {
         }
     }
 
-    /// Numbers on which one instruction works.
+    /// Returns the number of lanes of one instruction.
     fn lanes(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -106,7 +106,7 @@ impl Isa {
         matches!(self.0, Set::Portable(_))
     }
 
-    /// Runs the kernel with its instructions.
+    /// Runs the kernel with these instructions.
     pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -124,21 +124,21 @@ impl fmt::Debug for Isa {
     }
 }
 
-/// A computation that does not say with which instructions.
+/// Computation that is generic over the instruction set.
 pub(super) trait Kernel {
-    /// What it comes to.
+    /// Result.
     type Output;
 
     /// Computes; implementations are `#[inline(always)]`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// The operations of an instruction set. A value of this type is the proof that the processor has it.
+/// Operations of an instruction set. A value of this type is the proof that the processor supports it.
 pub(super) trait Simd: Copy {
-    /// Some 32-bit floats on which one instruction works.
+    /// Vector of 32-bit floats of one instruction.
     type Vector: Copy;
 
-    /// How many; a divisor of [`MAX_LANES`].
+    /// Number of lanes; a divisor of [`MAX_LANES`].
     const LANES: usize;
 
     /// Rows of the largest tile of a matrix product whose sums, [`TILE_VECTORS`] vectors per row, stay in registers.
@@ -147,28 +147,28 @@ pub(super) trait Simd: Copy {
     /// Enters a function that is compiled with these instructions.
     fn run<K: Kernel>(self, kernel: K) -> K::Output;
 
-    /// Has these numbers brought nearer, to the second-level cache, while other things are computed.
+    /// Prefetches these numbers to the second-level cache.
     #[inline(always)]
     fn prefetch(self, numbers: &[f32]) {
         let _ = numbers;
     }
 
-    /// The same, to the nearest cache.
+    /// Prefetches these numbers to the first-level cache.
     #[inline(always)]
     fn prefetch_near(self, numbers: &[f32]) {
         let _ = numbers;
     }
 
     fn splat(self, value: f32) -> Self::Vector;
-    /// The first [`Simd::LANES`] numbers of a slice.
+    /// Loads the first [`Simd::LANES`] numbers of a slice.
     fn load(self, from: &[f32]) -> Self::Vector;
-    /// Into the first [`Simd::LANES`] numbers of a slice.
+    /// Stores into the first [`Simd::LANES`] numbers of a slice.
     fn store(self, vector: Self::Vector, to: &mut [f32]);
-    /// The first [`Simd::LANES`] whole numbers of a slice.
+    /// Loads the first [`Simd::LANES`] integers of a slice.
     fn load_whole(self, from: &[i32]) -> Self::Vector;
-    /// To the nearest whole numbers from 0 to 255, into the first [`Simd::LANES`] bytes of a slice.
+    /// Rounds to the nearest integers from 0 to 255, and stores into the first [`Simd::LANES`] bytes of a slice.
     fn store_bytes(self, vector: Self::Vector, to: &mut [u8]);
-    /// The lowest byte of each number's bits, into the first [`Simd::LANES`] bytes of a slice.
+    /// Stores the lowest byte of each lane's bits into the first [`Simd::LANES`] bytes of a slice.
     #[inline(always)]
     fn store_low_bytes(self, vector: Self::Vector, to: &mut [u8]) {
         let mut lanes = [0.0; MAX_LANES];
@@ -177,8 +177,8 @@ pub(super) trait Simd: Copy {
             *byte = lane.to_bits() as u8;
         }
     }
-    /// To the nearest whole numbers, which are from −128 to 127, as signed bytes: the four of each lane side by side, into
-    /// the first bytes of a slice.
+    /// Rounds to the nearest integers, which are from −128 to 127, and stores them as signed bytes, the four of each
+    /// lane side by side, into the first bytes of a slice.
     #[inline(always)]
     fn store_quads(self, four: [Self::Vector; 4], to: &mut [u8]) {
         for (place, vector) in four.into_iter().enumerate() {
@@ -193,7 +193,7 @@ pub(super) trait Simd: Copy {
     fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// `a/b` within 2 units in the last place, for `b` from 10⁻³⁰ to 10³⁷ either side of zero. Faster where dividing takes
+    /// Returns `a/b` within 2 units in the last place, for `|b|` from 10⁻³⁰ to 10³⁷. Faster where a division takes
     /// longer than a dozen multiplications.
     #[inline(always)]
     fn quotient(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
@@ -213,7 +213,8 @@ pub(super) trait Simd: Copy {
         }
     }
 
-    /// The sums of so many rows of a tile, so many vectors from this column on, into rows of `stride` numbers.
+    /// Computes the sums of `ROWS` rows of a tile, `VECTORS` vectors from this column on, into rows of `stride`
+    /// numbers.
     #[inline(always)]
     fn tile<const ROWS: usize, const VECTORS: usize>(
         self,
@@ -225,26 +226,26 @@ pub(super) trait Simd: Copy {
         tile::plain::<Self, ROWS, VECTORS>(self, tile, column, sums, stride);
     }
 
-    /// To the nearest whole number.
+    /// Rounds to the nearest integer.
     fn round(self, a: Self::Vector) -> Self::Vector;
-    /// `a·2ⁿ` for whole `n` between −126 and 127.
+    /// Returns `a·2ⁿ` for integers `n` between −126 and 127.
     fn scale(self, a: Self::Vector, n: Self::Vector) -> Self::Vector;
-    /// The sum of all lanes, in an order that depends on nothing but [`Simd::LANES`].
+    /// Returns the sum of all lanes, in an order that depends only on [`Simd::LANES`].
     fn sum(self, a: Self::Vector) -> f32;
-    /// The largest lane.
+    /// Returns the largest lane.
     fn largest(self, a: Self::Vector) -> f32;
 }
 
 /// Lanes of the widest vector.
 pub(super) const MAX_LANES: usize = 16;
 
-/// Rows and columns that are transposed together.
+/// Rows and columns of one transposition.
 pub(super) const SQUARE: usize = 16;
 
 /// Vectors of one row in a tile of a matrix product.
 pub(super) const TILE_VECTORS: usize = 2;
 
-/// A slice of at most one vector; lanes that it does not fill are `fill`.
+/// Loads a slice of at most one vector; the remaining lanes are `fill`.
 #[inline(always)]
 fn load_up_to<S: Simd>(simd: S, from: &[f32], fill: f32) -> S::Vector {
     if from.len() == S::LANES {
@@ -255,7 +256,7 @@ fn load_up_to<S: Simd>(simd: S, from: &[f32], fill: f32) -> S::Vector {
     simd.load(&lanes)
 }
 
-/// Into a slice of at most one vector; lanes for which it has no room are dropped.
+/// Stores into a slice of at most one vector; the remaining lanes are dropped.
 #[inline(always)]
 fn store_up_to<S: Simd>(simd: S, vector: S::Vector, to: &mut [f32]) {
     if to.len() == S::LANES {

@@ -1,6 +1,6 @@
-//! Plain arrays instead of vectors: for every processor, and to compare the others with.
+//! Plain arrays instead of vectors: for every processor, and as the reference of the others.
 //!
-//! The compiler turns the loops into whatever vectors the target has from the start (SSE2, NEON). `a·b + c` is rounded
+//! The compiler turns the loops into the baseline vector instructions of the target (SSE2, NEON). `a·b + c` is rounded
 //! twice, since without an instruction for it the single rounding would be a library call.
 
 use super::{Kernel, Simd};

@@ -1,8 +1,8 @@
 //! Matrix products: rows of activations times weights in panels.
 //!
-//! Weights lie in panels of [`PANEL`] columns; within a panel, the columns' weights for one input are side by side. Rows
-//! pass them in tiles: [`super::tile`] for numbers, [`super::dots`] for bytes. Here is what stands around them: the order
-//! of panels and rows, what is fetched ahead, and what becomes of the sums.
+//! Weights are in panels of [`PANEL`] columns; within a panel, the columns' weights for one input are side by side.
+//! Rows are multiplied in tiles: [`super::tile`] for floats, [`super::dots`] for bytes. This module contains the rest:
+//! the order of panels and rows, prefetching, and the epilogues.
 
 use std::ops::Range;
 
@@ -12,49 +12,49 @@ use super::quantize::{ByteRange, ByteRows};
 use super::tile::{MAX_TILE_ROWS, Tile, tiles};
 use super::{Isa, Kernel, Simd, load_up_to, store_up_to};
 use crate::engine::cpu::byte_panels::BytePanels;
-use crate::engine::cpu::laps::{Laps, Stage};
-use crate::engine::cpu::matrix::{View, Window};
+use crate::engine::cpu::matrix::{MatrixView, Window};
 use crate::engine::cpu::panels::{GATED_COLUMNS, Line, PANEL, Panels};
+use crate::engine::cpu::profile::{ComputeStage, StageTicks};
 use crate::model::Activation;
 
-/// What a tile comes to: a line per row, each beginning where a cache line begins.
+/// Sums of a tile: a line per row, aligned to cache lines.
 #[derive(Default)]
 #[repr(align(64))]
-pub(super) struct Sums(pub(super) [Line; MAX_TILE_ROWS]);
+pub(super) struct FloatSums(pub(super) [Line; MAX_TILE_ROWS]);
 
-/// What becomes of a product.
+/// Epilogue of a product.
 #[derive(Clone, Copy)]
 pub(in super::super) enum Finish {
-    /// It is the result.
+    /// Stores the product.
     Store,
-    /// The result is the activation of it.
+    /// Stores the activation of the product.
     Activate(Activation),
-    /// It is added to what was there.
+    /// Adds the product to the previous content.
     Add,
-    /// Of a gated layer: the activation of the gate, times what it gates.
+    /// For a gated layer: stores the activation of the gate, times the gated output.
     Gate(Activation),
 }
 
-/// The sums of a tile's rows and one panel, before anything becomes of them.
-trait Raw {
-    /// Whether what comes out is rounded to bytes, or of an exactness that goes with bytes.
+/// Sums of a tile's rows and one panel, before the epilogue.
+trait TileSums {
+    /// Whether the result is quantized to bytes, or has only the precision that this needs.
     const COARSE: bool;
 
-    /// What is the same for all rows, from this column on.
+    /// Values that are common to all rows, from a column on.
     type Columns<S: Simd>: Copy;
 
     fn columns<S: Simd>(&self, simd: S, column: usize) -> Self::Columns<S>;
 
-    /// The sums of this row of the tile, from this column on.
+    /// Returns the sums of this row of the tile, from this column on.
     fn value<S: Simd>(&self, simd: S, row: usize, column: usize, columns: Self::Columns<S>) -> S::Vector;
 }
 
-struct Biased<'a> {
-    sums: &'a Sums,
+struct BiasedSums<'a> {
+    sums: &'a FloatSums,
     bias: &'a Line,
 }
 
-impl Raw for Biased<'_> {
+impl TileSums for BiasedSums<'_> {
     const COARSE: bool = false;
     type Columns<S: Simd> = S::Vector;
 
@@ -69,7 +69,7 @@ impl Raw for Biased<'_> {
     }
 }
 
-struct Scaled<'a> {
+struct DequantizedSums<'a> {
     sums: &'a WholeSums,
     /// One for each row of the tile.
     ranges: &'a [ByteRange],
@@ -78,7 +78,7 @@ struct Scaled<'a> {
     bias: &'a Line,
 }
 
-impl Raw for Scaled<'_> {
+impl TileSums for DequantizedSums<'_> {
     const COARSE: bool = true;
     /// Scale, sum of weights, bias.
     type Columns<S: Simd> = [S::Vector; 3];
@@ -104,7 +104,7 @@ impl Raw for Scaled<'_> {
 }
 
 impl Finish {
-    /// Columns that come out of a panel.
+    /// Returns the number of output columns of a panel.
     #[inline(always)]
     fn columns(self) -> usize {
         match self {
@@ -113,7 +113,7 @@ impl Finish {
         }
     }
 
-    /// The panels that these columns come from.
+    /// Returns the panels of these columns.
     #[inline(always)]
     fn panels(self, columns: &Range<usize>) -> Range<usize> {
         let each = self.columns();
@@ -121,67 +121,80 @@ impl Finish {
         columns.start / each..columns.end.div_ceil(each)
     }
 
-    /// Has the places of these rows' shares of a panel brought near, while the sums are made.
+    /// Prefetches the output of these rows and this panel, while the sums are computed.
     #[inline(always)]
-    fn expect<S: Simd>(self, simd: S, out: &mut Window<'_>, rows: Range<usize>, panel: usize) {
+    fn prefetch_output<S: Simd>(self, simd: S, out: &mut Window<'_>, rows: Range<usize>, panel: usize) {
         match self {
             Finish::Store | Finish::Add => {}
-            // What stands between two products was written a moment ago.
+            // The buffer between two products was written a moment ago.
             Finish::Activate(_) | Finish::Gate(_) => return,
         }
         let (columns, all) = (self.columns(), out.columns());
         let first = panel * columns;
         let width = columns.min(all.end - first);
-        let mut out = out.lend();
+        let mut out = out.reborrow();
         for row in rows {
             simd.prefetch_near(&out.row_mut(row)[first - all.start..][..width]);
         }
     }
 
-    /// Writes the rows of a tile, their share of a panel. What becomes of the sums is asked once for all of them.
+    /// Writes the output of a tile. The epilogue is selected once for all rows.
     #[inline(always)]
-    fn tile<S: Simd>(self, simd: S, raw: &impl Raw, out: &mut Window<'_>, rows: Range<usize>, panel: usize) {
-        let place = Place { rows, first: panel * self.columns() - out.columns().start };
+    fn tile<S: Simd>(
+        self,
+        simd: S,
+        tile_sums: &impl TileSums,
+        out: &mut Window<'_>,
+        rows: Range<usize>,
+        panel: usize,
+    ) {
+        let place = TilePosition { rows, first: panel * self.columns() - out.columns().start };
         match self {
-            Finish::Store => place.fill(simd, raw, Stored, out),
-            Finish::Add => place.fill(simd, raw, Added, out),
-            // One loop for each activation: what is constant there is not asked for every vector.
+            Finish::Store => place.fill(simd, tile_sums, StoreEpilogue, out),
+            Finish::Add => place.fill(simd, tile_sums, AddEpilogue, out),
+            // One loop for each activation, so that constants are not selected for every vector.
             Finish::Activate(activation) => match activation {
-                Activation::Gelu => place.fill(simd, raw, Activated(Activation::Gelu), out),
-                Activation::GeluTanh => place.fill(simd, raw, Activated(Activation::GeluTanh), out),
-                Activation::QuickGelu => place.fill(simd, raw, Activated(Activation::QuickGelu), out),
-                Activation::Relu => place.fill(simd, raw, Activated(Activation::Relu), out),
-                Activation::Silu => place.fill(simd, raw, Activated(Activation::Silu), out),
-                Activation::Tanh => place.fill(simd, raw, Activated(Activation::Tanh), out),
+                Activation::Gelu => place.fill(simd, tile_sums, ActivateEpilogue(Activation::Gelu), out),
+                Activation::GeluTanh => {
+                    place.fill(simd, tile_sums, ActivateEpilogue(Activation::GeluTanh), out)
+                }
+                Activation::QuickGelu => {
+                    place.fill(simd, tile_sums, ActivateEpilogue(Activation::QuickGelu), out)
+                }
+                Activation::Relu => place.fill(simd, tile_sums, ActivateEpilogue(Activation::Relu), out),
+                Activation::Silu => place.fill(simd, tile_sums, ActivateEpilogue(Activation::Silu), out),
+                Activation::Tanh => place.fill(simd, tile_sums, ActivateEpilogue(Activation::Tanh), out),
             },
             Finish::Gate(activation) => match activation {
-                Activation::Gelu => place.fill(simd, raw, Gated(Activation::Gelu), out),
-                Activation::GeluTanh => place.fill(simd, raw, Gated(Activation::GeluTanh), out),
-                Activation::QuickGelu => place.fill(simd, raw, Gated(Activation::QuickGelu), out),
-                Activation::Relu => place.fill(simd, raw, Gated(Activation::Relu), out),
-                Activation::Silu => place.fill(simd, raw, Gated(Activation::Silu), out),
-                Activation::Tanh => place.fill(simd, raw, Gated(Activation::Tanh), out),
+                Activation::Gelu => place.fill(simd, tile_sums, GateEpilogue(Activation::Gelu), out),
+                Activation::GeluTanh => place.fill(simd, tile_sums, GateEpilogue(Activation::GeluTanh), out),
+                Activation::QuickGelu => {
+                    place.fill(simd, tile_sums, GateEpilogue(Activation::QuickGelu), out)
+                }
+                Activation::Relu => place.fill(simd, tile_sums, GateEpilogue(Activation::Relu), out),
+                Activation::Silu => place.fill(simd, tile_sums, GateEpilogue(Activation::Silu), out),
+                Activation::Tanh => place.fill(simd, tile_sums, GateEpilogue(Activation::Tanh), out),
             },
         }
     }
 }
 
-/// What becomes of sums, as a type: all its methods are inlined into the loop that is compiled for the instruction set,
-/// which closures are not always.
-trait Become: Copy {
-    /// Columns that come out of a panel.
+/// Epilogue as a type: all its methods are inlined into the loop that is compiled for the instruction set, which
+/// closures are not always.
+trait Epilogue: Copy {
+    /// Output columns of a panel.
     const COLUMNS: usize;
 
-    /// What is the same for all rows, from this column on.
-    type Columns<S: Simd, R: Raw>: Copy;
+    /// Values that are common to all rows, from a column on.
+    type Columns<S: Simd, R: TileSums>: Copy;
 
-    fn columns<S: Simd, R: Raw>(self, simd: S, raw: &R, column: usize) -> Self::Columns<S, R>;
+    fn columns<S: Simd, R: TileSums>(self, simd: S, tile_sums: &R, column: usize) -> Self::Columns<S, R>;
 
-    /// The vector of this row of the tile from this column on, in whose place stands `before`.
-    fn value<S: Simd, R: Raw>(
+    /// Returns the output vector of this row of the tile from this column on; `before` is the previous content.
+    fn value<S: Simd, R: TileSums>(
         self,
         simd: S,
-        raw: &R,
+        tile_sums: &R,
         row: usize,
         column: usize,
         columns: Self::Columns<S, R>,
@@ -190,136 +203,147 @@ trait Become: Copy {
 }
 
 #[derive(Clone, Copy)]
-struct Stored;
+struct StoreEpilogue;
 
 #[derive(Clone, Copy)]
-struct Added;
+struct AddEpilogue;
 
 #[derive(Clone, Copy)]
-struct Activated(Activation);
+struct ActivateEpilogue(Activation);
 
 #[derive(Clone, Copy)]
-struct Gated(Activation);
+struct GateEpilogue(Activation);
 
-/// The columns that [`Become`] has of one panel's width.
+/// Members of [`Epilogue`] for output of one panel's width.
 macro_rules! whole_panel {
     () => {
         const COLUMNS: usize = PANEL;
-        type Columns<S: Simd, R: Raw> = R::Columns<S>;
+        type Columns<S: Simd, R: TileSums> = R::Columns<S>;
 
         #[inline(always)]
-        fn columns<S: Simd, R: Raw>(self, simd: S, raw: &R, column: usize) -> R::Columns<S> {
-            raw.columns(simd, column)
+        fn columns<S: Simd, R: TileSums>(self, simd: S, tile_sums: &R, column: usize) -> R::Columns<S> {
+            tile_sums.columns(simd, column)
         }
     };
 }
 
-impl Become for Stored {
+impl Epilogue for StoreEpilogue {
     whole_panel!();
 
     #[inline(always)]
-    fn value<S: Simd, R: Raw>(
+    fn value<S: Simd, R: TileSums>(
         self,
         simd: S,
-        raw: &R,
+        tile_sums: &R,
         row: usize,
         column: usize,
         columns: R::Columns<S>,
         _before: &[f32],
     ) -> S::Vector {
-        raw.value(simd, row, column, columns)
+        tile_sums.value(simd, row, column, columns)
     }
 }
 
-impl Become for Added {
+impl Epilogue for AddEpilogue {
     whole_panel!();
 
     #[inline(always)]
-    fn value<S: Simd, R: Raw>(
+    fn value<S: Simd, R: TileSums>(
         self,
         simd: S,
-        raw: &R,
+        tile_sums: &R,
         row: usize,
         column: usize,
         columns: R::Columns<S>,
         before: &[f32],
     ) -> S::Vector {
-        simd.add(raw.value(simd, row, column, columns), load_up_to(simd, before, 0.0))
+        simd.add(tile_sums.value(simd, row, column, columns), load_up_to(simd, before, 0.0))
     }
 }
 
-impl Become for Activated {
+impl Epilogue for ActivateEpilogue {
     whole_panel!();
 
     #[inline(always)]
-    fn value<S: Simd, R: Raw>(
+    fn value<S: Simd, R: TileSums>(
         self,
         simd: S,
-        raw: &R,
+        tile_sums: &R,
         row: usize,
         column: usize,
         columns: R::Columns<S>,
         _before: &[f32],
     ) -> S::Vector {
-        activate_raw::<S, R>(simd, self.0, raw.value(simd, row, column, columns))
+        activate_sums::<S, R>(simd, self.0, tile_sums.value(simd, row, column, columns))
     }
 }
 
-impl Become for Gated {
+impl Epilogue for GateEpilogue {
     const COLUMNS: usize = GATED_COLUMNS;
-    /// Of the gate, and of what it gates.
-    type Columns<S: Simd, R: Raw> = (R::Columns<S>, R::Columns<S>);
+    /// Values of the gate, and of the gated output.
+    type Columns<S: Simd, R: TileSums> = (R::Columns<S>, R::Columns<S>);
 
     #[inline(always)]
-    fn columns<S: Simd, R: Raw>(self, simd: S, raw: &R, column: usize) -> (R::Columns<S>, R::Columns<S>) {
-        (raw.columns(simd, column), raw.columns(simd, column + GATED_COLUMNS))
+    fn columns<S: Simd, R: TileSums>(
+        self,
+        simd: S,
+        tile_sums: &R,
+        column: usize,
+    ) -> (R::Columns<S>, R::Columns<S>) {
+        (tile_sums.columns(simd, column), tile_sums.columns(simd, column + GATED_COLUMNS))
     }
 
     #[inline(always)]
-    fn value<S: Simd, R: Raw>(
+    fn value<S: Simd, R: TileSums>(
         self,
         simd: S,
-        raw: &R,
+        tile_sums: &R,
         row: usize,
         column: usize,
         (of_gate, of_gated): (R::Columns<S>, R::Columns<S>),
         _before: &[f32],
     ) -> S::Vector {
-        let gate = activate_raw::<S, R>(simd, self.0, raw.value(simd, row, column, of_gate));
-        simd.mul(gate, raw.value(simd, row, column + GATED_COLUMNS, of_gated))
+        let gate = activate_sums::<S, R>(simd, self.0, tile_sums.value(simd, row, column, of_gate));
+        simd.mul(gate, tile_sums.value(simd, row, column + GATED_COLUMNS, of_gated))
     }
 }
 
 #[inline(always)]
-fn activate_raw<S: Simd, R: Raw>(simd: S, activation: Activation, x: S::Vector) -> S::Vector {
+fn activate_sums<S: Simd, R: TileSums>(simd: S, activation: Activation, x: S::Vector) -> S::Vector {
     if R::COARSE { activate_coarse(simd, activation, x) } else { activate(simd, activation, x) }
 }
 
-/// Where a tile's share of a panel goes.
-struct Place {
+/// Position of a tile's output.
+struct TilePosition {
     rows: Range<usize>,
-    /// The first column, among those of the window.
+    /// First column in the window.
     first: usize,
 }
 
-impl Place {
-    /// Writes what the sums become, into as many columns as the window has.
+impl TilePosition {
+    /// Writes the output of a tile, into as many columns as the window has.
     #[inline(always)]
-    fn fill<S: Simd, R: Raw, B: Become>(&self, simd: S, raw: &R, becoming: B, out: &mut Window<'_>) {
+    fn fill<S: Simd, R: TileSums, B: Epilogue>(
+        &self,
+        simd: S,
+        tile_sums: &R,
+        epilogue: B,
+        out: &mut Window<'_>,
+    ) {
         let width = B::COLUMNS.min(out.columns().len() - self.first);
-        // A window of its own: what is written through it cannot be the window itself, whose extent need not be read again.
-        let mut out = out.lend();
+        // A separate window: writes through it cannot change the window itself, so its extent need not be reloaded.
+        let mut out = out.reborrow();
         let mut column = 0;
         while column < width {
-            let columns = becoming.columns(simd, raw, column);
+            let columns = epilogue.columns(simd, tile_sums, column);
             for index in 0..self.rows.len() {
                 let row = &mut out.row_mut(self.rows.start + index)[self.first + column..];
                 if column + S::LANES <= width {
                     let place = &mut row[..S::LANES];
-                    simd.store(becoming.value(simd, raw, index, column, columns, place), place);
+                    simd.store(epilogue.value(simd, tile_sums, index, column, columns, place), place);
                 } else {
                     let place = &mut row[..width - column];
-                    store_up_to(simd, becoming.value(simd, raw, index, column, columns, place), place);
+                    store_up_to(simd, epilogue.value(simd, tile_sums, index, column, columns, place), place);
                 }
             }
             column += S::LANES;
@@ -327,15 +351,15 @@ impl Place {
     }
 }
 
-/// `out = finish(input · weights + bias)`, for the columns of `out`, which begin where a panel begins.
+/// `out = finish(input · weights + bias)`, for the columns of `out`, which begin with a panel.
 pub(in super::super) struct Product<'a, 'w> {
-    pub(in super::super) input: View<'a>,
+    pub(in super::super) input: MatrixView<'a>,
     pub(in super::super) weights: Panels<'a>,
     /// For all columns of all panels.
     pub(in super::super) bias: &'a [f32],
     pub(in super::super) finish: Finish,
     pub(in super::super) out: &'a mut Window<'w>,
-    pub(in super::super) laps: &'a mut Laps,
+    pub(in super::super) stage_ticks: &'a mut StageTicks,
 }
 
 impl Kernel for Product<'_, '_> {
@@ -343,48 +367,49 @@ impl Kernel for Product<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Product { input, weights, bias, finish, out, laps } = self;
-        let mut lap = laps.begin();
+        let Product { input, weights, bias, finish, out, stage_ticks } = self;
+        let mut lap = stage_ticks.begin();
         let panels = finish.panels(&out.columns());
         let (bias, _) = bias.as_chunks::<PANEL>();
-        let mut sums = Sums::default();
+        let mut sums = FloatSums::default();
         for index in panels.clone() {
             let panel = weights.panel(index);
             let next = weights.panel_if_any(index + 1);
-            // The panel stays in a near cache while all rows pass it. Meanwhile the next one is fetched.
+            // The panel stays in a near cache while all rows are multiplied with it. Meanwhile the next one is
+            // prefetched.
             let mut next = shares(next, input.rows().div_ceil(S::TILE_ROWS));
             for (start, rows) in tiles(input.rows(), S::TILE_ROWS) {
                 let ahead = next.next().unwrap_or_default();
                 let rows_ahead =
                     if index == panels.start { input.memory(start + rows..start + 2 * rows) } else { &[] };
-                finish.expect(simd, out, start..start + rows, index);
+                finish.prefetch_output(simd, out, start..start + rows, index);
                 let (inputs, stride) = input.span(start..start + rows);
                 Tile { inputs, stride, rows, lines: panel, columns: PANEL, ahead, rows_ahead }.sum(
                     simd,
                     sums.0.as_flattened_mut(),
                     PANEL,
                 );
-                lap = laps.end(Stage::Products, lap);
-                let raw = Biased { sums: &sums, bias: &bias[index] };
-                finish.tile(simd, &raw, out, start..start + rows, index);
-                lap = laps.end(Stage::Finish, lap);
+                lap = stage_ticks.end(ComputeStage::Products, lap);
+                let tile_sums = BiasedSums { sums: &sums, bias: &bias[index] };
+                finish.tile(simd, &tile_sums, out, start..start + rows, index);
+                lap = stage_ticks.end(ComputeStage::Finish, lap);
             }
         }
     }
 }
 
-/// The same of bytes: `out = finish(scale·(step·Σ + low·sum) + bias)`, as [`crate::engine::cpu::byte_panels`] has it.
+/// Int8 product: `out = finish(scale·(step·Σ + low·sum) + bias)`, as defined in [`crate::engine::cpu::byte_panels`].
 pub(in super::super) struct ByteProduct<'a, 'w> {
     pub(in super::super) isa: Isa,
     pub(in super::super) input: &'a ByteRows,
-    /// Which rows of the input; those of `out`.
+    /// Rows of the input, one for each row of `out`.
     pub(in super::super) rows: Range<usize>,
     pub(in super::super) weights: BytePanels<'a>,
     /// For all columns of all panels.
     pub(in super::super) bias: &'a [f32],
     pub(in super::super) finish: Finish,
     pub(in super::super) out: &'a mut Window<'w>,
-    pub(in super::super) laps: &'a mut Laps,
+    pub(in super::super) stage_ticks: &'a mut StageTicks,
 }
 
 impl Kernel for ByteProduct<'_, '_> {
@@ -392,8 +417,8 @@ impl Kernel for ByteProduct<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let ByteProduct { isa, input, rows: of_input, weights, bias, finish, out, laps } = self;
-        let mut lap = laps.begin();
+        let ByteProduct { isa, input, rows: of_input, weights, bias, finish, out, stage_ticks } = self;
+        let mut lap = stage_ticks.begin();
         let dots = Dots::of(isa);
         let panels = finish.panels(&out.columns());
         let (bias, _) = bias.as_chunks::<PANEL>();
@@ -406,22 +431,22 @@ impl Kernel for ByteProduct<'_, '_> {
             for (start, rows) in tiles(of_input.len(), dots.tile_rows()) {
                 let ahead = next.next().unwrap_or_default();
                 let (bytes, stride) = (input.bytes(), input.stride());
-                finish.expect(simd, out, start..start + rows, index);
+                finish.prefetch_output(simd, out, start..start + rows, index);
                 dots.sum(
                     &ByteTile { bytes, stride, start: of_input.start + start, rows, panel, ahead },
                     &mut sums,
                 );
-                lap = laps.end(Stage::Products, lap);
+                lap = stage_ticks.end(ComputeStage::Products, lap);
                 let ranges = &input.ranges()[of_input.start + start..][..rows];
-                let raw = Scaled { sums: &sums, ranges, scales, weight_sums, bias };
-                finish.tile(simd, &raw, out, start..start + rows, index);
-                lap = laps.end(Stage::Finish, lap);
+                let tile_sums = DequantizedSums { sums: &sums, ranges, scales, weight_sums, bias };
+                finish.tile(simd, &tile_sums, out, start..start + rows, index);
+                lap = stage_ticks.end(ComputeStage::Finish, lap);
             }
         }
     }
 }
 
-/// What is to be fetched, a share for each of so many tiles.
+/// Divides data to prefetch into one share for each of `tiles` tiles.
 #[inline(always)]
 fn shares<T>(next: &[T], tiles: usize) -> std::slice::Chunks<'_, T> {
     next.chunks(next.len().div_ceil(tiles.max(1)).max(1))

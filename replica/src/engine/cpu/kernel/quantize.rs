@@ -1,26 +1,26 @@
-//! Rows as bytes: what goes into products of bytes.
+//! Quantization of rows to bytes: inputs of int8 products.
 //!
-//! Each row has a range of its own, from its smallest number to its largest, in 255 equal steps: a GELU's rows reach far
-//! up and hardly below zero, and a range that is symmetric would waste half of the steps. The bytes of a row depend on
-//! nothing but the row.
+//! Each row has its own range, from its smallest number to its largest, in 255 equal steps: a row after a GELU has
+//! large positive and hardly any negative values, and a symmetric range would waste half of the steps. The bytes of a
+//! row depend on the row only.
 
 use super::{Kernel, MAX_LANES, Simd, load_up_to};
 use crate::engine::cpu::byte_panels::GROUP;
-use crate::engine::cpu::matrix::View;
+use crate::engine::cpu::matrix::MatrixView;
 
 /// Steps between the smallest number of a row and its largest.
 const STEPS: f32 = 255.0;
 
-/// Rows of bytes. Its memory only grows.
+/// Rows of bytes. The memory only grows.
 #[derive(Default)]
 pub(in super::super) struct ByteRows {
     bytes: Vec<u8>,
-    /// Bytes from one row to the next: whole groups, and whole vectors, so that no store is cut off.
+    /// Bytes from one row to the next: whole groups, and whole vectors, so that no store is truncated.
     stride: usize,
     ranges: Vec<ByteRange>,
 }
 
-/// What the bytes of a row stand for: `low + step·byte`.
+/// Meaning of the bytes of a row: `low + step·byte`.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ByteRange {
     pub(super) low: f32,
@@ -36,15 +36,15 @@ impl ByteRows {
         self.stride
     }
 
-    /// Of every row.
+    /// Returns the range of every row.
     pub(super) fn ranges(&self) -> &[ByteRange] {
         &self.ranges
     }
 }
 
-/// Turns rows of numbers into rows of bytes.
+/// Quantizes rows of floats.
 pub(in super::super) struct Quantize<'a> {
-    pub(in super::super) rows: View<'a>,
+    pub(in super::super) rows: MatrixView<'a>,
     pub(in super::super) out: &'a mut ByteRows,
 }
 
@@ -74,8 +74,8 @@ fn quantize<S: Simd>(simd: S, row: &[f32], bytes: &mut [u8]) -> ByteRange {
     ByteRange { low, step }
 }
 
-/// The steps above `low` of each number of a row, of which `factor` make one. Bytes are whole vectors; those behind the
-/// row's last are zeros.
+/// Quantizes a row: `factor` is the number of steps per unit above `low`. Bytes are whole vectors; those after the end
+/// of the row are zeros.
 #[inline(always)]
 pub(super) fn round_row<S: Simd>(simd: S, row: &[f32], low: f32, factor: f32, bytes: &mut [u8]) {
     let (base, factor) = (simd.splat(low), simd.splat(factor));
@@ -89,11 +89,10 @@ pub(super) fn round_row<S: Simd>(simd: S, row: &[f32], low: f32, factor: f32, by
     }
 }
 
-/// Vectors that are compared side by side: a comparison takes some cycles until the next one can use what it came to.
+/// Independent accumulators: a comparison has a latency of some cycles.
 const SIDES: usize = 4;
 
-/// The smallest and the largest of some numbers, lane by lane: in [`SIDES`] places, told apart as [`super::rows`] tells its
-/// sums apart.
+/// Smallest and largest numbers, lane by lane, in [`SIDES`] accumulators with constant indices as in [`super::rows`].
 #[derive(Clone, Copy)]
 pub(super) struct Extremes<S: Simd> {
     least: [S::Vector; SIDES],
@@ -101,13 +100,13 @@ pub(super) struct Extremes<S: Simd> {
 }
 
 impl<S: Simd> Extremes<S> {
-    /// Of this number alone.
+    /// Returns the extremes of this number alone.
     #[inline(always)]
     pub(super) fn of(simd: S, any: f32) -> Extremes<S> {
         Extremes { least: [simd.splat(any); SIDES], largest: [simd.splat(any); SIDES] }
     }
 
-    /// And of a row.
+    /// Adds a row.
     #[inline(always)]
     pub(super) fn and(mut self, simd: S, row: &[f32]) -> Extremes<S> {
         let blocks = row.chunks_exact(SIDES * S::LANES);
@@ -129,7 +128,7 @@ impl<S: Simd> Extremes<S> {
         self
     }
 
-    /// The smallest and the largest number.
+    /// Returns the smallest and the largest number.
     #[inline(always)]
     pub(super) fn all(self, simd: S) -> (f32, f32) {
         let ([a, b, c, d], [e, f, g, h]) = (self.least, self.largest);
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_within_half_a_step_of_what_its_byte_stands_for() {
+    fn a_number_is_within_half_a_step_of_its_dequantized_byte() {
         let row: Vec<f32> = (0..37).map(|index| ((index * 29) % 37) as f32 * 0.11 - 1.3).collect();
         let matrix = rows(37, &[&row, &[0.25; 37]]);
         for isa in Isa::available() {
@@ -168,13 +167,13 @@ mod tests {
                 assert!(error <= range.step * 0.501, "{isa:?}: {value} is byte {byte}");
             }
             assert!(out.bytes()[..37].contains(&0) && out.bytes()[..37].contains(&255), "{isa:?}");
-            // A row of one number has no range.
+            // A row of equal numbers has no range.
             assert_eq!((out.ranges()[1].low, out.ranges()[1].step), (0.25, 0.0), "{isa:?}");
         }
     }
 
     #[test]
-    fn every_path_comes_to_the_same_bytes() {
+    fn all_paths_return_the_same_bytes() {
         let row: Vec<f32> = (0..100).map(|index| (index as f32 * 0.7).sin()).collect();
         let matrix = rows(100, &[&row]);
         let bytes = |isa: Isa| {
@@ -182,9 +181,9 @@ mod tests {
             isa.run(Quantize { rows: matrix.view(0..1), out: &mut out });
             out.bytes()[..100].to_vec()
         };
-        let wanted = bytes(Isa::best());
+        let expected = bytes(Isa::best());
         for isa in Isa::available() {
-            assert_eq!(bytes(isa), wanted, "{isa:?}");
+            assert_eq!(bytes(isa), expected, "{isa:?}");
         }
     }
 }

@@ -1,13 +1,13 @@
-//! What is done to whole rows: normalising each, adding one to another, and making one of many.
+//! Operations on whole rows: normalization, addition, pooling.
 
 use super::{Kernel, Simd, load_up_to, store_up_to};
-use crate::engine::cpu::matrix::{View, Window};
+use crate::engine::cpu::matrix::{MatrixView, Window};
 use crate::model::Pooling;
 
-/// Parameters of a normalisation.
+/// Parameters of a normalization.
 #[derive(Debug)]
 pub(in super::super) struct Norm {
-    /// Whether the mean is taken off first; otherwise it is by the root mean square.
+    /// Whether the mean is subtracted first (layer norm); otherwise the root mean square is used (RMSNorm).
     pub(in super::super) centred: bool,
     pub(in super::super) scale: Vec<f32>,
     pub(in super::super) shift: Vec<f32>,
@@ -15,13 +15,13 @@ pub(in super::super) struct Norm {
 }
 
 impl Norm {
-    /// The same, of which so many times as much comes out.
+    /// Returns the normalization with its output multiplied by `factor`.
     pub(in super::super) fn times(mut self, factor: f32) -> Norm {
         self.scale.iter_mut().chain(&mut self.shift).for_each(|value| *value *= factor);
         self
     }
 
-    /// The mean to take off, and the factor that brings the rest to the deviation one.
+    /// Returns the mean to subtract, and the factor that scales the rest to a deviation of one.
     #[inline(always)]
     fn measure<S: Simd>(&self, simd: S, row: &[f32]) -> (S::Vector, S::Vector) {
         let mean = if self.centred { total(simd, row) / row.len() as f32 } else { 0.0 };
@@ -29,7 +29,7 @@ impl Norm {
         (simd.splat(mean), simd.splat((variance + self.epsilon).sqrt().recip()))
     }
 
-    /// Normalises a row where it is.
+    /// Normalizes a row in place.
     #[inline(always)]
     pub(super) fn apply<S: Simd>(&self, simd: S, row: &mut [f32]) {
         let (mean, factor) = self.measure(simd, row);
@@ -51,7 +51,7 @@ impl Norm {
     }
 }
 
-/// Normalisation of every row, in place.
+/// Normalization of every row, in place.
 pub(in super::super) struct Normalize<'a, 'w> {
     pub(in super::super) norm: &'a Norm,
     pub(in super::super) rows: &'a mut Window<'w>,
@@ -69,10 +69,10 @@ impl Kernel for Normalize<'_, '_> {
     }
 }
 
-/// Every row of `input`, normalised, instead of a row of `out` or added to it.
+/// Normalization of every row of `input`, which replaces a row of `out` or is added to it.
 pub(in super::super) struct NormalizeInto<'a, 'w> {
     pub(in super::super) norm: &'a Norm,
-    pub(in super::super) input: View<'a>,
+    pub(in super::super) input: MatrixView<'a>,
     pub(in super::super) add: bool,
     pub(in super::super) out: &'a mut Window<'w>,
 }
@@ -99,7 +99,7 @@ impl Kernel for NormalizeInto<'_, '_> {
     }
 }
 
-/// Every number times the factor.
+/// Multiplication of every number with a factor.
 pub(in super::super) struct Scale<'a> {
     pub(in super::super) factor: f32,
     pub(in super::super) numbers: &'a mut [f32],
@@ -117,10 +117,10 @@ impl Kernel for Scale<'_> {
     }
 }
 
-/// One vector from the vectors of a sequence's tokens.
+/// Pooling of the vectors of a sequence's tokens to one vector.
 pub(in super::super) struct PoolRows<'a> {
     pub(in super::super) pooling: Pooling,
-    pub(in super::super) rows: View<'a>,
+    pub(in super::super) rows: MatrixView<'a>,
     pub(in super::super) out: &'a mut [f32],
 }
 
@@ -143,7 +143,7 @@ impl Kernel for PoolRows<'_> {
                 divide(simd, out, (count as f32).sqrt());
             }
             Pooling::WeightedMean => {
-                fold(simd, &rows, out, Fold::ByPlace);
+                fold(simd, &rows, out, Fold::ByPosition);
                 divide(simd, out, (count * (count + 1) / 2) as f32);
             }
             Pooling::Max => fold(simd, &rows, out, Fold::Largest),
@@ -151,25 +151,25 @@ impl Kernel for PoolRows<'_> {
     }
 }
 
-/// How rows become one.
+/// Reduction of rows to one.
 #[derive(Clone, Copy)]
 enum Fold {
     Sum,
-    /// The sum of the first, twice the second, and so on.
-    ByPlace,
+    /// Sum of the rows, weighted by position: the first once, the second twice, and so on.
+    ByPosition,
     Largest,
 }
 
-/// Folds all rows but the first, which is in `out`, into `out`.
+/// Reduces all rows but the first, which is in `out`, into `out`.
 #[inline(always)]
-fn fold<S: Simd>(simd: S, rows: &View<'_>, out: &mut [f32], how: Fold) {
+fn fold<S: Simd>(simd: S, rows: &MatrixView<'_>, out: &mut [f32], how: Fold) {
     for index in 1..rows.rows() {
         let weight = simd.splat((index + 1) as f32);
         for (out, row) in out.chunks_mut(S::LANES).zip(rows.row(index).chunks(S::LANES)) {
             let (before, row) = (load_up_to(simd, out, 0.0), load_up_to(simd, row, 0.0));
             let folded = match how {
                 Fold::Sum => simd.add(before, row),
-                Fold::ByPlace => simd.mul_add(row, weight, before),
+                Fold::ByPosition => simd.mul_add(row, weight, before),
                 Fold::Largest => simd.max(before, row),
             };
             store_up_to(simd, folded, out);
@@ -177,23 +177,23 @@ fn fold<S: Simd>(simd: S, rows: &View<'_>, out: &mut [f32], how: Fold) {
     }
 }
 
-/// The sum of all numbers.
+/// Returns the sum of all numbers.
 #[inline(always)]
 fn total<S: Simd>(simd: S, row: &[f32]) -> f32 {
     sum_of::<S, false>(simd, row, 0.0)
 }
 
-/// The sum of the squared distances from `middle`.
+/// Returns the sum of the squared distances from `middle`.
 #[inline(always)]
 fn squares<S: Simd>(simd: S, row: &[f32], middle: f32) -> f32 {
     sum_of::<S, true>(simd, row, middle)
 }
 
-/// Sums that are made side by side: an addition takes some cycles until the next one can use what it came to.
+/// Independent accumulators: an addition has a latency of some cycles.
 const SUMS: usize = 4;
 
-/// The sum of the distances from `middle`, or of their squares. The sums are told apart by numbers that are known when this
-/// is compiled: picked by others they would lie in memory, and each addition would wait for the one before to be there.
+/// Returns the sum of the distances from `middle`, or of their squares. The accumulators have indices that are known at
+/// compile time: otherwise they would be in memory, and each addition would wait for the previous store.
 #[inline(always)]
 fn sum_of<S: Simd, const SQUARED: bool>(simd: S, row: &[f32], middle: f32) -> f32 {
     let from = simd.splat(middle);

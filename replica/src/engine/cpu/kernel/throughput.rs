@@ -1,15 +1,15 @@
-//! How many multiplications and additions this processor can do when nothing else is in the way.
+//! Peak rate of multiplications and additions of this processor.
 
 use super::dots::{Dot, DotKernel, Dots};
 use super::{Isa, Kernel, Simd};
 use crate::engine::cpu::byte_panels::GROUP;
 use crate::engine::cpu::panels::PANEL;
 
-/// Chains of additions that do not wait for each other: two units of four cycles' latency want eight.
+/// Independent chains of additions: two units with a latency of four cycles need eight.
 const CHAINS: usize = 12;
 
-/// Multiplies and adds in registers, so many times per chain. Comes to the floating-point operations done, and a number
-/// that depends on all of them.
+/// Multiplies and adds in registers, a number of rounds per chain. Returns the number of floating-point operations, and
+/// a number that depends on all of them.
 pub(in super::super) struct MultiplyAdd {
     pub(in super::super) rounds: usize,
 }
@@ -35,7 +35,7 @@ impl Kernel for MultiplyAdd {
     }
 }
 
-/// The same with bytes, by the instructions that go with `isa`.
+/// Multiplies and adds bytes, with the instructions that accompany `isa`.
 pub(in super::super) struct MultiplyBytes {
     pub(in super::super) isa: Isa,
     pub(in super::super) rounds: usize,

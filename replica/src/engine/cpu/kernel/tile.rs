@@ -1,8 +1,8 @@
-//! Tiles: the innermost loop of every product of numbers.
+//! Tiles: the innermost loop of every product of floats.
 //!
-//! A tile is some rows times one panel. It keeps its sums in registers while it walks down the inputs, loading each
+//! A tile is some rows times one panel. It keeps its sums in registers while it iterates over the inputs, loading each
 //! weight once for all of its rows. Every sum runs over the inputs in order and in one register, whatever the size of
-//! the tile. So a row comes to the same bits in every batch.
+//! the tile. So a row has the same bits in every batch.
 
 use super::{Kernel, Simd, TILE_VECTORS};
 use crate::engine::cpu::panels::Line;
@@ -10,8 +10,8 @@ use crate::engine::cpu::panels::Line;
 /// Rows of the largest tile of any instruction set.
 pub(super) const MAX_TILE_ROWS: usize = 14;
 
-/// Lines between two looks at what is to be fetched ahead. Fetches in one go would fill the queue to memory and hold up
-/// the loads behind them; spread out they cost nothing.
+/// Lines between two prefetches. Prefetches in one burst would fill the queue to memory and stall the loads behind
+/// them; spread out they cost nothing.
 pub(super) const STEP: usize = 8;
 
 /// Some rows of a matrix, to be multiplied with the lines of one panel.
@@ -21,14 +21,14 @@ pub(in super::super) struct Tile<'a> {
     pub(super) inputs: &'a [f32],
     /// Numbers from one row to the next.
     pub(super) stride: usize,
-    /// Rows; at most [`Simd::TILE_ROWS`].
+    /// Number of rows; at most [`Simd::TILE_ROWS`].
     pub(super) rows: usize,
     pub(super) lines: &'a [Line],
-    /// Columns of the panel that are wanted; others may come to anything.
+    /// Columns of the panel that are used; the others are unspecified.
     pub(super) columns: usize,
-    /// Lines that are wanted soon and may be far away.
+    /// Lines to prefetch.
     pub(super) ahead: &'a [Line],
-    /// And rows.
+    /// Rows to prefetch.
     pub(super) rows_ahead: &'a [f32],
 }
 
@@ -36,40 +36,40 @@ impl Tile<'_> {
     /// Writes the sums of its rows, `stride` numbers from one row to the next.
     #[inline(always)]
     pub(super) fn sum<S: Simd>(&self, simd: S, sums: &mut [f32], stride: usize) {
-        // Each size is a loop of its own, and sizes that the instruction set does not use are compiled to nothing.
+        // Each size is a separate loop, and sizes that the instruction set does not use are compiled to nothing.
         match self.rows {
-            1 => simd.run(Sum::<1> { tile: self, sums, stride }),
-            2 => simd.run(Sum::<2> { tile: self, sums, stride }),
-            3 => simd.run(Sum::<3> { tile: self, sums, stride }),
-            4 if S::TILE_ROWS >= 4 => simd.run(Sum::<4> { tile: self, sums, stride }),
-            5 if S::TILE_ROWS >= 5 => simd.run(Sum::<5> { tile: self, sums, stride }),
-            6 if S::TILE_ROWS >= 6 => simd.run(Sum::<6> { tile: self, sums, stride }),
-            7 if S::TILE_ROWS >= 7 => simd.run(Sum::<7> { tile: self, sums, stride }),
-            8 if S::TILE_ROWS >= 8 => simd.run(Sum::<8> { tile: self, sums, stride }),
-            9 if S::TILE_ROWS >= 9 => simd.run(Sum::<9> { tile: self, sums, stride }),
-            10 if S::TILE_ROWS >= 10 => simd.run(Sum::<10> { tile: self, sums, stride }),
-            11 if S::TILE_ROWS >= 11 => simd.run(Sum::<11> { tile: self, sums, stride }),
-            12 if S::TILE_ROWS >= 12 => simd.run(Sum::<12> { tile: self, sums, stride }),
-            13 if S::TILE_ROWS >= 13 => simd.run(Sum::<13> { tile: self, sums, stride }),
-            14 if S::TILE_ROWS >= 14 => simd.run(Sum::<14> { tile: self, sums, stride }),
+            1 => simd.run(TileLoop::<1> { tile: self, sums, stride }),
+            2 => simd.run(TileLoop::<2> { tile: self, sums, stride }),
+            3 => simd.run(TileLoop::<3> { tile: self, sums, stride }),
+            4 if S::TILE_ROWS >= 4 => simd.run(TileLoop::<4> { tile: self, sums, stride }),
+            5 if S::TILE_ROWS >= 5 => simd.run(TileLoop::<5> { tile: self, sums, stride }),
+            6 if S::TILE_ROWS >= 6 => simd.run(TileLoop::<6> { tile: self, sums, stride }),
+            7 if S::TILE_ROWS >= 7 => simd.run(TileLoop::<7> { tile: self, sums, stride }),
+            8 if S::TILE_ROWS >= 8 => simd.run(TileLoop::<8> { tile: self, sums, stride }),
+            9 if S::TILE_ROWS >= 9 => simd.run(TileLoop::<9> { tile: self, sums, stride }),
+            10 if S::TILE_ROWS >= 10 => simd.run(TileLoop::<10> { tile: self, sums, stride }),
+            11 if S::TILE_ROWS >= 11 => simd.run(TileLoop::<11> { tile: self, sums, stride }),
+            12 if S::TILE_ROWS >= 12 => simd.run(TileLoop::<12> { tile: self, sums, stride }),
+            13 if S::TILE_ROWS >= 13 => simd.run(TileLoop::<13> { tile: self, sums, stride }),
+            14 if S::TILE_ROWS >= 14 => simd.run(TileLoop::<14> { tile: self, sums, stride }),
             rows => unreachable!("a tile of {rows} rows, of at most {}", S::TILE_ROWS),
         }
     }
 
-    /// How much of the lines and of the rows ahead is fetched with each block of [`STEP`] lines.
+    /// Returns the numbers of lines and of row elements to prefetch with each block of [`STEP`] lines.
     #[inline(always)]
     pub(super) fn ahead_each(&self) -> [usize; 2] {
         [self.ahead.len(), self.rows_ahead.len()].map(|all| share_of_step(all, self.lines.len()))
     }
 }
 
-/// How many of `all` things belong to each block of [`STEP`] lines; at least one.
+/// Returns the number of `all` elements per block of [`STEP`] lines; at least one.
 #[inline(always)]
 pub(super) fn share_of_step(all: usize, lines: usize) -> usize {
     all.div_ceil(lines.div_ceil(STEP).max(1)).max(1)
 }
 
-/// Cuts rows into tiles of nearly equal size, as few as possible: start and number of rows of each.
+/// Divides rows into the least number of tiles of nearly equal size; returns start and number of rows of each.
 #[inline(always)]
 pub(super) fn tiles(rows: usize, largest: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = rows.div_ceil(largest);
@@ -82,19 +82,19 @@ pub(super) fn tiles(rows: usize, largest: usize) -> impl Iterator<Item = (usize,
     })
 }
 
-/// The loop over some rows: a function of its own for each number of them.
-struct Sum<'a, 't, const ROWS: usize> {
+/// Innermost loop: a separate function for each number of rows.
+struct TileLoop<'a, 't, const ROWS: usize> {
     tile: &'a Tile<'t>,
     sums: &'a mut [f32],
     stride: usize,
 }
 
-impl<const ROWS: usize> Kernel for Sum<'_, '_, ROWS> {
+impl<const ROWS: usize> Kernel for TileLoop<'_, '_, ROWS> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Sum { tile, sums, stride } = self;
+        let TileLoop { tile, sums, stride } = self;
         let mut column = 0;
         while column + S::LANES < tile.columns {
             simd.tile::<ROWS, TILE_VECTORS>(tile, column, sums, stride);
@@ -106,7 +106,8 @@ impl<const ROWS: usize> Kernel for Sum<'_, '_, ROWS> {
     }
 }
 
-/// The sums of so many rows and so many vectors from this column on, with what every instruction set has.
+/// Computes the sums of `ROWS` rows and `VECTORS` vectors from this column on, with the operations that every
+/// instruction set has.
 #[inline(always)]
 pub(super) fn plain<S: Simd, const ROWS: usize, const VECTORS: usize>(
     simd: S,
@@ -127,7 +128,7 @@ pub(super) fn plain<S: Simd, const ROWS: usize, const VECTORS: usize>(
             simd.prefetch(line);
         }
         simd.prefetch(rows_ahead.next().unwrap_or_default());
-        // All slices are of one length: the loop below needs no check.
+        // All slices have one length: the loop below needs no bounds check.
         let mut values: [&[f32]; ROWS] = [&[]; ROWS];
         for (values, row) in values.iter_mut().zip(rows) {
             *values = &row[block * STEP..][..lines.len()];
@@ -159,9 +160,9 @@ mod tests {
     use super::*;
     use crate::engine::cpu::panels::PANEL;
 
-    struct Whole<'a>(Tile<'a>, &'a mut [f32]);
+    struct WholeTile<'a>(Tile<'a>, &'a mut [f32]);
 
-    impl Kernel for Whole<'_> {
+    impl Kernel for WholeTile<'_> {
         type Output = ();
 
         #[inline(always)]
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn every_size_of_tile_comes_to_the_sums_of_its_rows_alone() {
+    fn a_row_has_the_same_sums_in_every_tile_size() {
         for (inputs, columns) in [(1, PANEL), (7, 16), (8, PANEL), (17, 8), (40, PANEL)] {
             let (stride, rows) = (inputs + 3, MAX_TILE_ROWS);
             let numbers = noise(stride * rows);
@@ -190,7 +191,7 @@ mod tests {
                     let (ahead, rows_ahead) = (&lines[..], numbers);
                     let tile =
                         Tile { inputs: numbers, stride, rows, lines: &lines, columns, ahead, rows_ahead };
-                    isa.run(Whole(tile, sums.as_flattened_mut()));
+                    isa.run(WholeTile(tile, sums.as_flattened_mut()));
                     sums
                 };
                 for size in 1..=rows {
@@ -208,10 +209,10 @@ mod tests {
                         );
                         for column in 0..columns {
                             let products = lines.iter().zip(&numbers[row * stride..]);
-                            let wanted: f64 = products
+                            let expected: f64 = products
                                 .map(|(line, number)| f64::from(line[column]) * f64::from(*number))
                                 .sum();
-                            let error = (f64::from(together[row][column]) - wanted).abs();
+                            let error = (f64::from(together[row][column]) - expected).abs();
                             assert!(error < 1e-5, "{isa:?}, row {row} of {size}, column {column}");
                         }
                     }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 
-/// The proof that this processor has AVX2 and FMA: only [`Avx2::detect`] makes one.
+/// Proof that this processor has AVX2 and FMA: only [`Avx2::detect`] returns one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Avx2(());
 
@@ -14,7 +14,7 @@ impl Avx2 {
     }
 }
 
-/// Methods that are one instruction.
+/// Defines methods that are one instruction.
 macro_rules! instructions {
     ($($name:ident($($argument:ident),*) = $instruction:ident;)*) => {$(
         #[inline(always)]
@@ -55,7 +55,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn prefetch(self, numbers: &[f32]) {
         for line in numbers.chunks(16) {
-            // SAFETY: a hint, of which any address is allowed; all x86-64 processors have it.
+            // SAFETY: a prefetch is a hint that accepts any address; all x86-64 processors have it.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) }
         }
     }
@@ -63,7 +63,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn prefetch_near(self, numbers: &[f32]) {
         for line in numbers.chunks(16) {
-            // SAFETY: a hint, of which any address is allowed; all x86-64 processors have it.
+            // SAFETY: a prefetch is a hint that accepts any address; all x86-64 processors have it.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
         }
     }
@@ -129,7 +129,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn scale(self, a: __m256, n: __m256) -> __m256 {
-        // SAFETY: `self` exists, so the processor has AVX2. The exponent of 2ⁿ, biased by 127, stands from bit 23 on.
+        // SAFETY: `self` exists, so the processor has AVX2. The exponent of 2ⁿ, biased by 127, begins at bit 23.
         unsafe {
             let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
             _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased)))

@@ -6,7 +6,7 @@ use super::tile::{STEP, Tile};
 use super::{Kernel, SQUARE, Simd};
 use crate::engine::cpu::panels::{Line, PANEL};
 
-/// The proof that this processor has AVX-512F: only [`Avx512::detect`] makes one.
+/// Proof that this processor has AVX-512F: only [`Avx512::detect`] returns one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Avx512(());
 
@@ -16,7 +16,7 @@ impl Avx512 {
     }
 }
 
-/// Methods that are one instruction.
+/// Defines methods that are one instruction.
 macro_rules! instructions {
     ($($name:ident($($argument:ident),*) -> $result:ty = $instruction:ident;)*) => {$(
         #[inline(always)]
@@ -57,8 +57,8 @@ impl Simd for Avx512 {
         largest(a) -> f32 = _mm512_reduce_max_ps;
     }
 
-    /// A reciprocal of 14 bits, which one step of Newton's makes 28: 6 instructions, where `vdivps` alone keeps its unit for
-    /// 16 cycles.
+    /// A reciprocal of 14 bits, which one Newton step improves to 28: 6 instructions, where `vdivps` alone occupies its
+    /// unit for 16 cycles.
     #[inline(always)]
     fn quotient(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: `self` exists, so the processor has AVX-512F; the instructions touch registers only.
@@ -72,7 +72,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, numbers: &[f32]) {
         for line in numbers.chunks(16) {
-            // SAFETY: a hint, of which any address is allowed; all x86-64 processors have it.
+            // SAFETY: a prefetch is a hint that accepts any address; all x86-64 processors have it.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) }
         }
     }
@@ -80,7 +80,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch_near(self, numbers: &[f32]) {
         for line in numbers.chunks(16) {
-            // SAFETY: a hint, of which any address is allowed; all x86-64 processors have it.
+            // SAFETY: a prefetch is a hint that accepts any address; all x86-64 processors have it.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
         }
     }
@@ -105,7 +105,7 @@ impl Simd for Avx512 {
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), vector) }
     }
 
-    /// Four rounds, in each of which neighbours, in turn one, two, four and eight apart, exchange half of what they have.
+    /// Four rounds, in which neighbours at distance one, two, four and eight exchange half of their numbers.
     #[inline(always)]
     fn transpose(self, rows: &[&[f32]; SQUARE], lines: &mut [Line], lane: usize) {
         let mut square = [self.splat(0.0); SQUARE];
@@ -189,8 +189,8 @@ impl Simd for Avx512 {
         unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
     }
 
-    /// With one pointer and the distance of rows. A slice for each row would fill the integer registers, and looking at
-    /// their lengths every few lines took a fifth of the time.
+    /// Uses one pointer and the row stride. A slice for each row would fill the integer registers, and checking their
+    /// lengths every few lines took a fifth of the time.
     #[inline(always)]
     fn tile<const ROWS: usize, const VECTORS: usize>(
         self,
@@ -200,8 +200,8 @@ impl Simd for Avx512 {
         stride: usize,
     ) {
         let &Tile { inputs, stride: distance, lines, .. } = tile;
-        assert!(ROWS > 0 && inputs.len() >= (ROWS - 1) * distance + lines.len(), "an input for each weight");
-        assert!(column + VECTORS * Self::LANES <= PANEL, "vectors of the panel");
+        assert!(ROWS > 0 && inputs.len() >= (ROWS - 1) * distance + lines.len(), "one input for each weight");
+        assert!(column + VECTORS * Self::LANES <= PANEL, "the vectors are inside the panel");
         let each = tile.ahead_each();
         let (mut ahead, mut rows_ahead) = (tile.ahead.chunks(each[0]), tile.rows_ahead.chunks(each[1]));
         let mut totals = [[self.splat(0.0); VECTORS]; ROWS];
@@ -212,16 +212,16 @@ impl Simd for Avx512 {
             }
             self.prefetch(rows_ahead.next().unwrap_or_default());
             for line in lines {
-                // SAFETY: `self` exists, so the processor has AVX-512F. The vectors end inside the line. `inputs` is one
-                // of the first row's numbers, of which there is one for each line, and some whole rows behind it is
-                // another row's: the last row's last number is inside the slice.
+                // SAFETY: `self` exists, so the processor has AVX-512F. The vectors end inside the line. `inputs`
+                // points to a number of the first row, which has one for each line, and adding a number of whole row
+                // strides gives one of another row: the last row's last number is inside the slice.
                 unsafe {
                     let mut weights = [self.splat(0.0); VECTORS];
                     for (vector, weights) in weights.iter_mut().enumerate() {
                         *weights = _mm512_loadu_ps(line.as_ptr().add(column + vector * Self::LANES));
                     }
                     for (row, totals) in totals.iter_mut().enumerate() {
-                        // Three rows to a pointer are what an address can say.
+                        // An addressing mode can express three rows per pointer.
                         let value = *inputs.add(row / 3 * (3 * distance) + row % 3 * distance);
                         let value = _mm512_set1_ps(value);
                         for (total, weights) in totals.iter_mut().zip(weights) {

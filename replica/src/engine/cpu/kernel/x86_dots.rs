@@ -1,4 +1,4 @@
-//! Products of bytes on x86-64: AVX-512 VNNI, AVX-VNNI, and AVX2 without either.
+//! Int8 products on x86-64: AVX-512 VNNI, AVX-VNNI, and AVX2 without either.
 
 use std::arch::x86_64::*;
 
@@ -6,7 +6,7 @@ use super::dots::{ByteTile, Dot, DotKernel, WholeSums};
 use super::tile::{STEP, share_of_step};
 use crate::engine::cpu::byte_panels::{ByteLine, GROUP};
 
-/// The proof that this processor has AVX-512 VNNI.
+/// Proof that this processor has AVX-512 VNNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Avx512Dots(());
 
@@ -20,7 +20,7 @@ impl Avx512Dots {
 impl Dot for Avx512Dots {
     type Sums = __m512i;
     const LANES: usize = 16;
-    /// As for floating-point numbers.
+    /// The same as for floats.
     const TILE_ROWS: usize = 14;
 
     #[inline]
@@ -62,13 +62,13 @@ impl Dot for Avx512Dots {
         unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sums) }
     }
 
-    /// With one pointer and the distance of rows. A slice for each row would fill the integer registers, and looking at
-    /// their lengths every few lines took a fifth of the time.
+    /// Uses one pointer and the row stride. A slice for each row would fill the integer registers, and checking their
+    /// lengths every few lines took a fifth of the time.
     #[inline(always)]
     fn tile<const ROWS: usize>(self, tile: &ByteTile<'_>, sums: &mut WholeSums) {
         let (panel, stride) = (tile.panel, tile.stride);
         let rows = &tile.bytes[tile.start * stride..][..ROWS * stride];
-        assert!(panel.len() * GROUP <= stride, "rows have an input for each weight");
+        assert!(panel.len() * GROUP <= stride, "rows have one input for each weight");
         let mut ahead = tile.ahead.chunks(share_of_step(tile.ahead.len(), panel.len()));
         let mut totals = [[self.zero(); 2]; ROWS];
         let mut inputs = rows.as_ptr();
@@ -77,14 +77,14 @@ impl Dot for Avx512Dots {
                 prefetch_line(line);
             }
             for line in lines {
-                // SAFETY: `self` exists, so the processor has AVX-512F and VNNI. A line is 128 bytes. `inputs` is below
-                // the end of the first row by at least a group, as there are no more lines than groups of a row; so the
-                // group that lies some whole rows behind it is in a row, of which there are `ROWS`.
+                // SAFETY: `self` exists, so the processor has AVX-512F and VNNI. A line is 128 bytes. `inputs` is at
+                // least one group below the end of the first row, as there are no more lines than groups of a row; so
+                // the group that is a number of whole rows behind it is in a row, of which there are `ROWS`.
                 unsafe {
                     let left = _mm512_loadu_si512(line.as_ptr().cast());
                     let right = _mm512_loadu_si512(line.as_ptr().add(64).cast());
                     for (row, totals) in totals.iter_mut().enumerate() {
-                        // Three rows to a pointer are what an address can say.
+                        // An addressing mode can express three rows per pointer.
                         let group = inputs.add(row / 3 * (3 * stride) + row % 3 * stride);
                         let group = _mm512_set1_epi32(group.cast::<i32>().read_unaligned());
                         totals[0] = _mm512_dpbusd_epi32(totals[0], group, left);
@@ -101,7 +101,7 @@ impl Dot for Avx512Dots {
     }
 }
 
-/// The proof that this processor has AVX2, and AVX-VNNI if so marked.
+/// Proof that this processor has AVX2, and AVX-VNNI if `VNNI`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Avx2Dots<const VNNI: bool>(());
 
@@ -115,8 +115,8 @@ impl<const VNNI: bool> Avx2Dots<VNNI> {
 impl<const VNNI: bool> Dot for Avx2Dots<VNNI> {
     type Sums = __m256i;
     const LANES: usize = 8;
-    /// With VNNI as for floating-point numbers. Without it weights take four registers and inputs two: 8 sums and one
-    /// product make 15 of 16.
+    /// With VNNI the same as for floats. Without it weights take four registers and inputs two: 8 sums and one product
+    /// make 15 of 16.
     const TILE_ROWS: usize = if VNNI { 6 } else { 4 };
 
     #[inline]
@@ -131,7 +131,7 @@ impl<const VNNI: bool> Dot for Avx2Dots<VNNI> {
         fn enter<K: DotKernel, const VNNI: bool>(dot: Avx2Dots<VNNI>, kernel: K) -> K::Output {
             kernel.run(dot)
         }
-        // SAFETY: `self` exists, so the processor has AVX2, and AVX-VNNI if so marked.
+        // SAFETY: `self` exists, so the processor has AVX2, and AVX-VNNI if `VNNI`.
         unsafe { if VNNI { enter_vnni(self, kernel) } else { enter(self, kernel) } }
     }
 
@@ -149,7 +149,7 @@ impl<const VNNI: bool> Dot for Avx2Dots<VNNI> {
     #[inline(always)]
     fn add(self, sums: __m256i, inputs: [u8; GROUP], weights: &[u8]) -> __m256i {
         let weights: &[u8; 32] = weights.first_chunk().expect("a tile reads whole vectors");
-        // SAFETY: `self` exists, so the processor has AVX2, and AVX-VNNI if so marked; 32 bytes are behind the pointer,
+        // SAFETY: `self` exists, so the processor has AVX2, and AVX-VNNI if `VNNI`; 32 bytes are behind the pointer,
         // aligned or not.
         unsafe {
             let weights = _mm256_loadu_si256(weights.as_ptr().cast());
@@ -157,7 +157,8 @@ impl<const VNNI: bool> Dot for Avx2Dots<VNNI> {
             if VNNI {
                 return _mm256_dpbusd_avx_epi32(sums, inputs, weights);
             }
-            // Bytes of even and of odd place, each as 16 bits; a pair of products is below 2 · 255 · 128 and fits 32.
+            // Bytes with even and with odd index, each as 16 bits; a pair of products is below 2 · 255 · 128 and fits
+            // 32.
             let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(weights));
             let odd = _mm256_srai_epi16::<8>(weights);
             let low = _mm256_and_si256(inputs, _mm256_set1_epi16(0xff));
@@ -178,7 +179,7 @@ impl<const VNNI: bool> Dot for Avx2Dots<VNNI> {
 #[inline(always)]
 fn prefetch_line(line: &ByteLine) {
     for bytes in line.chunks(64) {
-        // SAFETY: a hint, of which any address is allowed; all x86-64 processors have it.
+        // SAFETY: a prefetch is a hint that accepts any address; all x86-64 processors have it.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().cast()) }
     }
 }

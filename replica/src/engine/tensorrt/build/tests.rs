@@ -1,4 +1,4 @@
-//! What is written for whom.
+//! Tests of the generated scripts.
 
 use std::path::Path;
 
@@ -7,28 +7,28 @@ use crate::model::Reach;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/families");
 
-fn folders() -> Folders {
-    Folders { model: "/my model".into(), work: "/build".into(), examples: "/examples".into() }
+fn folders() -> BuildDirectories {
+    BuildDirectories { model: "/my model".into(), work: "/build".into(), examples: "/examples".into() }
 }
 
-fn wanted(precision: Precision) -> Wanted {
-    Wanted { precision, max_batch_size: None, max_tokens: None, max_batch_tokens: None }
+fn options(precision: Precision) -> EngineBuildOptions {
+    EngineBuildOptions { precision, max_batch_size: None, max_tokens: None, max_batch_tokens: None }
 }
 
-/// Of sequences as long as the windows of these models.
-fn short(precision: Precision) -> Wanted {
-    Wanted { max_tokens: Some(8), ..wanted(precision) }
+/// With sequences as long as the windows of these models.
+fn short(precision: Precision) -> EngineBuildOptions {
+    EngineBuildOptions { max_tokens: Some(8), ..options(precision) }
 }
 
-fn program<'b>(build: &'b Build, name: &str) -> Option<&'b str> {
+fn program<'b>(build: &'b EngineBuildPlan, name: &str) -> Option<&'b str> {
     build.programs.iter().find(|(known, _)| *known == name).map(|(_, text)| text.as_str())
 }
 
-fn planned(family: &str, wanted: &Wanted) -> Result<Build, String> {
+fn planned(family: &str, options: &EngineBuildOptions) -> Result<EngineBuildPlan, String> {
     let mut model = opened(family);
-    // The small ones are narrower inside.
+    // The small test models have narrower feed-forward layers.
     model.architecture.feed_forward.width = 4 * model.architecture.hidden;
-    plan(&model, wanted, &folders())
+    plan(&model, options, &folders())
 }
 
 fn opened(family: &str) -> ModelDir {
@@ -36,9 +36,9 @@ fn opened(family: &str) -> ModelDir {
 }
 
 #[test]
-fn an_encoder_is_converted_by_its_class_and_has_room_for_its_largest_batch() {
+fn an_encoder_is_converted_by_its_class_with_the_limits_of_its_largest_batch() {
     let check = |family: &str, class: &str, form: Form| {
-        let build = planned(family, &wanted(Precision::F16)).expect(family);
+        let build = planned(family, &options(Precision::F16)).expect(family);
         assert_eq!((build.form, program(&build, TAP)), (form, None), "{family}");
         assert!(program(&build, PREPARE).expect("a program").contains(&format!("transformers.{class}.from")));
         let convert = format!(
@@ -63,7 +63,7 @@ fn an_encoder_is_converted_by_its_class_and_has_room_for_its_largest_batch() {
 }
 
 #[test]
-fn a_decoder_is_tapped_where_its_vectors_are_made() {
+fn a_decoder_has_the_states_that_are_pooled_as_output() {
     let check = |family: &str, precision, form: Form, module: &str, convert: &str| {
         let build = planned(family, &short(precision)).expect(family);
         assert_eq!((build.form, build.tensor.as_str()), (form, "pooled"), "{family}");
@@ -110,9 +110,9 @@ fn a_decoder_is_tapped_where_its_vectors_are_made() {
     );
 }
 
-/// As the converters want it: Qwen's finds no `lm_head` that is the embeddings, and Gemma's knows no other.
+/// Qwen's converter requires that `lm_head` is absent if it is tied, and Gemma's supports no other.
 #[test]
-fn a_model_is_saved_as_one_that_its_converter_knows() {
+fn a_model_is_saved_as_one_that_its_converter_supports() {
     let prepared = |family: &str, precision| {
         let build = planned(family, &short(precision)).expect(family);
         program(&build, PREPARE).expect("a program").to_owned()
@@ -130,48 +130,52 @@ fn a_model_is_saved_as_one_that_its_converter_knows() {
         assert!(text.contains(&format!("transformers.{class}.from_pretrained(model")), "{family}: {text}");
         assert_eq!((text.contains(own_head), text.contains("Tokenizer")), (own, false), "{family}: {text}");
     }
-    assert!(prepared("llama_rerank", Precision::Fp8).contains("AutoTokenizer"), "it is quantised on texts");
+    assert!(prepared("llama_rerank", Precision::Fp8).contains("AutoTokenizer"), "it is calibrated on texts");
 }
 
 #[test]
-fn what_cannot_be_built_is_said_before_anything_runs() {
-    let refused = |family: &str, wanted: &Wanted, sentence: &str| {
-        let error = planned(family, wanted).expect_err(family);
+fn unsupported_builds_are_rejected_before_a_command_runs() {
+    let refused = |family: &str, options: &EngineBuildOptions, sentence: &str| {
+        let error = planned(family, options).expect_err(family);
         assert!(error.contains(sentence), "{error}");
     };
-    refused("bert", &wanted(Precision::Fp8), "no fp8 for encoders");
-    refused("bert", &wanted(Precision::Bf16), "no bf16 for encoders; give f16 or f32");
-    refused("gemma2", &wanted(Precision::Bf16), "look at 8 at most");
-    assert!(planned("gemma2", &short(Precision::Bf16)).is_ok(), "as far as all of them look");
-    let narrow = plan(&opened("bert"), &wanted(Precision::F16), &folders()).expect_err("a narrow one");
+    refused("bert", &options(Precision::Fp8), "no fp8 for encoders");
+    refused("bert", &options(Precision::Bf16), "no bf16 for encoders; use f16 or f32");
+    refused("gemma2", &options(Precision::Bf16), "attend to 8 at most");
+    assert!(planned("gemma2", &short(Precision::Bf16)).is_ok(), "within the window of all layers");
+    let narrow = plan(&opened("bert"), &options(Precision::F16), &folders()).expect_err("a narrow one");
     assert!(narrow.contains("`intermediate_size` = 64 is not four times `hidden_size` = 32"), "{narrow}");
     let mut both = opened("llama");
     both.architecture.layers[1].reach = Reach::ALL;
-    let error =
-        plan(&both, &wanted(Precision::F16), &folders()).expect_err("a model that looks to both sides");
-    assert!(error.contains("look at those behind them"), "{error}");
-    refused("gemma3", &wanted(Precision::Bf16), "family gemma3_text; it is for bert, roberta");
-    refused("bert", &Wanted { max_batch_size: Some(0), ..wanted(Precision::F16) }, "at least 1");
+    let error = plan(&both, &options(Precision::F16), &folders()).expect_err("a bidirectional model");
+    assert!(error.contains("attend to later ones"), "{error}");
+    refused(
+        "gemma3",
+        &options(Precision::Bf16),
+        "architecture gemma3_text are not supported; supported are bert, roberta",
+    );
+    refused("bert", &EngineBuildOptions { max_batch_size: Some(0), ..options(Precision::F16) }, "at least 1");
     refused(
         "llama",
-        &Wanted { max_tokens: Some(9), max_batch_tokens: Some(8), ..wanted(Precision::F16) },
+        &EngineBuildOptions { max_tokens: Some(9), max_batch_tokens: Some(8), ..options(Precision::F16) },
         "9 tokens",
     );
-    let fits = Wanted { max_tokens: Some(9), max_batch_tokens: Some(9), ..wanted(Precision::F16) };
+    let fits =
+        EngineBuildOptions { max_tokens: Some(9), max_batch_tokens: Some(9), ..options(Precision::F16) };
     assert_eq!(planned("llama", &fits).map(|build| build.max_batch_tokens), Ok(9));
 }
 
 #[test]
-fn a_word_is_a_word_whatever_is_in_it() {
+fn words_are_quoted_for_the_shell() {
     assert_eq!(quoted("a-b/c.d=1"), "a-b/c.d=1");
     assert_eq!(quoted("it's; rm -r /"), "'it'\\''s; rm -r /'");
     assert_eq!(quoted(""), "''");
 }
 
 #[test]
-fn what_the_tools_say_of_themselves_is_read() {
+fn versions_of_the_tools_are_parsed() {
     let said = "gpu NVIDIA H200\ntensorrt 10.14.1.48\ntensorrt_llm 1.2.1\n";
-    assert_eq!(found(said), Ok(["NVIDIA H200", "10.14.1", "1.2.1"].map(str::to_owned)));
+    assert_eq!(parse_built_with(said), Ok(["NVIDIA H200", "10.14.1", "1.2.1"].map(str::to_owned)));
     let error = found("gpu \ntensorrt 10.14.1\ntensorrt_llm 1.2.1\n").expect_err("no GPU");
     assert!(error.contains("`gpu`"), "{error}");
 }

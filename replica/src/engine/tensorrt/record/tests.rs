@@ -1,11 +1,11 @@
-//! An engine is run where it was built to run, and nowhere else.
+//! Tests of the checks of a record.
 
 use super::*;
 
 const DIGEST: &str = "abc";
 
-fn record() -> RecordV1 {
-    RecordV1 {
+fn record() -> EngineRecordV1 {
+    EngineRecordV1 {
         version: 1,
         model: DIGEST.to_owned(),
         precision: "fp8".to_owned(),
@@ -18,53 +18,61 @@ fn record() -> RecordV1 {
         gpu: "NVIDIA H200".to_owned(),
         tensorrt: "10.14.1".to_owned(),
         tensorrt_llm: "1.2.1".to_owned(),
-        stand_in: false,
+        test_double: false,
         files: BTreeMap::from([(ENGINE.to_owned(), String::new())]),
     }
 }
 
-fn here() -> Here {
-    Here {
+fn environment() -> EngineEnvironment {
+    EngineEnvironment {
         gpus: vec!["NVIDIA H200".to_owned(), "NVIDIA L4".to_owned()],
         tensorrt: "10.14.1".to_owned(),
         tensorrt_llm: "1.2.1".to_owned(),
-        stand_in: false,
+        test_double: false,
     }
 }
 
 #[test]
-fn an_engine_for_anything_else_is_refused_with_what_it_is_for() {
-    let sound = |record: &RecordV1, here: &Here| record.check(Path::new("/e"), DIGEST, Precision::Fp8, here);
-    sound(&record(), &here()).unwrap();
-    type Change = fn(&mut RecordV1, &mut Here);
+fn an_engine_for_another_environment_is_rejected_with_the_difference() {
+    let sound = |record: &EngineRecordV1, environment: &EngineEnvironment| {
+        record.check(Path::new("/e"), DIGEST, Precision::Fp8, environment)
+    };
+    sound(&record(), &environment()).unwrap();
+    type Change = fn(&mut EngineRecordV1, &mut EngineEnvironment);
     let changes: [(Change, &str); 9] = [
-        (|record, _| record.model = "def".to_owned(), "the model def, and here is abc"),
-        (|record, _| record.precision = "bf16".to_owned(), "the precision bf16, and here is fp8"),
+        (|record, _| record.model = "def".to_owned(), "the model def, and this machine has abc"),
+        (|record, _| record.precision = "bf16".to_owned(), "the precision bf16, and this machine has fp8"),
         (|record, _| record.tensor_parallel = 2, "the number of GPUs 2"),
         (
             |record, _| record.gpu = "NVIDIA A100".to_owned(),
-            "NVIDIA A100, and here is NVIDIA H200, NVIDIA L4",
+            "NVIDIA A100, and this machine has NVIDIA H200, NVIDIA L4",
         ),
-        (|_, here| here.gpus.clear(), "here is none"),
-        (|_, here| here.tensorrt = "10.15.0".to_owned(), "TensorRT 10.14.1, and here is 10.15.0"),
-        (|_, here| here.tensorrt_llm = "1.2.0".to_owned(), "TensorRT-LLM 1.2.1, and here is 1.2.0"),
-        (|record, _| record.stand_in = true, "one of the stand-in for TensorRT"),
-        (|_, here| here.stand_in = true, "this program has our stand-in for it"),
+        (|_, environment| environment.gpus.clear(), "this machine has none"),
+        (
+            |_, environment| environment.tensorrt = "10.15.0".to_owned(),
+            "TensorRT 10.14.1, and this machine has 10.15.0",
+        ),
+        (
+            |_, environment| environment.tensorrt_llm = "1.2.0".to_owned(),
+            "TensorRT-LLM 1.2.1, and this machine has 1.2.0",
+        ),
+        (|record, _| record.test_double = true, "one of the test double of TensorRT"),
+        (|_, environment| environment.test_double = true, "this program has its test double"),
     ];
     for (change, sentence) in changes {
-        let (mut record, mut here) = (record(), here());
-        change(&mut record, &mut here);
-        let error = sound(&record, &here).unwrap_err().to_string();
+        let (mut record, mut environment) = (record(), environment());
+        change(&mut record, &mut environment);
+        let error = sound(&record, &environment).unwrap_err().to_string();
         assert!(error.contains(sentence) && error.contains("/e"), "{error}");
     }
 }
 
 #[test]
-fn what_is_in_the_folder_is_what_the_record_says() {
+fn files_are_compared_with_the_record() {
     let folder = tempfile::tempdir().unwrap();
-    let error = || RecordV1::read(folder.path()).unwrap_err().to_string();
+    let error = || EngineRecordV1::read(folder.path()).unwrap_err().to_string();
     assert!(error().contains("meridian model build"), "{}", error());
-    let write = |record: &RecordV1| {
+    let write = |record: &EngineRecordV1| {
         fs::write(folder.path().join(FILE), serde_json::to_vec(record).unwrap()).unwrap();
     };
     let mut sound = record();
@@ -73,7 +81,7 @@ fn what_is_in_the_folder_is_what_the_record_says() {
         "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".to_owned(),
     );
     write(&sound);
-    assert_eq!(RecordV1::read(folder.path()).unwrap(), sound);
+    assert_eq!(EngineRecordV1::read(folder.path()).unwrap(), sound);
     assert!(
         sound.check_files(folder.path()).unwrap_err().to_string().contains("rank0.engine cannot be read")
     );
@@ -81,14 +89,18 @@ fn what_is_in_the_folder_is_what_the_record_says() {
     sound.check_files(folder.path()).unwrap();
     fs::write(folder.path().join(ENGINE), "abd").unwrap();
     assert!(
-        sound.check_files(folder.path()).unwrap_err().to_string().contains("not the file that was built")
+        sound
+            .check_files(folder.path())
+            .unwrap_err()
+            .to_string()
+            .contains("differs from the one that was built")
     );
 
     for (change, sentence) in [
-        ((|record| record.version = 2) as fn(&mut RecordV1), "`version` is 2"),
+        ((|record| record.version = 2) as fn(&mut EngineRecordV1), "`version` is 2"),
         (|record| record.files.clear(), "no rank0.engine"),
         (|record| record.max_batch_size = 0, "a limit is 0"),
-        (|record| record.max_tokens = 8193, "in no batch"),
+        (|record| record.max_tokens = 8193, "fits no batch"),
     ] {
         let mut wrong = record();
         change(&mut wrong);

@@ -1,15 +1,15 @@
-//! A batch of the server, cut into what an engine was built for.
+//! Division of a batch into parts within the limits of an engine.
 
 use std::ops::Range;
 
-use trtllm::EngineError as Failure;
-use trtllm::packed::{Packed, Positions};
+use trtllm::ExecutorError as Failure;
+use trtllm::packed::{PackedBatch, Positions};
 
 use crate::engine::RaggedBatch;
 
-/// What one part may have.
+/// Limits of one part.
 #[derive(Clone, Copy)]
-pub(super) struct Most {
+pub(super) struct PartLimits {
     pub(super) sequences: usize,
     pub(super) tokens: usize,
 }
@@ -18,7 +18,7 @@ pub(super) struct Most {
 pub(super) struct Part<'a> {
     pub(super) whole: &'a RaggedBatch<'a>,
     pub(super) sequences: Range<usize>,
-    /// Where they begin among the part's own tokens.
+    /// Start of each sequence among the part's own tokens.
     offsets: Vec<u32>,
 }
 
@@ -33,17 +33,17 @@ impl<'a> Part<'a> {
         let tokens = self.range(self.sequences.start).start..self.range(self.sequences.end - 1).end;
         let types = self.whole.type_ids().map(|types| &types[tokens.clone()]);
         RaggedBatch::new(&self.whole.token_ids()[tokens], types, &self.offsets)
-            .expect("a part of a sound batch")
+            .expect("a part of a valid batch")
     }
 
-    /// Where a sequence lies among the tokens of the whole.
+    /// Returns the range of a sequence among the tokens of the whole batch.
     pub(super) fn range(&self, sequence: usize) -> Range<usize> {
         let offsets = self.whole.offsets();
         offsets[sequence] as usize..offsets[sequence + 1] as usize
     }
 
-    pub(super) fn packed(&self, positions: Positions, typed: bool) -> Result<Packed, Failure> {
-        let mut packed = Packed::default();
+    pub(super) fn packed(&self, positions: Positions, typed: bool) -> Result<PackedBatch, Failure> {
+        let mut packed = PackedBatch::default();
         for sequence in self.sequences.clone() {
             let range = self.range(sequence);
             let types = self.whole.type_ids().filter(|_| typed).map(|types| &types[range.clone()]);
@@ -53,8 +53,8 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Cuts a batch, in order, into as few parts as have at most so much.
-pub(super) fn parts(batch: &RaggedBatch<'_>, most: Most) -> Vec<Range<usize>> {
+/// Divides a batch, in order, into the least number of parts within `most`.
+pub(super) fn parts(batch: &RaggedBatch<'_>, most: PartLimits) -> Vec<Range<usize>> {
     let mut parts: Vec<Range<usize>> = Vec::new();
     let mut tokens = 0;
     for (sequence, range) in batch.sequences().enumerate() {

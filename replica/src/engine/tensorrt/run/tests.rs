@@ -1,4 +1,4 @@
-//! Real small models, over engines of the stand-in whose numbers are computed here a second time.
+//! Small real models on engines of the test double, whose numbers are recomputed here.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,19 +16,23 @@ use crate::tokenize::Tokenized;
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/families");
 const HIDDEN: u64 = 32;
 const SEQUENCES: [&[u32]; 5] = [&[5, 6, 7, 8], &[9], &[10, 11], &[12, 13, 14], &[15]];
-/// Longer than anything takes that is not stuck.
+/// Timeout of conditions; longer than any operation takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn model(family: &str) -> ModelDir {
     ModelDir::open(&Path::new(GOLDEN).join(family)).expect(family)
 }
 
-/// The engine of a family, and the folder that it is in.
-fn open(family: &str, form: Form, lines: &str) -> Result<(TensorrtEngine, tempfile::TempDir), OpenError> {
+/// Opens the engine of a family, and returns it with its directory.
+fn open(
+    family: &str,
+    form: Form,
+    lines: &str,
+) -> Result<(TensorrtEngine, tempfile::TempDir), TensorrtOpenError> {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = format!("stand-in 1\nhidden {HIDDEN}\nvocabulary 110\n{lines}\n");
     std::fs::write(folder.path().join(ENGINE), plan).expect("a file");
-    let record = RecordV1 {
+    let record = EngineRecordV1 {
         version: 1,
         model: String::new(),
         precision: "bf16".to_owned(),
@@ -41,7 +45,7 @@ fn open(family: &str, form: Form, lines: &str) -> Result<(TensorrtEngine, tempfi
         gpu: String::new(),
         tensorrt: String::new(),
         tensorrt_llm: String::new(),
-        stand_in: true,
+        test_double: true,
         files: Default::default(),
     };
     TensorrtEngine::open(folder.path(), &record, Precision::Bf16, &model(family))
@@ -66,7 +70,7 @@ fn mixed(state: u64, column: u64) -> f32 {
     ((state * 31 + column * 7) % 251) as f32
 }
 
-/// What a decoder of the stand-in says of each token.
+/// Returns the test double's output of a decoder for each token.
 fn decoded(tokens: &[u32]) -> Vec<Vec<f32>> {
     let mut state = 3;
     let rows = tokens.iter().map(|token| {
@@ -76,13 +80,13 @@ fn decoded(tokens: &[u32]) -> Vec<Vec<f32>> {
     rows.collect()
 }
 
-/// What an encoder says of a sequence without types.
+/// Returns the output of an encoder for a sequence without types.
 fn encoded(tokens: &[u32], first: u64, column: u64) -> f32 {
     let states = tokens.iter().zip(first..).map(|(token, position)| u64::from(*token) * 13 + position * 17);
     mixed(states.sum(), column)
 }
 
-/// Sums of some tens of f32, in another order than here.
+/// Compares sums of some tens of f32, which are added in another order here.
 #[track_caller]
 fn near(given: &[f32], expected: &[f32]) {
     assert_eq!(given.len(), expected.len());
@@ -105,7 +109,7 @@ fn a_label_head_reads_the_tapped_row_of_the_last_token() {
 }
 
 #[test]
-fn a_judge_reads_the_words_off_the_tapped_row_of_the_last_token() {
+fn an_llm_reranker_reads_the_logits_of_the_tapped_row_of_the_last_token() {
     for (family, table, vocabulary, yes, no) in [
         ("qwen3_yes_no", "model.embed_tokens.weight", 330, 321, Some(322)),
         ("llama_yes_no", "lm_head.weight", 320, 306, None),
@@ -124,9 +128,9 @@ fn a_judge_reads_the_words_off_the_tapped_row_of_the_last_token() {
 }
 
 #[test]
-fn rows_of_tokens_are_pooled_as_the_model_says_and_given_out_as_they_are() {
+fn rows_of_tokens_are_pooled_by_the_model_or_returned_unchanged() {
     let (engine, _folder) = engine("llama", Form::DecoderStates, "");
-    // Each token weighs as much as its place.
+    // The weight of each token is its position.
     let weighted = |tokens: &[u32]| -> Vec<f32> {
         let rows = decoded(tokens);
         let weights: f32 = (1..=rows.len()).map(|place| place as f32).sum();
@@ -165,21 +169,21 @@ fn one_sequence_fails_and_the_others_have_their_rows() {
 }
 
 #[test]
-fn whoever_goes_away_is_given_up_and_nobody_waits_for_him() {
+fn a_cancelled_sequence_is_not_waited_for() {
     // Token 9 is held until it is released, which never happens.
     let (engine, _folder) = engine("llama_rerank", Form::DecoderPooled, "hold 9");
     let asked = AtomicU32::new(0);
-    let wanted = |sequence: usize| sequence != 1 || asked.fetch_add(1, Ordering::Relaxed) == 0;
+    let needed = |sequence: usize| sequence != 1 || asked.fetch_add(1, Ordering::Relaxed) == 0;
     let mut rows = vec![0.0; SEQUENCES.len()];
-    let failed = engine.compute_each(&batch().batch(), Output::Pooled, &wanted, &mut rows).expect("rows");
+    let failed = engine.compute_each(&batch().batch(), Output::Pooled, &needed, &mut rows).expect("rows");
     assert!(failed.len() == 1 && failed[0].sequence == 1, "{failed:?}");
-    assert!(asked.into_inner() > 1, "he was there when it was submitted");
+    assert!(asked.into_inner() > 1, "the request was not cancelled at submission");
 }
 
 #[test]
-fn a_batch_is_cut_where_the_engine_ends() {
+fn a_batch_is_divided_by_the_limits_of_the_engine() {
     let check = |sequences: usize, tokens: usize, ends: &[usize]| {
-        let parts = parts(&batch().batch(), Most { sequences, tokens });
+        let parts = parts(&batch().batch(), PartLimits { sequences, tokens });
         let begins = [&[0], &ends[..ends.len() - 1]].concat();
         let expected: Vec<Range<usize>> =
             begins.into_iter().zip(ends).map(|(begin, end)| begin..*end).collect();
@@ -193,7 +197,7 @@ fn a_batch_is_cut_where_the_engine_ends() {
 }
 
 #[test]
-fn an_engine_that_contradicts_the_model_is_refused() {
+fn an_engine_that_does_not_match_the_model_is_rejected() {
     let refused = |family: &str, form: Form, lines: &str| match open(family, form, lines) {
         Err(error) => error.to_string(),
         Ok((engine, _folder)) => {
@@ -204,7 +208,7 @@ fn an_engine_that_contradicts_the_model_is_refused() {
     for (family, form, lines, sentence) in [
         ("bert", Form::EncoderLabels, "output logits", "the model has none"),
         ("llama", Form::DecoderPooled, "", "the model pools all of them"),
-        ("bert", Form::EncoderStates, "hidden 16", "rows of 16 numbers, and the model has 4 of 32"),
+        ("bert", Form::EncoderStates, "hidden 16", "rows of 16 numbers, and the model requires 4 of 32"),
         ("bert_rerank", Form::EncoderLabels, "output logits\nlabels 2", "1 rows of 2 numbers"),
     ] {
         let error = refused(family, form, lines);
@@ -213,14 +217,14 @@ fn an_engine_that_contradicts_the_model_is_refused() {
 }
 
 #[test]
-fn two_batches_are_with_the_engine_and_the_third_is_in_the_queue() {
+fn two_batches_are_in_the_engine_and_the_third_is_queued() {
     let gate = tempfile::tempdir().expect("a folder");
     let gate = gate.path().join("open");
     let lines = format!("output logits\nlabels 1\nwait_for {}", gate.display());
     let (engine, _folder) = engine("bert_rerank", Form::EncoderLabels, &lines);
     let batch = BatchSettings { batch_tokens: 4, interactive_batch_tokens: 4, ..BatchSettings::default() };
-    let options = Options { batch, max_queue_tokens: 100, cache: None, metrics: Arc::default() };
-    let batcher = Batcher::start(Arc::new(engine), options).expect("threads");
+    let needed = Options { batch, max_queue_tokens: 100, cache: None, metrics: Arc::default() };
+    let batcher = Batcher::start(Arc::new(engine), needed).expect("threads");
     let submit = |tokens: [u32; 4]| {
         let inputs = vec![Tokenized { ids: tokens.into(), types: None }];
         let (output, priority) = (Output::Pooled, Priority::Interactive);
@@ -237,10 +241,10 @@ fn two_batches_are_with_the_engine_and_the_third_is_in_the_queue() {
     };
     let sequences = [[5, 6, 7, 8], [6, 7, 8, 9], [7, 8, 9, 10], [8, 9, 10, 11]];
     let mut tickets: Vec<_> = sequences.map(submit).into();
-    until("two are with the engine, and two wait", &|| batcher.interactive_tokens() == 8);
-    // Of those that are with the engine the second goes away: nobody waits for it, and the third takes its place.
+    until("two are in the engine, and two are queued", &|| batcher.interactive_tokens() == 8);
+    // Of the submitted batches the second is cancelled: it is not waited for, and the third takes its slot.
     drop(tickets.remove(1));
-    until("one waits", &|| batcher.interactive_tokens() == 4);
+    until("one is queued", &|| batcher.interactive_tokens() == 4);
     std::fs::write(&gate, "").expect("a file");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     for (ticket, tokens) in tickets.into_iter().zip([sequences[0], sequences[2], sequences[3]]) {

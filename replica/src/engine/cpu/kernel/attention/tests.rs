@@ -1,8 +1,8 @@
-//! Attention against its definition, in 64-bit floats and one score after another.
+//! Compares attention with its definition, in 64-bit floats and one score after another.
 
 use super::super::Isa;
 use super::*;
-use crate::engine::cpu::matrix::Cut;
+use crate::engine::cpu::matrix::Partition;
 
 /// Some heads over one sequence.
 pub(in super::super) struct Case {
@@ -15,7 +15,7 @@ pub(in super::super) struct Case {
     pub(in super::super) biases: Option<DistanceBiases>,
 }
 
-/// A matrix of numbers that have no pattern, between −1 and 1.
+/// Returns a matrix of numbers that have no pattern, between −1 and 1.
 pub(in super::super) fn noise(rows: usize, width: usize) -> Matrix {
     let mut matrix = Matrix::default();
     matrix.resize(rows, width);
@@ -81,21 +81,21 @@ fn computed(case: &Case, projections: &Matrix, isa: Isa, scratch: &mut Attention
 
 fn check(case: &Case) {
     let projections = noise(case.length, (case.sharing + 2) * case.width);
-    let wanted = defined(case, &projections);
+    let expected = defined(case, &projections);
     for isa in Isa::available() {
-        // What an earlier sequence left behind must not be seen.
+        // The remains of an earlier sequence must not be visible.
         let mut scratch = AttentionScratch::default();
         for matrix in [&mut scratch.keys, &mut scratch.values, &mut scratch.scores] {
             matrix.resize(1, 1 << 17);
             matrix.data_mut().fill(f32::NAN);
         }
         let found = computed(case, &projections, isa, &mut scratch);
-        for (index, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-            let error = (f64::from(*found) - wanted).abs();
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let error = (f64::from(*found) - expected).abs();
             let Case { length, width, reach, .. } = case;
-            // A NaN is not within it.
+            // A NaN fails this comparison.
             let within = error <= 2e-6;
-            assert!(within, "{isa:?}, {length} of {width}, {reach:?}, at {index}: {found}, not {wanted}");
+            assert!(within, "{isa:?}, {length} of {width}, {reach:?}, at {index}: {found}, not {expected}");
         }
     }
 }
@@ -119,7 +119,7 @@ fn every_width_of_a_head_is_right() {
 }
 
 #[test]
-fn what_is_out_of_reach_is_not_seen() {
+fn tokens_out_of_reach_are_masked() {
     let reaches = [Reach::CAUSAL, Reach::around(0), Reach::around(1), Reach::around(20), Reach::around(64)];
     let windows = [0, 3, 31, 32, 40].map(|before| Reach { before, behind: 0 });
     for reach in reaches.into_iter().chain(windows) {
@@ -144,7 +144,7 @@ fn heads_share_keys_and_scores_are_capped_and_biased() {
 }
 
 #[test]
-fn a_part_of_the_heads_comes_to_the_same_bits() {
+fn a_subset_of_the_heads_has_the_same_bits() {
     let case = Case { length: 50, sharing: 2, ..PLAIN };
     let projections = noise(50, 4 * 32);
     for isa in Isa::available() {
@@ -152,8 +152,8 @@ fn a_part_of_the_heads_comes_to_the_same_bits() {
         let together = computed(&case, &projections, isa, &mut scratch);
         let mut out = Matrix::default();
         out.resize(50, 64);
-        let tiles = out.tiles(Cut::whole(50), Cut::even(64, 2, 32));
-        let mut threads = crate::engine::cpu::threads::Threads::new(std::num::NonZeroUsize::MIN).unwrap();
+        let tiles = out.tiles(Partition::whole(50), Partition::even(64, 2, 32));
+        let mut threads = crate::engine::cpu::threads::ThreadPool::new(std::num::NonZeroUsize::MIN).unwrap();
         threads.for_each(&mut [scratch], tiles, |scratch, mut window| {
             let rows = projections.view(0..50);
             isa.run(Attention {

@@ -1,4 +1,4 @@
-//! Attention in bytes against its definition, within what rounding to bytes comes to.
+//! Compares int8 attention with its definition, within the quantization error.
 
 use super::super::attention::tests::{Case, PLAIN, defined, noise};
 use super::*;
@@ -24,20 +24,20 @@ fn computed(case: &Case, projections: &Matrix, isa: Isa, scratch: &mut ByteAtten
 
 fn check(case: &Case) {
     let projections = noise(case.length, (case.sharing + 2) * case.width);
-    let wanted = defined(case, &projections);
+    let expected = defined(case, &projections);
     for isa in Isa::available() {
-        // What an earlier sequence left behind must not be seen.
+        // The remains of an earlier sequence must not be visible.
         let mut scratch = ByteAttentionScratch::default();
         let Bytes { data, .. } = &mut scratch.keys;
         data.resize(1 << 16, 0x7f);
         scratch.values.data.resize(1 << 16, 0x7f);
         let found = computed(case, &projections, isa, &mut scratch);
-        // Of values between −1 and 1: half a step of each of the three roundings, and what they do to each other.
-        for (index, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-            let error = (f64::from(*found) - wanted).abs();
+        // For values between −1 and 1: half a step of each of the three roundings, and their interaction.
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let error = (f64::from(*found) - expected).abs();
             let Case { length, width, reach, .. } = case;
             let within = error <= 0.03;
-            assert!(within, "{isa:?}, {length} of {width}, {reach:?}, at {index}: {found}, not {wanted}");
+            assert!(within, "{isa:?}, {length} of {width}, {reach:?}, at {index}: {found}, not {expected}");
         }
     }
 }
@@ -58,7 +58,7 @@ fn every_width_of_a_head_is_near() {
 }
 
 #[test]
-fn tokens_see_what_their_reach_says() {
+fn tokens_attend_to_the_keys_in_their_reach() {
     for reach in [Reach::CAUSAL, Reach::around(3), Reach { before: 40, behind: 0 }, Reach::around(0)] {
         for length in [1, 5, 33, 70] {
             check(&Case { length, reach, ..PLAIN });
@@ -66,9 +66,9 @@ fn tokens_see_what_their_reach_says() {
     }
 }
 
-/// Bits, not numbers nearly equal: heads may be computed together or apart.
+/// Compares bits, not approximately: heads may be computed together or separately.
 #[test]
-fn heads_that_share_keys_come_to_what_each_comes_to_alone() {
+fn heads_that_share_keys_have_the_same_bits_as_each_alone() {
     let case = Case { length: 29, sharing: 3, ..PLAIN };
     let projections = noise(29, 5 * 32);
     for isa in Isa::available() {

@@ -1,27 +1,27 @@
-//! Sines and cosines for rotary positions, computed for as many positions as were ever asked for.
+//! Table of sines and cosines for rotary position embeddings (RoPE), which grows with the longest sequence.
 
 use crate::model::Rope;
 
-/// A table of angles.
+/// Table of angles.
 #[derive(Debug)]
-pub(super) struct Rotation {
+pub(super) struct RotaryTable {
     rope: Rope,
     positions: usize,
-    /// A row of a number per pair for each position.
+    /// A row for each position, with a number per pair.
     cosines: Vec<f32>,
     sines: Vec<f32>,
 }
 
-impl Rotation {
-    pub(super) fn new(rope: Rope) -> Rotation {
-        Rotation { rope, positions: 0, cosines: Vec::new(), sines: Vec::new() }
+impl RotaryTable {
+    pub(super) fn new(rope: Rope) -> RotaryTable {
+        RotaryTable { rope, positions: 0, cosines: Vec::new(), sines: Vec::new() }
     }
 
-    /// Makes sure that there are so many positions.
+    /// Extends the table to this number of positions.
     pub(super) fn reach(&mut self, positions: usize) {
         for position in self.positions..positions {
             for rate in &self.rope.rates {
-                // The angle is rounded to a 32-bit float, as the reference has it; what follows is not.
+                // The angle is rounded to a 32-bit float, as in the reference; the rest is not.
                 let angle = f64::from(position as f32 * rate);
                 self.cosines.push(angle.cos() as f32 * self.rope.magnitude);
                 self.sines.push(angle.sin() as f32 * self.rope.magnitude);
@@ -30,7 +30,7 @@ impl Rotation {
         self.positions = self.positions.max(positions);
     }
 
-    /// Cosines and sines of a position within reach.
+    /// Returns cosines and sines of a position in the table.
     pub(super) fn of(&self, position: usize) -> (&[f32], &[f32]) {
         let pairs = self.rope.rates.len();
         let row = position * pairs..(position + 1) * pairs;

@@ -1,20 +1,20 @@
-//! Many at once.
+//! Tests with many concurrent requests.
 
 use std::sync::Mutex;
 use std::thread;
 
-use trtllm::EngineError;
+use trtllm::ExecutorError;
 
 use crate::engines::{Engine, LONGEST, VOCABULARY, answer, pooled_of};
 
-/// Of every length, and no two of a thread alike.
+/// Returns sequences of every length, different within a thread.
 fn sequence(thread: u32, request: u32) -> Vec<u32> {
     let length = 1 + (thread * 31 + request * 7) % LONGEST;
     (0..length).map(|at| (thread + request * 3 + at * at) % VOCABULARY).collect()
 }
 
 #[test]
-fn a_thousand_requests_of_eight_threads_get_the_answers_to_their_own_questions() {
+fn a_thousand_requests_of_eight_threads_get_their_own_results() {
     let engine = Engine::new("format fp16\ndelay_ms 1");
     let decoder = engine.decoder();
     let overloaded = Mutex::new(0);
@@ -28,7 +28,7 @@ fn a_thousand_requests_of_eight_threads_get_the_answers_to_their_own_questions()
                     loop {
                         match decoder.submit(&tokens) {
                             Ok(pending) => break open.push((tokens, pending)),
-                            Err(EngineError::Overloaded) => {
+                            Err(ExecutorError::Overloaded) => {
                                 *overloaded.lock().unwrap() += 1;
                                 match open.pop() {
                                     Some((tokens, pending)) => {
@@ -48,16 +48,16 @@ fn a_thousand_requests_of_eight_threads_get_the_answers_to_their_own_questions()
         }
     });
     let counters = decoder.counters().unwrap();
-    // Statistics of the stand-in count what left a batch; overload was met, or the throng was none.
+    // Statistics of the test double count what left a batch; overload must have occurred, or the load was too low.
     assert_eq!((counters.completed, counters.pending), (1000, 0));
     assert!(*overloaded.lock().unwrap() > 0);
 }
 
 #[test]
-fn an_answer_that_is_there_before_its_request_has_an_id_finds_who_waits() {
+fn a_result_that_arrives_before_the_request_id_is_delivered() {
     let engine = Engine::new("answer_first 1\nhold 30");
     let decoder = engine.decoder();
-    // While it is held somebody asks for answers all the time.
+    // While it is held, the polling thread asks for responses continuously.
     let held = decoder.submit(&[30]).unwrap();
     for request in 0..20 {
         let tokens = [request, request + 1];

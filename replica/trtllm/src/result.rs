@@ -1,7 +1,7 @@
-//! How a request ends: exactly once, with rows or with a reason.
+//! Results of requests: each request ends exactly once, with rows or with an error.
 //!
-//! A [`Pending`] is a future and can be waited for as well, so neither a runtime nor a plain thread has to be somewhere else.
-//! It wakes whoever asked last. Dropped before its answer it gives its request up.
+//! A [`Pending`] is a future and also has a blocking wait, so neither an async runtime nor a dedicated thread is
+//! required. It wakes the task that polled last. Dropping it before its result cancels the request.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,77 +9,77 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use crate::Rows;
+use crate::EngineRows;
 
-/// Why there are no rows.
+/// Error of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum EngineError {
-    /// There is no room for more; wait until something was answered.
-    #[error("the engine has as much ahead of it as it takes; ask again when something was answered")]
+pub enum ExecutorError {
+    /// The queue is full; retry after a request has ended.
+    #[error("the queue of the engine is full; retry after a request has ended")]
     Overloaded,
-    /// The request is not one that the engine can compute, however often it is asked.
-    #[error("the engine does not take the request: {0}")]
+    /// The request is invalid; a retry does not help.
+    #[error("the engine rejected the request: {0}")]
     Rejected(String),
-    /// It failed alone, after it had failed in company or where it had none.
+    /// The request failed alone, possibly after its batch had failed.
     #[error("the engine failed on this request: {0}")]
     BatchFailed(String),
-    /// It was given up.
+    /// The request was cancelled by the caller.
     #[error("the request was cancelled")]
     Cancelled,
-    /// The engine gave it up.
-    #[error("the engine took longer than it allows itself")]
+    /// The engine cancelled the request after its own timeout.
+    #[error("the request exceeded the engine's timeout")]
     TimedOut,
-    /// The engine has ended, or is about to.
-    #[error("the engine has ended")]
+    /// The engine was shut down, or is shutting down.
+    #[error("the engine was shut down")]
     Closed,
-    /// The engine works no more.
+    /// The engine has failed permanently.
     #[error("the engine is broken: {0}")]
     Broken(String),
 }
 
-/// What a request ends with.
-pub type Answer = Result<Rows, EngineError>;
+/// Result of a request.
+pub type RequestResult = Result<EngineRows, ExecutorError>;
 
-/// A request that was taken and not yet answered.
+/// Submitted request without a result.
 #[must_use = "dropping it cancels the request"]
 pub struct Pending {
-    pub(crate) slot: Arc<Slot>,
-    /// Is told if nobody waits any more.
+    pub(crate) slot: Arc<ResultSlot>,
+    /// Called if the request is cancelled.
     pub(crate) abandon: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-/// Where an answer is put.
+/// Cell of a result.
 #[derive(Default)]
-pub(crate) struct Slot {
+pub(crate) struct ResultSlot {
     state: Mutex<State>,
-    answered: Condvar,
+    ready: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    answer: Option<Answer>,
-    /// Nobody waits for the answer any more.
+    result: Option<RequestResult>,
+    /// Whether the caller has dropped the request.
     abandoned: bool,
     waker: Option<Waker>,
 }
 
-impl Slot {
-    /// Puts the answer there; a second one is ignored.
-    pub(crate) fn put(&self, answer: Answer) {
+impl ResultSlot {
+    /// Stores the result; a second one is ignored.
+    pub(crate) fn put(&self, result: RequestResult) {
         let mut state = self.lock();
-        if state.answer.is_none() && !state.abandoned {
-            state.answer = Some(answer);
+        if state.result.is_none() && !state.abandoned {
+            state.result = Some(result);
             let waker = state.waker.take();
             drop(state);
-            self.answered.notify_all();
+            self.ready.notify_all();
             if let Some(waker) = waker {
                 waker.wake();
             }
         }
     }
 
-    /// Whether somebody still wants the answer.
-    pub(crate) fn is_wanted(&self) -> bool {
+    /// Returns whether the caller still waits for the result.
+    pub(crate) fn is_awaited(&self) -> bool {
         !self.lock().abandoned
     }
 
@@ -90,51 +90,51 @@ impl Slot {
 
 impl Pending {
     /// Blocks this thread until the request has ended.
-    pub fn wait(mut self) -> Answer {
+    pub fn wait(mut self) -> RequestResult {
         let mut state = self.slot.lock();
-        let answer = loop {
-            match state.answer.take() {
-                Some(answer) => break answer,
+        let result = loop {
+            match state.result.take() {
+                Some(result) => break result,
                 None => {
-                    state = self.slot.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.slot.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             }
         };
         drop(state);
         self.abandon = None;
-        answer
+        result
     }
 
-    /// The same, up to a time; then the request goes on.
-    pub fn wait_until(mut self, end: Instant) -> Result<Answer, Pending> {
+    /// Blocks this thread until the request has ended or `end` has passed; in the latter case the request continues.
+    pub fn wait_until(mut self, end: Instant) -> Result<RequestResult, Pending> {
         let mut state = self.slot.lock();
-        let answer = loop {
-            if let Some(answer) = state.answer.take() {
-                break answer;
+        let result = loop {
+            if let Some(result) = state.result.take() {
+                break result;
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 drop(state);
                 return Err(self);
             }
-            state = self.slot.answered.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.slot.ready.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
         drop(state);
         self.abandon = None;
-        Ok(answer)
+        Ok(result)
     }
 }
 
 impl Future for Pending {
-    type Output = Answer;
+    type Output = RequestResult;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<RequestResult> {
         let mut state = self.slot.lock();
-        match state.answer.take() {
-            Some(answer) => {
+        match state.result.take() {
+            Some(result) => {
                 drop(state);
                 self.abandon = None;
-                Poll::Ready(answer)
+                Poll::Ready(result)
             }
             None => {
                 state.waker = Some(context.waker().clone());
@@ -149,9 +149,9 @@ impl Drop for Pending {
         let Some(abandon) = self.abandon.take() else { return };
         let mut state = self.slot.lock();
         state.abandoned = true;
-        let wanted = state.answer.is_none();
+        let awaited = state.result.is_none();
         drop(state);
-        if wanted {
+        if awaited {
             abandon();
         }
     }
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    fn pending(slot: &Arc<Slot>, abandoned: &Arc<AtomicUsize>) -> Pending {
+    fn pending(slot: &Arc<ResultSlot>, abandoned: &Arc<AtomicUsize>) -> Pending {
         let abandoned = Arc::clone(abandoned);
         let abandon = Box::new(move || {
             abandoned.fetch_add(1, Ordering::SeqCst);
@@ -189,34 +189,34 @@ mod tests {
     }
 
     #[test]
-    fn the_first_answer_counts_and_an_answered_request_is_not_given_up() {
-        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+    fn the_first_result_is_kept_and_a_finished_request_is_not_cancelled() {
+        let (slot, abandoned) = (Arc::new(ResultSlot::default()), Arc::new(AtomicUsize::new(0)));
         let waiting = pending(&slot, &abandoned);
-        slot.put(Err(EngineError::TimedOut));
-        slot.put(Err(EngineError::Closed));
-        assert_eq!(waiting.wait(), Err(EngineError::TimedOut));
+        slot.put(Err(ExecutorError::TimedOut));
+        slot.put(Err(ExecutorError::Closed));
+        assert_eq!(waiting.wait(), Err(ExecutorError::TimedOut));
         assert_eq!(abandoned.load(Ordering::SeqCst), 0);
     }
 
     #[test]
-    fn a_dropped_request_is_given_up_once_and_wants_no_answer() {
-        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+    fn a_dropped_request_is_cancelled_once_and_needs_no_result() {
+        let (slot, abandoned) = (Arc::new(ResultSlot::default()), Arc::new(AtomicUsize::new(0)));
         let waiting = pending(&slot, &abandoned).wait_until(Instant::now()).unwrap_err();
-        assert!(slot.is_wanted());
+        assert!(slot.is_awaited());
         drop(waiting);
-        assert!(!slot.is_wanted());
+        assert!(!slot.is_awaited());
         assert_eq!(abandoned.load(Ordering::SeqCst), 1);
     }
 
     #[test]
-    fn a_task_is_woken_when_the_answer_is_there() {
-        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+    fn a_task_is_woken_by_the_result() {
+        let (slot, abandoned) = (Arc::new(ResultSlot::default()), Arc::new(AtomicUsize::new(0)));
         let mut waiting = pending(&slot, &abandoned);
         let woken = Arc::new(Woken(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&woken));
         let mut context = Context::from_waker(&waker);
         assert!(Pin::new(&mut waiting).poll(&mut context).is_pending());
-        let rows = Rows { width: 1, numbers: vec![4.0] };
+        let rows = EngineRows { width: 1, numbers: vec![4.0] };
         thread::scope(|scope| scope.spawn(|| slot.put(Ok(rows.clone()))).join().unwrap());
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
         assert_eq!(Pin::new(&mut waiting).poll(&mut context), Poll::Ready(Ok(rows)));
@@ -225,15 +225,15 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_waits_is_woken_when_the_answer_is_there() {
-        let (slot, abandoned) = (Arc::new(Slot::default()), Arc::new(AtomicUsize::new(0)));
+    fn a_blocked_thread_is_woken_by_the_result() {
+        let (slot, abandoned) = (Arc::new(ResultSlot::default()), Arc::new(AtomicUsize::new(0)));
         let waiting = pending(&slot, &abandoned);
         let end = Instant::now() + Duration::from_secs(60);
-        let answer = thread::scope(|scope| {
+        let result = thread::scope(|scope| {
             let waits = scope.spawn(|| waiting.wait_until(end).unwrap());
-            slot.put(Err(EngineError::Cancelled));
+            slot.put(Err(ExecutorError::Cancelled));
             waits.join().unwrap()
         });
-        assert_eq!(answer, Err(EngineError::Cancelled));
+        assert_eq!(result, Err(ExecutorError::Cancelled));
     }
 }

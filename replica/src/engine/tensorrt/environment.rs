@@ -1,28 +1,28 @@
-//! What this machine and this program have: the GPUs and the libraries' versions.
+//! GPUs and library versions of this machine and this program.
 
 use std::fs;
 use std::path::Path;
 
-/// Where NVIDIA's driver describes its GPUs, a folder for each; containers see it as well.
+/// Directory of NVIDIA's driver with a subdirectory for each GPU; visible in containers as well.
 pub const DRIVER: &str = "/proc/driver/nvidia/gpus";
 
-/// The GPU of the stand-in.
-pub const STAND_IN: &str = "stand-in";
+/// GPU name of the test double.
+pub const TEST_DOUBLE: &str = "stand-in";
 
-/// What this machine and this program have.
+/// GPUs and libraries of this machine and this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Here {
-    /// The names of the GPUs, each once.
+pub struct EngineEnvironment {
+    /// Names of the GPUs, each once.
     pub gpus: Vec<String>,
-    /// The version of TensorRT that is loaded.
+    /// Version of the loaded TensorRT library.
     pub tensorrt: String,
-    /// The version of TensorRT-LLM that this was compiled against.
+    /// Version of TensorRT-LLM at compile time.
     pub tensorrt_llm: String,
-    /// Whether both are our stand-in.
-    pub stand_in: bool,
+    /// Whether both are the test double.
+    pub test_double: bool,
 }
 
-/// The names of the GPUs that the driver describes below `driver`, each once. No driver, no names.
+/// Returns the names of the GPUs in the driver's directory `driver`, each once; empty without a driver.
 pub fn gpus(driver: &Path) -> Vec<String> {
     let folders = fs::read_dir(driver).into_iter().flatten().flatten();
     let mut names: Vec<String> = folders
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpus_are_those_that_the_driver_describes() {
+    fn gpus_are_read_from_the_driver() {
         let folder = tempfile::tempdir().unwrap();
         for (bus, name) in
             [("0000:18:00.0", "NVIDIA H200"), ("0000:2a:00.0", "NVIDIA H200"), ("0000:3a:00.0", "NVIDIA L4")]

@@ -1,53 +1,53 @@
-//! Many sequences: each thread carries some of them from their tokens to the end of the last layer.
+//! Forward pass of many sequences: each thread takes groups of sequences through all layers.
 //!
-//! Blocks of rows that end between sequences need nothing of each other, attention included. So a thread can take a
-//! block through all layers while everything of it stays in its own cache, where a batch that all threads take through
-//! one layer after the other writes and reads each layer's queries, keys and values far away. Weights are read as often
-//! either way: once for each block.
+//! Groups of rows that end between sequences are independent of each other, attention included. So a thread can take a
+//! group through all layers while its activations stay in the thread's own cache, whereas a batch that all threads take
+//! through one layer after the other writes and reads each layer's queries, keys and values in distant memory. Weights
+//! are read equally often either way: once for each group.
 //!
-//! Threads do not meet before the end. So this way is for batches that can be cut into blocks which are small beside a
-//! thread's share, and a thread that is held up has its blocks done by others. When something is to go first, each thread
-//! ends the block that it has; the blocks that were not begun come after that.
+//! Threads synchronize only at the end. So this strategy is for batches that can be partitioned into groups that are
+//! small compared with a thread's share, and the groups of a delayed thread are taken by others. When an urgent batch
+//! is to run first, each thread finishes its current group; the groups that have not started are computed afterwards.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::layer::Step;
-use super::ways::{Block, Whole};
-use super::{Between, Crew, Room, Transformer};
-use crate::engine::cpu::matrix::{Cut, Matrix, Window};
+use super::executor::{Activations, RowBlock};
+use super::layer::LayerContext;
+use super::{Preemption, ThreadScratch, Transformer, WorkerSet};
+use crate::engine::cpu::matrix::{Matrix, Partition, Window};
 
-/// Rows of a block, more or less: five full tiles. What is computed for the block of a MiniLM at one time, 1.1 MB, fits a
-/// second-level cache.
+/// Approximate rows of a group: five full tiles. The activations of a group of MiniLM, 1.1 MB, fit a second-level
+/// cache.
 const GROUP_ROWS: usize = 70;
 
-/// Blocks of each thread, at the least, if all were as long as the longest sequence.
+/// Minimum groups of each thread, if all were as long as the longest sequence.
 const GROUPS_PER_THREAD: usize = 4;
 
-/// What a thread holds of the sequences that it carries.
+/// Activations of one group of sequences.
 #[derive(Default)]
-pub(super) struct Carried {
+pub(super) struct GroupScratch {
     projections: Matrix,
     attended: Matrix,
-    /// Where the sequences begin in there, and where the last one ends.
+    /// Start of each sequence, and the end of the last one.
     offsets: Vec<u32>,
 }
 
-/// Cuts sequences into groups of about [`GROUP_ROWS`], if they are enough and none is too long: `groups` are some of the
-/// offsets.
+/// Partitions sequences into groups of about [`GROUP_ROWS`], if there are enough of them and none is too long; `groups`
+/// are a subset of the offsets.
 pub(super) fn cut(offsets: &[u32], threads: usize, groups: &mut Vec<u32>) -> bool {
     let rows = offsets.last().map_or(0, |last| *last as usize);
     let longest = offsets.windows(2).map(|ends| (ends[1] - ends[0]) as usize).max().unwrap_or(0);
     if longest.max(GROUP_ROWS) * GROUPS_PER_THREAD * threads > rows {
         return false;
     }
-    // As many for each thread, and each ending where a sequence ends that is nearest to an even cut.
+    // The same number for each thread, and each ends at the sequence end nearest to an even partition.
     let count = rows.div_ceil(GROUP_ROWS).next_multiple_of(threads);
     let nearest = |index: usize| {
-        let wanted = (index * rows / count) as u32;
-        let after = offsets.partition_point(|offset| *offset < wanted);
+        let target = (index * rows / count) as u32;
+        let after = offsets.partition_point(|offset| *offset < target);
         let before = after.saturating_sub(1);
-        if wanted - offsets[before] < offsets[after] - wanted { offsets[before] } else { offsets[after] }
+        if target - offsets[before] < offsets[after] - target { offsets[before] } else { offsets[after] }
     };
     groups.clear();
     groups.extend((0..=count).map(nearest));
@@ -56,16 +56,16 @@ pub(super) fn cut(offsets: &[u32], threads: usize, groups: &mut Vec<u32>) -> boo
 }
 
 impl Transformer {
-    /// Computes the states after the last layer, in `groups` of sequences. If some rows are picked, it ends with the last
-    /// attention, and what that came to is there for these `picks`.
-    pub(super) fn carry(
+    /// Computes the states after the last layer, in `groups` of sequences. If some rows are picked, the computation
+    /// ends with the last attention, whose output is stored for these `picks`.
+    pub(super) fn run_groups(
         &self,
-        step: &Step<'_>,
-        crew: &mut Crew<'_>,
-        whole: &mut Whole,
+        step: &LayerContext<'_>,
+        workers: &mut WorkerSet<'_>,
+        whole: &mut Activations,
         offsets: &[u32],
         (groups, done, picks): (&[u32], &mut Vec<AtomicBool>, &[usize]),
-        between: &mut dyn Between,
+        preemption: &mut dyn Preemption,
     ) {
         let [states, attended] = whole.around_last(step.tokens.len(), &self.architecture);
         let (hidden, queries) = (states.width(), attended.width());
@@ -73,43 +73,43 @@ impl Transformer {
         done.resize_with(groups.len(), AtomicBool::default);
         loop {
             let interrupted = AtomicBool::new(false);
-            let due = &*between;
-            let states = states.tiles(Cut::At(groups), Cut::whole(hidden));
-            let attended = attended.tiles(Cut::At(groups), Cut::whole(queries));
-            crew.each((states, attended), |room, (states, mut attended)| {
+            let due = &*preemption;
+            let states = states.tiles(Partition::At(groups), Partition::whole(hidden));
+            let attended = attended.tiles(Partition::At(groups), Partition::whole(queries));
+            workers.each((states, attended), |scratch, (states, mut attended)| {
                 let rows = states.rows();
                 let done = &done[groups.partition_point(|begin| (*begin as usize) < rows.start)];
                 if interrupted.load(Relaxed) || done.load(Relaxed) {
                     return;
                 }
-                self.carry_group(step, room, states, offsets, !picks.is_empty());
+                self.run_group(step, scratch, states, offsets, !picks.is_empty());
                 let first = picks.partition_point(|pick| *pick < rows.start);
                 for pick in picks[first..].iter().take_while(|pick| **pick < rows.end) {
                     let row = pick - rows.start;
-                    attended.row_mut(row).copy_from_slice(room.carried.attended.view(row..row + 1).row(0));
+                    attended.row_mut(row).copy_from_slice(scratch.carried.attended.view(row..row + 1).row(0));
                 }
                 done.store(true, Relaxed);
-                if due.is_due() {
+                if due.is_pending() {
                     interrupted.store(true, Relaxed);
                 }
             });
             if !interrupted.into_inner() {
                 return;
             }
-            between.run(crew.threads);
+            preemption.run(workers.threads);
         }
     }
 
-    fn carry_group(
+    fn run_group(
         &self,
-        step: &Step<'_>,
-        room: &mut Room,
+        step: &LayerContext<'_>,
+        scratch: &mut ThreadScratch,
         mut states: Window<'_>,
         offsets: &[u32],
         to_attention: bool,
     ) {
-        let Room { attention: scratch, linear, block, carried } = room;
-        let Carried { projections, attended, offsets: own } = carried;
+        let ThreadScratch { attention: scratch, linear, block, carried } = scratch;
+        let GroupScratch { projections, attended, offsets: own } = carried;
         let rows = states.rows();
         let within = offsets.iter().map(|offset| *offset as usize).filter(|offset| rows.start <= *offset);
         own.clear();
@@ -119,19 +119,19 @@ impl Transformer {
         let (queries, keys) = (self.architecture.query_width(), self.architecture.key_value_width());
         projections.resize(rows.len(), queries + 2 * keys);
         attended.resize(rows.len(), queries);
-        let heads = Cut::even(queries, self.architecture.attention.key_value_heads, 1);
+        let heads = Partition::even(queries, self.architecture.attention.key_value_heads, 1);
         let layers = self.architecture.layers.len();
         let steps = if to_attention { layers } else { layers + 1 };
         for layer in 0..steps {
             let parts =
-                ((states.lend(), projections.window_from(rows.start)), attended.window_from(rows.start));
-            let mut way = Block::new(self, linear, block, parts);
+                ((states.reborrow(), projections.window_from(rows.start)), attended.window_from(rows.start));
+            let mut executor = RowBlock::new(self, linear, block, parts);
             match layer {
-                0 => step.begin(&mut way),
-                _ => step.follow(&mut way, layer - 1),
+                0 => step.begin(&mut executor),
+                _ => step.follow(&mut executor, layer - 1),
             }
             if layer < layers {
-                attended.tiles(Cut::At(own), heads).one_by_one(|mut out| {
+                attended.tiles(Partition::At(own), heads).one_by_one(|mut out| {
                     self.attend_part(layer, projections, &mut out, scratch);
                 });
             }
@@ -143,7 +143,7 @@ impl Transformer {
 mod tests {
     use super::*;
 
-    /// The offsets of sequences of these lengths.
+    /// Returns the offsets of sequences of these lengths.
     fn offsets(lengths: impl IntoIterator<Item = u32>) -> Vec<u32> {
         let mut offsets = vec![0];
         for length in lengths {
@@ -167,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn long_sequences_are_groups_of_their_own() {
+    fn long_sequences_are_separate_groups() {
         let mut groups = Vec::new();
         assert!(cut(&offsets([128; 9]), 2, &mut groups));
         assert_eq!(groups, offsets([128; 9]));
     }
 
     #[test]
-    fn too_few_rows_or_one_long_sequence_among_them_are_not_carried() {
+    fn too_few_rows_or_one_long_sequence_are_not_grouped() {
         let mut groups = Vec::new();
         let enough = (GROUP_ROWS * GROUPS_PER_THREAD * 2) as u32;
         assert!(cut(&offsets(vec![8; enough as usize / 8]), 2, &mut groups));
